@@ -1,0 +1,248 @@
+"""``Spec``: frozen, validated, nested data. ``Part``: a spec that fills a slot and is chosen by its ``kind``.
+
+A slot is a subclass of ``Part`` declared with ``slot=True``; every further subclass registers itself under its kind:
+
+    class Norm(Part, slot=True): ...
+    class RMSNorm(Norm, kind="rms_norm"): eps: float = 1e-6
+
+A field typed ``norm: Norm`` then accepts an instance, a mapping with ``kind``, or the short form ``"rms_norm(eps=1e-5)"``.
+A part defined by a user joins its slot in the same way: by being defined.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Annotated, Any, ClassVar, Self, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic_core import PydanticCustomError, core_schema
+
+from qkv.spec.errors import Problem, SpecError, nearest
+
+T = TypeVar("T")
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Seq = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]
+"""A tuple that is written as a list in YAML and JSON."""
+
+
+class Spec(BaseModel):
+    """Frozen, strictly typed data; an unknown key is an error that names the nearest known one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True, allow_inf_nan=False)
+
+    @classmethod
+    def parse(cls, data: Any, source: str = "", lines: dict[tuple[str | int, ...], int] | None = None) -> Self:
+        """Validate ``data``; raise ``SpecError`` with path, sentence and, where known, the line in ``source``."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise SpecError(problems_of(error, cls), source, lines) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain nested data with every field written out; ``type(self).parse`` of it is equal to ``self``."""
+        return self.model_dump(mode="json")
+
+    def changed(self, **fields: Any) -> Self:
+        """A validated copy with some fields replaced."""
+        current = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self).parse({**current, **fields})
+
+    def problems(self) -> list[Problem]:
+        """What is wrong between fields; overridden where one field limits another."""
+        return []
+
+    def model_post_init(self, _context: Any) -> None:
+        raise_problems(self.problems())
+
+
+class Part(Spec):
+    """A spec that fills a slot; see the module's text."""
+
+    kind: ClassVar[str] = ""
+    _kinds: ClassVar[dict[str, type[Part]]] = {}
+    _is_slot: ClassVar[bool] = False
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, slot: bool = False, kind: str = "", **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        cls._is_slot = slot
+        if slot:
+            cls._kinds = {}
+        elif kind:
+            cls.kind = kind
+            if kind in cls._kinds and cls._kinds[kind].__qualname__ != cls.__qualname__:
+                raise TypeError(f"the kind {kind!r} is taken by {cls._kinds[kind].__qualname__}")
+            cls._kinds[kind] = cls
+
+    def __init_subclass__(cls, slot: bool = False, kind: str = "", **kwargs: Any) -> None:
+        # pydantic builds the class's schema inside this call, before the hook above runs.
+        cls._is_slot = slot
+        super().__init_subclass__(**kwargs)
+
+    @classmethod
+    def kinds(cls) -> dict[str, type[Self]]:
+        """Every registered part of this slot by kind."""
+        return cls._kinds  # type: ignore[return-value]
+
+    @classmethod
+    def short_form(cls, text: str) -> Any:
+        """Read ``"window(512, sinks=4)"``; a slot with a grammar of its own (masks) overrides this."""
+        return call_form(cls, text)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        own = handler(source)
+        if cls.__dict__.get("_is_slot"):
+            return core_schema.no_info_plain_validator_function(
+                lambda value: _fill_slot(cls, value),
+                serialization=core_schema.plain_serializer_function_ser_schema(_dump_part),
+                metadata={"slot": cls},
+            )
+        return own
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        if not cls.__dict__.get("_is_slot"):
+            return handler(schema)
+        # Slots contain slots (a mask of masks), so the schema of one is a reference that qkv.spec.schema resolves.
+        return {"x-slot": cls.__name__}
+
+    def to_dict(self) -> dict[str, Any]:
+        return _dump_part(self)
+
+
+def _dump_part(part: Part) -> dict[str, Any]:
+    return {"kind": part.kind, **part.model_dump(mode="json")}
+
+
+def _fill_slot(slot: type[Part], value: Any) -> Part:
+    """Turn an instance, a mapping with ``kind`` or a short form into a part of ``slot``."""
+    if isinstance(value, slot):
+        return value
+    noun = words(slot.__name__)
+    if isinstance(value, str):
+        try:
+            value = slot.short_form(value)
+        except ValueError as error:
+            raise_problems([Problem((), str(error))])
+        if isinstance(value, slot):
+            return value
+    if not isinstance(value, dict):
+        raise_problems([Problem((), f"{value!r} is not a {noun}; {nearest('', slot._kinds)}")])
+    fields = dict(value)
+    kind = fields.pop("kind", None)
+    if kind is None:
+        raise_problems([Problem((), f"a {noun} needs a 'kind'; {nearest('', slot._kinds)}")])
+    if kind not in slot._kinds:
+        raise_problems([Problem(("kind",), f"there is no {noun} {kind!r}; {nearest(str(kind), slot._kinds)}")])
+    part = slot._kinds[kind]
+    try:
+        return part.model_validate(fields)
+    except ValidationError as error:
+        raise_problems(problems_of(error, part))
+        raise  # unreachable: the line above always raises
+
+
+def call_form(slot: type[Part], text: str | ast.expr) -> dict[str, Any]:
+    """``"window(512, sinks=4)"`` as ``{"kind": "window", "size": 512, "sinks": 4}``. Raises ValueError with a sentence."""
+    noun = words(slot.__name__)
+    if isinstance(text, str):
+        try:
+            node = ast.parse(text.strip(), mode="eval").body
+        except SyntaxError:
+            raise ValueError(f"{text!r} cannot be read as a {noun}; write a kind or kind(value, name=value)") from None
+    else:
+        node, text = text, ast.unparse(text)
+    call = node if isinstance(node, ast.Call) else ast.Call(func=node, args=[], keywords=[])
+    if not isinstance(call.func, ast.Name):
+        raise ValueError(f"{text!r} cannot be read as a {noun}; write a kind or kind(value, name=value)")
+    kind = call.func.id
+    if kind not in slot.kinds():
+        raise ValueError(f"there is no {noun} {kind!r}; {nearest(kind, slot.kinds())}")
+    names = list(slot.kinds()[kind].model_fields)
+    if len(call.args) > len(names):
+        raise ValueError(f"{kind} takes at most {len(names)} values, not {len(call.args)}")
+    fields: dict[str, Any] = {"kind": kind}
+    pairs = [*zip(names, call.args, strict=False), *((k.arg, k.value) for k in call.keywords)]
+    for name, argument in pairs:
+        if name is None or name in fields:
+            raise ValueError(f"{text!r} gives a value twice or without a name")
+        fields[name] = _literal(argument)
+    return fields
+
+
+def _literal(node: ast.expr) -> Any:
+    """A Python literal; a bare word, a call or a mask expression stays text for the slot it lands in."""
+    if isinstance(node, ast.Name) and node.id in {"true", "false", "null"}:
+        return {"true": True, "false": False, "null": None}[node.id]
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)
+
+
+def raise_problems(problems: list[Problem]) -> None:
+    """Raise inside a validator so that the paths survive pydantic's own nesting; nothing happens for an empty list."""
+    if problems:
+        raise PydanticCustomError("problems", "{count} problems", {"count": len(problems), "problems": problems})
+
+
+def problems_of(error: ValidationError, top: type[Spec]) -> list[Problem]:
+    """Pydantic's errors as problems, the nested ones of slots unfolded with their full path."""
+    found: list[Problem] = []
+    for item in error.errors(include_url=False):
+        path: tuple[str | int, ...] = tuple(item["loc"])
+        if item["type"] == "problems":
+            found += [p.under(*path) for p in item["ctx"]["problems"]]
+        else:
+            found.append(Problem(path, _sentence(item, top)))
+    # A list whose element failed is itself reported as too short; only the cause is worth a sentence.
+    return [p for p in found if not any(len(o.path) > len(p.path) and o.path[: len(p.path)] == p.path for o in found)]
+
+
+def _sentence(item: Any, top: type[Spec]) -> str:
+    kind, given = item["type"], item.get("input")
+    if kind == "extra_forbidden":
+        *parents, name = item["loc"]
+        return f"unknown key; {nearest(str(name), _fields_at(top, parents))}"
+    if kind == "missing":
+        return "this key is missing and has no default"
+    message = item["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if kind == "value_error":
+        return message
+    shown = repr(given)
+    return f"{shown if len(shown) < 60 else shown[:57] + '...'} given, but {message.replace('input should', 'it should')}"
+
+
+def _fields_at(top: type[Spec], parents: list[str | int]) -> list[str]:
+    """The known keys of the plain (slotless) spec at ``parents`` below ``top``."""
+    here: Any = top
+    for name in parents:
+        if isinstance(name, int):
+            continue
+        field = here.model_fields.get(name)
+        here = _spec_in(field.annotation) if field else None
+        if here is None:
+            return []
+    return list(here.model_fields)
+
+
+def _spec_in(annotation: Any) -> type[Spec] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Spec):
+        return annotation
+    for inner in getattr(annotation, "__args__", ()):
+        found = _spec_in(inner)
+        if found is not None:
+            return found
+    return None
+
+
+def words(name: str) -> str:
+    """``"FeedForward"`` as ``"feed forward"``."""
+    return "".join(f" {c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))

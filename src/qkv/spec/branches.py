@@ -1,0 +1,160 @@
+"""The branches that a block lists: mixers, which move information between positions, and position-wise ones."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from qkv.spec.base import Part
+from qkv.spec.errors import Problem
+from qkv.spec.masks import Causal, Mask
+from qkv.spec.parts import Activation, Alibi, NoRelative, Relative, Rope
+
+
+class Branch(Part, slot=True):
+    """One residual branch of a block."""
+
+    @property
+    def mixes(self) -> bool:
+        """True if positions exchange information here."""
+        return True
+
+    @property
+    def causal(self) -> bool:
+        """True if no position sees a later one."""
+        return True
+
+    def width_problems(self, width: int) -> list[Problem]:
+        """What does not fit the model's width."""
+        return []
+
+
+def _heads_divide(width: int, num_heads: int) -> list[Problem]:
+    if width % num_heads == 0:
+        return []
+    allowed = ", ".join(str(h) for h in range(1, width + 1) if width % h == 0 and h <= 64)
+    return [Problem(("num_heads",), f"{num_heads} heads do not divide the width {width}; heads that do: {allowed}; or give head_dim")]
+
+
+class Attention(Branch, kind="attention"):
+    """concat_h(softmax(Q_h K_g^T / (temperature √Dk) + bias, masked) V_g) W_o (Vaswani et al. 2017).
+
+    ``num_kv_heads`` < ``num_heads`` shares each K/V head g by a group of query heads (Ainslie et al. 2023); 1 is multi-query (Shazeer 2019).
+    """
+
+    num_heads: int = Field(default=4, gt=0)
+    num_kv_heads: int | None = Field(default=None, gt=0, description="default: num_heads")
+    head_dim: int | None = Field(default=None, gt=0, description="default: width / num_heads")
+    value_dim: int | None = Field(default=None, gt=0, description="default: head_dim")
+    mask: Mask = Causal()
+    relative: Relative = NoRelative()
+    temperature: float = Field(default=1.0, gt=0)
+    bias: bool = True
+    qk_norm: bool = Field(default=False, description="RMSNorm of each query and key over its head width")
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+    @property
+    def causal(self) -> bool:
+        return self.mask.causal
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_kv_heads or self.num_heads
+
+    def dims(self, width: int) -> tuple[int, int]:
+        """(Dk, Dv) at a model width."""
+        head_dim = self.head_dim or width // self.num_heads
+        return head_dim, self.value_dim or head_dim
+
+    def problems(self) -> list[Problem]:
+        found = []
+        if self.num_heads % self.kv_heads:
+            found.append(Problem(("num_kv_heads",), f"{self.kv_heads} K/V heads cannot be shared evenly by {self.num_heads} query heads"))
+        if isinstance(self.relative, Alibi) and not self.causal:
+            found.append(Problem(("relative",), "ALiBi is defined for causal attention; use a causal mask or another relative part"))
+        return found
+
+    def width_problems(self, width: int) -> list[Problem]:
+        found = [] if self.head_dim else _heads_divide(width, self.num_heads)
+        if not found and isinstance(self.relative, Rope):
+            rotated = rotary_dim(self.dims(width)[0], self.relative)
+            if rotated % 2 or rotated == 0:
+                found.append(Problem(("relative",), f"RoPE rotates pairs, but {rotated} features of a head would be rotated; make that even"))
+        return found
+
+
+def rotary_dim(head_dim: int, rope: Rope) -> int:
+    """How many features of a head RoPE rotates."""
+    return int(head_dim * rope.fraction)
+
+
+class LinearAttention(Branch, kind="linear_attention"):
+    """φ(Q) S / (φ(Q) z), S = Σ_{j<=i} φ(k_j) v_j^T, z = Σ_{j<=i} φ(k_j), φ = elu + 1 (Katharopoulos et al. 2020)."""
+
+    num_heads: int = Field(default=4, gt=0)
+    chunk: int = Field(default=64, gt=0, description="positions computed at once in the causal form")
+    bias: bool = True
+
+    def width_problems(self, width: int) -> list[Problem]:
+        return _heads_divide(width, self.num_heads)
+
+
+class TokenShift(Branch, kind="token_shift"):
+    """Features in ``groups`` equal parts, part g taken from g positions earlier, then one linear map (causal form of S²-MLP, Yu et al. 2021)."""
+
+    groups: int = Field(default=2, gt=1)
+
+    def width_problems(self, width: int) -> list[Problem]:
+        if width % self.groups == 0:
+            return []
+        return [Problem(("groups",), f"{self.groups} groups do not divide the width {width}")]
+
+
+class CausalConvolution(Branch, kind="causal_convolution"):
+    """y_i = Σ_t W_t x_{i - t·dilation} + b, t < kernel_size, gated by a sigmoid half (WaveNet 2016; GLU, Dauphin et al. 2017)."""
+
+    kernel_size: int = Field(default=3, gt=0)
+    dilation: int = Field(default=1, gt=0)
+    gated: bool = True
+
+    @property
+    def tail(self) -> int:
+        """How many earlier positions one output looks at."""
+        return (self.kernel_size - 1) * self.dilation
+
+
+class GRU(Branch, kind="gru"):
+    """h_i = (1 - z) ⊙ n + z ⊙ h_{i-1} with reset and update gates (Cho et al. 2014), then a linear map back to the width."""
+
+    hidden: int | None = Field(default=None, gt=0, description="default: width")
+
+
+class FeedForward(Branch, kind="feed_forward"):
+    """φ(x W1 + b1) W2 + b2 (Vaswani et al. 2017)."""
+
+    hidden: int | None = Field(default=None, gt=0, description="default: 4 width")
+    activation: Activation = "gelu"
+    bias: bool = True
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+    @property
+    def mixes(self) -> bool:
+        return False
+
+    def hidden_at(self, width: int) -> int:
+        return self.hidden or 4 * width
+
+
+class GatedFeedForward(Branch, kind="gated_feed_forward"):
+    """(φ(x Wg) ⊙ x Wu) Wd: GLU, ReGLU, GEGLU, SwiGLU by activation (Shazeer 2020)."""
+
+    hidden: int | None = Field(default=None, gt=0, description="default: 8/3 width, rounded up to a multiple of 32")
+    activation: Activation = "silu"
+    bias: bool = False
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+    @property
+    def mixes(self) -> bool:
+        return False
+
+    def hidden_at(self, width: int) -> int:
+        return self.hidden or -(-8 * width // 3 // 32) * 32

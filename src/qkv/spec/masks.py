@@ -1,0 +1,161 @@
+"""Which positions may exchange information, as an expression: ``causal & window(512, sinks=4)``.
+
+The parts here only name a mask; ``qkv.ops.masks`` holds the predicate that is the truth for every fast path.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from pydantic import Field
+
+from qkv.spec.base import Part, Seq, call_form
+
+
+class Mask(Part, slot=True):
+    """A predicate of (batch, head, query, key). Written as an expression with ``&`` and ``|``."""
+
+    @property
+    def causal(self) -> bool:
+        """True if no position ever sees a later one."""
+        return False
+
+    @property
+    def reach(self) -> int | None:
+        """How many of the latest positions a query can see, itself included; None without a bound."""
+        return None
+
+    @property
+    def first_visible(self) -> int:
+        """How many of the first positions stay visible beyond ``reach``."""
+        return 0
+
+    @classmethod
+    def short_form(cls, text: str) -> Any:
+        return _expression(ast.parse(text.strip(), mode="eval").body) if _parses(text) else call_form(Mask, text)
+
+    def __and__(self, other: Mask) -> Mask:
+        return AllOf(masks=(self, other))
+
+    def __or__(self, other: Mask) -> Mask:
+        return AnyOf(masks=(self, other))
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{name}={getattr(self, name)}" for name in type(self).model_fields)
+        return f"{self.kind}({values})" if values else self.kind
+
+
+def _parses(text: str) -> bool:
+    try:
+        ast.parse(text.strip(), mode="eval")
+    except SyntaxError:
+        return False
+    return True
+
+
+def _expression(node: ast.expr) -> Any:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitAnd, ast.BitOr)):
+        kind = "all_of" if isinstance(node.op, ast.BitAnd) else "any_of"
+        return {"kind": kind, "masks": [_expression(node.left), _expression(node.right)]}
+    return call_form(Mask, node)
+
+
+class Full(Mask, kind="full"):
+    """Every position sees every other."""
+
+
+class Causal(Mask, kind="causal"):
+    """Key j is visible to query i if j <= i."""
+
+    @property
+    def causal(self) -> bool:
+        return True
+
+
+class Window(Mask, kind="window"):
+    """Key j is visible to query i if i - size < j < i + size, or if j is one of the first ``sinks`` positions.
+
+    With ``causal`` this is the sliding window of Longformer (Beltagy et al. 2020); with sinks the Λ shape of
+    LM-Infinite (Han et al. 2023) and StreamingLLM (Xiao et al. 2023).
+    """
+
+    size: int = Field(gt=0, description="how many positions back, itself included")
+    sinks: int = Field(default=0, ge=0, description="how many first positions stay visible to all")
+
+    @property
+    def reach(self) -> int | None:
+        return self.size
+
+    @property
+    def first_visible(self) -> int:
+        return self.sinks
+
+
+class Prefix(Mask, kind="prefix"):
+    """Key j is visible to all if it lies in the first ``length`` positions; joined with ``causal`` by ``|``."""
+
+    length: int = Field(gt=0)
+
+
+class Strided(Mask, kind="strided"):
+    """Key j is visible to query i if (i - j) is a multiple of ``stride`` (Child et al. 2019)."""
+
+    stride: int = Field(gt=0)
+
+
+class Fixed(Mask, kind="fixed"):
+    """Key j is visible to query i if both lie in one block of ``stride`` or j is among the last ``summary`` of its block (Child et al. 2019)."""
+
+    stride: int = Field(gt=0)
+    summary: int = Field(default=1, gt=0)
+
+
+class Blocks(Mask, kind="blocks"):
+    """Key j is visible to query i if both lie in the same block of ``size`` positions."""
+
+    size: int = Field(gt=0)
+
+
+class AllOf(Mask, kind="all_of"):
+    """Visible if every one of ``masks`` says so; written ``a & b``."""
+
+    masks: Seq[Mask] = Field(min_length=1)
+
+    @property
+    def causal(self) -> bool:
+        return any(mask.causal for mask in self.masks)
+
+    @property
+    def reach(self) -> int | None:
+        return min((mask.reach for mask in self.masks if mask.reach is not None), default=None)
+
+    @property
+    def first_visible(self) -> int:
+        # The window that bounds the reach is the one whose sinks survive.
+        return max((mask.first_visible for mask in self.masks if mask.reach is not None), default=0)
+
+    def __str__(self) -> str:
+        return " & ".join(f"({m})" if isinstance(m, AnyOf) else str(m) for m in self.masks)
+
+
+class AnyOf(Mask, kind="any_of"):
+    """Visible if any of ``masks`` says so; written ``a | b``."""
+
+    masks: Seq[Mask] = Field(min_length=1)
+
+    @property
+    def causal(self) -> bool:
+        return all(mask.causal for mask in self.masks)
+
+    @property
+    def reach(self) -> int | None:
+        reaches = [mask.reach for mask in self.masks]
+        return None if None in reaches else max(r for r in reaches if r is not None)
+
+    @property
+    def first_visible(self) -> int:
+        return max((mask.first_visible for mask in self.masks), default=0)
+
+    def __str__(self) -> str:
+        return " | ".join(str(m) for m in self.masks)

@@ -1,0 +1,150 @@
+"""The small parts that fill slots of a block: norms, residuals, positions and their scalings."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from qkv.spec.base import Part, Spec
+
+
+class Norm(Part, slot=True):
+    """How a sequence of vectors is normalised."""
+
+
+class LayerNorm(Norm, kind="layer_norm"):
+    """(x - mean) / sqrt(var + eps) * weight + bias, over the features of one position (Ba et al. 2016)."""
+
+    eps: float = Field(default=1e-5, gt=0)
+    bias: bool = True
+
+
+class RMSNorm(Norm, kind="rms_norm"):
+    """x / sqrt(mean(x²) + eps) * weight, over the features of one position (Zhang & Sennrich 2019)."""
+
+    eps: float = Field(default=1e-6, gt=0)
+    weight: bool = True
+
+
+class BatchNorm(Norm, kind="batch_norm"):
+    """(x - mean) / sqrt(var + eps) * weight + bias, per feature over all real tokens of the batch; running statistics in eval."""
+
+    eps: float = Field(default=1e-5, gt=0)
+    momentum: float = Field(default=0.1, gt=0, le=1)
+
+
+class NoNorm(Norm, kind="none"):
+    """x, unchanged."""
+
+
+class Residual(Part, slot=True):
+    """How what a branch computed joins what went into it."""
+
+
+class Add(Residual, kind="add"):
+    """x + f(x)."""
+
+
+class Scaled(Residual, kind="scaled"):
+    """x + weight * f(x) with one learned weight a feature, starting at ``initial`` (LayerScale, Touvron et al. 2021)."""
+
+    initial: float = 1e-1
+
+
+class Gated(Residual, kind="gated"):
+    """x + tanh(gate) * f(x) with one learned gate, starting at ``initial`` (Flamingo, Alayrac et al. 2022)."""
+
+    initial: float = 0.0
+
+
+class NoResidual(Residual, kind="none"):
+    """f(x) alone."""
+
+
+class Positions(Part, slot=True):
+    """Position vectors that join the embedded tokens."""
+
+
+class Learned(Positions, kind="learned"):
+    """One trained vector a position, up to the model's ``context_length``."""
+
+
+class Sinusoidal(Positions, kind="sinusoidal"):
+    """PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(p / base^(2i/D)) (Vaswani et al. 2017)."""
+
+    base: float = Field(default=10000.0, gt=1)
+
+
+class NoPositions(Positions, kind="none"):
+    """Nothing: a causal model can learn order without (NoPE, Haviv et al. 2022)."""
+
+
+class Relative(Part, slot=True):
+    """Position information inside attention."""
+
+    @property
+    def bounded(self) -> bool:
+        """True if positions beyond the context length have no meaning."""
+        return False
+
+
+class RopeScaling(Part, slot=True):
+    """How rotary frequencies are changed to reach past the trained length."""
+
+
+class LinearScaling(RopeScaling, kind="linear"):
+    """Positions divided by ``factor`` (Chen et al. 2023)."""
+
+    factor: float = Field(gt=1)
+
+
+class NTKScaling(RopeScaling, kind="ntk"):
+    """base * factor^(Dk / (Dk - 2)): high frequencies keep, low ones stretch (NTK-aware interpolation, 2023)."""
+
+    factor: float = Field(gt=1)
+
+
+class YarnScaling(RopeScaling, kind="yarn"):
+    """Interpolates low frequencies, keeps high ones, and scales q and k by 0.1 ln(factor) + 1 (Peng et al. 2023)."""
+
+    factor: float = Field(gt=1)
+    original_length: int = Field(gt=0)
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+class Llama3Scaling(RopeScaling, kind="llama3"):
+    """Divides by ``factor`` the frequencies whose wavelength is long, with a smooth passage (Llama 3.1, 2024)."""
+
+    factor: float = Field(gt=1)
+    original_length: int = Field(gt=0)
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+
+
+class Rope(Relative, kind="rope"):
+    """q and k rotated by position, pairs (i, i + Dr/2) of the first ``fraction`` of the head (Su et al. 2021)."""
+
+    base: float = Field(default=10000.0, gt=1)
+    fraction: float = Field(default=1.0, gt=0, le=1)
+    scaling: RopeScaling | None = None
+
+
+class Alibi(Relative, kind="alibi"):
+    """-m_h (i - j) added to the logits, slopes m_h = 2^(-8h/H) (Press et al. 2022)."""
+
+
+class NoRelative(Relative, kind="none"):
+    """Content alone."""
+
+
+class LanguageModelHead(Spec):
+    """logits = x W^T + bias, optionally soft-capped: cap * tanh(logits / cap)."""
+
+    tied: bool = Field(default=True, description="W is the embedding table")
+    bias: bool = False
+    softcap: float | None = Field(default=None, gt=0)
+
+
+Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "identity"]

@@ -1,0 +1,103 @@
+"""How a model is trained, as data."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from qkv.spec.base import Part, Spec
+
+
+class Optimizer(Part, slot=True):
+    """Which rule updates the weights."""
+
+    lr: float
+
+
+class AdamW(Optimizer, kind="adamw"):
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019); decay on matrices only."""
+
+    lr: float = Field(default=1e-3, gt=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.99, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.1, ge=0)
+
+
+class Muon(Optimizer, kind="muon"):
+    """Momentum made orthogonal by Newton-Schulz steps, for the matrices of the blocks (Jordan et al. 2024); AdamW for all else."""
+
+    lr: float = Field(default=0.02, gt=0)
+    momentum: float = Field(default=0.95, ge=0, lt=1)
+    nesterov: bool = True
+    weight_decay: float = Field(default=0.0, ge=0)
+    others: AdamW = AdamW(lr=3e-3, weight_decay=0.0)
+
+
+class Schedule(Part, slot=True):
+    """The learning rate as a multiple of the optimiser's, by step."""
+
+    warmup: int = Field(default=0, ge=0, description="steps of linear rise")
+
+
+class Constant(Schedule, kind="constant"):
+    """1 after the warm-up."""
+
+
+class InverseSquareRoot(Schedule, kind="inverse_square_root"):
+    """lr(s) = D^-½ · min(s^-½, s · w^-3/2) with w the warm-up (Vaswani et al. 2017), as a multiple of the optimiser's rate."""
+
+    warmup: int = Field(default=4000, gt=0)
+
+
+class Cosine(Schedule, kind="cosine"):
+    """From 1 to ``final`` along half a cosine over the steps after the warm-up (Loshchilov & Hutter 2017)."""
+
+    final: float = Field(default=0.1, ge=0, le=1)
+
+
+class Linear(Schedule, kind="linear"):
+    """From 1 to ``final`` in a straight line."""
+
+    final: float = Field(default=0.0, ge=0, le=1)
+
+
+class WarmupStableDecay(Schedule, kind="warmup_stable_decay"):
+    """1 until the last ``decay`` share of the steps, then a straight line to ``final`` (Hu et al. 2024)."""
+
+    decay: float = Field(default=0.2, gt=0, le=1)
+    final: float = Field(default=0.0, ge=0, le=1)
+
+
+class Validation(Spec):
+    """When the held-out text is measured, and when training stops early."""
+
+    every: int = Field(default=250, gt=0, description="steps")
+    batches: int | None = Field(default=20, gt=0, description="how many; null for the whole split")
+    patience: int | None = Field(default=None, gt=0, description="stop after this many validations without a better loss")
+
+
+class Checkpoints(Spec):
+    """When the run is saved. A kill loses at most the steps since the last save."""
+
+    every: int = Field(default=250, gt=0, description="steps")
+    seconds: float | None = Field(default=60.0, gt=0, description="also after this much time")
+
+
+class Training(Spec):
+    """Steps, batch and everything that decides the next weights."""
+
+    steps: int = Field(default=2000, gt=0)
+    batch_size: int = Field(default=12, gt=0, description="sequences of one forward pass")
+    accumulate: int = Field(default=1, gt=0, description="forward passes before one update")
+    optimizer: Optimizer = AdamW()
+    schedule: Schedule = Cosine(warmup=100)
+    clip_norm: float | None = Field(default=1.0, gt=0)
+    precision: Literal["fp32", "bf16"] = "fp32"
+    compile: bool = False
+    recompute: bool = Field(default=False, description="activation checkpointing: recompute each block in the backward pass")
+    seed: int = Field(default=1337, ge=0)
+    validation: Validation = Validation()
+    checkpoints: Checkpoints = Checkpoints()
+    sample_every: int | None = Field(default=None, gt=0, description="steps between samples shown in the report; default: at each validation")
