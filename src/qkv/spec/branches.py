@@ -58,6 +58,7 @@ class Attention(Branch, kind="attention"):
 
     @property
     def kv_heads(self) -> int:
+        """G, how many heads of keys and values there are."""
         return self.num_kv_heads or self.num_heads
 
     def dims(self, width: int) -> tuple[int, int]:
@@ -141,6 +142,7 @@ class FeedForward(Branch, kind="feed_forward"):
         return False
 
     def hidden_at(self, width: int) -> int:
+        """The hidden features at a model width."""
         return self.hidden or 4 * width
 
 

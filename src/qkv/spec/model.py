@@ -72,6 +72,7 @@ class Model(Spec):
 
     @property
     def vocab_size(self) -> int | None:
+        """V, None while the tokenizer that decides it is not known."""
         return self.frontend.vocab_size if isinstance(self.frontend, Text) else None
 
     def first_not_causal(self) -> tuple[str | int, ...]:

@@ -19,6 +19,7 @@ class Task(Part, slot=True):
 
     @property
     def needs_causal(self) -> bool:
+        """True if the model must decode."""
         return False
 
 

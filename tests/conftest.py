@@ -1,0 +1,85 @@
+"""What holds for every test: uninitialised memory is poison, no network, caches in a temporary folder, one thread."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic algorithms on a GPU ask for it
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from jaxtyping import install_import_hook
+
+settings.register_profile(
+    "qkv", deadline=None, max_examples=25, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("qkv")
+
+# Under xdist every worker has the cores of one; alone, one thread keeps sums in one order on every machine.
+torch.set_num_threads(1)
+
+# Fills what torch.empty and its kin hand out with NaN (largest value for integers), so that a read before a write shows.
+torch.use_deterministic_algorithms(True)
+torch.utils.deterministic.fill_uninitialized_memory = True
+
+# Shapes written in annotations are checked at run time, in tests only.
+install_import_hook(["qkv.ops", "qkv.mixers"], "beartype.beartype")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the package keeps what it downloads and measures, empty at the start of a session."""
+    folder = tmp_path_factory.mktemp("cache")
+    os.environ["QKV_CACHE"] = str(folder)
+    return folder
+
+
+class NetworkBlocked(RuntimeError):
+    """A test reached for another machine."""
+
+
+def _is_local(address: Any) -> bool:
+    if not isinstance(address, tuple):
+        return True  # a path of this machine
+    host = address[0]
+    if host in ("", "localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_network() -> Any:
+    """Connections and look-ups beyond this machine raise."""
+    patch = pytest.MonkeyPatch()
+
+    def guarded(real: Any) -> Any:
+        def connect(self: socket.socket, address: Any) -> Any:
+            if not _is_local(address):
+                raise NetworkBlocked(f"tests have no network, but {address!r} was asked for")
+            return real(self, address)
+
+        return connect
+
+    def look_up(host: Any, *args: Any, **kwargs: Any) -> Any:
+        name = host.decode() if isinstance(host, bytes) else host
+        if name is not None and not _is_local((name, 0)):
+            raise NetworkBlocked(f"tests have no network, but {name!r} was looked up")
+        return real_look_up(host, *args, **kwargs)
+
+    real_look_up = socket.getaddrinfo
+    patch.setattr(socket.socket, "connect", guarded(socket.socket.connect))
+    patch.setattr(socket.socket, "connect_ex", guarded(socket.socket.connect_ex))
+    patch.setattr(socket, "getaddrinfo", look_up)
+    yield
+    patch.undo()

@@ -1,0 +1,58 @@
+"""The project's own source as syntax trees, read once."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "qkv"
+TESTS = ROOT / "tests"
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Source:
+    """One Python file."""
+
+    path: Path
+
+    @cached_property
+    def text(self) -> str:
+        return self.path.read_text(encoding="utf-8")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, str(self.path))
+
+    @property
+    def name(self) -> str:
+        """Its path below the project, for messages."""
+        return self.path.relative_to(ROOT).as_posix()
+
+    @property
+    def functions(self) -> list[Function]:
+        return [node for node in ast.walk(self.tree) if isinstance(node, Function)]
+
+
+@cache
+def package() -> tuple[Source, ...]:
+    return tuple(Source(path) for path in sorted(PACKAGE.rglob("*.py")))
+
+
+@cache
+def suite() -> tuple[Source, ...]:
+    return tuple(Source(path) for path in sorted(TESTS.rglob("*.py")))
+
+
+def dotted_name(node: ast.expr) -> str:
+    """``torch.testing.assert_close`` for the expression that says so, "" for any other expression."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        before = dotted_name(node.value)
+        return f"{before}.{node.attr}" if before else node.attr
+    return ""

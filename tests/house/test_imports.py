@@ -1,0 +1,122 @@
+"""Imports go one way. The whole import graph is read from the source, lazy and type-checking imports included."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.house.source import PACKAGE, Source, dotted_name, package
+
+BELOW_MODELS = ("spec", "ops", "state", "layers", "mixers", "frontends")
+BELOW_TASKS = (*BELOW_MODELS, "models", "tokenizers", "data")
+BELOW_TRAINING = (*BELOW_TASKS, "tasks", "generation", "inspection", "report")
+
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "spec": (),
+    "ops": (),
+    "state": (),
+    "report": (),
+    "layers": ("spec", "ops"),
+    "frontends": ("spec", "ops", "state", "layers"),
+    "mixers": ("spec", "ops", "state", "layers"),
+    "models": BELOW_MODELS,
+    "tokenizers": ("spec",),
+    "data": ("spec", "tokenizers"),
+    "tasks": BELOW_TASKS,
+    "generation": BELOW_TASKS,
+    "inspection": BELOW_TASKS,
+    "interop": BELOW_TASKS,
+    "training": BELOW_TRAINING,
+    "distributed": BELOW_TRAINING,
+    "comparison": (*BELOW_TRAINING, "training"),
+    "serving": (*BELOW_TRAINING, "training"),
+    "cli": (*BELOW_TRAINING, "training", "distributed", "comparison", "serving", "interop", ""),
+    "": (*BELOW_TRAINING, "training", "interop"),
+}
+"""Which rooms a room may import besides itself; "" is the public surface, the files directly in ``qkv``."""
+
+FOR_ALL = ("qkv.spec.errors",)
+"""Modules that any room may import: the one error that bad input raises."""
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """The dotted name of everything that is imported anywhere in ``tree``, by statement or by ``import_module`` of a literal."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                yield "." * node.level + (node.module or "")
+            else:
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and dotted_name(node.func) in ("importlib.import_module", "import_module", "__import__"):
+            yield from (arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant) and isinstance(arg.value, str))
+
+
+def room_of(module: str) -> str:
+    """``"ops"`` for ``qkv.ops.attention.reference``, "" for what stands directly in ``qkv``."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and (PACKAGE / parts[1]).is_dir() else ""
+
+
+def wrong_imports(room: str, tree: ast.AST) -> list[str]:
+    allowed = (room, *ALLOWED[room])
+    wrong = [name for name in imported(tree) if name.startswith(".")]
+    own = [name for name in imported(tree) if name.split(".")[0] == "qkv" and not name.startswith(FOR_ALL)]
+    return wrong + [name for name in own if room_of(name) not in allowed]
+
+
+def room_of_file(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def test_every_room_is_in_the_table() -> None:
+    rooms = {room_of_file(source.path) for source in package()}
+    assert rooms <= ALLOWED.keys()
+
+
+@pytest.mark.parametrize("source", package(), ids=lambda s: s.name)
+def test_imports_go_one_way(source: Source) -> None:
+    room = room_of_file(source.path)
+    wrong = wrong_imports(room, source.tree)
+    assert not wrong, f"{source.name} is in {room or 'the public surface'!r} and may not import {', '.join(wrong)}"
+
+
+def test_the_table_has_no_circle() -> None:
+    for room, below in ALLOWED.items():
+        for other in below:
+            assert room not in ALLOWED[other], f"{room} and {other} may import each other"
+
+
+@pytest.mark.parametrize(
+    ("room", "line"),
+    [
+        ("ops", "from qkv.state.tree import rows"),
+        ("state", "import qkv.spec.model"),
+        ("layers", "def f():\n    from qkv.mixers import attention"),
+        ("models", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from qkv.training.loop import Loop"),
+        ("tasks", "import importlib\nimportlib.import_module('qkv.cli.main')"),
+        ("spec", "from qkv import build"),
+        ("mixers", "from ..ops import masks"),
+    ],
+)
+def test_a_wrong_import_is_seen(room: str, line: str) -> None:
+    assert wrong_imports(room, ast.parse(line))
+
+
+@pytest.mark.parametrize("source", [s for s in package() if s.path.name == "__init__.py"], ids=lambda s: s.name)
+def test_rooms_have_an_empty_init(source: Source) -> None:
+    public = source.path.parent == PACKAGE
+    assert public or not source.text.strip(), f"{source.name} must stay empty, so that importing a room costs nothing"
+
+
+def test_specs_are_read_without_torch() -> None:
+    modules = [f"qkv.spec.{path.stem}" for path in sorted((PACKAGE / "spec").glob("*.py"))]
+    code = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\nsys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr or "torch was imported"
