@@ -1,0 +1,39 @@
+"""Token ids made into vectors with positions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.layers.context import Context
+from qkv.layers.positions import build_positions
+from qkv.spec.errors import UserError
+from qkv.spec.model import Model, Text
+from qkv.spec.parts import Learned
+
+
+class TextFrontend(nn.Module):
+    """ids (B, N) -> vectors (B, N, D): E[id] · √D if scaled, joined by position vectors, dropout.
+
+    Joined by ``add``, both have width D; by ``concatenate``, each has D / 2.
+    """
+
+    def __init__(self, part: Text, model: Model):
+        super().__init__()
+        if part.vocab_size is None:
+            raise UserError("model.frontend.vocab_size is not known: give it, or build the model together with its tokenizer")
+        self.part, self.limit = part, model.context_length if isinstance(part.positions, Learned) else None
+        width = model.width if part.join == "add" else model.width // 2
+        self.table = nn.Parameter(torch.empty(part.vocab_size, width))
+        self.positions = build_positions(part.positions, model.context_length, width)
+        self.scale = model.width**0.5 if part.scale else 1.0
+
+    def forward(self, ids: Tensor, context: Context) -> Tensor:
+        x = F.embedding(ids, self.table)
+        if self.scale != 1.0:
+            x = x * self.scale
+        if self.positions is not None:
+            vectors = self.positions(context.positions)
+            x = x + vectors if self.part.join == "add" else torch.cat((x, vectors.expand_as(x)), -1)
+        return F.dropout(x, self.part.dropout, self.training)

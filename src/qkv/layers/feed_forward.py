@@ -1,0 +1,51 @@
+"""Position-wise branches."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.layers.activations import ACTIVATIONS
+from qkv.layers.branch import Branch, State, implements
+from qkv.layers.context import Context
+from qkv.layers.linear import Linear
+from qkv.spec import branches as spec
+
+
+@implements(spec.FeedForward)
+class FeedForward(Branch):
+    """φ(x W1 + b1) W2 + b2 (Vaswani et al. 2017)."""
+
+    def __init__(self, part: spec.FeedForward, width: int):
+        super().__init__(part, width)
+        hidden = part.hidden_at(width)
+        self.up = Linear(width, hidden, bias=part.bias)
+        self.down = Linear(hidden, width, bias=part.bias)
+        self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        hidden = F.dropout(self.activation(self.up(x)), self.dropout, self.training)
+        return self.down(hidden), state
+
+    def ending(self) -> nn.Module:
+        return self.down
+
+
+@implements(spec.GatedFeedForward)
+class GatedFeedForward(Branch):
+    """(φ(x Wg) ⊙ x Wu) Wd, Wg and Wu in one product (Shazeer 2020)."""
+
+    def __init__(self, part: spec.GatedFeedForward, width: int):
+        super().__init__(part, width)
+        hidden = part.hidden_at(width)
+        self.gate_up = Linear(width, 2 * hidden, bias=part.bias)
+        self.down = Linear(hidden, width, bias=part.bias)
+        self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        hidden = F.dropout(self.activation(gate) * up, self.dropout, self.training)
+        return self.down(hidden), state
+
+    def ending(self) -> nn.Module:
+        return self.down

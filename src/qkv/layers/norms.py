@@ -1,0 +1,93 @@
+"""Normalisation of a sequence of vectors, (B, N, D) -> (B, N, D)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.layers.context import Context
+from qkv.spec import parts as spec
+
+
+class Norm(nn.Module):
+    """Base: ``forward(x, context)``."""
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        raise NotImplementedError
+
+
+class LayerNorm(Norm):
+    """(x - mean) / sqrt(var + eps) * weight + bias over D (Ba et al. 2016)."""
+
+    def __init__(self, part: spec.LayerNorm, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if part.bias else None
+        self.eps = part.eps
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(Norm):
+    """x / sqrt(mean(x²) + eps) * weight over D (Zhang & Sennrich 2019)."""
+
+    def __init__(self, part: spec.RMSNorm, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width)) if part.weight else None
+        self.width, self.eps = width, part.eps
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        return F.rms_norm(x, (self.width,), self.weight, self.eps)
+
+
+class BatchNorm(Norm):
+    """(x - mean) / sqrt(var + eps) * weight + bias, mean and var of each feature over all real tokens of the batch.
+
+    Padding counts for nothing. In eval the running statistics stand in, and positions are independent of each other.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, part: spec.BatchNorm, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.register_buffer("running_mean", torch.zeros(width))
+        self.register_buffer("running_var", torch.ones(width))
+        self.eps, self.momentum = part.eps, part.momentum
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        valid = context.valid
+        tokens = x.flatten(0, 1) if valid is None else x[valid]
+        training = self.training and tokens.shape[0] > 1
+        out = F.batch_norm(tokens, self.running_mean, self.running_var, self.weight, self.bias, training, self.momentum, self.eps)
+        return out.view_as(x) if valid is None else torch.zeros_like(x, dtype=out.dtype).index_put((valid,), out)
+
+
+class NoNorm(Norm):
+    """x."""
+
+    def __init__(self, part: spec.NoNorm, width: int):
+        super().__init__()
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        return x
+
+
+NORMS: dict[type[spec.Norm], Callable[[Any, int], Norm]] = {
+    spec.LayerNorm: LayerNorm,
+    spec.RMSNorm: RMSNorm,
+    spec.BatchNorm: BatchNorm,
+    spec.NoNorm: NoNorm,
+}
+
+
+def build_norm(part: spec.Norm, width: int) -> Norm:
+    """The module of a norm's spec."""
+    return NORMS[type(part)](part, width)

@@ -1,0 +1,65 @@
+"""Position vectors that join the embedded tokens, and position information inside attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.ops import positions as ops
+from qkv.spec import parts as spec
+
+
+class Learned(nn.Module):
+    """One trained vector a position: table (L, D)."""
+
+    def __init__(self, part: spec.Learned, length: int, width: int):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(length, width))
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return F.embedding(positions, self.table)
+
+
+class Sinusoidal(nn.Module):
+    """PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(p / base^(2i/D)) (Vaswani et al. 2017)."""
+
+    def __init__(self, part: spec.Sinusoidal, length: int, width: int):
+        super().__init__()
+        self.width, self.base = width, part.base
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return ops.sinusoid(positions, self.width, self.base)
+
+
+POSITIONS: dict[type[spec.Positions], Callable[[Any, int, int], nn.Module]] = {spec.Learned: Learned, spec.Sinusoidal: Sinusoidal}
+
+
+def build_positions(part: spec.Positions, length: int, width: int) -> nn.Module | None:
+    """The module that maps positions (…) to vectors (…, D); None where there are none."""
+    return POSITIONS[type(part)](part, length, width) if type(part) in POSITIONS else None
+
+
+def rope_frequencies(part: spec.Rope, rotated: int) -> tuple[Tensor, float]:
+    """(radians a position for each pair, the magnitude of q and k) after the part's scaling. ``rotated``: features turned."""
+    scaling, base = part.scaling, part.base
+    if isinstance(scaling, spec.NTKScaling):
+        return ops.inverse_frequencies(rotated, ops.ntk_base(base, rotated, scaling.factor)), 1.0
+    plain = ops.inverse_frequencies(rotated, base)
+    match scaling:
+        case None:
+            return plain, 1.0
+        case spec.LinearScaling():
+            return ops.linear_scaling(plain, scaling.factor), 1.0
+        case spec.Llama3Scaling():
+            bounds = scaling.low_frequency_factor, scaling.high_frequency_factor
+            return ops.llama3_scaling(plain, scaling.factor, scaling.original_length, *bounds), 1.0
+        case spec.YarnScaling():
+            betas = scaling.beta_fast, scaling.beta_slow
+            magnitude = ops.yarn_magnitude(scaling.factor)
+            return ops.yarn_scaling(plain, scaling.factor, scaling.original_length, base, betas), magnitude
+        case _:
+            raise TypeError(f"no frequencies are known for {type(scaling).__name__}")

@@ -1,0 +1,17 @@
+"""Every part that a block can list. Importing this module is what registers the ones that qkv brings."""
+
+from __future__ import annotations
+
+from qkv.layers import feed_forward
+from qkv.layers.branch import BRANCHES, Branch
+from qkv.mixers import attention, causal_convolution, gru, linear_attention, token_shift
+from qkv.spec.branches import Branch as BranchSpec
+
+__all__ = ["BRANCHES", "build_branch"]
+
+BUILT_IN = (feed_forward, attention, causal_convolution, gru, linear_attention, token_shift)
+
+
+def build_branch(part: BranchSpec, width: int) -> Branch:
+    """The module of a branch's spec at a model width."""
+    return BRANCHES[type(part)](part, width)

@@ -1,0 +1,41 @@
+"""From a spec to a module with its initial weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from qkv.layers.linear import Linear
+from qkv.layers.positions import Learned
+from qkv.models.transformer import Transformer
+from qkv.spec.model import Model
+
+
+def build(spec: Model, seed: int = 0) -> Transformer:
+    """The module of ``spec`` in fp32 on the current default device, its weights drawn from ``seed`` alone.
+
+    Matrices N(0, init_std²), those that end a branch divided by √(number of branches) (GPT-2, Radford et al. 2019);
+    biases 0, norms 1. Raises ``UserError`` where the vocabulary is not known.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Transformer(spec)
+        _initialise(model, spec)
+    return model
+
+
+def _initialise(model: Transformer, spec: Model) -> None:
+    for module in model.modules():
+        if isinstance(module, Linear):
+            nn.init.normal_(module.weight, std=spec.init_std)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, Learned):
+            nn.init.normal_(module.table, std=spec.init_std)
+    nn.init.normal_(model.frontend.table, std=spec.init_std)
+    if not spec.head.tied:
+        nn.init.normal_(model.head.weight, std=spec.init_std)
+    endings = [branch.ending() for branch in model.branches]
+    for ending in endings:
+        if isinstance(ending, Linear):
+            nn.init.normal_(ending.weight, std=spec.init_std / len(endings) ** 0.5)

@@ -1,0 +1,19 @@
+"""Published models by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from qkv.models.families.gpt import gpt2, gpt3
+from qkv.models.families.vanilla import base, big
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.model import Model
+
+PRESETS: dict[str, Callable[[], Model]] = {"base": base, "big": big, "gpt2": gpt2, "gpt3": gpt3}
+
+
+def preset(name: str) -> Model:
+    """The spec of a published model. Raises ``UserError`` with the nearest name if there is none of that name."""
+    if name not in PRESETS:
+        raise UserError(f"there is no preset {name!r}; {nearest(name, PRESETS)}")
+    return PRESETS[name]()

@@ -1,0 +1,47 @@
+"""Attention whose mask lets a block of queries see one band of keys and a few first ones: the fused kernel on each band.
+
+Cost and memory follow the window, not N²: for a window of W and query blocks of C, N / C products of C × (C + W + sinks).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from qkv.ops.attention import sdpa
+from qkv.ops.attention.blockwise import blocks
+from qkv.ops.attention.problem import Problem
+
+BLOCK = 256
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BLOCK) -> Tensor:
+    """O (B, H, N, Dv) for aligned sites; see ``reference`` for the shapes."""
+    seen: dict[int, list[slice]] = {}
+    for queries, keys, _ in blocks(problem, q.shape[2], k.shape[2], block):
+        seen.setdefault(queries.start, []).append(keys)
+    outs = []
+    for first in range(0, q.shape[2], block):
+        queries = slice(first, min(first + block, q.shape[2]))
+        bands = _joined(seen.get(first, []))
+        if not bands:
+            outs.append(q.new_zeros(*q.shape[:2], queries.stop - queries.start, v.shape[-1]))
+            continue
+        sites = [problem.sites.part(queries, band) for band in bands]
+        part = replace(problem, sites=replace(sites[0], key=torch.cat([s.key for s in sites], 1)))
+        keys, values = (torch.cat([t[:, :, band] for band in bands], 2) if len(bands) > 1 else t[:, :, bands[0]] for t in (k, v))
+        outs.append(sdpa.attention(q[:, :, queries], keys, values, part))
+    return torch.cat(outs, 2)
+
+
+def _joined(parts: list[slice]) -> list[slice]:
+    """Neighbouring slices as one."""
+    joined: list[slice] = []
+    for part in parts:
+        if joined and joined[-1].stop == part.start:
+            joined[-1] = slice(joined[-1].start, part.stop)
+        else:
+            joined.append(part)
+    return joined

@@ -1,0 +1,102 @@
+"""Exact attention over blocks of keys with an online softmax (Milakov & Gimelshein 2018; Rabe & Staats 2021).
+
+For each query, over key blocks b with scores s_b:
+
+    m' = max(m, max s_b)     l' = l e^(m - m') + Σ e^(s_b - m')     a' = a e^(m - m') + e^(s_b - m') V_b     O = a / l
+
+The running maximum m is what keeps the sums finite. Memory is linear in N: the backward pass recomputes each block's
+weights from q, k and the stored log-sum-exp L = m + ln l:
+
+    P = e^(S - L)    dV = P^T dO    dP = dO V^T    dS = P (dP - Σ dO O)    dQ = scale dS K    dK = scale dS^T Q
+
+Blocks that the mask hides whole are never computed, so the cost of a window follows the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.ops.attention.problem import Problem
+from qkv.ops.masks import Span
+
+BLOCK = 256
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BLOCK) -> Tensor:
+    """O (B, H, N, Dv); see ``reference`` for the shapes. Dropout is not offered here."""
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
+    return _Blockwise.apply(q, k, v, problem, block)  # type: ignore[no-any-return]
+
+
+def blocks(problem: Problem, num_queries: int, num_keys: int, block: int) -> Iterator[tuple[slice, slice, bool]]:
+    """The (queries, keys) blocks in which something is visible, and whether all of it is."""
+    offset = num_keys - num_queries
+    for first in range(0, num_queries, block):
+        queries = slice(first, min(first + block, num_queries))
+        for start in range(0, num_keys, block):
+            keys = slice(start, min(start + block, num_keys))
+            if not problem.sites.aligned:
+                yield queries, keys, False
+                continue
+            span = Span(queries.start + offset, queries.stop + offset - 1, keys.start, keys.stop - 1)
+            if problem.mask.may_see(span):
+                yield queries, keys, problem.mask.sees_all(span)
+
+
+def _scores(q: Tensor, k: Tensor, problem: Problem, where: tuple[slice, slice, bool]) -> Tensor:
+    """Scores of one block, hidden keys at -inf; (B, H, queries, keys)."""
+    queries, keys, all_visible = where
+    s = problem.scale * q[:, :, queries] @ k[:, :, keys].transpose(-1, -2)
+    sites = problem.sites.part(queries, keys)
+    bias = problem.bias(sites)
+    if bias is not None:
+        s = s + bias
+    return s if all_visible else s.masked_fill(~sites.visible(problem.mask, q.shape[1]), -torch.inf)
+
+
+class _Blockwise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int) -> Tensor:
+        largest = q.new_full(q.shape[:3], -torch.inf)
+        total = q.new_zeros(q.shape[:3])
+        out = q.new_zeros(*q.shape[:3], v.shape[-1])
+        for where in blocks(problem, q.shape[2], k.shape[2], block):
+            queries, keys, _ = where
+            s = _scores(q, k, problem, where)
+            m = torch.maximum(largest[:, :, queries], s.amax(-1))
+            base = m.masked_fill(m == -torch.inf, 0.0)  # nothing visible so far: e^(-inf - 0) = 0, not NaN
+            p = (s - base[..., None]).exp()
+            kept = (largest[:, :, queries] - base).exp()
+            total[:, :, queries] = total[:, :, queries] * kept + p.sum(-1)
+            out[:, :, queries] = out[:, :, queries] * kept[..., None] + p @ v[:, :, keys]
+            largest[:, :, queries] = m
+        blind = total == 0
+        out = out / total.masked_fill(blind, 1.0)[..., None]
+        # e^(S - inf) = 0: a query that sees nothing has weights of 0 in the backward pass too.
+        log_sum = (largest + total.log()).masked_fill(blind, torch.inf)
+        ctx.save_for_backward(q, k, v, out, log_sum)
+        ctx.problem, ctx.block = replace(problem, dropout=0.0), block
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, log_sum = ctx.saved_tensors
+        problem, (grad,) = ctx.problem, grads
+        dq, dk, dv = (torch.zeros_like(t) for t in (q, k, v))
+        dot = (grad * out).sum(-1)
+        for where in blocks(problem, q.shape[2], k.shape[2], ctx.block):
+            queries, keys, _ = where
+            p = (_scores(q, k, problem, where) - log_sum[:, :, queries, None]).exp()
+            g = grad[:, :, queries]
+            dv[:, :, keys] += p.transpose(-1, -2) @ g
+            ds = problem.scale * p * (g @ v[:, :, keys].transpose(-1, -2) - dot[:, :, queries, None])
+            dq[:, :, queries] += ds @ k[:, :, keys]
+            dk[:, :, keys] += ds.transpose(-1, -2) @ q[:, :, queries]
+        return dq, dk, dv, None, None

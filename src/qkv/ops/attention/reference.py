@@ -1,0 +1,37 @@
+"""Scaled dot-product attention (Vaswani et al. 2017), as the equation says it.
+
+    P = softmax(scale · Q K^T + bias, hidden keys at -inf)        O = P V
+
+    q (B, H, N, Dk)   k (B, G, M, Dk)   v (B, G, M, Dv)   P (B, H, N, M)   O (B, H, N, Dv)
+
+G divides H: head h reads the K/V head h // (H / G) (grouped-query attention, Ainslie et al. 2023). N and M, Dk and Dv
+are free. A query that sees no key gets 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.ops.attention.problem import Problem
+
+
+def weights(q: Tensor, k: Tensor, problem: Problem) -> Tensor:
+    """P (B, H, N, M), before dropout."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    scores = problem.scale * q @ k.transpose(-1, -2)
+    bias = problem.bias()
+    if bias is not None:
+        scores = scores + bias
+    visible = problem.sites.visible(problem.mask, q.shape[1])
+    scores = scores.masked_fill(~visible, -torch.inf)
+    # A row of nothing but -inf would be NaN; it is replaced before the softmax, so that its gradient is 0 as well.
+    blind = ~visible.any(-1, keepdim=True)
+    return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
+    """O (B, H, N, Dv)."""
+    p = F.dropout(weights(q, k, problem), problem.dropout)
+    return p @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)

@@ -1,0 +1,37 @@
+"""Attention through torch's fused kernel, which never stores the scores."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.ops.attention.problem import Problem
+from qkv.ops.masks import AllOf, Causal
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
+    """O (B, H, N, Dv); see ``reference`` for the shapes."""
+    sites, grouped = problem.sites, q.shape[1] != k.shape[1]
+    options = {"scale": problem.scale, "dropout_p": problem.dropout, "enable_gqa": grouped}
+    if problem.slopes is None:
+        if sites.full or (sites.aligned and problem.mask.sees_all(sites.span())):
+            return F.scaled_dot_product_attention(q, k, v, **options)
+        if sites.aligned and q.shape[2] == k.shape[2] and is_causal_here(problem):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
+    visible = sites.visible(problem.mask, q.shape[1])
+    bias = problem.bias()
+    blind = None if sites.aligned else ~visible.any(-1, keepdim=True)
+    if blind is not None:
+        visible = visible | blind
+    shown = visible if bias is None else torch.where(visible, bias.to(q.dtype), -torch.inf)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=shown, **options)
+    return out if blind is None else out.masked_fill(blind, 0.0)
+
+
+def is_causal_here(problem: Problem) -> bool:
+    """True if at this length the mask hides what comes later and nothing else."""
+    mask, span = problem.mask, problem.sites.span()
+    if isinstance(mask, AllOf):
+        return any(isinstance(m, Causal) for m in mask.masks) and all(isinstance(m, Causal) or m.sees_all(span) for m in mask.masks)
+    return isinstance(mask, Causal)

@@ -1,0 +1,14 @@
+"""y = x W^T + b.
+
+x (…, I)   W (O, I)   b (O) or None   y (…, O)
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Torch's own path, with any dtype, device and autocast."""
+    return F.linear(x, weight, bias)

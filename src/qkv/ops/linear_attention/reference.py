@@ -1,0 +1,33 @@
+"""Causal linear attention (Katharopoulos et al. 2020), as the equation says it.
+
+    o_i = φ(q_i) Σ_{j<=i} φ(k_j)^T v_j / (φ(q_i) · Σ_{j<=i} φ(k_j))        φ(x) = elu(x) + 1
+
+    q, k (B, H, N, Dk)   v (B, H, N, Dv)   state: S (B, H, Dk, Dv), z (B, H, Dk), the two sums
+
+The quadratic form below is the oracle; ``chunked`` is what runs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+State = tuple[Tensor, Tensor]
+
+
+def feature(x: Tensor) -> Tensor:
+    """φ(x) = elu(x) + 1 > 0."""
+    return F.elu(x) + 1
+
+
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, state: State | None = None, valid: Tensor | None = None) -> tuple[Tensor, State]:
+    """(O (B, H, N, Dv), state). q and k have gone through φ; valid (B, N): positions that count."""
+    if valid is not None:
+        k = k * valid[:, None, :, None]
+    s, z = state or (q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]), q.new_zeros(*q.shape[:2], q.shape[-1]))
+    scores = (q @ k.transpose(-1, -2)).tril()
+    above = scores @ v + q @ s
+    below = scores.sum(-1) + (q * z[:, :, None]).sum(-1)
+    out = above / below.clamp(min=torch.finfo(q.dtype).tiny)[..., None]
+    return out, (s + k.transpose(-1, -2) @ v, z + k.sum(2))

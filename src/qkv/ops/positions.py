@@ -1,0 +1,88 @@
+"""Position information: sinusoids, rotations, ALiBi slopes.
+
+p (…) positions; D an even width.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def sinusoid(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
+    """PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(p / base^(2i/D)) (Vaswani et al. 2017). (…) -> (…, D)."""
+    angles = positions[..., None].float() * inverse_frequencies(width, base, positions.device)
+    return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
+
+
+def inverse_frequencies(width: int, base: float, device: torch.device | None = None) -> Tensor:
+    """base^(-2i/D), i < D/2, in radians a position."""
+    return base ** (-torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
+
+
+def linear_scaling(frequencies: Tensor, factor: float) -> Tensor:
+    """θ / factor (Chen et al. 2023)."""
+    return frequencies / factor
+
+
+def ntk_base(base: float, width: int, factor: float) -> float:
+    """base · factor^(D / (D - 2)): the highest frequency keeps, the lowest is divided by ``factor``."""
+    return base * factor ** (width / (width - 2))
+
+
+def llama3_scaling(frequencies: Tensor, factor: float, original_length: int, low: float, high: float) -> Tensor:
+    """θ / factor where the wavelength exceeds original_length / low, θ where it is below original_length / high, mixed between."""
+    turns = original_length * frequencies / (2 * math.pi)
+    share = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - share) * frequencies / factor + share * frequencies
+
+
+def yarn_scaling(frequencies: Tensor, factor: float, original_length: int, base: float, betas: tuple[float, float]) -> Tensor:
+    """θ / factor for slow pairs, θ for fast ones, a ramp over the pair's index between (Peng et al. 2023).
+
+    ``betas`` (fast, slow): full turns within ``original_length`` at which the ramp begins and ends.
+    """
+    pairs = frequencies.shape[0]
+
+    def pair_with(turns: float) -> float:
+        return pairs * math.log(original_length / (turns * 2 * math.pi)) / math.log(base)
+
+    first = max(math.floor(pair_with(betas[0])), 0)
+    last = min(math.ceil(pair_with(betas[1])), 2 * pairs - 1)
+    index = torch.arange(pairs, device=frequencies.device, dtype=torch.float32)
+    slow = ((index - first) / max(last - first, 1e-3)).clamp(0, 1)
+    return slow * frequencies / factor + (1 - slow) * frequencies
+
+
+def rotation(positions: Tensor, frequencies: Tensor, magnitude: float = 1.0) -> tuple[Tensor, Tensor]:
+    """(cos, sin) of p·θ, each (…, 2·pairs) with the pairs' angles written twice, times ``magnitude``."""
+    angles = positions[..., None].float() * frequencies
+    angles = torch.cat((angles, angles), -1)
+    return magnitude * angles.cos(), magnitude * angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x with each pair (i, i + Dr/2) of its first Dr features turned by its angle (RoPE, Su et al. 2021). x (…, D), cos, sin (…, Dr)."""
+    turned = cos.shape[-1]
+    head, rest = x[..., :turned], x[..., turned:]
+    a, b = head.chunk(2, -1)
+    head = head * cos.to(x.dtype) + torch.cat((-b, a), -1) * sin.to(x.dtype)
+    return head if rest.shape[-1] == 0 else torch.cat((head, rest), -1)
+
+
+def alibi_slopes(num_heads: int, device: torch.device | None = None) -> Tensor:
+    """m_h = 2^(-8 h / H), h = 1..H, for H a power of two; else those of the power below, then every other one of the power above (Press et al. 2022)."""
+
+    def powers(count: int) -> list[float]:
+        return [2.0 ** (-8.0 * (h + 1) / count) for h in range(count)]
+
+    below = 1 << (num_heads.bit_length() - 1)
+    slopes = powers(below) + powers(2 * below)[0::2][: num_heads - below]
+    return torch.tensor(slopes, device=device)
+
+
+def yarn_magnitude(factor: float) -> float:
+    """0.1 ln(factor) + 1: what cos and sin are multiplied by, so that logits grow by its square (Peng et al. 2023)."""
+    return 0.1 * math.log(factor) + 1.0
