@@ -79,7 +79,9 @@ class Attention(Branch, kind="attention"):
         if not found and isinstance(self.relative, Rope):
             rotated = rotary_dim(self.dims(width)[0], self.relative)
             if rotated % 2 or rotated == 0:
-                found.append(Problem(("relative",), f"RoPE rotates pairs, but {rotated} features of a head would be rotated; make that even"))
+                found.append(
+                    Problem(("relative",), f"RoPE rotates pairs, but {rotated} features of a head would be rotated; make that even")
+                )
         return found
 
 

@@ -37,7 +37,9 @@ class Data(Spec):
     source: str = Field(min_length=1, description="the name of a known data set, or a file")
     tokenizer: Tokenizer = Characters()
     batching: Batching = RandomCrops()
-    validation_fraction: float = Field(default=0.1, gt=0, lt=1, description="of the text, taken from its end, where the source has no split of its own")
+    validation_fraction: float = Field(
+        default=0.1, gt=0, lt=1, description="of the text, taken from its end, where the source has no split of its own"
+    )
 
     @model_validator(mode="before")
     @classmethod

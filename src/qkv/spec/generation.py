@@ -20,4 +20,6 @@ class Generation(Spec):
     repetition_penalty: float = Field(default=1.0, gt=0)
     stop: Seq[str] = Field(default=(), description="strings that end the text; not part of it")
     seed: int | None = Field(default=None, ge=0)
-    overflow: Literal["slide", "refuse"] = Field(default="slide", description="what to do past the context length where positions are bounded")
+    overflow: Literal["slide", "refuse"] = Field(
+        default="slide", description="what to do past the context length where positions are bounded"
+    )

@@ -42,7 +42,14 @@ class Mask(Part, slot=True):
         return AnyOf(masks=(self, other))
 
     def __str__(self) -> str:
-        values = ", ".join(f"{name}={getattr(self, name)}" for name in type(self).model_fields)
+        fields = type(self).model_fields
+        needed = [repr(getattr(self, name)) for name, field in fields.items() if field.is_required()]
+        chosen = [
+            f"{name}={getattr(self, name)!r}"
+            for name, field in fields.items()
+            if not field.is_required() and getattr(self, name) != field.default
+        ]
+        values = ", ".join(needed + chosen)
         return f"{self.kind}({values})" if values else self.kind
 
 
@@ -136,7 +143,8 @@ class AllOf(Mask, kind="all_of"):
         return max((mask.first_visible for mask in self.masks if mask.reach is not None), default=0)
 
     def __str__(self) -> str:
-        return " & ".join(f"({m})" if isinstance(m, AnyOf) else str(m) for m in self.masks)
+        # Operators join from the left, so a join on the right keeps its brackets.
+        return " & ".join(f"({m})" if isinstance(m, AnyOf) or (i and isinstance(m, AllOf)) else str(m) for i, m in enumerate(self.masks))
 
 
 class AnyOf(Mask, kind="any_of"):
@@ -158,4 +166,4 @@ class AnyOf(Mask, kind="any_of"):
         return max((mask.first_visible for mask in self.masks), default=0)
 
     def __str__(self) -> str:
-        return " | ".join(str(m) for m in self.masks)
+        return " | ".join(f"({m})" if i and isinstance(m, AnyOf) else str(m) for i, m in enumerate(self.masks))

@@ -57,7 +57,9 @@ class Model(Spec):
     blocks: Seq[Block] = Field(default=(Block(),), min_length=1)
     norm: Norm = LayerNorm()
     head: LanguageModelHead = LanguageModelHead()
-    init_std: float = Field(default=0.02, gt=0, description="of weight matrices; those that end a branch are divided by √(number of branches)")
+    init_std: float = Field(
+        default=0.02, gt=0, description="of weight matrices; those that end a branch are divided by √(number of branches)"
+    )
 
     @property
     def layers(self) -> tuple[Block, ...]:

@@ -62,5 +62,10 @@ class Recipe(Spec):
     def problems(self) -> list[Problem]:
         if self.task.needs_causal and not self.model.causal:
             path = self.model.first_not_causal()
-            return [Problem(("model", *path), f"this branch sees later positions, and the task {self.task.kind!r} asks for a model that decodes; use a causal mask")]
+            return [
+                Problem(
+                    ("model", *path),
+                    f"this branch sees later positions, and the task {self.task.kind!r} asks for a model that decodes; use a causal mask",
+                )
+            ]
         return []

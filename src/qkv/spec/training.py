@@ -100,4 +100,6 @@ class Training(Spec):
     seed: int = Field(default=1337, ge=0)
     validation: Validation = Validation()
     checkpoints: Checkpoints = Checkpoints()
-    sample_every: int | None = Field(default=None, gt=0, description="steps between samples shown in the report; default: at each validation")
+    sample_every: int | None = Field(
+        default=None, gt=0, description="steps between samples shown in the report; default: at each validation"
+    )
