@@ -16,7 +16,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from jaxtyping import install_import_hook
 
 settings.register_profile(
     "qkv", deadline=None, max_examples=25, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -29,9 +28,6 @@ torch.set_num_threads(1)
 # Fills what torch.empty and its kin hand out with NaN (largest value for integers), so that a read before a write shows.
 torch.use_deterministic_algorithms(True)
 torch.utils.deterministic.fill_uninitialized_memory = True
-
-# Shapes written in annotations are checked at run time, in tests only.
-install_import_hook(["qkv.ops", "qkv.mixers"], "beartype.beartype")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from qkv.spec.generation import Generation
-
-NUCLEUS_GUESS = 512
-"""How many of the best tokens ``top_p`` sorts before it sorts them all; with a usual p they hold the whole nucleus."""
 
 BELOW_ONE = 1.0 - 2.0**-52
 """Keeps the largest uniform number times the whole mass below the whole mass, so that rounding draws no dropped token."""
@@ -67,16 +65,19 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     """
     if p >= 1.0:
         return logits
-    guess = min(NUCLEUS_GUESS, logits.shape[-1])
-    best = logits.topk(guess, dim=-1).values
-    total = logits.logsumexp(-1, keepdim=True)
-    reached = (best - total).exp_().cumsum(-1)
-    if guess < logits.shape[-1] and bool((reached[..., -1] < p).any()):
-        best = logits.sort(dim=-1, descending=True).values
-        reached = (best - total).exp_().cumsum(-1)
-    # The last token of the nucleus is the first at which the sum reaches p.
-    last = (reached < p).sum(-1, keepdim=True).clamp_(max=best.shape[-1] - 1)
-    return logits.masked_fill(logits < best.gather(-1, last), -math.inf)
+    chances = logits.softmax(-1)
+    rising = _rising(chances)
+    below = rising.cumsum(-1, dtype=torch.float64)
+    # Dropped are as many of the least probable as together leave p to the rest.
+    dropped = (below <= below[..., -1:] - p).sum(-1, keepdim=True).clamp_(max=logits.shape[-1] - 1)
+    return logits.masked_fill(chances < rising.gather(-1, dropped), -math.inf)
+
+
+def _rising(x: Tensor) -> Tensor:
+    """The values of each row in rising order. numpy sorts fp32 on a CPU with vector instructions, torch does not."""
+    if x.device.type == "cpu" and x.dtype == torch.float32:
+        return torch.from_numpy(np.sort(x.detach().numpy(), axis=-1))
+    return x.sort(-1).values
 
 
 def min_p(logits: Tensor, p: float) -> Tensor:

@@ -33,6 +33,7 @@ def chosen(case: str) -> Choice:
     return recorded("linear", case) or record(_measured(case))
 
 
+@torch.inference_mode(False)  # the first product may be asked for while generating, and a backward pass is measured
 def _measured(case: str) -> Choice:
     if not onednn.available():
         return Choice("linear", case, "torch", "this build of torch has no oneDNN")

@@ -1,0 +1,156 @@
+"""Drawing tokens from a model: a batch of prompts of any lengths, one forward pass a token."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from qkv.generation import context
+from qkv.generation.filters import draw, filtered
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError
+from qkv.spec.generation import Generation
+from qkv.state.tree import rows
+
+
+class Sampling:
+    """A batch of texts that grows by one token a step.
+
+    The prompts are read in one pass, padded on the right; from then on every row stands at its own position and nothing
+    is padded. Row i draws its numbers from a generator of its own, seeded with ``generation.seed + i``, so that what it
+    says depends neither on the other rows nor on when they end (up to the rounding of the model's products, which may
+    differ with the size of the batch).
+    """
+
+    def __init__(self, model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation, capacity: int | None = None):
+        """``capacity``: slots of the state a row, fixed; None grows by doubling. Raises UserError for what cannot be continued."""
+        context.check(model, prompts, generation)
+        self.model, self.generation = model, generation
+        self.texts = [list(prompt) for prompt in prompts]
+        """The tokens of each row, prompt included."""
+        self.running = list(range(len(prompts)))
+        """The rows that go on."""
+        self._capacity = capacity
+        self._limit = model.frontend.limit
+        self._device = model.frontend.table.device
+        first = secrets.randbits(32) if generation.seed is None else generation.seed
+        self._random = [random.Random(first + row) for row in self.running]
+        self._state: object | None = None
+        self._start: dict[int, int] = {}
+        self._latest = torch.zeros(len(prompts), dtype=torch.long, device=self._device)
+        self._history: Tensor | None = None
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[int, int]]:
+        """Draw one token for each running row and append it to its text; the (row, token) pairs."""
+        if not self.running:
+            return []
+        self._latest = self._drawn(self._logits())
+        if self._history is not None:
+            self._history = torch.cat((self._history, self._latest[:, None]), 1)
+        drawn = list(zip(self.running, self._latest.tolist(), strict=True))
+        for row, token in drawn:
+            self.texts[row].append(token)
+        return drawn
+
+    @torch.inference_mode()
+    def drop(self, finished: Collection[int]) -> None:
+        """Stop these rows; their share of the state is freed."""
+        kept = [place for place, row in enumerate(self.running) if row not in finished]
+        if len(kept) == len(self.running):
+            return
+        index = torch.tensor(kept, dtype=torch.long, device=self._device)
+        self.running = [self.running[place] for place in kept]
+        self._state = None if self._state is None else rows(self._state, index)
+        self._latest = self._latest[index]
+        self._history = None if self._history is None else self._history[index]
+
+    def _logits(self) -> Tensor:
+        """(B, V) after the last token of each running row."""
+        if self._state is None or self._slides():
+            return self._read()
+        logits, self._state = self.model(self._latest[:, None], self._state)
+        return logits[:, -1]
+
+    def _slides(self) -> bool:
+        """True if the context of some row is full."""
+        limit = self._limit
+        return limit is not None and any(context.first_seen(len(self.texts[row]), limit) != self._start[row] for row in self.running)
+
+    def _read(self) -> Tensor:
+        """Read what is seen of each text, from position 0, with a new state."""
+        self._start = {row: context.first_seen(len(self.texts[row]), self._limit) for row in self.running}
+        seen = [self.texts[row][self._start[row] :] for row in self.running]
+        ids, lengths = _padded(seen, self._device)
+        ragged = None if min(map(len, seen)) == ids.shape[1] else lengths
+        vectors, self._state = self.model.features(ids, self.model.init_state(len(seen), self._capacity), ragged)
+        if self.generation.repetition_penalty != 1.0:
+            self._history = _repeated([self.texts[row] for row in self.running], self._device)
+        # Only the last vector of each row is asked what comes next.
+        last = vectors[torch.arange(len(seen), device=self._device), lengths - 1]
+        return self.model.head(last[:, None])[:, 0]
+
+    def _drawn(self, logits: Tensor) -> Tensor:
+        """One token a row, (B,)."""
+        logits = filtered(logits.float(), self.generation, self._history)
+        if self.generation.temperature == 0.0:
+            best, tokens = logits.max(-1)
+            sound = best.isfinite()
+        else:
+            uniforms = torch.tensor([self._random[row].random() for row in self.running], dtype=torch.float64, device=self._device)
+            tokens = draw(logits, uniforms)
+            sound = tokens < logits.shape[-1]  # with NaN or infinity in the logits no token is reached
+        if not bool(sound.all()):
+            raise UserError(
+                "the model's logits are not finite, so there is nothing to draw from; its weights are damaged or its training diverged"
+            )
+        return tokens
+
+
+def _padded(texts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Ids (B, N), short rows filled with token 0 on the right, and lengths (B)."""
+    longest = max(map(len, texts))
+    ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=device)
+    return ids, torch.tensor([len(text) for text in texts], device=device)
+
+
+def _repeated(texts: list[list[int]], device: torch.device) -> Tensor:
+    """Ids (B, N), short rows filled with their own first token, which is in their text anyway."""
+    longest = max(map(len, texts))
+    return torch.tensor([text[:1] * (longest - len(text)) + text for text in texts], device=device)
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """The model without dropout, and as it was before afterwards."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def stream(
+    model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation, capacity: int | None = None
+) -> Iterator[list[int]]:
+    """One list a step: the token that was drawn for each prompt. See ``Sampling``; stop strings belong to text, see ``stream_text``."""
+    if generation.stop:
+        raise UserError("stop strings end a text, and tokens alone have none; generate with the tokenizer, or without 'stop'")
+    sampling = Sampling(model, prompts, generation, capacity)
+    with evaluating(model):
+        for _ in range(generation.max_new_tokens):
+            yield [token for _, token in sampling.step()]
+
+
+def generate(
+    model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation | None = None, capacity: int | None = None
+) -> list[list[int]]:
+    """The new tokens of each prompt; see ``Sampling``. Raises UserError if the model or a prompt does not allow it."""
+    steps = list(stream(model, prompts, generation or Generation(), capacity))
+    return [list(row) for row in zip(*steps, strict=True)] if steps else [[] for _ in prompts]

@@ -1,0 +1,239 @@
+"""Texts drawn with the state, in batches and one by one, against running the whole text through the model at each step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.generation.models import STACKS, VOCABULARY, model
+from tests.generation.test_filters import chi_square_p
+
+from qkv.generation.context import first_seen
+from qkv.generation.sample import Sampling, generate, stream
+from qkv.models.build import build
+from qkv.models.transformer import Transformer
+from qkv.ops import choices
+from qkv.spec.errors import UserError
+from qkv.spec.generation import Generation
+from qkv.spec.model import Model
+
+PROMPTS = [[5, 1, 7, 2, 9, 4, 11, 3, 8], [6], [2, 2, 14]]
+GREEDY = Generation(max_new_tokens=24, temperature=0)
+DRAWN = Generation(max_new_tokens=24, temperature=0.9, top_p=0.95, seed=7)
+
+
+@torch.no_grad()
+def greedy_without_state(m: Transformer, prompt: list[int], count: int, limit: int | None = None) -> list[int]:
+    """Every step runs the whole text, or what of it is seen, through the model."""
+    text = list(prompt)
+    for _ in range(count):
+        seen = text[first_seen(len(text), limit) :]
+        text.append(int(m(torch.tensor([seen]))[0][0, -1].argmax()))
+    return text[len(prompt) :]
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_greedy_tokens_with_state_are_those_without(name: str) -> None:
+    m = model(name)
+    assert generate(m, PROMPTS, GREEDY) == [greedy_without_state(m, p, 24) for p in PROMPTS]
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_the_models_of_these_tests_do_not_repeat_one_token(name: str) -> None:
+    tokens = generate(model(name), PROMPTS, DRAWN)
+    assert len({token for row in tokens for token in row}) > VOCABULARY // 2
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_batch_is_its_rows_one_by_one(name: str) -> None:
+    m = model(name)
+    alone = [generate(m, [prompt], DRAWN.changed(seed=7 + row))[0] for row, prompt in enumerate(PROMPTS)]
+    assert generate(m, PROMPTS, DRAWN) == alone
+
+
+def test_rows_that_are_dropped_do_not_change_the_others() -> None:
+    m = model("all")
+    expected = generate(m, PROMPTS, DRAWN)
+    sampling = Sampling(m, PROMPTS, DRAWN)
+    for step in range(24):
+        sampling.step()
+        sampling.drop({0} if step == 3 else {2} if step == 10 else set())
+    got = [text[len(prompt) :] for text, prompt in zip(sampling.texts, PROMPTS, strict=True)]
+    assert got == [expected[0][:4], expected[1], expected[2][:11]]
+    assert sampling.running == [1]
+
+
+def test_nothing_is_left_to_do_when_every_row_is_dropped() -> None:
+    sampling = Sampling(model("gru"), PROMPTS, DRAWN)
+    sampling.drop({1})
+    sampling.step()
+    sampling.drop({0, 1, 2})
+    assert sampling.running == []
+    assert sampling.step() == []
+
+
+@pytest.mark.parametrize("name", ["rope", "window", "linear", "shift", "convolution", "gru"])
+def test_unbounded_positions_go_past_the_context_length(name: str) -> None:
+    m = model(name)
+    assert m.spec.context_length < len(PROMPTS[0]) + 24
+    for overflow in ("slide", "refuse"):
+        assert generate(m, PROMPTS[:1], GREEDY.changed(overflow=overflow)) == [greedy_without_state(m, PROMPTS[0], 24)]
+
+
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_what_is_seen_of_a_text_is_its_end_and_at_least_half_a_context(length: int, limit: int) -> None:
+    first = first_seen(length, limit)
+    assert first == 0 if length <= limit else limit // 2 < length - first <= limit
+    assert first_seen(length, None) == 0
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7, 8])
+def test_a_full_context_slides(limit: int) -> None:
+    m = model("learned", context_length=limit)
+    assert generate(m, PROMPTS, GREEDY) == [greedy_without_state(m, p, 24, limit) for p in PROMPTS]
+
+
+def test_sliding_does_not_ask_who_wrote_the_text() -> None:
+    m = model("learned", context_length=8)
+    whole = generate(m, PROMPTS[:1], GREEDY)[0]
+    again = generate(m, [PROMPTS[0] + whole[:11]], GREEDY.changed(max_new_tokens=13))[0]
+    assert again == whole[11:]
+
+
+def test_sliding_rows_are_those_of_one_by_one() -> None:
+    m = model("learned", context_length=8)
+    alone = [generate(m, [prompt], DRAWN.changed(seed=7 + row))[0] for row, prompt in enumerate(PROMPTS)]
+    assert generate(m, PROMPTS, DRAWN) == alone
+
+
+def test_refusing_names_the_numbers_and_allows_the_last_position() -> None:
+    m = model("learned", context_length=8)
+    fits = Generation(max_new_tokens=6, temperature=0, overflow="refuse")
+    assert generate(m, [[1, 2, 3]], fits) == [greedy_without_state(m, [1, 2, 3], 6)]
+    with pytest.raises(UserError, match=r"prompt 2 of 2 has 4 tokens, and with 6 new ones 9 positions are needed, .* end at 8"):
+        generate(m, [[1], [1, 2, 3, 4]], fits)
+    assert generate(m, [[1] * 20], fits.changed(max_new_tokens=0)) == [[]]
+
+
+def test_one_forward_pass_reads_one_new_token_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    m, read = model("all"), []
+    features = m.features
+    monkeypatch.setattr(m, "features", lambda ids, *a, **k: read.append(tuple(ids.shape)) or features(ids, *a, **k))
+    generate(m, PROMPTS, GREEDY.changed(max_new_tokens=5))
+    assert read == [(3, 9)] + [(3, 1)] * 4
+
+
+def test_seeds_reproduce_and_differ() -> None:
+    m = model("rope")
+    first, again, other = (generate(m, [[1]], DRAWN.changed(seed=seed)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+    unseeded = DRAWN.changed(seed=None)
+    assert generate(m, [[1]], unseeded) != generate(m, [[1]], unseeded)
+
+
+def test_drawn_tokens_follow_the_models_distribution() -> None:
+    m, rows = model("gru"), 8000
+    with torch.no_grad():
+        chances = (m(torch.tensor([[4, 9]]))[0][0, -1] / 2.5).double().softmax(-1)
+    drawn = generate(m, [[4, 9]] * rows, Generation(max_new_tokens=1, temperature=2.5, seed=0))
+    counts = torch.tensor(drawn)[:, 0].bincount(minlength=VOCABULARY).double()
+    usual = chances * rows >= 5
+    folded = [torch.cat((x[usual], x[~usual].sum()[None])) for x in (counts, chances)]
+    assert chi_square_p(folded[0][folded[1] * rows >= 5], folded[1][folded[1] * rows >= 5]) > 0.01
+
+
+def test_the_repetition_penalty_sees_prompt_and_new_tokens_of_its_own_row() -> None:
+    m, penalty = model("rope"), 1.8
+    expected = []
+    for prompt in PROMPTS:
+        text = list(prompt)
+        for _ in range(12):
+            with torch.no_grad():
+                logits = m(torch.tensor([text]))[0][0, -1]
+            for token in set(text):
+                logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
+            text.append(int(logits.argmax()))
+        expected.append(text[len(prompt) :])
+    assert generate(m, PROMPTS, Generation(max_new_tokens=12, temperature=0, repetition_penalty=penalty)) == expected
+    assert expected != generate(m, PROMPTS, GREEDY.changed(max_new_tokens=12))
+
+
+def test_a_fixed_capacity_changes_nothing_until_it_is_full() -> None:
+    m = model("all")
+    assert generate(m, PROMPTS, GREEDY, capacity=9 + 23) == generate(m, PROMPTS, GREEDY)
+    with pytest.raises(UserError, match="31 positions"):
+        generate(m, PROMPTS, GREEDY, capacity=31)
+
+
+def test_dropout_sleeps_and_the_model_is_left_as_it_was() -> None:
+    spec = model("rope").spec.to_dict()
+    spec["blocks"][0]["dropout"] = 0.5
+    m = build(Model.parse(spec), seed=3).train()
+    expected = generate(model("rope"), PROMPTS, GREEDY)
+    assert generate(m, PROMPTS, GREEDY) == expected
+    assert m.training
+    steps = stream(m, PROMPTS, GREEDY)
+    next(steps)
+    assert not m.training
+    steps.close()  # type: ignore[attr-defined]
+    assert m.training
+
+
+def test_a_stream_gives_a_token_a_row_and_step_and_leaves_gradients_on() -> None:
+    m = model("rope")
+    steps = []
+    for tokens in stream(m, PROMPTS, DRAWN):
+        steps.append(tokens)
+        assert torch.is_grad_enabled()
+        assert not torch.is_inference_mode_enabled()
+    assert [list(row) for row in zip(*steps, strict=True)] == generate(m, PROMPTS, DRAWN)
+
+
+def test_the_first_product_of_a_process_may_be_a_generated_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fastest linear map is found by timing a backward pass, which inference mode would forbid."""
+    monkeypatch.setattr(choices, "_chosen", {})
+    spec = Model.parse({"width": 128, "frontend": {"kind": "text", "vocab_size": VOCABULARY}})
+    assert len(generate(build(spec), [[1]], GREEDY)[0]) == 24
+    assert choices.recorded("linear", "vector, fp32 on CPU") is not None
+
+
+@pytest.mark.parametrize(
+    ("prompts", "generation", "sentence"),
+    [
+        ([[]], {}, "the prompt holds no token"),
+        ([[1], []], {}, "prompt 2 of 2 holds no token"),
+        ([[VOCABULARY]], {}, "holds the token 23, but the model knows the tokens 0 to 22"),
+        ([[-1]], {}, "holds the token -1"),
+        ([[1]], {"stop": ("a",)}, "stop strings"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused_in_a_sentence(prompts: list[list[int]], generation: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        generate(model("gru"), prompts, Generation(max_new_tokens=1, **generation))
+
+
+def test_a_model_that_sees_later_positions_is_refused_by_the_path_of_the_branch() -> None:
+    blocks = [{"branches": ["feed_forward", {"kind": "attention", "mask": "full"}]}]
+    spec = Model.parse({"width": 16, "frontend": {"kind": "text", "vocab_size": 5}, "blocks": blocks})
+    with pytest.raises(UserError, match=r"model\.blocks\.0\.branches\.1: this branch sees later positions"):
+        generate(build(spec), [[1]])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_an_error_and_not_a_token(temperature: float, value: float) -> None:
+    m = build(model("gru").spec)
+    with torch.no_grad():
+        m.frontend.table[3, 0] = value
+    with pytest.raises(UserError, match="not finite"):
+        generate(m, [[3]], Generation(max_new_tokens=2, temperature=temperature))
+
+
+def test_no_prompt_and_no_token_are_no_work() -> None:
+    m = model("gru")
+    assert generate(m, [], GREEDY) == []
+    assert generate(m, PROMPTS, Generation(max_new_tokens=0)) == [[], [], []]
