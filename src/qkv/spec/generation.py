@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -18,7 +18,7 @@ class Generation(Spec):
     top_p: float | None = Field(default=None, gt=0, le=1)
     min_p: float | None = Field(default=None, ge=0, lt=1, description="tokens less probable than this times the best are dropped")
     repetition_penalty: float = Field(default=1.0, gt=0)
-    stop: Seq[str] = Field(default=(), description="strings that end the text; not part of it")
+    stop: Seq[Annotated[str, Field(min_length=1)]] = Field(default=(), description="strings that end the text; not part of it")
     seed: int | None = Field(default=None, ge=0)
     overflow: Literal["slide", "refuse"] = Field(
         default="slide", description="what to do past the context length where positions are bounded"
