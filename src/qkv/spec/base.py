@@ -124,28 +124,35 @@ def _fill_slot(slot: type[Part], value: Any) -> Part:
     """Turn an instance, a mapping with ``kind`` or a short form into a part of ``slot``."""
     if isinstance(value, slot):
         return value
-    noun = words(slot.__name__)
+    noun = with_article(words(slot.__name__))
     if isinstance(value, str):
         try:
-            value = slot.short_form(value)
+            value = read_short_form(slot, value)
         except ValueError as error:
             raise_problems([Problem((), str(error))])
         if isinstance(value, slot):
             return value
     if not isinstance(value, dict):
-        raise_problems([Problem((), f"{value!r} is not a {noun}; {nearest('', slot._kinds)}")])
+        raise_problems([Problem((), f"{value!r} is not {noun}; {nearest('', slot._kinds)}")])
     fields = dict(value)
     kind = fields.pop("kind", None)
     if kind is None:
-        raise_problems([Problem((), f"a {noun} needs a 'kind'; {nearest('', slot._kinds)}")])
-    if kind not in slot._kinds:
-        raise_problems([Problem(("kind",), f"there is no {noun} {kind!r}; {nearest(str(kind), slot._kinds)}")])
+        raise_problems([Problem((), f"{noun} needs a 'kind'; {nearest('', slot._kinds)}")])
+    if not isinstance(kind, str) or kind not in slot._kinds:
+        raise_problems([Problem(("kind",), f"there is no {words(slot.__name__)} {kind!r}; {nearest(str(kind), slot._kinds)}")])
     part = slot._kinds[kind]
     try:
         return part.model_validate(fields)
     except ValidationError as error:
         raise_problems(problems_of(error, part))
         raise  # unreachable: the line above always raises
+
+
+def read_short_form(slot: type[Part], text: str) -> Any:
+    """What ``slot.short_form`` makes of ``text``; a text too long to be meant as one is refused. Raises ValueError with a sentence."""
+    if len(text) > 400:
+        raise ValueError(f"{text[:40] + '...'!r} is too long for the short form of {with_article(words(slot.__name__))}; write it as a mapping")
+    return slot.short_form(text)
 
 
 def call_form(slot: type[Part], text: str | ast.expr) -> dict[str, Any]:
@@ -155,12 +162,12 @@ def call_form(slot: type[Part], text: str | ast.expr) -> dict[str, Any]:
         try:
             node = ast.parse(text.strip(), mode="eval").body
         except SyntaxError:
-            raise ValueError(f"{text!r} cannot be read as a {noun}; write a kind or kind(value, name=value)") from None
+            raise ValueError(f"{text!r} cannot be read as {with_article(noun)}; write a kind or kind(value, name=value)") from None
     else:
         node, text = text, ast.unparse(text)
     call = node if isinstance(node, ast.Call) else ast.Call(func=node, args=[], keywords=[])
     if not isinstance(call.func, ast.Name):
-        raise ValueError(f"{text!r} cannot be read as a {noun}; write a kind or kind(value, name=value)")
+        raise ValueError(f"{text!r} cannot be read as {with_article(noun)}; write a kind or kind(value, name=value)")
     kind = call.func.id
     if kind not in slot.kinds():
         raise ValueError(f"there is no {noun} {kind!r}; {nearest(kind, slot.kinds())}")
@@ -246,3 +253,8 @@ def _spec_in(annotation: Any) -> type[Spec] | None:
 def words(name: str) -> str:
     """``"FeedForward"`` as ``"feed forward"``."""
     return "".join(f" {c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
+
+
+def with_article(noun: str) -> str:
+    """``"optimizer"`` as ``"an optimizer"``."""
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"

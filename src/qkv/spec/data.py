@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema
 
 from qkv.spec.base import Part, Spec
 from qkv.spec.tokenizers import Characters, Tokenizer
@@ -40,6 +41,10 @@ class Data(Spec):
     validation_fraction: float = Field(
         default=0.1, gt=0, lt=1, description="of the text, taken from its end, where the source has no split of its own"
     )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string", "minLength": 1, "description": "the source alone"}, handler(schema)]}
 
     @model_validator(mode="before")
     @classmethod

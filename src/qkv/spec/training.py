@@ -83,6 +83,7 @@ class Checkpoints(Spec):
 
     every: int = Field(default=250, gt=0, description="steps")
     seconds: float | None = Field(default=60.0, gt=0, description="also after this much time")
+    keep: int = Field(default=2, gt=0, description="how many stay; with two, a damaged one costs only the steps since the one before it")
 
 
 class Training(Spec):
@@ -103,3 +104,4 @@ class Training(Spec):
     sample_every: int | None = Field(
         default=None, gt=0, description="steps between samples shown in the report; default: at each validation"
     )
+    tensorboard: bool = Field(default=False, description="also write event files for TensorBoard (the extra qkv[tensorboard])")

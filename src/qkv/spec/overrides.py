@@ -1,0 +1,297 @@
+"""Dotted overrides of a spec, applied to plain data before it is validated.
+
+    model.width=64                      a key
+    model.blocks.0.branches.1=gru       an element of a list by its index; -1 is the last, * is every one
+    model.blocks.norm=rms_norm          a name that meets a list goes to every element that has it
+    model.blocks.mixer.num_heads=8      ``mixer`` and ``feed_forward`` are the branches of a block that mix positions and that do not
+    model.blocks.gru.hidden=64          a kind is every part of that kind in a list
+    model.norm=rms_norm(eps=1e-5)       short forms, numbers, true, null, [lists] and {mappings} as in YAML
+
+A part in short form is opened when a key of it is set, and a default is written out. Setting ``kind`` replaces the part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
+from typing import Any, NamedTuple, TypeVar, cast
+
+from qkv.spec.base import Part, Spec, read_short_form
+from qkv.spec.branches import Branch
+from qkv.spec.errors import Problem, SpecError, dotted, nearest
+from qkv.spec.plain import Shape, is_slot, plain, shape_of
+from qkv.spec.reader import SpecPath, read_yaml, scalar
+
+S = TypeVar("S", bound=Spec)
+
+
+class Assignment(NamedTuple):
+    """One override: where, what, and how it was written."""
+
+    path: tuple[str, ...]
+    value: Any
+    text: str
+    raw: str | None = None
+
+    @classmethod
+    def of(cls, path: str, value: Any) -> Assignment:
+        """The assignment of a Python value."""
+        return cls(tuple(path.split(".")), value, f"{path}={value}")
+
+    @property
+    def text_value(self) -> Any:
+        """The value for a field that holds text: what was typed, so that 2024 can be a name."""
+        return self.value if self.raw is None or isinstance(self.value, str) else self.raw
+
+    def under(self, name: str) -> Assignment:
+        """The same assignment with ``name`` before its path."""
+        return self._replace(path=(name, *self.path))
+
+    def below(self, name: str) -> Assignment:
+        """The same assignment without a leading ``name``."""
+        return self._replace(path=self.path[1:]) if self.path[0] == name and len(self.path) > 1 else self
+
+
+def assignments(overrides: Iterable[str]) -> Iterator[Assignment]:
+    """Read each ``path=value``. Raises ``SpecError``."""
+    for text in [overrides] if isinstance(overrides, str) else overrides:
+        path, equals, raw = text.partition("=")
+        names = tuple(name.strip() for name in path.split("."))
+        if not equals:
+            raise _error(text, "there is no '=' in it; write path=value, such as training.steps=500")
+        if not all(names):
+            raise _error(text, "a name of its path is empty; write path=value, such as training.steps=500")
+        yield Assignment(names, _value(text, raw.strip()), text, raw.strip())
+
+
+def override(spec: S, overrides: Iterable[str]) -> S:
+    """``spec`` changed by dotted overrides. Raises ``SpecError``."""
+    data, _ = apply(plain(spec, in_slot=False), assignments(overrides), type(spec))
+    return type(spec).parse(data)
+
+
+def apply(data: Mapping[str, Any], chosen: Iterable[Assignment], top: type[Spec]) -> tuple[dict[str, Any], dict[SpecPath, str]]:
+    """A copy of ``data``, which describes a ``top``, with the assignments made in turn; and the text that set each path."""
+    root = {"": deepcopy(dict(data))}
+    origins: dict[SpecPath, str] = {}
+    for assignment in chosen:
+        search = _Search(assignment, top)
+        for target in list(search.find(_Place(root, "", Shape(top, False, False), ()), assignment.path)):
+            target.holder[target.key] = assignment.text_value if target.shape.text else deepcopy(assignment.value)
+            origins = {path: text for path, text in origins.items() if path[: len(target.trail)] != target.trail}
+            origins[target.trail] = assignment.text
+        search.refuse_if_nothing_matched()
+    return root[""], origins
+
+
+def _error(text: str, sentence: str) -> SpecError:
+    return SpecError([Problem((), sentence)], f"override {text!r}")
+
+
+def _value(text: str, raw: str) -> Any:
+    if raw[:1] not in tuple("[{\"'"):
+        return scalar(raw)
+    try:
+        return read_yaml(raw)[0]
+    except SpecError as error:
+        raise _error(text, error.problems[0].sentence) from None
+
+
+class _Place(NamedTuple):
+    """Where a value stands: ``holder[key]``, what may stand there, and its path from the top."""
+
+    holder: Any
+    key: Any
+    shape: Shape
+    trail: SpecPath
+
+    @property
+    def value(self) -> Any:
+        return self.holder[self.key]
+
+    @property
+    def length(self) -> int | None:
+        """How many elements the value has; None if it is not a list."""
+        value: Any = self.value
+        return len(cast("list[Any]", value)) if isinstance(value, list) else None
+
+    def element(self, index: int) -> _Place:
+        return _Place(self.value, index, Shape(self.shape.spec, False, False), (*self.trail, index))
+
+
+class _Miss(NamedTuple):
+    """A name that was not found: how many names were left, where, and the names known there or a sentence."""
+
+    left: int
+    trail: SpecPath
+    name: str
+    known: frozenset[str]
+    sentence: str = ""
+
+
+class _Search:
+    """Finds every place that the path of one assignment names."""
+
+    def __init__(self, assignment: Assignment, top: type[Spec]):
+        self.assignment, self.top = assignment, top
+        self.found = False
+        self.misses: list[_Miss] = []
+
+    def find(self, place: _Place, names: tuple[str, ...]) -> Iterator[_Place]:
+        if not names:
+            self.found = True
+            yield place
+        elif place.shape.many:
+            yield from self._in_list(place, names)
+        elif place.shape.spec is not None:
+            yield from self._in_spec(place, place.shape.spec, names)
+        else:
+            yield from self._in_plain(place, names)
+
+    def _in_list(self, place: _Place, names: tuple[str, ...]) -> Iterator[_Place]:
+        name, count = names[0], place.length
+        if count is None:
+            return self._miss(place, names, sentence=f"{dotted(place.trail)!r} is not a list")
+        if name == "*":
+            for index in range(count):
+                yield from self.find(place.element(index), names[1:])
+        elif name.lstrip("-").isdecimal():
+            index = int(name)
+            if not -count <= index < count:
+                return self._miss(place, names, sentence=f"{dotted(place.trail)!r} has {count} elements, 0 to {count - 1}, and no {index}")
+            yield from self.find(place.element(index % count), names[1:])
+        else:
+            for index in range(count):
+                yield from self.find(place.element(index), names)
+        return None
+
+    def _in_spec(self, place: _Place, spec: type[Spec], names: tuple[str, ...]) -> Iterator[_Place]:
+        name, rest = names[0], names[1:]
+        if place.value is None:
+            example = next(iter(_kinds(spec)), "{}")
+            return self._miss(
+                place, names, sentence=f"{dotted(place.trail)!r} is not set; set it whole, such as {dotted(place.trail)}={example}"
+            )
+        actual = self._open(place, spec)
+        if name in actual.model_fields:
+            yield from self.find(self._field(place, actual, name, fill=bool(rest)), rest)
+        elif name == "kind" and is_slot(spec) and not rest:
+            yield from self.find(place, ())
+        else:
+            chosen = list(self._named(place, spec, name))
+            for part in chosen:
+                yield from self.find(part, rest)
+            if not chosen:
+                self._miss(place, names, self._known(place, spec, actual), _other_kinds(place, spec, actual, name))
+        return None
+
+    def _in_plain(self, place: _Place, names: tuple[str, ...]) -> Iterator[_Place]:
+        name, rest = names[0], names[1:]
+        value: Any = place.value
+        if not isinstance(value, dict):
+            return self._miss(place, names, sentence=f"{dotted(place.trail)!r} is a single value with nothing below it")
+        fields = cast("dict[str, Any]", value)
+        if rest and name not in fields:
+            return self._miss(place, names, known=frozenset(fields))
+        yield from self.find(_Place(fields, name, Shape(None, False, False), (*place.trail, name)), rest)
+        return None
+
+    def _open(self, place: _Place, spec: type[Spec]) -> type[Spec]:
+        """Make the value at ``place`` a mapping, whatever form it was written in, and return the spec that it describes."""
+        fields = place.holder[place.key] = _opened(place.value, spec, place.trail)
+        return _kinds(spec).get(str(fields.get("kind")), spec)
+
+    def _field(self, place: _Place, actual: type[Spec], name: str, fill: bool) -> _Place:
+        """The field ``name`` of the mapping at ``place``; its default is written out where something below it is meant."""
+        field, fields = actual.model_fields[name], place.value
+        shape = shape_of(field.annotation)
+        if fill and name not in fields:
+            default = field.get_default(call_default_factory=True)
+            fields[name] = {} if field.is_required() else plain(default, is_slot(shape.spec))
+        return _Place(fields, name, shape, (*place.trail, name))
+
+    def _named(self, place: _Place, spec: type[Spec], name: str) -> Iterator[_Place]:
+        """The part at ``place`` if ``name`` selects it, else those that it selects in the lists of parts inside."""
+        actual = self._open(place, spec)
+        if is_slot(spec) and _selects(actual, name):
+            yield place
+            return
+        for field in _lists_of_parts(actual):
+            inner = self._field(place, actual, field, fill=True)
+            for index in range(inner.length or 0):
+                part = inner.element(index)
+                if part.shape.spec is not None:
+                    yield from self._named(part, part.shape.spec, name)
+
+    def _known(self, place: _Place, spec: type[Spec], actual: type[Spec]) -> frozenset[str]:
+        names = {*actual.model_fields, *(["kind"] if is_slot(spec) else [])}
+        for field in _lists_of_parts(actual):
+            inner = self._field(place, actual, field, fill=True)
+            slot = inner.shape.spec
+            names |= {"mixer", "feed_forward"} if slot is Branch else set()
+            parts = [inner.element(index).value for index in range(inner.length or 0)]
+            names |= {str(_opened(part, slot, inner.trail).get("kind")) for part in parts if slot is not None}
+        return frozenset(names)
+
+    def _miss(self, place: _Place, names: tuple[str, ...], known: frozenset[str] = frozenset(), sentence: str = "") -> None:
+        self.misses.append(_Miss(len(names), place.trail, names[0], known, sentence))
+
+    def refuse_if_nothing_matched(self) -> None:
+        """Raise with the miss that came furthest along the path."""
+        if self.found:
+            return
+        left = min((miss.left for miss in self.misses), default=0)
+        furthest = [miss for miss in self.misses if miss.left == left]
+        if not furthest:
+            raise _error(self.assignment.text, "its path ends in a list without elements")
+        first = furthest[0]
+        where = repr(dotted(first.trail)) if first.trail else f"a {self.top.__name__.lower()}"
+        known = frozenset[str]().union(*(miss.known for miss in furthest))
+        hint = self._one_level_down(first) or nearest(first.name, known)
+        raise _error(self.assignment.text, first.sentence or f"there is no {first.name!r} in {where}; {hint}")
+
+    def _one_level_down(self, miss: _Miss) -> str:
+        if miss.trail:
+            return ""
+        inner = {name: shape_of(field.annotation) for name, field in self.top.model_fields.items()}
+        paths = [f"{name}.{miss.name}" for name, shape in inner.items() if shape.spec and miss.name in shape.spec.model_fields]
+        return f"did you mean {paths[0]!r}?" if paths else ""
+
+
+def _opened(value: Any, spec: type[Spec] | None, trail: SpecPath) -> dict[str, Any]:
+    """``value`` as a mapping: a short form read, a spec or what stands for one (a lone source of data) written out."""
+    if isinstance(value, dict) or spec is None:
+        return cast("dict[str, Any]", value)
+    try:
+        if is_slot(spec) and isinstance(value, str):
+            value = read_short_form(cast("type[Part]", spec), value)
+        opened: Any = value if isinstance(value, dict) else plain(spec.parse(value), is_slot(spec))  # pyright: ignore[reportUnknownVariableType]
+    except SpecError as error:
+        raise SpecError([problem.under(*trail) for problem in error.problems]) from None
+    except ValueError as error:
+        raise SpecError([Problem(trail, str(error))]) from None
+    return {"kind": opened} if isinstance(opened, str) else cast("dict[str, Any]", opened)
+
+
+def _other_kinds(place: _Place, spec: type[Spec], actual: type[Spec], name: str) -> str:
+    """A sentence that names the kinds of the slot which have the key that this kind lacks; empty if there are none."""
+    having = sorted(kind for kind, part in _kinds(spec).items() if name in part.model_fields)
+    if not having or actual is spec:
+        return ""
+    return f"{dotted(place.trail)!r} is {cast('type[Part]', actual).kind!r}, which has no {name!r}; kinds that have it: {', '.join(having)}"
+
+
+def _kinds(spec: type[Spec]) -> Mapping[str, type[Spec]]:
+    return cast("type[Part]", spec).kinds() if is_slot(spec) else {}
+
+
+def _lists_of_parts(spec: type[Spec]) -> list[str]:
+    shapes = {name: shape_of(field.annotation) for name, field in spec.model_fields.items()}
+    return [name for name, shape in shapes.items() if shape.many and is_slot(shape.spec)]
+
+
+def _selects(part: type[Spec], name: str) -> bool:
+    if name in ("mixer", "feed_forward") and issubclass(part, Branch):
+        # Whether positions are mixed is a property of the kind; no field is looked at.
+        return part.__new__(part).mixes == (name == "mixer")
+    return issubclass(part, Part) and part.kind == name

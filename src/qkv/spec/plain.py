@@ -1,0 +1,71 @@
+"""The way back from ``Spec.parse``: a spec as the plain data that a person would write, and what a field can hold."""
+
+from __future__ import annotations
+
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, Union, cast, get_args, get_origin
+
+from qkv.spec.base import Part, Spec
+
+
+class Shape(NamedTuple):
+    """What a field holds: a spec (None for plain values), many of them or one, and whether bare text is meant as text."""
+
+    spec: type[Spec] | None
+    many: bool
+    text: bool
+
+
+def shape_of(annotation: Any) -> Shape:
+    """The shape that a field's annotation describes; ``X | None`` has the shape of ``X``."""
+    if get_origin(annotation) is Annotated:
+        return shape_of(get_args(annotation)[0])
+    choices = [a for a in get_args(annotation) if a is not type(None)]
+    if get_origin(annotation) in (tuple, list):
+        return Shape(shape_of(choices[0]).spec, True, False)
+    if get_origin(annotation) in (Union, UnionType) and len(choices) == 1:
+        return shape_of(choices[0])._replace(text=False)
+    if isinstance(annotation, type) and issubclass(annotation, Spec):
+        return Shape(annotation, False, False)
+    return Shape(None, False, annotation is str)
+
+
+def is_slot(spec: type[Spec] | None) -> bool:
+    """True for a slot, whose parts are told apart by ``kind``; False for one certain spec."""
+    return spec is not None and Part in spec.__bases__
+
+
+def plain(value: Any, in_slot: bool | None = None) -> Any:
+    """A spec with every field written out, parts without fields as their bare kind and masks as their expression.
+
+    ``type(spec).parse`` (for a part: its slot's) of the result is equal to ``spec``. Lists and plain values stay what they are.
+    ``in_slot`` says whether a part needs its ``kind``; a field of one certain type does not.
+    """
+    if isinstance(value, Part) and in_slot is not False:
+        return _part(value)
+    if isinstance(value, Spec):
+        return _fields(value)
+    if isinstance(value, (list, tuple)):
+        return [plain(item, in_slot) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in cast("dict[str, Any]", value).items()}
+    return value
+
+
+def _fields(spec: Spec) -> dict[str, Any]:
+    fields = type(spec).model_fields
+    return {name: plain(getattr(spec, name), is_slot(shape_of(field.annotation).spec)) for name, field in fields.items()}
+
+
+def _part(part: Part) -> Any:
+    slot = next(c for c in type(part).__mro__ if is_slot(c))
+    if "short_form" in vars(slot) and _reads_back(slot, str(part), part):
+        return str(part)
+    return {"kind": part.kind, **_fields(part)} if type(part).model_fields else part.kind
+
+
+def _reads_back(slot: type[Spec], text: str, part: Part) -> bool:
+    try:
+        return slot.parse(text) == part
+    except ValueError:
+        return False

@@ -1,0 +1,185 @@
+"""YAML 1.2 and JSON text read into plain data, with the line of every key; nothing that is read can build an object.
+
+PyYAML follows YAML 1.1, where ``1e-3`` is text and ``no`` is false, keeps the last of two equal keys and repeats what an
+alias names without bound. So only its events are used here: they are put together, and scalars are told apart, in this file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any, NoReturn, cast
+
+import yaml
+
+from qkv.spec.errors import Problem, SpecError
+
+SpecPath = tuple[str | int, ...]
+Lines = dict[SpecPath, int]
+
+MAX_DEPTH = 64
+MAX_VALUES = 100_000
+
+_INTEGER = re.compile(r"[-+]?[0-9]+\Z|0o[0-7]+\Z|0x[0-9a-fA-F]+\Z")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+_NOT_YAML = re.compile("[\x7f-\x9f\u2028\u2029]")
+_WORDS: dict[str, Any] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), float("inf")),
+    **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
+}
+
+
+def scalar(text: str) -> Any:
+    """A plain scalar of YAML 1.2's core schema: null, true, false, a number, or the text itself."""
+    if text in _WORDS:
+        return _WORDS[text]
+    try:
+        if _INTEGER.match(text):
+            return int(text, 0 if text[:2] in ("0o", "0x") else 10)
+        return float(text) if _FLOAT.match(text) else text
+    except ValueError:  # Python reads no integer of more than 4,300 digits
+        return text
+
+
+def read_yaml(text: str, source: str = "") -> tuple[Any, Lines]:
+    """One YAML document as plain data, and the line of every path in it. Raises ``SpecError``."""
+    reader = _Reader(source, text)
+    try:
+        return reader.document(), reader.lines
+    except yaml.YAMLError as error:
+        reader.refuse_syntax(error)
+
+
+def read_json(text: str, source: str = "") -> tuple[Any, Lines]:
+    """One JSON document as plain data, and the line of every path in it. Raises ``SpecError``."""
+    if not text.strip():
+        return None, {}
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _error(source, error.lineno, f"this is not JSON: {error.msg[0].lower() + error.msg[1:]}") from None
+    except (ValueError, RecursionError):
+        raise _error(source, 0, "a number is too long, or the data is nested too deeply") from None
+    # JSON is YAML but for tabs, which stand outside of its strings only, and some characters; what they mean was read above.
+    return data, read_yaml(_NOT_YAML.sub(lambda c: chr(0xE000 + ord(c[0])), text.replace("\t", " ")), source)[1]
+
+
+def _error(source: str, line: int, sentence: str) -> SpecError:
+    return SpecError([Problem((), sentence)], f"{source}:{line}".lstrip(":") if line else source)
+
+
+class _Reader:
+    """Puts the events of one document together."""
+
+    def __init__(self, source: str, text: str):
+        self.source, self.text = source, text
+        self.lines: Lines = {}
+        self.anchors: dict[str, tuple[Any, int]] = {}
+        self.count = 0
+        self.events: Iterator[Any] = iter(())
+
+    def document(self) -> Any:
+        self.events = cast("Iterator[Any]", yaml.parse(self.text, Loader=yaml.SafeLoader))  # pyright: ignore[reportUnknownMemberType]
+        self._next()
+        if isinstance(self._next(), yaml.StreamEndEvent):
+            return None
+        value = self._value(self._next(), (), 0)
+        self._next()
+        after = self._next()
+        if not isinstance(after, yaml.StreamEndEvent):
+            self._refuse(after, "a second document begins here ('---'); a file holds one")
+        return value
+
+    def _next(self) -> Any:
+        return next(self.events)
+
+    def _refuse(self, event: Any, sentence: str) -> NoReturn:
+        raise _error(self.source, event.start_mark.line + 1, sentence)
+
+    def _value(self, event: Any, path: SpecPath, depth: int, in_flow: bool = False) -> Any:
+        self._check(event, depth)
+        self.lines.setdefault(path, event.start_mark.line + 1)
+        if isinstance(event, yaml.AliasEvent):
+            return self._alias(event)
+        before = self.count
+        if isinstance(event, yaml.ScalarEvent):
+            value = self._scalar(event, in_flow)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            value = self._sequence(path, depth, bool(event.flow_style))
+        else:
+            value = self._mapping(path, depth, bool(event.flow_style))
+        if event.anchor:
+            self.anchors[event.anchor] = (value, self.count - before + 1)
+        return value
+
+    def _check(self, event: Any, depth: int, size: int = 1) -> None:
+        self.count += size
+        if self.count > MAX_VALUES:
+            self._refuse(event, f"the file holds more than {MAX_VALUES:,} values, counting what its aliases repeat")
+        if depth > MAX_DEPTH:
+            self._refuse(event, f"the data is nested deeper than {MAX_DEPTH} levels")
+        tag = getattr(event, "tag", None)
+        if tag:
+            self._refuse(event, f"the tag {tag.replace('tag:yaml.org,2002:', '!!')!r} is not read; a file holds plain data only")
+
+    def _alias(self, event: Any) -> Any:
+        if event.anchor not in self.anchors:
+            self._refuse(event, f"'*{event.anchor}' names nothing above; text that begins with '*' needs quotes")
+        value, size = self.anchors[event.anchor]
+        self._check(event, 0, size)
+        # A copy, so that an override of one place leaves the other alone.
+        return deepcopy(value)
+
+    def _scalar(self, event: Any, in_flow: bool) -> Any:
+        if not event.implicit[0]:
+            return event.value
+        if in_flow and event.value.count("(") > event.value.count(")"):
+            self._refuse(event, f"{event.value!r} is cut at a comma; inside [ ] and {{ }} a short form with commas needs quotes around it")
+        return scalar(event.value)
+
+    def _sequence(self, path: SpecPath, depth: int, in_flow: bool) -> list[Any]:
+        items: list[Any] = []
+        while not isinstance(event := self._next(), yaml.SequenceEndEvent):
+            items.append(self._value(event, (*path, len(items)), depth + 1, in_flow))
+        return items
+
+    def _mapping(self, path: SpecPath, depth: int, in_flow: bool) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        while not isinstance(event := self._next(), yaml.MappingEndEvent):
+            if not isinstance(event, yaml.ScalarEvent):
+                self._refuse(event, "a key is a word, not a list, a mapping or an alias")
+            self._check(event, depth)
+            key = str(event.value)
+            here = (*path, key)
+            if key == "<<":
+                self._refuse(event, "the merge key '<<' is not part of YAML 1.2; write the keys out")
+            if key in fields:
+                self._refuse(event, f"the key {key!r} stands here and in line {self.lines[here]}; keep one")
+            self.lines[here] = event.start_mark.line + 1
+            fields[key] = self._value(self._next(), here, depth + 1, in_flow)
+        return fields
+
+    def refuse_syntax(self, error: yaml.YAMLError) -> NoReturn:
+        """Say PyYAML's complaint in a sentence; a tab, its most frequent cause, by name."""
+        mark = getattr(error, "problem_mark", None)
+        rows = self.text.split("\n")
+        if mark is None:
+            position = getattr(error, "position", 0)
+            line = self.text.count("\n", 0, position) + 1
+            raise _error(self.source, line, f"the character {self.text[position : position + 1]!r} is not allowed in YAML") from None
+        tabbed = [i for i, row in enumerate(rows[: mark.line + 1], 1) if re.match(r" *\t", row)]
+        if self.text[mark.index : mark.index + 1] == "\t":
+            tabbed = [mark.line + 1]
+        if tabbed:
+            raise _error(self.source, tabbed[-1], "a tab stands here, and YAML allows only spaces; replace each tab by spaces") from None
+        begun = getattr(error, "context_mark", None)
+        since = f" that begins in line {begun.line + 1}" if begun and begun.line != mark.line else ""
+        context = getattr(error, "context", None)
+        complaint = ", ".join(filter(None, (context and context + since, getattr(error, "problem", None))))
+        raise _error(self.source, mark.line + 1, f"this is not YAML: {complaint}") from None

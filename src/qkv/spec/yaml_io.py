@@ -1,0 +1,182 @@
+"""Specs as files: a recipe or a model read from YAML or JSON, and written back so that reading gives the same spec."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import yaml
+
+from qkv.spec.base import Spec
+from qkv.spec.errors import Problem, SpecError, UserError
+from qkv.spec.model import Model
+from qkv.spec.overrides import Assignment, apply, assignments
+from qkv.spec.plain import plain
+from qkv.spec.reader import Lines, SpecPath, read_json, read_yaml, scalar
+from qkv.spec.recipe import Recipe
+
+S = TypeVar("S", bound=Spec)
+
+MAX_BYTES = 1_000_000
+
+
+def read_recipe(path: str | Path, overrides: Iterable[str] = (), quick: bool = False) -> Recipe:
+    """The recipe in a YAML or JSON file (a run folder stands for its ``spec.yaml``), changed by dotted ``overrides``.
+
+    ``quick`` applies the recipe's own ``quick`` overrides first. Raises ``UserError`` with file, line, path and one sentence.
+    """
+    data, lines, source = _read(path)
+    if "model" not in data and set(data) & (set(Model.model_fields) - set(Recipe.model_fields)):
+        raise SpecError([Problem((), "this file is a model alone; a recipe has the keys 'data' and 'model'")], source)
+    chosen = list(assignments(overrides))
+    if quick:
+        chosen = [*_quick(data, source, lines), *chosen]
+    return _parsed(Recipe, data, chosen, source, lines)
+
+
+def read_model(path: str | Path, overrides: Iterable[str] = ()) -> Model:
+    """The model in a YAML or JSON file that holds a recipe or only a model; override paths may begin with ``model.`` in both."""
+    data, lines, source = _read(path)
+    chosen = list(assignments(overrides))
+    if "model" in data or "data" in data:
+        prefixed = [a if a.path[0] in Recipe.model_fields else a.under("model") for a in chosen]
+        return _parsed(Recipe, data, prefixed, source, lines).model
+    return _parsed(Model, data, [a.below("model") for a in chosen], source, lines)
+
+
+def dump(spec: Spec) -> str:
+    """``spec`` as YAML text with every field written out; reading it gives an equal spec."""
+    text: str = yaml.dump(plain(spec), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=False)
+    return text
+
+
+def dump_json(spec: Spec) -> str:
+    """``spec`` as JSON text with every field written out; reading it gives an equal spec."""
+    return json.dumps(plain(spec), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_spec(path: str | Path, spec: Spec) -> None:
+    """Write ``spec`` as JSON if the name ends in ``.json``, else as YAML: whole, or not at all."""
+    path = Path(path)
+    text = dump_json(spec) if path.suffix == ".json" else dump(spec)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with unfinished.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise UserError(f"{path}: the file cannot be written ({error.strerror})") from None
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+
+
+def _parsed(top: type[S], data: dict[str, Any], chosen: list[Assignment], source: str, lines: Lines) -> S:
+    origins: dict[SpecPath, str] = {}
+    try:
+        data, origins = apply(data, chosen, top)
+        return top.parse(data, source, lines)
+    except SpecError as error:
+        if error.source.startswith("override"):
+            raise
+        cause = _to_blame(error.problems[0].path, origins)
+        if cause is None:
+            raise SpecError(error.problems, source, lines) from None
+        raise SpecError(error.problems, f"override {cause!r}") from None
+
+
+def _to_blame(path: SpecPath, origins: dict[SpecPath, str]) -> str | None:
+    """The override that set what is wrong, or else something inside it; None if the file says it alone."""
+    around = [text for place, text in origins.items() if path[: len(place)] == place]
+    inside = [text for place, text in origins.items() if path and place[: len(path)] == path]
+    return next(iter([*around, *inside]), None)
+
+
+def _quick(data: dict[str, Any], source: str, lines: Lines) -> list[Assignment]:
+    values = data.get("quick")
+    if not values:
+        where = f"{source}:{lines[('quick',)]}" if ("quick",) in lines else source
+        raise SpecError([Problem((), "this recipe has no short form; its key 'quick' would hold dotted overrides")], where)
+    if not isinstance(values, dict):
+        raise SpecError([Problem(("quick",), "the short form is a mapping of dotted paths to values")], source, lines)
+    return [Assignment.of(name, value) for name, value in cast("dict[str, Any]", values).items()]
+
+
+def _read(path: str | Path) -> tuple[dict[str, Any], Lines, str]:
+    path = Path(path)
+    if (path / "spec.yaml").is_file():
+        path = path / "spec.yaml"
+    source = str(path)
+    text = _text(path)
+    data, lines = read_json(text, source) if path.suffix == ".json" else read_yaml(text, source)
+    if data is None:
+        raise SpecError([Problem((), "the file is empty; a recipe has at least the key 'data', a model any of its keys")], source)
+    if not isinstance(data, dict):
+        found = "a list" if isinstance(data, list) else "a single value"
+        raise SpecError(
+            [Problem((), f"the file holds {found}; a recipe or a model is a mapping of keys such as 'model' or 'width'")], source
+        )
+    return cast("dict[str, Any]", data), lines, source
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file{_near(path)}") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: this is a folder, and not a run; give a recipe or model file{_specs_in(path)}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: the file cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    if len(raw) > MAX_BYTES:
+        raise UserError(f"{path}: the file is larger than {MAX_BYTES // 1000:,} kB, so it is not a recipe or a model") from None
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}:{line}: byte {raw[error.start]:#04x} is not UTF-8; save the file as UTF-8") from None
+
+
+def _near(path: Path) -> str:
+    """The file of the same folder whose name is nearest, as a clause."""
+    try:
+        names = [entry.name for entry in os.scandir(path.parent)]
+    except OSError:
+        return f", and no folder {str(path.parent)!r}"
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
+    return f"; did you mean {str(path.parent / close[0])!r}?" if close else _specs_in(path.parent)
+
+
+def _specs_in(folder: Path) -> str:
+    names = sorted(p.name for p in folder.iterdir() if p.suffix in (".yaml", ".yml", ".json"))
+    return f"; {str(folder)!r} holds {', '.join(names[:8])}" if names else ""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what readers of YAML 1.1 and of 1.2 read alike: text that either would take for something else is quoted."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    rows = text.split("\n")
+    if len(rows) > 1 and all(row == row.strip() and row.isprintable() for row in rows) and rows[0] and rows[-1]:
+        style = "|"
+    else:
+        style = None if scalar(text) == text and text.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)  # pyright: ignore[reportUnknownMemberType]
+
+
+_Dumper.add_representer(str, _write_text)
