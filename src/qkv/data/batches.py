@@ -1,0 +1,49 @@
+"""Batches of a corpus. The batch of a step depends on (seed, step) alone, so that a resumed run sees what it would have seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qkv.data import buckets, windows  # noqa: F401  (their classes register themselves)
+from qkv.data.batch import Batch
+from qkv.data.corpus import TRAIN, VALIDATION, Corpus
+from qkv.data.layouts import LAYOUTS, Layout
+from qkv.spec import data as spec
+from qkv.spec.errors import UserError
+
+
+class Batches:
+    """Batches of ``batch_size`` rows of at most ``length`` positions, laid out as ``batching`` says.
+
+    Raises ``UserError`` if one of the two parts is too short for the layout.
+    """
+
+    def __init__(self, corpus: Corpus, batching: spec.Batching, batch_size: int, length: int, seed: int = 0):
+        if type(batching) not in LAYOUTS:
+            raise UserError(f"data.batching: {batching.kind!r} has no layout; register one with qkv.data.layouts.lays")
+        layout = LAYOUTS[type(batching)]
+        self._train, self._validation = (
+            _checked(layout(batching, corpus.splits[name], batch_size, length, seed), corpus, name) for name in (TRAIN, VALIDATION)
+        )
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step of training: equal for equal (seed, step), whatever was asked for before."""
+        return self._train.batch(step)
+
+    def validation(self, batches: int | None = None) -> Iterator[Batch]:
+        """Held-out batches, the same at every call: with None every target of the part once, else so many batches spread over it."""
+        return self._validation.every_row(batches)
+
+    @property
+    def padding(self) -> float:
+        """The share of positions in training batches that are padding; 0 where rows are full."""
+        return self._train.padding()
+
+
+def _checked(layout: Layout, corpus: Corpus, part: str) -> Layout:
+    problem = layout.problem()
+    if problem:
+        sizes = " and ".join(f"{len(split.ids)} for {name}" for name, split in corpus.splits.items())
+        remedy = f"give more text (there are {sizes}), a shorter model.context_length or another data.validation_fraction"
+        raise UserError(f"data.source: the {part} part of {corpus.name!r} {problem}; {remedy}")
+    return layout

@@ -1,0 +1,90 @@
+"""The user's cache: results that are written whole or not at all, and made anew when they are missing or damaged."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import platformdirs
+
+from qkv.spec.errors import UserError
+
+T = TypeVar("T")
+PARTIAL = ".partial-"
+ABANDONED = 24 * 3600
+"""Seconds after which an unfinished folder is taken to be a killed process's."""
+
+
+def cache_folder() -> Path:
+    """What ``QKV_CACHE`` names, or the user's cache folder of this system."""
+    return Path(os.environ.get("QKV_CACHE") or platformdirs.user_cache_dir("qkv"))
+
+
+def stored(key: str, load: Callable[[Path], T | None], build: Callable[[Path], None]) -> T:
+    """``load`` of the folder ``key``, which ``build`` fills if it is not there or ``load`` gives None.
+
+    A cache that cannot be written is replaced by a temporary folder for this process. Raises ``UserError`` if that fails too.
+    """
+    home = cache_folder() / "ids"
+    found = load(home / key)
+    if found is not None:
+        return found
+    try:
+        return _built(home / key, load, build)
+    except OSError as error:
+        refused = error
+    logging.getLogger(__name__).warning("the cache %s cannot be written (%s); using a temporary folder", home, refused.strerror)
+    try:
+        temporary = Path(tempfile.mkdtemp(prefix="qkv-"))
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        return _built(temporary / key, load, build)
+    except OSError as error:
+        raise UserError(
+            f"the ids of the text can be written neither to the cache {home} ({refused.strerror}) "
+            f"nor to {tempfile.gettempdir()} ({error.strerror}); make room, or name another folder with QKV_CACHE"
+        ) from None
+
+
+def _built(target: Path, load: Callable[[Path], T | None], build: Callable[[Path], None]) -> T:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(target.parent)
+    partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=target.parent))
+    try:
+        build(partial)
+        _publish(partial, target, load)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    result = load(target)
+    if result is None:
+        raise OSError(errno.EIO, "what was written reads back damaged")
+    return result
+
+
+def _publish(partial: Path, target: Path, load: Callable[[Path], object | None]) -> None:
+    """Rename, unless another process was faster; a damaged folder in the way is removed."""
+    try:
+        os.rename(partial, target)
+    except OSError:
+        if not target.exists():
+            raise
+        if load(target) is None:
+            shutil.rmtree(target)
+            os.rename(partial, target)
+
+
+def _sweep(home: Path) -> None:
+    for folder in home.glob(f"{PARTIAL}*"):
+        try:
+            abandoned = time.time() - folder.stat().st_mtime > ABANDONED
+        except OSError:  # another process has just finished with it
+            continue
+        if abandoned:
+            shutil.rmtree(folder, ignore_errors=True)

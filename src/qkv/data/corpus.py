@@ -1,0 +1,242 @@
+"""A text as ids on disk: encoded once, memory-mapped, found again by the content of the text and how it was encoded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import tokenizers
+
+from qkv.data.cache import stored
+from qkv.data.documents import pieces
+from qkv.data.progress import progress
+from qkv.data.sources import Source, resolve
+from qkv.data.text import Text
+from qkv.spec import data as spec
+from qkv.spec.errors import UserError
+from qkv.tokenizers.coders import SpaceBorders
+from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
+from qkv.tokenizers.train import train, trainer_of
+
+FORMAT = 1
+"""Raised when what is written changes, so that older folders are left alone."""
+
+TRAIN, VALIDATION = "train", "validation"
+LEAST = 2
+"""Characters that a part needs: one to see, one to predict."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How long one part is. ``unknown``: how many of its tokens are the unknown one."""
+
+    characters: int
+    bytes: int
+    tokens: int
+    documents: int
+    unknown: int
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Nats per token, divided by this and by ln 2, are bits per byte."""
+        return self.bytes / self.tokens
+
+    @property
+    def characters_per_token(self) -> float:
+        """Nats per token, divided by this and by ln 2, are bits per character."""
+        return self.characters / self.tokens
+
+
+@dataclass(frozen=True)
+class Split:
+    """One part. ``ids`` (tokens,) of the smallest unsigned type; ``documents`` (documents,) int64: the first position of each. Both mapped."""
+
+    ids: np.ndarray
+    documents: np.ndarray
+    counts: Counts
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a corpus holds, for tables and files."""
+
+    source: str
+    vocab_size: int
+    train: Counts
+    validation: Counts
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain nested data with the rates written out."""
+        found = asdict(self)
+        for name, counts in ((TRAIN, self.train), (VALIDATION, self.validation)):
+            found[name] |= {"bytes_per_token": counts.bytes_per_token, "characters_per_token": counts.characters_per_token}
+        return found
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Two parts of one text under one tokenizer."""
+
+    name: str
+    tokenizer: Tokenizer
+    splits: dict[str, Split]
+
+    @property
+    def train(self) -> np.ndarray:
+        """The ids that are learned from."""
+        return self.splits[TRAIN].ids
+
+    @property
+    def validation(self) -> np.ndarray:
+        """The ids that are held out."""
+        return self.splits[VALIDATION].ids
+
+    def summary(self) -> Summary:
+        """How long both parts are, in characters, bytes, tokens and documents."""
+        return Summary(self.name, self.tokenizer.vocab_size, self.splits[TRAIN].counts, self.splits[VALIDATION].counts)
+
+
+def open_corpus(data: spec.Data, tokenizer: Tokenizer | None = None) -> Corpus:
+    """The corpus of ``data``, from the cache or made now, in memory that does not grow with the text.
+
+    Where the source has no split of its own, the last ``validation_fraction`` of its characters is held out. The tokenizer is trained on
+    the rest alone, unless one is given. With a separator, each document is encoded by itself.
+    Raises ``UserError`` for a source that is missing, not UTF-8 or too short, and where the ids cannot be written.
+    """
+    source = resolve(data.source)
+    if tokenizer is None and trainer_of(data.tokenizer).sample == 0:
+        tokenizer = train(data.tokenizer, ())
+    folder = _key(source, data, tokenizer)
+    splits, tokenizer = stored(folder, _load, lambda partial: _build(partial, source, data, tokenizer))
+    return Corpus(source.name, tokenizer, splits)
+
+
+def _key(source: Source, data: spec.Data, tokenizer: Tokenizer | None) -> str:
+    """All that decides the ids, as a name for a folder."""
+    if tokenizer is None:
+        scheme: Any = [data.tokenizer.to_dict(), tokenizers.__version__]
+    else:
+        scheme = hashlib.sha256(tokenizer.core.to_str().encode()).hexdigest()
+    fraction = None if source.validation else data.validation_fraction
+    decides = [FORMAT, source.digest, fraction, scheme, _separator(data)]
+    return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]
+
+
+def _separator(data: spec.Data) -> str | None:
+    return getattr(data.batching, "separator", None)
+
+
+class _Part(NamedTuple):
+    """Characters ``start`` to ``stop`` of a text."""
+
+    text: Text
+    start: int
+    stop: int
+
+    def blocks(self) -> Iterator[str]:
+        return self.text.blocks(self.start, self.stop)
+
+
+def _parts(source: Source, fraction: float) -> dict[str, _Part]:
+    count = source.train.size().characters
+    if source.validation:
+        return {TRAIN: _Part(source.train, 0, count), VALIDATION: _Part(source.validation, 0, source.validation.size().characters)}
+    if not count:
+        raise UserError(f"data.source: {source.name!r} is empty; a text needs at least {2 * LEAST} characters")
+    border = int(count * (1 - fraction))
+    if border < LEAST or count - border < LEAST:
+        raise UserError(
+            f"data.source: {source.name!r} holds {count} character{'s' * (count > 1)}; validation_fraction={fraction:g} leaves {border} for "
+            f"training and {count - border} for validation, and each needs at least {LEAST}"
+        )
+    return {TRAIN: _Part(source.train, 0, border), VALIDATION: _Part(source.train, border, count)}
+
+
+def _build(folder: Path, source: Source, data: spec.Data, tokenizer: Tokenizer | None) -> None:
+    """Fill ``folder`` with the ids and documents of both parts, the tokenizer, and last the counts."""
+    parts = _parts(source, data.validation_fraction)
+    separator = _separator(data)
+    if tokenizer is None:
+        tokenizer = train(data.tokenizer, _sample(parts[TRAIN], separator, trainer_of(data.tokenizer).sample))
+    with progress(f"encoding {source.name}", sum(part.stop - part.start for part in parts.values())) as advance:
+        counts = {}
+        for name, part in parts.items():
+            with (folder / f"{name}.ids").open("xb") as ids, (folder / f"{name}.documents").open("xb") as documents:
+                writer = _Writer(tokenizer, ids, documents)
+                for block in pieces(part.blocks(), tokenizer, separator):
+                    advance(writer.write([piece.text for piece in block], [piece.opens for piece in block]))
+                counts[name] = writer.finished(source.name)
+    tokenizer.save(folder / FILE_NAME)
+    with (folder / "counts.json").open("x", encoding="utf-8") as file:
+        json.dump({name: asdict(found) for name, found in counts.items()}, file)
+        os.fsync(file.fileno())
+
+
+def _sample(part: _Part, separator: str | None, most: int | None) -> Iterator[str]:
+    """Pieces of the text, evenly spread where there is more of it than a trainer needs."""
+    every = 1 if most is None else -(-(part.stop - part.start) // most)
+    for i, block in enumerate(pieces(part.blocks(), SpaceBorders(), separator)):
+        if i % every == 0:
+            yield from (piece.text for piece in block)
+
+
+class _Writer:
+    """Encodes pieces of one part and appends their ids and document borders."""
+
+    def __init__(self, tokenizer: Tokenizer, ids: BinaryIO, documents: BinaryIO):
+        self._tokenizer, self._ids, self._documents = tokenizer, ids, documents
+        self._count = dict.fromkeys(Counts.__dataclass_fields__, 0)
+
+    def write(self, texts: list[str], opens: list[bool]) -> int:
+        """Returns how many characters were written."""
+        if not texts:
+            return 0
+        ids, lengths = self._tokenizer.encode_many(texts)
+        opens[0] |= not self._count["characters"]
+        starts = (self._count["tokens"] + np.cumsum(lengths) - lengths)[np.array(opens)]
+        self._ids.write(ids.data)
+        self._documents.write(starts.astype(np.int64).data)
+        characters = sum(map(len, texts))
+        self._count["characters"] += characters
+        self._count["bytes"] += sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
+        self._count["tokens"] += len(ids)
+        self._count["documents"] += len(starts)
+        if self._tokenizer.unknown_id is not None:
+            self._count["unknown"] += int(np.count_nonzero(ids == self._tokenizer.unknown_id))
+        return characters
+
+    def finished(self, name: str) -> Counts:
+        if not self._count["tokens"]:
+            raise UserError(f"data.tokenizer: a part of {name!r}, {self._count['characters']} characters long, gives no ids at all")
+        for file in (self._ids, self._documents):
+            file.flush()
+            os.fsync(file.fileno())
+        return Counts(**self._count)
+
+
+def _load(folder: Path) -> tuple[dict[str, Split], Tokenizer] | None:
+    """What ``_build`` wrote, or None where it is missing, cut short or not what the counts say."""
+    try:
+        counts = json.loads((folder / "counts.json").read_text(encoding="utf-8"))
+        tokenizer = Tokenizer.load(folder / FILE_NAME)
+        return {name: _split(folder, name, Counts(**counts[name]), tokenizer.dtype) for name in (TRAIN, VALIDATION)}, tokenizer
+    except (OSError, UserError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _split(folder: Path, name: str, counts: Counts, dtype: np.dtype) -> Split:
+    ids = _mapped(folder / f"{name}.ids", dtype, counts.tokens)
+    return Split(ids, _mapped(folder / f"{name}.documents", np.dtype(np.int64), counts.documents), counts)
+
+
+def _mapped(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
+    """A plain array over the mapped file: np.memmap itself is slow to index."""
+    if path.stat().st_size != count * dtype.itemsize:
+        raise ValueError(f"{path} has another size than its counts say")
+    return np.asarray(np.memmap(path, dtype, mode="r"))

@@ -1,0 +1,53 @@
+"""A published file, fetched once and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import tempfile
+import urllib.request
+from pathlib import Path
+
+from qkv.data.named import Published
+from qkv.data.progress import progress
+
+TIMEOUT = 30
+"""Seconds without an answer after which the network counts as absent."""
+
+
+class DownloadError(Exception):
+    """Why a file could not be had, as the end of a sentence."""
+
+
+def download(file: Published, target: Path) -> None:
+    """Fetch ``file`` and write it to ``target`` if size and SHA-256 are right. Raises ``DownloadError``, and ``OSError`` from the disk."""
+    content = _fetched(file)
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != file.sha256:
+        raise DownloadError(
+            f"what came is not the published file: {len(content)} bytes with SHA-256 {digest[:12]}… instead of {file.sha256[:12]}…"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".download-", delete=False) as temporary:
+        try:
+            temporary.write(content)
+            temporary.flush()
+            os.fsync(temporary.fileno())
+            os.replace(temporary.name, target)
+        except BaseException:
+            os.unlink(temporary.name)
+            raise
+
+
+def _fetched(file: Published) -> bytes:
+    """At most one byte more than the published size, so that an endless answer ends."""
+    content = bytearray()
+    try:
+        with urllib.request.urlopen(file.url, timeout=TIMEOUT) as answer, progress(f"downloading {file.name}", file.size) as advance:
+            while len(content) <= file.size and (block := answer.read(min(1 << 16, file.size + 1 - len(content)))):
+                content += block
+                advance(len(block))
+    except (OSError, http.client.HTTPException) as error:
+        raise DownloadError(str(getattr(error, "reason", "") or error or type(error).__name__)) from None
+    return bytes(content)

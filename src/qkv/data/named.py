@@ -1,0 +1,44 @@
+"""The data sets known by name: their files, where these are published, and what they must contain."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Published(NamedTuple):
+    """A file: its name, where it is, its size in bytes and the SHA-256 of its unpacked content."""
+
+    name: str
+    url: str
+    size: int
+    sha256: str
+
+
+class Known(NamedTuple):
+    """A data set of one file, or of two: ``validation`` is its own held-out part."""
+
+    train: Published
+    validation: Published | None = None
+
+
+PYTHON_DOCS = "python-docs"
+"""The language reference that every CPython carries for ``help()``: no file, no download."""
+
+_WIKITEXT = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/"
+
+KNOWN = {
+    "tinyshakespeare": Known(
+        Published(
+            "input.txt",
+            "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+            1115394,
+            "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+        )
+    ),
+    "wikitext-2": Known(
+        Published("train.txt", _WIKITEXT + "train.txt", 10797148, "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f"),
+        Published("valid.txt", _WIKITEXT + "valid.txt", 1121681, "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8"),
+    ),
+}
+
+NAMES = (*KNOWN, PYTHON_DOCS)

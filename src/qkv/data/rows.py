@@ -1,0 +1,55 @@
+"""Rows cut from the ids of one part, and random numbers that depend on (seed, step) alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from qkv.data.batch import IGNORED, Batch
+
+
+def random(seed: int, step: int) -> np.random.Generator:
+    """A generator of its own for each (seed, step): Philox is keyed by both (Salmon et al. 2011)."""
+    return np.random.Generator(np.random.Philox(key=np.array([seed % 2**64, step], np.uint64)))
+
+
+def windows(ids: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
+    """(rows, length + 1) int64: from each start on, the inputs and the target of the last one."""
+    return ids[starts[:, None] + np.arange(length + 1)].astype(np.int64)
+
+
+def full_rows(ids: np.ndarray, starts: np.ndarray, length: int) -> Batch:
+    """One row a start, ``length`` targets each."""
+    return _batch(windows(ids, starts, length))
+
+
+def padded_rows(ids: np.ndarray, starts: np.ndarray, targets: np.ndarray, length: int) -> Batch:
+    """One row a start with ``targets[row]`` <= ``length`` targets, padded on the right with the id 0 where there are fewer."""
+    if (targets == length).all():
+        return full_rows(ids, starts, length)
+    place = np.arange(length + 1)
+    found = ids[starts[:, None] + np.minimum(place, targets[:, None])].astype(np.int64)
+    padding = place[:-1] >= targets[:, None]
+    batch = _batch(found)
+    batch.ids[torch.from_numpy(padding)] = 0
+    batch.targets[torch.from_numpy(padding)] = IGNORED
+    return Batch(batch.ids, batch.targets, lengths=torch.from_numpy(targets.astype(np.int64)))
+
+
+def with_segments(batch: Batch, documents: np.ndarray, starts: np.ndarray) -> Batch:
+    """``batch`` with the document of each position; a target in another document than its position is ignored.
+
+    ``documents``: the first position of each document in the ids; ``starts``: where each row begins in the ids.
+    """
+    rows, length = batch.ids.shape
+    opens = np.zeros((rows, length + 1), np.int64)
+    first = np.searchsorted(documents, starts, side="right")
+    last = np.searchsorted(documents, starts + length, side="right")
+    for row in range(rows):
+        opens[row, documents[first[row] : last[row]] - starts[row]] = 1
+    batch.targets[torch.from_numpy(opens[:, 1:] == 1)] = IGNORED
+    return Batch(batch.ids, batch.targets, batch.lengths, torch.from_numpy(np.cumsum(opens[:, :-1], axis=1)))
+
+
+def _batch(found: np.ndarray) -> Batch:
+    return Batch(torch.from_numpy(found[:, :-1].copy()), torch.from_numpy(found[:, 1:].copy()))

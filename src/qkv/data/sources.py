@@ -1,0 +1,88 @@
+"""What ``data.source`` names: a file, or a known data set."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from qkv.data.cache import cache_folder
+from qkv.data.download import DownloadError, download
+from qkv.data.named import KNOWN, NAMES, PYTHON_DOCS, Published
+from qkv.data.text import Text
+from qkv.spec.errors import UserError, nearest
+
+
+class Source(NamedTuple):
+    """A text, and its held-out part if it has one of its own. ``digest`` changes with the content."""
+
+    name: str
+    train: Text
+    validation: Text | None
+    digest: str
+
+
+def resolve(source: str) -> Source:
+    """A known data set, or else the file ``source``. A file with a known name is written ``./name``.
+
+    Looked for in the folder that ``QKV_DATA`` names, then in the user's cache, then downloaded to the cache.
+    Raises ``UserError`` if there is no such file or name, or if it cannot be had.
+    """
+    if source == PYTHON_DOCS:
+        return _source(source, _python_docs())
+    if source in KNOWN:
+        train, validation = KNOWN[source]
+        return _source(source, _published(source, train), _published(source, validation) if validation else None)
+    path = Path(source).expanduser()
+    if path.is_file():
+        return _source(source, Text.of_file(path, source))
+    if path.is_dir():
+        raise UserError(f"data.source: {source!r} is a directory; name one text file")
+    if path.exists():
+        raise UserError(f"data.source: {source!r} is not a regular file, and a text is read more than once; name a text file")
+    raise UserError(f"data.source: there is no file {source!r} and no known data set of that name; {nearest(source, NAMES)}")
+
+
+def _source(name: str, train: Text, validation: Text | None = None) -> Source:
+    parts = [part.digest() for part in (train, validation) if part]
+    return Source(name, train, validation, hashlib.sha256("".join(parts).encode()).hexdigest())
+
+
+def _python_docs() -> Text:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise UserError(
+            f"data.source: this Python was installed without pydoc_data, the text of {PYTHON_DOCS!r}; name a text file"
+        ) from None
+    return Text.of_string("\n\n".join(topics[name].strip() for name in sorted(topics)) + "\n", PYTHON_DOCS)
+
+
+def _published(name: str, file: Published) -> Text:
+    """The file from the first place that has it. One with other content is refused: a name stands for one text."""
+    data, cache = os.environ.get("QKV_DATA"), cache_folder() / "data"
+    for folder in (Path(data), cache) if data else (cache,):
+        for path in (folder / name / file.name, folder / name / f"{file.name}.gz"):
+            if path.is_file():
+                return _checked(name, file, path)
+    target = cache / name / file.name
+    looked = f"{file.name} of {name!r} is neither in QKV_DATA ({data or 'not set'}) nor in the cache ({cache})"
+    try:
+        download(file, target)
+    except DownloadError as error:
+        raise UserError(
+            f"data.source: {looked}, and downloading {file.url} failed: {error}; connect to the network, or put the file at {target}"
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"data.source: {looked}, and {target} cannot be written: {error.strerror}; name another folder with QKV_CACHE"
+        ) from None
+    return Text.of_file(target)
+
+
+def _checked(name: str, file: Published, path: Path) -> Text:
+    text = Text.of_file(path)
+    if text.digest() != file.sha256:
+        raise UserError(f"data.source: {path} is not the published {file.name} of {name!r}; remove it, or use it as the file {str(path)!r}")
+    return text

@@ -1,0 +1,117 @@
+"""A text of any size, read in blocks: from a file, packed with gzip or not, or from memory."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import hashlib
+import io
+import itertools
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from qkv.spec.errors import UserError
+
+BLOCK = 1 << 18
+"""Bytes that are read at once."""
+
+
+class Size(NamedTuple):
+    """How long a text is."""
+
+    characters: int
+    bytes: int
+
+
+class Text:
+    """UTF-8 text. ``name`` stands for it in errors; ``open_bytes`` opens it anew, from its beginning, unpacked.
+
+    Line ends stay as they are; a byte order mark at the beginning is dropped.
+    """
+
+    def __init__(self, name: str, open_bytes: Callable[[], BinaryIO]):
+        self.name = name
+        self._open = open_bytes
+
+    @classmethod
+    def of_file(cls, path: Path, name: str = "") -> Text:
+        """The text of a file; gzip is told by the file's first two bytes."""
+        return cls(name or str(path), lambda: _unpacked(path))
+
+    @classmethod
+    def of_string(cls, text: str, name: str) -> Text:
+        """Text in memory."""
+        return cls(name, lambda: io.BytesIO(text.encode()))
+
+    def raw(self) -> Iterator[bytes]:
+        """The bytes in blocks. Raises ``UserError`` where the file cannot be read."""
+        with self._readable(), self._open() as file:
+            while block := file.read(BLOCK):
+                yield block
+
+    def digest(self) -> str:
+        """SHA-256 of the bytes."""
+        digest = hashlib.sha256()
+        for block in self.raw():
+            digest.update(block)
+        return digest.hexdigest()
+
+    def size(self) -> Size:
+        """Read all, and count. Raises ``UserError`` for bytes that are not UTF-8."""
+        characters = in_bytes = 0
+        for block in self.blocks():
+            characters += len(block)
+            in_bytes += len(block) if block.isascii() else len(block.encode())
+        return Size(characters, in_bytes)
+
+    def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
+        """Characters ``start`` to ``stop`` in blocks. Raises ``UserError`` with byte and line where the bytes are not UTF-8."""
+        position = 0
+        for block in self._decoded():
+            begin, position = position, position + len(block)
+            if position > start and (part := block[max(0, start - begin) : None if stop is None else max(0, stop - begin)]):
+                yield part
+            if stop is not None and position >= stop:
+                return
+
+    def _decoded(self) -> Iterator[str]:
+        offset, rest = 0, b""
+        for block in itertools.chain(self.raw(), (b"",)):
+            data = rest + block
+            try:
+                text, used = codecs.utf_8_decode(data, "strict", not block)
+            except UnicodeDecodeError as error:
+                raise UserError(self._not_utf8(offset + error.start, data[error.start], error.reason)) from None
+            yield text.removeprefix("\ufeff") if not offset else text
+            offset, rest = offset + used, data[used:]
+
+    def _not_utf8(self, at: int, byte: int, reason: str) -> str:
+        line = 1 + sum(part.count(b"\n") for part in _first(self.raw(), at))
+        hint = "it looks like UTF-16" if at == 0 and byte in (0xFE, 0xFF) else reason
+        return f"{self.name} is not UTF-8 text: byte 0x{byte:02x} at offset {at} (line {line}): {hint}; convert the file to UTF-8"
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise UserError(f"{self.name} is a damaged gzip file: {error}") from None
+        except OSError as error:
+            raise UserError(f"{self.name} cannot be read: {error.strerror or error}") from None
+
+
+def _unpacked(path: Path) -> BinaryIO:
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
+
+
+def _first(blocks: Iterator[bytes], count: int) -> Iterator[bytes]:
+    for block in blocks:
+        yield block[:count]
+        count -= len(block)
+        if count <= 0:
+            return

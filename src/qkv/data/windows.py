@@ -1,0 +1,52 @@
+"""Windows of one length, cut from running text."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from qkv.data.batch import Batch
+from qkv.data.corpus import Split
+from qkv.data.layouts import Layout, lays
+from qkv.data.rows import full_rows, padded_rows, random, with_segments
+from qkv.spec import data as spec
+
+
+@lays(spec.RandomCrops)
+class RandomCrops(Layout):
+    """Windows that begin anywhere, drawn with replacement; held-out text is laid into windows end to end."""
+
+    def __init__(self, batching: spec.Batching, split: Split, batch_size: int, length: int, seed: int):
+        super().__init__(batching, split, batch_size, length, seed)
+        self.num_targets = len(split.ids) - 1
+        self.num_rows = -(-self.num_targets // length)
+
+    def batch(self, step: int) -> Batch:
+        starts = random(self.seed, step).integers(0, len(self.split.ids) - self.length, self.batch_size)
+        return full_rows(self.split.ids, starts, self.length)
+
+    def rows(self, index: np.ndarray) -> Batch:
+        starts = index * self.length
+        return padded_rows(self.split.ids, starts, np.minimum(self.length, self.num_targets - starts), self.length)
+
+
+@lays(spec.Packed)
+class Packed(RandomCrops):
+    """Windows laid end to end, each full one seen once an epoch in an order drawn anew; what is left at the end of the text is not seen."""
+
+    def __init__(self, batching: spec.Packed, split: Split, batch_size: int, length: int, seed: int):
+        super().__init__(batching, split, batch_size, length, seed)
+        self._order = lru_cache(maxsize=2)(self._draw)
+
+    def _draw(self, epoch: int) -> np.ndarray:
+        return random(self.seed, epoch).permutation(np.arange(self.num_targets // self.length, dtype=np.uint32))
+
+    def batch(self, step: int) -> Batch:
+        per_epoch = self.num_targets // self.length
+        place = step * self.batch_size + np.arange(self.batch_size)
+        epoch = place // per_epoch
+        return self.rows(np.concatenate([self._order(int(e))[place[epoch == e] % per_epoch] for e in np.unique(epoch)]).astype(np.int64))
+
+    def rows(self, index: np.ndarray) -> Batch:
+        return with_segments(super().rows(index), self.split.documents, index * self.length)

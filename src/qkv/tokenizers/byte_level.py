@@ -1,0 +1,39 @@
+"""Tokens as the bytes that they stand for, which is what makes decoding exact and streamable."""
+
+from __future__ import annotations
+
+import tokenizers
+from tokenizers import decoders, models
+
+
+def _symbols() -> list[str]:
+    """The printable character that stands for each byte in a byte-level vocabulary (GPT-2 2019)."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+SYMBOLS = _symbols()
+_BYTE_OF = {symbol: byte for byte, symbol in enumerate(SYMBOLS)}
+
+
+def token_bytes(core: tokenizers.Tokenizer) -> list[bytes] | None:
+    """The bytes of every id, or None where what a token reads as depends on its neighbours (WordPiece, SentencePiece)."""
+    if isinstance(core.decoder, decoders.ByteLevel):
+        spell = _from_symbols
+    elif isinstance(core.decoder, decoders.Fuse) and isinstance(core.model, models.WordLevel):
+        spell = str.encode
+    else:
+        return None
+    vocab = core.get_vocab(with_added_tokens=True)
+    table = [b""] * (1 + max(vocab.values(), default=-1))
+    for token, index in vocab.items():
+        table[index] = spell(token)
+    return table
+
+
+def _from_symbols(token: str) -> bytes:
+    try:
+        return bytes(_BYTE_OF[symbol] for symbol in token)
+    except KeyError:  # an added token is written as itself
+        return token.encode()

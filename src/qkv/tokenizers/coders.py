@@ -1,0 +1,178 @@
+"""Text to arrays of ids at the speed of numpy, where a vocabulary allows it. Each coder gives the ids of the library's own path.
+
+A coder also knows its **borders**: the places where a text can be cut so that the ids of the parts, joined, are the ids of the whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import tokenizers
+from tokenizers import models
+
+from qkv.tokenizers.byte_level import SYMBOLS
+
+# Unicode's White_Space, which is what the library's \s matches; Python's own \s adds U+001C to U+001F.
+SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+
+CHARACTERS = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+WORDS = {"type": "Split", "pattern": {"Regex": r"\w+|\s+|[^\w\s]"}, "behavior": "Isolated", "invert": False}
+WHOLE_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+BYTE_WORDS = {**WHOLE_BYTES, "use_regex": True}
+
+# A unit is a stretch of text whose ids do not depend on what stands around it. Words: a run of spaces, or of anything else.
+# Byte-level words (GPT-2's pattern): a space joins what follows it, and a longer run of spaces keeps all but its last.
+WORD_UNITS = (re.compile(f"[{SPACE}]+|[^{SPACE}]+"), re.compile(f"(?<=[^{SPACE}])(?=[{SPACE}])|(?<=[{SPACE}])(?=[^{SPACE}])"))
+BYTE_WORD_UNITS = (re.compile(f"[{SPACE}]?[^{SPACE}]+|[{SPACE}]+(?![^{SPACE}])"), re.compile(f"(?=[{SPACE}][^{SPACE}])"))
+
+
+class SpaceBorders:
+    """Cuts where units of ``borders`` meet; by default those of byte-level words."""
+
+    piece_size = 1 << 18
+
+    def __init__(self, borders: re.Pattern[str] = BYTE_WORD_UNITS[1]):
+        self._borders = borders
+
+    def border(self, text: str) -> int:
+        """The last border in ``text``; 0 if there is none."""
+        for begin in (max(0, len(text) - 1024), 0):  # nearly always found near the end
+            places = [match.start() for match in self._borders.finditer(text, begin + 1)]
+            if places:
+                return places[-1]
+        return 0
+
+
+class Coder(Protocol):
+    """How one tokenizer encodes."""
+
+    piece_size: int
+    """Characters that are best encoded at once."""
+
+    def encode_many(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of all ``texts`` joined, and how many ids each has. A lone surrogate is not allowed."""
+        ...
+
+    def border(self, text: str) -> int:
+        """The last place where ``text`` can be cut; 0 if there is none."""
+        ...
+
+
+def coder_for(core: tokenizers.Tokenizer, dtype: np.dtype) -> Coder:
+    """The fastest coder that gives the ids of ``core``."""
+    model, scheme = core.model, _scheme(core)
+    if isinstance(model, models.WordLevel) and scheme == CHARACTERS:
+        return CharacterCoder(core, dtype)
+    if isinstance(model, models.WordLevel) and scheme == WORDS:
+        return UnitCoder(core, dtype, *WORD_UNITS)
+    if isinstance(model, models.BPE) and scheme == WHOLE_BYTES and core.get_vocab() == {s: b for b, s in enumerate(SYMBOLS)}:
+        return ByteCoder()
+    if isinstance(model, models.BPE) and scheme == BYTE_WORDS and not model.dropout:
+        return UnitCoder(core, dtype, *BYTE_WORD_UNITS)
+    return PlainCoder(core, dtype)
+
+
+def _scheme(core: tokenizers.Tokenizer) -> dict[str, object] | None:
+    """How ``core`` cuts a text into words; None if something else, which no fast path knows, also acts on the text."""
+    if core.normalizer is not None or core.pre_tokenizer is None or core.get_added_tokens_decoder():
+        return None
+    return json.loads(core.pre_tokenizer.__getstate__())
+
+
+class CharacterCoder:
+    """One table look-up a character."""
+
+    piece_size = 1 << 18
+
+    def __init__(self, core: tokenizers.Tokenizer, dtype: np.dtype):
+        vocab = core.get_vocab()
+        known = {ord(token): index for token, index in vocab.items() if len(token) == 1}
+        self._table = np.full(max(known, default=0) + 2, vocab[core.model.unk_token], dtype)
+        for code, index in known.items():
+            self._table[code] = index
+
+    def encode_many(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
+        # The table's last entry, one past the last known character, is the unknown id.
+        return self._table.take(codes, mode="clip"), np.fromiter(map(len, texts), np.int64, len(texts))
+
+    def border(self, text: str) -> int:
+        return len(text)
+
+
+class ByteCoder:
+    """UTF-8 itself."""
+
+    piece_size = 1 << 18
+
+    def encode_many(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        parts = [text.encode() for text in texts]
+        return np.frombuffer(bytearray().join(parts), np.uint8), np.fromiter(map(len, parts), np.int64, len(parts))
+
+    def border(self, text: str) -> int:
+        return len(text)
+
+
+class UnitCoder(SpaceBorders):
+    """The library's ids of each distinct unit, remembered: natural text repeats its words, so most of it is look-ups."""
+
+    most_remembered = 1 << 21
+
+    def __init__(self, core: tokenizers.Tokenizer, dtype: np.dtype, units: re.Pattern[str], borders: re.Pattern[str]):
+        super().__init__(borders)
+        self._core, self._units, self._dtype = core, units, dtype
+        self._forget()
+
+    def _forget(self) -> None:
+        self._index: dict[str, int] = {}
+        self._lengths = self._starts = np.zeros(0, np.int64)
+        self._ids = np.zeros(0, self._dtype)
+
+    def encode_many(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        found = [self._units.findall(text) for text in texts]
+        units = found[0] if len(found) == 1 else [unit for some in found for unit in some]
+        self._learn(units)
+        rows = np.fromiter(map(self._index.__getitem__, units), np.int64, len(units))
+        lengths = self._lengths[rows]
+        ends = np.concatenate(([0], np.cumsum(lengths)))
+        # Position j of the result lies j - ends[k] into unit k, whose ids begin at starts[rows[k]].
+        source = np.arange(ends[-1]) + np.repeat(self._starts[rows] - ends[:-1], lengths)
+        last = np.cumsum(np.fromiter(map(len, found), np.int64, len(found)))
+        return self._ids[source], np.diff(ends[last], prepend=0)
+
+    def _learn(self, units: list[str]) -> None:
+        if len(self._ids) > self.most_remembered:
+            self._forget()
+        new = [unit for unit in dict.fromkeys(units) if unit not in self._index]
+        if not new:
+            return
+        ids, lengths = _library_ids(self._core, new, self._dtype)
+        self._index.update(zip(new, range(len(self._index), len(self._index) + len(new)), strict=True))
+        self._ids = np.concatenate((self._ids, ids))
+        self._lengths = np.concatenate((self._lengths, lengths))
+        self._starts = np.cumsum(self._lengths) - self._lengths
+
+
+class PlainCoder:
+    """The library, for a vocabulary from elsewhere. A long text is cut after line ends, where such a vocabulary may still see a difference."""
+
+    piece_size = 1 << 14
+
+    def __init__(self, core: tokenizers.Tokenizer, dtype: np.dtype):
+        self._core, self._dtype = core, dtype
+
+    def encode_many(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        return _library_ids(self._core, texts, self._dtype)
+
+    def border(self, text: str) -> int:
+        return text.rfind("\n") + 1
+
+
+def _library_ids(core: tokenizers.Tokenizer, texts: Sequence[str], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    encoded = [encoding.ids for encoding in core.encode_batch_fast(list(texts), add_special_tokens=False)]
+    lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    return np.fromiter((index for ids in encoded for index in ids), dtype, int(lengths.sum())), lengths

@@ -1,0 +1,43 @@
+"""Ids to text while they arrive."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from tokenizers.decoders import DecodeStream
+
+from qkv.tokenizers.tokenizer import Tokenizer
+
+
+class StreamDecoder:
+    """Gives text as soon as its characters are complete. All that ``feed`` and ``flush`` return, joined, is ``tokenizer.decode`` of all ids.
+
+    A token of a byte-level vocabulary may end in the middle of a character; the part waits for its rest.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._neighbours = DecodeStream(skip_special_tokens=False)
+        self._ids: list[int] = []
+        self._given = ""
+
+    def feed(self, ids: Iterable[int]) -> str:
+        """The text that ``ids`` complete; may be empty. Raises ``UserError`` for an id outside the vocabulary."""
+        new = self._tokenizer.checked(ids)
+        table = self._tokenizer.token_bytes
+        if table is not None:
+            return self._utf8.decode(b"".join(map(table.__getitem__, new)))
+        self._ids += new
+        text = "".join(filter(None, (self._neighbours.step(self._tokenizer.core, index) for index in new)))
+        self._given += text
+        return text
+
+    def flush(self) -> str:
+        """What is still waiting, an incomplete character as U+FFFD. The decoder is then at the beginning of a new text."""
+        if self._tokenizer.token_bytes is not None:
+            return self._utf8.decode(b"", final=True)
+        rest = self._tokenizer.decode(self._ids).removeprefix(self._given)
+        self._neighbours, self._ids, self._given = DecodeStream(skip_special_tokens=False), [], ""
+        return rest
