@@ -50,7 +50,7 @@ class GRU(Branch):
         """h after the last real position of each row, the given one where a row has none."""
         joined = torch.cat((h[:, None], hs), 1)
         if lengths is None:
-            return joined[:, -1]
+            return joined[:, -1].clone()  # as a view it would keep every h in memory
         return joined.gather(1, lengths[:, None, None].expand(-1, 1, h.shape[-1]))[:, 0]
 
     def state_bytes(self, length: int, batch: int = 1) -> int:

@@ -111,6 +111,7 @@ def extended(tail: Tensor, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, T
     kept = tail.shape[1]
     window = torch.cat((tail, x), 1)
     if lengths is None:
-        return window, window[:, window.shape[1] - kept :]
+        # A copy: as a view, the tail would keep the whole sequence in memory.
+        return window, window[:, window.shape[1] - kept :].clone()
     index = lengths[:, None] + torch.arange(kept, device=x.device)
     return window, window.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))
