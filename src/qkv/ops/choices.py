@@ -6,7 +6,10 @@ therefore stores ``snapshot()`` beside its weights and calls ``restore()`` when 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+
+from qkv.ops.timing import shortest
 
 
 @dataclass(frozen=True)
@@ -18,20 +21,29 @@ class Choice:
     twin: str
     reason: str
     gain: float | None = None
-    """Times faster than the plain path, as measured on this machine; None if the choice follows from the shapes alone."""
+    """Times faster than torch's plain path, as measured on this machine; None if the choice follows from the shapes alone."""
 
 
 _chosen: dict[tuple[str, str], Choice] = {}
 
 
-def record(choice: Choice) -> Choice:
-    """Remember a choice; the first one made for an (op, case) stays."""
-    return _chosen.setdefault((choice.op, choice.case), choice)
+def choose(op: str, case: str, decide: Callable[[], Choice]) -> Choice:
+    """The choice for an (op, case), decided when first asked for and kept."""
+    found = _chosen.get((op, case))
+    if found is None:
+        found = _chosen[op, case] = decide()
+    return found
 
 
-def recorded(op: str, case: str) -> Choice | None:
-    """The choice made so far, if any."""
-    return _chosen.get((op, case))
+def fastest(op: str, case: str, plain: str, runs: Mapping[str, Callable[[], object]], what: str) -> Choice:
+    """Time each of ``runs`` and take the quickest, or ``plain`` where nothing beats it by more than the noise."""
+    seconds = {name: shortest(run) for name, run in runs.items()}
+    best = min(seconds, key=lambda name: seconds[name])
+    gain = seconds[plain] / seconds[best]
+    # Within the noise of so short a measurement the plain path is kept.
+    twin, gain = (best, gain) if gain > 1.1 else (plain, 1.0)
+    times = ", ".join(f"{name} {s * 1e3:.3g}" for name, s in sorted(seconds.items(), key=lambda item: item[1]))
+    return Choice(op, case, twin, f"{what}, ms: {times}", gain)
 
 
 def all_choices() -> list[Choice]:

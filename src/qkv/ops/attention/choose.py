@@ -1,58 +1,103 @@
-"""Picks the implementation of attention from the shapes and the mask."""
+"""Picks the implementation of attention: from the shapes and the mask where they decide, else by measuring, once a case."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
-from qkv.ops.attention import banded, blockwise, reference, sdpa
+from qkv.ops import onednn
+from qkv.ops.attention import banded, blockwise, fused_onednn, reference, sdpa, tiled
 from qkv.ops.attention.problem import Problem
-from qkv.ops.choices import Choice, record
+from qkv.ops.choices import Choice, choose, fastest
+from qkv.ops.masks import Causal, Sites
 
 TWINS: dict[str, Callable[[Tensor, Tensor, Tensor, Problem], Tensor]] = {
     "reference": reference.attention,
     "sdpa": sdpa.attention,
+    "sdpa, oneDNN": fused_onednn.attention,
+    "tiled": tiled.attention,
     "banded": banded.attention,
     "blockwise": blockwise.attention,
 }
 # A dense mask above this many booleans is not built.
 _LARGEST_MASK = 1 << 24
+# Below this many multiplications no path is worth looking for.
+_SMALLEST = 1 << 16
+_LONGEST_TIMED = 1024
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
     """O (B, H, N, Dv) by the path that suits; see ``reference`` for the shapes and the equation."""
-    return TWINS[choose(q, k, problem).twin](q, k, v, problem)
+    return TWINS[choice(q, k, v, problem).twin](q, k, v, problem)
 
 
-def choose(q: Tensor, k: Tensor, problem: Problem) -> Choice:
+def choice(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Choice:
     """The twin for these shapes, and why."""
     num_queries, num_keys = q.shape[2], k.shape[2]
     if num_queries == 1:
-        return record(Choice("attention", "one query", "sdpa", "one fused pass over the keys"))
+        return _fixed("one query", "sdpa", "one fused pass over the keys")
     if _sees_a_band(problem, num_queries, num_keys):
-        return record(
-            Choice("attention", "window", "banded", "each block of queries meets its band of keys only, so cost follows the window")
-        )
-    if _needs_dense_mask(problem, num_queries, num_keys) and num_queries * num_keys > _LARGEST_MASK and problem.dropout == 0.0:
-        return record(
-            Choice("attention", "long, irregular mask", "blockwise", "a dense mask would not fit; memory stays linear in the length")
-        )
-    return record(Choice("attention", "sequence", "sdpa", "the fused kernel stores no scores"))
+        return _fixed("window", "banded", "each block of queries meets its band of keys only, so cost follows the window")
+    if _is_plain(problem, num_queries, num_keys):
+        if q.device.type != "cpu" or problem.dropout or q.shape[3] != v.shape[3] or q.shape[:3].numel() * num_keys < _SMALLEST:
+            return _fixed("sequence", "sdpa", "the fused kernel stores no scores")
+        return _timed(q.dtype, num_queries, torch.is_grad_enabled())
+    if num_queries * num_keys > _LARGEST_MASK and problem.dropout == 0.0:
+        return _fixed("long, irregular mask", "blockwise", "a dense mask would not fit; memory stays linear in the length")
+    return _fixed("irregular mask", "sdpa", "the fused kernel stores no scores")
+
+
+def _fixed(case: str, twin: str, reason: str) -> Choice:
+    return choose("attention", case, lambda: Choice("attention", case, twin, reason))
 
 
 def _sees_a_band(problem: Problem, num_queries: int, num_keys: int) -> bool:
-    """True if the mask hides at least half of the causal triangle block by block."""
+    """True if block by block the mask hides two thirds of the square or more."""
     if not problem.sites.aligned or num_queries < 4 * banded.BLOCK:
         return False
     visible = sum(1 for _ in blockwise.blocks(problem, num_queries, num_keys, banded.BLOCK))
-    rows = -(-num_queries // banded.BLOCK)
-    columns = -(-num_keys // banded.BLOCK)
-    return visible < rows * columns / 3
+    return visible < -(-num_queries // banded.BLOCK) * -(-num_keys // banded.BLOCK) / 3
 
 
-def _needs_dense_mask(problem: Problem, num_queries: int, num_keys: int) -> bool:
+def _is_plain(problem: Problem, num_queries: int, num_keys: int) -> bool:
+    """True for causal or full attention of a sequence to itself, nothing else."""
     sites = problem.sites
-    if problem.slopes is not None or not (sites.aligned or sites.full):
-        return True
-    return not sites.full and not problem.mask.sees_all(sites.span()) and not sdpa.is_causal_here(problem)
+    if problem.slopes is not None or not sites.aligned or num_queries != num_keys:
+        return False
+    return problem.mask.sees_all(sites.span()) or sdpa.is_causal_here(problem)
+
+
+def _timed(dtype: torch.dtype, length: int, training: bool) -> Choice:
+    """The quickest twin for sequences of about this length: the next power of two, at most 1,024."""
+    size = min(1 << (length - 1).bit_length(), _LONGEST_TIMED)
+    precision = str(dtype).removeprefix("torch.")
+    more = "+" if size == _LONGEST_TIMED else ""
+    case = f"{'training' if training else 'inference'}, {precision}, {size}{more} positions"
+    return choose("attention", case, lambda: _measured(case, dtype, size, training))
+
+
+def _measured(case: str, dtype: torch.dtype, size: int, training: bool) -> Choice:
+    names = ["sdpa", "tiled"]
+    if dtype == torch.float32 and onednn.available():
+        names.append("sdpa, oneDNN")
+    # About as many multiplications at each size, so that no timing takes long.
+    heads = max(16, 8192 // size)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, heads, size, 64, generator=generator).to(dtype).requires_grad_(training) for _ in range(3))
+    positions = torch.arange(size)[None]
+    problem = Problem(Causal(), Sites(positions, positions, aligned=True), 0.125)
+    runs = {name: _run(TWINS[name], (q, k, v), problem, training) for name in names}
+    direction = "forward and backward" if training else "forward"
+    return fastest("attention", case, "sdpa", runs, f"{direction}, {heads} heads × 64")
+
+
+def _run(twin: Callable[..., Tensor], inputs: tuple[Tensor, Tensor, Tensor], problem: Problem, training: bool) -> Callable[[], object]:
+    def run() -> None:
+        with torch.set_grad_enabled(training), torch.autocast("cpu", enabled=False):
+            out = twin(*inputs, problem)
+            if training:
+                torch.autograd.grad(out, inputs, out.detach())
+
+    return run

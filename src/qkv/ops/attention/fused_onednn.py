@@ -1,0 +1,43 @@
+"""Torch's fused CPU kernel with its inner fp32 products sent to oneDNN, forward and backward.
+
+Pays on long sequences, where those products are large; on short ones handing them over costs more than it gains.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.ops.attention.problem import Problem
+from qkv.ops.onednn import allowed
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
+    """O (B, H, N, Dv) for aligned causal or unmasked sites with Dk = Dv, without ALiBi and dropout; see ``reference``."""
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
+    causal = not problem.mask.sees_all(problem.sites.span())
+    return _Fused.apply(q, k, v, causal, problem.scale)  # type: ignore[no-any-return]
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
+        with allowed():
+            out, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+        ctx.save_for_backward(q, k, v, out, log_sum)
+        ctx.options = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, log_sum = ctx.saved_tensors
+        causal, scale = ctx.options
+        with allowed():
+            dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                grads[0], q, k, v, out, log_sum, 0.0, causal, scale=scale
+            )
+        return dq, dk, dv, None, None

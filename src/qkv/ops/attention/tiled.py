@@ -1,0 +1,108 @@
+"""Attention in blocks of queries, each against all the keys it may see, as plain batched products.
+
+For a block of queries c and its keys:
+
+    S = scale · Q_c K^T, hidden keys at -inf     P = softmax(S)     O_c = P V
+
+The backward pass computes S and P again instead of keeping them, so memory stays linear in N:
+
+    dV += P^T dO_c    dP = dO_c V^T    dS = P (dP - Σ dP P)    dQ_c = scale · dS K    dK += scale · dS^T Q_c
+
+Keys that the mask hides from a whole block are never read: a causal mask halves the work. On processors whose batched
+products run far faster than torch's fused kernel, so does this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.ops.attention.blockwise import blocks
+from qkv.ops.attention.problem import Problem
+from qkv.ops.onednn import allowed, available
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int | None = None) -> Tensor:
+    """O (B, H, N, Dv) for aligned sites, without ALiBi and dropout; see ``reference`` for the shapes."""
+    if block is None:  # small enough to skip what is hidden, large enough for the products to run well
+        block = min(max(q.shape[2] // 4, 64), 256)
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
+    return _Tiled.apply(q, k, v, problem, block)  # type: ignore[no-any-return]
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a (rows, n, m) b (rows, m, l), fp32 through oneDNN where that keeps every bit."""
+    if a.dtype == torch.float32 and a.device.type == "cpu" and available():
+        with allowed():
+            return torch.bmm(a, b)
+    return torch.bmm(a, b)
+
+
+class _Band:
+    """A block of queries, the range of keys it may see, and the tiles of that range that need a mask."""
+
+    def __init__(self, queries: slice, tiles: list[tuple[slice, bool]], problem: Problem):
+        self.queries = queries
+        self.keys = slice(tiles[0][0].start, tiles[-1][0].stop)
+        shown = {tile.start: whole for tile, whole in tiles}
+        self.masked = []
+        width = tiles[0][0].stop - tiles[0][0].start
+        for start in range(self.keys.start, self.keys.stop, width):
+            keys = slice(start, min(start + width, self.keys.stop))
+            if not shown.get(start, False):
+                hidden = ~problem.sites.part(queries, keys).visible(problem.mask, 1)[0]
+                self.masked.append((slice(start - self.keys.start, keys.stop - self.keys.start), hidden))
+
+    def weights(self, q: Tensor, k: Tensor) -> Tensor:
+        """P (B·H, queries, keys); q is scaled already."""
+        scores = _product(q[:, self.queries], k[:, self.keys].transpose(1, 2))
+        for tile, hidden in self.masked:
+            scores[:, :, tile].masked_fill_(hidden, -torch.inf)
+        return scores.softmax(-1)
+
+
+def _bands(problem: Problem, num_queries: int, num_keys: int, block: int) -> Iterator[_Band]:
+    tiles: dict[int, list[tuple[slice, bool]]] = {}
+    for queries, keys, whole in blocks(problem, num_queries, num_keys, block):
+        tiles.setdefault(queries.start, []).append((keys, whole))
+    for first, seen in tiles.items():
+        yield _Band(slice(first, min(first + block, num_queries)), seen, problem)
+
+
+class _Tiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int) -> Tensor:
+        rows, width = q.shape[0] * q.shape[1], v.shape[-1]
+        ctx.shapes = q.shape, k.shape, v.shape
+        ctx.scale = problem.scale
+        with torch.autocast(q.device.type, enabled=False):
+            q = (q * problem.scale).reshape(rows, q.shape[2], q.shape[3])
+            k, v = k.reshape(rows, *k.shape[2:]), v.reshape(rows, *v.shape[2:])
+            ctx.bands = list(_bands(problem, q.shape[1], k.shape[1], block))
+            out = q.new_zeros(rows, q.shape[1], width)
+            for band in ctx.bands:
+                out[:, band.queries] = _product(band.weights(q, k), v[:, band.keys])
+        ctx.save_for_backward(q, k, v)
+        return out.view(*ctx.shapes[0][:3], width)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v = ctx.saved_tensors
+        grad = grads[0].reshape(q.shape[0], q.shape[1], v.shape[-1])
+        dq, dk, dv = (torch.zeros_like(t) for t in (q, k, v))
+        with torch.autocast(q.device.type, enabled=False):
+            for band in ctx.bands:
+                p = band.weights(q, k)
+                g, keys = grad[:, band.queries], band.keys
+                dv[:, keys] += _product(p.transpose(1, 2), g)
+                dp = _product(g, v[:, keys].transpose(1, 2))
+                ds = torch._softmax_backward_data(dp, p, -1, p.dtype)
+                dq[:, band.queries] = _product(ds, k[:, keys])
+                dk[:, keys] += _product(ds.transpose(1, 2), q[:, band.queries])
+            dq *= ctx.scale
+        return dq.view(ctx.shapes[0]), dk.view(ctx.shapes[1]), dv.view(ctx.shapes[2]), None, None

@@ -1,0 +1,19 @@
+"""The linear map through oneDNN's fused operator: forward only, fp32 on CPU.
+
+For one row it reads the weights at the speed of the memory, which torch's matrix–vector product does not.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def available() -> bool:
+    """True if this build of torch has the operator."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x (…, I), weight (O, I), bias (O) or None -> (…, O). Has no derivative."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
