@@ -79,3 +79,23 @@ def no_network() -> Any:
     patch.setattr(socket, "getaddrinfo", look_up)
     yield
     patch.undo()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What the contract tests have to show: how many checks each mixer passed, and what noticed each fault."""
+    properties = [item for report in terminalreporter.stats.get("passed", []) for item in getattr(report, "user_properties", [])]
+    contracts: dict[str, set[tuple[str, str]]] = {}
+    for kind, sample, check in (value for name, value in properties if name == "contract"):
+        contracts.setdefault(kind, set()).add((sample, check))
+    mutants = sorted({tuple(value) for name, value in properties if name == "mutant"})
+    if contracts:
+        terminalreporter.section("state contract")
+    for kind, passed in contracts.items():
+        samples, checks = ({pair[i] for pair in passed} for i in (0, 1))
+        terminalreporter.line(
+            f"{kind}: {len(passed)} passed, {len(samples)} specs under {len(checks)} checks ({', '.join(sorted(checks))})"
+        )
+    if mutants:
+        terminalreporter.section(f"{len(mutants)} faults noticed")
+    for fault, killer in mutants:
+        terminalreporter.line(f"{fault}: {killer}")

@@ -24,6 +24,7 @@ class Residual(nn.Module):
         """Make the parameters."""
 
     def joined(self, x: Tensor, y: Tensor) -> Tensor:
+        """The two in one, without dropout."""
         return x + y
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:

@@ -51,6 +51,7 @@ class Transformer(nn.Module):
 
     @property
     def branches(self) -> list[Branch]:
+        """Every branch in order, from all blocks."""
         return [slot.body for block in self.blocks for slot in block.branches]  # type: ignore[union-attr]
 
     @property
@@ -61,6 +62,8 @@ class Transformer(nn.Module):
     def init_state(self, batch: int, capacity: int | None = None) -> State:
         """The state before the first position. ``capacity`` None: buffers double as needed; a number: they never move."""
         self._needs_causal()
+        if capacity is not None and capacity < 1:
+            raise UserError(f"a state with a capacity of {capacity} holds no position; give at least 1, or none to let it grow")
         device = self.frontend.table.device
         blocks = tuple(tuple(slot.body.init_state(batch, capacity) for slot in block.branches) for block in self.blocks)  # type: ignore[union-attr]
         zeros = torch.zeros(batch, dtype=torch.long, device=device)
@@ -75,7 +78,7 @@ class Transformer(nn.Module):
         if not self.rewindable:
             stuck = next(b for b in self.branches if not b.rewindable)
             raise UserError(f"the state of {stuck.spec.kind!r} cannot be cut to a length; keep a copy of it (rows) from before")
-        if bool((lengths > state.positions).any()):
+        if bool(((lengths > state.positions) | (lengths < 0)).any()):
             raise UserError(f"a state can only be rewound to what it has seen: {lengths.tolist()} asked, {state.positions.tolist()} seen")
         return state._replace(positions=lengths.to(state.positions))
 

@@ -56,6 +56,8 @@ class Mask:
 
 @dataclass(frozen=True)
 class Full(Mask):
+    """Every key."""
+
     def allowed(self, grid: Grid) -> Tensor:
         return torch.ones((), dtype=torch.bool, device=grid.query.device)
 
@@ -65,6 +67,8 @@ class Full(Mask):
 
 @dataclass(frozen=True)
 class Causal(Mask):
+    """Keys at or before the query."""
+
     def allowed(self, grid: Grid) -> Tensor:
         return grid.key <= grid.query
 
@@ -77,6 +81,8 @@ class Causal(Mask):
 
 @dataclass(frozen=True)
 class Window(Mask):
+    """Keys less than ``size`` away, and the first ``sinks``."""
+
     size: int
     sinks: int = 0
 
@@ -95,6 +101,8 @@ class Window(Mask):
 
 @dataclass(frozen=True)
 class Prefix(Mask):
+    """The first ``length`` keys."""
+
     length: int
 
     def allowed(self, grid: Grid) -> Tensor:
@@ -109,6 +117,8 @@ class Prefix(Mask):
 
 @dataclass(frozen=True)
 class Strided(Mask):
+    """Keys at a distance that is a multiple of ``stride``."""
+
     stride: int
 
     def allowed(self, grid: Grid) -> Tensor:
@@ -117,6 +127,8 @@ class Strided(Mask):
 
 @dataclass(frozen=True)
 class Fixed(Mask):
+    """Keys of the query's own block of ``stride``, and the last ``summary`` of every block."""
+
     stride: int
     summary: int = 1
 
@@ -127,6 +139,8 @@ class Fixed(Mask):
 
 @dataclass(frozen=True)
 class Blocks(Mask):
+    """Keys of the query's own block of ``size``."""
+
     size: int
 
     def allowed(self, grid: Grid) -> Tensor:
@@ -150,6 +164,8 @@ class Explicit(Mask):
 
 @dataclass(frozen=True)
 class AllOf(Mask):
+    """Keys that every one of ``masks`` shows."""
+
     masks: tuple[Mask, ...]
 
     def allowed(self, grid: Grid) -> Tensor:
@@ -167,6 +183,8 @@ class AllOf(Mask):
 
 @dataclass(frozen=True)
 class AnyOf(Mask):
+    """Keys that any of ``masks`` shows."""
+
     masks: tuple[Mask, ...]
 
     def allowed(self, grid: Grid) -> Tensor:
@@ -200,6 +218,7 @@ class Sites:
     full: bool = False
 
     def grid(self, num_heads: int) -> Grid:
+        """The index tensors that a predicate reads."""
         device = self.query.device
         rows = max(self.query.shape[0], self.key.shape[0])
         return Grid(

@@ -1,0 +1,371 @@
+"""The contract that every mixer, and every stack of them, must keep. Each check raises AssertionError where it is broken.
+
+Cut a sequence anywhere and pass the state along: outputs and final state are those of one call.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.contracts import stack_reference
+from tests.contracts.references import REFERENCES
+from tests.contracts.subjects import OneBranch, Stack, Subject
+from torch import Tensor
+
+from qkv.spec.errors import UserError
+from qkv.state import tree
+
+LENGTH = 11
+TOLERANCE = 1e-10
+
+Check = Callable[[Subject], None]
+CHECKS: dict[str, Check] = {}
+
+
+def check(name: str) -> Callable[[Check], Check]:
+    def register(function: Check) -> Check:
+        CHECKS[name] = function
+        return function
+
+    return register
+
+
+def same(got: Tensor, expected: Tensor, what: str, tolerance: float = TOLERANCE) -> None:
+    assert got.shape == expected.shape, f"{what}: shape {tuple(got.shape)} where {tuple(expected.shape)} is right"
+    assert not got.isnan().any(), f"{what}: NaN"
+    if got.numel():
+        worst, size = float((got.double() - expected.double()).abs().max()), float(expected.abs().max())
+        assert worst <= tolerance * max(1.0, size), f"{what}: off by {worst:.1e}"
+
+
+def same_state(got: Any, expected: Any, tolerance: float = TOLERANCE) -> None:
+    """Equal leaf by leaf; where one has more room than the other, the rest of it is still empty."""
+    pairs = zip(tree.tensors(got), tree.tensors(expected), strict=True)
+    for number, (a, b) in enumerate(pairs):
+        assert a.dtype == b.dtype, f"leaf {number} of the state: {a.dtype} where {b.dtype} is right"
+        shape = [max(x, y) for x, y in zip(a.shape, b.shape, strict=True)]
+        same(enlarged(a, shape), enlarged(b, shape), f"leaf {number} of the state", tolerance)
+
+
+def enlarged(t: Tensor, shape: Sequence[int]) -> Tensor:
+    room = t.new_zeros(shape)
+    room[tuple(slice(size) for size in t.shape)] = t
+    return room
+
+
+def cuts(seed: int, length: int = LENGTH) -> list[int]:
+    """Sizes of pieces, zeros and ones among them, that add up to ``length``."""
+    chance, sizes = random.Random(seed), []
+    while sum(sizes) < length:
+        sizes.append(min(chance.choice([0, 1, 1, 2, 3, 5]), length - sum(sizes)))
+    return [*sizes, 0]
+
+
+def fed(s: Subject, x: Tensor, sizes: Iterable[int], state: Any) -> tuple[Tensor, Any]:
+    """All outputs and the last state of ``x`` in pieces."""
+    outs, first = [], 0
+    for size in sizes:
+        y, state = s.call(x[:, first : first + size], state)
+        outs.append(y)
+        first += size
+    return torch.cat(outs, 1), state
+
+
+@check("cut anywhere")
+@torch.no_grad()
+def check_cuts(s: Subject) -> None:
+    for batch in (1, 3):
+        x = s.inputs(batch, LENGTH, seed=batch)
+        expected = s.whole(x)
+        once, final = s.call(x, s.start(batch))
+        same(once, expected, "one call with a state")
+        for sizes in ([1] * LENGTH, [4, 7], *(cuts(seed) for seed in range(3))):
+            y, state = fed(s, x, sizes, s.start(batch))
+            same(y, expected, f"cut into {sizes}")
+            same_state(state, final)
+
+
+@check("zero positions")
+@torch.no_grad()
+def check_zero_positions(s: Subject) -> None:
+    x = s.inputs(2, 5)
+    assert s.whole(x[:, :0]).shape[:2] == (2, 0)
+    y, fresh = s.call(x[:, :0], s.start(2))
+    assert y.shape[:2] == (2, 0)
+    same_state(fresh, s.start(2))
+    _, state = s.call(x, fresh)
+    before = tree.map_tensors(Tensor.clone, state)
+    _, after = s.call(x[:, :0], state)
+    same_state(after, before)
+    _, after = s.call(x, after, torch.zeros(2, dtype=torch.long))
+    same_state(after, before)
+
+
+@check("ragged rows")
+@torch.no_grad()
+def check_ragged(s: Subject) -> None:
+    """Rows of different lengths in pieces of different lengths, junk in the padding, against each row alone."""
+    totals, widths = [LENGTH, 0, 4, 7], [5, 1, 3, 6]
+    x, junk = s.inputs(4, LENGTH), s.inputs(4, max(widths), seed=9)
+    junk = junk * 50 if junk.is_floating_point() else junk
+    taken, outs, state = [0] * 4, [[] for _ in totals], s.start(4)
+    for width in widths:
+        came = [min(width, total - done) for total, done in zip(totals, taken, strict=True)]
+        piece = junk[:, :width].clone()
+        for row, count in enumerate(came):
+            piece[row, :count] = x[row, taken[row] : taken[row] + count]
+        y, state = s.call(piece, state, torch.tensor(came))
+        for row, count in enumerate(came):
+            outs[row].append(y[row, :count])
+            taken[row] += count
+    more = s.inputs(4, 2, seed=5)
+    after, grown = s.call(more, tree.map_tensors(Tensor.clone, state))
+    for row, total in enumerate(totals):
+        own = x[row : row + 1, :total]
+        same(torch.cat(outs[row])[None], s.whole(own), f"row {row}, length {total}")
+        _, alone = s.call(own, s.start(1))
+        same_state(tree.rows(state, [row]), alone)
+        y, alone = s.call(more[row : row + 1], alone)
+        same(after[row : row + 1], y, f"what follows row {row}")
+        same_state(tree.rows(grown, [row]), alone)
+
+
+@check("rows: reorder, drop, fork")
+@torch.no_grad()
+def check_rows(s: Subject) -> None:
+    x, later = s.inputs(3, 6), s.inputs(5, 4, seed=1)
+    _, origin = s.call(x, s.start(3))
+    for index in ([2, 0, 1], [1], [2, 0, 0, 1, 2], [0, 1, 2]):
+        branch = tree.rows(origin, index)
+        y, final = s.call(later[: len(index)], branch)
+        joined = torch.cat((x[index], later[: len(index)]), 1)
+        same(y, s.whole(joined)[:, 6:], f"rows {index}")
+        same_state(final, s.call(joined, s.start(len(index)))[1])
+    # Whatever was done to the copies, the original goes on as if nothing had happened.
+    y, _ = s.call(later[:3], origin)
+    same(y, s.whole(torch.cat((x, later[:3]), 1))[:, 6:], "the original after its forks")
+
+
+@check("rewind")
+@torch.no_grad()
+def check_rewind(s: Subject) -> None:
+    x, other = s.inputs(3, 6), s.inputs(3, 4, seed=1)
+    back = torch.tensor([6, 0, 3])
+    _, state = s.call(x, s.start(3))
+    if not s.rewindable:
+        if isinstance(s, Stack):
+            with pytest.raises(UserError, match="cannot be cut to a length"):
+                s.rewind(state, back)
+        return
+    y, _ = s.call(other, s.rewind(state, back))
+    for row, length in enumerate(back.tolist()):
+        own = torch.cat((x[row : row + 1, :length], other[row : row + 1]), 1)
+        same(y[row : row + 1], s.whole(own)[:, length:], f"row {row} after going back to {length}")
+
+
+def with_room(s: Subject, state: Any, other: Any) -> list[Tensor]:
+    """The leaves whose size follows the capacity."""
+    pairs = zip(tree.tensors(s.remembered(state)), tree.tensors(s.remembered(other)), strict=True)
+    return [a for a, b in pairs if a.shape != b.shape]
+
+
+@check("fixed capacity")
+@torch.no_grad()
+def check_fixed_capacity(s: Subject) -> None:
+    """The buffers stay where they are, step for step, and one position too many is an error."""
+    x = s.inputs(2, LENGTH + 1)
+    state, roomier = s.start(2, LENGTH), s.start(2, 3 * LENGTH)
+    places = [t.data_ptr() for t in with_room(s, state, roomier)]
+    outs = []
+    for i in range(LENGTH):
+        y, state = s.call(x[:, i : i + 1], state)
+        outs.append(y)
+        assert [t.data_ptr() for t in with_room(s, state, roomier)] == places, f"a buffer moved at position {i}"
+    same(torch.cat(outs, 1), s.whole(x[:, :LENGTH]), "fixed capacity")
+    if isinstance(s, Stack):
+        with pytest.raises(UserError, match=f"holds {LENGTH} positions and {LENGTH + 1} are needed"):
+            s.call(x[:, LENGTH:], state)
+
+
+@check("growth by doubling")
+@torch.no_grad()
+def check_growth(s: Subject) -> None:
+    length = 140
+    x = s.inputs(1, length)
+    y, state = s.call(x[:, :50], s.start(1))
+    outs, places = [y], set()
+    for i in range(50, length):
+        y, state = s.call(x[:, i : i + 1], state)
+        outs.append(y)
+        places.add(tuple(t.data_ptr() for t in with_room(s, state, s.start(1, 1000))))
+    same(torch.cat(outs, 1), s.whole(x), "growing")
+    assert len(places) <= 3, f"the buffers moved {len(places) - 1} times in {length - 50} steps"
+    kept, needed = tree.nbytes(s.remembered(state)), s.state_bytes(length, 1)
+    assert kept <= 2 * needed, f"{kept} bytes are kept where {needed} are needed"
+    check_ragged_growth(s, s.inputs(2, 80))
+
+
+def check_ragged_growth(s: Subject, x: Tensor) -> None:
+    """A short row beside one for which the buffers grow: what nobody wrote there must not be read."""
+    lengths = torch.tensor([3, 70])
+    _, state = s.call(x[:, :70], s.start(2), lengths)
+    y, _ = s.call(x[:, 70:], state)
+    for row, length in enumerate(lengths.tolist()):
+        own = torch.cat((x[row : row + 1, :length], x[row : row + 1, 70:]), 1)
+        same(y[row : row + 1], s.whole(own)[:, length:], f"row of length {length} in buffers that grew to 70")
+
+
+@check("state bytes")
+@torch.no_grad()
+def check_state_bytes(s: Subject) -> None:
+    for length, batch in ((1, 2), (LENGTH, 1), (40, 3)):
+        _, state = s.call(s.inputs(batch, length), s.start(batch, length))
+        assert all(t.shape[0] == batch for t in tree.tensors(state)), "a leaf of the state has no batch axis in front"
+        leaves = list(tree.tensors(s.remembered(state)))
+        real = sum(t.numel() * t.element_size() for t in leaves)
+        assert tree.nbytes(s.remembered(state)) == real
+        said = s.state_bytes(length, batch)
+        assert said == real, f"state_bytes({length}, batch={batch}) says {said}, the state has {real}"
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in leaves if t.numel()}
+        assert sum(storages.values()) <= real, "the state is a view that keeps something larger alive"
+
+
+@check("causality")
+@torch.no_grad()
+def check_causality(s: Subject) -> None:
+    x, other = s.inputs(2, LENGTH), s.inputs(2, LENGTH, seed=1)
+    if not x.is_floating_point():
+        other = (x + 1) % int(x.max() + 1)
+    y = s.whole(x)
+    for t in range(LENGTH):
+        changed = x.clone()
+        changed[:, t] = other[:, t]
+        z = s.whole(changed)
+        same(z[:, :t], y[:, :t], f"outputs before the changed position {t}")
+        assert (z[:, t] - y[:, t]).abs().max() > 1e-6, f"the output at {t} does not depend on the input at {t}"
+
+
+@check("padding")
+def check_padding(s: Subject) -> None:
+    """Rows padded on the right have the outputs of rows alone, and no gradient reaches the padding."""
+    lengths = torch.tensor([LENGTH, 3, 0, 6])
+    x = s.inputs(4, LENGTH)
+    if x.is_floating_point():
+        x.requires_grad_()
+    y = s.whole(x, lengths)
+    for row, length in enumerate(lengths.tolist()):
+        same(y[row : row + 1, :length].detach(), s.whole(x[row : row + 1, :length]).detach(), f"row {row}, length {length}")
+    if x.is_floating_point():
+        real = torch.arange(LENGTH) < lengths[:, None]
+        (grad,) = torch.autograd.grad((y[real] ** 2).sum(), x)
+        same(grad[~real], torch.zeros_like(grad[~real]), "gradient at the padding")
+
+
+@check("packed documents")
+@torch.no_grad()
+def check_packed(s: Subject) -> None:
+    lengths = [(4, 1, 6), (2, 8, 1)]
+    x = s.inputs(2, LENGTH)
+    segments = torch.tensor([[number for number, n in enumerate(row) for _ in range(n)] for row in lengths])
+    y = s.whole(x, segments=segments)
+    for row, documents in enumerate(lengths):
+        first = 0
+        for n in documents:
+            part = slice(first, first + n)
+            same(y[row : row + 1, part], s.whole(x[row : row + 1, part]), f"row {row}, document at {part}")
+            first += n
+
+
+@check("gradients")
+def check_gradients(s: Subject) -> None:
+    """Along random directions of inputs and weights, against central differences in float64."""
+    x = s.inputs(2, 6)
+    leaves = [p for p in s.module.parameters() if p.requires_grad]
+    if x.is_floating_point():
+        leaves.append(x.requires_grad_())
+    generator = torch.Generator().manual_seed(3)
+    seen = torch.randn(s.whole(x).shape, dtype=torch.float64, generator=generator)
+    grads = torch.autograd.grad((s.whole(x) * seen).sum(), leaves)
+    for leaf, grad in zip(leaves, grads, strict=True):
+        direction = torch.randn(leaf.shape, dtype=torch.float64, generator=generator)
+        values = []
+        for sign in (1, -1):
+            leaf.data += sign * 1e-5 * direction
+            with torch.no_grad():
+                values.append(float((s.whole(x) * seen).sum()))
+            leaf.data -= sign * 1e-5 * direction
+        slope, expected = float((grad * direction).sum()), (values[0] - values[1]) / 2e-5
+        assert abs(slope - expected) <= 1e-5 * (1 + abs(expected)), f"gradient {slope} where differences say {expected}"
+
+
+@check("save, load, convert")
+@torch.no_grad()
+def check_save_and_convert(s: Subject) -> None:
+    x, later = s.inputs(2, 6), s.inputs(2, 3, seed=1)
+    expected = s.whole(torch.cat((x, later), 1))[:, 6:]
+    _, state = s.call(x, s.start(2))
+    with tempfile.TemporaryDirectory() as folder:
+        tree.save(state, Path(folder) / "state.safetensors")
+        loaded = tree.load(s.start(2), Path(folder) / "state.safetensors")
+    same_state(loaded, state, tolerance=0.0)
+    same(s.call(later, loaded)[0], expected, "after saving and loading")
+    single = tree.to(state, dtype=torch.float32)
+    assert {t.dtype for t in tree.tensors(single)} <= {torch.float32, torch.long}
+    double = tree.to(single, dtype=torch.float64)
+    same_state(double, state, tolerance=1e-5)
+    same(s.call(later, double)[0], expected, "through float32", tolerance=1e-3)
+
+
+def subject_like(s: Subject, dtype: torch.dtype) -> Subject:
+    return OneBranch(s.part, dtype) if isinstance(s, OneBranch) else Stack(s.module.spec, dtype)  # type: ignore[arg-type]
+
+
+@check("equation")
+@torch.no_grad()
+def check_equation(s: Subject) -> None:
+    """The same numbers as loops over single positions."""
+    x = s.inputs(2, 8)
+    expected = REFERENCES[s.part.kind](s.module, x) if isinstance(s, OneBranch) else stack_reference.model(s.module, x)
+    # The package computes the angles of positions in float32.
+    same(s.whole(x), expected, "the equation", tolerance=1e-6)
+
+
+@check("long sequences")
+@torch.no_grad()
+def check_long(s: Subject) -> None:
+    """Far past any window, where attention takes other paths."""
+    x = s.inputs(1, 1100)
+    y, _ = fed(s, x, [600, 1, 1, 498], s.start(1))
+    same(y, s.whole(x), "long")
+
+
+@check("single precision")
+@torch.no_grad()
+def check_single_precision(s: Subject) -> None:
+    """Prefill and one token at a time in fp32 within 1e-4 of one forward pass."""
+    s = subject_like(s, torch.float32)
+    x = s.inputs(3, 2 * LENGTH)
+    expected = s.whole(x)
+    y, state = fed(s, x, [LENGTH] + [1] * LENGTH, s.start(3))
+    same(y, expected, "prefill and steps", tolerance=1e-4)
+    assert all(t.dtype == torch.float32 for t in tree.tensors(s.remembered(state)) if t.is_floating_point())
+
+
+def assert_kept(name: str, s: Subject) -> None:
+    """Raise AssertionError if ``s`` breaks this part of the contract."""
+    CHECKS[name](s)
+
+
+def failures(s: Subject, names: Iterable[str] = tuple(CHECKS)) -> Iterable[tuple[str, str]]:
+    """(check, what it said) of each check that ``s`` fails."""
+    for name in names:
+        try:
+            CHECKS[name](s)
+        except (AssertionError, RuntimeError, IndexError, UserError, pytest.fail.Exception) as error:
+            yield name, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -1,0 +1,339 @@
+"""Named faults. Each is put into the package for the length of a ``with`` block, and the battery must then fail.
+
+A fault that no check notices would mean that the battery does not say what it seems to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.layers import residuals
+from qkv.layers.context import Context
+from qkv.mixers import attention, causal_convolution, gru, linear_attention, token_shift
+from qkv.models import block, transformer
+from qkv.ops import masks, positions
+from qkv.ops.linear_attention import chunked
+from qkv.spec import masks as mask_spec
+from qkv.state import kinds, tree
+
+Fault = Callable[[], AbstractContextManager[Any]]
+
+
+class Mutant(NamedTuple):
+    """A fault and the subjects that must notice it: kinds of branches, or "stack"."""
+
+    name: str
+    subjects: tuple[str, ...]
+    fault: Fault
+
+
+def instead(owner: Any, name: str, make: Callable[[Any], Any]) -> Fault:
+    """``make(original)`` in place of ``owner.name``."""
+    return lambda: patch.object(owner, name, make(getattr(owner, name)))
+
+
+def argument(owner: Any, name: str, place: int, change: Callable[[Any], Any]) -> Fault:
+    """``owner.name`` called with one of its positional arguments changed."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            given = list(args)
+            given[place] = change(given[place])
+            return original(*given, **kwargs)
+
+        return called
+
+    return instead(owner, name, make)
+
+
+def result(owner: Any, name: str, change: Callable[[Any], Any]) -> Fault:
+    """``owner.name`` with its answer changed."""
+    return instead(owner, name, lambda original: lambda *args, **kwargs: change(original(*args, **kwargs)))
+
+
+def mask_changed(change: Callable[[mask_spec.Mask], mask_spec.Mask]) -> Fault:
+    """Windows and causal parts inside every mask changed, for the predicate alone; the state is laid out for the right one."""
+
+    def deep(mask: mask_spec.Mask) -> mask_spec.Mask:
+        if isinstance(mask, (mask_spec.AllOf, mask_spec.AnyOf)):
+            return type(mask)(masks=tuple(deep(m) for m in mask.masks))
+        return change(mask)
+
+    return argument(attention, "build_mask", 0, deep)
+
+
+def wider(mask: mask_spec.Mask) -> mask_spec.Mask:
+    return mask.changed(size=mask.size + 1) if isinstance(mask, mask_spec.Window) else mask
+
+
+def narrower(mask: mask_spec.Mask) -> mask_spec.Mask:
+    return mask.changed(size=max(mask.size - 1, 1)) if isinstance(mask, mask_spec.Window) else mask
+
+
+def without_sinks(mask: mask_spec.Mask) -> mask_spec.Mask:
+    return mask.changed(sinks=0) if isinstance(mask, mask_spec.Window) else mask
+
+
+@contextmanager
+def window_wider_in_mask_and_ring() -> Iterator[None]:
+    """Mask and state agree with each other on a window that is one too wide."""
+    right = mask_spec.Window.reach.fget  # type: ignore[attr-defined]
+    with mask_changed(wider)(), patch.object(mask_spec.Window, "reach", property(lambda self: right(self) + 1)):
+        yield
+
+
+def strictly_before(_: Any) -> Any:
+    return lambda self, grid: grid.key < grid.query
+
+
+def forgetful(original: Any) -> Any:
+    """Nothing is written."""
+    return lambda state, *args, **kwargs: state
+
+
+def one_leaf_forgotten(original: Any) -> Any:
+    """The last leaf keeps its rows."""
+
+    def rows(state: Any, index: Any) -> Any:
+        leaves = list(tree.tensors(state))
+        kept = leaves[-1]
+        moved = iter(original(leaf, index) if leaf is not kept else kept for leaf in leaves)
+        return tree.map_tensors(lambda _: next(moved), state)
+
+    return rows
+
+
+def not_copied(original: Any) -> Any:
+    """Rows in their own order share memory with the state that they come from."""
+
+    def rows(state: Any, index: Any) -> Any:
+        same = all(torch.as_tensor(index).tolist() == list(range(leaf.shape[0])) for leaf in tree.tensors(state))
+        return state if same else original(state, index)
+
+    return rows
+
+
+def grown_empty(original: Any) -> Any:
+    def grown(state: kinds.KeyValue, needed: int, limit: int | None) -> kinds.KeyValue:
+        after = original(state, needed, limit)
+        return after if after is state else kinds.KeyValue(*(torch.zeros_like(t) for t in after))
+
+    return grown
+
+
+def grown_by_one(original: Any) -> Any:
+    def grown(state: kinds.KeyValue, needed: int, limit: int | None) -> kinds.KeyValue:
+        more = needed - state.keys.shape[2]
+        return state if more <= 0 else kinds.KeyValue(*(F.pad(t, (0, 0, 0, more)) for t in state))
+
+    return grown
+
+
+def grown_uninitialised(original: Any) -> Any:
+    """The new room is not cleared: the poison of the test suite must come through."""
+
+    def grown(state: kinds.KeyValue, needed: int, limit: int | None) -> kinds.KeyValue:
+        after = original(state, needed, limit)
+        if after is state:
+            return state
+        held = state.keys.shape[2]
+        return kinds.KeyValue(*(torch.cat((t[:, :, :held], torch.empty_like(t[:, :, held:])), 2) for t in after))
+
+    return grown
+
+
+def relative_rotation(original: Any) -> Any:
+    """Positions counted from the beginning of each call."""
+
+    def rotation(self: Any, rope: Any, context: Context) -> Any:
+        return original(self, rope, replace(context, positions=torch.arange(context.positions.shape[1])[None]))
+
+    return rotation
+
+
+def last_key_lost(original: Any) -> Any:
+    """The last key of each chunk does not reach the sums."""
+
+    def whole(q: Tensor, k: Tensor, v: Tensor, state: Any, valid: Any) -> Any:
+        out, _ = original(q, k, v, state, valid)
+        part = None if valid is None else valid[:, :-1]
+        return out, original(q[:, :, :-1], k[:, :, :-1], v[:, :, :-1], state, part)[1]
+
+    return whole
+
+
+def tail_one_early(original: Any) -> Any:
+    def extended(tail: Tensor, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        window, after = original(tail, x, lengths)
+        return window, torch.cat((tail[:, :1], after[:, :-1]), 1) if after.shape[1] else after
+
+    return extended
+
+
+def whole_call(h: Tensor, hs: Tensor, lengths: Tensor | None) -> Tensor:
+    """h after the last position of the call, padding or not."""
+    return torch.cat((h[:, None], hs), 1)[:, -1].clone()
+
+
+def gates_swapped(weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Reset and update exchanged."""
+    return tuple(torch.cat((t.chunk(3)[1], t.chunk(3)[0], t.chunk(3)[2])) for t in weights)
+
+
+def update_inverted(weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """1 - z in place of z, as σ(-a) = 1 - σ(a)."""
+    return tuple(torch.cat((t.chunk(3)[0], -t.chunk(3)[1], t.chunk(3)[2])) for t in weights)
+
+
+def position_one_late(original: Any) -> Any:
+    """Where there is a state, every position is counted one too high."""
+
+    def context(self: Any, ids: Tensor, state: Any, *rest: Any) -> Context:
+        found = original(self, ids, state, *rest)
+        return found if state is None else replace(found, positions=found.positions + 1)
+
+    return context
+
+
+def in_sequence(_: Any) -> Any:
+    """Each parallel branch reads what the one before it wrote."""
+
+    def forward(self: Any, x: Tensor, context: Context, state: Any = None) -> Any:
+        after = []
+        for j, branch in enumerate(self.branches):
+            read = x if self.norm is None else self.norm(x, context)
+            y, kept = branch(read, context, None if state is None else state[j])
+            x = y if self.norm is None else branch.residual(x, y)
+            after.append(kept)
+        return x, None if state is None else tuple(after)
+
+    return forward
+
+
+def without_cap(head: Any) -> Any:
+    head.cap = None
+    return head
+
+
+def without_scale(frontend: Any) -> Any:
+    frontend.scale = 1.0
+    return frontend
+
+
+def padding_counted(original: Any) -> Any:
+    def features(self: Any, ids: Tensor, state: Any = None, *rest: Any) -> Any:
+        x, after = original(self, ids, state, *rest)
+        return x, after if state is None else after._replace(positions=state.positions + ids.shape[1])
+
+    return features
+
+
+def documents_run_on(segments: Tensor) -> Tensor:
+    return torch.arange(segments.shape[1]).expand_as(segments)
+
+
+def saved_exchanged(original: Any) -> Any:
+    """The last two leaves change places."""
+
+    def save(state: Any, path: Any) -> None:
+        *rest, a, b = tree.tensors(state)
+        original((*rest, b, a), path)
+
+    return save
+
+
+def problem(change: Callable[[Any], Any]) -> Fault:
+    return result(attention, "Problem", change)
+
+
+def nothing(_: Any) -> None:
+    return None
+
+
+def without_segments(owner: Any) -> Fault:
+    return argument(owner, "forward", 2, lambda context: replace(context, segments=None))
+
+
+ATTENTION, LINEAR, SHIFT, CONVOLUTION, RECURRENT = (
+    ("attention",),
+    ("linear_attention",),
+    ("token_shift",),
+    ("causal_convolution",),
+    ("gru",),
+)
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant("mask dropped", ATTENTION, mask_changed(lambda mask: mask_spec.Full())),
+    Mutant("a position does not see itself", ATTENTION, instead(masks.Causal, "allowed", strictly_before)),
+    Mutant("scale dropped", ATTENTION, problem(lambda p: replace(p, scale=1.0))),
+    Mutant("scale by the model's width, not the head's", ATTENTION, problem(lambda p: replace(p, scale=0.25))),
+    Mutant("window one too wide", ATTENTION, mask_changed(wider)),
+    Mutant("window one too wide in mask and state", ATTENTION, window_wider_in_mask_and_ring),
+    Mutant("window one too narrow", ATTENTION, mask_changed(narrower)),
+    Mutant("sinks dropped", ATTENTION, mask_changed(without_sinks)),
+    Mutant("key and value not written", ATTENTION, instead(attention, "append", forgetful)),
+    Mutant("ring not written", ATTENTION, instead(attention, "append_ring", forgetful)),
+    Mutant("ring read one slot off", ATTENTION, result(attention, "ring_positions", lambda held: held.roll(1, 1))),
+    Mutant("past off by one", ATTENTION, result(attention, "arrival", lambda a: a._replace(past=a.past + 1, start=None, end=a.end + 1))),
+    Mutant("lengths ignored in the ring", ATTENTION, argument(attention, "append_ring", 3, lambda a: a._replace(lengths=None))),
+    Mutant("grown buffer empty", ATTENTION, instead(kinds, "_grown", grown_empty)),
+    Mutant("grown buffer not cleared", ATTENTION, instead(kinds, "_grown", grown_uninitialised)),
+    Mutant("growth by one", ATTENTION, instead(kinds, "_grown", grown_by_one)),
+    Mutant("RoPE by position in the call", ATTENTION, instead(attention.Attention, "_rotation", relative_rotation)),
+    Mutant(
+        "RoPE turned for keys only", ATTENTION, instead(positions, "rotate", lambda f: lambda x, c, s: f(x, c, s) if x.shape[1] < 4 else x)
+    ),
+    Mutant("RoPE pairs neighbours", ATTENTION, instead(positions, "rotation", lambda f: lambda p, θ, m=1.0: f(p, θ.flip(0), m))),
+    Mutant("ALiBi rewards distance", ATTENTION, result(positions, "alibi_slopes", torch.neg)),
+    Mutant("ALiBi heads reversed", ATTENTION, result(positions, "alibi_slopes", lambda m: m.flip(0))),
+    Mutant("K/V heads of the wrong group", ATTENTION, argument(attention, "attention", 1, lambda k: k.roll(1, 1))),
+    Mutant("documents leak in attention", ATTENTION, without_segments(attention.Attention)),
+    Mutant("state bytes without the values", ATTENTION, result(attention.Attention, "state_bytes", lambda n: n // 2)),
+    Mutant("chunk border: last key lost", LINEAR, instead(chunked, "whole", last_key_lost)),
+    Mutant("sums not carried over", LINEAR, argument(chunked, "whole", 3, lambda state: tuple(torch.zeros_like(t) for t in state))),
+    Mutant("feature map elu + 2", LINEAR, result(linear_attention, "feature", lambda x: x + 1)),
+    Mutant("lengths ignored in the sums", LINEAR, argument(chunked, "whole", 4, nothing)),
+    Mutant("documents leak in linear attention", LINEAR, without_segments(linear_attention.LinearAttention)),
+    Mutant("convolution tail shifted", CONVOLUTION, instead(causal_convolution, "extended", tail_one_early)),
+    Mutant("lengths ignored in the tail", CONVOLUTION, argument(causal_convolution, "extended", 2, nothing)),
+    Mutant("dilation ignored", CONVOLUTION, argument(causal_convolution, "taps", 2, lambda dilation: 1)),
+    Mutant("taps in reverse", CONVOLUTION, result(causal_convolution, "taps", lambda t: t.flip(-1))),
+    Mutant("documents leak in the convolution", CONVOLUTION, argument(causal_convolution, "taps", 3, nothing)),
+    Mutant("shift tail shifted", SHIFT, instead(token_shift, "extended", tail_one_early)),
+    Mutant("lengths ignored in the shift", SHIFT, argument(token_shift, "extended", 2, nothing)),
+    Mutant("documents leak in the shift", SHIFT, without_segments(token_shift.TokenShift)),
+    Mutant("GRU gates swapped", RECURRENT, argument(gru, "gru", 2, gates_swapped)),
+    Mutant("GRU update inverted", RECURRENT, argument(gru, "gru", 2, update_inverted)),
+    Mutant("GRU begins anew at each call", RECURRENT, argument(gru, "gru", 1, torch.zeros_like)),
+    Mutant("documents leak in the GRU", RECURRENT, argument(gru, "gru", 3, nothing)),
+    Mutant(
+        "lengths ignored in the hidden state",
+        RECURRENT,
+        lambda: patch.object(gru.GRU, "_last", staticmethod(whole_call)),
+    ),
+    Mutant("rows() forgets one leaf", (*ATTENTION, *LINEAR), instead(tree, "rows", one_leaf_forgotten)),
+    Mutant("rows() shares memory", ATTENTION, instead(tree, "rows", not_copied)),
+    Mutant("keys and values exchanged in the file", ATTENTION, instead(tree, "save", saved_exchanged)),
+    Mutant("positions off by one", ("stack",), instead(transformer.Transformer, "_context", position_one_late)),
+    Mutant("padding counted as positions", ("stack",), instead(transformer.Transformer, "features", padding_counted)),
+    Mutant("positions do not restart in a document", ("stack",), instead(transformer, "_restarted", lambda _: documents_run_on)),
+    Mutant("fixed capacity not kept", ("stack",), result(transformer.Transformer, "init_state", lambda s: s._replace(limit=s.limit * 0))),
+    Mutant("rewind does nothing", ("stack",), argument(transformer.Transformer, "rewind", 2, torch.zeros_like)),
+    Mutant(
+        "norm after the branch where it belongs before", ("stack",), instead(block.PreNorm, "forward", lambda _: block.PostNorm.forward)
+    ),
+    Mutant("sandwich without its second norm", ("stack",), instead(block.Sandwich, "forward", lambda _: block.PreNorm.forward)),
+    Mutant("residual dropped", ("stack",), instead(residuals.Residual, "joined", lambda _: lambda self, x, y: y)),
+    Mutant("parallel branches in sequence", ("stack",), instead(block.Block, "forward", in_sequence)),
+    Mutant("soft cap dropped", ("stack",), result(transformer, "LanguageModelHead", without_cap)),
+    Mutant("token vectors not scaled", ("stack",), result(transformer, "TextFrontend", without_scale)),
+    Mutant("every state may be rewound", ("stack",), lambda: patch.object(transformer.Transformer, "rewindable", True)),
+)

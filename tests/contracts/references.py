@@ -1,0 +1,202 @@
+"""Each mixer a second time, as loops over single positions that read like its equation and share no code with the package's.
+
+Every function maps the module's own weights and x (B, N, D) to y (B, N, D), in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.spec import masks
+from qkv.spec.parts import Alibi, LinearScaling, Rope
+
+Reference = Callable[[Any, Tensor], Tensor]
+REFERENCES: dict[str, Reference] = {}
+
+
+def reference(kind: str) -> Callable[[Reference], Reference]:
+    def register(function: Reference) -> Reference:
+        REFERENCES[kind] = function
+        return function
+
+    return register
+
+
+def visible(mask: masks.Mask, i: int, j: int) -> bool:
+    """Whether query i sees key j, by the sentence in the mask's spec."""
+    match mask:
+        case masks.Full():
+            return True
+        case masks.Causal():
+            return j <= i
+        case masks.Window():
+            return i - mask.size < j < i + mask.size or j in range(mask.sinks)
+        case masks.Prefix():
+            return j in range(mask.length)
+        case masks.Strided():
+            return (i - j) % mask.stride == 0
+        case masks.Fixed():
+            return i // mask.stride == j // mask.stride or j % mask.stride in range(mask.stride)[-mask.summary :]
+        case masks.Blocks():
+            return i // mask.size == j // mask.size
+        case masks.AllOf():
+            return all(visible(m, i, j) for m in mask.masks)
+        case masks.AnyOf():
+            return any(visible(m, i, j) for m in mask.masks)
+    raise TypeError(f"no sentence is known for {mask}")
+
+
+def affine(linear: Any, x: Tensor) -> Tensor:
+    y = linear.weight @ x
+    return y if linear.bias is None else y + linear.bias
+
+
+def turned(x: Tensor, position: int, rope: Rope) -> Tensor:
+    """Pairs (p, p + r/2) of the first r features as complex numbers, times e^(i position θ_p)."""
+    r = int(len(x) * rope.fraction)
+    divisor = rope.scaling.factor if isinstance(rope.scaling, LinearScaling) else 1.0
+    y = x.clone()
+    for p in range(r // 2):
+        angle = position * rope.base ** (-2 * p / r) / divisor
+        y[p] = x[p] * math.cos(angle) - x[p + r // 2] * math.sin(angle)
+        y[p + r // 2] = x[p] * math.sin(angle) + x[p + r // 2] * math.cos(angle)
+    return y
+
+
+def normed(x: Tensor, norm: Any) -> Tensor:
+    return x if norm is None else x / math.sqrt(float((x * x).mean()) + 1e-6) * norm.weight
+
+
+@reference("attention")
+def attention(m: Any, x: Tensor) -> Tensor:
+    part, (dk, dv) = m.spec, m.spec.dims(x.shape[-1])
+    heads, groups = part.num_heads, part.kv_heads
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        rows = [affine(m.qkv, v) for v in x[b]]
+        for i in range(x.shape[1]):
+            mixed = []
+            for h in range(heads):
+                g = h * groups // heads
+                q = normed(rows[i][h * dk : (h + 1) * dk], m.query_norm)
+                scores, values = [], []
+                for j in range(x.shape[1]):
+                    if not visible(part.mask, i, j):
+                        continue
+                    k = normed(rows[j][heads * dk + g * dk : heads * dk + (g + 1) * dk], m.key_norm)
+                    turn = isinstance(part.relative, Rope)
+                    dot = float(turned(q, i, part.relative) @ turned(k, j, part.relative) if turn else q @ k)
+                    slope = 2.0 ** (-8.0 * (h + 1) / heads) if isinstance(part.relative, Alibi) else 0.0
+                    scores.append(dot / (part.temperature * math.sqrt(dk)) - slope * (i - j))
+                    values.append(rows[j][(heads + groups) * dk + g * dv : (heads + groups) * dk + (g + 1) * dv])
+                raw = [math.exp(s - max(scores)) for s in scores]
+                mixed.append(sum(r / sum(raw) * v for r, v in zip(raw, values, strict=True)))
+            out[b, i] = affine(m.output, torch.cat(mixed))
+    return out
+
+
+@reference("linear_attention")
+def linear_attention(m: Any, x: Tensor) -> Tensor:
+    heads, width = m.spec.num_heads, x.shape[-1]
+    d = width // heads
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        rows = [affine(m.qkv, v) for v in x[b]]
+        for i in range(x.shape[1]):
+            mixed = []
+            for h in range(heads):
+                pick = [slice(part * width + h * d, part * width + (h + 1) * d) for part in range(3)]
+                q = phi(rows[i][pick[0]])
+                weights = [float(q @ phi(rows[j][pick[1]])) for j in range(i + 1)]
+                mixed.append(sum(w * rows[j][pick[2]] for j, w in enumerate(weights)) / sum(weights))
+            out[b, i] = affine(m.output, torch.cat(mixed))
+    return out
+
+
+def phi(x: Tensor) -> Tensor:
+    """elu(x) + 1: e^x below 0, x + 1 above."""
+    return torch.tensor([math.exp(v) if v < 0 else v + 1 for v in x.tolist()], dtype=x.dtype)
+
+
+@reference("token_shift")
+def token_shift(m: Any, x: Tensor) -> Tensor:
+    size = x.shape[-1] // m.spec.groups
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        for i in range(x.shape[1]):
+            mixed = torch.zeros(x.shape[-1], dtype=x.dtype)
+            for feature in range(x.shape[-1]):
+                source = i - feature // size
+                mixed[feature] = x[b, source, feature] if source >= 0 else 0.0
+            out[b, i] = affine(m.output, mixed)
+    return out
+
+
+@reference("causal_convolution")
+def causal_convolution(m: Any, x: Tensor) -> Tensor:
+    width = x.shape[-1]
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        for i in range(x.shape[1]):
+            y = m.bias.clone()
+            for t in range(m.spec.kernel_size):
+                source = i - t * m.spec.dilation
+                if source >= 0:
+                    y = y + m.weight[:, t * width : (t + 1) * width] @ x[b, source]
+            out[b, i] = y[:width] * sigmoid(y[width:]) if m.spec.gated else y
+    return out
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    return 1 / (1 + (-x).exp())
+
+
+@reference("gru")
+def gru(m: Any, x: Tensor) -> Tensor:
+    e = m.hidden_weight.shape[1]
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        h = torch.zeros(e, dtype=x.dtype)
+        for i in range(x.shape[1]):
+            given = m.input_weight @ x[b, i] + m.input_bias
+            held = m.hidden_weight @ h + m.hidden_bias
+            reset = sigmoid(given[:e] + held[:e])
+            update = sigmoid(given[e : 2 * e] + held[e : 2 * e])
+            new = (given[2 * e :] + reset * held[2 * e :]).tanh()
+            h = (1 - update) * new + update * h
+            out[b, i] = affine(m.output, h)
+    return out
+
+
+@reference("feed_forward")
+def feed_forward(m: Any, x: Tensor) -> Tensor:
+    return per_position(x, lambda v: affine(m.down, activated(m.spec.activation, affine(m.up, v))))
+
+
+@reference("gated_feed_forward")
+def gated_feed_forward(m: Any, x: Tensor) -> Tensor:
+    def at(v: Tensor) -> Tensor:
+        both = affine(m.gate_up, v)
+        half = len(both) // 2
+        return affine(m.down, activated(m.spec.activation, both[:half]) * both[half:])
+
+    return per_position(x, at)
+
+
+def per_position(x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    return torch.stack([torch.stack([f(v) for v in row]) for row in x])
+
+
+def activated(name: str, x: Tensor) -> Tensor:
+    """The activations that the samples use, one number at a time."""
+    formulas: dict[str, Callable[[float], float]] = {
+        "relu2": lambda v: max(v, 0.0) ** 2,
+        "gelu": lambda v: v * 0.5 * (1 + math.erf(v / math.sqrt(2))),
+        "silu": lambda v: v / (1 + math.exp(-v)),
+    }
+    return torch.tensor([formulas[name](v) for v in x.tolist()], dtype=x.dtype)

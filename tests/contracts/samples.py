@@ -1,0 +1,134 @@
+"""What the battery runs on: for every registered kind several specs, and whole stacks. A kind without an entry fails the suite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkv.spec.branches import GRU, Attention, Branch, CausalConvolution, FeedForward, GatedFeedForward, LinearAttention, TokenShift
+from qkv.spec.masks import Blocks, Causal, Fixed, Full, Mask, Prefix, Strided, Window
+from qkv.spec.model import Block, Model, Text
+from qkv.spec.parts import (
+    Add,
+    Alibi,
+    BatchNorm,
+    Gated,
+    LanguageModelHead,
+    Learned,
+    LinearScaling,
+    NoNorm,
+    NoPositions,
+    NoResidual,
+    RMSNorm,
+    Rope,
+    Scaled,
+    Sinusoidal,
+)
+
+WIDTH = 16
+VOCABULARY = 11
+
+
+def masked(mask: Mask, **fields: Any) -> Attention:
+    return Attention(mask=Causal() & mask, **fields)
+
+
+SAMPLES: dict[str, tuple[Branch, ...]] = {
+    "attention": (
+        Attention(),
+        Attention(num_heads=1, bias=False, temperature=0.5),
+        Attention(num_kv_heads=2, relative=Rope()),
+        Attention(num_kv_heads=1, head_dim=6, value_dim=3, qk_norm=True),
+        Attention(relative=Rope(fraction=0.5, base=100.0, scaling=LinearScaling(factor=4.0))),
+        Attention(relative=Alibi()),
+        masked(Window(size=1)),
+        masked(Window(size=3), num_kv_heads=2, relative=Rope()),
+        masked(Window(size=3, sinks=2), relative=Alibi()),
+        masked(Window(size=1, sinks=1)),
+        masked(Window(size=500, sinks=3)),
+        masked(Window(size=5, sinks=1) & Window(size=3, sinks=2)),
+        masked(Window(size=2) | Strided(stride=3)),
+        masked(Fixed(stride=4, summary=2)),
+        masked(Blocks(size=3), relative=Rope()),
+    ),
+    "linear_attention": (
+        LinearAttention(),
+        LinearAttention(num_heads=1, chunk=1, bias=False),
+        LinearAttention(num_heads=2, chunk=3),
+    ),
+    "token_shift": (TokenShift(), TokenShift(groups=4)),
+    "causal_convolution": (
+        CausalConvolution(),
+        CausalConvolution(kernel_size=1),
+        CausalConvolution(kernel_size=2, dilation=4),
+        CausalConvolution(kernel_size=3, dilation=2, gated=False),
+    ),
+    "gru": (GRU(), GRU(hidden=5)),
+    "feed_forward": (FeedForward(), FeedForward(hidden=5, activation="relu2", bias=False)),
+    "gated_feed_forward": (GatedFeedForward(), GatedFeedForward(hidden=5, activation="gelu", bias=True)),
+}
+
+BIDIRECTIONAL: tuple[Branch, ...] = (
+    Attention(mask=Full()),
+    Attention(mask=Causal() | Prefix(length=6)),
+    Attention(mask=Window(size=3), relative=Rope()),
+    Attention(mask=Blocks(size=4)),
+)
+"""Not causal: these must fail the battery."""
+
+EVERYTHING: tuple[Branch, ...] = (
+    Attention(num_kv_heads=2, relative=Rope()),
+    masked(Window(size=3, sinks=2)),
+    LinearAttention(chunk=4),
+    TokenShift(),
+    CausalConvolution(dilation=2),
+    GRU(),
+    GatedFeedForward(hidden=24),
+)
+"""Every way for positions to exchange information, in one stack."""
+
+
+def stack(blocks: tuple[Block, ...], text: Text | None = None, **fields: Any) -> Model:
+    text = text or Text(vocab_size=VOCABULARY)
+    return Model(width=WIDTH, context_length=1100, frontend=text, blocks=blocks, init_std=0.3, **fields)
+
+
+def positions(part: Any, **fields: Any) -> Text:
+    return Text(vocab_size=VOCABULARY, positions=part, **fields)
+
+
+STACKS: dict[str, Model] = {
+    "pre": stack((Block(branches=EVERYTHING),)),
+    "post, batch norm": stack((Block(branches=EVERYTHING, order="post", norm=BatchNorm()),), positions(Sinusoidal()), norm=BatchNorm()),
+    "sandwich, rms norm, layer scale": stack((Block(branches=EVERYTHING, order="sandwich", norm=RMSNorm(), residual=Scaled()),)),
+    "parallel, gated residual": stack(
+        (Block(branches=EVERYTHING, order="parallel", residual=Gated(initial=0.7)),), positions(NoPositions())
+    ),
+    "one kind a block, mixed orders": stack(
+        (
+            Block(branches=(EVERYTHING[0], FeedForward()), order="parallel"),
+            Block(branches=(EVERYTHING[1], EVERYTHING[2]), order="post", norm=RMSNorm()),
+            Block(branches=(EVERYTHING[3], EVERYTHING[4]), order="sandwich"),
+            Block(branches=(EVERYTHING[5],), residual=NoResidual()),
+        ),
+        num_layers=5,
+    ),
+    "what can be rewound": stack(
+        (
+            Block(branches=(Attention(), FeedForward()), norm=NoNorm(), residual=Scaled(initial=0.3)),
+            Block(branches=(Attention(relative=Alibi()), GatedFeedForward()), order="parallel"),
+        ),
+        positions(Learned(), join="concatenate"),
+        head=LanguageModelHead(tied=False, bias=True, softcap=5.0),
+    ),
+    "plain": stack((Block(residual=Add()),), positions(Learned(), scale=True)),
+}
+
+
+def describe(part: Branch) -> str:
+    """``attention(num_kv_heads=2, relative=rope)``: the kind and what differs from its defaults."""
+    plain, said = type(part)(), []
+    for name in type(part).model_fields:
+        value = getattr(part, name)
+        if value != getattr(plain, name):
+            said.append(f"{name}={getattr(value, 'kind', value) if name != 'mask' else value}")
+    return f"{part.kind}({', '.join(said)})" if said else part.kind

@@ -1,0 +1,100 @@
+"""A whole model a second time: embedding, orders, norms, residuals and head as their formulas, one position at a time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from tests.contracts.references import REFERENCES, per_position
+from torch import Tensor
+
+from qkv.spec import parts
+from qkv.spec.model import Block
+
+
+def model(m: Any, ids: Tensor) -> Tensor:
+    """Logits (B, N, V) in float64."""
+    x = embedded(m, ids)
+    for block, spec in zip(m.blocks, m.spec.layers, strict=True):
+        x = one_block(block, spec, x)
+    x = normed(m.norm, m.spec.norm, x)
+    logits = per_position(x, lambda v: m.head.weight @ v + (0.0 if m.head.bias is None else m.head.bias))
+    cap = m.spec.head.softcap
+    return logits if cap is None else cap * (logits / cap).tanh()
+
+
+def embedded(m: Any, ids: Tensor) -> Tensor:
+    text, width = m.spec.frontend, m.spec.width
+    rows = []
+    for row in ids.tolist():
+        vectors = []
+        for position, token in enumerate(row):
+            v = m.frontend.table[token] * (math.sqrt(width) if text.scale else 1.0)
+            p = position_vector(m, position, len(v))
+            vectors.append(torch.cat((v, p)) if text.join == "concatenate" else v + p)
+        rows.append(torch.stack(vectors))
+    return torch.stack(rows)
+
+
+def position_vector(m: Any, position: int, width: int) -> Tensor:
+    part = m.spec.frontend.positions
+    if isinstance(part, parts.Learned):
+        return m.frontend.positions.table[position]
+    values = [0.0] * width
+    if isinstance(part, parts.Sinusoidal):
+        for i in range(width // 2):
+            angle = position / part.base ** (2 * i / width)
+            values[2 * i], values[2 * i + 1] = math.sin(angle), math.cos(angle)
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def one_block(block: Any, spec: Block, x: Tensor) -> Tensor:
+    before = x
+    for slot, part in zip(block.branches, spec.branches, strict=True):
+
+        def f(v: Tensor, slot: Any = slot, kind: str = part.kind) -> Tensor:
+            return REFERENCES[kind](slot.body, v)
+
+        match spec.order:
+            case "pre":
+                x = joined(slot.residual, spec.residual, x, f(normed(slot.norm, spec.norm, x)))
+            case "post":
+                x = normed(slot.norm, spec.norm, joined(slot.residual, spec.residual, x, f(x)))
+            case "sandwich":
+                inner = f(normed(slot.norm, spec.norm, x))
+                x = joined(slot.residual, spec.residual, x, normed(slot.norm_after, spec.norm, inner))
+            case "parallel":
+                x = joined(slot.residual, spec.residual, x, f(normed(block.norm, spec.norm, before)))
+    return x
+
+
+def joined(residual: Any, part: parts.Residual, x: Tensor, y: Tensor) -> Tensor:
+    match part:
+        case parts.Add():
+            return x + y
+        case parts.Scaled():
+            return x + residual.weight * y
+        case parts.Gated():
+            return x + math.tanh(float(residual.gate)) * y
+        case parts.NoResidual():
+            return y
+    raise TypeError(f"no formula is known for {part}")
+
+
+def normed(norm: Any, part: parts.Norm, x: Tensor) -> Tensor:
+    def at(v: Tensor) -> Tensor:
+        match part:
+            case parts.LayerNorm():
+                mean = v.sum() / len(v)
+                var = ((v - mean) ** 2).sum() / len(v)
+                return (v - mean) / (var + part.eps) ** 0.5 * norm.weight + norm.bias
+            case parts.RMSNorm():
+                return v / ((v**2).sum() / len(v) + part.eps) ** 0.5 * norm.weight
+            case parts.BatchNorm():
+                return (v - norm.running_mean) / (norm.running_var + part.eps) ** 0.5 * norm.weight + norm.bias
+            case parts.NoNorm():
+                return v
+        raise TypeError(f"no formula is known for {part}")
+
+    return per_position(x, at)

@@ -1,0 +1,83 @@
+"""The battery on every registered branch, by registration alone; what is not causal must fail it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from tests.contracts.battery import CHECKS, assert_kept, failures
+from tests.contracts.references import REFERENCES
+from tests.contracts.samples import BIDIRECTIONAL, SAMPLES, VOCABULARY, WIDTH, describe
+from tests.contracts.subjects import OneBranch
+
+from qkv.inspection import cost as _registers_the_formulas  # noqa: F401
+from qkv.inspection.shares import FORMULAS, Setting, share
+from qkv.mixers.registry import BRANCHES, build_branch
+from qkv.spec.branches import Branch
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = {describe(part): part for parts in SAMPLES.values() for part in parts}
+
+
+@cache
+def registered() -> dict[str, type[Branch]]:
+    return {spec.kind: spec for spec in BRANCHES}
+
+
+@pytest.mark.parametrize("kind", Branch.kinds())
+def test_every_kind_is_under_contract(kind: str) -> None:
+    """A new part is tested by being registered: it needs a module, samples, its equation as loops, and a cost."""
+    assert kind in registered(), f"{kind!r} is a spec that no module implements"
+    assert kind in SAMPLES, f"{kind!r} needs samples in tests/contracts/samples.py"
+    assert {type(part) for part in SAMPLES[kind]} == {registered()[kind]}
+    assert kind in REFERENCES, f"{kind!r} needs its equation in tests/contracts/references.py"
+    assert registered()[kind] in FORMULAS, f"{kind!r} needs a cost formula in qkv.inspection"
+
+
+@pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="there is no docs folder yet")
+@pytest.mark.parametrize("kind", Branch.kinds())
+def test_every_kind_is_in_the_docs(kind: str) -> None:
+    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")]
+    assert any(kind in page for page in pages)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("name", PARTS)
+def test_contract(name: str, check: str, record_property: Callable[[str, object], None]) -> None:
+    assert_kept(check, OneBranch(PARTS[name]))
+    record_property("contract", (PARTS[name].kind, name, check))
+
+
+@pytest.mark.parametrize("part", BIDIRECTIONAL, ids=describe)
+def test_what_sees_later_positions_fails(part: Branch) -> None:
+    failed = dict(failures(OneBranch(part)))
+    assert not part.causal
+    assert {"cut anywhere", "causality", "fixed capacity"} <= failed.keys()
+    assert "equation" not in failed, "it must fail for being bidirectional, not for being wrong"
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_cost_says_what_is_there(name: str) -> None:
+    part = PARTS[name]
+    module = build_branch(part, WIDTH)
+    for length, batch in ((1, 2), (40, 3)):
+        said = share(part, Setting(WIDTH, batch, length, context_length=64, vocab_size=VOCABULARY))
+        assert said.parameters == sum(p.numel() for p in module.parameters())
+        assert said.state == module.state_bytes(length, batch)
+
+
+def test_a_missing_kind_is_noticed() -> None:
+    class Unknown(Branch):
+        """Registered nowhere."""
+
+    assert Unknown not in FORMULAS
+    with pytest.raises(KeyError):
+        build_branch(Unknown(), WIDTH)
+
+
+def test_the_samples_do_not_share_a_name() -> None:
+    assert len(PARTS) == sum(map(len, SAMPLES.values()))
+    assert torch.get_default_dtype() == torch.float32

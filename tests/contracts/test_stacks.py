@@ -1,0 +1,57 @@
+"""The same battery on whole models: every mixer in one stack, in each order, with each norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.contracts.battery import CHECKS, assert_kept
+from tests.contracts.samples import EVERYTHING, SAMPLES, STACKS
+from tests.contracts.subjects import Stack
+
+from qkv.spec.errors import UserError
+from qkv.spec.model import Model
+from qkv.spec.parts import Norm, Residual
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("name", STACKS)
+def test_contract(name: str, check: str, record_property: Callable[[str, object], None]) -> None:
+    assert_kept(check, Stack(STACKS[name]))
+    record_property("contract", ("stack", name, check))
+
+
+def test_the_stacks_hold_every_mixer_order_norm_and_residual() -> None:
+    blocks = [block for spec in STACKS.values() for block in spec.layers]
+    assert {branch.kind for branch in EVERYTHING if branch.mixes} == {kind for kind, parts in SAMPLES.items() if parts[0].mixes}
+    assert {block.order for block in blocks} == {"pre", "post", "sandwich", "parallel"}
+    assert {block.norm.kind for block in blocks} == Norm.kinds().keys()
+    assert {block.residual.kind for block in blocks} == Residual.kinds().keys()
+    assert {spec.frontend.positions.kind for spec in STACKS.values()} == {"learned", "sinusoidal", "none"}  # type: ignore[attr-defined]
+
+
+def test_a_stack_repeats_its_pattern() -> None:
+    spec: Model = STACKS["one kind a block, mixed orders"]
+    assert len(spec.layers) == 5
+    assert spec.layers[4] == spec.layers[0]
+
+
+@pytest.mark.parametrize("capacity", [0, -1])
+def test_a_state_without_room_is_refused(capacity: int) -> None:
+    with pytest.raises(UserError, match=f"capacity of {capacity} holds no position"):
+        Stack(STACKS["plain"]).start(1, capacity)
+
+
+@pytest.mark.parametrize("length", [-1, 4])
+def test_a_state_goes_back_to_what_it_has_seen_and_nowhere_else(length: int) -> None:
+    s = Stack(STACKS["plain"])
+    _, state = s.call(s.inputs(1, 3), s.start(1))
+    with pytest.raises(UserError, match="only be rewound to what it has seen"):
+        s.rewind(state, torch.tensor([length]))
+
+
+def test_packed_documents_and_a_state_exclude_each_other() -> None:
+    m = Stack(STACKS["plain"]).module
+    with pytest.raises(UserError, match="give each document a row of its own"):
+        m(torch.zeros(1, 2, dtype=torch.long), m.init_state(1), segments=torch.zeros(1, 2, dtype=torch.long))  # type: ignore[operator]
