@@ -1,0 +1,165 @@
+"""What a run needs to go on as if it had never stopped, in step-numbered folders that are complete or absent.
+
+    resume/step-00000250/weights.safetensors     every parameter and buffer
+                         optimizer.safetensors   every tensor the optimiser remembers, by parameter name
+                         random.safetensors      the states of the random generators
+                         state.json              step, best loss, facts about the run; the checksums of the other files
+
+A folder is written under a temporary name, flushed to the disk and renamed; older ones are removed only after that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from qkv.spec.errors import UserError, nearest
+from qkv.training.files import PARTIAL, clear_errors, read_tensors, remove, remove_partial, sync, write_file, write_tensors
+
+PARTS = ("weights", "optimizer", "random")
+_NAME = re.compile(r"step-(\d+)$")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Tensors by part (``PARTS``) and everything else as plain data, after ``step`` updates."""
+
+    step: int
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    state: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run, in ``folder``; the newest ``keep`` stay."""
+
+    def __init__(self, folder: Path, keep: int = 2):
+        self.folder = folder
+        self.keep = keep
+
+    def paths(self) -> list[Path]:
+        """The checkpoints' folders, newest first."""
+        found = [p for p in self.folder.glob("step-*") if _NAME.match(p.name)]
+        return sorted(found, key=lambda p: int(p.name.removeprefix("step-")), reverse=True)
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Write a checkpoint whole, then remove the older ones. Raises UserError if the disk refuses; what was there stays."""
+        final = self.folder / f"step-{checkpoint.step:08d}"
+        partial = self.folder / f".{final.name}{PARTIAL}"
+        with clear_errors(f"the checkpoint of step {checkpoint.step} in {self.folder}"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            remove_partial(self.folder)
+            try:
+                _write(partial, checkpoint)
+                self._rename(partial, final)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+        for old in self.paths()[self.keep :]:
+            remove(old)
+        return final
+
+    def _rename(self, partial: Path, final: Path) -> None:
+        replaced = self.folder / f".{final.name}.replaced{PARTIAL}"
+        if final.exists():  # a torn one that an earlier start refused
+            final.rename(replaced)
+        partial.rename(final)
+        sync(self.folder)
+        remove(replaced)
+
+    def load(self, notice: Callable[[str], object]) -> Checkpoint | None:
+        """The newest complete checkpoint; None if none was ever written.
+
+        A torn one is passed over for the one before it, and ``notice`` is told. Raises UserError if no checkpoint is complete.
+        """
+        with clear_errors(f"the folder {self.folder}"):
+            found = self.paths()
+        refused: list[UserError] = []
+        for path in found:
+            try:
+                checkpoint = read_checkpoint(path)
+            except UserError as error:
+                refused.append(error)
+                continue
+            for error in refused:
+                notice(f"{error}; going on from the checkpoint before it, step {checkpoint.step}")
+            return checkpoint
+        if refused:
+            raise refused[0]
+        return None
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read one checkpoint's folder. Raises UserError naming the file that is missing, torn, edited or from another step."""
+    state = _read_state(path / "state.json")
+    tensors = {}
+    for part in PARTS:
+        file = path / f"{part}.safetensors"
+        tensors[part], metadata = read_tensors(file)
+        if metadata.get("sha256") != state["files"][part]:
+            raise UserError(f"{file} is not the file that was written with {path / 'state.json'}: its checksum is another one")
+    return Checkpoint(state["step"], tensors, state["state"])
+
+
+def _write(folder: Path, checkpoint: Checkpoint) -> None:
+    folder.mkdir()
+    files = {part: write_tensors(folder / f"{part}.safetensors", checkpoint.tensors[part], {"step": checkpoint.step}) for part in PARTS}
+    content = {"step": checkpoint.step, "files": files, "state": checkpoint.state}
+    body = json.dumps(content, indent=1, sort_keys=True)
+    write_file(folder / "state.json", json.dumps({"sha256": _text_digest(body), "content": content}, indent=1, sort_keys=True).encode())
+    sync(folder)
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    try:
+        stored = json.loads(path.read_bytes())
+        content, expected = stored["content"], stored["sha256"]
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing") from None
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise UserError(f"{path} is cut short or not a checkpoint's state ({error})") from None
+    if _text_digest(json.dumps(content, indent=1, sort_keys=True)) != expected:
+        raise UserError(f"{path} was changed after it was written: its content does not match the checksum inside it")
+    return content
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and lasting buffer by name; one that has several names (a tied head) under the first."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            found[name] = tensor.detach()
+    return found
+
+
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Copy weights into ``model``. Raises UserError naming the first tensor that is missing, unknown or of another shape."""
+    own = weights(model)
+    for name, tensor in tensors.items():
+        if name not in own:
+            raise UserError(f"{source} holds the tensor {name!r}, which this model does not have; {nearest(name, own)}")
+        if tensor.shape != own[name].shape:
+            shapes = f"{list(tensor.shape)} in {source}, but {list(own[name].shape)} in the model of its spec"
+            raise UserError(f"the tensor {name!r} has the shape {shapes}")
+    for name in own:
+        if name not in tensors:
+            raise UserError(f"{source} lacks the tensor {name!r}, which this model has")
+    model.load_state_dict(dict(tensors), strict=False)  # the other names of shared tensors are not in the file
+
+
+def save_weights(path: Path, model: nn.Module, metadata: Mapping[str, Any]) -> None:
+    """Write the weights of ``model`` whole. Raises UserError if the disk refuses; what was there stays."""
+    with clear_errors(str(path)):
+        write_tensors(path, weights(model), metadata)
+
+
+def _text_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,157 @@
+"""Files that are either the old ones or the new ones, never half of each, and one sentence where the disk says no.
+
+Everything is written under a temporary name in the same folder, flushed to the disk, and renamed.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from qkv.spec.errors import UserError
+
+PARTIAL = ".partial"
+_KEY = "qkv"
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+_IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
+
+
+@contextmanager
+def clear_errors(what: str) -> Iterator[None]:
+    """Turn a refusal of the file system into a UserError that begins with ``what`` ("the run folder runs/a")."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{what} cannot be written: {_reason(error)}") from error
+
+
+def _reason(error: OSError | SafetensorError) -> str:
+    number = error.errno if isinstance(error, OSError) else _error_number(str(error))
+    if number in _FULL:
+        return "the disk is full; free some space and give the same command again"
+    if number == errno.EFBIG:
+        return "it is larger than the system allows a file to be here"
+    if number in _FORBIDDEN:
+        return "the folder is read-only or belongs to someone else; name another one"
+    if number in _IN_THE_WAY:
+        return "a file stands where a folder is needed, or a folder where a file is; name another one"
+    return os.strerror(number) if number else str(error)
+
+
+def _error_number(text: str) -> int | None:
+    found = re.search(r"os error (\d+)", text)
+    return int(found[1]) if found else None
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Put ``content`` at ``path`` whole."""
+
+    def write(partial: Path) -> None:
+        partial.write_bytes(content)
+
+    _replace(path, write)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
+    """Put tensors and JSON ``metadata`` at ``path`` as safetensors, whole; return the digest of both, which is stored with them."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    found = digest(tensors, metadata)
+    # One key only: safetensors writes several in no fixed order, and equal runs should give equal files.
+    header = {_KEY: json.dumps({"sha256": found, **metadata}, sort_keys=True)}
+    _replace(path, lambda partial: save_file(tensors, partial, header))
+    return found
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and metadata (with the digest as ``sha256``) of a file that ``write_tensors`` made; no metadata if something else did.
+
+    Raises UserError if the file is missing, torn, edited or no safetensors file.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            header = (file.metadata() or {}).get(_KEY)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing") from None
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} {_what_else(path)} ({error})") from None
+    if header is None:
+        return tensors, {}
+    metadata = json.loads(header)
+    if digest(tensors, {k: v for k, v in metadata.items() if k != "sha256"}) != metadata.get("sha256"):
+        raise UserError(f"{path} was changed after it was written: its content does not match the checksum inside it")
+    return tensors, metadata
+
+
+def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
+    """SHA-256 over the metadata and every tensor's name, type, shape and bytes."""
+    total = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        total.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        total.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+    return total.hexdigest()
+
+
+def _what_else(path: Path) -> str:
+    """What a file that safetensors refuses looks like."""
+    if path.is_dir():
+        return "is a folder, not a safetensors file"
+    with path.open("rb") as file:
+        start = file.read(9)
+    if start[:1] == b"\x80" or start[:4] == b"PK\x03\x04":
+        return "is a pickle under the name of a safetensors file; it could run code, so it was not loaded"
+    return "is empty" if not start else "is cut short or not a safetensors file"
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    partial = path.with_name(f".{path.name}{PARTIAL}")
+    try:
+        partial.touch()
+        mode = partial.stat().st_mode
+        write(partial)
+        partial.chmod(mode)  # safetensors makes its files readable by their owner alone
+        sync(partial)
+        os.replace(partial, path)
+        sync(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or the names in a folder are on the disk."""
+    if path.is_dir() and os.name != "posix":
+        return
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what a killed process left half-written in ``folder``."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, or nothing."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,70 @@
+"""Where a number first stopped being finite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qkv.data.batch import Batch
+from qkv.models.transformer import Transformer
+from qkv.tasks.task import Task
+from qkv.training.evaluation import precision
+
+
+@dataclass(frozen=True)
+class Illness:
+    """``where``: the dotted path that went bad first; ``what``: a clause about it; ``remedy``: what usually helps."""
+
+    where: str
+    what: str
+    remedy: str
+
+
+def diagnose(model: Transformer, task: Task, batches: Sequence[Batch], number_format: str) -> Illness:
+    """Find the first part of ``model`` that is not finite, in the order in which a step computes.
+
+    The weights, then what each branch computes, then the loss, then the gradients, which run backwards: there the origin is the last
+    parameter that is not finite. The gradients are those that the step left; the caller has set the generators as the step had them.
+    """
+    broken = next((name for name, p in model.named_parameters() if not _finite(p)), None)
+    if broken:
+        return Illness(broken, "holds weights that are not finite", "the update before was too large: lower the learning rate")
+    gradients = [name for name, p in model.named_parameters() if p.grad is not None and not _finite(p.grad)]
+    found = _first_output(model, task, batches, number_format)
+    if found:
+        remedy = (
+            "lower the learning rate, or lengthen the warm-up" if number_format == "fp32" else "train in fp32, or lower the learning rate"
+        )
+        return Illness(found, "was the first to give values that are not finite", remedy)
+    if gradients:
+        return Illness(gradients[-1], "was the first whose gradient is not finite", "lower the learning rate, or set training.clip_norm")
+    return Illness(
+        "the gradient norm", "overflowed although every gradient is finite", "lower the learning rate, or set training.clip_norm"
+    )
+
+
+def _first_output(model: Transformer, task: Task, batches: Sequence[Batch], number_format: str) -> str:
+    """The path of the first branch whose output is not finite; ``head`` if only the loss is not; empty if all is finite."""
+    seen: list[str] = []
+
+    def tap(name: str, x: Tensor) -> None:
+        if not seen and not _finite(x):
+            seen.append(name)
+
+    device = model.frontend.table.device
+    with torch.no_grad():
+        for batch in batches:
+            with precision(number_format, device):
+                loss, _ = task.loss(model, batch, tap)
+            if seen:
+                return seen[0]
+            if not _finite(loss):
+                return "head"
+    return ""
+
+
+def _finite(x: Tensor) -> bool:
+    return bool(x.isfinite().all())

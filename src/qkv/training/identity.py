@@ -1,0 +1,106 @@
+"""What decides the weights of a run, so that nobody goes on with another run by mistake."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+
+from qkv.data.corpus import TRAIN, VALIDATION, Corpus
+from qkv.inspection.machine import processor_name
+from qkv.ops import choices
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.training.schedules import same_so_far
+
+# What may change between two starts: it decides when something is measured, saved or shown, not the next weights.
+_FREE = {"validation", "checkpoints", "sample_every", "tensorboard"}
+
+
+def deciding(recipe: Recipe) -> dict[str, Any]:
+    """The part of a recipe from which, with the text, every weight follows."""
+    training = {name: value for name, value in recipe.training.to_dict().items() if name not in _FREE}
+    return {"data": recipe.data.to_dict(), "model": recipe.model.to_dict(), "task": recipe.task.to_dict(), "training": training}
+
+
+def recipe_digest(recipe: Recipe) -> str:
+    """SHA-256 of what decides the weights, the number of steps left out, which a run may raise."""
+    content = deciding(recipe)
+    content["training"].pop("steps")
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def corpus_digest(corpus: Corpus) -> str:
+    """SHA-256 of the lengths and of up to 64 evenly spread stretches of ids of both parts."""
+    total = hashlib.sha256()
+    for name in (TRAIN, VALIDATION):
+        ids = corpus.splits[name].ids
+        total.update(f"{name} {len(ids)} {ids.dtype}".encode())
+        for start in np.linspace(0, max(0, len(ids) - (1 << 16)), 64, dtype=np.int64):
+            total.update(np.ascontiguousarray(ids[start : start + (1 << 16)]).data)
+    return total.hexdigest()
+
+
+def check_same_recipe(old: Recipe, new: Recipe, done: int, folder: object) -> None:
+    """Raise UserError naming the first path at which ``new`` would give other weights than the run of ``old`` in ``folder``.
+
+    Another number of steps is fine as long as the ``done`` updates had the rates they would have had with it.
+    """
+    before, after = deciding(old), deciding(new)
+    steps, wanted = before["training"].pop("steps"), after["training"].pop("steps")
+    found = first_difference(before, after)
+    if found:
+        path, was, now = found
+        raise UserError(
+            f"{folder} holds a run of another recipe: {path} is {_shown(was)} there and {_shown(now)} here; "
+            "name another folder, or give the recipe that was trained"
+        )
+    if wanted != steps and (wanted < done or not same_so_far(old.training.schedule, done, steps, wanted, old.model.width)):
+        kind = old.training.schedule.kind
+        reason = f"{done} steps are done" if wanted < done else f"under the schedule {kind!r} its {done} steps would have had other rates"
+        raise UserError(f"training.steps: the run in {folder} has {steps} steps and cannot be continued to {wanted}, because {reason}")
+
+
+def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any] | None:
+    """(dotted path, old value, new value) of the first place where two trees of plain data differ; None if they are equal."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        pairs = [(str(key), old.get(key), new.get(key)) for key in [*old, *(k for k in new if k not in old)]]
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        pairs = [(str(i), a, b) for i, (a, b) in enumerate(zip(old, new, strict=True))]
+    else:
+        return None if old == new and type(old) is type(new) else (path, old, new)
+    # The kind first: where it differs, the fields below it differ only because of that.
+    pairs.sort(key=lambda pair: pair[0] != "kind")
+    deeper = (first_difference(a, b, f"{path}.{key}" if path else key) for key, a, b in pairs)
+    return next((found for found in deeper if found), None)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def surroundings(device: torch.device) -> dict[str, Any]:
+    """What else decides the last bits of a number: library, processor, threads."""
+    return {
+        "qkv": version("qkv"),
+        "torch": torch.__version__,
+        "processor": processor_name(),
+        "device": device.type if device.type == "cpu" else torch.get_device_module(device).get_device_name(device),
+        "vector instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def adopt_surroundings(saved: dict[str, Any], measured: list[dict[str, object]], device: torch.device) -> str:
+    """Use the ops that the run used before; return a sentence if something else is different now, else an empty text."""
+    now = surroundings(device)
+    changed = [f"{name} {saved.get(name)} before, {value} now" for name, value in now.items() if saved.get(name) != value]
+    if not changed:
+        choices.restore(measured)
+        return ""
+    return f"the losses may differ in their last digits from here on, because this start differs from the one before: {'; '.join(changed)}"

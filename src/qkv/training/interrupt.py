@@ -1,0 +1,40 @@
+"""Ctrl-C and SIGTERM as a wish to stop after the current step, instead of an exception in the middle of it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class StopRequest:
+    """Inside ``with StopRequest() as stop:``, the first SIGINT or SIGTERM sets ``stop.signal``; a second SIGINT aborts at once.
+
+    The handlers that were there come back at the end. Outside the main thread, where Python allows none, nothing is installed.
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    def __str__(self) -> str:
+        return self.signal.name if self.signal else "nothing"
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {s: signal.signal(s, self._receive) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._previous.items():
+            # None stands for a handler that was not set from Python and cannot be put back from it.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)

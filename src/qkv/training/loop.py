@@ -1,0 +1,285 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from qkv.data.batch import Batch
+from qkv.data.corpus import VALIDATION
+from qkv.generation.text import generate_text
+from qkv.ops import choices
+from qkv.report.training import Status
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.training import random_state
+from qkv.training.checkpoint import Checkpoint, save_weights, weights
+from qkv.training.evaluation import measure, precision, scale_of
+from qkv.training.events import Ended, Event, Notice, OnEvent, Sampled, Saved, Started, Stepped, Validated
+from qkv.training.health import diagnose
+from qkv.training.identity import corpus_digest, recipe_digest, surroundings
+from qkv.training.interrupt import StopRequest
+from qkv.training.optimisers import build_optimizer
+from qkv.training.record import Record
+from qkv.training.run import Run, load
+from qkv.training.schedules import multiplier
+from qkv.training.setup import WEIGHTS, Setup, locked, prepare
+from qkv.training.show import Show
+
+# Saving by the clock, and samples nobody asked for, may take this share of the training time.
+_OVERHEAD = 0.02
+
+
+@dataclass
+class Standing:
+    """Where a run stands; part of each checkpoint. ``seconds`` of training, earlier starts included."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    best_loss: float | None = None
+    best_step: int = 0
+    stale: int = 0
+    """Validations since the best one."""
+    looked: int = 0
+    """The last step after which validation and sample were done with."""
+    sampling_seconds: float = 0.0
+
+
+class Trainer:
+    """One run from where its checkpoint left it to its end.
+
+    Every step is a pure function of the weights, the optimiser's state, the seed and the step's number: its batches and its dropout
+    depend on nothing that happened before. So a run that was cut anywhere and goes on computes what it would have computed.
+    """
+
+    def __init__(self, setup: Setup, tell: OnEvent):
+        self.setup, self.tell = setup, tell
+        self.training = setup.recipe.training
+        self.model = setup.model
+        self.model.recompute = self.training.recompute
+        self.optimizer = build_optimizer(self.training.optimizer, self.model)
+        self.loss = torch.compile(setup.task.loss) if self.training.compile else setup.task.loss
+        self.now = Standing()
+        if setup.checkpoint:
+            self._go_on(setup.checkpoint)
+        self.record = Record(setup, self.now.step)
+        self._facts = {
+            "recipe": recipe_digest(setup.recipe),
+            "corpus": corpus_digest(setup.corpus),
+            "surroundings": surroundings(setup.device),
+        }
+        self._begun = self._saved_at = time.perf_counter()
+        self._saved = self.now.step
+        self._save_seconds = 0.0
+        self._before = self.now.seconds
+        self._samples = True
+
+    def _go_on(self, checkpoint: Checkpoint) -> None:
+        self.optimizer.load_state_dict(checkpoint.tensors["optimizer"])
+        random_state.restore(checkpoint.tensors["random"])
+        known = {field.name for field in fields(Standing)}
+        self.now = Standing(**{name: value for name, value in checkpoint.state["standing"].items() if name in known})
+
+    @property
+    def finished(self) -> bool:
+        """True if all steps are done, or held-out loss has not fallen for as long as the recipe's patience."""
+        return self.now.step >= self.training.steps or self._impatient
+
+    @property
+    def _impatient(self) -> bool:
+        patience = self.training.validation.patience
+        return patience is not None and self.now.stale >= patience
+
+    def train(self, stop: StopRequest) -> None:
+        """Train until finished or asked to stop, save, and write the report."""
+        if self.finished:
+            self.tell(Notice(f"the run in {self.setup.folder} is finished: {self._why_finished()}"))
+            return
+        self._start()
+        if self.now.looked != self.now.step:
+            self._look(stop)
+        while not self.finished and not stop:
+            self._update()
+            self._look(stop)
+            if self._save_is_due():
+                self.save()
+        if self._saved != self.now.step:
+            self.save()
+        if self.finished:
+            self._end("finished", self._why_finished() if self._impatient else "")
+        else:
+            self._end(
+                "stopped", f"stopped by {stop} after step {self.now.step} of {self.training.steps}; the same command goes on from there"
+            )
+
+    def _start(self) -> None:
+        self.model.train()
+        if self.now.step:
+            self.record.row(step=self.now.step, event="resumed")
+        parameters = sum(p.numel() for p in self.model.parameters())
+        tokens = self.training.batch_size * self.training.accumulate * self.setup.recipe.model.context_length
+        self.tell(Started(self.now.step, self.training.steps, parameters, tokens))
+
+    def _why_finished(self) -> str:
+        if self._impatient and self.now.step < self.training.steps:
+            return (
+                f"after step {self.now.step}, {self.now.stale} validations had brought no lower loss than that of step {self.now.best_step}"
+            )
+        return f"all {self.training.steps} steps are done"
+
+    def _update(self) -> None:
+        """One step: gradients of all its batches, clipping, a new set of weights."""
+        began, step, training = time.perf_counter(), self.now.step + 1, self.training
+        batches = self._batches(step)
+        count = sum(batch.num_targets for batch in batches)
+        nats = self._backward(batches, max(1, count))
+        norm = get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        loss, size = torch.stack((nats / max(1, count), norm)).tolist()
+        if not (math.isfinite(loss) and math.isfinite(size)):
+            self._fail(step, loss, size, batches)
+        if training.clip_norm is not None and size > training.clip_norm:
+            clip_grads_with_norm_(self.model.parameters(), training.clip_norm, norm)
+        rate = multiplier(training.schedule, step, training.steps, self.setup.recipe.model.width)
+        self.optimizer.step(rate)
+        self.optimizer.zero_grad()
+        self.now.step, self.now.tokens, self.now.seconds = step, self.now.tokens + count, self._seconds()
+        speed = count / (time.perf_counter() - began)
+        self._tell(Stepped(step, training.steps, loss, size, training.optimizer.lr * rate, self.now.tokens, speed, self.now.seconds))
+
+    def _batches(self, step: int) -> list[Batch]:
+        """The batches of a step, with torch's generators at the step's own seed."""
+        random_state.seed_step(self.training.seed, step, self.setup.device)
+        many = self.training.accumulate
+        return [self.setup.batches.batch((step - 1) * many + i).to(self.setup.device) for i in range(many)]
+
+    def _backward(self, batches: list[Batch], count: int) -> Tensor:
+        """Leave the gradient of the mean loss over all batches' targets; return the summed loss."""
+        total = torch.zeros((), device=self.setup.device)
+        for batch in batches:
+            with precision(self.training.precision, self.setup.device):
+                nats, _ = self.loss(self.model, batch)
+            (nats / count).backward()
+            total += nats.detach()
+        return total
+
+    def _seconds(self) -> float:
+        return self._before + time.perf_counter() - self._begun
+
+    def _tell(self, event: Event) -> None:
+        self.record.add(event)
+        self.tell(event)
+
+    def _look(self, stop: StopRequest) -> None:
+        """Measure and sample where that is due after this step. A stop during the measurement leaves it for the next start."""
+        step, every = self.now.step, self.training.validation.every
+        validates = step % every == 0 or step == self.training.steps
+        if validates and not self._validate(stop):
+            return
+        if self._sample_is_due(validates):
+            self._sample()
+        self.now.looked = step
+        if validates:
+            self.record.report_now_and_then(self.now.tokens)
+
+    def _validate(self, stop: StopRequest) -> bool:
+        batches = self.setup.batches.validation(self.training.validation.batches)
+        found = measure(self.model, self.setup.task, batches, self.training.precision, lambda: bool(stop))
+        if found is None:
+            return False
+        figures = self.setup.task.metrics(*found, scale_of(self.setup.corpus.splits[VALIDATION].counts))
+        loss, now = figures["loss"], self.now
+        best = loss < (math.inf if now.best_loss is None else now.best_loss)
+        if best:
+            now.best_loss, now.best_step, now.stale = loss, now.step, 0
+            self._save_best()
+        else:
+            now.stale += 1
+        self._tell(Validated(now.step, loss, best, self._seconds(), figures))
+        return True
+
+    def _save_best(self) -> None:
+        save_weights(self.setup.folder / WEIGHTS, self.model, {"step": self.now.step, "val_loss": self.now.best_loss})
+
+    def _sample_is_due(self, validates: bool) -> bool:
+        every, step = self.training.sample_every, self.now.step
+        if not self._samples or step == self.training.steps:
+            return self._samples
+        if every is not None:
+            return step % every == 0
+        return validates and self.now.sampling_seconds <= _OVERHEAD * self._seconds()
+
+    def _sample(self) -> None:
+        began, corpus = time.perf_counter(), self.setup.corpus
+        # An empty prompt starts after a line break, which not every tokenizer knows.
+        prompt = corpus.tokenizer.decode(corpus.validation[:1].tolist()) if corpus.tokenizer.unknown("\n") else ""
+        try:
+            text = generate_text(self.model, corpus.tokenizer, prompt, self.setup.recipe.sample)
+        except UserError as error:
+            self._samples = False
+            self.tell(Notice(f"no samples are drawn along the way: {error}"))
+            return
+        self.now.sampling_seconds += time.perf_counter() - began
+        self._tell(Sampled(self.now.step, prompt + text))
+
+    def _save_is_due(self) -> bool:
+        checkpoints = self.training.checkpoints
+        waited = time.perf_counter() - self._saved_at
+        by_clock = checkpoints.seconds is not None and waited >= max(checkpoints.seconds, self._save_seconds / _OVERHEAD)
+        return by_clock or self.now.step % checkpoints.every == 0
+
+    def save(self) -> None:
+        """Write a checkpoint of this moment, what was recorded so far with it."""
+        began = time.perf_counter()
+        self.record.flush()
+        tensors = {"weights": weights(self.model), "optimizer": self.optimizer.state_dict(), "random": random_state.capture()}
+        state = {"standing": asdict(self.now), "choices": choices.snapshot(), **self._facts}
+        self.setup.checkpoints.save(Checkpoint(self.now.step, tensors, state))
+        self._saved, self._saved_at = self.now.step, time.perf_counter()
+        self._save_seconds = self._saved_at - began
+        self.tell(Saved(self.now.step))
+
+    def _fail(self, step: int, loss: float, size: float, batches: list[Batch]) -> NoReturn:
+        """Say what went bad where, in the report and as a UserError. The checkpoints stay as they are."""
+        self._batches(step)  # the generators as the step had them, so that the same values are dropped
+        ill = diagnose(self.model, self.setup.task, batches, self.training.precision)
+        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {size}"
+        newest = self.setup.checkpoints.paths()
+        kept = f"the checkpoint of step {self._saved} is kept in {newest[0]}" if newest else "no checkpoint had been saved"
+        message = f"step {step}: {what}; {ill.where} {ill.what}; {ill.remedy}; {kept}"
+        self.record.row(step=step, event=what)
+        self._end("failed", message)
+        raise UserError(message)
+
+    def _end(self, status: Status, message: str) -> None:
+        """The last report, and the last event."""
+        if status == "finished" and not (self.setup.folder / WEIGHTS).exists():
+            self._save_best()  # no held-out loss was a number
+        self.record.report(status, message, self.now.tokens)
+        self.tell(Ended(status, self.now.step, message))
+
+
+def train(recipe: Recipe, out: str | Path, resume: bool = True, on_event: OnEvent | None = None) -> Run:
+    """Train ``recipe`` in the run folder ``out``, or go on with the run that is there; the run with its best weights.
+
+    A run that was cut goes on where its newest checkpoint left it and computes what it would have computed, bit for bit; one that is
+    finished is only loaded. Ctrl-C and SIGTERM finish the step, save and return; a second Ctrl-C raises KeyboardInterrupt at once.
+    ``on_event`` is called with everything in ``qkv.training.events``; None shows a line on standard error.
+    Raises UserError where recipe, text, folder or checkpoint cannot be used, the disk is full, or a loss is not finite.
+    """
+    if on_event is None:
+        with Show() as show:
+            return train(recipe, out, resume, show)
+    folder = Path(out)
+    with locked(folder), random_state.own(recipe.training.seed):
+        trainer = Trainer(prepare(recipe, folder, resume, on_event), on_event)
+        with StopRequest() as stop, trainer.record:
+            trainer.train(stop)
+    return load(folder)

@@ -1,0 +1,114 @@
+"""The optimiser of a run: one or two of torch's own behind one face, with a state that is nothing but named tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import singledispatch
+
+import torch
+from torch import Tensor, nn
+
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.training import AdamW, Muon
+from qkv.spec.training import Optimizer as OptimizerSpec
+
+Named = list[tuple[str, nn.Parameter]]
+
+
+class Optimizer:
+    """torch optimisers that share the parameters of one model.
+
+    ``state_dict`` maps ``parameter/quantity`` to a tensor and holds nothing else, so it fits a safetensors file. The rates are
+    no part of it: they follow from the spec and the step.
+    """
+
+    def __init__(self, parts: Iterable[torch.optim.Optimizer], named: Named):
+        self.parts = tuple(parts)
+        self.names = {parameter: name for name, parameter in named}
+        self._rates = [[group["lr"] for group in part.param_groups] for part in self.parts]
+
+    def step(self, multiplier: float = 1.0) -> None:
+        """One update, at ``multiplier`` times each group's rate."""
+        for part, rates in zip(self.parts, self._rates, strict=True):
+            for group, rate in zip(part.param_groups, rates, strict=True):
+                group["lr"] = rate * multiplier
+            part.step()
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        for parameter in self.names:
+            parameter.grad = None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Every tensor the optimisers remember, as ``parameter/quantity``; the tensors are the live ones, not copies."""
+        return {
+            f"{self.names[parameter]}/{quantity}": value
+            for part in self.parts
+            for parameter, remembered in part.state.items()
+            for quantity, value in remembered.items()
+        }
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over a saved state, bit for bit. Raises UserError for a name or a shape that does not belong to this model."""
+        owners = {self.names[p]: (part, p) for part in self.parts for group in part.param_groups for p in group["params"]}
+        found: dict[nn.Parameter, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            name, _, quantity = key.rpartition("/")
+            if name not in owners:
+                raise UserError(f"the optimiser state {key!r} belongs to no parameter of this model; {nearest(name, owners)}")
+            parameter = owners[name][1]
+            if tensor.dim() and tensor.shape != parameter.shape:
+                raise UserError(f"the optimiser state {key!r} has the shape {list(tensor.shape)}, its parameter {list(parameter.shape)}")
+            found.setdefault(parameter, {})[quantity] = tensor.to(parameter.device, copy=True)
+        for part in self.parts:
+            part.state.clear()
+        for parameter, remembered in found.items():
+            owners[self.names[parameter]][0].state[parameter] = remembered
+
+
+@singledispatch
+def build_optimizer(spec: OptimizerSpec, model: nn.Module) -> Optimizer:
+    """The optimiser that ``spec`` describes for all parameters of ``model`` that have gradients.
+
+    One defined elsewhere joins with ``build_optimizer.register``.
+    """
+    raise TypeError(f"no rule is defined for the optimiser {type(spec).__name__}")
+
+
+@build_optimizer.register
+def adamw(spec: AdamW, model: nn.Module) -> Optimizer:
+    """AdamW (Loshchilov & Hutter 2019): decay on matrices and tables, none on vectors."""
+    named = _trainable(model)
+    return Optimizer([_adamw(spec, named)], named)
+
+
+@build_optimizer.register
+def muon(spec: Muon, model: nn.Module) -> Optimizer:
+    """torch's Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for embeddings, head, norms and biases.
+
+    The rate of an (A, B) matrix is lr · √max(1, A/B), as in the authors' post.
+    """
+    named = _trainable(model)
+    matrices, others = _split(named, lambda name, p: p.ndim == 2 and name.startswith("blocks."))
+    parts: list[torch.optim.Optimizer] = []
+    if matrices:
+        settings = {"momentum": spec.momentum, "nesterov": spec.nesterov, "weight_decay": spec.weight_decay}
+        parts.append(torch.optim.Muon([p for _, p in matrices], lr=spec.lr, **settings))
+    if others:
+        parts.append(_adamw(spec.others, others))
+    return Optimizer(parts, named)
+
+
+def _adamw(spec: AdamW, named: Named) -> torch.optim.Optimizer:
+    decayed, kept = _split(named, lambda _, p: p.ndim >= 2)
+    groups = [{"params": [p for _, p in decayed], "weight_decay": spec.weight_decay}, {"params": [p for _, p in kept], "weight_decay": 0.0}]
+    fused = all(p.device.type in {"cpu", "cuda", "mps", "xpu"} for _, p in named)
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, fused=fused)
+
+
+def _trainable(model: nn.Module) -> Named:
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def _split(named: Named, belongs: Callable[[str, nn.Parameter], bool]) -> tuple[Named, Named]:
+    return [(n, p) for n, p in named if belongs(n, p)], [(n, p) for n, p in named if not belongs(n, p)]

@@ -1,0 +1,71 @@
+"""The state of every random generator as tensors, and a seed for each step, so that no step depends on the ones before it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def capture() -> dict[str, Tensor]:
+    """The states of Python's, numpy's and torch's global generators."""
+    _, words, spare = random.getstate()
+    _, keys, position, has_spare, gauss = np.random.get_state(legacy=True)
+    found = {
+        "python": torch.tensor(words, dtype=torch.int64),
+        "python_spare": torch.tensor([] if spare is None else [spare], dtype=torch.float64),
+        "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64)),
+        "numpy_position": torch.tensor([position, has_spare], dtype=torch.int64),
+        "numpy_spare": torch.tensor([gauss], dtype=torch.float64),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        found |= {f"cuda_{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    return found
+
+
+def restore(saved: Mapping[str, Tensor]) -> None:
+    """Put the generators back where ``capture`` found them."""
+    spare = saved["python_spare"].tolist()
+    random.setstate((3, tuple(saved["python"].tolist()), spare[0] if spare else None))
+    position, has_spare = saved["numpy_position"].tolist()
+    np.random.set_state(("MT19937", saved["numpy"].numpy().astype(np.uint32), position, has_spare, saved["numpy_spare"].item()))
+    torch.set_rng_state(saved["torch"].clone())
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            if f"cuda_{i}" in saved:
+                torch.cuda.set_rng_state(saved[f"cuda_{i}"].clone(), i)
+
+
+@contextmanager
+def own(seed: int) -> Iterator[None]:
+    """Generators that begin at ``seed`` inside, and are as the caller had them afterwards."""
+    before = capture()
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        restore(before)
+
+
+def seed_step(seed: int, step: int, device: torch.device) -> None:
+    """Start torch's generators anew for one step, from (seed, step) alone."""
+    number = mix(seed, step)
+    # Not torch.manual_seed: it asks every kind of device, which takes a tenth of a millisecond.
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(number)
+
+
+def mix(seed: int, step: int) -> int:
+    """A 63-bit number in which every bit depends on every bit of both (the finaliser of SplitMix64, Steele et al. 2014)."""
+    z = (seed * 0x9E3779B97F4A7C15 + step + 1) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (z ^ (z >> 31)) >> 1

@@ -1,0 +1,182 @@
+"""What is written down while a run goes on: rows of metrics, TensorBoard if asked, the report."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from functools import singledispatchmethod
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from qkv.data.corpus import VALIDATION
+from qkv.inspection.machine import processor_name
+from qkv.report.figures import duration, short, size
+from qkv.report.metrics import MetricsLog, TensorBoardLog, read_metrics
+from qkv.report.training import Status, TrainingRun, training_report
+from qkv.spec.errors import UserError
+from qkv.spec.yaml_io import dump
+from qkv.training.events import Event, Sampled, Stepped, Validated
+from qkv.training.files import clear_errors, write_file
+from qkv.training.setup import Setup
+
+try:
+    import resource
+except ImportError:  # not a Unix; peak memory is then left out
+    resource = None
+
+METRICS = "metrics.jsonl"
+REPORT = "report.html"
+
+
+class Record:
+    """The run folder's ``metrics.jsonl`` and ``report.html``. Rows after ``step``, which belong to a future that was lost, are dropped."""
+
+    def __init__(self, setup: Setup, step: int):
+        self.setup = setup
+        self.path = setup.folder / METRICS
+        with clear_errors(str(self.path)):
+            self._log = MetricsLog(self.path)
+            self._log.truncate_after(step)
+        self._board = _tensorboard(setup.folder) if setup.recipe.training.tensorboard else None
+        self._reported = -float("inf")
+        self._report_seconds = 0.0
+
+    @singledispatchmethod
+    def add(self, event: Event) -> None:
+        """Write down an event that has figures; the others leave no row."""
+
+    @add.register
+    def _(self, event: Stepped) -> None:
+        figures = {"loss": event.loss, "lr": event.lr, "grad_norm": event.grad_norm, "tokens_per_second": event.tokens_per_second}
+        self.row(step=event.step, time=event.seconds, **figures)
+
+    @add.register
+    def _(self, event: Validated) -> None:
+        self.row(
+            step=event.step, time=event.seconds, val_loss=event.loss, **{f"val_{k}": v for k, v in event.figures.items() if k != "loss"}
+        )
+
+    @add.register
+    def _(self, event: Sampled) -> None:
+        self.row(step=event.step, sample=event.text)
+
+    def row(self, **values: Any) -> None:
+        """Append one row."""
+        with clear_errors(str(self.path)):
+            self._log.write(**values)
+        if self._board:
+            self._board.write(**values)
+
+    def flush(self) -> None:
+        """Wait until the disk has every row."""
+        with clear_errors(str(self.path)):
+            self._log.flush(durable=True)
+
+    def close(self) -> None:
+        """Write what is waiting and close."""
+        with clear_errors(str(self.path)):
+            self._log.close()
+        if self._board:
+            self._board.close()
+
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def report_now_and_then(self, tokens: int) -> None:
+        """The report of a run in progress, often enough to be watched and seldom enough to cost nothing."""
+        if time.perf_counter() - self._reported >= max(20.0, 50 * self._report_seconds):
+            self.report("running", "", tokens)
+
+    def report(self, status: Status, message: str, tokens: int) -> Path:
+        """Write the report whole; its path. ``tokens``: how many were trained on."""
+        began = time.perf_counter()
+        self.flush()
+        path = self.setup.folder / REPORT
+        page = training_report(self._run(status, message, tokens))
+        with clear_errors(str(path)):
+            write_file(path, page.encode())
+        self._reported = time.perf_counter()
+        self._report_seconds = self._reported - began
+        return path
+
+    def _run(self, status: Status, message: str, tokens: int) -> TrainingRun:
+        setup, recipe = self.setup, self.setup.recipe
+        rows = rows_of(setup.folder)
+        return TrainingRun(
+            name=recipe.name or setup.folder.resolve().name,
+            description=recipe.description,
+            metrics=rows,
+            spec_yaml=dump(recipe),
+            cost=_cost(setup, rows, tokens),
+            environment=environment(setup.device),
+            samples=[{"step": row["step"], "text": row["sample"]} for row in rows if "sample" in row],
+            folder=str(setup.folder),
+            status=status,
+            message=message,
+            figures=self._figures(tokens),
+        )
+
+    def _figures(self, tokens: int) -> dict[str, float]:
+        setup, training = self.setup, self.setup.recipe.training
+        figures: dict[str, float] = {
+            "total_steps": training.steps,
+            "parameters": sum(p.numel() for p in setup.model.parameters()),
+            "tokens": tokens,
+            "characters_per_token": setup.corpus.splits[VALIDATION].counts.characters_per_token,
+        }
+        return figures | ({} if training.clip_norm is None else {"clip_norm": training.clip_norm})
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics. Raises UserError if something else changed the file."""
+    try:
+        return read_metrics(folder / METRICS)
+    except FileNotFoundError:
+        return []
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """On what the run was trained."""
+    return {
+        "processor": processor_name(),
+        "device": str(device),
+        "threads used": str(torch.get_num_threads()),
+        "Python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": platform.platform(),
+    }
+
+
+def _cost(setup: Setup, rows: list[dict[str, Any]], tokens: int) -> list[tuple[str, str]]:
+    seconds = max((row["time"] for row in rows if row.get("time") is not None), default=0.0)
+    saved = sum(p.stat().st_size for p in (setup.folder / "resume").rglob("*") if p.is_file())
+    return [
+        ("training time", duration(seconds)),
+        ("tokens trained on", short(tokens)),
+        ("times through the text", short(tokens / len(setup.corpus.train))),
+        ("checkpoints on disk", size(saved)),
+        *_peak_memory(),
+    ]
+
+
+def _peak_memory() -> list[tuple[str, str]]:
+    if resource is None:
+        return []
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return [("peak memory of the process", size(peak))]
+
+
+def _tensorboard(folder: Path) -> TensorBoardLog:
+    try:
+        return TensorBoardLog(folder / "tensorboard")
+    except ImportError as error:
+        raise UserError(f"training.tensorboard: {error}") from None

@@ -1,0 +1,72 @@
+"""Learning-rate schedules: pure functions from the number of an update to a multiple of the optimiser's rate.
+
+Updates are counted from 1, so that the last of ``steps`` updates has the number ``steps``. Every schedule rises in a straight line,
+s / w, over its first w = ``warmup`` updates, except the inverse square root, whose rise is part of its formula.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import singledispatch
+
+from qkv.spec.training import Constant, Cosine, InverseSquareRoot, Linear, Schedule, WarmupStableDecay
+
+
+@singledispatch
+def multiplier(schedule: Schedule, step: int, steps: int, width: int) -> float:
+    """What the rate of update ``step`` of ``steps`` is multiplied by in a model of ``width`` features.
+
+    A schedule defined elsewhere joins with ``multiplier.register``.
+    """
+    raise TypeError(f"no rate is defined for the schedule {type(schedule).__name__}")
+
+
+@multiplier.register
+def constant(schedule: Constant, step: int, steps: int, width: int) -> float:
+    """1 after the warm-up."""
+    return _rise(schedule, step)
+
+
+@multiplier.register
+def inverse_square_root(schedule: InverseSquareRoot, step: int, steps: int, width: int) -> float:
+    """D^-½ · min(s^-½, s · w^-3/2) (Vaswani et al. 2017); largest at s = w."""
+    return width**-0.5 * min(step**-0.5, step * schedule.warmup**-1.5)
+
+
+@multiplier.register
+def cosine(schedule: Cosine, step: int, steps: int, width: int) -> float:
+    """f + (1 - f) (1 + cos πp) / 2, with p the share of the updates after the warm-up (Loshchilov & Hutter 2017)."""
+    if step <= schedule.warmup:
+        return _rise(schedule, step)
+    return schedule.final + (1 - schedule.final) * 0.5 * (1 + math.cos(math.pi * _share(step, schedule.warmup, steps)))
+
+
+@multiplier.register
+def linear(schedule: Linear, step: int, steps: int, width: int) -> float:
+    """1 - (1 - f) p, with p the share of the updates after the warm-up."""
+    if step <= schedule.warmup:
+        return _rise(schedule, step)
+    return 1 - (1 - schedule.final) * _share(step, schedule.warmup, steps)
+
+
+@multiplier.register
+def warmup_stable_decay(schedule: WarmupStableDecay, step: int, steps: int, width: int) -> float:
+    """1 up to the last ``decay`` share of all updates, then a straight line to ``final`` (Hu et al. 2024)."""
+    stable_until = max(schedule.warmup, steps - round(schedule.decay * steps))
+    if step <= stable_until:
+        return _rise(schedule, step)
+    return 1 - (1 - schedule.final) * _share(step, stable_until, steps)
+
+
+def same_so_far(schedule: Schedule, done: int, steps: int, other: int, width: int) -> bool:
+    """True if the first ``done`` updates have the same rates in a run of ``steps`` and in one of ``other`` updates."""
+    return all(multiplier(schedule, s, steps, width) == multiplier(schedule, s, other, width) for s in range(1, done + 1))
+
+
+def _rise(schedule: Schedule, step: int) -> float:
+    return min(1.0, step / schedule.warmup) if schedule.warmup else 1.0
+
+
+def _share(step: int, start: int, steps: int) -> float:
+    """How much of the way from update ``start`` to the last one is done, at most all of it."""
+    return min(1.0, (step - start) / max(1, steps - start))

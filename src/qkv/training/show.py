@@ -1,0 +1,58 @@
+"""A run's events as a line on standard error: loss, rate, time left; notices and validations above it."""
+
+from __future__ import annotations
+
+import sys
+from functools import singledispatchmethod
+from types import TracebackType
+
+from qkv.report.progress import Progress
+from qkv.training.events import Ended, Event, Notice, Started, Stepped, Validated
+
+
+class Show:
+    """What ``train`` calls with events if nobody else listens: ``with Show() as tell: ...``."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+
+    def __enter__(self) -> Show:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._progress:
+            self._progress.__exit__(kind, error, trace)
+            self._progress = None
+
+    def __call__(self, event: Event) -> None:
+        self._show(event)
+
+    @singledispatchmethod
+    def _show(self, event: Event) -> None:
+        """Samples and checkpoints are in the report and the folder, not on the line."""
+
+    @_show.register
+    def _(self, event: Started) -> None:
+        self._progress = Progress("train", event.steps, done=event.step)
+        self._progress.__enter__()
+
+    @_show.register
+    def _(self, event: Stepped) -> None:
+        if self._progress:
+            self._progress.update(event.step, loss=event.loss, tokens_per_second=event.tokens_per_second)
+
+    @_show.register
+    def _(self, event: Validated) -> None:
+        if self._progress:
+            self._progress.update(event.step, val_loss=event.loss)
+
+    @_show.register
+    def _(self, event: Notice) -> None:
+        if self._progress:
+            self._progress.note(event.text)
+        else:
+            sys.stderr.write(event.text + "\n")
+
+    @_show.register
+    def _(self, event: Ended) -> None:
+        self.__exit__(None, None, None)
