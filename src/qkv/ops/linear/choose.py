@@ -9,18 +9,22 @@ from torch import Tensor
 
 from qkv.ops import onednn as permission
 from qkv.ops.choices import Choice, choose, fastest
-from qkv.ops.linear import onednn, operator, reference
+from qkv.ops.linear import onednn, operator, reference, split
 
 TWINS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
     "torch": reference.linear,
     "oneDNN": onednn.linear,
     "oneDNN operator": operator.linear,
+    "split": split.linear,
 }
 # Below this a product lasts microseconds, and what is saved inside it goes to the call.
 _SMALLEST = 1 << 14
+_SMALLEST_ROW = 1 << 18
 _FEW_ROWS = 64
-# Rows, inner and outer width that stand for each case. One row is timed on weights larger than any cache.
-_SAMPLES = {"training": (512, 256, 768), "one row": (1, 4096, 8192), "few rows": (16, 1024, 2048), "many rows": (512, 256, 768)}
+# Rows, inner and outer width that stand for each case.
+_SAMPLES = {"training": (512, 256, 768), "few rows": (16, 2048, 8192), "many rows": (512, 256, 768)}
+# Decoding reads every weight of the model once a step, so one row is timed on more weights than caches hold.
+_COLD = 12 << 20
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -29,45 +33,70 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return reference.linear(x, weight, bias)
     if weight.numel() < _SMALLEST or x.numel() == 0:
         return reference.linear(x, weight, bias)
-    return TWINS[choice(_case(x)).twin](x, weight, bias)
-
-
-def _case(x: Tensor) -> str:
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return "training"
+        return TWINS[choice("training").twin](x, weight, bias)
     rows = x.numel() // x.shape[-1]
-    return "one row" if rows == 1 else "few rows" if rows <= _FEW_ROWS else "many rows"
+    if rows == 1:
+        found = row_choice(weight.shape[1], weight.shape[0])
+    else:
+        found = choice("few rows" if rows <= _FEW_ROWS else "many rows")
+    return TWINS[found.twin](x, weight, bias)
 
 
 def choice(case: str) -> Choice:
-    """The choice for "training" (forward and backward), or for "one row", "few rows" or "many rows" (forward alone)."""
-    return choose("linear", case, lambda: _measured(case))
+    """The choice for "training" (forward and backward), or for "few rows" or "many rows" (forward alone)."""
+
+    def decide() -> Choice:
+        rows, inner, outer = _SAMPLES[case]
+        x, weight = torch.ones(rows, inner), torch.ones(outer, inner)
+        runs = {name: _run(TWINS[name], x, [weight], case == "training") for name in _candidates(case)}
+        direction = "forward and backward" if case == "training" else "forward"
+        return _decided(case, runs, f"{direction} at {rows} × {inner} × {outer}")
+
+    return choose("linear", case, decide)
 
 
-def _measured(case: str) -> Choice:
+def row_choice(inner: int, outer: int) -> Choice:
+    """The choice for one row through weights of this shape: products of one row differ by shape more than others do."""
+    size = inner * outer
+    case = f"one row, {inner} to {outer}"
+
+    def decide() -> Choice:
+        if size < _SMALLEST_ROW:
+            return Choice("linear", case, "torch", "too small for the path to matter")
+        weights = [torch.ones(outer, inner) for _ in range(-(-_COLD // size))]
+        runs = {name: _run(TWINS[name], torch.ones(1, inner), weights, False) for name in _candidates("one row")}
+        return _decided(case, runs, f"forward, {len(weights)} times")
+
+    return choose("linear", case, decide)
+
+
+def _candidates(case: str) -> list[str]:
     names = ["torch"]
     if permission.available():
         names.append("oneDNN")
     if operator.available() and case != "training":
         names.append("oneDNN operator")
-    if len(names) == 1:
+        if case == "one row":
+            names.append("split")
+    return names
+
+
+def _decided(case: str, runs: dict[str, Callable[[], object]], what: str) -> Choice:
+    if len(runs) == 1:
         return Choice("linear", case, "torch", "this build of torch has no oneDNN that keeps fp32 exact here")
-    rows, inner, outer = _SAMPLES[case]
-    generator = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(shape, generator=generator) for shape in ((rows, inner), (outer, inner)))
-    runs = {name: _run(TWINS[name], x, weight, case == "training") for name in names}
-    direction = "forward and backward" if case == "training" else "forward"
-    return fastest("linear", case, "torch", runs, f"{direction} at {rows} × {inner} × {outer}")
+    return fastest("linear", case, "torch", runs, what)
 
 
-def _run(twin: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weight: Tensor, training: bool) -> Callable[[], object]:
+def _run(twin: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weights: list[Tensor], training: bool) -> Callable[[], object]:
     if training:
-        x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+        x, weights = x.detach().requires_grad_(), [weight.detach().requires_grad_() for weight in weights]
 
     def run() -> None:
         with torch.set_grad_enabled(training):
-            y = twin(x, weight, None)
-            if training:
-                torch.autograd.grad(y, (x, weight), y.detach())
+            for weight in weights:
+                y = twin(x, weight, None)
+                if training:
+                    torch.autograd.grad(y, (x, weight), y.detach())
 
     return run
