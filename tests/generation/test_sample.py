@@ -176,11 +176,12 @@ def test_dropout_sleeps_and_the_model_is_left_as_it_was() -> None:
     expected = generate(model("rope"), PROMPTS, GREEDY)
     assert generate(m, PROMPTS, GREEDY) == expected
     assert m.training
+    m.blocks[1].eval()
     steps = stream(m, PROMPTS, GREEDY)
     next(steps)
     assert not m.training
     steps.close()  # type: ignore[attr-defined]
-    assert m.training
+    assert (m.training, m.blocks[0].training, m.blocks[1].training) == (True, True, False)
 
 
 def test_a_stream_gives_a_token_a_row_and_step_and_leaves_gradients_on() -> None:
@@ -237,3 +238,13 @@ def test_no_prompt_and_no_token_are_no_work() -> None:
     m = model("gru")
     assert generate(m, [], GREEDY) == []
     assert generate(m, PROMPTS, Generation(max_new_tokens=0)) == [[], [], []]
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_half_precision_generates_from_the_same_distribution(name: str) -> None:
+    spec = model(name).spec
+    half = build(spec, seed=3).eval().to(torch.bfloat16)
+    assert all(0 <= token < VOCABULARY for row in generate(half, PROMPTS, DRAWN) for token in row)
+    with torch.no_grad():
+        exact, rounded = (m(torch.tensor(PROMPTS[:1]))[0][0, -1].float() for m in (model(name), half))
+    assert (exact.softmax(-1) - rounded.softmax(-1)).abs().max() < 0.1

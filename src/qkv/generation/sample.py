@@ -24,7 +24,7 @@ class Sampling:
     The prompts are read in one pass, padded on the right; from then on every row stands at its own position and nothing
     is padded. Row i draws its numbers from a generator of its own, seeded with ``generation.seed + i``, so that what it
     says depends neither on the other rows nor on when they end (up to the rounding of the model's products, which may
-    differ with the size of the batch).
+    differ with the size of the batch). Dropout acts if the model is in training mode; ``evaluating`` sees to that.
     """
 
     def __init__(self, model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation, capacity: int | None = None):
@@ -128,12 +128,13 @@ def _repeated(texts: list[list[int]], device: torch.device) -> Tensor:
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """The model without dropout, and as it was before afterwards."""
-    was_training = model.training
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         yield
     finally:
-        model.train(was_training)
+        for module in training:
+            module.training = True
 
 
 def stream(
