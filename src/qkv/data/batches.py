@@ -11,6 +11,9 @@ from qkv.data.layouts import LAYOUTS, Layout
 from qkv.spec import data as spec
 from qkv.spec.errors import UserError
 
+RELEASE_EVERY = 64
+"""Batches after which the pages of a long text are given back, so that a run's memory does not grow to the text's size."""
+
 
 class Batches:
     """Batches of ``batch_size`` rows of at most ``length`` positions, laid out as ``batching`` says.
@@ -28,11 +31,16 @@ class Batches:
 
     def batch(self, step: int) -> Batch:
         """The batch of a step of training: equal for equal (seed, step), whatever was asked for before."""
+        if step % RELEASE_EVERY == 0:
+            self._train.split.release()
         return self._train.batch(step)
 
     def validation(self, batches: int | None = None) -> Iterator[Batch]:
         """Held-out batches, the same at every call: with None every target of the part once, else so many batches spread over it."""
-        return self._validation.every_row(batches)
+        for number, batch in enumerate(self._validation.every_row(batches)):
+            if number % RELEASE_EVERY == 0:
+                self._validation.split.release()
+            yield batch
 
     @property
     def padding(self) -> float:

@@ -25,7 +25,7 @@ ABANDONED = 24 * 3600
 
 def cache_folder() -> Path:
     """What ``QKV_CACHE`` names, or the user's cache folder of this system."""
-    return Path(os.environ.get("QKV_CACHE") or platformdirs.user_cache_dir("qkv"))
+    return Path(os.environ.get("QKV_CACHE") or platformdirs.user_cache_dir("qkv")).expanduser()
 
 
 def stored(key: str, load: Callable[[Path], T | None], build: Callable[[Path], None]) -> T:

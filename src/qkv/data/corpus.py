@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -11,16 +12,17 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-import tokenizers
 
+import tokenizers
 from qkv.data.cache import stored
-from qkv.data.documents import pieces
+from qkv.data.documents import Pieces, pieces
 from qkv.data.progress import progress
 from qkv.data.sources import Source, resolve
 from qkv.data.text import Text
 from qkv.spec import data as spec
 from qkv.spec.errors import UserError
 from qkv.tokenizers.coders import SpaceBorders
+from qkv.tokenizers.files import write_whole
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 from qkv.tokenizers.train import train, trainer_of
 
@@ -28,6 +30,9 @@ FORMAT = 1
 """Raised when what is written changes, so that older folders are left alone."""
 
 TRAIN, VALIDATION = "train", "validation"
+RESIDENT = 1 << 28
+"""Bytes of one mapped file that need not be released."""
+
 LEAST = 2
 """Characters that a part needs: one to see, one to predict."""
 
@@ -60,6 +65,12 @@ class Split:
     ids: np.ndarray
     documents: np.ndarray
     counts: Counts
+
+    def release(self) -> None:
+        """Unmap what was read. It stays in the system's file cache, and is mapped again when it is next read."""
+        for array in (self.ids, self.documents):
+            if array.nbytes > RESIDENT and isinstance(array.base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+                array.base.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True)
@@ -170,9 +181,9 @@ def _build(folder: Path, source: Source, data: spec.Data, tokenizer: Tokenizer |
             with (folder / f"{name}.ids").open("xb") as ids, (folder / f"{name}.documents").open("xb") as documents:
                 writer = _Writer(tokenizer, ids, documents)
                 for block in pieces(part.blocks(), tokenizer, separator):
-                    advance(writer.write([piece.text for piece in block], [piece.opens for piece in block]))
+                    advance(writer.write(block))
                 counts[name] = writer.finished(source.name)
-    tokenizer.save(folder / FILE_NAME)
+    write_whole(folder / FILE_NAME, tokenizer.core.to_str().encode())
     with (folder / "counts.json").open("x", encoding="utf-8") as file:
         json.dump({name: asdict(found) for name, found in counts.items()}, file)
         os.fsync(file.fileno())
@@ -183,7 +194,7 @@ def _sample(part: _Part, separator: str | None, most: int | None) -> Iterator[st
     every = 1 if most is None else -(-(part.stop - part.start) // most)
     for i, block in enumerate(pieces(part.blocks(), SpaceBorders(), separator)):
         if i % every == 0:
-            yield from (piece.text for piece in block)
+            yield from block.texts
 
 
 class _Writer:
@@ -193,23 +204,24 @@ class _Writer:
         self._tokenizer, self._ids, self._documents = tokenizer, ids, documents
         self._count = dict.fromkeys(Counts.__dataclass_fields__, 0)
 
-    def write(self, texts: list[str], opens: list[bool]) -> int:
+    def write(self, pieces: Pieces) -> int:
         """Returns how many characters were written."""
-        if not texts:
+        if not pieces.texts:
             return 0
-        ids, lengths = self._tokenizer.encode_many(texts)
+        ids, lengths = self._tokenizer.encode_many(pieces.texts)
+        opens = np.array(pieces.opens)
         opens[0] |= not self._count["characters"]
-        starts = (self._count["tokens"] + np.cumsum(lengths) - lengths)[np.array(opens)]
+        starts = (self._count["tokens"] + np.cumsum(lengths) - lengths)[opens]
         self._ids.write(ids.data)
         self._documents.write(starts.astype(np.int64).data)
-        characters = sum(map(len, texts))
-        self._count["characters"] += characters
-        self._count["bytes"] += sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
+        text = "".join(pieces.texts)
+        self._count["characters"] += len(text)
+        self._count["bytes"] += len(text) if text.isascii() else len(text.encode())
         self._count["tokens"] += len(ids)
         self._count["documents"] += len(starts)
         if self._tokenizer.unknown_id is not None:
             self._count["unknown"] += int(np.count_nonzero(ids == self._tokenizer.unknown_id))
-        return characters
+        return len(text)
 
     def finished(self, name: str) -> Counts:
         if not self._count["tokens"]:
@@ -236,7 +248,8 @@ def _split(folder: Path, name: str, counts: Counts, dtype: np.dtype) -> Split:
 
 
 def _mapped(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
-    """A plain array over the mapped file: np.memmap itself is slow to index."""
+    """An array over the file, of which only what is read comes into memory."""
     if path.stat().st_size != count * dtype.itemsize:
         raise ValueError(f"{path} has another size than its counts say")
-    return np.asarray(np.memmap(path, dtype, mode="r"))
+    with path.open("rb") as file:
+        return np.ndarray(count, dtype, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -22,42 +22,50 @@ class Borders(Protocol):
         ...
 
 
-class Piece(NamedTuple):
-    """Text that is encoded by itself; ``opens`` is true where it begins a document."""
+class Pieces(NamedTuple):
+    """Texts that are encoded one by one; ``opens``: which of them begin a document."""
 
-    text: str
-    opens: bool
+    texts: list[str]
+    opens: list[bool]
 
 
-def pieces(blocks: Iterable[str], borders: Borders, separator: str | None) -> Iterator[list[Piece]]:
-    """All of ``blocks``, about one list of pieces a block.
+def pieces(blocks: Iterable[str], borders: Borders, separator: str | None) -> Iterator[Pieces]:
+    """All of ``blocks``, about as many ``Pieces`` as there are blocks.
 
     A document ends after its ``separator``; nothing between two separators is no document, so the second one belongs to the document
     before. Without a separator all is one document. A document longer than ``piece_size`` goes on in further pieces, cut at borders.
     """
-    rest, fresh = "", True
+    end, rest, fresh = separator or "", "", True
     for block in blocks:
         *closed, rest = (rest + block).split(separator) if separator else (rest + block,)
-        found: list[Piece] = []
+        found = Pieces([], [])
         for body in closed:
-            found += _numbered(_cut(body + (separator or ""), borders), fresh and bool(body))
+            if len(body) < borders.piece_size:  # lines: there may be a hundred million of them
+                found.texts.append(body + end)
+                found.opens.append(fresh and body != "")
+            else:
+                _add(found, _cut(body + end, borders), fresh)
             fresh = True
-        begun, rest = _cut_open(rest, borders, len(separator or " ") - 1)
-        found += _numbered(begun, fresh)
+        begun, rest = _cut_open(rest, borders, max(len(end) - 1, 0))
+        _add(found, begun, fresh)
         fresh = fresh and not begun
         yield found
     if rest:
-        yield _numbered(_cut(rest, borders), fresh)
+        found = Pieces([], [])
+        _add(found, _cut(rest, borders), fresh)
+        yield found
 
 
-def _numbered(texts: list[str], opens: bool) -> list[Piece]:
-    return [Piece(text, opens and not i) for i, text in enumerate(texts)]
+def _add(found: Pieces, texts: list[str], opens: bool) -> None:
+    """Append the parts of one document, of which the first may open it."""
+    found.texts.extend(texts)
+    for _ in texts:
+        found.opens.append(opens)
+        opens = False
 
 
 def _cut(text: str, borders: Borders) -> list[str]:
     """All of ``text``."""
-    if len(text) <= borders.piece_size:
-        return [text]
     found, rest = _cut_open(text, borders, 0)
     return [*found, rest] if rest else found
 

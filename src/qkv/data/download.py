@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import os
-import tempfile
 import urllib.request
 from pathlib import Path
 
 from qkv.data.named import Published
 from qkv.data.progress import progress
+from qkv.tokenizers.files import write_whole
 
 TIMEOUT = 30
 """Seconds without an answer after which the network counts as absent."""
@@ -29,15 +28,7 @@ def download(file: Published, target: Path) -> None:
             f"what came is not the published file: {len(content)} bytes with SHA-256 {digest[:12]}… instead of {file.sha256[:12]}…"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".download-", delete=False) as temporary:
-        try:
-            temporary.write(content)
-            temporary.flush()
-            os.fsync(temporary.fileno())
-            os.replace(temporary.name, target)
-        except BaseException:
-            os.unlink(temporary.name)
-            raise
+    write_whole(target, content)
 
 
 def _fetched(file: Published) -> bytes:

@@ -33,7 +33,7 @@ BYTE_WORD_UNITS = (re.compile(f"[{SPACE}]?[^{SPACE}]+|[{SPACE}]+(?![^{SPACE}])")
 class SpaceBorders:
     """Cuts where units of ``borders`` meet; by default those of byte-level words."""
 
-    piece_size = 1 << 18
+    piece_size = 1 << 17
 
     def __init__(self, borders: re.Pattern[str] = BYTE_WORD_UNITS[1]):
         self._borders = borders
@@ -120,7 +120,7 @@ class ByteCoder:
 class UnitCoder(SpaceBorders):
     """The library's ids of each distinct unit, remembered: natural text repeats its words, so most of it is look-ups."""
 
-    most_remembered = 1 << 21
+    most_remembered = 1 << 20
 
     def __init__(self, core: tokenizers.Tokenizer, dtype: np.dtype, units: re.Pattern[str], borders: re.Pattern[str]):
         super().__init__(borders)

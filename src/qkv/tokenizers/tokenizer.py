@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-import tokenizers
-from tokenizers import models
 
+import tokenizers
 from qkv.spec.errors import UserError
 from qkv.tokenizers.byte_level import token_bytes
 from qkv.tokenizers.coders import coder_for
+from qkv.tokenizers.files import write_whole
+from tokenizers import models
 
 FILE_NAME = "tokenizer.json"
 
@@ -46,7 +46,9 @@ class Tokenizer:
 
     def encode_many(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """The ids of all ``texts`` joined, and how many ids each of them has. Each text stands alone."""
-        return self._coder.encode_many([well_formed(text) for text in texts])
+        if not is_well_formed("".join(texts)):
+            texts = [well_formed(text) for text in texts]
+        return self._coder.encode_many(texts)
 
     def border(self, text: str) -> int:
         """The last place at which ``text``, and what may follow it, can be cut for encoding in parts; 0 if there is none.
@@ -89,15 +91,7 @@ class Tokenizer:
         """Write a ``tokenizer.json`` whole, or not at all. A folder receives it under that name."""
         target = _file_in(path)
         try:
-            with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=target.parent, prefix=".tokenizer-", delete=False) as file:
-                try:
-                    file.write(self.core.to_str(pretty=True))
-                    file.flush()
-                    os.fsync(file.fileno())
-                    os.replace(file.name, target)
-                except BaseException:
-                    os.unlink(file.name)
-                    raise
+            write_whole(target, self.core.to_str(pretty=True).encode())
         except OSError as error:
             raise UserError(f"the tokenizer cannot be written to {target}: {error.strerror}") from None
 
@@ -121,15 +115,20 @@ class Tokenizer:
             raise UserError(f"{source} is not a tokenizer.json: {error}") from None
 
 
-def well_formed(text: str) -> str:
-    """``text`` with each lone surrogate replaced by U+FFFD."""
+def is_well_formed(text: str) -> bool:
+    """False if ``text`` holds a lone surrogate, for which UTF-8 has no bytes."""
     if text.isascii():
-        return text
+        return True
     try:
         text.encode()
     except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
+        return False
+    return True
+
+
+def well_formed(text: str) -> str:
+    """``text`` with each lone surrogate replaced by U+FFFD."""
+    return text if is_well_formed(text) else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _file_in(path: str | os.PathLike[str]) -> Path:

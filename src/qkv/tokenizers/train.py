@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
+import tokenizers
 from qkv.spec import tokenizers as spec
 from qkv.spec.errors import UserError
 from qkv.tokenizers.byte_level import SYMBOLS
 from qkv.tokenizers.coders import BYTE_WORDS, CHARACTERS, WHOLE_BYTES, WORDS
 from qkv.tokenizers.tokenizer import Tokenizer, well_formed
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 UNKNOWN = "<unk>"
 """Longer than any character or punctuation mark and not a word, so that no text contains it as a token."""
@@ -56,9 +56,22 @@ def trainer_of(spec: spec.Tokenizer) -> Trainer:
 def characters(_spec: spec.Characters, texts: Iterable[str]) -> Tokenizer:
     """Ids in the order of code points, then the unknown token."""
     seen = np.zeros(0x110000, bool)
-    for text in texts:
+    for text in _joined(texts):
         seen[np.frombuffer(well_formed(text).encode("utf-32-le"), np.uint32)] = True
     return _word_level([chr(code) for code in np.flatnonzero(seen)], CHARACTERS)
+
+
+def _joined(texts: Iterable[str]) -> Iterator[str]:
+    """Short texts put together, so that numpy has enough to do at once."""
+    some: list[str] = []
+    length = 0
+    for text in texts:
+        some.append(text)
+        length += len(text)
+        if length > 1 << 16:
+            yield "".join(some)
+            some, length = [], 0
+    yield "".join(some)
 
 
 @trains(spec.Bytes, sample=0)
@@ -68,7 +81,7 @@ def whole_bytes(_spec: spec.Bytes, _texts: Iterable[str]) -> Tokenizer:
     return Tokenizer(_assembled(model, WHOLE_BYTES, decoders.ByteLevel()))
 
 
-@trains(spec.Words, sample=1 << 26)
+@trains(spec.Words, sample=1 << 25)
 def words(spec: spec.Words, texts: Iterable[str]) -> Tokenizer:
     """Ids by frequency, ties in the order of code points, then the unknown token."""
     core = _assembled(models.WordLevel({}, unk_token=UNKNOWN), WORDS, decoders.Fuse())
@@ -78,7 +91,7 @@ def words(spec: spec.Words, texts: Iterable[str]) -> Tokenizer:
     return _word_level(sorted(vocab, key=vocab.__getitem__), WORDS)
 
 
-@trains(spec.BPE, sample=1 << 26)
+@trains(spec.BPE, sample=1 << 25)
 def bpe(spec: spec.BPE, texts: Iterable[str]) -> Tokenizer:
     """GPT-2's byte-level scheme; all 256 bytes are in the vocabulary whatever the text is."""
     core = _assembled(models.BPE(), BYTE_WORDS, decoders.ByteLevel())
