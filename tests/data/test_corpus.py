@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.corpora import corpus_of
+from tokenizers import models
 
-import tokenizers
 from qkv.data import corpus as module
 from qkv.data import text as text_module
 from qkv.data.corpus import Corpus, open_corpus
@@ -24,7 +25,6 @@ from qkv.spec.errors import UserError
 from qkv.tokenizers.coders import SpaceBorders
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
-from tokenizers import models
 
 PROSE = "It was the best of times,\nit was the worst of times — 漢字.\n\nIt  was\tthe age of wisdom 👍🏽\r\n" * 8
 SCHEMES = (schemes.Characters(), schemes.Bytes(), schemes.Words(vocab_size=30), schemes.BPE(vocab_size=270))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.tokenizers.texts import TEXTS
+from tokenizers import decoders, models, pre_tokenizers
 
-import tokenizers
 from qkv.spec import tokenizers as spec
 from qkv.spec.errors import UserError
 from qkv.tokenizers.stream import StreamDecoder
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
-from tokenizers import decoders, models, pre_tokenizers
 
 CORPUS = "To be, or not to be — 漢字 👍🏽\n" * 3
 SCHEMES = {

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tokenizers.texts import AWKWARD, BY_HAND, SPACED, TEXTS
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-import tokenizers
 from qkv.spec import tokenizers as spec
 from qkv.spec.errors import UserError
 from qkv.tokenizers.coders import ByteCoder, CharacterCoder, PlainCoder, UnitCoder
 from qkv.tokenizers.tokenizer import Tokenizer, well_formed
 from qkv.tokenizers.train import train
-from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 CORPUS = "To be, or not to be: that's the question.\n\n  Whether 'tis nobler… 漢字 10 times\tor 200?\n" * 3 + AWKWARD
 SCHEMES = {

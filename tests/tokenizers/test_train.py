@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import pytest
-from tests.tokenizers.texts import BY_HAND
-
 import tokenizers
+from tests.tokenizers.texts import BY_HAND
+from tokenizers import models, pre_tokenizers, trainers
+
 from qkv.spec import tokenizers as spec
 from qkv.spec.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import TRAINERS, train, trains
-from tokenizers import models, pre_tokenizers, trainers
 
 TEXTS = ["the cat sat on the mat\n", "the dog  sat\n", "a cat, a dog: cats & dogs\n"] * 5
 SCHEMES = (spec.Characters(), spec.Bytes(), spec.Words(vocab_size=12), spec.BPE(vocab_size=280))

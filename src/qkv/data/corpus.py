@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-
 import tokenizers
+
 from qkv.data.cache import stored
 from qkv.data.documents import Pieces, pieces
 from qkv.data.progress import progress

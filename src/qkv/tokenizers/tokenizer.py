@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-
 import tokenizers
+from tokenizers import models
+
 from qkv.spec.errors import UserError
 from qkv.tokenizers.byte_level import token_bytes
 from qkv.tokenizers.coders import coder_for
 from qkv.tokenizers.files import write_whole
-from tokenizers import models
 
 FILE_NAME = "tokenizer.json"
 

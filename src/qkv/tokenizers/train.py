@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-
 import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
 from qkv.spec import tokenizers as spec
 from qkv.spec.errors import UserError
 from qkv.tokenizers.byte_level import SYMBOLS
 from qkv.tokenizers.coders import BYTE_WORDS, CHARACTERS, WHOLE_BYTES, WORDS
 from qkv.tokenizers.tokenizer import Tokenizer, well_formed
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 UNKNOWN = "<unk>"
 """Longer than any character or punctuation mark and not a word, so that no text contains it as a token."""
