@@ -1,0 +1,98 @@
+"""qkv: every Transformer from one set of parts.
+
+    import qkv
+
+    run = qkv.train("my.txt")
+    print(qkv.generate(run, "Once upon a time"))
+
+Describe a model with the parts in ``qkv.spec``, then ``build`` it, ``train`` it, ``load`` it, let it ``generate``, ``evaluate`` it, and
+``cost`` it before it exists. Importing this package is quick: each name brings its own module when it is first used, torch included.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qkv import spec as spec
+    from qkv.library import cost as cost
+    from qkv.library import evaluate as evaluate
+    from qkv.library import find_recipe as find_recipe
+    from qkv.library import generate as generate
+    from qkv.library import load as load
+    from qkv.library import train as train
+    from qkv.models.build import build as build
+    from qkv.spec.errors import SpecError as SpecError
+    from qkv.spec.errors import UserError as UserError
+    from qkv.spec.generation import Generation as Generation
+    from qkv.spec.model import Block as Block
+    from qkv.spec.model import Model as Model
+    from qkv.spec.overrides import override as override
+    from qkv.spec.recipe import Recipe as Recipe
+    from qkv.spec.training import Training as Training
+    from qkv.spec.yaml_io import read_model as read_model
+    from qkv.spec.yaml_io import read_recipe as read_recipe
+    from qkv.spec.yaml_io import write_spec as write_spec
+    from qkv.training.run import Run as Run
+
+_HOMES = {
+    "Block": "qkv.spec.model",
+    "Generation": "qkv.spec.generation",
+    "Model": "qkv.spec.model",
+    "Recipe": "qkv.spec.recipe",
+    "Run": "qkv.training.run",
+    "SpecError": "qkv.spec.errors",
+    "Training": "qkv.spec.training",
+    "UserError": "qkv.spec.errors",
+    "build": "qkv.models.build",
+    "cost": "qkv.library",
+    "evaluate": "qkv.library",
+    "find_recipe": "qkv.library",
+    "generate": "qkv.library",
+    "load": "qkv.library",
+    "override": "qkv.spec.overrides",
+    "read_model": "qkv.spec.yaml_io",
+    "read_recipe": "qkv.spec.yaml_io",
+    "train": "qkv.library",
+    "write_spec": "qkv.spec.yaml_io",
+}
+
+__all__ = [
+    "Block",
+    "Generation",
+    "Model",
+    "Recipe",
+    "Run",
+    "SpecError",
+    "Training",
+    "UserError",
+    "build",
+    "cost",
+    "evaluate",
+    "find_recipe",
+    "generate",
+    "load",
+    "override",
+    "read_model",
+    "read_recipe",
+    "spec",
+    "train",
+    "write_spec",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "spec":
+        import_module("qkv.spec.yaml_io")  # which brings every module of specs with it
+        return import_module("qkv.spec")
+    if name == "__version__":
+        return import_module("importlib.metadata").version("qkv")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'qkv' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

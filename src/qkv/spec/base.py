@@ -151,7 +151,9 @@ def _fill_slot(slot: type[Part], value: Any) -> Part:
 def read_short_form(slot: type[Part], text: str) -> Any:
     """What ``slot.short_form`` makes of ``text``; a text too long to be meant as one is refused. Raises ValueError with a sentence."""
     if len(text) > 400:
-        raise ValueError(f"{text[:40] + '...'!r} is too long for the short form of {with_article(words(slot.__name__))}; write it as a mapping")
+        raise ValueError(
+            f"{text[:40] + '...'!r} is too long for the short form of {with_article(words(slot.__name__))}; write it as a mapping"
+        )
     return slot.short_form(text)
 
 

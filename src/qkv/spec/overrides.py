@@ -20,7 +20,7 @@ from qkv.spec.base import Part, Spec, read_short_form
 from qkv.spec.branches import Branch
 from qkv.spec.errors import Problem, SpecError, dotted, nearest
 from qkv.spec.plain import Shape, is_slot, plain, shape_of
-from qkv.spec.reader import SpecPath, read_yaml, scalar
+from qkv.spec.reader import Lines, SpecPath, read_yaml, scalar
 
 S = TypeVar("S", bound=Spec)
 
@@ -52,9 +52,12 @@ class Assignment(NamedTuple):
         return self._replace(path=self.path[1:]) if self.path[0] == name and len(self.path) > 1 else self
 
 
-def assignments(overrides: Iterable[str]) -> Iterator[Assignment]:
+def assignments(overrides: Iterable[str | Assignment]) -> Iterator[Assignment]:
     """Read each ``path=value``. Raises ``SpecError``."""
     for text in [overrides] if isinstance(overrides, str) else overrides:
+        if isinstance(text, Assignment):
+            yield text
+            continue
         path, equals, raw = text.partition("=")
         names = tuple(name.strip() for name in path.split("."))
         if not equals:
@@ -64,10 +67,36 @@ def assignments(overrides: Iterable[str]) -> Iterator[Assignment]:
         yield Assignment(names, _value(text, raw.strip()), text, raw.strip())
 
 
-def override(spec: S, overrides: Iterable[str]) -> S:
+def override(spec: S, overrides: Iterable[str | Assignment]) -> S:
     """``spec`` changed by dotted overrides. Raises ``SpecError``."""
-    data, _ = apply(plain(spec, in_slot=False), assignments(overrides), type(spec))
-    return type(spec).parse(data)
+    return parsed(type(spec), plain(spec, in_slot=False), assignments(overrides))
+
+
+def quick_form(values: Mapping[str, Any]) -> list[Assignment]:
+    """The overrides that a recipe's ``quick`` holds."""
+    return [Assignment.of(path, value) for path, value in values.items()]
+
+
+def parsed(top: type[S], data: dict[str, Any], chosen: Iterable[Assignment], source: str = "", lines: Lines | None = None) -> S:
+    """The ``top`` that ``data`` from ``source`` describes, changed by ``chosen``. Raises ``SpecError`` naming the override that is to blame."""
+    origins: dict[SpecPath, str] = {}
+    try:
+        data, origins = apply(data, chosen, top)
+        return top.parse(data, source, lines)
+    except SpecError as error:
+        if error.source.startswith("override"):
+            raise
+        cause = _to_blame(error.problems[0].path, origins)
+        if cause is None:
+            raise SpecError(error.problems, source, lines) from None
+        raise SpecError(error.problems, f"override {cause!r}") from None
+
+
+def _to_blame(path: SpecPath, origins: dict[SpecPath, str]) -> str | None:
+    """The override that set what is wrong, or else something inside it; None if the file says it alone."""
+    around = [text for place, text in origins.items() if path[: len(place)] == place]
+    inside = [text for place, text in origins.items() if path and place[: len(path)] == path]
+    return next(iter([*around, *inside]), None)
 
 
 def apply(data: Mapping[str, Any], chosen: Iterable[Assignment], top: type[Spec]) -> tuple[dict[str, Any], dict[SpecPath, str]]:

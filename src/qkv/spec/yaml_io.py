@@ -8,19 +8,17 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import yaml
 
 from qkv.spec.base import Spec
 from qkv.spec.errors import Problem, SpecError, UserError
 from qkv.spec.model import Model
-from qkv.spec.overrides import Assignment, apply, assignments
+from qkv.spec.overrides import Assignment, assignments, parsed, quick_form
 from qkv.spec.plain import plain
-from qkv.spec.reader import Lines, SpecPath, read_json, read_yaml, scalar
+from qkv.spec.reader import Lines, read_json, read_yaml, scalar
 from qkv.spec.recipe import Recipe
-
-S = TypeVar("S", bound=Spec)
 
 MAX_BYTES = 1_000_000
 
@@ -36,7 +34,7 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = (), quick: bool = F
     chosen = list(assignments(overrides))
     if quick:
         chosen = [*_quick(data, source, lines), *chosen]
-    return _parsed(Recipe, data, chosen, source, lines)
+    return parsed(Recipe, data, chosen, source, lines)
 
 
 def read_model(path: str | Path, overrides: Iterable[str] = ()) -> Model:
@@ -45,8 +43,8 @@ def read_model(path: str | Path, overrides: Iterable[str] = ()) -> Model:
     chosen = list(assignments(overrides))
     if "model" in data or "data" in data:
         prefixed = [a if a.path[0] in Recipe.model_fields else a.under("model") for a in chosen]
-        return _parsed(Recipe, data, prefixed, source, lines).model
-    return _parsed(Model, data, [a.below("model") for a in chosen], source, lines)
+        return parsed(Recipe, data, prefixed, source, lines).model
+    return parsed(Model, data, [a.below("model") for a in chosen], source, lines)
 
 
 def dump(spec: Spec) -> str:
@@ -78,27 +76,6 @@ def write_spec(path: str | Path, spec: Spec) -> None:
             unfinished.unlink(missing_ok=True)
 
 
-def _parsed(top: type[S], data: dict[str, Any], chosen: list[Assignment], source: str, lines: Lines) -> S:
-    origins: dict[SpecPath, str] = {}
-    try:
-        data, origins = apply(data, chosen, top)
-        return top.parse(data, source, lines)
-    except SpecError as error:
-        if error.source.startswith("override"):
-            raise
-        cause = _to_blame(error.problems[0].path, origins)
-        if cause is None:
-            raise SpecError(error.problems, source, lines) from None
-        raise SpecError(error.problems, f"override {cause!r}") from None
-
-
-def _to_blame(path: SpecPath, origins: dict[SpecPath, str]) -> str | None:
-    """The override that set what is wrong, or else something inside it; None if the file says it alone."""
-    around = [text for place, text in origins.items() if path[: len(place)] == place]
-    inside = [text for place, text in origins.items() if path and place[: len(path)] == path]
-    return next(iter([*around, *inside]), None)
-
-
 def _quick(data: dict[str, Any], source: str, lines: Lines) -> list[Assignment]:
     values = data.get("quick")
     if not values:
@@ -106,7 +83,7 @@ def _quick(data: dict[str, Any], source: str, lines: Lines) -> list[Assignment]:
         raise SpecError([Problem((), "this recipe has no short form; its key 'quick' would hold dotted overrides")], where)
     if not isinstance(values, dict):
         raise SpecError([Problem(("quick",), "the short form is a mapping of dotted paths to values")], source, lines)
-    return [Assignment.of(name, value) for name, value in cast("dict[str, Any]", values).items()]
+    return quick_form(cast("dict[str, Any]", values))
 
 
 def _read(path: str | Path) -> tuple[dict[str, Any], Lines, str]:

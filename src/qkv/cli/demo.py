@@ -1,0 +1,30 @@
+"""``qkv demo``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLES = """\
+qkv demo
+qkv demo --out runs/longer training.steps=5000
+"""
+
+
+def demo_command(
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as training.steps=500.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The run folder.")] = Path("runs/demo"),
+) -> None:
+    """Train a small model on the documentation that every CPython carries, in a few minutes, and let it write."""
+    from importlib import resources
+
+    from qkv.cli.train import run_and_tell
+    from qkv.generation.text import generate_text
+    from qkv.spec.yaml_io import read_recipe
+
+    with resources.as_file(resources.files("qkv.cli") / "demo.yaml") as path:
+        recipe = read_recipe(path, overrides or [])
+    run = run_and_tell(recipe, out)
+    typer.echo(f"\nIt writes:\n\n{generate_text(run.model, run.tokenizer, '', recipe.sample).strip()}")

@@ -1,0 +1,105 @@
+"""``qkv info``."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from qkv.cli.runs import run_folder
+
+EXAMPLES = """\
+qkv info
+qkv info runs/my
+"""
+
+_PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "pydantic")
+
+
+def info_command(run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run folder, made by 'qkv train'.")] = None) -> None:
+    """Show versions, machine, data and cache folders; or what a run folder holds."""
+    from qkv.report.table import print_table
+
+    if run is None:
+        print_table("qkv", ["what", "here"], _installation())
+        return
+    folder = run_folder(run)
+    print_table(str(run), ["what", "value"], _run(folder))
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    typer.echo()
+    print_table("", ["file", "size"], [(str(path.relative_to(folder)), _size(path)) for path in files])
+
+
+def _size(path: Path) -> str:
+    from qkv.report.figures import size
+
+    return size(path.stat().st_size)
+
+
+def _installation() -> list[tuple[str, Any]]:
+    import torch
+
+    from qkv.data.cache import cache_folder
+    from qkv.inspection.machine import processor_name
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return [
+        ("qkv", f"{metadata.version('qkv')}, in {Path(__file__).parents[1]}"),
+        ("Python", f"{platform.python_version()}, {platform.platform()}"),
+        *((name, metadata.version(name)) for name in _PACKAGES),
+        ("processor", processor_name()),
+        ("threads of torch", torch.get_num_threads()),
+        ("vector instructions", torch.backends.cpu.get_cpu_capability()),
+        ("accelerator", str(accelerator) if accelerator else "none; the CPU is used"),
+        ("QKV_DATA", os.environ.get("QKV_DATA") or "not set"),
+        ("cache", f"{cache_folder()} ({_stored(cache_folder())})"),
+        ("data sets", _data_sets()),
+    ]
+
+
+def _stored(folder: Path) -> str:
+    from qkv.report.figures import size
+
+    files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
+    return f"{size(sum(path.stat().st_size for path in files))} in {len(files)} files" if files else "empty"
+
+
+def _data_sets() -> str:
+    """The known names, those marked that are on this machine."""
+    from qkv.data.cache import cache_folder
+    from qkv.data.named import KNOWN, NAMES
+
+    folders = [Path(os.environ["QKV_DATA"])] if os.environ.get("QKV_DATA") else []
+    folders.append(cache_folder() / "data")
+    at_hand = {name for name in NAMES if name not in KNOWN or any((folder / name).is_dir() for folder in folders)}
+    return ", ".join(name if name in at_hand else f"{name} (to be downloaded)" for name in NAMES)
+
+
+def _run(folder: Path) -> list[tuple[str, Any]]:
+    from qkv.training.run import load
+
+    run = load(folder)
+    steps = [row["step"] for row in run.metrics if row.get("loss") is not None]
+    validated = [row["val_loss"] for row in run.metrics if row.get("val_loss") is not None]
+    training, model = run.recipe.training, run.recipe.model
+    return [
+        ("recipe", run.recipe.name or "unnamed"),
+        ("description", run.recipe.description or None),
+        ("text", run.recipe.data.source),
+        ("tokenizer", f"{run.recipe.data.tokenizer.kind}, {run.tokenizer.vocab_size:,} ids"),
+        ("model", f"{len(model.layers)} layers of width {model.width}: {_pattern(model)}"),
+        ("context length", model.context_length),
+        ("parameters", sum(p.numel() for p in run.model.parameters())),
+        ("steps", f"{max(steps, default=0):,} of {training.steps:,}"),
+        ("best validation loss", f"{min(validated):.4f} nats a token" if validated else "not measured yet"),
+        ("weights of step", run.step),
+    ]
+
+
+def _pattern(model: Any) -> str:
+    """The kinds of branches of each block in the pattern."""
+    return " | ".join(" + ".join(branch.kind for branch in block.branches) for block in model.blocks)

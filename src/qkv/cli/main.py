@@ -1,0 +1,174 @@
+"""``qkv``: reads the command line, calls one command, and turns what goes wrong into one line and an exit code.
+
+0 done · 1 a fault of qkv itself · 2 input that cannot be used · 130 interrupted · 141 nobody reads the output any more
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from qkv.spec.errors import UserError, nearest
+
+COMMANDS = {
+    "train": "Train a recipe, or a text file as it is.",
+    "generate": "Let a trained model go on writing.",
+    "evaluate": "Measure a trained model on held-out text.",
+    "cost": "Count parameters, operations, memory and time.",
+    "why": "Say which implementation of each operation runs here, why, and what it gains.",
+    "info": "Show this installation, or what a run folder holds.",
+    "schema": "Print the JSON schema of recipes, for editors.",
+    "demo": "Train on the documentation that comes with Python, without a download.",
+}
+"""Each is ``<name>_command`` of ``qkv.cli.<name>``, which also holds its ``EXAMPLES``; imported only when it is called."""
+
+_PACKAGE = Path(__file__).parents[1]
+HELP = "Describe a Transformer as data, train it, run it and look inside."
+EXAMPLES = """\
+qkv train my.txt                      train on a text of your own
+qkv generate runs/my "Once upon"      let it go on writing
+"""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one command line (default: this process's) and return its exit code."""
+    try:
+        code = _run(list(sys.argv[1:] if args is None else args))
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        return _say(str(error), 2)
+    except KeyboardInterrupt:
+        return _say("interrupted", 130)
+    except BrokenPipeError:
+        # What is still buffered has nowhere to go; without this Python complains about it at exit.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        return _unexpected(error)
+
+
+def _say(sentence: str, code: int) -> int:
+    line = " ".join(sentence.split())
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"qkv: {line}\n")
+    return code
+
+
+def _unexpected(error: Exception) -> int:
+    """One line for what should not have happened; the whole story for those who ask for it."""
+    if os.environ.get("QKV_DEBUG", "0") not in ("", "0"):
+        traceback.print_exception(error)
+        return 1
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError":
+        return _say("the memory is not enough for this; make training.batch_size, model.context_length or model.width smaller", 2)
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{error.filename}: " if error.filename else ""
+        return _say(f"{place}{error.strerror[0].lower()}{error.strerror[1:]}", 2)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
+    where = f"{Path((own or frames)[-1].filename).name}:{(own or frames)[-1].lineno}"
+    text = f"{type(error).__name__}: {error}".strip(": ")
+    return _say(f"this is a fault of qkv itself, not of your input: {text} ({where}); QKV_DEBUG=1 shows where it comes from", 1)
+
+
+def _run(args: list[str]) -> int:
+    command = get_command(_app())
+    if any(name.endswith("QKV_COMPLETE") for name in os.environ):
+        command.main(args, prog_name="qkv")
+    try:
+        with command.make_context("qkv", args or ["--help"]) as context:
+            command.invoke(context)
+    except typer.Exit as done:
+        return done.exit_code
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except Exception as error:
+        complaint: Callable[[], str] | None = getattr(error, "format_message", None)
+        if complaint is None:
+            raise
+        raise UserError(_usage(error, complaint())) from None
+    return 0
+
+
+def _usage(error: Any, complaint: str) -> str:
+    """What typer says about the command line, as a sentence that names the nearest option and where to read on."""
+    context = getattr(error, "ctx", None)
+    command: str = context.command_path if context else "qkv"
+    option: str | None = getattr(error, "option_name", None)
+    if option and type(error).__name__ == "NoSuchOption":
+        if "=" in option or "." in option:
+            return f"there is no option {option!r}; overrides are written without dashes, such as training.steps=500"
+        parameters: list[Any] = context.command.params if context else []
+        names: list[str] = [name for parameter in parameters for name in parameter.opts]
+        known = ["--help", *(name for name in names if name.startswith("--"))]
+        return f"there is no option {option!r}; {nearest(option, known)}"
+    complaint = complaint[0].lower() + complaint[1:].rstrip(".")
+    return f"{complaint}; '{command} --help' shows how it is used"
+
+
+class _Commands(TyperGroup):
+    """Imports a command when it is called; its name and summary are enough for the overview."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Put the command itself where its name and summary stood. Raises UserError for a name that is not known."""
+        name = args[0]
+        if name in COMMANDS:
+            self.commands[name] = _command(name)
+        elif not ctx.resilient_parsing:
+            raise UserError(_no_command(name))
+        return super().resolve_command(ctx, args)
+
+
+def _no_command(name: str) -> str:
+    if Path(name).is_file():
+        return f"there is no command {name!r}; to train on that file: qkv train {name}"
+    if (Path(name) / "spec.yaml").is_file():
+        return f"there is no command {name!r}; to let that run write: qkv generate {name}"
+    return f"there is no command {name!r}; {nearest(name, COMMANDS)}"
+
+
+def _command(name: str) -> Any:
+    module = importlib.import_module(f"qkv.cli.{name}")
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command(name, short_help=COMMANDS[name], epilog=_as_it_stands(module.EXAMPLES))(getattr(module, f"{name}_command"))
+    return get_command(alone)
+
+
+def _as_it_stands(examples: str) -> str:
+    """Lines that help does not join into a paragraph."""
+    return "\b\nExamples:\n" + textwrap.indent(examples, "  ").replace("\n\n", "\n\n\b\n")
+
+
+def _app() -> typer.Typer:
+    app = typer.Typer(cls=_Commands, help=HELP, epilog=_as_it_stands(EXAMPLES), rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.callback()(_overview)
+    for name, summary in COMMANDS.items():
+        app.command(name, short_help=summary)(_overview)
+    return app
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib import metadata
+
+        typer.echo(f"qkv {metadata.version('qkv')}")
+        raise typer.Exit
+
+
+def _overview(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")] = False,
+) -> None:
+    pass

@@ -1,0 +1,26 @@
+"""What several commands ask of a path before anything slow is imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qkv.spec.errors import UserError, nearest
+
+
+def run_folder(path: Path) -> Path:
+    """``path`` if it is a run folder. Raises UserError that names the runs nearby."""
+    if (path / "spec.yaml").is_file():
+        return path
+    if path.is_dir():
+        inside = _runs_in(path)
+        hint = nearest("", inside) if inside else "it holds no spec.yaml"
+        raise UserError(f"{path} is not a run folder; {hint}")
+    if path.exists():
+        raise UserError(f"{path} is a file, not a run folder; 'qkv train {path}' makes a run of a recipe or a text")
+    runs = _runs_in(path.parent)
+    hint = nearest(str(path), runs) if runs else "'qkv train' makes one"
+    raise UserError(f"there is no run folder {path}; {hint}")
+
+
+def _runs_in(folder: Path) -> list[str]:
+    return sorted(str(spec.parent) for spec in folder.glob("*/spec.yaml"))[:12]

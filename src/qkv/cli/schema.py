@@ -1,0 +1,30 @@
+"""``qkv schema``."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.model import Model
+from qkv.spec.recipe import Recipe
+from qkv.spec.schema import json_schema
+
+EXAMPLES = """\
+qkv schema > recipe.schema.json
+qkv schema model > model.schema.json
+
+Then, as the first line of a recipe:
+# yaml-language-server: $schema=recipe.schema.json
+"""
+
+_TOPS = {"recipe": Recipe, "model": Model}
+
+
+def schema_command(of: Annotated[str, typer.Argument(metavar="recipe|model", help="What the schema is of.")] = "recipe") -> None:
+    """Print a JSON schema, with which an editor completes and checks YAML files."""
+    if of not in _TOPS:
+        raise UserError(f"there is no schema of {of!r}; {nearest(of, _TOPS)}")
+    typer.echo(json.dumps(json_schema(_TOPS[of]), indent=2, ensure_ascii=False))

@@ -1,0 +1,73 @@
+"""``qkv why``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qkv.spec.errors import UserError
+
+if TYPE_CHECKING:
+    from qkv.spec.model import Model
+
+EXAMPLES = """\
+qkv why
+qkv why runs/my
+qkv why recipes/char_shakespeare_cpu.yaml model.context_length=1024
+"""
+
+_VOCABULARY, _LARGEST = 256, 500_000_000
+
+
+def why_command(
+    spec: Annotated[Path | None, typer.Argument(metavar="[SPEC|RUN]", help="A recipe, a model or a run folder.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as model.width=512.")] = None,
+) -> None:
+    """Try one training step and one new token of each kind of block, and say which implementations were used.
+
+    Where a choice rests on a measurement, the gain is how many times faster than torch's plain path it is on this machine.
+    """
+    from qkv.ops.choices import all_choices
+    from qkv.report.table import print_table
+    from qkv.spec.model import Model
+    from qkv.spec.yaml_io import read_model
+
+    model = read_model(spec, overrides or []) if spec else Model()
+    _try(_one_of_each(model))
+    rows = [(c.op, c.case, c.twin, "" if c.gain is None else f"{c.gain:.2f} ×", c.reason) for c in all_choices()]
+    print_table(str(spec or "a model of default sizes"), ["operation", "case", "runs as", "gain", "why"], rows)
+
+
+def _one_of_each(model: Model) -> Model:
+    """``model`` with each block of its pattern once and a small vocabulary: what runs depends on neither."""
+    from qkv.inspection.cost import cost
+
+    frontend = model.frontend.changed(vocab_size=_VOCABULARY)
+    small = model.changed(num_layers=len(model.blocks), frontend=frontend)
+    parameters = cost(small).parameters
+    if parameters > _LARGEST:
+        raise UserError(
+            f"one block of each kind already holds {parameters:,} parameters, more than is tried here; make model.width smaller"
+        )
+    return small
+
+
+def _try(model: Model) -> None:
+    import torch
+
+    from qkv.data.batch import Batch
+    from qkv.models.build import build
+    from qkv.spec.recipe import NextToken
+    from qkv.tasks.next_token import NextTokenTask
+
+    transformer = build(model)
+    ids = torch.randint(_VOCABULARY, (2, model.context_length + 1))
+    loss, _ = NextTokenTask(NextToken()).loss(transformer, Batch(ids[:, :-1], ids[:, 1:]))
+    loss.backward()  # pyright: ignore[reportUnknownMemberType]
+    if not model.causal:
+        return
+    with torch.inference_mode():
+        _, state = transformer(ids[:1, : model.context_length - 1], transformer.init_state(1))
+        transformer(ids[:1, -1:], state)

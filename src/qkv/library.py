@@ -1,0 +1,121 @@
+"""The public functions. They take what is at hand: a path, a name, a spec or a run; and import torch only when they need it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.model import Model
+from qkv.spec.overrides import override, quick_form
+from qkv.spec.recipe import Recipe
+from qkv.spec.training import Training
+from qkv.spec.yaml_io import read_recipe
+
+if TYPE_CHECKING:
+    from qkv.inspection.cost import Cost
+    from qkv.training.events import OnEvent
+    from qkv.training.run import Run
+
+SPEC_SUFFIXES = (".yaml", ".yml", ".json")
+RUNS = Path("runs")
+
+
+def find_recipe(
+    source: str | Path, overrides: Iterable[str] = (), quick: bool = False, out: str | Path | None = None, resume: bool = True
+) -> tuple[Recipe, Path]:
+    """The recipe that ``source`` stands for, changed by dotted ``overrides``, and the folder of its run.
+
+    ``source`` is a recipe (``.yaml``, ``.yml``, ``.json``), a run folder, or a text: a file or the name of a known data set. For a text a
+    recipe is made; to ``resume`` a run of it that is already in the folder, that run's is taken. ``quick`` takes the short form. The folder
+    is ``out``, by default ``runs/`` and the recipe's name. Raises ``UserError``.
+    """
+    path, folder = Path(source), Path(out) if out is not None else None
+    if path.suffix in SPEC_SUFFIXES or path.is_dir():
+        recipe = read_recipe(path, overrides, quick)
+        return recipe, folder or (path if path.is_dir() else _folder(recipe.name or path.stem, quick))
+    folder = folder or _folder(path.stem, quick)
+    return _recipe_of_text(str(source), overrides, quick, folder if resume else None), folder
+
+
+def _folder(name: str, quick: bool) -> Path:
+    # A short run is another run, and its full form should not find it in the way.
+    return RUNS / f"{name}-quick" if quick else RUNS / name
+
+
+def _recipe_of_text(source: str, overrides: Iterable[str], quick: bool, folder: Path | None) -> Recipe:
+    from qkv.data.named import NAMES
+
+    if not Path(source).is_file() and source not in NAMES:
+        here = [entry.name for entry in Path().iterdir() if entry.is_file()]
+        raise UserError(f"there is no file {source!r} and no known data set of that name; {nearest(source, [*here, *NAMES])}")
+    if folder and (folder / "spec.yaml").is_file():
+        # Chosen anew it could differ, because a text grows and a machine is measured.
+        known = read_recipe(folder)
+        if known.data.source == source:
+            return override(known, overrides)
+    from qkv.training.automatic import automatic
+
+    return automatic(source, overrides, quick)
+
+
+def train(
+    recipe: Recipe | str | Path,
+    out: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    quick: bool = False,
+    resume: bool = True,
+    on_event: OnEvent | None = None,
+) -> Run:
+    """Train, or go on with the run that is in the folder ``out``; the run with its best weights.
+
+    ``recipe`` is a ``Recipe`` or what ``find_recipe`` takes; ``out`` is by default ``runs/`` and the recipe's name. See
+    ``qkv.training.loop.train`` for resuming, signals, events and what is raised.
+    """
+    from qkv.training.loop import train as run_training
+
+    if isinstance(recipe, Recipe):
+        recipe = override(recipe, [*(quick_form(recipe.quick) if quick else ()), *overrides])
+        folder = Path(out) if out is not None else _folder(recipe.name or "unnamed", quick)
+    else:
+        recipe, folder = find_recipe(recipe, overrides, quick, out, resume)
+    return run_training(recipe, folder, resume, on_event)
+
+
+def load(run: str | Path) -> Run:
+    """The run in a folder, with its best weights. Raises ``UserError`` if it is no run, or a file in it is missing, torn or edited."""
+    from qkv.training.run import load as load_run
+
+    return load_run(run)
+
+
+def generate(run: Run | str | Path, prompt: str = "", **options: Any) -> str:
+    """What the model of a run writes after ``prompt``, without the prompt.
+
+    ``options`` are fields of ``qkv.spec.generation.Generation``: max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty,
+    stop, seed, overflow; the others are those of the recipe's ``sample``. Raises ``UserError``.
+    """
+    from qkv.generation.text import generate_text
+
+    loaded = load(run) if isinstance(run, (str, Path)) else run
+    return generate_text(loaded.model, loaded.tokenizer, prompt, loaded.recipe.sample.changed(**{"seed": None, **options}))
+
+
+def evaluate(run: Run | str | Path, split: str = "validation", batches: int | None = None) -> dict[str, float]:
+    """Loss (nats a token), perplexity, bits a token, character and byte of a run over one split: all of it, or so many batches."""
+    from qkv.training.run import evaluate as evaluate_run
+
+    return evaluate_run(load(run) if isinstance(run, (str, Path)) else run, split, batches)
+
+
+def cost(spec: Model | Recipe, batch_size: int | None = None, length: int | None = None, precision: str | None = None) -> Cost:
+    """Parameters, FLOPs, memory and state of a model, counted without building it.
+
+    What is not given is the recipe's; of a model alone, one row of its context length in fp32. Raises ``UserError``.
+    """
+    from qkv.inspection.cost import cost as cost_of
+
+    training = spec.training if isinstance(spec, Recipe) else Training(batch_size=1)
+    model = spec.model if isinstance(spec, Recipe) else spec
+    return cost_of(model, batch_size or training.batch_size, length, precision or training.precision, training)

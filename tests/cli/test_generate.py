@@ -1,0 +1,186 @@
+"""``qkv generate``: what is printed, and the sentence that each bad input gets."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.cli.conftest import Call
+
+from qkv.spec.yaml_io import read_recipe
+
+
+def test_it_prints_the_prompt_and_goes_on(qkv: Call, run: Path) -> None:
+    said = qkv("generate", run, "the quick", "--max-new-tokens", 5, "--seed", 1)
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith("the quick")
+    assert said.out.endswith("\n")
+    assert len(said.out) == len("the quick") + 5 + 1
+    assert qkv("generate", run, "the quick", "--max-new-tokens", 5, "--seed", 1).out == said.out
+    assert qkv("generate", run, "the quick", "--max-new-tokens", 5, "--seed", 1, "--no-stream").out == said.out
+
+
+def test_temperature_0_takes_the_most_probable(qkv: Call, run: Path) -> None:
+    texts = {qkv("generate", run, "the ", "--temperature", 0, "--max-new-tokens", 8).out for _ in range(3)}
+    assert len(texts) == 1
+
+
+def test_without_a_seed_each_text_is_another(qkv: Call, run: Path) -> None:
+    assert len({qkv("generate", run, "the ", "--temperature", 1.5, "--max-new-tokens", 30).out for _ in range(3)}) > 1
+
+
+def test_0_new_tokens_print_the_prompt_alone(qkv: Call, run: Path) -> None:
+    assert qkv("generate", run, "the dog", "--max-new-tokens", 0) == (0, "the dog\n", "")
+
+
+def test_several_samples(qkv: Call, run: Path) -> None:
+    said = qkv("generate", run, "the ", "--num-samples", 3, "--max-new-tokens", 4, "--seed", 7)
+    assert said.code == 0
+    rows = said.out.splitlines()
+    assert [row for row in rows if row.startswith("---")] == ["--- 1 of 3", "--- 2 of 3", "--- 3 of 3"]
+    assert said.out.count("the ") >= 3
+
+
+def test_what_is_not_given_comes_from_the_recipe(qkv: Call, run: Path) -> None:
+    sample = read_recipe(run).sample
+    given = ["--max-new-tokens", sample.max_new_tokens, "--temperature", sample.temperature]
+    assert qkv("generate", run, "the ", "--seed", 1).out == qkv("generate", run, "the ", "--seed", 1, *given).out
+    assert qkv("generate", run, "the ", "--seed", 1).out != qkv("generate", run, "the ", "--seed", 1, "--temperature", 3).out
+
+
+def test_a_stop_string_ends_the_text(qkv: Call, run: Path) -> None:
+    plain = qkv("generate", run, "the ", "--seed", 1, "--max-new-tokens", 12).out.removesuffix("\n")
+    stop = plain[8:10]
+    stopped = qkv("generate", run, "the ", "--seed", 1, "--max-new-tokens", 12, "--stop", stop).out.removesuffix("\n")
+    assert stopped == "the " + plain[4:].partition(stop)[0]
+
+
+@pytest.mark.parametrize("given", ["the dog\n", "the dog"])
+def test_the_prompt_is_read_from_standard_input(qkv: Call, run: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
+    assert qkv("generate", run, "-", "--max-new-tokens", 0).out == "the dog\n"
+
+
+def test_standard_input_that_is_not_utf_8(qkv: Call, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the \xff")))
+    said = qkv("generate", run, "-")
+    assert (said.code, said.out) == (2, "")
+    assert "the prompt on standard input is not UTF-8: byte 0xff at position 4" in said.err
+
+
+def test_a_prompt_past_the_context_slides_with_a_note(qkv: Call, run: Path) -> None:
+    prompt = "the quick brown fox "
+    said = qkv("generate", run, prompt, "--max-new-tokens", 3, "--seed", 1)
+    assert said.code == 0
+    assert said.out.startswith(prompt)
+    assert said.err == "note: the prompt has 20 tokens and the model sees 16 at once; the first 8 are not seen\n"
+
+
+REFUSED = {
+    "unseen characters": (["The Ω"], "the prompt holds 'T', 'Ω', which the tokenizer has never seen"),
+    "past the context, refused": (["the quick brown fox ", "--overflow", "refuse"], "but the model's positions end at 16; ask for fewer"),
+    "a negative temperature": (["the", "--temperature", "-0.5"], "--temperature: -0.5 given, but it should be greater than or equal to 0"),
+    "a temperature of NaN": (["the", "--temperature", "nan"], "--temperature: nan given, but it should be a finite number"),
+    "fewer than no tokens": (["the", "--max-new-tokens", "-1"], "--max-new-tokens: -1 given, but it should be greater than or equal to 0"),
+    "no top tokens": (["the", "--top-k", "0"], "--top-k: 0 given, but it should be greater than 0"),
+    "more than all probability": (["the", "--top-p", "1.5"], "--top-p: 1.5 given, but it should be less than or equal to 1"),
+    "an unknown overflow": (["the", "--overflow", "wrap"], "--overflow: 'wrap' given, but it should be 'slide' or 'refuse'"),
+    "an empty stop string": (["the", "--stop", ""], "--stop: "),
+    "no sample": (["the", "--num-samples", "0"], "invalid value for '--num-samples'"),
+}
+
+
+@pytest.mark.parametrize(("args", "sentence"), REFUSED.values(), ids=REFUSED.keys())
+def test_options_and_prompts_that_are_refused(qkv: Call, run: Path, args: list[str], sentence: str) -> None:
+    said = qkv("generate", run, *args)
+    assert (said.code, said.out) == (2, "")
+    assert sentence in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_what_is_no_run_folder(qkv: Call, run: Path, tmp_path: Path) -> None:
+    assert f"there is no run folder {run}s; did you mean {str(run)!r}?" in qkv("generate", f"{run}s").err
+    assert f"{tmp_path} is not a run folder; it holds no spec.yaml" in qkv("generate", tmp_path).err
+    assert "is a file, not a run folder; 'qkv train" in qkv("generate", run / "spec.yaml").err
+    assert "there is no run folder" in qkv("generate", tmp_path / "a" / "b").err
+    assert qkv("generate", tmp_path / "a").code == 2
+
+
+def _other_shape(run: Path) -> None:
+    tensors = load_file(run / "model.safetensors")
+    name = next(iter(tensors))
+    save_file({**tensors, name: torch.zeros(3, 5)}, run / "model.safetensors")
+
+
+def _missing_tensor(run: Path) -> None:
+    tensors = load_file(run / "model.safetensors")
+    tensors.pop(next(iter(tensors)))
+    save_file(tensors, run / "model.safetensors")
+
+
+def _edited(run: Path) -> None:
+    content = bytearray((run / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (run / "model.safetensors").write_bytes(content)
+
+
+class _Bomb:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
+        return (print, ("the pickle was loaded",))
+
+
+def _pickle(run: Path) -> None:
+    (run / "model.safetensors").write_bytes(pickle.dumps(_Bomb()))
+
+
+def _torch_file(run: Path) -> None:
+    torch.save({"a": torch.zeros(2)}, run / "model.safetensors")
+
+
+def _cut(run: Path) -> None:
+    content = (run / "model.safetensors").read_bytes()
+    (run / "model.safetensors").write_bytes(content[: len(content) // 2])
+
+
+def _no_weights(run: Path) -> None:
+    (run / "model.safetensors").unlink()
+    shutil.rmtree(run / "resume")
+
+
+def _no_tokenizer(run: Path) -> None:
+    (run / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
+
+
+def _bad_spec(run: Path) -> None:
+    (run / "spec.yaml").write_text((run / "spec.yaml").read_text().replace("width: 16", "width: wide"))
+
+
+DAMAGED = {
+    "a tensor of another shape": (_other_shape, "has the shape [3, 5] in"),
+    "a missing tensor": (_missing_tensor, "lacks the tensor"),
+    "an edited checkpoint": (_edited, "was changed after it was written"),
+    "a pickle": (_pickle, "is a pickle under the name of a safetensors file; it could run code, so it was not loaded"),
+    "a file of torch.save": (_torch_file, "is a pickle under the name of a safetensors file"),
+    "a truncated checkpoint": (_cut, "is cut short or not a safetensors file"),
+    "no weights": (_no_weights, "has no weights yet"),
+    "a damaged tokenizer": (_no_tokenizer, "is not a tokenizer.json"),
+    "an edited spec": (_bad_spec, "spec.yaml:9: model.width: 'wide' given, but it should be a valid integer"),
+}
+
+
+@pytest.mark.parametrize(("damage", "sentence"), DAMAGED.values(), ids=DAMAGED.keys())
+def test_a_damaged_run_gets_a_sentence(qkv: Call, run: Path, tmp_path: Path, damage: Callable[[Path], None], sentence: str) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    damage(tmp_path / "run")
+    said = qkv("generate", tmp_path / "run", "the")
+    assert (said.code, said.out) == (2, "")
+    assert sentence in said.err
+    assert said.err.count("\n") == 1

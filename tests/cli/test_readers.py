@@ -1,0 +1,85 @@
+"""``qkv evaluate``, ``qkv info``, ``qkv why`` and ``qkv demo``."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Call
+
+from qkv.spec.yaml_io import read_recipe
+
+
+def test_evaluate_prints_a_table_or_json(qkv: Call, run: Path) -> None:
+    table = qkv("evaluate", run)
+    assert table.code == 0
+    assert "bits per character" in table.out
+    figures = json.loads(qkv("evaluate", run, "--json").out)
+    assert figures["split"] == "validation"
+    assert figures["perplexity"] == pytest.approx(math.exp(figures["loss"]))
+    assert f"{figures['loss']:.3f}" in table.out
+    fewer = json.loads(qkv("evaluate", run, "--json", "--batches", 1).out)
+    assert fewer["tokens"] < figures["tokens"]
+
+
+def test_evaluate_measures_the_split_that_is_named(qkv: Call, run: Path) -> None:
+    tokens = [json.loads(qkv("evaluate", run, "--json", "--split", split).out)["tokens"] for split in ("train", "validation")]
+    assert tokens[0] == pytest.approx(9 * tokens[1], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["--split", "valid"], "--split: there is no split 'valid'; did you mean 'validation'?"),
+        (["--batches", "0"], "--batches: 0 given, but it should be at least 1"),
+    ],
+)
+def test_evaluate_refuses(qkv: Call, run: Path, args: list[str], sentence: str) -> None:
+    said = qkv("evaluate", run, *args)
+    assert (said.code, said.out) == (2, "")
+    assert sentence in said.err
+
+
+def test_info_shows_the_installation(qkv: Call, cache_folder: Path) -> None:
+    said = qkv("info")
+    assert said.code == 0
+    for words in ("qkv", "Python", "torch", "threads", "QKV_DATA", str(cache_folder), "python-docs"):
+        assert words in said.out
+
+
+def test_info_shows_a_run(qkv: Call, run: Path) -> None:
+    said = qkv("info", run)
+    assert said.code == 0
+    for words in ("tiny", "characters", "attention + feed_forward", "6 of 6", "best validation loss", "model.safetensors", "spec.yaml"):
+        assert words in said.out
+    assert qkv("info", run / "x").code == 2
+
+
+def test_why_names_each_operation_that_the_model_uses(qkv: Call, folder: Path) -> None:
+    model = ["model.frontend.vocab_size=30", "model.width=128", "model.blocks.0.branches=[attention, gru, feed_forward]"]
+    said = qkv("why", folder / "tiny.yaml", *model)
+    assert said.code == 0
+    rows = {line.split()[0] for line in said.out.splitlines()[3:] if line}
+    assert {"attention", "gru", "linear"} <= rows
+
+
+def test_why_refuses_what_is_too_large_to_try(qkv: Call, folder: Path) -> None:
+    said = qkv("why", folder / "tiny.yaml", "model.width=16384")
+    assert (said.code, said.out) == (2, "")
+    assert "more than is tried here; make model.width smaller" in said.err
+
+
+def test_the_demo_trains_without_a_download_and_writes(qkv: Call, tmp_path: Path) -> None:
+    small = ["data.tokenizer=bytes", "model.width=16", "model.num_layers=1", "model.blocks.mixer.num_heads=1", "training.steps=2"]
+    small += ["training.validation.batches=1", "sample.max_new_tokens=20"]
+    said = qkv("demo", "--out", tmp_path / "demo", *small)
+    assert said.code == 0
+    assert "report: " in said.out
+    assert "It writes:" in said.out
+
+
+def test_the_demo_has_four_layers() -> None:
+    recipe = read_recipe(Path(__file__).resolve().parents[2] / "src" / "qkv" / "cli" / "demo.yaml")
+    assert (len(recipe.model.layers), recipe.data.source) == (4, "python-docs")
