@@ -12,7 +12,7 @@ A part defined by a user joins its slot in the same way: by being defined.
 from __future__ import annotations
 
 import ast
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, NoReturn, Self, TypeVar, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import PydanticCustomError, core_schema
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
 
 Seq = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]
@@ -124,28 +124,26 @@ def _fill_slot(slot: type[Part], value: Any) -> Part:
     """Turn an instance, a mapping with ``kind`` or a short form into a part of ``slot``."""
     if isinstance(value, slot):
         return value
-    noun = with_article(words(slot.__name__))
+    noun, kinds = with_article(words(slot.__name__)), slot.kinds()
     if isinstance(value, str):
         try:
             value = read_short_form(slot, value)
         except ValueError as error:
-            raise_problems([Problem((), str(error))])
+            _refuse(str(error))
         if isinstance(value, slot):
             return value
     if not isinstance(value, dict):
-        raise_problems([Problem((), f"{value!r} is not {noun}; {nearest('', slot._kinds)}")])
-    fields = dict(value)
+        _refuse(f"{value!r} is not {noun}; {nearest('', kinds)}")
+    fields = dict(cast("dict[str, Any]", value))
     kind = fields.pop("kind", None)
     if kind is None:
-        raise_problems([Problem((), f"{noun} needs a 'kind'; {nearest('', slot._kinds)}")])
-    if not isinstance(kind, str) or kind not in slot._kinds:
-        raise_problems([Problem(("kind",), f"there is no {words(slot.__name__)} {kind!r}; {nearest(str(kind), slot._kinds)}")])
-    part = slot._kinds[kind]
+        _refuse(f"{noun} needs a 'kind'; {nearest('', kinds)}")
+    if not isinstance(kind, str) or kind not in kinds:
+        _refuse(f"there is no {words(slot.__name__)} {kind!r}; {nearest(str(kind), kinds)}", "kind")
     try:
-        return part.model_validate(fields)
+        return kinds[kind].model_validate(fields)
     except ValidationError as error:
-        raise_problems(problems_of(error, part))
-        raise  # unreachable: the line above always raises
+        raise _inside_pydantic(problems_of(error, kinds[kind])) from None
 
 
 def read_short_form(slot: type[Part], text: str) -> Any:
@@ -198,7 +196,15 @@ def _literal(node: ast.expr) -> Any:
 def raise_problems(problems: list[Problem]) -> None:
     """Raise inside a validator so that the paths survive pydantic's own nesting; nothing happens for an empty list."""
     if problems:
-        raise PydanticCustomError("problems", "{count} problems", {"count": len(problems), "problems": problems})
+        raise _inside_pydantic(problems)
+
+
+def _refuse(sentence: str, *path: str) -> NoReturn:
+    raise _inside_pydantic([Problem(path, sentence)])
+
+
+def _inside_pydantic(problems: list[Problem]) -> PydanticCustomError:
+    return PydanticCustomError("problems", "{count} problems", {"count": len(problems), "problems": problems})
 
 
 def problems_of(error: ValidationError, top: type[Spec]) -> list[Problem]:
@@ -207,7 +213,7 @@ def problems_of(error: ValidationError, top: type[Spec]) -> list[Problem]:
     for item in error.errors(include_url=False):
         path: tuple[str | int, ...] = tuple(item["loc"])
         if item["type"] == "problems":
-            found += [p.under(*path) for p in item["ctx"]["problems"]]
+            found += [p.under(*path) for p in item.get("ctx", {})["problems"]]
         else:
             found.append(Problem(path, _sentence(item, top)))
     # A list whose element failed is itself reported as too short; only the cause is worth a sentence.
@@ -245,11 +251,8 @@ def _fields_at(top: type[Spec], parents: list[str | int]) -> list[str]:
 def _spec_in(annotation: Any) -> type[Spec] | None:
     if isinstance(annotation, type) and issubclass(annotation, Spec):
         return annotation
-    for inner in getattr(annotation, "__args__", ()):
-        found = _spec_in(inner)
-        if found is not None:
-            return found
-    return None
+    inner: tuple[Any, ...] = get_args(annotation)
+    return next((found for found in map(_spec_in, inner) if found is not None), None)
 
 
 def words(name: str) -> str:

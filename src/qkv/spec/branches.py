@@ -67,7 +67,7 @@ class Attention(Branch, kind="attention"):
         return head_dim, self.value_dim or head_dim
 
     def problems(self) -> list[Problem]:
-        found = []
+        found: list[Problem] = []
         if self.num_heads % self.kv_heads:
             found.append(Problem(("num_kv_heads",), f"{self.kv_heads} K/V heads cannot be shared evenly by {self.num_heads} query heads"))
         if isinstance(self.relative, Alibi) and not self.causal:

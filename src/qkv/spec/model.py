@@ -86,7 +86,7 @@ class Model(Spec):
         return ()
 
     def problems(self) -> list[Problem]:
-        found = []
+        found: list[Problem] = []
         for i, block in enumerate(self.blocks):
             for j, branch in enumerate(block.branches):
                 found += [p.under("blocks", i, "branches", j) for p in branch.width_problems(self.width)]
