@@ -42,7 +42,9 @@ class RMSNorm(Norm):
         self.width, self.eps = width, part.eps
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        return F.rms_norm(x, (self.width,), self.weight, self.eps)
+        # Torch's fused kernel wants one precision; under autocast x may be narrower than the weight.
+        weight = None if self.weight is None else self.weight.to(x.dtype)
+        return F.rms_norm(x, (self.width,), weight, self.eps)
 
 
 class BatchNorm(Norm):
