@@ -216,3 +216,23 @@ def test_a_row_is_drawn_as_if_it_were_alone() -> None:
     together = filters.draw(logits, uniforms)
     alone = [filters.draw(logits[i : i + 1], uniforms[i : i + 1]) for i in range(BATCH)]
     assert torch.equal(together, torch.cat(alone))
+
+
+@given(st.integers(0, 10_000), st.integers(1, VOCABULARY + 2), st.booleans(), st.floats(0.05, 1.0))
+def test_picking_among_the_top_k_is_drawing_from_all_that_is_left(seed: int, k: int, ties: bool, p: float) -> None:
+    logits = some_logits(seed).round() if ties else some_logits(seed)
+    generation = Generation(top_k=k, top_p=p, min_p=0.01, temperature=1.3, repetition_penalty=1.5)
+    text = torch.tensor([[seed % VOCABULARY, 3]] * BATCH)
+    for u in (0.0, 0.31, 0.77, math.nextafter(1.0, 0.0)):
+        uniforms = torch.full((BATCH,), u, dtype=torch.float64)
+        expected = filters.draw(filters.filtered(logits, generation, text), uniforms)
+        assert torch.equal(filters.pick(logits, generation, text, uniforms), expected)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("generation", [Generation(), Generation(top_k=3), Generation(top_p=0.5), Generation(min_p=0.5)], ids=str)
+def test_logits_that_are_not_finite_reach_no_token(value: float, generation: Generation) -> None:
+    logits = some_logits(0)
+    logits[1, 5] = value
+    drawn = filters.pick(logits, generation, None, torch.full((BATCH,), 0.5, dtype=torch.float64))
+    assert [token == VOCABULARY for token in drawn.tolist()] == [False, True, False, False]

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from qkv.spec.generation import Generation
 
@@ -19,13 +20,37 @@ def filtered(logits: Tensor, generation: Generation, text: Tensor | None = None)
 
     ``text`` (B, L) holds the row's tokens so far, in any order and number; the repetition penalty alone reads it.
     """
-    if generation.repetition_penalty != 1.0 and text is not None:
-        logits = repetition_penalty(logits, text, generation.repetition_penalty)
+    logits = _heated(logits, generation, text)
     if generation.temperature == 0.0:
         return logits
-    logits = temperature(logits, generation.temperature)
     if generation.top_k is not None:
         logits = top_k(logits, generation.top_k)
+    return _cut(logits, generation)
+
+
+def pick(logits: Tensor, generation: Generation, text: Tensor | None, uniforms: Tensor) -> Tensor:
+    """``draw`` of ``filtered``, (B,), without looking twice at a vocabulary of which only the top k can be drawn."""
+    k = generation.top_k
+    if k is None or k >= logits.shape[-1]:
+        return draw(filtered(logits, generation, text), uniforms)
+    best, index = _heated(logits, generation, text).topk(k + 1)
+    if bool((best[:, k] == best[:, k - 1]).any()):  # what ties with the k-th stays too
+        return draw(filtered(logits, generation, text), uniforms)
+    # In the order of the vocabulary, so that a number in [0, 1) means the same token either way.
+    index, order = index[:, :k].sort(-1)
+    place = draw(_cut(best.gather(-1, order), generation), uniforms)
+    return F.pad(index, (0, 1), value=logits.shape[-1]).gather(-1, place[:, None])[:, 0]
+
+
+def _heated(logits: Tensor, generation: Generation, text: Tensor | None) -> Tensor:
+    """Repetition penalty and, above 0, temperature."""
+    if generation.repetition_penalty != 1.0 and text is not None:
+        logits = repetition_penalty(logits, text, generation.repetition_penalty)
+    return temperature(logits, generation.temperature) if generation.temperature > 0.0 else logits
+
+
+def _cut(logits: Tensor, generation: Generation) -> Tensor:
+    """Top-p and min-p."""
     if generation.top_p is not None:
         logits = top_p(logits, generation.top_p)
     if generation.min_p is not None:
@@ -69,7 +94,7 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     rising = _rising(chances)
     below = rising.cumsum(-1, dtype=torch.float64)
     # Dropped are as many of the least probable as together leave p to the rest.
-    dropped = (below <= below[..., -1:] - p).sum(-1, keepdim=True).clamp_(max=logits.shape[-1] - 1)
+    dropped = torch.searchsorted(below, below[..., -1:] - p, right=True).clamp_(max=logits.shape[-1] - 1)
     return logits.masked_fill(chances < rising.gather(-1, dropped), -math.inf)
 
 
@@ -90,7 +115,7 @@ def min_p(logits: Tensor, p: float) -> Tensor:
 def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     """One token (B,) a row from softmax(logits), by inverting its distribution function at ``uniforms`` (B,) in [0, 1), float64.
 
-    A row depends on its own logits and number alone.
+    A row depends on its own logits and number alone. Where logits are NaN or infinite no token is reached, and the answer is V.
     """
     # Sums in float64: in float32 the tail of a large vocabulary would drown in rounding.
     reached = torch.softmax(logits, -1, dtype=torch.float32).cumsum(-1, dtype=torch.float64)

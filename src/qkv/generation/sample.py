@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qkv.generation import context
-from qkv.generation.filters import draw, filtered
+from qkv.generation.filters import filtered, pick
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
@@ -97,14 +97,14 @@ class Sampling:
 
     def _drawn(self, logits: Tensor) -> Tensor:
         """One token a row, (B,)."""
-        logits = filtered(logits.float(), self.generation, self._history)
+        logits = logits.float()
         if self.generation.temperature == 0.0:
-            best, tokens = logits.max(-1)
+            best, tokens = filtered(logits, self.generation, self._history).max(-1)
             sound = best.isfinite()
         else:
             uniforms = torch.tensor([self._random[row].random() for row in self.running], dtype=torch.float64, device=self._device)
-            tokens = draw(logits, uniforms)
-            sound = tokens < logits.shape[-1]  # with NaN or infinity in the logits no token is reached
+            tokens = pick(logits, self.generation, self._history, uniforms)
+            sound = tokens < logits.shape[-1]
         if not bool(sound.all()):
             raise UserError(
                 "the model's logits are not finite, so there is nothing to draw from; its weights are damaged or its training diverged"
