@@ -157,9 +157,9 @@ class Explicit(Mask):
     table: Tensor
 
     def allowed(self, grid: Grid) -> Tensor:
-        batch = grid.batch if self.table.shape[0] > 1 else torch.zeros_like(grid.batch)
-        head = grid.head if self.table.shape[1] > 1 else torch.zeros_like(grid.head)
-        return self.table[batch, head, grid.query.clamp(min=0), grid.key.clamp(min=0)]
+        # Counted here and not taken from the grid, whose rows are one where all stand at the same positions.
+        batch, head = (torch.arange(size, device=self.table.device) for size in self.table.shape[:2])
+        return self.table[batch[:, None, None, None], head[:, None, None], grid.query.clamp(min=0), grid.key.clamp(min=0)]
 
 
 @dataclass(frozen=True)
