@@ -220,6 +220,14 @@ def problems_of(error: ValidationError, top: type[Spec]) -> list[Problem]:
     return [p for p in found if not any(len(o.path) > len(p.path) and o.path[: len(p.path)] == p.path for o in found)]
 
 
+_IN_YAML = {
+    "model_type": "it should be a mapping of keys",
+    "dict_type": "it should be a mapping of keys",
+    "tuple_type": "it should be a list",
+}
+"""Pydantic speaks of Python's types, and a spec is mostly written in YAML."""
+
+
 def _sentence(item: Any, top: type[Spec]) -> str:
     kind, given = item["type"], item.get("input")
     if kind == "extra_forbidden":
@@ -227,7 +235,9 @@ def _sentence(item: Any, top: type[Spec]) -> str:
         return f"unknown key; {nearest(str(name), _fields_at(top, parents))}"
     if kind == "missing":
         return "this key is missing and has no default"
-    message = item["msg"].removeprefix("Value error, ")
+    if kind == "too_short":
+        return f"{item['ctx']['actual_length']} elements given, but the list should have at least {item['ctx']['min_length']}"
+    message: str = _IN_YAML.get(kind) or item["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if kind == "value_error":
         return message
