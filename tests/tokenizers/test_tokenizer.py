@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -274,3 +276,28 @@ def test_a_saved_tokenizer_can_be_read_by_others(tmp_path: Path) -> None:
     MADE["bytes"].save(tmp_path / "tokenizer.json")
     assert stat.S_IMODE((tmp_path / "tokenizer.json").stat().st_mode) & stat.S_IRGRP
     assert json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))["model"]["type"] == "BPE"
+
+
+def test_a_vocabulary_without_an_unknown_token_says_what_it_cannot_encode(tmp_path: Path) -> None:
+    core = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    tokenizer = Tokenizer(core)
+    assert (tokenizer.encode("ab"), tokenizer.unknown_id) == ([0, 1], None)
+    with pytest.raises(UserError, match="the tokenizer cannot encode this text: WordLevel error: Missing"):
+        tokenizer.encode("abc")
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_tokenizer_goes_to_another_process(name: str) -> None:
+    again = pickle.loads(pickle.dumps(MADE[name]))
+    assert again.encode(CORPUS) == MADE[name].encode(CORPUS)
+    assert type(again._coder) is type(MADE[name]._coder)
+
+
+def test_threads_may_encode_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(UnitCoder, "most_remembered", 40)
+    tokenizer = train(spec.BPE(vocab_size=300), [CORPUS])
+    texts = [f"{CORPUS[i:]} {i} new{i}" for i in range(64)]
+    expected = [tokenizer.core.encode(text).ids for text in texts]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(tokenizer.encode, texts * 5)) == expected * 5

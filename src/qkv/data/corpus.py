@@ -184,9 +184,7 @@ def _build(folder: Path, source: Source, data: spec.Data, tokenizer: Tokenizer |
                     advance(writer.write(block))
                 counts[name] = writer.finished(source.name)
     write_whole(folder / FILE_NAME, tokenizer.core.to_str().encode())
-    with (folder / "counts.json").open("x", encoding="utf-8") as file:
-        json.dump({name: asdict(found) for name, found in counts.items()}, file)
-        os.fsync(file.fileno())
+    write_whole(folder / "counts.json", json.dumps({name: asdict(found) for name, found in counts.items()}).encode())
 
 
 def _sample(part: _Part, separator: str | None, most: int | None) -> Iterator[str]:

@@ -28,8 +28,8 @@ class Packed(Batching, kind="packed"):
 class LengthBuckets(Batching, kind="length_buckets"):
     """One document a row, documents of similar length together, padded on the right."""
 
-    separator: str = Field(default="\n", min_length=1)
-    buckets: int = Field(default=8, gt=0)
+    separator: str = Field(default="\n", min_length=1, description="what stands between two documents of the file")
+    buckets: int = Field(default=8, gt=0, description="of more, the rows of a batch are closer in length and less mixed")
 
 
 class Data(Spec):

@@ -32,6 +32,6 @@ class BPE(Tokenizer, kind="bpe"):
 
 
 class TokenizerFile(Tokenizer, kind="file"):
-    """A ``tokenizer.json``, or the folder that holds one."""
+    """A ``tokenizer.json``, or the folder that holds one, as it is. A long text is encoded in parts that end at line ends."""
 
     path: str

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -14,6 +15,7 @@ import numpy as np
 import tokenizers
 from tokenizers import models
 
+from qkv.spec.errors import UserError
 from qkv.tokenizers.byte_level import SYMBOLS
 
 # Unicode's White_Space, which is what the library's \s matches; Python's own \s adds U+001C to U+001F.
@@ -65,7 +67,7 @@ class Coder(Protocol):
 def coder_for(core: tokenizers.Tokenizer, dtype: np.dtype) -> Coder:
     """The fastest coder that gives the ids of ``core``."""
     model, scheme = core.model, _scheme(core)
-    if isinstance(model, models.WordLevel) and scheme == CHARACTERS:
+    if isinstance(model, models.WordLevel) and scheme == CHARACTERS and model.unk_token in core.get_vocab():
         return CharacterCoder(core, dtype)
     if isinstance(model, models.WordLevel) and scheme == WORDS:
         return UnitCoder(core, dtype, *WORD_UNITS)
@@ -125,6 +127,7 @@ class UnitCoder(SpaceBorders):
     def __init__(self, core: tokenizers.Tokenizer, dtype: np.dtype, units: re.Pattern[str], borders: re.Pattern[str]):
         super().__init__(borders)
         self._core, self._units, self._dtype = core, units, dtype
+        self._learning = threading.Lock()
         self._forget()
 
     def _forget(self) -> None:
@@ -135,14 +138,15 @@ class UnitCoder(SpaceBorders):
     def encode_many(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         found = [self._units.findall(text) for text in texts]
         units = found[0] if len(found) == 1 else [unit for some in found for unit in some]
-        self._learn(units)
-        rows = np.fromiter(map(self._index.__getitem__, units), np.int64, len(units))
-        lengths = self._lengths[rows]
+        with self._learning:
+            self._learn(units)
+            rows = np.fromiter(map(self._index.__getitem__, units), np.int64, len(units))
+            known, starts, lengths = self._ids, self._starts[rows], self._lengths[rows]
         ends = np.concatenate(([0], np.cumsum(lengths)))
-        # Position j of the result lies j - ends[k] into unit k, whose ids begin at starts[rows[k]].
-        source = np.arange(ends[-1]) + np.repeat(self._starts[rows] - ends[:-1], lengths)
+        # Position j of the result lies j - ends[k] into unit k, whose ids begin at starts[k].
+        source = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
         last = np.cumsum(np.fromiter(map(len, found), np.int64, len(found)))
-        return self._ids[source], np.diff(ends[last], prepend=0)
+        return known[source], np.diff(ends[last], prepend=0)
 
     def _learn(self, units: list[str]) -> None:
         if len(self._ids) > self.most_remembered:
@@ -173,6 +177,9 @@ class PlainCoder:
 
 
 def _library_ids(core: tokenizers.Tokenizer, texts: Sequence[str], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    encoded = [encoding.ids for encoding in core.encode_batch_fast(list(texts), add_special_tokens=False)]
+    try:
+        encoded = [encoding.ids for encoding in core.encode_batch_fast(list(texts), add_special_tokens=False)]
+    except Exception as error:  # the library raises nothing more precise
+        raise UserError(f"the tokenizer cannot encode this text: {error}") from None
     lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
     return np.fromiter((index for ids in encoded for index in ids), dtype, int(lengths.sum())), lengths

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -36,8 +37,11 @@ class Tokenizer:
         self.token_bytes = token_bytes(core)
         self._coder = coder_for(core, self.dtype)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).from_json, (self.core.to_str(),)
+
     def encode(self, text: str) -> list[int]:
-        """The ids of ``text``."""
+        """The ids of ``text``. Raises ``UserError`` if a vocabulary from a file knows neither a piece of it nor an unknown token."""
         return self.encode_array(text).tolist()
 
     def encode_array(self, text: str) -> np.ndarray:
