@@ -1,0 +1,85 @@
+"""A mixer of your own, in a file of your own: a spec, a module, and everything else comes with them.
+
+The mixer is a leaky mean of the past, with a learned rate for each feature:
+
+    s_i = a ⊙ s_{i-1} + (1 - a) ⊙ x_i W        a = σ(rate)        y_i = s_i V
+
+    python examples/your_own_mixer.py
+"""
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+import qkv
+from qkv.layers.branch import Branch, implements
+from qkv.layers.context import Context
+from qkv.layers.linear import Linear
+from qkv.spec import branches as spec
+
+
+# 1. The spec: what can be chosen, validated, written in YAML. Being defined is what makes "leaky_mean" a known kind.
+class LeakyMean(spec.Branch, kind="leaky_mean"):
+    """s_i = a ⊙ s_{i-1} + (1 - a) ⊙ x_i W, y_i = s_i V."""
+
+    horizon: float = Field(default=8.0, gt=1, description="positions after which about a third of an input is left, at the start")
+
+
+# 2. The module: x (B, N, D) and what travels beside it in, y (B, N, D) and the next state out. The state is s (B, D).
+@implements(LeakyMean)
+class LeakyMeanMixer(Branch):
+    """The loop over positions, which ragged rows and packed documents pass through unharmed."""
+
+    rewindable = False
+
+    def __init__(self, part: LeakyMean, width: int):
+        super().__init__(part, width)
+        self.input, self.output = Linear(width, width), Linear(width, width)
+        self.rate = nn.Parameter(torch.full((width,), part.horizon - 1.0).log())
+
+    def init_state(self, batch: int, capacity: int | None = None) -> Tensor:
+        return self.rate.detach().new_zeros(batch, self.width)
+
+    def forward(self, x: Tensor, context: Context, state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        a, x = self.rate.sigmoid(), self.input(x)
+        s, outs = x.new_zeros(x.shape[0], self.width) if state is None else state, []
+        for i in range(x.shape[1]):
+            if context.document_starts is not None:
+                s = s.masked_fill(context.document_starts[:, i, None], 0.0)
+            new = a * s + (1 - a) * x[:, i]
+            s = new if context.valid is None else torch.where(context.valid[:, i, None], new, s)
+            outs.append(s)
+        y = torch.stack(outs, 1) if outs else x
+        return self.output(y), None if state is None else s
+
+    def state_bytes(self, length: int, batch: int = 1) -> int:
+        return batch * self.width * self.rate.element_size()
+
+
+# 3. It is now a part like any other, here in a stack with attention over the last 16 positions.
+block = qkv.Block.parse({"branches": ["leaky_mean(horizon=4)", "attention(4, mask='causal & window(16)')", "feed_forward"]})
+model = qkv.build(qkv.Model.parse({"width": 32, "num_layers": 2, "frontend": {"kind": "text", "vocab_size": 50}, "blocks": [block]}))
+print("blocks:", [branch.spec.kind for branch in model.branches])
+
+# Two steps of training.
+ids = torch.randint(50, (8, 33), generator=torch.Generator().manual_seed(0))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for step in range(2):
+    logits, _ = model(ids[:, :-1])
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"step {step + 1}: loss {loss.item():.3f}")
+
+# The contract: cut a sequence anywhere, pass the state along, and the outputs are those of one call. The stack counts
+# positions, so the mixer never has to.
+model.eval()
+with torch.no_grad():
+    whole, _ = model(ids[:2])
+    state, outs = model.init_state(batch=2), []
+    for piece in ids[:2].split([20, 1, 1, 11], dim=1):
+        logits, state = model(piece, state)
+        outs.append(logits)
+torch.testing.assert_close(torch.cat(outs, 1), whole, atol=1e-5, rtol=0)
+print(f"20 + 1 + 1 + 11 positions give what 33 at once give; the state takes {model.state_bytes(33, batch=2):,} bytes")
