@@ -9,7 +9,8 @@ weights from q, k and the stored log-sum-exp L = m + ln l:
 
     P = e^(S - L)    dV = P^T dO    dP = dO V^T    dS = P (dP - Σ dO O)    dQ = scale dS K    dK = scale dS^T Q
 
-Blocks that the mask hides whole are never computed, so the cost of a window follows the window.
+Blocks that the mask hides whole are never computed, so the cost of a window follows the window. In bf16 and fp16 the
+products are taken as they come, and all sums over blocks are kept in fp32.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from qkv.ops.attention.problem import Problem
 from qkv.ops.masks import Span
@@ -51,9 +53,9 @@ def blocks(problem: Problem, num_queries: int, num_keys: int, block: int) -> Ite
 
 
 def _scores(q: Tensor, k: Tensor, problem: Problem, where: tuple[slice, slice, bool]) -> Tensor:
-    """Scores of one block, hidden keys at -inf; (B, H, queries, keys)."""
+    """Scores of one block, hidden keys at -inf; (B, H, queries, keys), fp32 or wider."""
     queries, keys, all_visible = where
-    s = problem.scale * q[:, :, queries] @ k[:, :, keys].transpose(-1, -2)
+    s = (problem.scale * q[:, :, queries] @ k[:, :, keys].transpose(-1, -2)).to(_wide(q))
     sites = problem.sites.part(queries, keys)
     bias = problem.bias(sites)
     if bias is not None:
@@ -61,42 +63,50 @@ def _scores(q: Tensor, k: Tensor, problem: Problem, where: tuple[slice, slice, b
     return s if all_visible else s.masked_fill(~sites.visible(problem.mask, q.shape[1]), -torch.inf)
 
 
+def _wide(t: Tensor) -> torch.dtype:
+    return torch.promote_types(t.dtype, torch.float32)
+
+
 class _Blockwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int) -> Tensor:
-        largest = q.new_full(q.shape[:3], -torch.inf)
-        total = q.new_zeros(q.shape[:3])
-        out = q.new_zeros(*q.shape[:3], v.shape[-1])
-        for where in blocks(problem, q.shape[2], k.shape[2], block):
-            queries, keys, _ = where
-            s = _scores(q, k, problem, where)
-            m = torch.maximum(largest[:, :, queries], s.amax(-1))
-            base = m.masked_fill(m == -torch.inf, 0.0)  # nothing visible so far: e^(-inf - 0) = 0, not NaN
-            p = (s - base[..., None]).exp()
-            kept = (largest[:, :, queries] - base).exp()
-            total[:, :, queries] = total[:, :, queries] * kept + p.sum(-1)
-            out[:, :, queries] = out[:, :, queries] * kept[..., None] + p @ v[:, :, keys]
-            largest[:, :, queries] = m
+        wide = _wide(q)
+        largest = torch.full(q.shape[:3], -torch.inf, dtype=wide, device=q.device)
+        total = torch.zeros_like(largest)
+        out = torch.zeros(*q.shape[:3], v.shape[-1], dtype=wide, device=q.device)
+        with torch.autocast(q.device.type, enabled=False):
+            for where in blocks(problem, q.shape[2], k.shape[2], block):
+                queries, keys, _ = where
+                s = _scores(q, k, problem, where)
+                m = torch.maximum(largest[:, :, queries], s.amax(-1))
+                base = m.masked_fill(m == -torch.inf, 0.0)  # nothing visible so far: e^(-inf - 0) = 0, not NaN
+                p = (s - base[..., None]).exp()
+                kept = (largest[:, :, queries] - base).exp()
+                total[:, :, queries] = total[:, :, queries] * kept + p.sum(-1)
+                out[:, :, queries] = out[:, :, queries] * kept[..., None] + p.to(v.dtype) @ v[:, :, keys]
+                largest[:, :, queries] = m
         blind = total == 0
         out = out / total.masked_fill(blind, 1.0)[..., None]
         # e^(S - inf) = 0: a query that sees nothing has weights of 0 in the backward pass too.
         log_sum = (largest + total.log()).masked_fill(blind, torch.inf)
         ctx.save_for_backward(q, k, v, out, log_sum)
         ctx.problem, ctx.block = replace(problem, dropout=0.0), block
-        return out
+        return out.to(v.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, log_sum = ctx.saved_tensors
         problem, (grad,) = ctx.problem, grads
-        dq, dk, dv = (torch.zeros_like(t) for t in (q, k, v))
+        dq, dk, dv = (torch.zeros_like(t, dtype=out.dtype) for t in (q, k, v))
         dot = (grad * out).sum(-1)
-        for where in blocks(problem, q.shape[2], k.shape[2], ctx.block):
-            queries, keys, _ = where
-            p = (_scores(q, k, problem, where) - log_sum[:, :, queries, None]).exp()
-            g = grad[:, :, queries]
-            dv[:, :, keys] += p.transpose(-1, -2) @ g
-            ds = problem.scale * p * (g @ v[:, :, keys].transpose(-1, -2) - dot[:, :, queries, None])
-            dq[:, :, queries] += ds @ k[:, :, keys]
-            dk[:, :, keys] += ds.transpose(-1, -2) @ q[:, :, queries]
-        return dq, dk, dv, None, None
+        with torch.autocast(q.device.type, enabled=False):
+            for where in blocks(problem, q.shape[2], k.shape[2], ctx.block):
+                queries, keys, _ = where
+                p = (_scores(q, k, problem, where) - log_sum[:, :, queries, None]).exp()
+                g = grad[:, :, queries]
+                dv[:, :, keys] += p.to(g.dtype).transpose(-1, -2) @ g
+                ds = (problem.scale * p * (g @ v[:, :, keys].transpose(-1, -2) - dot[:, :, queries, None])).to(q.dtype)
+                dq[:, :, queries] += ds @ k[:, :, keys]
+                dk[:, :, keys] += ds.transpose(-1, -2) @ q[:, :, queries]
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None

@@ -28,7 +28,7 @@ def weights(q: Tensor, k: Tensor, problem: Problem) -> Tensor:
     scores = scores.masked_fill(~visible, -torch.inf)
     # A row of nothing but -inf would be NaN; it is replaced before the softmax, so that its gradient is 0 as well.
     blind = ~visible.any(-1, keepdim=True)
-    return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+    return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0).to(q.dtype)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
