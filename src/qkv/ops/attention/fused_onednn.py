@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from qkv.ops.attention.problem import Problem
 from qkv.ops.onednn import allowed
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
-    """O (B, H, N, Dv) for aligned causal or unmasked sites with Dk = Dv, without ALiBi and dropout; see ``reference``."""
+    """O (B, H, N, Dv) for aligned causal or unmasked sites with Dk = Dv, without ALiBi and dropout,
+    and not empty; see ``reference``."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
@@ -33,6 +35,7 @@ class _Fused(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, log_sum = ctx.saved_tensors
         causal, scale = ctx.options

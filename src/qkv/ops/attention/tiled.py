@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from qkv.ops.attention.blockwise import blocks
 from qkv.ops.attention.problem import Problem
@@ -26,7 +27,8 @@ from qkv.ops.onednn import allowed, available
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int | None = None) -> Tensor:
-    """O (B, H, N, Dv) for aligned sites, without ALiBi and dropout; see ``reference`` for the shapes."""
+    """O (B, H, N, Dv) for aligned sites and a mask that is one for all rows and heads and shows each query some key,
+    without ALiBi and dropout; see ``reference`` for the shapes."""
     if block is None:  # small enough to skip what is hidden, large enough for the products to run well
         block = min(max(q.shape[2] // 4, 64), 256)
     groups = q.shape[1] // k.shape[1]
@@ -91,6 +93,7 @@ class _Tiled(torch.autograd.Function):
         return out.view(*ctx.shapes[0][:3], width)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v = ctx.saved_tensors
         grad = grads[0].reshape(q.shape[0], q.shape[1], v.shape[-1])
