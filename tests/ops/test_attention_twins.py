@@ -1,0 +1,215 @@
+"""Every fast path of attention against the reference, on what it is made for; and the choice sends it nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.ops.attention_cases import MASKS, SITES, Case
+from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradients
+from torch import Tensor
+
+from qkv.ops import choices
+from qkv.ops.attention import banded, blockwise, choose, fused_onednn, reference, sdpa, tiled
+from qkv.ops.attention.problem import Problem
+from qkv.ops.choices import Choice
+from qkv.ops.masks import Causal, Sites, Window
+
+Twin = Callable[[Tensor, Tensor, Tensor, Problem], Tensor]
+
+SMALL_BLOCKS: dict[str, Twin] = {
+    "sdpa": sdpa.attention,
+    "sdpa, oneDNN": fused_onednn.attention,
+    "tiled": partial(tiled.attention, block=4),
+    "banded": partial(banded.attention, block=4),
+    "blockwise": partial(blockwise.attention, block=4),
+}
+"""Blocks of 4, so that short sequences have many, whole, cut and skipped ones."""
+
+
+def blind(case: Case) -> bool:
+    problem = case.problem()
+    return not bool(problem.sites.visible(problem.mask, case.heads[0]).any(-1).all())
+
+
+def serves(twin: str, case: Case) -> bool:
+    """What the docstring of each twin offers."""
+    plain = case.mask in ("full", "causal", "wide window")
+    match twin:
+        case "sdpa" | "reference":
+            return True
+        case "sdpa, oneDNN":
+            square = case.sites == "aligned" and case.widths[0] == case.widths[1]
+            return square and plain and not case.alibi and not case.dropout
+        case "tiled":
+            return case.aligned and case.same_for_all and not blind(case) and not case.alibi and not case.dropout
+        case "banded":
+            return case.aligned
+        case "blockwise":
+            return not case.dropout
+    raise ValueError(twin)
+
+
+CASES = [
+    Case(mask, sites, queries, alibi=alibi, widths=widths, heads=heads)
+    for (mask, sites), (queries, alibi, widths, heads) in product(
+        product(MASKS, SITES), [(9, False, (6, 3), (4, 2)), (13, True, (4, 4), (4, 4)), (10, False, (5, 5), (4, 1))]
+    )
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
+@pytest.mark.parametrize("twin", SMALL_BLOCKS)
+def test_outputs_and_gradients_equal_the_reference(twin: str, dtype: torch.dtype) -> None:
+    served = [case for case in CASES if serves(twin, case)]
+    assert len(served) >= 3
+    for case in served:
+        problem, inputs = case.problem(), case.inputs(dtype)
+        expected = outputs_and_gradients(partial(reference.attention, problem=problem), [t.double() for t in inputs])
+        try:
+            assert_all_same(outputs_and_gradients(partial(SMALL_BLOCKS[twin], problem=problem), inputs), expected)
+        except AssertionError as error:
+            raise AssertionError(f"{case}: {error}") from error
+
+
+@pytest.mark.parametrize("twin", ["sdpa", "sdpa, oneDNN", "tiled", "blockwise"])
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_blocks_of_their_own_choice_equal_the_reference(twin: str, mask: str) -> None:
+    """At a length that no block divides."""
+    case = Case(mask, queries=300, heads=(2, 1), widths=(8, 8))
+    problem, inputs = case.problem(), case.inputs(torch.float32, batch=1)
+    expected = outputs_and_gradients(partial(reference.attention, problem=problem), [t.double() for t in inputs])
+    assert_all_same(outputs_and_gradients(partial(choose.TWINS[twin], problem=problem), inputs), expected)
+
+
+@pytest.mark.parametrize("mask", [Causal() & Window(100), Causal() & Window(70, sinks=3), Window(40)])
+def test_a_band_longer_than_its_blocks_equals_the_reference(mask: Causal) -> None:
+    steps = torch.arange(2100)[None]
+    problem = Problem(mask, Sites(steps, steps, aligned=True), 0.5)
+    inputs = [torch.randn(1, 1, 2100, 4, generator=torch.Generator().manual_seed(s)) for s in range(3)]
+    assert choose.choice(*inputs, problem).twin == "banded"
+    expected = outputs_and_gradients(partial(reference.attention, problem=problem), [t.double() for t in inputs])
+    assert_all_same(outputs_and_gradients(partial(banded.attention, problem=problem), inputs), expected)
+
+
+def test_sites_said_to_be_fully_visible() -> None:
+    """``full`` lets a path leave the mask out; that is right where the mask shows everything."""
+    q, k, v = Case(queries=1, sites="ring", heads=(2, 2)).inputs()
+    held = torch.tensor([[3, 0, 1, 2, 4, 5], [5, 4, 3, 2, 1, 0]])
+    told, untold = (Problem(Causal(), Sites(torch.tensor([[5], [5]]), held, full=full), 0.5) for full in (True, False))
+    assert_same(sdpa.attention(q, k, v, told), reference.attention(q, k, v, untold))
+
+
+@pytest.mark.parametrize("twin", ["sdpa", "banded", "reference"])
+def test_dropout_takes_whole_weights_and_keeps_the_mean(twin: str) -> None:
+    steps = torch.arange(64)[None]
+    plain, dropped = (Problem(Causal() & Window(30), Sites(steps, steps, aligned=True), 0.3, dropout=p) for p in (0.0, 0.4))
+    q, k = (torch.randn(1, 1, 64, 8, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    torch.manual_seed(0)
+    seen = choose.TWINS[twin](q, k, torch.eye(64)[None, None], dropped)
+    weights = reference.weights(q, k, plain)
+    assert_same(seen[seen != 0], (weights / 0.6)[seen != 0])
+    assert float((seen != 0).sum() / (weights > 0).sum()) == pytest.approx(0.6, abs=0.03)
+
+
+@pytest.fixture
+def fresh_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No choice is made yet, and those made here are forgotten; every path lies within reach of short sequences."""
+    monkeypatch.setattr(choices, "_chosen", {})
+    monkeypatch.setattr(choose, "_SMALLEST", 1)
+    monkeypatch.setattr(choose, "_LARGEST_MASK", 120)
+    monkeypatch.setattr(banded, "BLOCK", 3)
+
+
+cases = st.builds(
+    Case,
+    mask=st.sampled_from(list(MASKS)),
+    sites=st.sampled_from(SITES),
+    queries=st.integers(5, 16),
+    heads=st.sampled_from([(4, 4), (4, 2), (4, 1)]),
+    widths=st.sampled_from([(4, 4), (4, 2)]),
+    alibi=st.booleans(),
+    dropout=st.sampled_from([0.0, 0.0, 0.5]),
+)
+
+
+@settings(max_examples=150)
+@given(case=cases, timed=st.sampled_from(["sdpa", "sdpa, oneDNN", "tiled"]), dtype=st.sampled_from([torch.float32, torch.float64]))
+def test_the_choice_suits_and_its_answer_is_the_reference(fresh_choices: None, case: Case, timed: str, dtype: torch.dtype) -> None:
+    """Whatever a measurement would have preferred."""
+    choices.restore([])
+    choices._chosen.clear()
+    problem, inputs = case.problem(), case.inputs(dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choose, "_measured", lambda case, *_: Choice("attention", case, timed, "given"))
+        chosen = choose.choice(*inputs, problem).twin
+        assert serves(chosen, case), f"{chosen} is not made for this"
+        if case.dropout:
+            return
+        expected = outputs_and_gradients(partial(reference.attention, problem=problem), [t.double() for t in inputs])
+        assert_all_same(outputs_and_gradients(partial(choose.attention, problem=problem), inputs), expected)
+
+
+def test_every_twin_is_chosen_for_something(fresh_choices: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = set()
+    for timed in ("sdpa", "sdpa, oneDNN", "tiled"):
+        choices._chosen.clear()
+        monkeypatch.setattr(choose, "_measured", lambda case, *_, timed=timed: Choice("attention", case, timed, "given"))
+        found |= {choose.choice(*case.inputs(), case.problem()).twin for case in CASES}
+    assert found == choose.TWINS.keys() - {"reference"}
+
+
+def test_the_measured_choice_is_one_of_the_candidates(fresh_choices: None) -> None:
+    case = Case("causal", queries=64, heads=(2, 2), widths=(8, 8))
+    found = choose.choice(*case.inputs(torch.float32), case.problem())
+    assert found.twin in ("sdpa", "tiled", "sdpa, oneDNN")
+    assert found.case == "training, float32, 64 positions"
+    assert found.gain is not None
+    assert found.gain >= 1.0
+    with torch.no_grad():
+        assert choose.choice(*case.inputs(torch.float32), case.problem()).case == "inference, float32, 64 positions"
+    assert [c.op for c in choices.all_choices()] == ["attention", "attention"]
+
+
+@pytest.mark.parametrize("twin", ["sdpa, oneDNN", "tiled", "blockwise"])
+def test_second_derivatives_are_refused_and_not_wrong(twin: str) -> None:
+    """What these keep for the backward pass is not part of the graph."""
+    case = Case("causal", widths=(4, 4))
+    inputs = [t.requires_grad_() for t in case.inputs()]
+    out = SMALL_BLOCKS[twin](*inputs, case.problem())
+    (dq,) = torch.autograd.grad(out.square().sum(), inputs[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dq.sum().backward()
+
+
+BF16_CASES = [
+    Case("full", queries=200, heads=(2, 2), widths=(32, 32)),
+    Case("causal", queries=200, heads=(2, 1), widths=(32, 32)),
+    Case("prefix or causal", queries=200, heads=(2, 2), widths=(32, 16)),
+    Case("causal window", queries=200, heads=(2, 2), widths=(32, 32), alibi=True),
+]
+
+
+@pytest.mark.parametrize("twin", choose.TWINS.keys() - {"reference"})
+def test_the_error_in_bf16_is_at_most_twice_that_of_the_reference(twin: str) -> None:
+    """Both against the reference in fp32 on the same, rounded inputs; for the output and each gradient, in the mean square."""
+    for case in (c for c in BF16_CASES if serves(twin, c)):
+        problem, inputs = case.problem(), case.inputs(torch.bfloat16)
+        exact = outputs_and_gradients(partial(reference.attention, problem=problem), [t.float() for t in inputs])
+        plain = outputs_and_gradients(partial(reference.attention, problem=problem), inputs)
+        fast = outputs_and_gradients(partial(choose.TWINS[twin], problem=problem), inputs)
+        for got, allowed, right in zip(fast, plain, exact, strict=True):
+            error, reference_error = (float((t.float() - right).square().mean().sqrt()) for t in (got, allowed))
+            assert error <= 2 * reference_error, f"{case}: {error:.2e} where the reference in bf16 is off by {reference_error:.2e}"
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 0, 8), (0, 4, 9, 8)])
+def test_nothing_in_gives_nothing_out(shape: tuple[int, ...]) -> None:
+    steps = torch.arange(shape[2])[None]
+    q = torch.zeros(shape)
+    assert choose.attention(q, q, q, Problem(Causal(), Sites(steps, steps, aligned=True), 1.0)).shape == shape
