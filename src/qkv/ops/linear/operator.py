@@ -16,4 +16,6 @@ def available() -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (…, I), weight (O, I), bias (O) or None -> (…, O). Has no derivative."""
+    if bias is not None:
+        bias = bias.contiguous()  # the operator does not look at its stride
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
