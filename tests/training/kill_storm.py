@@ -21,10 +21,17 @@ import torch
 
 from qkv.spec.recipe import Recipe
 from qkv.training.checkpoint import Checkpoints
-from qkv.training.events import Stepped
+from qkv.training.events import Event, Stepped
 from qkv.training.files import read_tensors
 from qkv.training.loop import train
 from qkv.training.record import rows_of
+
+STEPS = 24
+"""How long the runs of the tests are: three checkpoints, two validations and one more at the end."""
+
+
+def ignore(event: Event) -> None:
+    """Listen to a run without a word."""
 
 
 def write_text(path: Path, seed: int = 0, words: int = 3000) -> Path:

@@ -259,7 +259,7 @@ def test_weights_and_model_must_agree(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"lacks the tensor 'bias'"):
         load_weights(model, {"weight": tensors["weight"]}, path)
     with pytest.raises(UserError, match=r"holds the tensor 'wieght', which this model does not have; did you mean 'weight'"):
-        load_weights(model, {"wieght": tensors["weight"]}, path)
+        load_weights(model, {**tensors, "wieght": tensors["weight"]}, path)
 
 
 def test_a_refused_model_is_left_as_it_was(tmp_path: Path) -> None:

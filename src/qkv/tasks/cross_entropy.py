@@ -24,6 +24,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
 
 
+@torch.compiler.disable(reason="a gradient taken in the forward pass cannot be traced")
 def chunked_cross_entropy(hidden: Tensor, head: nn.Module, targets: Tensor, rows: int) -> Tensor:
     """``cross_entropy(head(hidden), targets)``, ``rows`` positions at a time. hidden (T, D), targets (T) -> ().
 

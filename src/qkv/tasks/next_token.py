@@ -11,7 +11,7 @@ from qkv.layers.context import Tap
 from qkv.models.transformer import Transformer
 from qkv.spec.recipe import NextToken
 from qkv.tasks.cross_entropy import chunked_cross_entropy, cross_entropy
-from qkv.tasks.task import Scale, register
+from qkv.tasks.task import Scale, Task, register
 
 # Up to 64 MB of fp32 logits at once are faster than shares of them; above, shares of at least 256 rows cost no time.
 _MOST_LOGITS = 1 << 24
@@ -20,22 +20,22 @@ _FEWEST_ROWS = 256
 
 
 @register(NextToken)
-class NextTokenTask:
+class NextTokenTask(Task):
     """-Σ log p(x_i | x_<i) over the targets that are not -100."""
 
     def __init__(self, spec: NextToken):
         self.spec = spec
 
-    def loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, int]:
-        """(the sum in nats, how many targets it is over). ``tap`` sees what each branch computes."""
+    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+        """The sum in nats. ``tap`` sees what each branch computes."""
         where = {"lengths": batch.lengths, "segments": batch.segments, "tap": tap}
         targets, vocab = batch.targets.flatten(), model.head.weight.shape[0]
         if targets.numel() * vocab <= _MOST_LOGITS:
             logits, _ = model(batch.ids, **where)
-            return cross_entropy(logits.flatten(0, 1), targets), batch.num_targets
+            return cross_entropy(logits.flatten(0, 1), targets)
         hidden, _ = model.features(batch.ids, **where)
         rows = max(_FEWEST_ROWS, _SHARE // vocab)
-        return chunked_cross_entropy(hidden.flatten(0, 1), model.head, targets, rows), batch.num_targets
+        return chunked_cross_entropy(hidden.flatten(0, 1), model.head, targets, rows)
 
     def metrics(self, nats: float, count: int, scale: Scale) -> dict[str, float]:
         """Loss (nats a token), perplexity = exp(loss), and bits a token, a character and a byte of the text.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -19,16 +20,20 @@ class Scale(NamedTuple):
     bytes_per_token: float
 
 
-class Task(Protocol):
+class Task(ABC):
     """What is learned: a loss, and the figures that people compare."""
+
+    @abstractmethod
+    def summed_loss(self, model: Any, batch: Batch, tap: Tap | None = None) -> Tensor:
+        """The loss, summed over the batch's targets. ``tap`` sees what each branch computes."""
+
+    @abstractmethod
+    def metrics(self, nats: float, count: int, scale: Scale) -> dict[str, float]:
+        """Figures from a summed loss and the number of its targets; ``loss`` is among them."""
 
     def loss(self, model: Any, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, int]:
         """(the summed loss, how many targets it is over)."""
-        ...
-
-    def metrics(self, nats: float, count: int, scale: Scale) -> dict[str, float]:
-        """Figures from a summed loss; ``loss`` is among them."""
-        ...
+        return self.summed_loss(model, batch, tap), batch.num_targets
 
 
 C = TypeVar("C", bound=Callable[[Any], Task])

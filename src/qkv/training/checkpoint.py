@@ -54,7 +54,9 @@ class Checkpoints:
         final = self.folder / f"step-{checkpoint.step:08d}"
         partial = self.folder / f".{final.name}{PARTIAL}"
         with clear_errors(f"the checkpoint of step {checkpoint.step} in {self.folder}"):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            if not self.folder.is_dir():
+                self.folder.mkdir(parents=True)
+                sync(self.folder.parent)
             remove_partial(self.folder)
             try:
                 _write(partial, checkpoint)
@@ -78,10 +80,8 @@ class Checkpoints:
 
         A torn one is passed over for the one before it, and ``notice`` is told. Raises UserError if no checkpoint is complete.
         """
-        with clear_errors(f"the folder {self.folder}"):
-            found = self.paths()
         refused: list[UserError] = []
-        for path in found:
+        for path in self.paths():
             try:
                 checkpoint = read_checkpoint(path)
             except UserError as error:
@@ -143,15 +143,15 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
     """Copy weights into ``model``. Raises UserError naming the first tensor that is missing, unknown or of another shape."""
     own = weights(model)
-    for name, tensor in tensors.items():
-        if name not in own:
-            raise UserError(f"{source} holds the tensor {name!r}, which this model does not have; {nearest(name, own)}")
-        if tensor.shape != own[name].shape:
-            shapes = f"{list(tensor.shape)} in {source}, but {list(own[name].shape)} in the model of its spec"
-            raise UserError(f"the tensor {name!r} has the shape {shapes}")
-    for name in own:
+    for name, tensor in own.items():
         if name not in tensors:
             raise UserError(f"{source} lacks the tensor {name!r}, which this model has")
+        if tensors[name].shape != tensor.shape:
+            shapes = f"{list(tensors[name].shape)} in {source}, but {list(tensor.shape)} in the model of its spec"
+            raise UserError(f"the tensor {name!r} has the shape {shapes}")
+    unknown = next((name for name in tensors if name not in own), None)
+    if unknown:
+        raise UserError(f"{source} holds the tensor {unknown!r}, which this model does not have; {nearest(unknown, own)}")
     model.load_state_dict(dict(tensors), strict=False)  # the other names of shared tensors are not in the file
 
 

@@ -103,7 +103,7 @@ def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         total.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        total.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+        total.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 

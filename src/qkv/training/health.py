@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from qkv.data.batch import Batch
 from qkv.models.transformer import Transformer
@@ -47,23 +48,31 @@ def diagnose(model: Transformer, task: Task, batches: Sequence[Batch], number_fo
 
 
 def _first_output(model: Transformer, task: Task, batches: Sequence[Batch], number_format: str) -> str:
-    """The path of the first branch whose output is not finite; ``head`` if only the loss is not; empty if all is finite."""
+    """The path of the first part whose output is not finite: front end, branches, norm, head, loss; empty if all is finite."""
     seen: list[str] = []
 
     def tap(name: str, x: Tensor) -> None:
         if not seen and not _finite(x):
             seen.append(name)
 
-    device = model.frontend.table.device
-    with torch.no_grad():
-        for batch in batches:
-            with precision(number_format, device):
-                loss, _ = task.loss(model, batch, tap)
-            if seen:
-                return seen[0]
-            if not _finite(loss):
-                return "head"
-    return ""
+    def watch(name: str) -> RemovableHandle:
+        def look(module: nn.Module, given: object, output: Tensor) -> None:
+            tap(name, output)
+
+        return model.get_submodule(name).register_forward_hook(look)
+
+    # What stands around the branches has no tap.
+    hooks = [watch(name) for name in ("frontend", "norm", "head")]
+    try:
+        with torch.no_grad():
+            for batch in batches:
+                with precision(number_format, model.frontend.table.device):
+                    loss = task.summed_loss(model, batch, tap)
+                tap("loss", loss)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen[0] if seen else ""
 
 
 def _finite(x: Tensor) -> bool:

@@ -60,16 +60,16 @@ class Trainer:
     depend on nothing that happened before. So a run that was cut anywhere and goes on computes what it would have computed.
     """
 
-    def __init__(self, setup: Setup, tell: OnEvent):
+    def __init__(self, setup: Setup, checkpoint: Checkpoint | None, tell: OnEvent):
         self.setup, self.tell = setup, tell
         self.training = setup.recipe.training
         self.model = setup.model
         self.model.recompute = self.training.recompute
         self.optimizer = build_optimizer(self.training.optimizer, self.model)
-        self.loss = torch.compile(setup.task.loss) if self.training.compile else setup.task.loss
+        self.loss = setup.task.summed_loss
         self.now = Standing()
-        if setup.checkpoint:
-            self._go_on(setup.checkpoint)
+        if checkpoint:
+            self._go_on(checkpoint)
         self.record = Record(setup, self.now.step)
         self._facts = {
             "recipe": recipe_digest(setup.recipe),
@@ -122,11 +122,22 @@ class Trainer:
 
     def _start(self) -> None:
         self.model.train()
+        if self.training.compile:
+            self._choose_paths()
+            self.loss = torch.compile(self.setup.task.summed_loss)
         if self.now.step:
             self.record.row(step=self.now.step, event="resumed")
         parameters = sum(p.numel() for p in self.model.parameters())
         tokens = self.training.batch_size * self.training.accumulate * self.setup.recipe.model.context_length
         self.tell(Started(self.now.step, self.training.steps, parameters, tokens))
+
+    def _choose_paths(self) -> None:
+        """Let the ops measure and choose their paths in one plain forward pass: a compiler cannot trace a measurement."""
+        kept = [buffer.clone() for buffer in self.model.buffers()]
+        with precision(self.training.precision, self.setup.device):
+            self.loss(self.model, self._batches(1)[0])
+        for buffer, value in zip(self.model.buffers(), kept, strict=True):
+            buffer.copy_(value)
 
     def _why_finished(self) -> str:
         if self._impatient and self.now.step < self.training.steps:
@@ -165,7 +176,7 @@ class Trainer:
         total = torch.zeros((), device=self.setup.device)
         for batch in batches:
             with precision(self.training.precision, self.setup.device):
-                nats, _ = self.loss(self.model, batch)
+                nats = self.loss(self.model, batch)
             (nats / count).backward()
             total += nats.detach()
         return total
@@ -279,7 +290,8 @@ def train(recipe: Recipe, out: str | Path, resume: bool = True, on_event: OnEven
             return train(recipe, out, resume, show)
     folder = Path(out)
     with locked(folder), random_state.own(recipe.training.seed):
-        trainer = Trainer(prepare(recipe, folder, resume, on_event), on_event)
+        # Not kept in a name: the tensors of the checkpoint are copied and would stay in memory a second time.
+        trainer = Trainer(*prepare(recipe, folder, resume, on_event), on_event)
         with StopRequest() as stop, trainer.record:
             trainer.train(stop)
     return load(folder)

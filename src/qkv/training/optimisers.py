@@ -24,7 +24,7 @@ class Optimizer:
 
     def __init__(self, parts: Iterable[torch.optim.Optimizer], named: Named):
         self.parts = tuple(parts)
-        self.names = {parameter: name for name, parameter in named}
+        self.names: dict[Tensor, str] = {parameter: name for name, parameter in named}
         self._rates = [[group["lr"] for group in part.param_groups] for part in self.parts]
 
     def step(self, multiplier: float = 1.0) -> None:
@@ -51,7 +51,7 @@ class Optimizer:
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over a saved state, bit for bit. Raises UserError for a name or a shape that does not belong to this model."""
         owners = {self.names[p]: (part, p) for part in self.parts for group in part.param_groups for p in group["params"]}
-        found: dict[nn.Parameter, dict[str, Tensor]] = {}
+        found: dict[Tensor, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             name, _, quantity = key.rpartition("/")
             if name not in owners:

@@ -59,8 +59,8 @@ def seed_step(seed: int, step: int, device: torch.device) -> None:
     number = mix(seed, step)
     # Not torch.manual_seed: it asks every kind of device, which takes a tenth of a millisecond.
     torch.default_generator.manual_seed(number)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(number)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(number)
 
 
 def mix(seed: int, step: int) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from qkv.data.corpus import VALIDATION
+from qkv.inspection.cost import cost
 from qkv.inspection.machine import processor_name
 from qkv.report.figures import duration, short, size
 from qkv.report.metrics import MetricsLog, TensorBoardLog, read_metrics
@@ -131,7 +132,8 @@ class Record:
             "tokens": tokens,
             "characters_per_token": setup.corpus.splits[VALIDATION].counts.characters_per_token,
         }
-        return figures | ({} if training.clip_norm is None else {"clip_norm": training.clip_norm})
+        optional = {"clip_norm": training.clip_norm, "flops": _flops(setup, tokens)}
+        return figures | {name: value for name, value in optional.items() if value is not None}
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -154,6 +156,16 @@ def environment(device: torch.device) -> dict[str, str]:
         "torch": torch.__version__,
         "system": platform.platform(),
     }
+
+
+def _flops(setup: Setup, tokens: int) -> float | None:
+    """What the updates took, from the formulas of the parts; None if a part has none."""
+    training = setup.recipe.training
+    try:
+        counted = cost(setup.recipe.model, training.batch_size, training=training)
+    except UserError:
+        return None
+    return counted.train_flops / (training.accumulate * counted.tokens) * tokens
 
 
 def _cost(setup: Setup, rows: list[dict[str, Any]], tokens: int) -> list[tuple[str, str]]:

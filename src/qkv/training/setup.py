@@ -38,7 +38,7 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class Setup:
-    """A run that is ready to train. ``recipe`` has its vocabulary filled in; ``checkpoint`` is where it goes on, or None."""
+    """A run that is ready to train. ``recipe`` has its vocabulary filled in."""
 
     folder: Path
     recipe: Recipe
@@ -48,7 +48,6 @@ class Setup:
     model: Transformer
     device: torch.device
     checkpoints: Checkpoints
-    checkpoint: Checkpoint | None
 
 
 def best_device() -> torch.device:
@@ -74,10 +73,10 @@ def locked(folder: Path) -> Iterator[None]:
             os.close(handle)  # which frees the lock, as the end of the process would
 
 
-def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> Setup:
-    """Open the text, check that ``recipe`` is the one of a run that is already in ``folder``, build the model and its state.
+def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[Setup, Checkpoint | None]:
+    """Open the text, check that ``recipe`` is the one of a run that is already in ``folder``, build the model.
 
-    Raises UserError where recipe, text or checkpoint do not fit together; the folder is then as it was.
+    The checkpoint is the one from which the run goes on, its weights already in the model; None for a new run. Raises UserError where recipe, text or checkpoint do not fit together; the folder is then as it was.
     """
     known = _known(folder, resume)
     tokenizer = Tokenizer.load(folder) if known else None
@@ -98,9 +97,9 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> Setup:
         if different:
             tell(Notice(different))
     model.to(device)
-    setup = Setup(folder, recipe, corpus, batches, build_task(recipe.task), model, device, checkpoints, checkpoint)
+    setup = Setup(folder, recipe, corpus, batches, build_task(recipe.task), model, device, checkpoints)
     _write_identity(setup, known)
-    return setup
+    return setup, checkpoint
 
 
 def _known(folder: Path, resume: bool) -> Recipe | None:
@@ -132,7 +131,8 @@ def _check_facts(state: dict[str, Any], known: Recipe, corpus: Corpus, folder: P
         raise UserError(f"{folder / SPEC} was changed after training began: it is not the recipe that the checkpoint was made with")
     if state["corpus"] != corpus_digest(corpus):
         raise UserError(
-            f"the text {corpus.name!r} is not the one that the run in {folder} was trained on; put it back, or name another folder"
+            f"the ids of {corpus.name!r} are not those that the run in {folder} was trained on: the text or {FILE_NAME} was changed; "
+            "put it back, or name another folder"
         )
 
 

@@ -35,6 +35,8 @@ class Show:
     def _(self, event: Started) -> None:
         self._progress = Progress("train", event.steps, done=event.step)
         self._progress.__enter__()
+        if event.step:
+            self._progress.note(f"going on after step {event.step:,} of {event.steps:,}")
 
     @_show.register
     def _(self, event: Stepped) -> None:

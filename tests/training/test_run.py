@@ -1,0 +1,165 @@
+"""Runs read back from their folders, and held-out text measured."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.training.kill_storm import STEPS, ignore, small_recipe
+from torch.nn import functional as F
+
+from qkv.data.corpus import open_corpus
+from qkv.spec.errors import UserError
+from qkv.training.events import Ended, Event, Notice, Started, Stepped, Validated
+from qkv.training.files import read_tensors
+from qkv.training.loop import train
+from qkv.training.run import Run, evaluate, load
+from qkv.training.show import Show
+
+
+@pytest.fixture
+def copied(straight: Path, tmp_path: Path) -> Path:
+    """A finished run that a test may damage."""
+    return Path(shutil.copytree(straight, tmp_path / "run"))
+
+
+def test_a_run_is_what_its_folder_holds(straight: Path) -> None:
+    run = load(straight)
+    tensors, metadata = read_tensors(straight / "model.safetensors")
+    assert not run.model.training
+    for name, tensor in tensors.items():
+        assert torch.equal(run.model.get_parameter(name), tensor)
+    assert run.step == metadata["step"]
+    assert run.val_loss == metadata["val_loss"]
+    assert run.recipe.model.vocab_size == run.tokenizer.vocab_size
+    assert len([row for row in run.metrics if "loss" in row]) == STEPS
+
+
+def windowed_loss(run: Run, ids: np.ndarray) -> float:
+    """Nats a token over every target of ``ids`` once, window by window, in float64."""
+    tokens = torch.from_numpy(ids.astype(np.int64))
+    model, nats = run.model.double(), 0.0
+    with torch.no_grad():
+        for start in range(0, len(tokens) - 1, 16):
+            window = tokens[start : start + 17]
+            logits, _ = model(window[None, :-1])
+            nats += F.cross_entropy(logits[0], window[1:], reduction="sum").item()
+    return nats / (len(tokens) - 1)
+
+
+@pytest.mark.parametrize("split", ["validation", "train"])
+def test_evaluation_covers_every_target_of_a_split_once(straight: Path, split: str) -> None:
+    run = load(straight)
+    figures = evaluate(run, split)
+    corpus = open_corpus(run.recipe.data, run.tokenizer)
+    ids = corpus.splits[split].ids
+    assert figures["tokens"] == len(ids) - 1
+    assert figures["loss"] == pytest.approx(windowed_loss(run, ids), rel=1e-5)
+    assert figures["perplexity"] == pytest.approx(math.exp(figures["loss"]))
+    counts = corpus.splits[split].counts
+    assert figures["bits_per_byte"] == pytest.approx(figures["loss"] / math.log(2) * counts.tokens / counts.bytes)
+    assert figures["bits_per_character"] == pytest.approx(figures["loss"] / math.log(2) * counts.tokens / counts.characters)
+    assert figures["seconds"] > 0
+
+
+def test_evaluation_repeats_what_training_measured(straight: Path) -> None:
+    run = load(straight)
+    assert evaluate(run, batches=2)["loss"] == run.val_loss
+    assert evaluate(run, batches=2)["tokens"] == 2 * 3 * 16
+
+
+def test_an_unknown_split_is_refused(straight: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no split 'validate'; did you mean 'validation'\?"):
+        evaluate(load(straight), "validate")
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is not a run folder: it holds no spec\.yaml"):
+        load(tmp_path)
+
+
+def test_a_damaged_model_file_is_refused(copied: Path) -> None:
+    path = copied / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    with pytest.raises(UserError, match=r"model\.safetensors is cut short or not a safetensors file"):
+        load(copied)
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(UserError, match=r"model\.safetensors was changed after it was written"):
+        load(copied)
+    torch.save({"weight": torch.zeros(2)}, path)
+    with pytest.raises(UserError, match=r"model\.safetensors is a pickle under the name of a safetensors file"):
+        load(copied)
+
+
+def test_a_model_file_of_another_shape_is_refused(copied: Path) -> None:
+    path = copied / "spec.yaml"
+    path.write_text(path.read_text().replace("width: 16", "width: 32"))
+    with pytest.raises(UserError, match=r"the tensor 'frontend\.table' has the shape \[\d+, 16\] in .*, but \[\d+, 32\] in the model"):
+        load(copied)
+
+
+def test_an_edited_metrics_file_is_refused(copied: Path) -> None:
+    path = copied / "metrics.jsonl"
+    path.write_text("not json\n" + path.read_text())
+    with pytest.raises(UserError, match=r"metrics\.jsonl:1: each line is one JSON object, and this one is not"):
+        load(copied)
+
+
+def test_before_the_first_validation_the_newest_checkpoint_is_loaded(text: Path, tmp_path: Path) -> None:
+    class Crash(Exception):
+        pass
+
+    def crash(event: Event) -> None:
+        if isinstance(event, Stepped) and event.step == 9:
+            raise Crash
+
+    with pytest.raises(Crash):
+        train(small_recipe(text, STEPS), tmp_path / "run", on_event=crash)
+    run = load(tmp_path / "run")
+    assert run.step == 7
+    assert run.val_loss is None
+    shutil.rmtree(tmp_path / "run" / "resume")
+    with pytest.raises(UserError, match="has no weights yet"):
+        load(tmp_path / "run")
+
+
+def test_without_a_listener_a_run_shows_itself(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(small_recipe(text, 4), tmp_path / "run")
+    assert "train  4/4" in capsys.readouterr().err
+    train(small_recipe(text, 4), tmp_path / "run")
+    assert capsys.readouterr().err == f"the run in {tmp_path / 'run'} is finished: all 4 steps are done\n"
+
+
+def test_the_line_shows_steps_losses_and_notices(capsys: pytest.CaptureFixture[str]) -> None:
+    with Show() as show:
+        show(Started(0, 10, 1000, 96))
+        show(Stepped(10, 10, 2.5, 1.0, 1e-3, 960, 5000.0, 1.0))
+        show(Validated(10, 2.25, True, 1.0, {}))
+        show(Notice("a sentence"))
+        show(Ended("finished", 10, ""))
+    told = capsys.readouterr().err
+    assert "a sentence\n" in told
+    assert "train  10/10" in told
+    assert "loss 2.500" in told
+    assert "validation 2.250" in told
+
+
+def test_a_compiled_step_has_the_losses_of_a_plain_one(text: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[object] = []
+    real = torch.compile
+
+    def traced(function: object) -> object:
+        compiled.append(function)
+        return real(function, backend="aot_eager")  # what traces the step, without the minutes of a C++ compiler
+
+    monkeypatch.setattr(torch, "compile", traced)
+    run = train(small_recipe(text, 3, compile=True), tmp_path / "run", on_event=ignore)
+    assert len(compiled) == 1
+    plain = train(small_recipe(text, 3), tmp_path / "plain", on_event=ignore)
+    losses = [[row["loss"] for row in r.metrics if "loss" in row] for r in (run, plain)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
