@@ -1,0 +1,65 @@
+"""Bar charts as plain SVG: one bar a name, its value written at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qkv.report import frame
+from qkv.report.figures import short
+from qkv.report.frame import text, text_width
+from qkv.report.markup import Markup, tag
+from qkv.report.scale import Scale, drawable
+
+_ROW, _BAR = 26, 16
+
+
+@dataclass(frozen=True)
+class BarChart:
+    """Horizontal bars from 0, in the order given; ``highlight`` names the one that stands out. ``unit`` is what the values count."""
+
+    title: str
+    bars: Sequence[tuple[str, float]]
+    unit: str = ""
+    highlight: str = ""
+    description: str = ""
+    width: int = 480
+
+    def svg(self, standalone: bool = True) -> str:
+        """The picture; ``standalone`` brings its own style, else the page around it must hold ``theme.css``."""
+        height = 34 + _ROW * max(1, len(self.bars))
+        told = [self.description] if self.description else []
+        told += [f"{name}: {short(value, 4)}." for name, value in self.bars]
+        body = frame.lines([frame.heading(self.title, self.unit), *self._rows()])
+        return frame.svg((self.width, height), self.title, " ".join(told) or "No values yet.", body, standalone)
+
+    def data(self) -> dict[str, Any]:
+        """The values, for readers of the page."""
+        return {
+            "title": self.title,
+            "unit": self.unit,
+            "names": [name for name, _ in self.bars],
+            "values": [value for _, value in self.bars],
+        }
+
+    def compact(self) -> None:
+        """A bar chart is readable at every width."""
+
+    def _rows(self) -> Iterator[Markup]:
+        scale = Scale.over((value for _, value in self.bars), zero=True)
+        written = [short(value, 4) for _, value in self.bars]
+        left = min(self.width * 0.4, max([0.0, *(text_width(name) for name, _ in self.bars)])) + 10
+        room = max([0.0, *(text_width(words) for words in written)]) + 8
+        # Values below 0 are written to the left of their bars.
+        start, end = left + (room if scale.low < 0 else 0), self.width - room
+        for i, ((name, value), words) in enumerate(zip(self.bars, written, strict=True)):
+            y = 30.0 + _ROW * i
+            middle = y + _BAR / 2 + 4
+            yield text(left - 10, middle, frame.shortened(name, left - 10), anchor="end", class_="strong")
+            zero, tip = (start + scale.place(v) * (end - start) for v in (0.0, value if drawable(value) else 0.0))
+            colour = "quiet" if self.highlight not in ("", name) else "s0"
+            about = tag("title", f"{name}: {words} {self.unit}".rstrip())
+            yield tag("rect", about, x=min(zero, tip), y=y, width=max(abs(tip - zero), 0.5), height=_BAR, rx=2, class_=f"bar {colour}")
+            beyond = tip - 6 if tip < zero else tip + 6
+            yield text(beyond, middle, words, anchor="end" if tip < zero else None, class_=None if drawable(value) else "gap-mark")

@@ -1,0 +1,91 @@
+"""Numbers as people read them: 1.23M, 3 min 12 s, 48.2 MB."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+_UNITS = [(1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]
+
+
+def short(value: float, digits: int = 3) -> str:
+    """``digits`` significant digits, with a suffix from ten thousand on: 1.23M, 48.2k, 9,876, 0.0123, 3e-5."""
+    if not math.isfinite(value):
+        return _nonfinite(value)
+    rounded = float(f"{value:.{digits}g}")
+    unit, suffix = next(((u, s) for u, s in _UNITS if abs(rounded) >= u), (1.0, ""))
+    if abs(rounded) < 1e4:
+        return f"{value:,.0f}" if abs(rounded) >= 10**digits else plain(rounded, digits)
+    return plain(rounded / unit, digits) + suffix
+
+
+def plain(value: float, digits: int = 3) -> str:
+    """``digits`` significant digits, no zeros at the end, exponents without padding."""
+    return re.sub(r"e([+-])0*", lambda m: "e-" if m[1] == "-" else "e", f"{value:.{digits}g}")
+
+
+def fixed(value: float, digits: int = 4) -> str:
+    """A loss or another figure near one: ``digits`` significant digits, trailing zeros kept."""
+    if not math.isfinite(value):
+        return _nonfinite(value)
+    if value == 0 or not 1e-3 <= abs(value) < 1e4:
+        return short(value, digits)
+    places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:.{places}f}"
+
+
+def _nonfinite(value: float) -> str:
+    return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
+
+
+def size(value: float) -> str:
+    """Bytes in powers of a thousand: 48.2 MB."""
+    for unit, prefix in _UNITS:
+        if value >= 0.9995 * unit:
+            return f"{value / unit:.3g} {prefix}B"
+    return f"{value:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """The two largest units: 850 ms, 4.2 s, 3 min 12 s, 2 h 05 min, 3 d 4 h."""
+    if not math.isfinite(seconds):
+        return "–"
+    if seconds < 0.9995:
+        return f"{max(0.0, seconds) * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    if minutes < 1440:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    hours = round(seconds / 3600)
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def clock(seconds: float) -> str:
+    """A length of time as on a clock: 0:41, 12:05, 3:07:22."""
+    if not math.isfinite(seconds):
+        return "–:––"
+    whole = max(0, round(seconds))
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def cell(value: object) -> str:
+    """What a table shows: whole numbers in full, others to four digits, yes and no, nothing for None."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else fixed(value) if isinstance(value, float) else str(value)
+
+
+def all_numbers(values: Iterable[object]) -> bool:
+    """True if a column of ``values`` is set to the right: it holds numbers and nothing else but gaps."""
+    given = [value for value in values if value is not None]
+    return bool(given) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in given)

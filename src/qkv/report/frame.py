@@ -1,0 +1,94 @@
+"""What every chart shares: the SVG element around it, the width of words, labels that keep apart."""
+
+from __future__ import annotations
+
+import unicodedata
+from functools import cache
+from importlib.resources import files
+
+from qkv.report.markup import Markup, join, tag
+
+COLOURS = 6
+"""How many series colours the theme has; further series repeat them with dashes."""
+
+
+@cache
+def asset(name: str) -> str:
+    """The text of a style sheet or script that lies in this folder."""
+    return files("qkv.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def svg(size: tuple[float, float], title: str, description: str, body: Markup, standalone: bool, **data: object) -> Markup:
+    """The SVG element: named and described for screen readers, as wide as its surroundings; ``standalone`` carries its own style."""
+    width, height = size
+    style = tag("style", Markup(asset("theme.css"))) if standalone else None
+    paper = tag("rect", width=width, height=height, rx=8, style="fill:var(--paper)") if standalone else None
+    return tag(
+        "svg",
+        tag("title", title),
+        tag("desc", description),
+        style,
+        paper,
+        body,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {width:g} {height:g}",
+        class_="chart",
+        role="img",
+        **data,
+    )
+
+
+def text(x: float, y: float, *content: object, anchor: str | None = None, class_: str | None = None) -> Markup:
+    """Words with their baseline at (x, y); ``anchor`` is ``middle`` or ``end``."""
+    return tag("text", *content, x=float(x), y=float(y), text_anchor=anchor, class_=class_)
+
+
+def heading(title: str, unit: str = "") -> Markup:
+    """The chart's title with its unit beside it."""
+    beside = tag("tspan", unit, dx=8, style="font-weight:400;font-size:12px;fill:var(--muted)") if unit else None
+    return text(0, 15, title, beside, class_="title")
+
+
+def text_width(words: str, size: float = 12) -> float:
+    """About how wide ``words`` are in a sans-serif face of ``size``, from above rather than from below."""
+    return size * sum(_em(character) for character in words)
+
+
+def _em(character: str) -> float:
+    if character in "iljtfrI.,:;|!'()[] ":
+        return 0.36
+    if unicodedata.east_asian_width(character) in "WF":
+        return 1.05
+    return 0.92 if character in "mwMW@%" else 0.72 if character.isupper() else 0.6
+
+
+def apart(places: list[float], distance: float, low: float, high: float) -> list[float]:
+    """The rising ``places`` moved as little as needed to be ``distance`` apart and, if there is room, inside [low, high]."""
+    moved = list(places)
+    for i in range(1, len(moved)):
+        moved[i] = max(moved[i], moved[i - 1] + distance)
+    top = high
+    for i in reversed(range(len(moved))):
+        moved[i] = max(low + i * distance, min(moved[i], top))
+        top = moved[i] - distance
+    return moved
+
+
+def shortened(words: str, width: float, size: float = 12) -> str:
+    """``words``, cut with … to fit ``width``."""
+    if text_width(words, size) <= width:
+        return words
+    while words and text_width(words + "…", size) > width:
+        words = words[:-1]
+    return words.rstrip() + "…"
+
+
+def stroke_class(series: int) -> str:
+    """The classes of the colour and dash of the series with this number."""
+    dash = series // COLOURS % 3
+    return f"s{series % COLOURS}" + (f" d{dash}" if dash else "")
+
+
+def lines(pieces: list[Markup]) -> Markup:
+    """Pieces one under the other, so that the source can be read."""
+    return join(Markup(piece + "\n") for piece in pieces)

@@ -1,0 +1,169 @@
+"""Heat maps as plain SVG: attention maps, confusion matrices, anything with a value for each row and column."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qkv.report import frame
+from qkv.report.figures import short
+from qkv.report.frame import text, text_width
+from qkv.report.markup import Markup, tag
+from qkv.report.scale import Scale, drawable
+
+_ANCHORS = [(16, 22, 58), (31, 61, 124), (27, 107, 150), (38, 152, 152), (98, 190, 130), (180, 219, 106), (253, 241, 122)]
+"""From low to high; lightness rises throughout, so the order survives grey print and every form of colour blindness."""
+
+_MOST_CELLS = 400
+"""Up to here each cell is an element with its own words; beyond, the map is one embedded image."""
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """``values[row][column]`` as colour; None and NaN stay blank. ``low`` and ``high`` fix the ends of the colours.
+
+    Row and column names may be empty. ``numbers`` writes each value into its cell, where there is room.
+    """
+
+    title: str
+    values: Sequence[Sequence[float | None]]
+    rows: Sequence[str] = ()
+    columns: Sequence[str] = ()
+    x_label: str = ""
+    y_label: str = ""
+    low: float | None = None
+    high: float | None = None
+    numbers: bool = False
+    description: str = ""
+    width: int = 360
+
+    def svg(self, standalone: bool = True) -> str:
+        """The picture; ``standalone`` brings its own style, else the page around it must hold ``theme.css``."""
+        return _Drawing(self).svg(standalone)
+
+    def data(self) -> dict[str, Any]:
+        """The values, for readers of the page."""
+        return {"title": self.title, "rows": list(self.rows), "columns": list(self.columns), "values": [list(row) for row in self.values]}
+
+    def compact(self) -> None:
+        """A map is as readable as its cells at every width."""
+
+
+def colour(share: float) -> tuple[int, int, int]:
+    """Red, green and blue (0 to 255) at ``share`` of the way from low (0) to high (1)."""
+    place = min(max(share, 0.0), 1.0) * (len(_ANCHORS) - 1)
+    i = min(int(place), len(_ANCHORS) - 2)
+    return tuple(round(a + (b - a) * (place - i)) for a, b in zip(_ANCHORS[i], _ANCHORS[i + 1], strict=True))  # type: ignore[return-value]
+
+
+class _Drawing:
+    def __init__(self, chart: HeatMap) -> None:
+        self.chart = chart
+        self.height, self.count = len(chart.values), max([0, *(len(row) for row in chart.values)])
+        found = Scale.over(v for row in chart.values for v in row if v is not None)
+        self.scale = Scale.over([found.low if chart.low is None else chart.low, found.high if chart.high is None else chart.high])
+        self.left = min(chart.width * 0.3, max([0.0, *(text_width(name) for name in chart.rows)])) + (10 if chart.rows else 0)
+        self.right = chart.width - 62
+        names = min(chart.width * 0.25, max([0.0, *(text_width(name) for name in chart.columns)]))
+        self.cell = min(64.0, (self.right - self.left) / max(1, self.count))
+        self.right = self.left + self.cell * self.count
+        self.tilted = bool(names) and names > self.cell - 4
+        self.top = (48 if chart.x_label or chart.y_label else 30) + (0 if not names else names * 0.9 + 8 if self.tilted else 18)
+        self.bottom = self.top + self.cell * self.height
+
+    def svg(self, standalone: bool) -> str:
+        chart = self.chart
+        about = f"{self.height} rows, {self.count} columns, colours from {short(self.scale.low)} to {short(self.scale.high)}."
+        axes = " → ".join(
+            label for label in (chart.y_label and f"rows: {chart.y_label}", chart.x_label and f"columns: {chart.x_label}") if label
+        )
+        cells = self._cells() if self.height * self.count <= _MOST_CELLS else [self._image()]
+        body = [
+            frame.heading(chart.title),
+            text(0, 34, axes.replace(" → ", " · ")),
+            *self._backdrop(),
+            *cells,
+            *self._names(),
+            *self._key(),
+        ]
+        size = (chart.width, max(self.bottom, self.top + 60) + 8)
+        return frame.svg(size, chart.title, f"{chart.description} {about}".strip(), frame.lines(body), standalone)
+
+    def _backdrop(self) -> Iterator[Markup]:
+        wide, high = self.right - self.left, self.bottom - self.top
+        if wide and high:
+            yield tag("rect", x=self.left, y=float(self.top), width=wide, height=high, class_="missing")
+
+    def _cells(self) -> Iterator[Markup]:
+        for i, row in enumerate(self.chart.values):
+            for j, value in enumerate(row):
+                if value is None or not drawable(value):
+                    continue
+                x, y = self.left + j * self.cell, self.top + i * self.cell
+                red, green, blue = colour(self.scale.place(value))
+                about = tag("title", f"{self._name(self.chart.rows, i)}, {self._name(self.chart.columns, j)}: {short(value, 4)}")
+                yield tag("rect", about, x=x, y=float(y), width=self.cell, height=self.cell, fill=f"#{red:02x}{green:02x}{blue:02x}")
+                written = short(value, 3)
+                if self.chart.numbers and text_width(written, 11) < self.cell - 2:
+                    ink = "#000" if 0.3 * red + 0.6 * green + 0.1 * blue > 120 else "#fff"
+                    at = {
+                        "x": x + self.cell / 2,
+                        "y": y + self.cell / 2 + 4,
+                        "text_anchor": "middle",
+                        "style": f"fill:{ink};font-size:11px",
+                    }
+                    yield tag("text", written, **at)
+
+    def _image(self) -> Markup:
+        shares = [[self.scale.place(v) if v is not None and drawable(v) else None for v in row] for row in self.chart.values]
+        rows = [[*row, *[None] * (self.count - len(row))] for row in shares]
+        source = "data:image/png;base64," + base64.b64encode(png(rows)).decode()
+        wide, high = self.right - self.left, self.bottom - self.top
+        box = {"x": self.left, "y": float(self.top), "width": wide, "height": high}
+        return tag("image", href=source, preserveAspectRatio="none", style="image-rendering:pixelated", **box)
+
+    def _names(self) -> Iterator[Markup]:
+        stride = max(1, -(-13 // max(1, int(self.cell))))
+        for i in range(0, min(len(self.chart.rows), self.height), stride):
+            name = frame.shortened(self.chart.rows[i], self.left - 10)
+            yield text(self.left - 8, self.top + (i + 0.5) * self.cell + 4, name, anchor="end", class_="strong")
+        for j in range(0, min(len(self.chart.columns), self.count), stride):
+            x, y = self.left + (j + 0.5) * self.cell, self.top - 7.0
+            name = frame.shortened(self.chart.columns[j], self.chart.width * 0.25)
+            if self.tilted:
+                yield tag("text", name, x=x + 3, y=y, transform=f"rotate(-60 {x + 3:.1f} {y:.1f})", class_="strong")
+            else:
+                yield text(x, y, name, anchor="middle", class_="strong")
+
+    def _key(self) -> Iterator[Markup]:
+        """The colours beside the map, high above low, with the values at their ends."""
+        steps, high = 24, max(60.0, min(160.0, self.bottom - self.top))
+        x = self.right + 12
+        for i in range(steps):
+            red, green, blue = colour(1 - i / (steps - 1))
+            y = self.top + high * i / steps
+            yield tag("rect", x=x, y=float(y), width=10, height=high / steps + 0.4, fill=f"#{red:02x}{green:02x}{blue:02x}")
+        yield text(x + 14, self.top + 10, short(self.scale.high))
+        yield text(x + 14, self.top + high, short(self.scale.low))
+
+    @staticmethod
+    def _name(names: Sequence[str], i: int) -> str:
+        return names[i] if i < len(names) else str(i)
+
+
+def png(shares: Sequence[Sequence[float | None]]) -> bytes:
+    """A PNG of one pixel a value: an index into 255 colours, None transparent (RFC 2083)."""
+    palette = b"".join(bytes(colour(i / 254)) for i in range(255)) + b"\0\0\0"
+    pixels = (bytes(255 if s is None else round(min(max(s, 0.0), 1.0) * 254) for s in row) for row in shares)
+    header = struct.pack(">IIBBBBB", len(shares[0]), len(shares), 8, 3, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"PLTE", palette), (b"tRNS", b"\xff" * 255 + b"\0")]
+    chunks += [(b"IDAT", zlib.compress(b"".join(b"\0" + row for row in pixels), 9)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, data) for name, data in chunks)
+
+
+def _chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

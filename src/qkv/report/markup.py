@@ -1,0 +1,83 @@
+"""Elements of HTML and SVG as text that is escaped by its type: a plain ``str`` is always escaped, a ``Markup`` never."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+_SPECIAL = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+_VOID = {"meta", "br", "link"}
+_SHAPES = {"rect", "path", "line", "circle", "image"}
+
+
+class Markup(str):
+    """Text that is already valid markup."""
+
+    __slots__ = ()
+
+
+def visible(text: object) -> str:
+    """``text`` with every character that XML forbids or a terminal obeys shown as a symbol: NUL as ␀, a lone surrogate as �.
+
+    Line ends become ``\\n``; tabs and line ends stay.
+    """
+    return _HIDDEN.sub(_symbol, str(text).replace("\r\n", "\n"))
+
+
+def _symbol(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "\u2421" if code == 0x7F else "\ufffd"
+
+
+def escape(text: object) -> Markup:
+    """``text`` as markup: safe inside elements and quoted attributes, of HTML and of XML."""
+    return text if isinstance(text, Markup) else Markup(visible(text).translate(_SPECIAL))
+
+
+def tag(element: str, *children: object, **attributes: object) -> Markup:
+    """One element. ``None`` and ``False`` leave an attribute or a child out; ``class_`` is ``class`` and ``data_x`` is ``data-x``."""
+    names = "".join(_attribute(name, value) for name, value in attributes.items() if value is not None and value is not False)
+    if element in _VOID:
+        return Markup(f"<{element}{names}>")
+    if element in _SHAPES and not children:
+        return Markup(f"<{element}{names}/>")
+    return Markup(f"<{element}{names}>{join(children)}</{element}>")
+
+
+def _attribute(name: str, value: object) -> str:
+    name = name.removesuffix("_").replace("_", "-")
+    if isinstance(value, float):
+        value = number(value)
+    return f' {name}="{name if value is True else escape(value)}"'
+
+
+def join(children: Iterable[object]) -> Markup:
+    """The children one after the other."""
+    return Markup("".join(escape(child) for child in children if child is not None and child is not False))
+
+
+def number(value: float) -> str:
+    """A coordinate to a tenth, as short as it can be written."""
+    text = f"{value:.1f}"
+    return text[:-2] if text.endswith(".0") else text
+
+
+def script_json(data: Any) -> Markup:
+    """``data`` as strict JSON that is safe inside a script element; NaN and infinities become null."""
+    text = json.dumps(finite(data), separators=(",", ":"), allow_nan=False)
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def finite(data: Any) -> Any:
+    """``data`` with every number that JSON cannot write replaced by null."""
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, dict):
+        return {str(key): finite(value) for key, value in data.items()}
+    return [finite(value) for value in data] if isinstance(data, (list, tuple)) else data

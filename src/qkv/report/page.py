@@ -1,0 +1,163 @@
+"""A page that is one file: prose, key figures, charts, tables, code and samples, with the figures inside it as JSON."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
+
+from qkv.report.figures import all_numbers, cell
+from qkv.report.frame import asset
+from qkv.report.markup import Markup, script_json, tag
+
+Tone = Literal["", "good", "danger", "accent"]
+
+
+class Chart(Protocol):
+    """A picture with its data."""
+
+    def svg(self, standalone: bool = True) -> str: ...
+
+    def data(self) -> dict[str, Any]: ...
+
+    def compact(self) -> Chart | None:
+        """The form for a narrow screen; None if the picture needs no other."""
+        ...
+
+
+class Page:
+    """Built from the top down; ``html()`` is the page so far.
+
+    Everything that is given is escaped. The page loads nothing and runs only its own script, which a browser checks by its hash.
+    ``data`` is embedded as JSON in ``<script type="application/json" id="data">`` beside the values of every chart.
+    """
+
+    def __init__(self, title: str, refresh: int | None = None) -> None:
+        self.title = title
+        self.refresh = refresh
+        self.data: dict[str, Any] = {}
+        self._charts: list[dict[str, Any]] = []
+        self._blocks: list[Markup] = []
+
+    def header(self, lead: str = "", status: str = "", tone: Tone = "") -> None:
+        """The title, a pill with the status beside it, and one sentence below."""
+        pill = tag("span", status, class_=f"pill {tone}".strip()) if status else None
+        headline = tag("div", tag("h1", self.title), pill, class_="headline")
+        self._add(tag("header", headline, tag("p", lead) if lead else None))
+
+    @contextmanager
+    def section(self, heading: str) -> Iterator[None]:
+        """What is added inside stands under ``heading``."""
+        yield from self._inside("section", tag("h2", heading))
+
+    @contextmanager
+    def details(self, label: str, preview: str = "", open_: bool = False) -> Iterator[None]:
+        """What is added inside is folded away behind ``label``, with the start of ``preview`` beside it."""
+        shown = " ".join(preview[:400].split())[:160]
+        beside = tag("span", shown, class_="preview") if shown else None
+        yield from self._inside("details", tag("summary", tag("span", label, class_="label"), beside), open=open_)
+
+    def prose(self, text: str) -> None:
+        """Paragraphs, parted by empty lines."""
+        for paragraph in re.split(r"\n\s*\n", text.strip()):
+            self._add(tag("p", paragraph))
+
+    def note(self, text: str, tone: Tone = "") -> None:
+        """A sentence that must not be missed."""
+        self._add(tag("p", text, class_=f"note {tone}".strip()))
+
+    def progress(self, done: float, total: float, label: str) -> None:
+        """How much of the work is done, as a bar with ``label`` below."""
+        bar = tag("progress", value=f"{done:g}", max=f"{total:g}", aria_label=label)
+        self._add(tag("div", bar, tag("div", label, class_="beside"), class_="progress"))
+
+    def cards(self, cards: Sequence[tuple[str, str, str]]) -> None:
+        """Key figures: what it is, its value, a few words beside it."""
+        made = [
+            tag("div", tag("dt", name), tag("dd", value, class_="value"), tag("dd", beside, class_="beside"), class_="card")
+            for name, value, beside in cards
+        ]
+        self._add(tag("dl", *made, class_="cards"))
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """A table; columns that hold only numbers are set to the right. Empty ``columns`` leave the head out."""
+        count = max([len(columns), *(len(row) for row in rows)])
+        numeric = [all_numbers([row[i] for row in rows if i < len(row)]) for i in range(count)]
+        classes = ["number" if n else None for n in numeric]
+        head = (
+            tag("thead", tag("tr", *(tag("th", c, scope="col", class_=k) for c, k in zip(columns, classes, strict=False))))
+            if columns
+            else None
+        )
+        body = [tag("tr", *(tag("td", cell(c), class_=k) for c, k in zip(row, classes, strict=False))) for row in rows]
+        self._add(tag("div", tag("table", head, tag("tbody", *body)), class_="scroll"))
+
+    def chart(self, chart: Chart) -> None:
+        """A chart over the whole width; on a narrow screen its compact form."""
+        self._add(self._figure(chart))
+
+    def charts(self, charts: Sequence[Chart]) -> None:
+        """Several charts beside each other, where there is room."""
+        self._add(tag("div", *(self._figure(chart) for chart in charts), class_="charts"))
+
+    def code(self, text: str, language: str = "") -> None:
+        """Text in a fixed-width face; ``yaml`` has its keys coloured, ``yaml`` and ``shell`` their lines of comment."""
+        self._add(tag("pre", tag("code", *_coloured(text, language))))
+
+    def sample(self, text: str) -> None:
+        """Text as a model wrote it: its line ends kept, characters without a picture made visible."""
+        self._add(tag("div", text, class_="sample"))
+
+    def html(self) -> str:
+        """The whole page."""
+        script = asset("page.js")
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+        head = [
+            tag("meta", charset="utf-8"),
+            tag("meta", http_equiv="Content-Security-Policy", content=policy),
+            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            tag("meta", name="color-scheme", content="light dark"),
+            tag("meta", http_equiv="refresh", content=str(self.refresh)) if self.refresh else None,
+            tag("title", self.title),
+            tag("style", Markup(asset("theme.css") + asset("page.css"))),
+        ]
+        data = tag("script", script_json({**self.data, "charts": self._charts}), type="application/json", id="data")
+        body = tag("body", tag("main", *self._blocks), "\n", data, "\n", tag("script", Markup(script)))
+        return f"<!DOCTYPE html>\n{tag('html', tag('head', *head), body, lang='en')}\n"
+
+    def _add(self, block: Markup) -> None:
+        self._blocks.append(Markup(block + "\n"))
+
+    def _inside(self, element: str, first: Markup, **attributes: object) -> Iterator[None]:
+        outside, self._blocks = self._blocks, [first]
+        try:
+            yield
+        finally:
+            inside, self._blocks = self._blocks, outside
+            self._add(tag(element, *inside, **attributes))
+
+    def _figure(self, chart: Chart) -> Markup:
+        self._charts.append(chart.data())
+        number, wide, compact = len(self._charts) - 1, Markup(chart.svg(standalone=False)), chart.compact()
+        if compact is None:
+            return tag("figure", wide, data_chart=number)
+        narrow = Markup(compact.svg(standalone=False))
+        return tag("figure", tag("div", wide, class_="wide"), tag("div", narrow, class_="narrow"), data_chart=number)
+
+
+_YAML = re.compile(r"^(?P<lead>\s*(?:- +)*)(?P<key>[\w.]+:)(?P<rest>.*)$", re.DOTALL)
+
+
+def _coloured(text: str, language: str) -> Iterator[object]:
+    for line in text.splitlines(keepends=True):
+        found = _YAML.match(line) if language == "yaml" else None
+        if language in ("yaml", "shell") and line.lstrip().startswith("#"):
+            yield tag("span", line, class_="comment")
+        elif found:
+            yield from (found["lead"], tag("span", found["key"], class_="key"), found["rest"])
+        else:
+            yield line

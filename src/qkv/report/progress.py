@@ -1,0 +1,244 @@
+"""One live line for long work: how far, how well, how fast, how long still. Plain lines where nobody watches."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import IO, Any
+
+from qkv.report.figures import clock, duration, fixed, short, size
+from qkv.report.markup import visible
+
+_REDRAW, _LINE, _HALF_LIFE = 0.12, 10.0, 60.0
+_NAMES = {"val_loss": "validation", "tokens_per_second": "tokens/s"}
+
+
+class Progress:
+    """Shows ``description``, done of ``total`` ``unit``, figures, the rate and the time left on standard error.
+
+    On a terminal this is one line, drawn at most eight times a second; elsewhere a plain line at every tenth of the work and every ten
+    seconds, rarer in long runs. ``unit="bytes"`` counts in kB and MB. Without ``total`` there is no bar and no time left. An update between
+    two drawings costs about a microsecond.
+
+        with Progress("train", total=2000) as progress:
+            for step in range(2000):
+                progress.update(step + 1, loss=1.9, tokens_per_second=48_000)
+    """
+
+    def __init__(
+        self, description: str, total: int | None = None, unit: str = "steps", done: int = 0, stream: IO[str] | None = None
+    ) -> None:
+        self.description = visible(description)
+        self.total = total
+        self.unit = unit
+        self.done = done
+        self.figures: dict[str, float | str | None] = {}
+        self._stream = stream or sys.stderr
+        self._display: _Live | _Lines | None = None
+        self._due = 0.0
+        self.speed = _Speed(done)
+
+    def __enter__(self) -> Progress:
+        self.speed = _Speed(self.done)
+        live = _is_terminal(self._stream)
+        self._display = _Live(self, self._stream) if live else _Lines(self, self._stream)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._display is not None:
+            self.speed.see(self.done)
+            self._display.end(self._summary(stopped=kind is not None))
+            self._display = None
+
+    def update(self, done: int, **figures: float | str | None) -> None:
+        """Set how much is done and what is known: ``loss``, ``val_loss``, ``tokens_per_second`` or any other; a figure stays till replaced."""
+        self.done = done
+        if figures:
+            self.figures.update(figures)
+        now = time.monotonic()
+        if now >= self._due:
+            self._show(now)
+
+    def advance(self, by: int) -> None:
+        """So much more is done."""
+        self.update(self.done + by)
+
+    def note(self, text: str) -> None:
+        """A line of its own above the live one: a checkpoint was saved, a file was skipped."""
+        if self._display is not None:
+            self._display.note(visible(text))
+
+    def parts(self) -> list[str]:
+        """What the line says, most important first; the bar apart."""
+        told = [self._amount(), *self._figures()]
+        if "tokens_per_second" not in self.figures and self.speed.rate:
+            told.append(f"{self._count(self.speed.rate)}/s" if self.unit == "bytes" else f"{short(self.speed.rate)} {self.unit}/s")
+        if self.total and self.speed.rate and self.done < self.total:
+            told.append(f"{clock((self.total - self.done) / self.speed.rate)} left")
+        return told
+
+    def share(self) -> float | None:
+        """How much of the whole is done, 0 to 1; None if the whole is not known."""
+        return min(1.0, max(0.0, self.done / self.total)) if self.total else None
+
+    def _show(self, now: float) -> None:
+        if self._display is not None:
+            self.speed.see(self.done)
+            self._due = now + self._display.show()
+
+    def _amount(self) -> str:
+        done = self._count(self.done)
+        if self.total:
+            return f"{done}/{self._count(self.total)}"
+        return done if self.unit == "bytes" else f"{done} {self.unit}"
+
+    def _count(self, amount: float) -> str:
+        return size(amount) if self.unit == "bytes" else f"{amount:,.0f}"
+
+    def _summary(self, stopped: bool) -> str:
+        told = [self._amount(), f"{'stopped after' if stopped else 'in'} {duration(self.speed.seconds)}"]
+        return "  ".join([*told, *self._figures()])
+
+    def _figures(self) -> list[str]:
+        """Losses before speeds, else in the order in which they were first given."""
+        known = [(name, value) for name, value in self.figures.items() if value is not None]
+        return [_figure(name, value) for name, value in sorted(known, key=lambda item: item[0] == "tokens_per_second")]
+
+
+def _figure(name: str, value: float | str) -> str:
+    if isinstance(value, str):
+        return f"{name.replace('_', ' ')} {visible(value)}"
+    if name == "tokens_per_second":
+        return f"{short(value)} tokens/s"
+    return f"{_NAMES.get(name, name.replace('_', ' '))} {fixed(value)}"
+
+
+def _is_terminal(stream: Any) -> bool:
+    return bool(getattr(stream, "isatty", lambda: False)()) and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+class _Speed:
+    """Work a second, the newest minutes weighing most. Sums of work and of time fade alike, so pauses count as they should."""
+
+    def __init__(self, done: int) -> None:
+        self.began = self._at = time.monotonic()
+        self._done, self._work, self._time = done, 0.0, 0.0
+
+    @property
+    def rate(self) -> float:
+        return self._work / self._time if self._time > 0 else 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self._at - self.began
+
+    def see(self, done: int) -> None:
+        now = time.monotonic()
+        passed = now - self._at
+        fade = 0.5 ** (passed / _HALF_LIFE)
+        self._work, self._time = self._work * fade + max(0, done - self._done), self._time * fade + passed
+        self._at, self._done = now, done
+
+
+class _Lines:
+    """A plain line now and then, for logs and pipes."""
+
+    def __init__(self, progress: Progress, stream: IO[str]) -> None:
+        self.progress, self.stream = progress, stream
+        self._printed = time.monotonic()
+        self._tenth = self._tenths()
+
+    def show(self) -> float:
+        """Print if it is time to; how many seconds may pass before the next look."""
+        now, tenth = time.monotonic(), self._tenths()
+        waited = now - self._printed
+        # Over hours, a line each ten seconds would fill the log with the same words.
+        often = max(_LINE, self.progress.speed.seconds / 60)
+        if waited >= often or (tenth > self._tenth and waited >= 1):
+            self._printed, self._tenth = now, tenth
+            share = self.progress.share()
+            percent = [] if share is None else [f"{share:.0%}"]
+            self.note(f"{self.progress.description}  {'  '.join(percent + self.progress.parts())}")
+        return 0.2
+
+    def note(self, text: str) -> None:
+        self.stream.write(text + "\n")
+        self.stream.flush()
+
+    def end(self, summary: str) -> None:
+        self.note(f"{self.progress.description}  {summary}")
+
+    def _tenths(self) -> int:
+        return int(10 * (self.progress.share() or 0))
+
+
+class _Live:
+    """The line on a terminal. Rich draws it, from this thread alone: the spinner turns when work was done."""
+
+    def __init__(self, progress: Progress, stream: IO[str]) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self.progress = progress
+        self.console = Console(file=stream, force_terminal=True)
+        # What others print appears above the line, but standard output stays itself when it goes to a file or a pipe.
+        ours = stream is sys.stderr
+        prints = ours and _is_terminal(sys.stdout)
+        line = _Line(progress)
+        self.live = Live(line, console=self.console, auto_refresh=False, transient=True, redirect_stdout=prints, redirect_stderr=ours)
+        self.live.start()
+
+    def show(self) -> float:
+        self.live.refresh()
+        return _REDRAW
+
+    def note(self, text: str) -> None:
+        from rich.text import Text
+
+        self.console.print(Text(text))
+
+    def end(self, summary: str) -> None:
+        from rich.text import Text
+
+        self.live.stop()
+        self.console.print(Text.assemble((self.progress.description, "bold"), "  ", summary), soft_wrap=True)
+
+
+class _Line:
+    """What fits of: spinner, description, bar, parts. The last parts go first where the terminal is narrow."""
+
+    frames = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+    plain_frames = "|/-\\"
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.drawn = 0
+
+    def __rich_console__(self, console: Any, options: Any) -> Any:
+        from rich.text import Text
+
+        self.drawn += 1
+        ascii_only = options.ascii_only
+        frames = self.plain_frames if ascii_only else self.frames
+        line = Text(frames[self.drawn % len(frames)] + " ", style="cyan", no_wrap=True, overflow="ellipsis", end="")
+        line.append(self.progress.description, style="bold default")
+        parts, share = self.progress.parts(), self.progress.share()
+        least = 0 if share is None else 10
+        room = options.max_width - line.cell_len - 1
+        while len(parts) > 1 and sum(2 + len(part) for part in parts) + least > room:
+            # The amount and the time left stay longest.
+            parts.pop(-2 if len(parts) > 2 else -1)
+        if share is not None:
+            width = min(32, room - sum(2 + len(part) for part in parts) - 2)
+            _append_bar(line, share, width, "-" if ascii_only else "━")
+        for i, part in enumerate(parts):
+            line.append("  " + part, style="default" if i else "bold default")
+        yield line
+
+
+def _append_bar(line: Any, share: float, width: int, piece: str) -> None:
+    if width < 4:
+        return
+    full = round(share * width)
+    line.append("  ").append(piece * full, style="cyan").append(piece * (width - full), style="bright_black")

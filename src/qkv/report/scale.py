@@ -1,0 +1,107 @@
+"""Axes: from values to places between 0 and 1, and the round numbers that label them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from qkv.report.figures import short
+
+LARGEST = 1e100
+"""Values beyond this are drawn as infinite, and below its inverse a logarithm ends: spans and ratios stay finite numbers."""
+
+_MANTISSAS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A linear or logarithmic axis from ``low`` to ``high``; ``low < high``, both positive where ``log``."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    @classmethod
+    def over(cls, values: Iterable[float], log: bool = False, pad: float = 0.0, zero: bool = False) -> Scale:
+        """The axis that holds every drawable value, longer by the share ``pad`` at both ends; ``zero`` makes it start there or below."""
+        drawn = [v for v in values if drawable(v, log)]
+        low, high = (min(drawn), max(drawn)) if drawn else (1.0, 10.0) if log else (0.0, 1.0)
+        if log:
+            low, high = (low / 3, high * 3) if high / low < 1.0001 else (low, high)
+            reach = (high / low) ** pad
+            return cls(low / reach, high * reach, True)
+        if zero:
+            low, high = min(low, 0.0), max(high, 0.0)
+        if high - low <= 1e-9 * max(abs(low), abs(high), 1e-290):
+            room = abs(low) / 2 or 0.5
+            low, high = low - room, high + room
+        room = (high - low) * pad
+        return cls(low if zero and low == 0 else low - room, high if zero and high == 0 else high + room)
+
+    def place(self, value: float) -> float:
+        """Where ``value`` lies: 0 at ``low``, 1 at ``high``."""
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def ticks(self, count: int = 5) -> list[float]:
+        """About ``count`` round numbers inside the axis, rising; at least two."""
+        return _log_ticks(self.low, self.high, count) if self.log else _linear_ticks(self.low, self.high, count)
+
+
+def drawable(value: float | None, log: bool = False) -> bool:
+    """True if ``value`` has a place on an axis."""
+    return value is not None and (1 / LARGEST <= value <= LARGEST if log else abs(value) <= LARGEST)
+
+
+def _linear_ticks(low: float, high: float, count: int) -> list[float]:
+    """The multiples of the smallest 1, 2 or 5 times a power of ten that gives few enough; two at the least."""
+    span = high - low
+    power = math.floor(math.log10(span / count))
+    ladder = [(mantissa, exponent) for exponent in (power - 1, power, power + 1) for mantissa in (1, 2, 5)]
+    fitting = next(i for i, (mantissa, exponent) in enumerate(ladder) if span / (mantissa * 10.0**exponent) <= 1.5 * count + 0.7)
+    candidates = (_multiples(low, high, *step) for step in reversed(ladder[: fitting + 1]))
+    return next(ticks for ticks in candidates if len(ticks) >= 2)
+
+
+def _multiples(low: float, high: float, mantissa: int, exponent: int) -> list[float]:
+    """The multiples of mantissa * 10^exponent in [low, high], each the float nearest to the decimal number."""
+    step = mantissa * 10.0**exponent
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [float(f"{n * mantissa}e{exponent}") for n in range(first, last + 1)]
+
+
+def _log_ticks(low: float, high: float, count: int) -> list[float]:
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    for mantissas in _MANTISSAS:
+        ticks = [float(f"{m:g}e{e}") for e in range(first, last + 1) for m in mantissas]
+        ticks = [t for t in ticks if low <= t <= high]
+        if len(ticks) >= max(3, count - 2):
+            break
+    if len(ticks) < 3:
+        return _linear_ticks(low, high, count)
+    stride = math.ceil(len(ticks) / (2 * count))
+    return ticks[::stride] if stride > 1 else ticks
+
+
+def labels(ticks: list[float], log: bool = False) -> list[str]:
+    """What stands at the ticks: one number of decimals and one unit on a linear axis, so that no two read the same."""
+    if log or len(ticks) < 2:
+        return [short(t, 6) for t in ticks]
+    largest, step = max(abs(t) for t in ticks), min(b - a for a, b in pairwise(ticks))
+    unit, suffix = _unit(largest)
+    places = max(0, math.ceil(-math.log10(step / unit) - 1e-6))
+    return ["0" if t == 0 else f"{t / unit:,.{places}f}{suffix}" for t in ticks]
+
+
+def _unit(largest: float) -> tuple[float, str]:
+    """What the labels of an axis are counted in: thousands from 10k on, powers of ten for the very small and very large."""
+    if 1e-3 <= largest < 1e4:
+        return 1.0, ""
+    exponent = math.floor(math.log10(largest))
+    if 1e4 <= largest < 1e15:
+        power = exponent // 3 * 3
+        return 10.0**power, {3: "k", 6: "M", 9: "G", 12: "T"}[power]
+    return 10.0**exponent, f"e{exponent}"

@@ -1,0 +1,110 @@
+"""What becomes of a long, noisy, broken series before it is drawn: smoothed, cut at its gaps, thinned without losing a peak."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from qkv.report.scale import drawable
+
+
+@dataclass(frozen=True)
+class Line:
+    """Values ``y`` at ``x``, both of one length.
+
+    ``None`` was not measured and is skipped; NaN and infinities are gaps, which are marked. ``smooth`` draws a running mean over the
+    faint values; ``points`` marks each value.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    smooth: bool = False
+    points: bool = False
+
+    def measured(self) -> list[tuple[float, float]]:
+        """The (x, y) that were measured, by rising x."""
+        if len(self.x) != len(self.y):
+            raise ValueError(f"the line {self.name!r} has {len(self.x)} places and {len(self.y)} values")
+        pairs = [(x, y) for x, y in zip(self.x, self.y, strict=True) if y is not None and drawable(x)]
+        return sorted(pairs, key=lambda pair: pair[0])
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One stroke of a chart: thinned points, the faint raw values of a line (``faint``) or what is drawn in full."""
+
+    name: str
+    colour: int
+    points: list[tuple[float, float]]
+    faint: bool = False
+    marked: bool = False
+
+
+def traces(line: Line, colour: int, limit: int, x_log: bool = False) -> list[Trace]:
+    """The strokes of ``line``, each of at most about ``limit`` points."""
+    pairs = [(x, y) for x, y in line.measured() if drawable(x, x_log)]
+    raw = downsample(pairs, limit, x_log)
+    if not line.smooth or len(pairs) < 8:
+        return [Trace(line.name, colour, raw, marked=line.points)]
+    mean = smoothed(pairs, limit // 4, x_log)
+    return [Trace(line.name, colour, raw, faint=True), Trace(f"{line.name}, mean", colour, mean, marked=line.points)]
+
+
+def smoothed(pairs: list[tuple[float, float]], limit: int, x_log: bool = False, share: float = 0.03) -> list[tuple[float, float]]:
+    """The mean of the values around about ``limit`` of the places: a window of ``share`` of the series, narrower at its start and at gaps.
+
+    The window is centred, so a falling loss is not shown later than it fell; at the end, where a curve is flat, it only looks back.
+    """
+    half = max(1, round(len(pairs) * share / 2))
+    wanted = sorted({bucket[0] for bucket in _buckets(pairs, limit, x_log)} | {len(pairs) - 1})
+    out: list[tuple[float, float]] = []
+    start = 0
+    for fits, run in runs(pairs):
+        end, values = start + len(run), [y for _, y in run]
+        places = {0, len(run) - 1, *(i - start for i in wanted[bisect_left(wanted, start) : bisect_left(wanted, end)])}
+        out += [(run[i][0], _mean_around(values, i, half)) for i in sorted(places)] if fits else run[:1]
+        start = end
+    return downsample(out, limit, x_log)
+
+
+def _mean_around(values: list[float], i: int, half: int) -> float:
+    reach = min(half, i)
+    window = values[i - reach : i + reach + 1]
+    return math.fsum(window) / len(window)
+
+
+def downsample(pairs: list[tuple[float, float]], limit: int, x_log: bool = False) -> list[tuple[float, float]]:
+    """At most ``limit`` of the points, in order: of each stretch of the axis the lowest, the highest and one gap; the first and the last."""
+    if len(pairs) <= limit:
+        return pairs
+    per_bucket = 2 if all(drawable(y) for _, y in pairs) else 3
+    kept = {0, len(pairs) - 1}
+    for bucket in _buckets(pairs, max(1, (limit - 2) // per_bucket), x_log):
+        kept |= _extremes(bucket, pairs)
+    return [pairs[i] for i in sorted(kept)]
+
+
+def _buckets(pairs: list[tuple[float, float]], count: int, x_log: bool) -> Iterator[list[int]]:
+    """The indices of the points that fall into each of ``count`` equal stretches of the axis, empty stretches left out."""
+    place = math.log if x_log else float
+    places = [place(x) for x, _ in pairs]
+    scale = count / (places[-1] - places[0]) if places and places[-1] > places[0] else 0.0
+    for _, bucket in groupby(range(len(pairs)), key=lambda i: min(count - 1, int((places[i] - places[0]) * scale))):
+        yield list(bucket)
+
+
+def _extremes(bucket: list[int], pairs: list[tuple[float, float]]) -> set[int]:
+    finite = [i for i in bucket if drawable(pairs[i][1])]
+    gap = next((i for i in bucket if not drawable(pairs[i][1])), None)
+    kept = {min(finite, key=lambda i: pairs[i][1]), max(finite, key=lambda i: pairs[i][1])} if finite else set()
+    return kept if gap is None else kept | {gap}
+
+
+def runs(points: list[tuple[float, float]], log: bool = False) -> Iterator[tuple[bool, list[tuple[float, float]]]]:
+    """Maximal stretches that can (True) or cannot (False) be drawn on an axis."""
+    for fits, run in groupby(points, key=lambda point: drawable(point[1], log)):
+        yield fits, list(run)

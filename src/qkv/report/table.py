@@ -1,0 +1,67 @@
+"""Tables on a terminal, and as plain aligned text everywhere else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import IO
+
+from qkv.report.figures import all_numbers, cell
+from qkv.report.markup import visible
+
+Rows = Sequence[Sequence[object]]
+
+
+def print_table(title: str, columns: Sequence[str], rows: Rows, stream: IO[str] | None = None) -> None:
+    """Print ``rows`` to standard output or ``stream``; numbers are set to the right, on a terminal with rules and bold names."""
+    out: IO[str] = stream or sys.stdout
+    if out.isatty():
+        _print_rich(title, columns, rows, out)
+    else:
+        text = format_table(title, columns, rows)
+        encoding = getattr(out, "encoding", None) or "utf-8"
+        out.write(text.encode(encoding, "replace").decode(encoding))
+
+
+def format_table(title: str, columns: Sequence[str], rows: Rows) -> str:
+    """The table as plain text: the title, an empty line, the column names, a line a row."""
+    from rich.cells import cell_len
+
+    texts = [[visible(name) for name in columns], *_texts(columns, rows)]
+    widths = [max(cell_len(row[i]) for row in texts) for i in range(len(columns))]
+    right = _right(columns, rows)
+    lines = [visible(title), ""] if title else []
+    for row in texts:
+        padded = [_padded(text, width - cell_len(text), r) for text, width, r in zip(row, widths, right, strict=True)]
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def _padded(text: str, missing: int, right: bool) -> str:
+    return " " * missing + text if right else text + " " * missing
+
+
+def _texts(columns: Sequence[str], rows: Rows) -> list[list[str]]:
+    """What stands in each cell, on one line, short rows filled up."""
+    filled = [[*row, *[None] * (len(columns) - len(row))][: len(columns)] for row in rows]
+    return [[visible(cell(value)).replace("\n", "␊").replace("\t", " ") for value in row] for row in filled]
+
+
+def _right(columns: Sequence[str], rows: Rows) -> list[bool]:
+    return [all_numbers(row[i] for row in rows if i < len(row)) for i in range(len(columns))]
+
+
+def _print_rich(title: str, columns: Sequence[str], rows: Rows, stream: IO[str]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=Text(visible(title), style="bold") if title else None, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False
+    )
+    for name, right in zip(columns, _right(columns, rows), strict=True):
+        table.add_column(Text(visible(name)), justify="right" if right else "left", overflow="fold", header_style="dim")
+    for row in _texts(columns, rows):
+        table.add_row(*(Text(text) for text in row))
+    Console(file=stream, force_terminal=True).print(table)

@@ -1,0 +1,281 @@
+"""The report of a training run: what was trained, how it went, what it writes, what it cost, how to go on."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from qkv.report.chart import LineChart
+from qkv.report.figures import duration, fixed, short
+from qkv.report.page import Page, Tone
+from qkv.report.series import Line
+
+Status = Literal["running", "finished", "stopped", "failed"]
+
+_TONES: dict[Status, Tone] = {"running": "accent", "finished": "good", "stopped": "", "failed": "danger"}
+_MOST_SAMPLES, _LONGEST_SAMPLE = 24, 6000
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A run as plain data.
+
+    ``metrics`` are the rows of ``metrics.jsonl``: ``step``, ``time`` (seconds trained so far), ``loss`` and ``val_loss`` (nats a token),
+    ``lr``, ``grad_norm``, ``tokens_per_second``, ``event``; a row need not have them all. ``samples`` are ``{"step", "text"}``;
+    without them the rows' ``sample`` is shown.
+    ``figures`` may hold ``total_steps``, ``parameters``, ``flops`` (spent in all), ``tokens`` (seen in all), ``characters_per_token``
+    (of the validation text) and ``clip_norm``; what is absent is left out of the report. ``message`` says why a run stopped or failed.
+    """
+
+    name: str
+    description: str = ""
+    metrics: Sequence[Mapping[str, Any]] = ()
+    spec_yaml: str = ""
+    cost: Sequence[tuple[str, str]] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    samples: Sequence[Mapping[str, Any]] = ()
+    folder: str = ""
+    status: Status = "finished"
+    message: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    def series(self, key: str) -> tuple[list[float], list[float]]:
+        """The steps at which ``key`` was measured, and its values."""
+        rows = [row for row in self.metrics if row.get(key) is not None and row.get("step") is not None]
+        return [row["step"] for row in rows], [float(row[key]) for row in rows]
+
+    def last(self, key: str) -> float | None:
+        """The newest finite value of ``key``."""
+        return next((v for v in reversed(self.series(key)[1]) if math.isfinite(v)), None)
+
+    @property
+    def step(self) -> int:
+        """The newest step."""
+        return max((int(row["step"]) for row in self.metrics if row.get("step") is not None), default=0)
+
+
+def training_report(run: TrainingRun) -> str:
+    """One self-contained HTML page; a page of a run in progress reloads itself twice a minute."""
+    page = Page(run.name or "Training run", refresh=30 if run.status == "running" else None)
+    page.data["run"] = _data(run)
+    page.header(run.description, run.status, _TONES[run.status])
+    _add_progress(page, run)
+    for sentence in _what_happened(run):
+        page.note(sentence, "danger" if run.status == "failed" else "accent")
+    page.cards([card for card in (make(run) for make in _CARDS) if card])
+    _add_curves(page, run)
+    _add_samples(page, run)
+    if run.cost:
+        with page.section("What it cost"):
+            page.table([], run.cost)
+    _add_commands(page, run)
+    if run.spec_yaml:
+        with page.section("Recipe"), page.details("spec.yaml", open_=run.spec_yaml.count("\n") < 30):
+            page.code(run.spec_yaml, "yaml")
+    if run.environment:
+        with page.section("Environment"):
+            page.table([], list(run.environment.items()))
+    return page.html()
+
+
+def _add_progress(page: Page, run: TrainingRun) -> None:
+    total = run.figures.get("total_steps")
+    if run.status != "finished" and total:
+        page.progress(run.step, total, f"step {run.step:,} of {total:,.0f}, {run.step / total:.0%}")
+
+
+def _data(run: TrainingRun) -> dict[str, Any]:
+    """What other programs may want to read; the curves themselves lie beside it."""
+    validations = [{"step": s, "val_loss": v} for s, v in zip(*run.series("val_loss"), strict=True)]
+    told = {"name": run.name, "status": run.status, "message": run.message, "step": run.step, "figures": dict(run.figures)}
+    return {**told, "cost": [list(row) for row in run.cost], "environment": dict(run.environment), "validations": validations}
+
+
+def _what_happened(run: TrainingRun) -> list[str]:
+    """The message, and where a loss first stopped being a number unless the message says so."""
+    told = [run.message] if run.message else []
+    steps, losses = run.series("loss")
+    bad = next((step for step, loss in zip(steps, losses, strict=True) if not math.isfinite(loss)), None)
+    if bad is not None and str(bad) not in run.message and f"{bad:,}" not in run.message:
+        told.append(f"The training loss first stopped being a finite number at step {bad:,}.")
+    if run.status == "failed" and not told:
+        told.append(f"The run failed after step {run.step:,}.")
+    return told
+
+
+Card = tuple[str, str, str]
+
+
+def _validation_card(run: TrainingRun) -> Card | None:
+    steps, values = run.series("val_loss")
+    last = run.last("val_loss")
+    if last is None:
+        return None
+    best, at = min((v, s) for v, s in zip(values, steps, strict=True) if math.isfinite(v))
+    return "Validation loss", fixed(last), "nats a token" if best == last else f"best {fixed(best)} at step {at:,}"
+
+
+def _train_loss_card(run: TrainingRun) -> Card | None:
+    _, losses = run.series("loss")
+    recent = [v for v in losses[-50:] if math.isfinite(v)]
+    if not recent:
+        return None
+    return "Training loss", fixed(statistics.fmean(recent)), f"mean of {len(recent)} steps" if len(recent) > 1 else "one step"
+
+
+def _perplexity_card(run: TrainingRun) -> Card | None:
+    loss = run.last("val_loss")
+    return None if loss is None or loss > 50 else ("Perplexity", fixed(math.exp(loss)), "on validation text")
+
+
+def _bits_card(run: TrainingRun) -> Card | None:
+    loss, width = run.last("val_loss"), run.figures.get("characters_per_token")
+    if loss is None or not width:
+        return None
+    return "Bits per character", fixed(loss / math.log(2) / width), "" if width == 1 else f"{short(width)} characters a token"
+
+
+def _speed_card(run: TrainingRun) -> Card | None:
+    values = [v for v in run.series("tokens_per_second")[1] if math.isfinite(v)]
+    return ("Tokens per second", short(statistics.median(values)), "median") if values else None
+
+
+def _time_card(run: TrainingRun) -> Card | None:
+    seconds = max((float(row["time"]) for row in run.metrics if row.get("time") is not None), default=None)
+    if seconds is None:
+        return None
+    tokens = run.figures.get("tokens")
+    return "Training time", duration(seconds), f"{short(tokens)} tokens" if tokens else ""
+
+
+def _parameters_card(run: TrainingRun) -> Card | None:
+    count = run.figures.get("parameters")
+    return ("Parameters", short(count), f"{count:,.0f}" if count >= 1e4 else "") if count else None
+
+
+def _flops_card(run: TrainingRun) -> Card | None:
+    flops = run.figures.get("flops")
+    return ("Compute spent", short(flops), "floating-point operations") if flops else None
+
+
+_CARDS: list[Callable[[TrainingRun], Card | None]] = [
+    _validation_card,
+    _perplexity_card,
+    _bits_card,
+    _train_loss_card,
+    _time_card,
+    _speed_card,
+    _parameters_card,
+    _flops_card,
+]
+
+
+def _add_curves(page: Page, run: TrainingRun) -> None:
+    loss = loss_chart(run)
+    others = [chart for chart in (_rate_chart(run), _norm_chart(run), _speed_chart(run)) if chart]
+    if not loss.lines and not others:
+        return
+    with page.section("How it learned"):
+        if loss.lines:
+            page.chart(loss)
+        if others:
+            page.charts(others)
+        _add_validations(page, run)
+
+
+def loss_chart(run: TrainingRun, width: int = 960, height: int = 360) -> LineChart:
+    """Training loss, smoothed over its raw values, and validation loss; logarithmic where the loss falls to less than half."""
+    lines = []
+    steps, losses = run.series("loss")
+    if steps:
+        lines.append(Line("training", steps, losses, smooth=True))
+    at, held_out = run.series("val_loss")
+    if at:
+        lines.append(Line("validation", at, held_out, points=True))
+    log = _spread(losses + held_out) > 2
+    label = "nats a token, logarithmic" if log else "nats a token"
+    events = [(row["step"], str(row["event"])) for row in run.metrics if row.get("event") and row.get("step") is not None]
+    return LineChart("Loss", lines, "step", label, y_log=log, events=events, width=width, height=height)
+
+
+def _spread(values: list[float]) -> float:
+    """Largest over smallest; 0 if some value is not above 0 and a logarithm would hide it."""
+    known = [v for v in values if math.isfinite(v)]
+    return max(known) / min(known) if known and min(known) > 0 else 0.0
+
+
+def _small(title: str, line: Line, **options: Any) -> LineChart:
+    return LineChart(title, [line], "step", width=360, height=230, **options)
+
+
+def _rate_chart(run: TrainingRun) -> LineChart | None:
+    steps, values = run.series("lr")
+    return _small("Learning rate", Line("learning rate", steps, values), y_zero=True) if steps else None
+
+
+def _norm_chart(run: TrainingRun) -> LineChart | None:
+    steps, values = run.series("grad_norm")
+    if not steps:
+        return None
+    log, clip = _spread(values) > 20, run.figures.get("clip_norm")
+    unit = ", ".join(words for words in ("logarithmic" if log else "", f"clipped at {clip:g}" if clip else "") if words)
+    return _small("Gradient norm", Line("gradient norm", steps, values, smooth=True), y_label=unit, y_log=log)
+
+
+def _speed_chart(run: TrainingRun) -> LineChart | None:
+    steps, values = run.series("tokens_per_second")
+    return _small("Tokens per second", Line("tokens per second", steps, values, smooth=True), y_zero=True) if steps else None
+
+
+def _add_validations(page: Page, run: TrainingRun) -> None:
+    steps, values = run.series("val_loss")
+    if len(steps) < 2:
+        return
+    training = dict(zip(*run.series("loss"), strict=True))
+    rows = [[int(s), training.get(s), v, math.exp(v) if v < 50 else None] for s, v in zip(steps, values, strict=True)]
+    with page.details(f"{len(rows):,} validations as a table"):
+        page.table(["step", "training loss of that step", "validation loss", "perplexity"], _spaced(rows, 200))
+
+
+def _spaced(items: Sequence[Any], most: int) -> list[Any]:
+    """All of them, or ``most`` at even distances with the first and the last."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+
+
+def _add_samples(page: Page, run: TrainingRun) -> None:
+    logged = [{"step": row.get("step", 0), "text": row["sample"]} for row in run.metrics if row.get("sample") is not None]
+    samples = _spaced(run.samples or logged, _MOST_SAMPLES)
+    if not samples:
+        return
+    *earlier, last = samples
+    with page.section("What it writes"):
+        page.prose(f"After {int(last['step']):,} steps:")
+        page.sample(_cut(str(last["text"])))
+        if earlier:
+            page.prose("How it got there:")
+        for sample in earlier:
+            with page.details(f"step {int(sample['step']):,}", preview=str(sample["text"])):
+                page.sample(_cut(str(sample["text"])))
+
+
+def _cut(text: str) -> str:
+    beyond = len(text) - _LONGEST_SAMPLE
+    return text if beyond <= 0 else f"{text[:_LONGEST_SAMPLE]}\n… and {beyond:,} characters more"
+
+
+def _add_commands(page: Page, run: TrainingRun) -> None:
+    """How to go on with what lies in the run's folder."""
+    if not run.folder:
+        return
+    folder = shlex.quote(run.folder)
+    commands = [("write with it", f'qkv generate {folder} "Once upon a time"'), ("measure it on held-out text", f"qkv evaluate {folder}")]
+    if run.status in ("stopped", "failed"):
+        commands.insert(0, ("train on from the last checkpoint", f"qkv train --resume {folder}"))
+    with page.section("Go on from here"):
+        page.code("\n".join(f"# {what}\n{command}" for what, command in commands), "shell")
