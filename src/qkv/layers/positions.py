@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from qkv.ops import positions as ops
 from qkv.spec import parts as spec
+from qkv.spec.errors import UserError
 
 
 class Learned(nn.Module):
@@ -41,6 +42,20 @@ POSITIONS: dict[type[spec.Positions], Callable[[Any, int, int], nn.Module]] = {s
 def build_positions(part: spec.Positions, length: int, width: int) -> nn.Module | None:
     """The module that maps positions (…) to vectors (…, D); None where there are none."""
     return POSITIONS[type(part)](part, length, width) if type(part) in POSITIONS else None
+
+
+def resample_grid(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """A learned table of a grid's positions, written row by row, for another grid: (h·w, D) -> (h'·w', D), bicubic.
+
+    So that an image Transformer takes images of other sizes than it was trained on (ViT, Dosovitskiy et al. 2021). ``old`` = (h, w),
+    ``new`` = (h', w'). Raises ``UserError`` where the table is not of the old grid.
+    """
+    if table.shape[0] != old[0] * old[1]:
+        raise UserError(f"a table of {table.shape[0]} positions is not that of a grid of {old[0]} × {old[1]}, which has {old[0] * old[1]}")
+    if old == new:
+        return table
+    grid = table.unflatten(0, old).permute(2, 0, 1)[None]
+    return F.interpolate(grid, new, mode="bicubic", align_corners=False)[0].permute(1, 2, 0).flatten(0, 1)
 
 
 def rope_frequencies(part: spec.Rope, rotated: int) -> tuple[Tensor, float]:

@@ -1,6 +1,6 @@
 """Position information: sinusoids, rotations, ALiBi slopes.
 
-p (…) positions; D an even width.
+p (…) positions; D the width.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ from torch import Tensor
 def sinusoid(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
     """PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(p / base^(2i/D)) (Vaswani et al. 2017). (…) -> (…, D)."""
     angles = positions[..., None].float() * inverse_frequencies(width, base, positions.device)
-    return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
+    return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)[..., :width]
+
+
+def sinusoid_2d(rows: Tensor, columns: Tensor, width: int, base: float = 10000.0) -> Tensor:
+    """The sinusoid of the row in the first half of the features, that of the column in the second. (…), (…) -> (…, D).
+
+    For grids, as in image Transformers; with an odd D the row has the smaller part.
+    """
+    half = width // 2
+    return torch.cat((sinusoid(rows, half, base), sinusoid(columns, width - half, base)), -1)
 
 
 def inverse_frequencies(width: int, base: float, device: torch.device | None = None) -> Tensor:
@@ -28,8 +37,8 @@ def linear_scaling(frequencies: Tensor, factor: float) -> Tensor:
 
 
 def ntk_base(base: float, width: int, factor: float) -> float:
-    """base · factor^(D / (D - 2)): the highest frequency keeps, the lowest is divided by ``factor``."""
-    return base * factor ** (width / (width - 2))
+    """base · factor^(D / (D - 2)): the highest frequency keeps, the lowest is divided by ``factor``. A lone pair (D = 2) is the highest."""
+    return base if width == 2 else base * factor ** (width / (width - 2))
 
 
 def llama3_scaling(frequencies: Tensor, factor: float, original_length: int, low: float, high: float) -> Tensor:
