@@ -1,0 +1,76 @@
+# What is done every day, one word each. Python and the environment's place can be chosen: make test PYTHON=python3.12 VENV=../env
+# Where packages come from is pip's own affair: its configuration and its PIP_… variables are used as they are.
+
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+ARGS ?=
+
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+QUIETLY := $(INSTALL) --quiet
+# An empty file for each layer of the environment, so that a second call has nothing to do.
+BASE := $(VENV)/.base
+PACKAGE := $(VENV)/.package
+DEV := $(VENV)/.dev
+DOCS := $(VENV)/.docs
+BENCH := $(VENV)/.bench
+
+.PHONY: help install run test lint types bench docs clean
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+install: $(PACKAGE) ## Install qkv and what it needs into .venv
+
+run: $(PACKAGE) ## Install, then train a small model on the documentation that comes with Python, and let it write
+	$(BIN)/qkv demo $(ARGS)
+
+test: $(DEV) ## Run every test; those on real data where QKV_DATA names its folder
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+lint: $(DEV) ## Check style and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(DEV) ## Check types
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+bench: $(BENCH) ## Measure against other libraries, side by side in one run
+	$(BIN)/python benchmarks/train_step.py $(ARGS)
+	$(BIN)/python benchmarks/decode.py $(ARGS)
+
+docs: $(DOCS) ## Build the documentation into docs/_build/html
+	$(BIN)/sphinx-build --quiet --fail-on-warning docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+clean: ## Remove what tools left behind; runs and .venv stay
+	rm -rf build dist docs/_build .pytest_cache .ruff_cache .hypothesis .benchmarks
+	find src tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(BASE): constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
+		{ echo "qkv runs on Python 3.11, 3.12 and 3.13; name one of them: make PYTHON=python3.12" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(QUIETLY) pip
+	@touch $@
+
+# torch comes first and alone: its pinned version decides which of its builds is taken, and it is what takes the time.
+$(PACKAGE): $(BASE) pyproject.toml
+	$(INSTALL) torch
+	$(QUIETLY) --editable .
+	@touch $@
+
+$(DEV): $(PACKAGE)
+	$(QUIETLY) --group dev
+	@touch $@
+
+$(DOCS): $(PACKAGE)
+	$(QUIETLY) --group docs
+	@touch $@
+
+$(BENCH): $(PACKAGE)
+	$(QUIETLY) --group bench
+	@touch $@
