@@ -1,0 +1,92 @@
+"""Every code block of every page is run, in the order of the page, in a folder with a text of the reader's own.
+
+``yaml`` is written to the file that its first line names and read. ``python`` goes on in one namespace. Of ``bash``, lines that
+begin with ``qkv`` are commands; those that begin with ``make`` must be targets. Training is cut to two steps of two rows.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.docs.blocks import PAGES, ROOT, Block, blocks
+
+from qkv.cli.main import main
+from qkv.inspection.machine import Machine, processor_name, store_machine
+from qkv.spec.overrides import override
+from qkv.spec.recipe import Recipe
+from qkv.spec.yaml_io import read_recipe
+from qkv.training import loop
+
+TEXT = "Once upon a time there was a model that read a text, and then it wrote one. It was not long, and it was not true.\n" * 60
+SHORT = (
+    "training.steps=2",
+    "training.batch_size=2",
+    "training.validation.every=2",
+    "training.validation.batches=1",
+    "sample.max_new_tokens=2",
+)
+# Languages that hold nothing to run: output, and what Sphinx reads.
+SHOWN = ("text", "{toctree}", "{include}", "{eval-rst}")
+ELSEWHERE = ("pip install", ".ci/run")
+WITH_CODE = [page for page in PAGES if any(block.language not in SHOWN for block in blocks(page))]
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of somebody who follows the page: a text, and training that is over soon."""
+    train = loop.train
+
+    def short(recipe: Recipe, *args: Any, **kwargs: Any) -> Any:
+        return train(override(recipe, SHORT), *args, **kwargs)
+
+    monkeypatch.setattr(loop, "train", short)
+    monkeypatch.setenv("QKV_CACHE", str(tmp_path / "cache"))
+    store_machine(Machine(processor_name(), {"fp32": 4e11}, bandwidth=4e10, call=1e-5))
+    monkeypatch.setenv("QKV_DEBUG", "1")
+    folder = tmp_path / "reader"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (folder / "my.txt").write_text(TEXT, encoding="utf-8")
+    return folder
+
+
+def run_yaml(block: Block, _: dict[str, Any]) -> None:
+    assert block.file, f"{block.where}: a YAML block begins with its file's name, such as '# recipe.yaml'"
+    Path(block.file).write_text(block.text, encoding="utf-8")
+    read_recipe(block.file)
+
+
+def run_python(block: Block, names: dict[str, Any]) -> None:
+    exec(compile(block.text, block.where, "exec"), names)
+
+
+def run_bash(block: Block, _: dict[str, Any]) -> None:
+    for line in block.text.splitlines():
+        words = shlex.split(line, comments=True)
+        if words[0] == "qkv":
+            assert main(words[1:]) == 0, f"{block.where}: {line}"
+        elif words[0] == "make":
+            assert words[1] in make_targets(), f"{block.where}: there is no target {words[1]!r}"
+        else:
+            assert line.startswith(ELSEWHERE), f"{block.where}: it is not known how to try {line!r}"
+
+
+RUN = {"yaml": run_yaml, "python": run_python, "bash": run_bash}
+
+
+def make_targets() -> list[str]:
+    return re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.usefixtures("reader")
+def test_page(page: Path) -> None:
+    names: dict[str, Any] = {}
+    for block in blocks(page):
+        assert block.language in RUN or block.language in SHOWN, f"{block.where}: a block in {block.language or 'no language'!r}"
+        if block.language in RUN:
+            RUN[block.language](block, names)

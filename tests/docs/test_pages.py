@@ -1,0 +1,162 @@
+"""What the pages say of the project is so: links, parts, rooms, commands, versions, tests that they name."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from tests.docs.blocks import PAGES, ROOT
+from tests.house.test_imports import ALLOWED
+
+from qkv.cli.main import COMMANDS
+from qkv.spec.base import Part
+from qkv.spec.branches import Branch
+from qkv.spec.data import Batching
+from qkv.spec.masks import Mask
+from qkv.spec.model import Block, Frontend
+from qkv.spec.parts import Activation, Norm, Positions, Relative, Residual, RopeScaling
+from qkv.spec.recipe import Task
+from qkv.spec.tokenizers import Tokenizer
+from qkv.spec.training import Optimizer, Schedule
+
+
+def own(slot: type[Part]) -> set[str]:
+    """The kinds that qkv itself brings."""
+    return {kind for kind, part in slot.kinds().items() if part.__module__.startswith("qkv.")}
+
+
+MIXERS = {kind for kind in own(Branch) if Branch.kinds()[kind]().mixes}
+KINDS: dict[str, set[str]] = {
+    "Mixers": MIXERS,
+    "Feed-forward": own(Branch) - MIXERS,
+    "Masks": own(Mask),
+    "Positions": own(Positions),
+    "Relative positions": own(Relative),
+    "RoPE scaling": own(RopeScaling),
+    "Norms": own(Norm),
+    "Orders": set(get_args(Block.model_fields["order"].annotation)),
+    "Residuals": own(Residual),
+    "Front ends": own(Frontend),
+    "Tokenizers": own(Tokenizer),
+    "Batching": own(Batching),
+    "Tasks": own(Task),
+    "Optimisers": own(Optimizer),
+    "Schedules": own(Schedule),
+}
+"""What there is of each sort, by the heading under which the pages list it."""
+
+
+def named(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def prose(page: Path) -> str:
+    """A page without its code blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def links(page: Path) -> Iterator[str]:
+    yield from re.findall(r"\]\(([^)\s]+)\)", prose(page))
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in links(page):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{named(page)}: {link}"
+        assert not anchor or anchor in anchors(target), f"{named(page)}: {link}"
+
+
+@pytest.mark.parametrize("heading", KINDS)
+def test_the_page_of_parts_lists_what_there_is(heading: str) -> None:
+    section = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", read("docs/parts.md"), re.MULTILINE | re.DOTALL)
+    assert section is not None
+    first_column = re.findall(r"^(?:### |\| )`(\w+)`", section[1], re.MULTILINE)
+    assert sorted(first_column) == sorted(KINDS[heading])
+
+
+def test_the_page_of_parts_names_every_activation() -> None:
+    assert re.search("Activations: (.*)\\.", read("docs/parts.md"))[1].replace("`", "").split(", ") == list(get_args(Activation))  # type: ignore[index]
+
+
+@pytest.mark.parametrize("heading", KINDS)
+def test_the_readme_lists_what_there_is(heading: str) -> None:
+    name = heading if heading.startswith("RoPE") else heading[0].lower() + heading[1:]
+    row = re.search(rf"^\| {name} \| (.*) \|$", read("README.md"), re.MULTILINE)
+    assert row is not None
+    listed = re.findall(r"`(\w+)`", row[1])
+    assert sorted(listed) == sorted(KINDS[heading])
+
+
+def test_the_architecture_draws_every_room() -> None:
+    drawing = re.search(r"```text\n(.*?)```", read("ARCHITECTURE.md"), re.DOTALL)
+    assert drawing is not None
+    rooms = {path.name for path in (ROOT / "src" / "qkv").iterdir() if (path / "__init__.py").exists()}
+    assert rooms <= ALLOWED.keys()
+    # The names stand on the left, what they are on the right.
+    left = "\n".join(line[:40] for line in drawing[1].splitlines())
+    missing = {room for room in rooms if not re.search(rf"\b{room}\b", left)}
+    assert not missing
+
+
+def test_the_changelog_knows_the_version_and_every_command() -> None:
+    version = tomllib.loads(read("pyproject.toml"))["project"]["version"]
+    changelog = read("CHANGELOG.md")
+    assert re.search(r"^## (\S+)", changelog, re.MULTILINE)[1] == version  # type: ignore[index]
+    assert {command for command in COMMANDS if f"`{command}`" not in changelog and f"`qkv {command}`" not in changelog} == set()
+
+
+def names_in(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_tests_that_a_page_names_exist(page: Path) -> None:
+    for file, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", prose(page)):
+        assert (ROOT / file).is_file(), f"{named(page)} names {file}"
+        assert not name or name in names_in(ROOT / file), f"{named(page)} names {file}::{name}"
+
+
+def test_every_mistake_is_shown_by_a_test() -> None:
+    rows = [line for line in read("docs/mistakes.md").splitlines() if line.startswith("| ") and not line.startswith("| what")]
+    assert len(rows) > 8
+    assert [row for row in rows if "`tests/" not in row] == []
+
+
+def test_every_target_of_the_makefile_is_described() -> None:
+    makefile = read("Makefile")
+    listed = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    described = re.findall(r"^([a-z]+):.*## \S", makefile, re.MULTILINE)
+    assert listed is not None
+    assert sorted(listed[1].split()) == sorted(described)
+
+
+def test_every_constraint_is_an_exact_version() -> None:
+    lines = [line for line in read("constraints.txt").splitlines() if not line.startswith("#")]
+    assert [line for line in lines if not re.fullmatch(r"[\w-]+==[\w.]+", line)] == []
+
+
+def test_what_is_depended_on_is_constrained() -> None:
+    project = tomllib.loads(read("pyproject.toml"))
+    groups = [project["project"]["dependencies"], project["build-system"]["requires"], *project["dependency-groups"].values()]
+    names = {re.match(r"[\w-]+", wanted)[0].lower() for group in groups for wanted in group}  # type: ignore[index]
+    pinned = {line.split("==")[0].lower() for line in read("constraints.txt").splitlines() if "==" in line}
+    assert names - pinned == set()
