@@ -56,6 +56,8 @@ class Context:
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
         """``compute()``, done by the first layer that asks and shared with the others."""
+        if torch.compiler.is_compiling():  # the compiler merges what is equal, and cannot look up a spec
+            return compute()
         if key not in self.memo:
             self.memo[key] = compute()
         return self.memo[key]

@@ -68,8 +68,17 @@ class BatchNorm(Norm):
         valid = context.valid
         tokens = x.flatten(0, 1) if valid is None else x[valid]
         training = self.training and tokens.shape[0] > 1
-        out = F.batch_norm(tokens, self.running_mean, self.running_var, self.weight, self.bias, training, self.momentum, self.eps)
+        statistics = self.running_mean, self.running_var
+        out = F.batch_norm(tokens, *statistics, self.weight, self.bias, training, self._momentum(context), self.eps)
         return out.view_as(x) if valid is None else torch.zeros_like(x, dtype=out.dtype).index_put((valid,), out)
+
+    def _momentum(self, context: Context) -> float:
+        """0 where this forward pass has been counted: activation checkpointing computes it twice."""
+        if torch.compiler.is_compiling():
+            return self.momentum
+        counted = ("counted", id(self)) in context.memo
+        context.memo["counted", id(self)] = True
+        return 0.0 if counted else self.momentum
 
 
 class NoNorm(Norm):
