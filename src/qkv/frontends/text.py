@@ -34,6 +34,6 @@ class TextFrontend(nn.Module):
         if self.scale != 1.0:
             x = x * self.scale
         if self.positions is not None:
-            vectors = self.positions(context.positions)
+            vectors = self.positions(context.positions).to(x.dtype)
             x = x + vectors if self.part.join == "add" else torch.cat((x, vectors.expand_as(x)), -1)
         return F.dropout(x, self.part.dropout, self.training)

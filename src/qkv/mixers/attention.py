@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from qkv.layers.branch import Branch, State, implements
 from qkv.layers.context import Context
 from qkv.layers.linear import Linear
+from qkv.layers.norms import RMSNorm
 from qkv.layers.positions import rope_frequencies
 from qkv.mixers.masks import build_mask
 from qkv.ops import positions as position_ops
@@ -17,6 +18,7 @@ from qkv.ops.masks import Sites
 from qkv.spec import branches as spec
 from qkv.spec.masks import AllOf, Mask
 from qkv.spec.parts import Alibi, Rope
+from qkv.spec.parts import RMSNorm as RMSNormSpec
 from qkv.state.kinds import Arrival, KeyValue, append, append_ring, key_value, ring_positions
 
 
@@ -39,8 +41,8 @@ class Attention(Branch):
         self.sizes = (self.num_heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim)
         self.qkv = Linear(width, sum(self.sizes), bias=part.bias)
         self.output = Linear(self.num_heads * self.value_dim, width, bias=part.bias)
-        self.query_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if part.qk_norm else None
-        self.key_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if part.qk_norm else None
+        self.query_norm = RMSNorm(RMSNormSpec(), self.head_dim) if part.qk_norm else None
+        self.key_norm = RMSNorm(RMSNormSpec(), self.head_dim) if part.qk_norm else None
         self.mask = build_mask(part.mask)
         self.scale = 1.0 / (part.temperature * self.head_dim**0.5)
         self.causal = part.causal
@@ -71,7 +73,7 @@ class Attention(Branch):
         k = k.unflatten(-1, (self.kv_heads, self.head_dim)).transpose(1, 2)
         v = v.unflatten(-1, (self.kv_heads, self.value_dim)).transpose(1, 2)
         if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
+            q, k = self.query_norm(q, context), self.key_norm(k, context)
         if isinstance(self.part.relative, Rope):
             cos, sin = context.once(("rope", self.part.relative, self.head_dim), lambda: self._rotation(self.part.relative, context))
             q, k = position_ops.rotate(q, cos, sin), position_ops.rotate(k, cos, sin)

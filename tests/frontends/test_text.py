@@ -1,0 +1,103 @@
+"""Token ids made into vectors with positions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from qkv.frontends.text import TextFrontend
+from qkv.layers.context import Context
+from qkv.ops.positions import sinusoid
+from qkv.spec.errors import UserError
+from qkv.spec.model import Model, Text
+from qkv.spec.parts import Learned, NoPositions, Positions, Sinusoidal
+
+WIDTH, LENGTH = 8, 10
+IDS = torch.tensor([[3, 0, 6], [1, 1, 5]])
+
+
+def built(part: Text) -> TextFrontend:
+    frontend = TextFrontend(part, Model(width=WIDTH, context_length=LENGTH, frontend=part))
+    generator = torch.Generator().manual_seed(0)
+    for parameter in frontend.parameters():
+        parameter.data.normal_(generator=generator)
+    return frontend.eval()
+
+
+def applied(frontend: TextFrontend, positions: Tensor | None = None) -> Tensor:
+    return frontend(IDS, Context(torch.arange(3)[None] if positions is None else positions, end=3))
+
+
+@pytest.mark.parametrize("scale", [False, True])
+@pytest.mark.parametrize("part", [Learned(), Sinusoidal(base=100.0), NoPositions()], ids=lambda p: p.kind)
+def test_added_positions(part: Positions, scale: bool) -> None:
+    frontend = built(Text(vocab_size=7, positions=part, scale=scale))
+    vectors = frontend.table[IDS] * (math.sqrt(WIDTH) if scale else 1.0)
+    torch.testing.assert_close(applied(frontend), vectors + expected_positions(frontend, part, WIDTH))
+
+
+@pytest.mark.parametrize("part", [Learned(), Sinusoidal()], ids=lambda p: p.kind)
+def test_concatenated_positions_take_half_of_the_width(part: Positions) -> None:
+    frontend = built(Text(vocab_size=7, positions=part, join="concatenate"))
+    seen = applied(frontend)
+    assert frontend.table.shape == (7, WIDTH // 2)
+    assert seen.shape == (2, 3, WIDTH)
+    torch.testing.assert_close(seen[..., : WIDTH // 2], frontend.table[IDS])
+    torch.testing.assert_close(seen[..., WIDTH // 2 :], expected_positions(frontend, part, WIDTH // 2).expand(2, 3, -1))
+
+
+def expected_positions(frontend: TextFrontend, part: Positions, width: int) -> Tensor:
+    match part:
+        case Learned():
+            return frontend.positions.table[:3][None]  # type: ignore[union-attr,index]
+        case Sinusoidal():
+            return sinusoid(torch.arange(3), width, part.base)[None]
+    return torch.zeros(1, 3, width)
+
+
+def test_each_row_has_its_own_positions() -> None:
+    frontend = built(Text(vocab_size=7))
+    seen = applied(frontend, torch.tensor([[0, 1, 2], [7, 8, 9]]))
+    torch.testing.assert_close(seen[1], frontend.table[IDS[1]] + frontend.positions.table[7:10])  # type: ignore[union-attr,index]
+
+
+@pytest.mark.parametrize("part", [Learned(), Sinusoidal(), NoPositions()], ids=lambda p: p.kind)
+@pytest.mark.parametrize("join", ["add", "concatenate"])
+def test_vectors_have_the_precision_of_the_table(part: Positions, join: str) -> None:
+    frontend = built(Text(vocab_size=7, positions=part, join=join))  # type: ignore[arg-type]
+    assert applied(frontend.to(torch.float64)).dtype == torch.float64
+    assert applied(frontend.to(torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_only_a_learned_table_has_an_end() -> None:
+    limits = [built(Text(vocab_size=7, positions=part)).limit for part in (Learned(), Sinusoidal(), NoPositions())]
+    assert limits == [LENGTH, None, None]
+
+
+def test_dropout_acts_in_training_alone() -> None:
+    frontend = built(Text(vocab_size=7, dropout=0.5))
+    plain = applied(frontend)
+    torch.testing.assert_close(plain, applied(built(Text(vocab_size=7))))
+    torch.manual_seed(0)
+    dropped = applied(frontend.train())
+    kept = dropped != 0
+    assert 0 < int(kept.sum()) < dropped.numel()
+    torch.testing.assert_close(dropped[kept], (2 * plain)[kept])
+
+
+def test_gradients_reach_the_tokens_that_occur_and_the_positions_that_stand() -> None:
+    frontend = built(Text(vocab_size=7))
+    applied(frontend).sum().backward()
+    assert frontend.table.grad is not None
+    assert frontend.table.grad.sum(1).tolist() == [WIDTH, 2 * WIDTH, 0, WIDTH, 0, WIDTH, WIDTH]
+    assert frontend.positions.table.grad.sum(1).tolist() == [2 * WIDTH] * 3 + [0] * 7  # type: ignore[union-attr]
+
+
+def test_a_vocabulary_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"model\.frontend\.vocab_size is not known: give it, or build the model together with its tokenizer"
+    ):
+        built(Text())

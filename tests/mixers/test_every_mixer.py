@@ -1,0 +1,120 @@
+"""What holds for each way of mixing: how far it sees, how large its memory is, and that it works in half precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.mixers.modules import WIDTH, applied, built, some
+from torch import Tensor
+
+from qkv.layers.context import Context
+from qkv.spec.branches import GRU, Attention, Branch, CausalConvolution, FeedForward, GatedFeedForward, LinearAttention, TokenShift
+from qkv.spec.masks import Causal, Window
+from qkv.spec.parts import Rope
+
+SEVEN: dict[str, Branch] = {
+    "attention": Attention(num_heads=2, num_kv_heads=1, relative=Rope()),
+    "attention with a window": Attention(num_heads=2, mask=Causal() & Window(size=3, sinks=1)),
+    "linear attention": LinearAttention(num_heads=2, chunk=4),
+    "token shift": TokenShift(groups=3),
+    "causal convolution": CausalConvolution(kernel_size=3, dilation=2),
+    "GRU": GRU(),
+    "feed-forward": FeedForward(),
+    "gated feed-forward": GatedFeedForward(hidden=16),
+}
+
+
+def seen_from(branches: list[Any], length: int) -> list[int]:
+    """The distances from which an input reaches the last output through the branches in turn."""
+    x = some(1, length).requires_grad_()
+    y: Tensor = x
+    for branch in branches:
+        y = applied(branch, y)
+    (grad,) = torch.autograd.grad(y[0, -1].sum(), x)
+    return [length - 1 - i for i in range(length) if grad[0, i].abs().max() > 1e-12]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_the_receptive_field_of_dilated_convolutions_is_the_sum_of_their_tails(depth: int) -> None:
+    """Kernel 2, dilation doubling: 1 + Σ 2^l = 2^depth positions, every one of them."""
+    parts = [CausalConvolution(kernel_size=2, dilation=2**layer) for layer in range(depth)]
+    assert sum(part.tail for part in parts) == 2**depth - 1
+    assert seen_from([built(part) for part in parts], 12) == list(range(2**depth))[::-1]
+
+
+REACHES: dict[str, list[int]] = {
+    "attention": list(range(10)),
+    "attention with a window": [0, 1, 2, 9],
+    "linear attention": list(range(10)),
+    "token shift": [0, 1, 2],
+    "causal convolution": [0, 2, 4],
+    "GRU": list(range(10)),
+    "feed-forward": [0],
+    "gated feed-forward": [0],
+}
+
+
+@pytest.mark.parametrize("name", SEVEN)
+def test_how_far_one_layer_sees(name: str) -> None:
+    assert seen_from([built(SEVEN[name])], 10) == REACHES[name][::-1]
+
+
+BOUNDED = ("attention with a window", "linear attention", "token shift", "causal convolution", "GRU", "feed-forward", "gated feed-forward")
+
+
+@pytest.mark.parametrize("name", SEVEN)
+def test_whose_memory_is_bounded(name: str) -> None:
+    sizes = [built(SEVEN[name]).state_bytes(length) for length in (50, 5000)]
+    assert (sizes[0] == sizes[1]) == (name in BOUNDED)
+
+
+def whole(branch: Any, x: Tensor) -> Tensor:
+    return applied(branch, x)
+
+
+def in_steps(branch: Any, x: Tensor) -> Tensor:
+    """One position at a time."""
+    state, outs = branch.init_state(x.shape[0]), []
+    for i in range(x.shape[1]):
+        past = torch.full((x.shape[0],), i)
+        y, state = branch(x[:, i : i + 1], Context(torch.tensor([[i]]), None, None, past, i, i + 1), state)
+        outs.append(y)
+    return torch.cat(outs, 1)
+
+
+@pytest.mark.parametrize("path", [whole, in_steps])
+@pytest.mark.parametrize("cast", ["weights in bf16", "autocast"])
+@pytest.mark.parametrize("name", SEVEN)
+@torch.no_grad()
+def test_half_precision_gives_nearly_the_same(name: str, cast: str, path: Callable[..., Tensor]) -> None:
+    x = some(dtype=torch.float32)
+    expected = applied(built(SEVEN[name], dtype=torch.float32), x)
+    if cast == "autocast":
+        with torch.autocast("cpu", torch.bfloat16):
+            seen = path(built(SEVEN[name], dtype=torch.float32), x)
+    else:
+        seen = path(built(SEVEN[name], dtype=torch.bfloat16), x.bfloat16())
+        assert seen.dtype == torch.bfloat16
+    assert (seen.float() - expected).norm() < 0.03 * expected.norm()
+
+
+@pytest.mark.parametrize("name", SEVEN)
+def test_training_under_autocast_has_nearly_the_same_gradients(name: str) -> None:
+    grads = []
+    for enabled in (False, True):
+        branch = built(SEVEN[name], dtype=torch.float32)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            y = applied(branch, some(dtype=torch.float32))
+        y.float().pow(2).sum().backward()
+        grads.append(torch.cat([p.grad.flatten() for p in branch.parameters()]))
+    assert (grads[1] - grads[0]).norm() < 0.05 * grads[0].norm()
+
+
+@pytest.mark.parametrize("name", SEVEN)
+def test_the_ending_is_a_linear_map_onto_the_residual_stream(name: str) -> None:
+    ending = built(SEVEN[name]).ending()
+    assert (ending is None) == (name == "causal convolution")
+    assert ending is None or ending.weight.shape[0] == WIDTH
