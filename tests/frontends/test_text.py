@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from qkv.frontends.text import TextFrontend
 from qkv.layers.context import Context
 from qkv.ops.positions import sinusoid
-from qkv.spec.errors import UserError
+from qkv.spec.errors import SpecError, UserError
 from qkv.spec.model import Model, Text
 from qkv.spec.parts import Learned, NoPositions, Positions, Sinusoidal
 
@@ -64,10 +65,12 @@ def test_each_row_has_its_own_positions() -> None:
     torch.testing.assert_close(seen[1], frontend.table[IDS[1]] + frontend.positions.table[7:10])  # type: ignore[union-attr,index]
 
 
-@pytest.mark.parametrize("part", [Learned(), Sinusoidal(), NoPositions()], ids=lambda p: p.kind)
-@pytest.mark.parametrize("join", ["add", "concatenate"])
-def test_vectors_have_the_precision_of_the_table(part: Positions, join: str) -> None:
-    frontend = built(Text(vocab_size=7, positions=part, join=join))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("part", "join"),
+    [(Learned(), "add"), (Sinusoidal(), "add"), (Learned(), "concatenate"), (Sinusoidal(), "concatenate"), (NoPositions(), "add")],
+)
+def test_vectors_have_the_precision_of_the_table(part: Positions, join: Literal["add", "concatenate"]) -> None:
+    frontend = built(Text(vocab_size=7, positions=part, join=join))
     assert applied(frontend.to(torch.float64)).dtype == torch.float64
     assert applied(frontend.to(torch.bfloat16)).dtype == torch.bfloat16
 
@@ -101,3 +104,10 @@ def test_a_vocabulary_that_nobody_knows_is_refused() -> None:
         UserError, match=r"model\.frontend\.vocab_size is not known: give it, or build the model together with its tokenizer"
     ):
         built(Text())
+
+
+def test_concatenating_nothing_is_refused() -> None:
+    with pytest.raises(
+        SpecError, match=r"frontend\.join: there are no positions to concatenate; use 'add', or other positions than 'none'"
+    ):
+        Model.parse({"frontend": {"kind": "text", "positions": "none", "join": "concatenate"}})

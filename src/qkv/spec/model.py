@@ -9,7 +9,7 @@ from pydantic import Field
 from qkv.spec.base import Part, Seq, Spec
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.errors import Problem
-from qkv.spec.parts import Add, LanguageModelHead, LayerNorm, Learned, Norm, Positions, Residual
+from qkv.spec.parts import Add, LanguageModelHead, LayerNorm, Learned, NoPositions, Norm, Positions, Residual
 
 
 class Block(Spec):
@@ -45,6 +45,11 @@ class Text(Frontend, kind="text"):
     join: Literal["add", "concatenate"] = "add"
     dropout: float = Field(default=0.0, ge=0, lt=1)
     scale: bool = Field(default=False, description="multiply token vectors by √width, as in Vaswani et al. 2017")
+
+    def problems(self) -> list[Problem]:
+        if self.join == "concatenate" and isinstance(self.positions, NoPositions):
+            return [Problem(("join",), "there are no positions to concatenate; use 'add', or other positions than 'none'")]
+        return []
 
 
 class Model(Spec):
