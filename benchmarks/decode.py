@@ -1,0 +1,170 @@
+"""Tokens per second of greedy generation, and seconds to the first token, for the GPT-2 124M shape with random weights.
+
+    python benchmarks/decode.py
+    python benchmarks/decode.py --precision bf16 --batch 1 8
+
+Each side goes through its public ``generate``: qkv.generation, transformers (eager), CTranslate2 (converted from the transformers model; its
+processors' kernels offer no bf16 on most CPUs, so it takes part in fp32).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import qkv
+from qkv.generation.sample import generate
+from qkv.report.table import print_table
+from side_by_side import available, compare, in_turns, parser, say_ratio, say_where
+
+VOCAB, PROMPT, FIRST = 50257, 32, 512
+Generator = Callable[[list[list[int]], int], object]
+"""From prompts of equal length and a number of new tokens to what is written."""
+
+
+def arguments() -> argparse.Namespace:
+    """What is asked on the command line."""
+    options = parser(__doc__ or "")
+    options.set_defaults(repeats=3)
+    options.add_argument("--precision", choices=["fp32", "bf16", "both"], default="both")
+    options.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32], help="none: the first token alone")
+    options.add_argument("--new", type=int, default=128, help="tokens that are generated")
+    options.add_argument("--no-first", action="store_true", help="leave out the first token at a prompt of 512")
+    return options.parse_args()
+
+
+def qkv_side(bf16: bool, smoke: bool) -> Generator:
+    """qkv's own ``generate`` with a state of fixed capacity."""
+    width, layers, heads = (32, 1, 2) if smoke else (768, 12, 12)
+    branches = [f"attention({heads})", "feed_forward(activation=gelu_tanh)"]
+    frontend = {"kind": "text", "vocab_size": 128 if smoke else VOCAB}
+    sizes = {"width": width, "num_layers": layers, "context_length": 1024}
+    model = qkv.build(qkv.Model.parse({**sizes, "frontend": frontend, "blocks": [{"branches": branches}]}))
+    model = model.bfloat16() if bf16 else model
+
+    def run(prompts: list[list[int]], new: int) -> object:
+        return generate(model, prompts, qkv.Generation(max_new_tokens=new, temperature=0.0), capacity=len(prompts[0]) + new)
+
+    return run
+
+
+def transformers_model() -> Any:
+    """GPT-2 with random weights in fp32."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(attn_implementation="sdpa")).eval()
+
+
+def transformers_side(bf16: bool) -> Generator:
+    """``model.generate``, eager, with its key/value cache; no token ends the text."""
+    model = transformers_model()
+    model = model.bfloat16() if bf16 else model
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+
+    def run(prompts: list[list[int]], new: int) -> object:
+        ids = torch.tensor(prompts)
+        written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
+        assert written.shape[1] == len(prompts[0]) + new
+        return written
+
+    return run
+
+
+@contextlib.contextmanager
+def ctranslate2_side() -> Iterator[Generator]:
+    """CTranslate2's generator in fp32, on as many threads as torch uses."""
+    import ctranslate2
+
+    with tempfile.TemporaryDirectory() as folder:
+        source, converted = Path(folder) / "transformers", Path(folder) / "converted"
+        transformers_model().save_pretrained(source)
+        _tokenizer(source)
+        ctranslate2.converters.TransformersConverter(str(source)).convert(str(converted))
+        threads = torch.get_num_threads()
+        generator = ctranslate2.Generator(str(converted), device="cpu", compute_type="float32", intra_threads=threads)
+
+        def run(prompts: list[list[int]], new: int) -> object:
+            tokens = [[f"t{i}" for i in prompt] for prompt in prompts]
+            options = {"max_length": new, "min_length": new, "include_prompt_in_result": False, "max_batch_size": 0}
+            found = generator.generate_batch(tokens, **options)
+            assert all(len(result.sequences_ids[0]) == new for result in found)
+            return found
+
+        yield run
+
+
+def _tokenizer(folder: Path) -> None:
+    """A tokenizer of as many words as the model knows: the converter asks for one."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0"))
+    last = f"t{VOCAB - 1}"
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token=last, bos_token=last, eos_token=last).save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def sides(bf16: bool, smoke: bool) -> Iterator[dict[str, Generator]]:
+    """Every library that takes part at this precision."""
+    with contextlib.ExitStack() as stack:
+        found: dict[str, Generator] = {"qkv": qkv_side(bf16, smoke)}
+        if available("transformers", "transformers", not smoke):
+            found["transformers"] = transformers_side(bf16)
+            if not bf16 and available("CTranslate2", "ctranslate2"):
+                found["CTranslate2"] = stack.enter_context(ctranslate2_side())
+        yield found
+
+
+def prompts(batch: int, length: int, smoke: bool) -> list[list[int]]:
+    """Random tokens, the same at every call."""
+    drawn = torch.randint(0, 128 if smoke else VOCAB - 1, (batch, length), generator=torch.Generator().manual_seed(batch))
+    return drawn.tolist()
+
+
+def measure(precision: str, asked: argparse.Namespace) -> None:
+    """Every batch, then the first token, at one precision."""
+    new = 4 if asked.smoke else asked.new
+    with sides(precision == "bf16", asked.smoke) as runs:
+        for batch in asked.batch:
+            texts = prompts(batch, PROMPT, asked.smoke)
+            for run in runs.values():
+                run(texts, 4)
+            times = in_turns({name: partial(run, texts, new) for name, run in runs.items()}, asked.repeats, warm_up=0)
+            compare(f"decoding, GPT-2 124M shape, {precision}, batch {batch}, prompt {PROMPT}, {new} new", "tokens/s", batch * new, times)
+        if not asked.no_first:
+            first_token(precision, runs, asked)
+
+
+def first_token(precision: str, runs: dict[str, Generator], asked: argparse.Namespace) -> None:
+    """Seconds from a prompt of 512 tokens to the token after it."""
+    texts = prompts(1, FIRST, asked.smoke)
+    times = in_turns({name: partial(run, texts, 1) for name, run in runs.items()}, asked.repeats)
+    rows = [(name, round(t.best, 4), round(t.middle, 4), f"{t.spread:.0%}") for name, t in times.items()]
+    print_table(f"\nfirst token after a prompt of {FIRST}, {precision}", ["side", "seconds, best", "median", "spread"], rows)
+    say_ratio({name: t.best for name, t in times.items()})
+
+
+def main() -> None:
+    """Every precision asked for."""
+    asked = arguments()
+    say_where("transformers", "ctranslate2")
+    for precision in ("fp32", "bf16"):
+        if asked.precision in (precision, "both"):
+            measure(precision, asked)
+
+
+if __name__ == "__main__":
+    main()

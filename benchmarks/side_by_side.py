@@ -1,0 +1,135 @@
+"""What the benchmarks share: who takes part, on what machine, and timing several sides in turns.
+
+Rates on one machine drift by tens of percent within minutes. Each repeat therefore runs every side once, A B C A B C, and a claim is
+the ratio of two sides of one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import import_module, metadata
+
+import qkv  # before torch: it asks for huge pages, which then hold for every side
+from qkv.inspection.machine import processor_name
+from qkv.report.table import print_table
+
+TIE = 0.15
+"""Two sides that differ by less are called equal: one side's repeats differ by as much."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one side's repeats."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def best(self) -> float:
+        """The shortest repeat: what the machine does when nothing else asks for it."""
+        return min(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """(longest - shortest) / shortest."""
+        return max(self.seconds) / self.best - 1
+
+    @property
+    def middle(self) -> float:
+        """The median repeat."""
+        return statistics.median(self.seconds)
+
+
+def in_turns(sides: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = 1) -> dict[str, Times]:
+    """Run every side ``warm_up`` times, then ``repeats`` times in turns: A B C A B C."""
+    for run in sides.values():
+        for _ in range(warm_up):
+            run()
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, run in sides.items():
+            seconds[name].append(seconds_of(run))
+    return {name: Times(tuple(found)) for name, found in seconds.items()}
+
+
+def seconds_of(run: Callable[[], object]) -> float:
+    """How long one call takes."""
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def compare(title: str, unit: str, amount: float, times: Mapping[str, Times], ours: Sequence[str] = ("qkv",)) -> float | None:
+    """Print ``amount`` per second for each side, and what the best of ``ours`` is to the best of the others; that ratio."""
+    own = min((t.best for name, t in times.items() if name in ours), default=None)
+    rows = [
+        (name, _rate(amount / t.best), _rate(amount / t.middle), f"{t.spread:.0%}", f"{t.best / own:.2f}" if own else "")
+        for name, t in times.items()
+    ]
+    print_table(f"\n{title}", ["side", f"{unit}, best", "median", "spread", "ours is"], rows)
+    return say_ratio({name: t.best for name, t in times.items()}, ours)
+
+
+def _rate(value: float) -> float:
+    return round(value) if value >= 100 else round(value, 1)
+
+
+def say_ratio(seconds: Mapping[str, float], ours: Sequence[str] = ("qkv",)) -> float | None:
+    """Print and return (best peer's seconds) / (our best seconds): above 1 we are faster. None without a peer or without ourselves."""
+    own = {name: s for name, s in seconds.items() if name in ours}
+    peers = {name: s for name, s in seconds.items() if name not in ours}
+    if not own or not peers:
+        print("ratio: none, because only one of the two kinds of sides took part")
+        return None
+    mine, best = min(own, key=own.__getitem__), min(peers, key=peers.__getitem__)
+    ratio = peers[best] / own[mine]
+    print(f"ratio {mine} / {best} (best peer): {ratio:.2f}" + (" (a tie)" if abs(ratio - 1) < TIE else ""))
+    return ratio
+
+
+def say_where(*packages: str) -> None:
+    """Print machine, versions, date and the settings that every side runs under."""
+    import torch
+
+    print(f"machine    {processor_name()}, {torch.get_num_threads()} threads used, {platform.system()} {platform.release()}")
+    versions = [f"{name} {version(name) or '(not installed)'}" for name in ("torch", *packages)]
+    print(f"versions   qkv {qkv.__version__}, Python {platform.python_version()}, {', '.join(versions)}")
+    print(f"date       {datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
+    print(f"settings   THP_MEM_ALLOC_ENABLE={os.environ.get('THP_MEM_ALLOC_ENABLE', '')} (huge pages), the same for every side")
+
+
+def version(package: str) -> str | None:
+    """The version of an installed package; None if it is not."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def available(name: str, module: str, wanted: bool = True) -> bool:
+    """True if a peer takes part; otherwise a line says why not."""
+    if not wanted:
+        print(f"left out: {name} (in a smoke run)")
+        return False
+    try:
+        import_module(module)
+    except ImportError as error:
+        print(f"left out: {name} ({error}); install it to compare")
+        return False
+    return True
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Options that every benchmark has."""
+    options = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    options.add_argument(
+        "--smoke", action="store_true", help="tiny sizes, qkv alone: only whether the script runs, no figure means anything"
+    )
+    options.add_argument("--repeats", type=int, default=5, help="how often each side is timed")
+    return options

@@ -1,0 +1,143 @@
+"""What attention costs, by the path that ``qkv.ops.attention.choose`` takes in training. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qkv.inspection.shares import FLOAT, Setting, Share, formula, last, linear
+from qkv.inspection.visible import block_pairs, visible_pairs
+from qkv.spec.branches import Attention
+from qkv.spec.parts import Alibi, Rope
+
+BAND = 256
+"""Queries of one band, and keys of one block of it."""
+TILE = 128
+"""Queries of one tile."""
+LARGEST_MASK = 1 << 24
+"""Pairs above which no dense mask is built."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How the scores of one head are computed.
+
+    pairs: (query, key) pairs that are multiplied.   mask: pairs of the dense mask that is kept.
+    weights: pairs whose softmax is kept, ``copies`` times.   joined: keys and values copied to lay a band's pieces side by side.
+    timed: True if the machine chooses among the paths of plain attention.
+    """
+
+    pairs: int
+    mask: int = 0
+    weights: int = 0
+    copies: int = 1
+    joined: int = 0
+    timed: bool = False
+
+    def tiled(self, at: Setting) -> bool:
+        """True if blocks of queries go through batched products, and the backward pass does so again."""
+        return self.timed and at.attention == "tiled"
+
+    def laid_out(self, at: Setting) -> bool:
+        """True if the products are plain batched ones and not torch's fused kernel."""
+        return bool(self.weights) or self.tiled(at)
+
+
+def scores_of(part: Attention, at: Setting) -> Scores:
+    """The path for whole sequences of ``at.length`` positions."""
+    length, every = at.length, at.length**2
+    visible = visible_pairs(part.mask, length)
+    alibi = isinstance(part.relative, Alibi)
+    plain = not alibi and (visible == every or (part.mask.causal and visible == length * (length + 1) // 2))
+    key_width, value_width = part.dims(at.width)
+    # Dropout keeps the weights, what it drew and their product; unequal widths keep torch from its fused kernel.
+    copies = 3 if part.dropout else 1 if key_width != value_width else 0
+    if length >= 4 * BAND and (banded := block_pairs(part.mask, length, BAND)) < every / 3:
+        joined = banded // BAND if part.mask.first_visible else 0
+        return Scores(banded, banded, banded if copies else 0, copies, joined)
+    if every > LARGEST_MASK and not plain and not part.dropout:
+        # Blocks without a visible key are left out, and the weights are computed again in the backward pass.
+        return Scores(block_pairs(part.mask, length, BAND))
+    # Where the scores are kept, the mask is part of them.
+    return Scores(every, 0 if plain or copies else every, every if copies else 0, copies, timed=plain and not copies)
+
+
+@formula(Attention)
+def attention(part: Attention, at: Setting) -> Share:
+    """Two linear maps and the scores between them."""
+    key_width, value_width = part.dims(at.width)
+    projected = part.num_heads * key_width + part.kv_heads * (key_width + value_width)
+    before = linear(at.width, projected, part.bias, at, saved=at.input)
+    after = last(linear(part.num_heads * value_width, at.width, part.bias, at))
+    scores = scores_of(part, at)
+    return before + after + _projected(part, at, scores) + _scored(part, at, scores) + _remembered(part, at)
+
+
+def _projected(part: Attention, at: Setting, scores: Scores) -> Share:
+    """q, k and v as they are kept, with what the norm of q and k adds."""
+    key_width, value_width = part.dims(at.width)
+    heads, shared = part.num_heads, part.kv_heads
+    queries_keys = (heads + shared) * key_width
+    saved = _kept(part, at, scores)
+    if part.qk_norm:
+        # Each vector times its scale, its root mean square, and in bf16 the vectors in fp32 once more.
+        saved += (queries_keys * (1 if at.item == FLOAT else 2) + heads + shared) * FLOAT
+        saved += 0 if scores.laid_out(at) else heads * key_width * at.item
+    gradients = queries_keys + (heads + shared) * value_width
+    return Share(parameters=2 * key_width if part.qk_norm else 0, saved=at.tokens * saved, working=at.tokens * gradients * at.item)
+
+
+def _kept(part: Attention, at: Setting, scores: Scores) -> int:
+    """Bytes of one position's queries, keys and values that the backward pass needs."""
+    key_width, value_width = part.dims(at.width)
+    heads, shared = part.num_heads, part.kv_heads
+    joined = (heads + shared) * key_width + shared * value_width
+    changed = isinstance(part.relative, Rope) or part.qk_norm
+    whole = heads * (2 * key_width + value_width)
+    if scores.laid_out(at):
+        # Batched products take heads one after the other: a copy, unless there is one row and no head is repeated.
+        item = FLOAT if scores.weights else at.item
+        if at.batch > 1 or heads != shared:
+            return whole * item + (joined * at.item if part.qk_norm else 0)
+        return joined * at.item + heads * key_width * item * (2 if scores.weights or changed else 1)
+    if scores.timed and at.attention == "sdpa, oneDNN" and heads != shared:
+        repeated = whole if changed else whole - heads * key_width
+        return (repeated + (joined if part.qk_norm or not changed else 0)) * at.item
+    return (joined + ((heads + shared) * key_width if changed else 0)) * at.item
+
+
+def _scored(part: Attention, at: Setting, scores: Scores) -> Share:
+    """Q K^T, softmax, and the product with V."""
+    key_width, value_width = part.dims(at.width)
+    rows = at.batch * part.num_heads
+    flops, every = 2 * rows * (key_width + value_width), at.length * at.length
+    seen = min(at.length, sum(_ring(part) or (at.length,)))
+    # A mask is one for all rows; ALiBi's differs from head to head.
+    mask = scores.mask * at.item * (part.num_heads if isinstance(part.relative, Alibi) else 1)
+    joined = scores.joined * at.batch * part.kv_heads * (key_width + value_width) * at.item
+    tiled = scores.tiled(at)
+    tile = 2 * rows * min(TILE, at.length) * at.length * at.item if tiled else 0
+    gradients = at.tokens * part.num_heads * (2 * key_width + 2 * value_width) * at.item
+    return Share(
+        flops=flops * every,
+        masked=flops * (every - visible_pairs(part.mask, at.length)),
+        skipped=flops * (every - scores.pairs),
+        step=flops * seen,
+        saved=mask + joined + FLOAT * rows * (scores.copies * scores.weights + (0 if tiled else at.length)),
+        working=FLOAT * rows * scores.weights * (1 if part.dropout else 2) + tile + (gradients if tiled else 0),
+        scores=rows * every * at.item,
+        calls=14,
+        step_calls=22,
+    )
+
+
+def _remembered(part: Attention, at: Setting) -> Share:
+    """Keys and values: of every position, or of a causal window a ring of the last ones and the sinks."""
+    kept = min(at.length, sum(_ring(part) or (at.length,)))
+    return Share(state=at.batch * kept * part.kv_heads * sum(part.dims(at.width)) * at.item)
+
+
+def _ring(part: Attention) -> tuple[int, int] | None:
+    """(window, sinks) of a mask whose keys leave for good."""
+    if not part.causal or part.mask.reach is None:
+        return None
+    return part.mask.reach, part.mask.first_visible

@@ -1,0 +1,210 @@
+"""The cost of every built-in part but attention, one function each. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qkv.inspection.shares import FLOAT, Setting, Share, formula, last, linear, share
+from qkv.spec import branches as branch
+from qkv.spec import parts
+from qkv.spec.model import Text
+
+MOST_LOGITS = 1 << 24
+"""Above this many logits the loss takes them in shares of about ``LOSS_SHARE``, at least ``FEWEST_ROWS`` positions each."""
+LOSS_SHARE = 1 << 23
+FEWEST_ROWS = 256
+
+# What an activation keeps besides its output, and whether its backward pass reads that output.
+_KEEPS_INPUT = {"gelu", "gelu_tanh", "silu", "relu2"}
+_READS_OUTPUT = {"relu", "sigmoid", "tanh"}
+
+
+@formula(branch.FeedForward)
+def feed_forward(part: branch.FeedForward, at: Setting) -> Share:
+    """Two linear maps with an activation between; dropout keeps what it drew and parts the activation's output from the map's input."""
+    hidden = part.hidden_at(at.width)
+    size = at.tokens * hidden * at.item
+    kept = part.activation in _KEEPS_INPUT
+    if part.dropout:
+        kept += 1 + (part.activation in _READS_OUTPUT)
+    gradients = 3 if part.activation == "relu2" else 1 if kept else 2
+    inner = Share(saved=kept * size, working=gradients * size, calls=1, step_calls=1)
+    return linear(at.width, hidden, part.bias, at, at.input) + inner + last(linear(hidden, at.width, part.bias, at))
+
+
+@formula(branch.GatedFeedForward)
+def gated_feed_forward(part: branch.GatedFeedForward, at: Setting) -> Share:
+    """Gate and value from one linear map, their product through another; gate, value and activated gate are kept."""
+    hidden = part.hidden_at(at.width)
+    size = at.tokens * hidden * at.item
+    kept = 2 + (part.activation != "identity") + (1 if part.dropout else 0)
+    inner = Share(saved=kept * size, working=2 * size, calls=3, step_calls=3)
+    return linear(at.width, 2 * hidden, part.bias, at, at.input) + inner + last(linear(hidden, at.width, part.bias, at))
+
+
+@formula(branch.LinearAttention)
+def linear_attention(part: branch.LinearAttention, at: Setting) -> Share:
+    """Scores inside chunks of C, and two products with the carried (Dk, Dk) sums a chunk."""
+    heads, chunk = part.num_heads, part.chunk
+    head_dim = at.width // heads
+    whole, rest = divmod(at.length, chunk)
+    chunks = whole + (rest > 0)
+    rows = at.batch * heads
+    pairs = whole * chunk * chunk + rest * rest
+    triangle = whole * chunk * (chunk + 1) // 2 + rest * (rest + 1) // 2
+    # Slices of the heads' layout are copied for batched products, unless one of the two axes is 1.
+    copied = 5 * (at.length - min(chunk, at.length)) + 2 * min(chunk, at.length) if at.batch > 1 and heads > 1 else 0
+    elements = at.batch * at.width * (7 * at.length + copied) + rows * (pairs + chunks * head_dim * (head_dim + 1) + 2 * at.length)
+    inner = Share(
+        flops=4 * rows * head_dim * (pairs + at.length * head_dim),
+        masked=4 * rows * head_dim * (pairs - triangle),
+        step=4 * rows * head_dim * (1 + head_dim),
+        saved=elements * at.item,
+        working=4 * at.tokens * at.width * at.item,
+        scores=rows * at.length * at.length * at.item,
+        state=rows * head_dim * (head_dim + 1) * at.item,
+        calls=6 + 18 * chunks,
+        step_calls=24,
+    )
+    # The output of the sums is what the last map keeps; it is counted there.
+    return linear(at.width, 3 * at.width, part.bias, at, at.input) + inner + last(linear(at.width, at.width, part.bias, at, 0))
+
+
+@formula(branch.TokenShift)
+def token_shift(part: branch.TokenShift, at: Setting) -> Share:
+    """One linear map of shifted features; the last G - 1 inputs are remembered."""
+    inner = Share(
+        working=2 * at.tokens * at.width * at.item,
+        state=at.batch * (part.groups - 1) * at.width * at.item,
+        calls=4,
+        step_calls=4,
+    )
+    return last(linear(at.width, at.width, True, at)) + inner
+
+
+@formula(branch.CausalConvolution)
+def causal_convolution(part: branch.CausalConvolution, at: Setting) -> Share:
+    """One linear map of K inputs side by side; gated, both halves and the sigmoid are kept. The last (K - 1) d inputs are remembered."""
+    inputs = part.kernel_size * at.width
+    inner = Share(
+        saved=3 * at.tokens * at.width * at.item if part.gated else 0,
+        working=at.tokens * inputs * at.item,
+        state=at.batch * part.tail * at.width * at.item,
+        calls=6,
+        step_calls=6,
+    )
+    return linear(inputs, (2 if part.gated else 1) * at.width, True, at) + inner
+
+
+@formula(branch.GRU)
+def gru(part: branch.GRU, at: Setting) -> Share:
+    """Input and recurrent gates, then a linear map; a step keeps its three gates, the candidate, two factors and h."""
+    hidden = part.hidden or at.width
+    inner = Share(
+        saved=7 * at.tokens * hidden * at.item,
+        working=2 * at.tokens * hidden * at.item,
+        state=at.batch * hidden * at.item,
+        calls=12 * at.length,
+        step_calls=16,
+    )
+    gates = linear(at.width, 3 * hidden, True, at, at.input) + linear(hidden, 3 * hidden, True, at, 0)
+    return gates + inner + last(linear(hidden, at.width, True, at))
+
+
+@formula(parts.LayerNorm)
+def layer_norm(part: parts.LayerNorm, at: Setting) -> Share:
+    """Keeps its input, and mean and deviation of each position."""
+    return _norm(at, at.width * (2 if part.bias else 1), 2, 1)
+
+
+@formula(parts.RMSNorm)
+def rms_norm(part: parts.RMSNorm, at: Setting) -> Share:
+    """Keeps its input and the root mean square of each position, and what the weight multiplies."""
+    saved = at.tokens * at.width * FLOAT if part.weight else 0
+    return _norm(at, at.width if part.weight else 0, 1, 4) + Share(saved=saved, working=3 * at.tokens * at.width * FLOAT)
+
+
+@formula(parts.BatchNorm)
+def batch_norm(part: parts.BatchNorm, at: Setting) -> Share:
+    """Keeps its input; the running statistics are no parameters."""
+    return _norm(at, 2 * at.width, 0, 2)
+
+
+def _norm(at: Setting, parameters: int, statistics: int, calls: int) -> Share:
+    kept = at.tokens * (at.width + statistics) * FLOAT
+    return Share(parameters=parameters, saved=kept, working=at.tokens * at.width * FLOAT, calls=calls, step_calls=calls)
+
+
+@formula(parts.NoNorm)
+def no_norm(part: parts.NoNorm, at: Setting) -> Share:
+    """Nothing."""
+    return Share()
+
+
+@formula(parts.Add)
+def add(part: parts.Add, at: Setting) -> Share:
+    """A sum keeps nothing."""
+    return Share(calls=1, step_calls=1)
+
+
+@formula(parts.Scaled)
+def scaled(part: parts.Scaled, at: Setting) -> Share:
+    """One weight a feature; keeps what it scales."""
+    return Share(parameters=at.width, saved=at.tokens * at.width * at.item, calls=2, step_calls=2)
+
+
+@formula(parts.Gated)
+def gated(part: parts.Gated, at: Setting) -> Share:
+    """One gate; keeps what it scales."""
+    return Share(parameters=1, saved=at.tokens * at.width * at.item, calls=3, step_calls=3)
+
+
+@formula(parts.NoResidual)
+def no_residual(part: parts.NoResidual, at: Setting) -> Share:
+    """Nothing."""
+    return Share()
+
+
+@formula(parts.Learned)
+def learned(part: parts.Learned, at: Setting) -> Share:
+    """A table of one vector a position."""
+    return Share(parameters=at.context_length * at.width, calls=2, step_calls=2)
+
+
+@formula(parts.Sinusoidal)
+def sinusoidal(part: parts.Sinusoidal, at: Setting) -> Share:
+    """Computed, not kept."""
+    return Share(calls=8, step_calls=8)
+
+
+@formula(parts.NoPositions)
+def no_positions(part: parts.NoPositions, at: Setting) -> Share:
+    """Nothing."""
+    return Share()
+
+
+@formula(Text)
+def text(part: Text, at: Setting) -> Share:
+    """The token table and what its position vectors cost; dropout keeps what it drew."""
+    width = at.width if part.join == "add" else at.width // 2
+    drawn = at.tokens * at.width * FLOAT if part.dropout else 0
+    return Share(parameters=at.vocab_size * width, saved=drawn, calls=3, step_calls=3) + share(part.positions, replace(at, width=width))
+
+
+@formula(parts.LanguageModelHead)
+def head(part: parts.LanguageModelHead, at: Setting) -> Share:
+    """Logits and the cross entropy over them. A tied head's matrix is the token table and is counted there."""
+    product = linear(at.width, at.vocab_size, part.bias, at)
+    logits = at.tokens * at.vocab_size
+    if logits <= MOST_LOGITS:
+        # Kept: log probabilities. Their gradient, the logits' and, in bf16, its rounded copy follow.
+        extra = at.item if at.item != FLOAT else 0
+        loss = Share(saved=logits * (FLOAT + (at.item if part.softcap else 0)), working=logits * (2 * FLOAT + extra))
+    else:
+        # The gradients of head and input are taken share by share in the forward pass and scaled in the backward pass.
+        rows = max(FEWEST_ROWS, LOSS_SHARE // at.vocab_size)
+        table, vectors = at.vocab_size * at.width * FLOAT, at.tokens * at.width * FLOAT
+        product = replace(product, saved=table + vectors)
+        loss = Share(working=table + max(vectors, 3 * rows * at.vocab_size * FLOAT))
+    tied = at.vocab_size * at.width if part.tied else 0
+    return replace(product, parameters=product.parameters - tied, matrices=0) + loss + Share(calls=3)

@@ -1,0 +1,73 @@
+"""What this machine can do, measured once and kept: the figures that turn work into time."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from platformdirs import user_cache_dir
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates that a model's own operators reach here.
+
+    processor: its name and the number of threads, as ``processor_name`` gives it.
+    flops: multiply-adds of a large matrix product, counted as two, in FLOP/s, by precision.
+    bandwidth: bytes/s of a matrix–vector product whose matrix does not fit the caches.
+    call: seconds that one small operator takes, forward, its entry and exit included.
+    """
+
+    processor: str
+    flops: dict[str, float]
+    bandwidth: float
+    call: float
+
+    def flops_at(self, precision: str) -> float:
+        """FLOP/s at ``precision``; the fp32 rate stands in for one that was not measured."""
+        return self.flops.get(precision, self.flops["fp32"])
+
+
+def processor_name() -> str:
+    """For example ``AMD EPYC, 2 threads``."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        lines = (line.partition(":") for line in cpuinfo.read_text(errors="replace").splitlines())
+        name = next((value.strip() for key, _, value in lines if key.strip() == "model name"), name)
+    return f"{name}, {os.cpu_count()} threads"
+
+
+def machine_file() -> Path:
+    """``machine.json`` in the user's cache, or in the folder that the environment variable QKV_CACHE names."""
+    return Path(os.environ.get("QKV_CACHE") or user_cache_dir("qkv")) / "machine.json"
+
+
+def stored_machine() -> Machine | None:
+    """The stored figures; None if there are none, if they cannot be read, or if they belong to another processor."""
+    try:
+        machine = Machine(**json.loads(machine_file().read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    return machine if machine.processor == processor_name() else None
+
+
+def store_machine(machine: Machine) -> Path:
+    """Write the figures whole or not at all; the file's path. Raises OSError if the cache cannot be written."""
+    path = machine_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(asdict(machine), file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return path

@@ -1,0 +1,158 @@
+"""The same quantities as ``qkv.inspection.cost``, measured on the model itself."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from qkv.data.batch import Batch
+from qkv.inspection.cost import Cost
+from qkv.inspection.machine import Machine
+from qkv.inspection.memory import LiveBytes
+from qkv.models.build import build
+from qkv.models.transformer import Transformer
+from qkv.ops.attention import choose, reference
+from qkv.state.tree import nbytes
+
+_DECODED = 16
+"""Tokens over which decoding is timed."""
+
+
+class Update(Protocol):
+    """One training step of a model, and the tensors that its optimiser remembers."""
+
+    def __call__(self, batch: Batch) -> None: ...
+
+    def remembered(self) -> Iterable[Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Row:
+    """One quantity, predicted and measured."""
+
+    quantity: str
+    unit: str
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """How far the prediction lies above (+) or below (-) the measurement, as a share of it."""
+        return (self.predicted - self.measured) / self.measured if self.measured else float(self.predicted != 0)
+
+
+def check(cost: Cost, update_of: Callable[[Transformer], Update], machine: Machine | None = None) -> list[Row]:
+    """Build the model of ``cost`` and hold the figures against it; tokens per second too if the machine is known.
+
+    ``update_of`` makes the training step of a model.
+    """
+    model = build(cost.model)
+    model.recompute = cost.training.recompute
+    update, batch = update_of(model), _batch(cost)
+    forward, training = count_flops(cost)
+    rows = [
+        Row("parameters", "", cost.parameters, sum(p.numel() for p in model.parameters())),
+        Row("FLOPs, forward", "FLOP", cost.forward_flops, forward),
+        Row("FLOPs, training step", "FLOP", cost.train_flops, training),
+        Row("peak memory, training step", "B", cost.memory.peak, peak_bytes(model, update, batch)),
+    ]
+    if machine:
+        per_update = cost.training.accumulate * cost.tokens
+        rows.append(Row("training", "tokens/s", cost.speed(machine).train, per_update / seconds(lambda: update(batch))))
+    return rows + _decoding(cost, machine, model, batch.ids) if cost.model.causal else rows
+
+
+def _batch(cost: Cost) -> Batch:
+    assert cost.model.vocab_size is not None
+    ids = torch.randint(cost.model.vocab_size, (cost.batch_size, cost.length + 1), generator=torch.Generator().manual_seed(0))
+    return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+
+
+def count_flops(cost: Cost) -> tuple[int, int]:
+    """(forward, whole training step) by torch's FLOP counter.
+
+    Counted on the meta device, where tensors have shapes and no values, with the reference path of attention: whole score
+    matrices, in operators that the counter knows, and the same on every machine.
+    """
+    with torch.device("meta"):
+        model = build(cost.model)
+        ids = torch.zeros(cost.batch_size, cost.length, dtype=torch.long)
+    model.recompute = cost.training.recompute
+    with _reference_attention(), torch.device("meta"):
+        with FlopCounterMode(display=False) as forward, torch.no_grad():
+            model(ids)
+        with FlopCounterMode(display=False) as training:
+            logits, _ = model(ids)
+            logits.sum().backward()
+    return forward.get_total_flops(), cost.training.accumulate * training.get_total_flops()
+
+
+@contextlib.contextmanager
+def _reference_attention() -> Iterator[None]:
+    usual = dict(choose.TWINS)
+    choose.TWINS.update(dict.fromkeys(usual, reference.attention))
+    try:
+        yield
+    finally:
+        choose.TWINS.update(usual)
+
+
+def peak_bytes(model: nn.Module, update: Update, batch: Batch) -> int:
+    """Most bytes of live tensors during a training step, weights and optimiser included, after one step to fill the latter."""
+    update(batch)
+    with LiveBytes([*model.parameters(), *model.buffers(), *update.remembered(), batch.ids, batch.targets]) as memory:
+        update(batch)
+    return memory.peak
+
+
+def _decoding(cost: Cost, machine: Machine | None, model: Transformer, ids: Tensor) -> list[Row]:
+    model.eval()
+    if cost.precision == "bf16":
+        model.to(torch.bfloat16)
+    rows = [Row("decoding state", "B", cost.state_bytes(), nbytes(model.init_state(cost.batch_size, cost.length)))]
+    if machine is None:
+        return rows
+    speed = cost.speed(machine)
+    with torch.inference_mode():
+        rows.append(Row("prefill", "tokens/s", speed.prefill, cost.tokens / seconds(lambda: _fill(model, ids))))
+        rows.append(Row("decoding", "tokens/s", speed.decode, cost.batch_size / _step_seconds(model, ids)))
+    return rows
+
+
+def _fill(model: Transformer, ids: Tensor) -> None:
+    model(ids, model.init_state(ids.shape[0], ids.shape[1]))
+
+
+def _step_seconds(model: Transformer, ids: Tensor) -> float:
+    """Median seconds of one more token in each row, over the last positions of ``ids``."""
+    state = model.init_state(ids.shape[0], ids.shape[1])
+    first = max(ids.shape[1] - _DECODED, 0)
+    taken = []
+    for start, stop in [(0, first), *((i, i + 1) for i in range(first, ids.shape[1]))]:
+        began = time.perf_counter()
+        _, state = model(ids[:, start:stop], state)
+        taken.append(time.perf_counter() - began)
+    return _median(taken[1:])
+
+
+def seconds(work: Callable[[], object], budget: float = 2.0, most: int = 20) -> float:
+    """Median time of ``work`` over at least three and at most ``most`` repeats within about ``budget`` seconds, after one to warm up."""
+    work()
+    taken: list[float] = []
+    began = time.perf_counter()
+    while len(taken) < 3 or (len(taken) < most and time.perf_counter() - began < budget):
+        start = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - start)
+    return _median(taken)
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]

@@ -1,0 +1,50 @@
+"""Bytes of live tensors, followed operator by operator."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+
+class LiveBytes(TorchDispatchMode):
+    """``now`` and ``peak``: bytes of the storages that exist, counted once each however many tensors view them.
+
+    A storage is met as an operator's output and let go when the last tensor on it dies; autograd's saved tensors are
+    tensors like any other. Scratch that a kernel takes and gives back inside one operator is not seen. ``known`` holds what
+    existed before, such as the weights.
+    """
+
+    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        self.now = 0
+        self.peak = 0
+        for tensor in known:
+            self._meet(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for value in tree_iter(out):
+            if isinstance(value, Tensor):
+                self._meet(value)
+        return out
+
+    def _meet(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._alive:
+            return
+        size = storage.nbytes()
+
+        def gone(_: object) -> None:
+            del self._alive[key]
+            self.now -= size
+
+        self._alive[key] = weakref.ref(storage, gone)
+        self.now += size
+        self.peak = max(self.peak, self.now)
