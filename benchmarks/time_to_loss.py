@@ -38,6 +38,8 @@ from side_by_side import parser, say_where
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 OURS = {"cpu": RECIPES / "char_shakespeare_cpu.yaml", "fast": RECIPES / "char_shakespeare_fast.yaml"}
 ROWS = 64
+POINTS = 9
+"""How often a run of ours is validated; its time to a loss is known to that step."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,7 @@ def train_qkv(side: str, source: str, validation: np.ndarray, seed: int, smoke: 
     if smoke:
         changes += ["training.steps=4", "training.schedule.warmup=1"]
     recipe, clock = qkv.read_recipe(OURS[side], changes), Clock()
+    recipe = qkv.override(recipe, [f"training.validation.every={max(1, recipe.training.steps // POINTS)}"])
     with tempfile.TemporaryDirectory() as folder:
         run = qkv.train(recipe, out=Path(folder) / "run", on_event=clock)
     model = run.model.eval()

@@ -1,0 +1,57 @@
+"""Every benchmark runs in its smallest form, without peers, and says where it ran. Its figures are not looked at."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = {"side_by_side", "gpt_models"}
+SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in SHARED)
+
+PRINTS: dict[str, tuple[str, ...]] = {
+    "attention": ("causal attention", "chosen", "ratio chosen / torch sdpa"),
+    "decode": ("left out: transformers", "batch 32", "first token after a prompt of 512, fp32", "first token after a prompt of 512, bf16"),
+    "linear": ("GFLOP/s", "chosen", "GB/s of weights"),
+    "startup": ("import qkv", "qkv --help"),
+    "time_to_loss": ("left out: nanoGPT", "loss over the whole validation split", "qkv fast"),
+    "train_step": ("left out: nanoGPT", "fp32", "bf16", "ratio: none"),
+}
+"""Parts of what each prints, in order."""
+
+
+def run(script: Path, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
+    command = [sys.executable, "-W", "error", str(script), *options]
+    return subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8", cwd=folder, env=environment, timeout=60)
+
+
+def test_every_benchmark_is_run() -> None:
+    assert {path.stem for path in SCRIPTS} == PRINTS.keys()
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_benchmark(script: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat and the dog sat on the log\n" * 60)
+    done = run(script, tmp_path, "--smoke", "--repeats", "1", *(("--data", str(text)) if script.stem == "time_to_loss" else ()))
+    assert done.returncode == 0, done.stderr
+    rest = done.stdout
+    for part in ("machine ", "versions ", "date ", *PRINTS[script.stem]):
+        assert part in rest, f"{script.name} should print {part!r} after what came before it, but left {rest!r}"
+        rest = rest[rest.index(part) + len(part) :]
+
+
+@pytest.mark.parametrize("name", ["train_step", "time_to_loss"])
+def test_a_folder_that_is_no_checkout_gets_a_sentence(name: str, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat\n" * 100)
+    data = ("--data", str(text)) if name == "time_to_loss" else ()
+    done = run(ROOT / "benchmarks" / f"{name}.py", tmp_path, "--smoke", "--nanogpt", str(tmp_path), *data)
+    assert done.returncode == 1
+    assert "holds no model.py; give the folder of a nanoGPT checkout" in done.stderr
+    assert "Traceback" not in done.stderr
