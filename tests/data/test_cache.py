@@ -39,16 +39,16 @@ class Build:
 
 def test_it_is_made_once(own_cache: Path) -> None:
     build = Build()
-    assert [stored("key", load, build) for _ in range(3)] == ["good"] * 3
+    assert [stored("ids", "key", load, build) for _ in range(3)] == ["good"] * 3
     assert build.calls == 1
     assert [path.name for path in (own_cache / "ids").iterdir()] == ["key"]
 
 
 def test_what_is_damaged_is_made_anew(own_cache: Path) -> None:
-    stored("key", load, Build())
+    stored("ids", "key", load, Build())
     (own_cache / "ids" / "key" / "value").write_text("damaged")
-    assert stored("key", load, Build("new")) == "new"
-    assert stored("key", load, Build("never")) == "new"
+    assert stored("ids", "key", load, Build("new")) == "new"
+    assert stored("ids", "key", load, Build("never")) == "new"
 
 
 def test_another_process_may_be_faster(own_cache: Path) -> None:
@@ -57,7 +57,7 @@ def test_another_process_may_be_faster(own_cache: Path) -> None:
         (own_cache / "ids" / "key").mkdir()
         (own_cache / "ids" / "key" / "value").write_text("theirs")
 
-    assert stored("key", load, overtaken) == "theirs"
+    assert stored("ids", "key", load, overtaken) == "theirs"
     assert [path.name for path in (own_cache / "ids").iterdir()] == ["key"]
 
 
@@ -67,7 +67,7 @@ def test_nothing_stays_of_a_failure(own_cache: Path) -> None:
         raise UserError("the text is bad")
 
     with pytest.raises(UserError, match="the text is bad"):
-        stored("key", load, fail)
+        stored("ids", "key", load, fail)
     assert list((own_cache / "ids").iterdir()) == []
 
 
@@ -77,7 +77,7 @@ def test_what_a_killed_process_left_is_removed_after_a_day(own_cache: Path) -> N
     new.mkdir()
     before = time.time() - 2 * cache.ABANDONED
     os.utime(old, (before, before))
-    stored("key", load, Build())
+    stored("ids", "key", load, Build())
     assert (old.exists(), new.exists()) == (False, True)
 
 
@@ -88,7 +88,7 @@ def test_a_cache_that_cannot_be_written_is_replaced_for_this_process(
     monkeypatch.setenv("QKV_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with caplog.at_level(logging.WARNING):
-        assert stored("key", load, Build()) == "good"
+        assert stored("ids", "key", load, Build()) == "good"
     assert "cannot be written" in caplog.text
     assert (tmp_path / "file").read_text() == "in the way"
 
@@ -99,7 +99,7 @@ def test_a_full_disk_is_said_in_one_sentence(own_cache: Path, tmp_path: Path, mo
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(UserError) as caught:
-        stored("key", load, full)
+        stored("ids", "key", load, full)
     assert str(caught.value) == (
         f"the ids of the text can be written neither to the cache {own_cache / 'ids'} (No space left on device) "
         f"nor to {tmp_path} (No space left on device); make room, or name another folder with QKV_CACHE"
@@ -110,7 +110,7 @@ def test_a_full_disk_is_said_in_one_sentence(own_cache: Path, tmp_path: Path, mo
 def test_what_reads_back_damaged_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(UserError, match="reads back damaged"):
-        stored("key", load, Build("damaged"))
+        stored("ids", "key", load, Build("damaged"))
 
 
 def test_the_users_own_folder_is_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

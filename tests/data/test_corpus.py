@@ -158,8 +158,8 @@ def test_whatever_decides_the_ids_makes_another_folder(tmp_path: Path, monkeypat
     corpus_of(tmp_path, PROSE, fraction=0.3)
     corpus_of(tmp_path, PROSE, Packed())
     corpus_of(tmp_path, PROSE, LengthBuckets())
-    corpus_of(tmp_path, PROSE, tokenizer=schemes.Words(vocab_size=30))
-    corpus_of(tmp_path, PROSE, tokenizer=schemes.Words(vocab_size=31))
+    corpus_of(tmp_path, PROSE, tokenizer=schemes.Words(vocab_size=10))
+    corpus_of(tmp_path, PROSE, tokenizer=schemes.Words(vocab_size=11))
     assert counted.times == 7
     corpus_of(tmp_path, PROSE, LengthBuckets(buckets=3))
     assert counted.times == 7, "buckets are no matter of ids"
@@ -190,10 +190,9 @@ def test_a_given_tokenizer_is_used_as_it_is(tmp_path: Path) -> None:
         lambda folder: (folder / "validation.ids").unlink(),
         lambda folder: (folder / "counts.json").write_text("{"),
         lambda folder: (folder / "counts.json").write_text("[]"),
-        lambda folder: (folder / "counts.json").write_text('{"train": {}, "validation": {}}'),
-        lambda folder: (folder / "tokenizer.json").write_text("{}"),
+        lambda folder: (folder / "counts.json").write_text('{"dtype": "|u1", "splits": {"train": {}}}'),
     ],
-    ids=["ids", "documents", "missing", "no json", "other json", "empty counts", "tokenizer"],
+    ids=["ids", "documents", "missing", "no json", "other json", "empty counts"],
 )
 def test_a_damaged_folder_is_made_anew(damage: object, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted(monkeypatch)
@@ -202,6 +201,30 @@ def test_a_damaged_folder_is_made_anew(damage: object, tmp_path: Path, own_cache
     damage(folder)  # type: ignore[operator]
     assert corpus_of(tmp_path, PROSE).train.tolist() == before
     assert counted.times == 2
+
+
+def test_a_tokenizer_is_trained_once_and_again_if_its_file_is_damaged(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[object] = []
+    monkeypatch.setattr(module, "train", lambda scheme, texts: trained.append(scheme) or train(scheme, texts))
+    scheme = schemes.BPE(vocab_size=270)
+    before = [corpus_of(tmp_path, PROSE, tokenizer=scheme).train.tolist() for _ in range(2)]
+    assert trained == [scheme]
+    (folder,) = (own_cache / "tokenizers").iterdir()
+    (folder / "tokenizer.json").write_text("{}")
+    assert corpus_of(tmp_path, PROSE, tokenizer=scheme).train.tolist() == before[0] == before[1]
+    assert trained == [scheme, scheme]
+
+
+def test_a_run_that_goes_on_with_its_own_tokenizer_finds_the_same_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted(monkeypatch)
+    for scheme in SCHEMES:
+        corpus = corpus_of(tmp_path, PROSE, tokenizer=scheme)
+        corpus.tokenizer.save(tmp_path / "tokenizer.json")
+        data = Data(source=str(tmp_path / "text.txt"), tokenizer=scheme, validation_fraction=0.25)
+        assert np.array_equal(open_corpus(data, Tokenizer.load(tmp_path)).train, corpus.train)
+    assert counted.times == len(SCHEMES)
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("QKV_CACHE") or platformdirs.user_cache_dir("qkv")).expanduser()
 
 
-def stored(key: str, load: Callable[[Path], T | None], build: Callable[[Path], None]) -> T:
-    """``load`` of the folder ``key``, which ``build`` fills if it is not there or ``load`` gives None.
+def stored(shelf: str, key: str, load: Callable[[Path], T | None], build: Callable[[Path], None]) -> T:
+    """``load`` of the folder ``shelf``/``key``, which ``build`` fills if it is not there or ``load`` gives None.
 
     A cache that cannot be written is replaced by a temporary folder for this process. Raises ``UserError`` if that fails too.
     """
-    home = cache_folder() / "ids"
+    home = cache_folder() / shelf
     found = load(home / key)
     if found is not None:
         return found
@@ -48,7 +48,7 @@ def stored(key: str, load: Callable[[Path], T | None], build: Callable[[Path], N
         return _built(temporary / key, load, build)
     except OSError as error:
         raise UserError(
-            f"the ids of the text can be written neither to the cache {home} ({refused.strerror}) "
+            f"the {shelf} of the text can be written neither to the cache {home} ({refused.strerror}) "
             f"nor to {tempfile.gettempdir()} ({error.strerror}); make room, or name another folder with QKV_CACHE"
         ) from None
 

@@ -6,8 +6,9 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -121,19 +122,32 @@ def open_corpus(data: spec.Data, tokenizer: Tokenizer | None = None) -> Corpus:
     Raises ``UserError`` for a source that is missing, not UTF-8 or too short, and where the ids cannot be written.
     """
     source = resolve(data.source)
-    if tokenizer is None and trainer_of(data.tokenizer).sample == 0:
-        tokenizer = train(data.tokenizer, ())
-    folder = _key(source, data, tokenizer)
-    splits, tokenizer = stored(folder, _load, lambda partial: _build(partial, source, data, tokenizer))
+    parts = cache(lambda: _parts(source, data.validation_fraction))
+    tokenizer = tokenizer or _trained(source, data, parts)
+    splits = stored("ids", _ids_key(source, data, tokenizer), _load, lambda folder: _build(folder, source.name, parts(), tokenizer, data))
     return Corpus(source.name, tokenizer, splits)
 
 
-def _key(source: Source, data: spec.Data, tokenizer: Tokenizer | None) -> str:
+def _trained(source: Source, data: spec.Data, parts: Callable[[], dict[str, _Part]]) -> Tokenizer:
+    """The tokenizer of the training part, from the cache or made now."""
+    sample = trainer_of(data.tokenizer).sample
+    if sample == 0:
+        return train(data.tokenizer, ())
+
+    def build(folder: Path) -> None:
+        made = train(data.tokenizer, _sample(parts()[TRAIN], _separator(data), sample))
+        write_whole(folder / FILE_NAME, made.core.to_str().encode())
+
+    key = _key(source, data, [data.tokenizer.to_dict(), tokenizers.__version__])
+    return stored("tokenizers", key, _load_tokenizer, build)
+
+
+def _ids_key(source: Source, data: spec.Data, tokenizer: Tokenizer) -> str:
+    return _key(source, data, hashlib.sha256(tokenizer.core.to_str().encode()).hexdigest())
+
+
+def _key(source: Source, data: spec.Data, scheme: Any) -> str:
     """All that decides the ids, as a name for a folder."""
-    if tokenizer is None:
-        scheme: Any = [data.tokenizer.to_dict(), tokenizers.__version__]
-    else:
-        scheme = hashlib.sha256(tokenizer.core.to_str().encode()).hexdigest()
     fraction = None if source.validation else data.validation_fraction
     decides = [FORMAT, source.digest, fraction, scheme, _separator(data)]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]
@@ -169,22 +183,17 @@ def _parts(source: Source, fraction: float) -> dict[str, _Part]:
     return {TRAIN: _Part(source.train, 0, border), VALIDATION: _Part(source.train, border, count)}
 
 
-def _build(folder: Path, source: Source, data: spec.Data, tokenizer: Tokenizer | None) -> None:
-    """Fill ``folder`` with the ids and documents of both parts, the tokenizer, and last the counts."""
-    parts = _parts(source, data.validation_fraction)
-    separator = _separator(data)
-    if tokenizer is None:
-        tokenizer = train(data.tokenizer, _sample(parts[TRAIN], separator, trainer_of(data.tokenizer).sample))
-    with progress(f"encoding {source.name}", sum(part.stop - part.start for part in parts.values())) as advance:
-        counts = {}
-        for name, part in parts.items():
-            with (folder / f"{name}.ids").open("xb") as ids, (folder / f"{name}.documents").open("xb") as documents:
+def _build(folder: Path, name: str, parts: dict[str, _Part], tokenizer: Tokenizer, data: spec.Data) -> None:
+    """Fill ``folder`` with the ids and documents of both parts, and last the counts."""
+    counts = {}
+    with progress(f"encoding {name}", sum(part.stop - part.start for part in parts.values())) as advance:
+        for split, part in parts.items():
+            with (folder / f"{split}.ids").open("xb") as ids, (folder / f"{split}.documents").open("xb") as documents:
                 writer = _Writer(tokenizer, ids, documents)
-                for block in pieces(part.blocks(), tokenizer, separator):
+                for block in pieces(part.blocks(), tokenizer, _separator(data)):
                     advance(writer.write(block))
-                counts[name] = writer.finished(source.name)
-    write_whole(folder / FILE_NAME, tokenizer.core.to_str().encode())
-    write_whole(folder / "counts.json", json.dumps({name: asdict(found) for name, found in counts.items()}).encode())
+                counts[split] = asdict(writer.finished(name))
+    write_whole(folder / "counts.json", json.dumps({"dtype": tokenizer.dtype.str, "splits": counts}).encode())
 
 
 def _sample(part: _Part, separator: str | None, most: int | None) -> Iterator[str]:
@@ -230,13 +239,19 @@ class _Writer:
         return Counts(**self._count)
 
 
-def _load(folder: Path) -> tuple[dict[str, Split], Tokenizer] | None:
+def _load(folder: Path) -> dict[str, Split] | None:
     """What ``_build`` wrote, or None where it is missing, cut short or not what the counts say."""
     try:
-        counts = json.loads((folder / "counts.json").read_text(encoding="utf-8"))
-        tokenizer = Tokenizer.load(folder / FILE_NAME)
-        return {name: _split(folder, name, Counts(**counts[name]), tokenizer.dtype) for name in (TRAIN, VALIDATION)}, tokenizer
-    except (OSError, UserError, ValueError, KeyError, TypeError):
+        found = json.loads((folder / "counts.json").read_text(encoding="utf-8"))
+        return {name: _split(folder, name, Counts(**found["splits"][name]), np.dtype(found["dtype"])) for name in (TRAIN, VALIDATION)}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _load_tokenizer(folder: Path) -> Tokenizer | None:
+    try:
+        return Tokenizer.load(folder / FILE_NAME)
+    except UserError:
         return None
 
 
