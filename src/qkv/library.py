@@ -32,11 +32,16 @@ def find_recipe(
     is ``out``, by default ``runs/`` and the recipe's name. Raises ``UserError``.
     """
     path, folder = Path(source), Path(out) if out is not None else None
-    if path.suffix in SPEC_SUFFIXES or path.is_dir():
+    if not is_text(source):
         recipe = read_recipe(path, overrides, quick)
         return recipe, folder or (path if path.is_dir() else _folder(recipe.name or path.stem, quick))
     folder = folder or _folder(path.stem, quick)
     return _recipe_of_text(str(source), overrides, quick, folder if resume else None), folder
+
+
+def is_text(source: str | Path) -> bool:
+    """True if ``source`` would be read as a text or the name of one, not as a recipe or a run."""
+    return Path(source).suffix not in SPEC_SUFFIXES and not Path(source).is_dir()
 
 
 def _folder(name: str, quick: bool) -> Path:

@@ -32,18 +32,18 @@ def train_command(
 
     Of a text file alone, tokenizer, size and length of training are chosen to fit the text and this machine.
     """
-    from qkv.library import find_recipe
+    from qkv.library import find_recipe, is_text
 
     changes = [*(overrides or []), *(["training.tensorboard=true"] if tensorboard else [])]
     chosen, folder = find_recipe(recipe, changes, quick, out, resume=not fresh)
     if fresh:
         _set_aside(folder)
-    run_and_tell(chosen, folder)
+    run_and_tell(chosen, folder, chosen.description if is_text(recipe) else "")
 
 
-def run_and_tell(recipe: Recipe, folder: Path) -> Run:
-    """Train, and say at the end how it went and how to go on. Raises typer.Exit if it was stopped."""
-    from qkv.training.events import Ended, Event
+def run_and_tell(recipe: Recipe, folder: Path, note: str = "") -> Run:
+    """Train, and say at the end how it went and how to go on; ``note`` when a new run begins. Raises typer.Exit if it was stopped."""
+    from qkv.training.events import Ended, Event, Started
     from qkv.training.loop import train
     from qkv.training.show import Show
 
@@ -52,6 +52,8 @@ def run_and_tell(recipe: Recipe, folder: Path) -> Run:
     def tell(event: Event) -> None:
         if isinstance(event, Ended):
             ended.append(event)
+        if isinstance(event, Started) and not event.step and note:
+            typer.echo(note, err=True)
         show(event)
 
     with Show() as show:

@@ -22,11 +22,17 @@ from qkv.spec.tokenizers import BPE, Characters, Tokenizer
 from qkv.spec.training import Checkpoints, Muon, Training, Validation, WarmupStableDecay
 
 MINUTES = 5.0
-"""How long a text is trained on."""
+"""The longest that a text is trained on."""
+EPOCHS = 16
+"""The most often that a text is read: beyond it, a model of these sizes learns it by heart."""
 
-_BATCH = 16
+_BATCH = 8
 _HEAD = 32
-_VOCABULARIES = (512, 1024, 2048, 4096, 8192)
+_FEWEST = 300
+"""Steps that even a tiny text needs before its model writes anything like it."""
+_VOCABULARIES = (512, 1024, 2048, 4096)
+_CHARACTERS = 3.0
+"""About how many characters one id of such a vocabulary stands for."""
 
 
 class _Size(NamedTuple):
@@ -38,30 +44,33 @@ _SIZES = (_Size(2, 64), _Size(3, 96), _Size(4, 128), _Size(4, 192), _Size(6, 256
 
 
 class _Fit(NamedTuple):
-    """A model, how many steps the time allows, and the loss to be expected."""
+    """A model, its size, how many steps time and text allow, and the loss to be expected."""
 
     model: Model
+    parameters: int
     steps: int
     loss: float
 
 
 def automatic(source: str, overrides: Iterable[str] = (), quick: bool = False, machine: Machine | None = None) -> Recipe:
-    """A recipe for the text ``source``, a file or a known data set, that trains about ``MINUTES`` on ``machine`` (default: this one).
+    """A recipe for the text ``source``, a file or a known data set, that trains at most about ``MINUTES`` on ``machine`` (default: this one).
 
     Tokenizer: characters for a short text, else byte-pair encoding whose vocabulary grows with the text. Size: of a ladder of models the
-    one with the least loss to be expected after that time, see ``expected_loss``. Raises ``UserError`` if the text cannot be read.
+    one with the least loss to be expected after that time (``expected_loss``), but no more than 4 parameters for each token of the text.
+    Raises ``UserError`` if the text cannot be read.
     """
-    found = resolve(source).train.size()
-    tokenizer = _tokenizer(found.bytes)
-    vocabulary, characters = (tokenizer.vocab_size, 3.0) if isinstance(tokenizer, BPE) else (128, 1.0)
-    tokens = max(1.0, 0.9 * found.characters / characters)
+    length = resolve(source).train.size()
+    tokenizer = _tokenizer(length.bytes)
+    vocabulary = tokenizer.vocab_size if isinstance(tokenizer, BPE) else 128
+    tokens = max(1.0, length.characters / (_CHARACTERS if isinstance(tokenizer, BPE) else 1.0))
     machine = machine or _machine()
-    best = min((_fit(size, tokens, vocabulary, machine) for size in _SIZES), key=lambda fit: fit.loss)
-    # The vocabulary that training fills in is the tokenizer's own.
-    model = best.model.changed(frontend=Text(positions=NoPositions()))
+    fits = [_fit(size, tokens, vocabulary, machine) for size in _SIZES]
+    best = min([fits[0], *(fit for fit in fits if fit.parameters <= 4 * tokens)], key=lambda fit: fit.loss)
+    model = best.model.changed(frontend=Text(positions=NoPositions()))  # the tokenizer itself says how many ids it has
     recipe = Recipe(
         name=Path(source).stem,
-        description=f"Tokenizer, size and steps chosen for this text of {found.characters:,} characters and this machine.",
+        description=f"{length.characters:,} characters, {_named(tokenizer)}, {len(model.layers)} layers of width {model.width}, "
+        f"{best.steps:,} steps: chosen for this text and this machine.",
         data=Data(source=source, tokenizer=tokenizer),
         model=model,
         training=_training(best.steps),
@@ -92,23 +101,25 @@ def _fit(size: _Size, tokens: float, vocabulary: int, machine: Machine) -> _Fit:
         blocks=(Block(branches=branches, norm=RMSNorm()),),
         norm=RMSNorm(),
     )
-    costs = cost(model, _BATCH, training=_training(1))
-    steps = max(20, int(60 * MINUTES * costs.speed(machine).train / (_BATCH * context)))
-    return _Fit(model, steps, expected_loss(costs.parameters, steps * _BATCH * context, tokens))
+    found = cost(model, _BATCH, training=_training(1))
+    read = min(60 * MINUTES * found.speed(machine).train, EPOCHS * tokens)
+    steps = max(_FEWEST, round(read / (_BATCH * context)))
+    return _Fit(model, found.parameters, steps, expected_loss(found.parameters, steps * _BATCH * context, tokens))
 
 
 def _context(tokens: float) -> int:
-    """128, or less where the tenth of the text that is held out is shorter."""
-    return next((length for length in (128, 64, 32, 16, 8) if tokens / 9 > 2 * length), 4)
+    """128 positions, or fewer where the tenth of the text that is held out is shorter."""
+    return next((length for length in (128, 64, 32, 16, 8) if tokens / 10 > 2 * length), 4)
 
 
 def _tokenizer(size: int) -> Tokenizer:
-    wanted = size / 1000
-    return (
-        Characters()
-        if wanted < _VOCABULARIES[0] / 2
-        else BPE(vocab_size=max(v for v in _VOCABULARIES if v == _VOCABULARIES[0] or v <= wanted))
-    )
+    """Characters, or of the byte-pair vocabularies the largest with at least 500 bytes of text for each id."""
+    fitting = [vocabulary for vocabulary in _VOCABULARIES if 500 * vocabulary <= size]
+    return BPE(vocab_size=fitting[-1]) if fitting else Characters()
+
+
+def _named(tokenizer: Tokenizer) -> str:
+    return f"{tokenizer.vocab_size:,} byte pairs" if isinstance(tokenizer, BPE) else tokenizer.kind
 
 
 def _training(steps: int) -> Training:
