@@ -237,7 +237,7 @@ def test_the_real_data_is_what_was_published(name: str, sizes: tuple[int, int], 
     monkeypatch.setenv("QKV_DATA", REAL)
     monkeypatch.setattr(sources, "download", None)
     source = resolve(name)
-    assert (source.train.size().characters, source.validation.size().characters if source.validation else 0) == sizes
+    assert (source.train.characters(), source.validation.characters() if source.validation else 0) == sizes
 
 
 REAL = os.environ.get("QKV_DATA", "")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.data import text as module
-from qkv.data.text import Size, Text
+from qkv.data.text import Text
 from qkv.spec.errors import UserError
 
 SAMPLE = "Zwölf\r\nBoxkämpfer — 漢字 👍🏽\x00\n\n" * 5
@@ -27,7 +27,7 @@ def test_blocks_of_any_size_join_to_the_text(content: str, block: int, start: in
         assert "".join(text.blocks(start, start + length)) == content[start : start + length]
         assert "".join(text.blocks(start)) == content[start:]
         assert all(text.blocks(start, start + length))
-        assert text.size() == Size(len(content), len(content.encode()))
+        assert text.characters() == len(content)
         assert text.digest() == hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -43,7 +43,7 @@ def test_gzip_is_told_by_its_first_bytes(tmp_path: Path) -> None:
 def test_a_byte_order_mark_is_dropped_at_the_beginning_only() -> None:
     text = Text.of_string("\ufeffa\ufeffb", "x")
     assert "".join(text.blocks()) == "a\ufeffb"
-    assert text.size() == Size(3, 5)
+    assert text.characters() == 3
 
 
 @pytest.mark.parametrize("block", [3, 1 << 18])
@@ -64,7 +64,7 @@ def test_what_is_not_utf8_is_refused_with_its_place(
     for name, data in (("plain", content), ("packed", gzip.compress(content))):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(UserError) as caught:
-            Text.of_file(tmp_path / name).size()
+            Text.of_file(tmp_path / name).characters()
         assert str(caught.value) == f"{tmp_path / name} is not UTF-8 text: {sentence}; convert the file to UTF-8"
 
 
@@ -73,12 +73,12 @@ def test_a_damaged_gzip_file_is_refused(damage: object, tmp_path: Path) -> None:
     path = tmp_path / "x.gz"
     path.write_bytes(damage(gzip.compress(SAMPLE.encode() * 50)))  # type: ignore[operator]
     with pytest.raises(UserError, match=r"x\.gz is a damaged gzip file: "):
-        Text.of_file(path).size()
+        Text.of_file(path).characters()
 
 
 def test_a_file_that_went_away_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"gone\.txt cannot be read: No such file or directory"):
-        Text.of_file(tmp_path / "gone.txt").size()
+        Text.of_file(tmp_path / "gone.txt").characters()
 
 
 def test_a_file_is_closed_when_reading_stops_early(tmp_path: Path) -> None:

@@ -169,9 +169,9 @@ class _Part(NamedTuple):
 
 
 def _parts(source: Source, fraction: float) -> dict[str, _Part]:
-    count = source.train.size().characters
+    count = source.train.characters()
     if source.validation:
-        return {TRAIN: _Part(source.train, 0, count), VALIDATION: _Part(source.validation, 0, source.validation.size().characters)}
+        return {TRAIN: _Part(source.train, 0, count), VALIDATION: _Part(source.validation, 0, source.validation.characters())}
     if not count:
         raise UserError(f"data.source: {source.name!r} is empty; a text needs at least {2 * LEAST} characters")
     border = int(count * (1 - fraction))

@@ -11,19 +11,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from qkv.spec.errors import UserError
 
 BLOCK = 1 << 18
 """Bytes that are read at once."""
-
-
-class Size(NamedTuple):
-    """How long a text is."""
-
-    characters: int
-    bytes: int
 
 
 class Text:
@@ -59,13 +52,9 @@ class Text:
             digest.update(block)
         return digest.hexdigest()
 
-    def size(self) -> Size:
-        """Read all, and count. Raises ``UserError`` for bytes that are not UTF-8."""
-        characters = in_bytes = 0
-        for block in self.blocks():
-            characters += len(block)
-            in_bytes += len(block) if block.isascii() else len(block.encode())
-        return Size(characters, in_bytes)
+    def characters(self) -> int:
+        """How many there are. Raises ``UserError`` for bytes that are not UTF-8."""
+        return sum(map(len, self.blocks()))
 
     def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
         """Characters ``start`` to ``stop`` in blocks. Raises ``UserError`` with byte and line where the bytes are not UTF-8."""
