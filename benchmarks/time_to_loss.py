@@ -146,7 +146,7 @@ def train_qkv(side: str, source: str, validation: np.ndarray, seed: int, smoke: 
     """A recipe through ``qkv.train``."""
     changes = [f"training.seed={seed}", f"data.source={source}", "training.validation.batches=null"]
     if smoke:
-        changes += ["training.steps=4", "training.schedule.warmup=1"]
+        changes += ["training.steps=4", "training.schedule.warmup=1", "sample.max_new_tokens=4"]
     recipe, clock = qkv.read_recipe(OURS[side], changes), Clock()
     recipe = qkv.override(recipe, [f"training.validation.every={max(1, recipe.training.steps // POINTS)}"])
     with tempfile.TemporaryDirectory() as folder:

@@ -1,0 +1,80 @@
+"""Every recipe is read, built and trained for a few steps in its short form, and says what it reached, where and when."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+import qkv
+from qkv.report.figures import fixed
+from qkv.spec.model import Text
+from qkv.spec.overrides import override
+
+RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
+README = RECIPES[0].parent / "README.md"
+TEXT = "the cat sat on the mat and the dog sat on the log, and neither of them saw the frog\n" * 80
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture(params=RECIPES, ids=lambda path: path.stem)
+def path(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+def test_it_describes_itself(path: Path) -> None:
+    recipe = qkv.read_recipe(path)
+    assert recipe.name == path.stem
+    assert recipe.description.endswith(".")
+    assert recipe.quick
+
+
+def test_it_is_built(path: Path) -> None:
+    spec = qkv.read_recipe(path).model
+    model = qkv.build(spec.changed(frontend=spec.frontend.changed(vocab_size=65)))
+    assert isinstance(spec.frontend, Text)
+    assert sum(p.numel() for p in model.parameters()) == qkv.cost(model.spec).parameters
+
+
+def test_its_results_say_where_they_come_from(path: Path) -> None:
+    results = qkv.read_recipe(path).results
+    assert results
+    for result in results:
+        assert result.metric
+        assert math.isfinite(result.value)
+        assert len(result.seeds) == len(set(result.seeds)) >= 1
+        assert (result.spread is None) == (len(result.seeds) == 1)
+        assert result.minutes is not None
+        assert result.minutes > 0
+        assert re.fullmatch(r"\d+ cores", result.machine)
+        assert date.fromisoformat(result.date)
+        assert (result.published is None) == (not result.source)
+
+
+def test_the_page_shows_its_results(path: Path) -> None:
+    lines = [line for line in README.read_text(encoding="utf-8").splitlines() if f"[{path.stem}]({path.name})" in line]
+    assert lines
+    for result in qkv.read_recipe(path).results[:1]:
+        assert any(fixed(result.value) in line for line in lines), f"{README.name} does not say {fixed(result.value)}"
+
+
+def test_it_trains_in_its_short_form(path: Path, tiny: Path, tmp_path: Path) -> None:
+    recipe = override(qkv.read_recipe(path, quick=True), [f"data.source={tiny}", "training.steps=4", "training.schedule.warmup=1"])
+    recipe = override(recipe, ["training.batch_size=2", "training.validation.batches=1", "sample.max_new_tokens=2"])
+    losses = [row["loss"] for row in qkv.train(recipe, tmp_path / "run", on_event=lambda _: None).metrics if row.get("loss") is not None]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
+
+
+def test_the_short_form_is_shorter(path: Path) -> None:
+    full, short = qkv.read_recipe(path).training, qkv.read_recipe(path, quick=True).training
+    assert short.steps <= full.steps / 5
