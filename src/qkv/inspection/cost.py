@@ -92,23 +92,23 @@ class Cost:
 
     def state_bytes(self, length: int | None = None) -> int:
         """Bytes that the batch's decoding state takes after ``length`` positions, with room for as many."""
-        return self._at(length).total.state + _COUNTERS * self.batch_size
+        return self.at(length).total.state + _COUNTERS * self.batch_size
 
     def step_flops(self, length: int | None = None) -> int:
         """FLOPs of one more token in each row, after ``length`` positions."""
-        return self._at(length).total.step
+        return self.at(length).total.step
 
     def step_bytes(self, length: int | None = None) -> int:
         """Bytes read for one more token in each row: the weights once, but of a table that is only looked up, and the state."""
         looked_up = self.parts["embedding"].parameters - (_table(self.model) if self.model.head.tied else 0)
         return PRECISIONS[self.precision] * (self.parameters - looked_up) + self.state_bytes(length)
 
-    def _at(self, length: int | None) -> Cost:
-        return (
-            self
-            if length in (None, self.length)
-            else cost(self.model, self.batch_size, length, self.precision, self.training, self.attention)
-        )
+    def at(self, length: int | None = None, attention: str | None = None) -> Cost:
+        """The same for rows of another length, or with attention on another path."""
+        length, attention = length or self.length, attention or self.attention
+        if (length, attention) == (self.length, self.attention):
+            return self
+        return cost(self.model, self.batch_size, length, self.precision, self.training, attention)
 
     def speed(self, machine: Machine) -> Speed:
         """Products at the machine's FLOP/s, what is kept in and out of memory once a pass, and each operator's own time.

@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from platformdirs import user_cache_dir
+from qkv.data.cache import cache_folder
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,17 @@ def processor_name() -> str:
     return f"{name}, {os.cpu_count()} threads"
 
 
+def physical_memory() -> int | None:
+    """Bytes of memory that the machine has; None if the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
 def machine_file() -> Path:
     """``machine.json`` in the user's cache, or in the folder that the environment variable QKV_CACHE names."""
-    return Path(os.environ.get("QKV_CACHE") or user_cache_dir("qkv")) / "machine.json"
+    return cache_folder() / "machine.json"
 
 
 def stored_machine() -> Machine | None:

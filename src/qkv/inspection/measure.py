@@ -4,33 +4,59 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from qkv.data.batch import Batch
 from qkv.inspection.cost import Cost
-from qkv.inspection.machine import Machine
+from qkv.inspection.machine import Machine, physical_memory
 from qkv.inspection.memory import LiveBytes
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.ops.attention import choose, reference
+from qkv.ops.attention.problem import Problem
+from qkv.ops.masks import Causal, Sites
+from qkv.spec.branches import Attention
+from qkv.spec.errors import UserError
 from qkv.state.tree import nbytes
 
 _DECODED = 16
 """Tokens over which decoding is timed."""
 
 
-class Update(Protocol):
-    """One training step of a model, and the tensors that its optimiser remembers."""
+class Optimizer(Protocol):
+    """What a training step asks of an optimiser."""
 
-    def __call__(self, batch: Batch) -> None: ...
+    def step(self) -> None: ...
+    def zero_grad(self) -> None: ...
+    def state_dict(self) -> Mapping[str, Tensor]: ...
 
-    def remembered(self) -> Iterable[Tensor]: ...
+
+@dataclass(frozen=True)
+class Update:
+    """One training step of a model: ``accumulate`` passes over a batch, then new weights.
+
+    loss: (model, batch) -> (sum in nats, how many targets it is over).   precision: "fp32", or "bf16" for autocast.
+    """
+
+    model: Transformer
+    loss: Callable[[Transformer, Batch], tuple[Tensor, int]]
+    optimizer: Optimizer
+    accumulate: int = 1
+    precision: str = "fp32"
+
+    def __call__(self, batch: Batch) -> None:
+        for _ in range(self.accumulate):
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bf16"):
+                nats, count = self.loss(self.model, batch)
+            (nats / (count * self.accumulate)).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
 
 @dataclass(frozen=True)
@@ -51,22 +77,48 @@ class Row:
 def check(cost: Cost, update_of: Callable[[Transformer], Update], machine: Machine | None = None) -> list[Row]:
     """Build the model of ``cost`` and hold the figures against it; tokens per second too if the machine is known.
 
-    ``update_of`` makes the training step of a model.
+    ``update_of`` makes the training step of a model. Memory is predicted for the path that attention takes here. Raises
+    ``UserError`` if the step would not fit the memory of the machine.
     """
+    _fits(cost)
     model = build(cost.model)
-    model.recompute = cost.training.recompute
     update, batch = update_of(model), _batch(cost)
+    # One step fills the optimiser's state and lets every operation choose its path.
+    update(batch)
+    model.recompute = cost.training.recompute
+    memory = cost.at(attention=attention_path(cost)).memory
     forward, training = count_flops(cost)
     rows = [
         Row("parameters", "", cost.parameters, sum(p.numel() for p in model.parameters())),
         Row("FLOPs, forward", "FLOP", cost.forward_flops, forward),
         Row("FLOPs, training step", "FLOP", cost.train_flops, training),
-        Row("peak memory, training step", "B", cost.memory.peak, peak_bytes(model, update, batch)),
+        Row("peak memory, training step", "B", memory.peak, peak_bytes(update, batch)),
     ]
     if machine:
         per_update = cost.training.accumulate * cost.tokens
         rows.append(Row("training", "tokens/s", cost.speed(machine).train, per_update / seconds(lambda: update(batch))))
     return rows + _decoding(cost, machine, model, batch.ids) if cost.model.causal else rows
+
+
+def _fits(cost: Cost) -> None:
+    most = physical_memory()
+    if most is not None and cost.memory.peak > 0.9 * most:
+        needed, there = cost.memory.peak / 1e9, most / 1e9
+        raise UserError(
+            f"a training step needs about {needed:,.1f} GB and this machine has {there:,.1f} GB; check a smaller batch, length or width"
+        )
+
+
+def attention_path(cost: Cost) -> str:
+    """The path that this machine chooses for plain causal attention of the model's shape in training."""
+    parts = [part for block in cost.model.blocks for part in block.branches if isinstance(part, Attention)]
+    if not parts:
+        return cost.attention
+    dtype = torch.bfloat16 if cost.precision == "bf16" else torch.float32
+    shape = (cost.batch_size, parts[0].num_heads, cost.length, parts[0].dims(cost.model.width)[0])
+    q = torch.empty(1, dtype=dtype).expand(shape)
+    positions = torch.arange(cost.length)[None]
+    return choose.choice(q, q, q, Problem(Causal(), Sites(positions, positions, aligned=True), 1.0)).twin
 
 
 def _batch(cost: Cost) -> Batch:
@@ -104,10 +156,10 @@ def _reference_attention() -> Iterator[None]:
         choose.TWINS.update(usual)
 
 
-def peak_bytes(model: nn.Module, update: Update, batch: Batch) -> int:
-    """Most bytes of live tensors during a training step, weights and optimiser included, after one step to fill the latter."""
-    update(batch)
-    with LiveBytes([*model.parameters(), *model.buffers(), *update.remembered(), batch.ids, batch.targets]) as memory:
+def peak_bytes(update: Update, batch: Batch) -> int:
+    """Most bytes of live tensors during a training step, weights and what the optimiser remembers by then included."""
+    model = update.model
+    with LiveBytes([*model.parameters(), *model.buffers(), *update.optimizer.state_dict().values(), batch.ids, batch.targets]) as memory:
         update(batch)
     return memory.peak
 

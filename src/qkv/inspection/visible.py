@@ -26,9 +26,14 @@ def visible_keys(kind: type[Mask]) -> Callable[[Callable[[Any, int, int], int]],
     return register
 
 
-@lru_cache(maxsize=256)
 def visible_pairs(mask: Mask, length: int) -> int:
     """Pairs that ``mask`` lets through among ``length`` positions; above 4,096 positions an estimate from 4,096 of the rows."""
+    key: Any = mask  # a frozen spec, which its type does not say can be hashed
+    return _visible_pairs(key, length)
+
+
+@lru_cache(maxsize=256)
+def _visible_pairs(mask: Any, length: int) -> int:
     if length <= _EXACT_UP_TO:
         return sum(_row(mask, query, length).bit_count() for query in range(length))
     queries = [(2 * i + 1) * length // (2 * _EXACT_UP_TO) for i in range(_EXACT_UP_TO)]
@@ -104,9 +109,14 @@ def _any_of(mask: AnyOf, query: int, length: int) -> int:
     return reduce(int.__or__, (_row(m, query, length) for m in mask.masks))
 
 
-@lru_cache(maxsize=256)
 def block_pairs(mask: Mask, length: int, block: int) -> int:
     """Pairs in those blocks of ``block`` queries and ``block`` keys in which the first, middle or last query sees a key."""
+    key: Any = mask
+    return _block_pairs(key, length, block)
+
+
+@lru_cache(maxsize=256)
+def _block_pairs(mask: Any, length: int, block: int) -> int:
     seen = 0
     for first in range(0, length, block):
         last = min(first + block, length) - 1

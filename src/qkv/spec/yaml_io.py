@@ -39,11 +39,17 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = (), quick: bool = F
 
 def read_model(path: str | Path, overrides: Iterable[str] = ()) -> Model:
     """The model in a YAML or JSON file that holds a recipe or only a model; override paths may begin with ``model.`` in both."""
+    spec = read_spec(path, overrides)
+    return spec.model if isinstance(spec, Recipe) else spec
+
+
+def read_spec(path: str | Path, overrides: Iterable[str] = ()) -> Recipe | Model:
+    """What a YAML or JSON file holds, a recipe or only a model; override paths may begin with ``model.`` in both."""
     data, lines, source = _read(path)
     chosen = list(assignments(overrides))
     if "model" in data or "data" in data:
         prefixed = [a if a.path[0] in Recipe.model_fields else a.under("model") for a in chosen]
-        return parsed(Recipe, data, prefixed, source, lines).model
+        return parsed(Recipe, data, prefixed, source, lines)
     return parsed(Model, data, [a.below("model") for a in chosen], source, lines)
 
 

@@ -1,0 +1,172 @@
+"""``qkv cost``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qkv.inspection.cost import Cost, cost
+from qkv.inspection.machine import Machine, machine_file, physical_memory, store_machine, stored_machine
+from qkv.library import SPEC_SUFFIXES
+from qkv.models.families.presets import PRESETS, preset
+from qkv.report.figures import short, size
+from qkv.report.table import print_table
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.model import Model, Text
+from qkv.spec.overrides import assignments, override
+from qkv.spec.recipe import Recipe
+from qkv.spec.tokenizers import BPE, Bytes, Words
+from qkv.spec.training import Training
+from qkv.spec.yaml_io import read_spec
+
+if TYPE_CHECKING:
+    from qkv.inspection.measure import Row
+
+EXAMPLES = """\
+qkv cost gpt3
+qkv cost gpt2 --length 512 --batch-size 8 --precision bf16
+qkv cost recipe.yaml model.num_layers=12 --check
+"""
+
+
+def cost_command(
+    spec: Annotated[str, typer.Argument(metavar="SPEC", help=f"A recipe, a model, a run folder, or one of {', '.join(PRESETS)}.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as model.width=512.")] = None,
+    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Rows; default: the recipe's, or 1.")] = None,
+    length: Annotated[int | None, typer.Option(metavar="N", help="Positions of a row; default: the context length.")] = None,
+    precision: Annotated[str | None, typer.Option(metavar="fp32|bf16", help="Of matrix products; default: the recipe's, or fp32.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Build the model, measure the same on it, and show both.")] = False,
+    probe: Annotated[bool, typer.Option("--probe", help="Measure this machine anew, for the tokens per second.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Count parameters, FLOPs, memory, decoding state and time of a model, without building it."""
+    model, training = _read(spec, overrides or [])
+    counted = cost(model, batch_size or training.batch_size, length, precision or training.precision, training)
+    machine = _probed() if probe else stored_machine()
+    rows = _checked(counted, machine) if check else []
+    if as_json:
+        typer.echo(json.dumps({"spec": spec, **_plain(counted, machine, rows)}))
+        return
+    print_table(_title(spec, counted), ["part", "parameters", "FLOPs, forward", "kept for backward"], _parts(counted))
+    typer.echo()
+    print_table("", ["figure", "value"], _figures(counted, machine))
+    if rows:
+        typer.echo()
+        print_table("predicted and measured", ["quantity", "predicted", "measured", "error"], [_compared(row) for row in rows])
+
+
+def _read(name: str, overrides: Iterable[str]) -> tuple[Model, Training]:
+    """The model and how it would be trained; of a model alone, one row at a time."""
+    alone = Training(batch_size=1)
+    if name in PRESETS and not Path(name).exists():
+        return override(preset(name), [a.below("model") for a in assignments(overrides)]), alone
+    if not Path(name).exists() and Path(name).suffix not in SPEC_SUFFIXES:
+        raise UserError(f"there is no file and no preset {name!r}; {nearest(name, PRESETS)}")
+    spec = read_spec(name, overrides)
+    return (_with_vocabulary(spec), spec.training) if isinstance(spec, Recipe) else (spec, alone)
+
+
+def _with_vocabulary(recipe: Recipe) -> Model:
+    """The recipe's model with the vocabulary that its tokenizer has, or may have at most."""
+    model, tokenizer = recipe.model, recipe.data.tokenizer
+    if not isinstance(model.frontend, Text) or model.frontend.vocab_size is not None:
+        return model
+    if isinstance(tokenizer, (BPE, Words)):
+        ids = tokenizer.vocab_size
+    elif isinstance(tokenizer, Bytes):
+        ids = 256
+    else:
+        from qkv.data.corpus import open_corpus
+
+        ids = open_corpus(recipe.data).tokenizer.vocab_size
+    return model.changed(frontend=model.frontend.changed(vocab_size=ids))
+
+
+def _title(name: str, counted: Cost) -> str:
+    rows = "1 row" if counted.batch_size == 1 else f"{counted.batch_size:,} rows"
+    layers = len(counted.model.layers)
+    return f"{name}: {layers} layers of width {counted.model.width:,}; {rows} of {counted.length:,} positions, {counted.precision}"
+
+
+def _parts(counted: Cost) -> list[list[object]]:
+    named = [*counted.parts.items(), ("total", counted.total)]
+    return [[name.replace("_", " "), part.parameters, short(part.flops), size(part.saved)] for name, part in named]
+
+
+def _figures(counted: Cost, machine: Machine | None) -> list[tuple[str, str]]:
+    memory, training = counted.memory, counted.training
+    scores = max(layer.scores for layer in counted.layers)
+    rows = [
+        ("FLOPs, forward", short(counted.forward_flops)),
+        ("… without scores that the mask hides", short(counted.needed_flops)),
+        ("FLOPs, training step", short(counted.train_flops)),
+        ("memory, training step", size(memory.peak)),
+        ("… weights", size(memory.weights)),
+        ("… gradients", size(memory.gradients)),
+        (f"… {training.optimizer.kind}", size(memory.optimizer)),
+        (f"… activations{', recomputed by block' if training.recompute else ''}", size(memory.activations)),
+    ]
+    if scores:
+        rows.append(("attention matrices of a layer, were they kept", size(scores)))
+    if counted.model.causal:
+        rows.append(("decoding state", size(counted.state_bytes())))
+        rows.append(("read for one more token a row", size(counted.step_bytes())))
+    return rows + _rates(counted, machine)
+
+
+def _rates(counted: Cost, machine: Machine | None) -> list[tuple[str, str]]:
+    here, needed = physical_memory(), counted.memory.peak
+    if here is not None and needed > here:
+        return [("tokens/s", f"not estimated: this machine has {size(here)} of memory")]
+    if machine is None:
+        return [("tokens/s", "not estimated: this machine is not measured yet; --probe does that")]
+    speed = counted.speed(machine)
+    rates = [("training", speed.train), ("prefill", speed.prefill), ("decoding", speed.decode)]
+    return [(f"{name}, tokens/s, estimated", short(rate)) for name, rate in rates if name == "training" or counted.model.causal]
+
+
+def _probed() -> Machine:
+    from qkv.inspection.probe import probe
+
+    machine = probe()
+    try:
+        store_machine(machine)
+    except OSError as error:
+        raise UserError(
+            f"the figures of this machine cannot be stored in {machine_file()} ({error.strerror}); QKV_CACHE names another folder"
+        ) from None
+    return machine
+
+
+def _checked(counted: Cost, machine: Machine | None) -> list[Row]:
+    from qkv.inspection.measure import Update, check
+    from qkv.spec.recipe import NextToken
+    from qkv.tasks.next_token import NextTokenTask
+    from qkv.training.optimisers import build_optimizer
+
+    training, task = counted.training, NextTokenTask(NextToken())
+    return check(
+        counted,
+        lambda model: Update(model, task.loss, build_optimizer(training.optimizer, model), training.accumulate, counted.precision),
+        machine,
+    )
+
+
+def _compared(row: Row) -> tuple[str, str, str, str]:
+    name = row.quantity if row.unit in ("", "B", "FLOP") else f"{row.quantity}, {row.unit}"
+    return name, _value(row.predicted, row.unit), _value(row.measured, row.unit), f"{row.error:+.1%}"
+
+
+def _value(value: float, unit: str) -> str:
+    return size(value) if unit == "B" else short(value) if unit else f"{value:,.0f}"
+
+
+def _plain(counted: Cost, machine: Machine | None, rows: list[Row]) -> dict[str, Any]:
+    speed = asdict(counted.speed(machine)) if machine else None
+    compared = [{**asdict(row), "error": row.error} for row in rows]
+    return {**counted.to_dict(), "tokens_per_second": speed, **({"check": compared} if rows else {})}
