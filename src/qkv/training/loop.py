@@ -66,6 +66,7 @@ class Trainer:
         self.model = setup.model
         self.model.recompute = self.training.recompute
         self.optimizer = build_optimizer(self.training.optimizer, self.model)
+        self._parameters = list(self.optimizer.names)
         self.loss = setup.task.summed_loss
         self.now = Standing()
         if checkpoint:
@@ -152,12 +153,12 @@ class Trainer:
         batches = self._batches(step)
         count = sum(batch.num_targets for batch in batches)
         nats = self._backward(batches, max(1, count))
-        norm = get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
         loss, size = torch.stack((nats / max(1, count), norm)).tolist()
         if not (math.isfinite(loss) and math.isfinite(size)):
             self._fail(step, loss, size, batches)
         if training.clip_norm is not None and size > training.clip_norm:
-            clip_grads_with_norm_(self.model.parameters(), training.clip_norm, norm)
+            clip_grads_with_norm_(self._parameters, training.clip_norm, norm)
         rate = multiplier(training.schedule, step, training.steps, self.setup.recipe.model.width)
         self.optimizer.step(rate)
         self.optimizer.zero_grad()

@@ -24,7 +24,7 @@ from qkv.tasks.task import Task
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 from qkv.training.checkpoint import Checkpoint, Checkpoints, load_weights
 from qkv.training.events import Notice, OnEvent
-from qkv.training.files import clear_errors
+from qkv.training.files import clear_errors, remove_partial
 from qkv.training.identity import adopt_surroundings, check_same_recipe, corpus_digest, recipe_digest
 
 try:
@@ -78,6 +78,8 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
 
     The checkpoint is the one from which the run goes on, its weights already in the model; None for a new run. Raises UserError where recipe, text or checkpoint do not fit together; the folder is then as it was.
     """
+    with clear_errors(f"the run folder {folder}"):
+        remove_partial(folder)
     known = _known(folder, resume)
     tokenizer = Tokenizer.load(folder) if known else None
     corpus = open_corpus(recipe.data, tokenizer)
