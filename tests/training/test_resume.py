@@ -196,6 +196,16 @@ def test_a_read_only_run_folder(text: Path, tmp_path: Path, monkeypatch: pytest.
         train(small_recipe(text, STEPS), tmp_path / "run", on_event=ignore)
 
 
+def test_a_finished_run_in_a_read_only_folder_is_loaded(text: Path, straight: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        assert not flags & (os.O_WRONLY | os.O_RDWR), f"{path} was opened for writing"
+        return real(path, flags, *args, **kwargs)
+
+    real = os.open
+    monkeypatch.setattr(os, "open", refuse)
+    assert train(small_recipe(text, STEPS), straight, on_event=ignore).step in (10, 20, 24)
+
+
 def test_two_processes_cannot_train_in_one_folder(text: Path, tmp_path: Path) -> None:
     with setup.locked(tmp_path / "run"), pytest.raises(UserError, match="another process is training in"):
         train(small_recipe(text, STEPS), tmp_path / "run", on_event=ignore)

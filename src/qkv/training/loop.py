@@ -71,7 +71,6 @@ class Trainer:
         self.now = Standing()
         if checkpoint:
             self._go_on(checkpoint)
-        self.record = Record(setup, self.now.step)
         self._facts = {
             "recipe": recipe_digest(setup.recipe),
             "corpus": corpus_digest(setup.corpus),
@@ -99,11 +98,9 @@ class Trainer:
         patience = self.training.validation.patience
         return patience is not None and self.now.stale >= patience
 
-    def train(self, stop: StopRequest) -> None:
+    def train(self, stop: StopRequest, record: Record) -> None:
         """Train until finished or asked to stop, save, and write the report."""
-        if self.finished:
-            self.tell(Notice(f"the run in {self.setup.folder} is finished: {self._why_finished()}"))
-            return
+        self.record = record
         self._start()
         if self.now.looked != self.now.step:
             self._look(stop)
@@ -115,7 +112,7 @@ class Trainer:
         if self._saved != self.now.step:
             self.save()
         if self.finished:
-            self._end("finished", self._why_finished() if self._impatient else "")
+            self._end("finished", self.why_finished() if self._impatient else "")
         else:
             self._end(
                 "stopped", f"stopped by {stop} after step {self.now.step} of {self.training.steps}; the same command goes on from there"
@@ -140,7 +137,8 @@ class Trainer:
         for buffer, value in zip(self.model.buffers(), kept, strict=True):
             buffer.copy_(value)
 
-    def _why_finished(self) -> str:
+    def why_finished(self) -> str:
+        """A clause that says why there is nothing left to do."""
         if self._impatient and self.now.step < self.training.steps:
             return (
                 f"after step {self.now.step}, {self.now.stale} validations had brought no lower loss than that of step {self.now.best_step}"
@@ -293,6 +291,9 @@ def train(recipe: Recipe, out: str | Path, resume: bool = True, on_event: OnEven
     with locked(folder), random_state.own(recipe.training.seed):
         # Not kept in a name: the tensors of the checkpoint are copied and would stay in memory a second time.
         trainer = Trainer(*prepare(recipe, folder, resume, on_event), on_event)
-        with StopRequest() as stop, trainer.record:
-            trainer.train(stop)
+        if trainer.finished:
+            on_event(Notice(f"the run in {folder} is finished: {trainer.why_finished()}"))
+        else:
+            with StopRequest() as stop, Record(trainer.setup, trainer.now.step) as record:
+                trainer.train(stop, record)
     return load(folder)

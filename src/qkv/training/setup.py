@@ -65,8 +65,10 @@ def locked(folder: Path) -> Iterator[None]:
         if fcntl and handle is not None:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 raise UserError(f"another process is training in {folder}; wait for it, or name another folder") from None
+            except OSError:  # a file system without locks
+                pass
         yield
     finally:
         if handle is not None:
