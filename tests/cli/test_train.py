@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -137,6 +141,23 @@ def test_a_read_only_folder(qkv: Call, here: Path) -> None:
     said = qkv("train", "tiny.yaml", "--out", "a/run")
     assert (said.code, said.out) == (2, "")
     assert "the folder is read-only or belongs to someone else" in said.err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of Unix")
+def test_ctrl_c_saves_and_says_how_to_go_on(qkv: Call, here: Path) -> None:
+    code = "import sys\nfrom qkv.cli.main import main\nsys.exit(main())"
+    command = [sys.executable, "-c", code, "train", "tiny.yaml", "--out", "a", "training.steps=100000"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        for _ in range(600):
+            if (here / "a" / "metrics.jsonl").exists() and (here / "a" / "metrics.jsonl").stat().st_size:
+                break
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert "stopped by SIGINT after step" in err
+    assert "Traceback" not in err
+    assert list((here / "a" / "resume").glob("step-*"))
 
 
 def test_another_recipe_over_the_same_folder(qkv: Call, here: Path) -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from qkv.data.batches import Batches
 from qkv.data.corpus import open_corpus
-from qkv.data.text import Size
 from qkv.inspection.cost import cost
 from qkv.inspection.machine import Machine, processor_name
 from qkv.spec.errors import UserError
@@ -30,10 +29,7 @@ def recipe_for(monkeypatch: pytest.MonkeyPatch):
 
     class Found:
         def __init__(self, characters: int):
-            self.train, self.characters = self, characters
-
-        def size(self) -> Size:
-            return Size(self.characters, self.characters)
+            self.train, self.characters = self, lambda: characters
 
     def make(characters: int, machine: Machine = SMALL) -> Recipe:
         monkeypatch.setattr(module, "resolve", lambda _: Found(characters))

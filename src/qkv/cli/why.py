@@ -32,11 +32,14 @@ def why_command(
     from qkv.ops.choices import all_choices
     from qkv.report.table import print_table
     from qkv.spec.model import Model
-    from qkv.spec.yaml_io import read_model
+    from qkv.spec.recipe import Recipe
+    from qkv.spec.yaml_io import read_spec
 
-    model = read_model(spec, overrides or []) if spec else Model()
-    _try(_one_of_each(model))
-    rows = [(c.op, c.case, c.twin, "" if c.gain is None else f"{c.gain:.2f} ×", c.reason) for c in all_choices()]
+    found = read_spec(spec, overrides or []) if spec else Model()
+    recipe, model = (found, found.model) if isinstance(found, Recipe) else (None, found)
+    _try(_one_of_each(model), recipe.training.precision if recipe else "fp32")
+    choices = sorted(all_choices(), key=lambda choice: choice.op)
+    rows = [(c.op, c.case, c.twin, "" if c.gain is None else f"{c.gain:.2f} ×", c.reason) for c in choices]
     print_table(str(spec or "a model of default sizes"), ["operation", "case", "runs as", "gain", "why"], rows)
 
 
@@ -54,17 +57,21 @@ def _one_of_each(model: Model) -> Model:
     return small
 
 
-def _try(model: Model) -> None:
+def _try(model: Model, number_format: str) -> None:
     import torch
 
     from qkv.data.batch import Batch
     from qkv.models.build import build
     from qkv.spec.recipe import NextToken
     from qkv.tasks.next_token import NextTokenTask
+    from qkv.training.evaluation import precision
+    from qkv.training.setup import best_device
 
-    transformer = build(model)
-    ids = torch.randint(_VOCABULARY, (2, model.context_length + 1))
-    loss, _ = NextTokenTask(NextToken()).loss(transformer, Batch(ids[:, :-1], ids[:, 1:]))
+    device = best_device()
+    transformer = build(model).to(device)
+    ids = torch.randint(_VOCABULARY, (2, model.context_length + 1), device=device)
+    with precision(number_format, device):
+        loss, _ = NextTokenTask(NextToken()).loss(transformer, Batch(ids[:, :-1], ids[:, 1:]))
     loss.backward()  # pyright: ignore[reportUnknownMemberType]
     if not model.causal:
         return

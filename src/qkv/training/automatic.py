@@ -59,17 +59,17 @@ def automatic(source: str, overrides: Iterable[str] = (), quick: bool = False, m
     one with the least loss to be expected after that time (``expected_loss``), but no more than 4 parameters for each token of the text.
     Raises ``UserError`` if the text cannot be read.
     """
-    length = resolve(source).train.size()
-    tokenizer = _tokenizer(length.bytes)
+    characters = resolve(source).train.characters()
+    tokenizer = _tokenizer(characters)
     vocabulary = tokenizer.vocab_size if isinstance(tokenizer, BPE) else 128
-    tokens = max(1.0, length.characters / (_CHARACTERS if isinstance(tokenizer, BPE) else 1.0))
+    tokens = max(1.0, characters / (_CHARACTERS if isinstance(tokenizer, BPE) else 1.0))
     machine = machine or _machine()
     fits = [_fit(size, tokens, vocabulary, machine) for size in _SIZES]
     best = min([fits[0], *(fit for fit in fits if fit.parameters <= 4 * tokens)], key=lambda fit: fit.loss)
     model = best.model.changed(frontend=Text(positions=NoPositions()))  # the tokenizer itself says how many ids it has
     recipe = Recipe(
         name=Path(source).stem,
-        description=f"{length.characters:,} characters, {_named(tokenizer)}, {len(model.layers)} layers of width {model.width}, "
+        description=f"{characters:,} characters, {_named(tokenizer)}, {len(model.layers)} layers of width {model.width}, "
         f"{best.steps:,} steps: chosen for this text and this machine.",
         data=Data(source=source, tokenizer=tokenizer),
         model=model,
@@ -112,9 +112,9 @@ def _context(tokens: float) -> int:
     return next((length for length in (128, 64, 32, 16, 8) if tokens / 10 > 2 * length), 4)
 
 
-def _tokenizer(size: int) -> Tokenizer:
-    """Characters, or of the byte-pair vocabularies the largest with at least 500 bytes of text for each id."""
-    fitting = [vocabulary for vocabulary in _VOCABULARIES if 500 * vocabulary <= size]
+def _tokenizer(characters: int) -> Tokenizer:
+    """Characters, or of the byte-pair vocabularies the largest with at least 500 characters of text for each id."""
+    fitting = [vocabulary for vocabulary in _VOCABULARIES if 500 * vocabulary <= characters]
     return BPE(vocab_size=fitting[-1]) if fitting else Characters()
 
 
