@@ -1,5 +1,7 @@
 """How the documentation is built: ``make docs``."""
 
+import os
+import re
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
@@ -18,24 +20,35 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 
-# The pages that readers look for in the root of the repository stand there, and here under a second name.
+# Pages that readers look for elsewhere in the repository stand there, and here under a second name.
 ROOT = Path(__file__).resolve().parents[1]
-TWICE = {"index": "README.md", "architecture": "ARCHITECTURE.md", "contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
+TWICE = {
+    "index": "README.md",
+    "architecture": "ARCHITECTURE.md",
+    "contributing": "CONTRIBUTING.md",
+    "changelog": "CHANGELOG.md",
+    "results": "recipes/README.md",
+    "benchmarks": "benchmarks/README.md",
+}
+HERE = {path: f"{name}.md" for name, path in TWICE.items()} | {"docs/decisions": "decisions/index.md"}
 
 
-def relinked(text: str) -> str:
-    """A page of the root with its links seen from this folder."""
-    for here, there in TWICE.items():
-        text = text.replace(f"]({there}", f"]({here}.md")
-    text = text.replace("](docs/decisions/)", "](decisions/index.md)").replace("](docs/", "](")
-    return text.replace("](examples/", "](../examples/").replace("](LICENSE", "](../LICENSE")
+def relinked(page: str) -> str:
+    """A page from elsewhere with its links seen from this folder."""
+    folder = (ROOT / page).parent
+
+    def seen_from_here(link: re.Match[str]) -> str:
+        path, _, anchor = link[1].partition("#")
+        target = os.path.relpath(folder / path, ROOT)
+        return f"]({HERE.get(target) or os.path.relpath(folder / path, ROOT / 'docs')}{'#' * bool(anchor)}{anchor})"
+
+    return re.sub(r"\]\((?!https://)([^)\s]+)\)", seen_from_here, (ROOT / page).read_text(encoding="utf-8"))
 
 
-def from_the_root(_: Any, name: str, source: list[str]) -> None:
+def from_elsewhere(_: Any, name: str, source: list[str]) -> None:
     if name in TWICE:
-        _, _, rest = source[0].partition("\n")
-        source[0] = relinked((ROOT / TWICE[name]).read_text(encoding="utf-8")) + rest
+        source[0] = relinked(TWICE[name]) + source[0].partition("\n")[2]
 
 
 def setup(app: Any) -> None:
-    app.connect("source-read", from_the_root)
+    app.connect("source-read", from_elsewhere)
