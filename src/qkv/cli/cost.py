@@ -46,18 +46,19 @@ def cost_command(
 ) -> None:
     """Count parameters, FLOPs, memory, decoding state and time of a model, without building it."""
     model, training = _read(spec, overrides or [])
-    counted = cost(model, batch_size or training.batch_size, length, precision or training.precision, training)
+    rows = training.batch_size if batch_size is None else batch_size
+    counted = cost(model, rows, length, precision or training.precision, training)
     machine = _probed() if probe else stored_machine()
-    rows = _checked(counted, machine) if check else []
+    checked = _checked(counted, machine) if check else []
     if as_json:
-        typer.echo(json.dumps({"spec": spec, **_plain(counted, machine, rows)}))
+        typer.echo(json.dumps({"spec": spec, **_plain(counted, machine, checked)}))
         return
     print_table(_title(spec, counted), ["part", "parameters", "FLOPs, forward", "kept for backward"], _parts(counted))
     typer.echo()
     print_table("", ["figure", "value"], _figures(counted, machine))
-    if rows:
+    if checked:
         typer.echo()
-        print_table("predicted and measured", ["quantity", "predicted", "measured", "error"], [_compared(row) for row in rows])
+        print_table("predicted and measured", ["quantity", "predicted", "measured", "error"], [_compared(row) for row in checked])
 
 
 def _read(name: str, overrides: Iterable[str]) -> tuple[Model, Training]:
@@ -88,9 +89,12 @@ def _with_vocabulary(recipe: Recipe) -> Model:
 
 
 def _title(name: str, counted: Cost) -> str:
-    rows = "1 row" if counted.batch_size == 1 else f"{counted.batch_size:,} rows"
-    layers = len(counted.model.layers)
-    return f"{name}: {layers} layers of width {counted.model.width:,}; {rows} of {counted.length:,} positions, {counted.precision}"
+    layers, rows = _many(len(counted.model.layers), "layer"), _many(counted.batch_size, "row")
+    return f"{name}: {layers} of width {counted.model.width:,}; {rows} of {counted.length:,} positions, {counted.precision}"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _parts(counted: Cost) -> list[list[object]]:
@@ -100,7 +104,7 @@ def _parts(counted: Cost) -> list[list[object]]:
 
 def _figures(counted: Cost, machine: Machine | None) -> list[tuple[str, str]]:
     memory, training = counted.memory, counted.training
-    scores = max(layer.scores for layer in counted.layers)
+    scores = max(branch.scores for block in counted.blocks for branch in block)
     rows = [
         ("FLOPs, forward", short(counted.forward_flops)),
         ("… without scores that the mask hides", short(counted.needed_flops)),
@@ -112,7 +116,7 @@ def _figures(counted: Cost, machine: Machine | None) -> list[tuple[str, str]]:
         (f"… activations{', recomputed by block' if training.recompute else ''}", size(memory.activations)),
     ]
     if scores:
-        rows.append(("attention matrices of a layer, were they kept", size(scores)))
+        rows.append(("attention matrices of a branch, were they kept", size(scores)))
     if counted.model.causal:
         rows.append(("decoding state", size(counted.state_bytes())))
         rows.append(("read for one more token a row", size(counted.step_bytes())))

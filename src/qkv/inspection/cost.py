@@ -39,7 +39,7 @@ class Cost:
     """The cost of ``batch_size`` rows of ``length`` positions.
 
     parts: by name, in the order of the data's way: embedding, each kind of branch, norm, residual, final norm, head.
-    layers: each block's sum.
+    blocks: of each block its branches, each with the norms and the residual around it.
     """
 
     model: Model
@@ -49,7 +49,7 @@ class Cost:
     training: Training
     attention: str
     parts: dict[str, Share]
-    layers: tuple[Share, ...]
+    blocks: tuple[tuple[Share, ...], ...]
 
     @property
     def total(self) -> Share:
@@ -79,7 +79,7 @@ class Cost:
     @property
     def train_flops(self) -> int:
         """Of an update: forward, twice that backward, and with recomputation what each block keeps once more."""
-        again = sum(layer.flops - layer.ending for layer in self.layers) if self.training.recompute else 0
+        again = sum(branch.flops - branch.ending for block in self.blocks for branch in block) if self.training.recompute else 0
         return self.training.accumulate * (3 * self.total.flops + again)
 
     @property
@@ -88,7 +88,7 @@ class Cost:
         stream = FLOAT * self.tokens * self.model.width
         ending = _sum(self.parts["final norm"], self.parts["head"])
         table = FLOAT * _table(self.model)
-        return training_memory(Stages(self.parts["embedding"], self.layers, ending, stream, table), self.total, self.training)
+        return training_memory(Stages(self.parts["embedding"], self.blocks, ending, stream, table), self.total, self.training)
 
     def state_bytes(self, length: int | None = None) -> int:
         """Bytes that the batch's decoding state takes after ``length`` positions, with room for as many."""
@@ -165,31 +165,29 @@ def cost(
     length = model.context_length if length is None else length
     _check(model, batch_size, length, precision)
     at = Setting(model.width, batch_size, length, model.context_length, model.vocab_size or 0, PRECISIONS[precision], attention=attention)
-    blocks = [_block(block, at) for block in model.blocks]
-    pattern = [blocks[i % len(blocks)] for i in range(len(model.layers))]
+    known = [_block(block, at) for block in model.blocks]
+    blocks = [known[i % len(known)] for i in range(len(model.layers))]
     parts = {"embedding": share(model.frontend, at)}
-    for block in pattern:
-        for name, part in block.items():
-            parts[name] = parts.get(name, Share()) + part
+    for name, part in (named for block in blocks for branch in block for named in branch.items()):
+        parts[name] = parts.get(name, Share()) + part
     parts |= {"final norm": share(model.norm, at), "head": share(model.head, at)}
-    return Cost(
-        model, batch_size, length, precision, training or Training(), attention, parts, tuple(_sum(*block.values()) for block in pattern)
-    )
+    sums = tuple(tuple(_sum(*branch.values()) for branch in block) for block in blocks)
+    return Cost(model, batch_size, length, precision, training or Training(), attention, parts, sums)
 
 
-def _block(block: Block, at: Setting) -> dict[str, Share]:
-    """Each kind of branch with the norms and residuals that the block's order puts around it."""
-    parallel, count = block.order == "parallel", len(block.branches)
-    parts: dict[str, Share] = {}
+def _block(block: Block, at: Setting) -> list[dict[str, Share]]:
+    """Each branch of a block with the norms and the residual that the block's order puts around it, by name."""
+    found: list[dict[str, Share]] = []
     for i, branch in enumerate(block.branches):
+        parallel, last = block.order == "parallel", i == len(block.branches) - 1
         # In bf16 each branch rounds the shared input for itself.
         part = share(branch, replace(at, shared_input=parallel and i > 0 and at.item == FLOAT))
-        if i < count - 1 or _keeps_result(block):
+        if not last or _keeps_result(block):
             part = replace(part, ending=0)
-        parts[branch.kind] = parts.get(branch.kind, Share()) + part
-    norms = {"pre": count, "post": count, "sandwich": 2 * count, "parallel": 1}[block.order]
-    drawn = Share(saved=at.tokens * at.width * at.item if block.dropout else 0)
-    return {**parts, "norm": _sum(*[share(block.norm, at)] * norms), "residual": _sum(*[share(block.residual, at) + drawn] * count)}
+        norms = {"sandwich": 2, "parallel": int(i == 0)}.get(block.order, 1)
+        drawn = Share(saved=at.tokens * at.width * at.item if block.dropout else 0)
+        found.append({branch.kind: part, "norm": _sum(*[share(block.norm, at)] * norms), "residual": share(block.residual, at) + drawn})
+    return found
 
 
 def _keeps_result(block: Block) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv.inspection.shares import FLOAT, Setting, Share, formula, last, linear
-from qkv.inspection.visible import block_pairs, visible_pairs
+from qkv.inspection.visible import visible_pairs, visible_tiles
 from qkv.spec.branches import Attention
 from qkv.spec.parts import Alibi, Rope
 
@@ -51,12 +51,12 @@ def scores_of(part: Attention, at: Setting) -> Scores:
     key_width, value_width = part.dims(at.width)
     # Dropout keeps the weights, what it drew and their product; unequal widths keep torch from its fused kernel.
     copies = 3 if part.dropout else 1 if key_width != value_width else 0
-    if length >= 4 * BAND and (banded := block_pairs(part.mask, length, BAND)) < every / 3:
-        joined = banded // BAND if part.mask.first_visible else 0
-        return Scores(banded, banded, banded if copies else 0, copies, joined)
+    if length >= 4 * BAND and (tiles := visible_tiles(part.mask, length, BAND)).count < (-(-length // BAND)) ** 2 / 3:
+        joined = tiles.pairs // BAND if part.mask.first_visible else 0
+        return Scores(tiles.pairs, tiles.pairs, tiles.pairs if copies else 0, copies, joined)
     if every > LARGEST_MASK and not plain and not part.dropout:
         # Blocks without a visible key are left out, and the weights are computed again in the backward pass.
-        return Scores(block_pairs(part.mask, length, BAND))
+        return Scores(visible_tiles(part.mask, length, BAND).pairs)
     # Where the scores are kept, the mask is part of them.
     return Scores(every, 0 if plain or copies else every, every if copies else 0, copies, timed=plain and not copies)
 

@@ -24,13 +24,13 @@ class Memory:
 
 @dataclass(frozen=True)
 class Stages:
-    """The shares of a model in the order of the data's way.
+    """The shares of a model in the order of the data's way; of each block, those of its branches with what stands around them.
 
     stream: bytes of the vectors between two blocks.   table: bytes of the token table's gradient.
     """
 
     embedding: Share
-    layers: Sequence[Share]
+    blocks: Sequence[Sequence[Share]]
     ending: Share
     stream: int
     table: int
@@ -59,26 +59,30 @@ def training_memory(stages: Stages, total: Share, training: Training) -> Memory:
     weights = FLOAT * total.parameters
     optimizer = optimizer_bytes(training.optimizer, total)
     # With recomputation a block keeps its input alone, and all else again while its own backward pass runs.
-    kept = [stages.stream if training.recompute else layer.saved for layer in stages.layers]
-    again = [max(layer.saved - stages.stream, 0) if training.recompute else 0 for layer in stages.layers]
-    activations = stages.embedding.saved + sum(kept) + max(again) + stages.ending.saved
-    busiest = max(_moments(stages, kept, again, 0 if training.accumulate == 1 else weights))
+    whole = [sum(branch.saved for branch in block) for block in stages.blocks]
+    kept = [stages.stream] * len(whole) if training.recompute else whole
+    again = max(whole) if training.recompute else 0
+    activations = stages.embedding.saved + sum(kept) + again + stages.ending.saved
+    busiest = max(_moments(stages, kept, 0 if training.accumulate == 1 else weights))
     return Memory(weights, weights, optimizer, activations, weights + optimizer + max(busiest, weights))
 
 
-def _moments(stages: Stages, kept: list[int], again: list[int], accumulated: int) -> list[int]:
+def _moments(stages: Stages, kept: list[int], accumulated: int) -> list[int]:
     """Bytes beside weights and optimiser, going backward from head to embedding: activations go as gradients come.
 
     ``accumulated``: bytes of gradients that are there from the start.
     """
-    live = stages.embedding.saved + sum(kept)
-    moments = [live + stages.ending.saved + stages.ending.working + accumulated]
+    below = stages.embedding.saved + sum(kept)
+    moments = [below + stages.ending.saved + stages.ending.working + accumulated]
     # A tied head leaves its gradient in the token table's.
     gradients = accumulated or max(FLOAT * stages.ending.parameters, stages.table)
-    for layer, bytes_kept, bytes_again in zip(reversed(stages.layers), reversed(kept), reversed(again), strict=True):
-        moments.append(live + bytes_again + layer.working + stages.stream + gradients)
-        live -= bytes_kept
-        gradients += 0 if accumulated else FLOAT * layer.parameters
+    for block, bytes_kept in zip(reversed(stages.blocks), reversed(kept), strict=True):
+        below -= bytes_kept
+        inside = sum(branch.saved for branch in block)
+        for branch in reversed(block):
+            moments.append(below + inside + branch.working + stages.stream + gradients)
+            inside -= branch.saved
+            gradients += 0 if accumulated else FLOAT * branch.parameters
     # The table's gradient from below is whole before it is added to the one from the head.
-    moments.append(live + stages.stream + stages.table + gradients)
+    moments.append(below + stages.stream + stages.table + gradients)
     return moments

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 from qkv.spec.errors import UserError
 from qkv.spec.masks import AllOf, AnyOf, Blocks, Causal, Fixed, Full, Mask, Prefix, Strided, Window
@@ -109,18 +109,26 @@ def _any_of(mask: AnyOf, query: int, length: int) -> int:
     return reduce(int.__or__, (_row(m, query, length) for m in mask.masks))
 
 
-def block_pairs(mask: Mask, length: int, block: int) -> int:
-    """Pairs in those blocks of ``block`` queries and ``block`` keys in which the first, middle or last query sees a key."""
+class Tiles(NamedTuple):
+    """Blocks of queries and keys in which something is visible: how many, and the pairs in them."""
+
+    count: int
+    pairs: int
+
+
+def visible_tiles(mask: Mask, length: int, block: int) -> Tiles:
+    """The blocks of ``block`` queries and keys in which the first, middle or last query sees a key."""
     key: Any = mask
-    return _block_pairs(key, length, block)
+    return _visible_tiles(key, length, block)
 
 
 @lru_cache(maxsize=256)
-def _block_pairs(mask: Any, length: int, block: int) -> int:
-    seen = 0
+def _visible_tiles(mask: Any, length: int, block: int) -> Tiles:
+    count = pairs = 0
     for first in range(0, length, block):
         last = min(first + block, length) - 1
         keys = _row(mask, first, length) | _row(mask, (first + last) // 2, length) | _row(mask, last, length)
-        starts = range(0, length, block)
-        seen += (last - first + 1) * sum(min(block, length - start) for start in starts if keys >> start & _range(0, block))
-    return seen
+        widths = [min(block, length - start) for start in range(0, length, block) if keys >> start & _range(0, block)]
+        count += len(widths)
+        pairs += (last - first + 1) * sum(widths)
+    return Tiles(count, pairs)

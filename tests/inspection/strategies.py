@@ -1,0 +1,86 @@
+"""Random specs of small models, over every registered branch, norm, residual and kind of position."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from qkv.spec import branches as branch
+from qkv.spec import parts
+from qkv.spec.masks import Causal, Full, Window
+from qkv.spec.model import Block, Model, Text
+
+WIDTH = 16
+MASKS = st.sampled_from([Causal(), Full(), Causal() & Window(size=3, sinks=2), Causal() & Window(size=99)])
+RELATIVES = st.sampled_from([parts.NoRelative(), parts.Rope()])
+ACTIVATIONS = st.sampled_from(["relu", "relu2", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "identity"])
+SIZES = st.none() | st.sampled_from([6, 20])
+
+BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
+    branch.Attention: st.builds(
+        branch.Attention,
+        num_heads=st.just(4),
+        num_kv_heads=st.sampled_from([None, 1, 2]),
+        head_dim=SIZES,
+        value_dim=SIZES,
+        mask=MASKS,
+        relative=RELATIVES,
+        bias=st.booleans(),
+        qk_norm=st.booleans(),
+    ),
+    branch.LinearAttention: st.builds(
+        branch.LinearAttention, num_heads=st.sampled_from([1, 4]), chunk=st.sampled_from([3, 64]), bias=st.booleans()
+    ),
+    branch.TokenShift: st.builds(branch.TokenShift, groups=st.sampled_from([2, 4])),
+    branch.CausalConvolution: st.builds(
+        branch.CausalConvolution, kernel_size=st.integers(1, 4), dilation=st.integers(1, 3), gated=st.booleans()
+    ),
+    branch.GRU: st.builds(branch.GRU, hidden=SIZES),
+    branch.FeedForward: st.builds(branch.FeedForward, hidden=SIZES, activation=ACTIVATIONS, bias=st.booleans()),
+    branch.GatedFeedForward: st.builds(branch.GatedFeedForward, hidden=SIZES, activation=ACTIVATIONS, bias=st.booleans()),
+}
+NORMS = st.sampled_from(
+    [parts.LayerNorm(), parts.LayerNorm(bias=False), parts.RMSNorm(), parts.RMSNorm(weight=False), parts.BatchNorm(), parts.NoNorm()]
+)
+RESIDUALS = st.sampled_from([parts.Add(), parts.Scaled(), parts.Gated(), parts.NoResidual()])
+POSITIONS = st.sampled_from([parts.Learned(), parts.Sinusoidal(), parts.NoPositions()])
+
+
+def blocks(branches: st.SearchStrategy[Any]) -> st.SearchStrategy[Block]:
+    """Blocks of one to three of ``branches`` in any order, with any norm and residual."""
+    return st.builds(
+        Block,
+        branches=st.lists(branches, min_size=1, max_size=3).map(tuple),
+        order=st.sampled_from(["pre", "post", "sandwich", "parallel"]),
+        norm=NORMS,
+        residual=RESIDUALS,
+    )
+
+
+@st.composite
+def models(draw: st.DrawFn, causal: bool = False) -> Model:
+    """Models of one to four layers; ``causal`` ones decode."""
+    pattern = tuple(draw(st.lists(blocks(st.one_of(*BRANCHES.values())), min_size=1, max_size=2)))
+    positions = draw(POSITIONS)
+    join = draw(st.sampled_from(["add", "concatenate"])) if not isinstance(positions, parts.NoPositions) else "add"
+    tied = draw(st.booleans()) and join == "add"
+    model = Model(
+        width=WIDTH,
+        num_layers=draw(st.sampled_from([None, 3, 4])),
+        context_length=12,
+        frontend=Text(vocab_size=draw(st.integers(2, 40)), positions=positions, join=join),
+        blocks=pattern,
+        norm=draw(NORMS),
+        head=parts.LanguageModelHead(tied=tied, bias=draw(st.booleans())),
+    )
+    return _decoding(model) if causal else model
+
+
+def _decoding(model: Model) -> Model:
+    pattern = tuple(block.changed(branches=tuple(_causal(part) for part in block.branches)) for block in model.blocks)
+    return model.changed(blocks=pattern)
+
+
+def _causal(part: branch.Branch) -> branch.Branch:
+    return part if part.causal else part.changed(mask=Causal())

@@ -1,0 +1,220 @@
+"""What is counted from the spec is what the built model has, and the published numbers come out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.inspection.strategies import BRANCHES, models
+
+from qkv.inspection.cost import cost
+from qkv.inspection.machine import Machine
+from qkv.inspection.measure import count_flops
+from qkv.inspection.shares import FORMULAS, Setting, Share, formula, linear
+from qkv.inspection.training_memory import optimizer_bytes
+from qkv.models.build import build
+from qkv.models.families.presets import PRESETS, preset
+from qkv.spec.branches import GRU, Attention, Branch, FeedForward, LinearAttention
+from qkv.spec.errors import UserError
+from qkv.spec.masks import Causal, Full, Window
+from qkv.spec.model import Block, Frontend, Model, Text
+from qkv.spec.parts import LanguageModelHead, Norm, Positions, Residual, Sinusoidal
+from qkv.spec.training import AdamW, Muon, Optimizer, Training
+from qkv.state.tree import nbytes
+
+TEXT = Text(vocab_size=50, positions=Sinusoidal())
+
+
+def model_of(*branches: Branch, **fields: Any) -> Model:
+    return Model(
+        **{"width": 32, "context_length": 24, "frontend": TEXT, "blocks": (Block(branches=branches or (FeedForward(),)),), **fields}
+    )
+
+
+def built_on_paper(model: Model) -> torch.nn.Module:
+    with torch.device("meta"):
+        return build(model)
+
+
+@given(model=models())
+def test_parameters_are_those_of_the_built_model(model: Model) -> None:
+    assert cost(model, length=5).parameters == sum(p.numel() for p in built_on_paper(model).parameters())
+
+
+@given(model=models(causal=True), batch=st.integers(1, 3), length=st.integers(1, 12))
+def test_state_bytes_are_those_of_a_real_state(model: Model, batch: int, length: int) -> None:
+    state = build(model).init_state(batch, length)
+    assert cost(model, batch).state_bytes(length) == nbytes(state)
+
+
+@settings(max_examples=8)
+@given(model=models(), batch=st.integers(1, 3), length=st.integers(2, 12))
+def test_forward_flops_are_those_of_torchs_counter(model: Model, batch: int, length: int) -> None:
+    counted = cost(model, batch, length)
+    assert counted.forward_flops == count_flops(counted)[0]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("kind", BRANCHES, ids=lambda kind: kind.kind)
+def test_training_flops_are_those_of_torchs_counter(kind: type[Branch], recompute: bool) -> None:
+    model = model_of(kind(), num_layers=3)
+    counted = cost(model, 2, training=Training(recompute=recompute, accumulate=2))
+    # A state of zeros before the first position, and the one after the last, have no gradient.
+    assert counted.train_flops == pytest.approx(count_flops(counted)[1], rel=0.05 if kind in (LinearAttention, GRU) else 0)
+
+
+def test_recomputation_repeats_what_a_later_part_keeps() -> None:
+    block = Block(branches=(Attention(), FeedForward()), order="sandwich")
+    counted = cost(model_of(blocks=(block,)), 2, training=Training(recompute=True))
+    assert counted.train_flops == count_flops(counted)[1]
+
+
+def test_every_part_has_a_formula() -> None:
+    slots: list[type[Any]] = [Branch, Norm, Residual, Positions, Frontend]
+    built_in = [kind for slot in slots for kind in slot.kinds().values() if kind.__module__.startswith("qkv.")]
+    assert not [kind.kind for kind in built_in if kind not in FORMULAS]
+    assert LanguageModelHead in FORMULAS
+
+
+def test_every_optimizer_has_a_size() -> None:
+    kinds = [kind for kind in Optimizer.kinds().values() if kind.__module__.startswith("qkv.")]
+    assert all(optimizer_bytes(kind(), Share(parameters=10, matrices=4)) > 0 for kind in kinds)
+
+
+def test_optimizers_remember_two_moments_or_one() -> None:
+    total = Share(parameters=100, matrices=60)
+    assert optimizer_bytes(AdamW(), total) == 800
+    assert optimizer_bytes(Muon(), total) == 60 * 4 + 40 * 8
+
+
+def test_gpt3_has_its_published_size() -> None:
+    gpt3 = cost(preset("gpt3"))
+    assert gpt3.parameters == 174_604_259_328
+    assert gpt3.parts["embedding"].parameters == (50257 + 2048) * 12288
+    assert gpt3.parts["attention"].parameters + gpt3.parts["feed_forward"].parameters == 96 * (12 * 12288**2 + 9 * 12288)
+
+
+def test_a_pass_of_175_billion_parameters_takes_717_teraflop_and_not_700_gigaflop() -> None:
+    gpt3 = cost(preset("gpt3"), length=2048)
+    assert round(2 * 175e9 * 2048 / 1e12) == 717
+    scores = 4 * 96 * 2048**2 * 12288
+    assert gpt3.forward_flops - scores == pytest.approx(2 * 175e9 * 2048, rel=0.01)
+
+
+def test_attention_matrices_of_eight_heads_at_1024_tokens() -> None:
+    counted = cost(model_of(Attention(num_heads=8), width=512, context_length=1024))
+    assert counted.blocks[0][0].scores == 33_554_432
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("base", 37_858_304), ("big", 113_465_344), ("gpt2", 124_439_808)])
+def test_presets(name: str, parameters: int) -> None:
+    assert cost(preset(name)).parameters == parameters == sum(p.numel() for p in built_on_paper(preset(name)).parameters())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_what_the_paper_says(name: str) -> None:
+    width, layers, heads, hidden, dropout = {
+        "base": (512, 6, 8, 2048, 0.1),
+        "big": (1024, 6, 16, 4096, 0.3),
+        "gpt2": (768, 12, 12, 3072, 0.1),
+        "gpt3": (12288, 96, 96, 49152, 0.0),
+    }[name]
+    model = preset(name)
+    attention, feed_forward = model.layers[0].branches
+    assert isinstance(attention, Attention)
+    assert isinstance(feed_forward, FeedForward)
+    found = model.width, len(model.layers), attention.num_heads, feed_forward.hidden_at(model.width), model.layers[0].dropout
+    assert found == (width, layers, heads, hidden, dropout)
+
+
+def test_there_is_no_other_preset() -> None:
+    with pytest.raises(UserError, match="no preset 'gpt4'; did you mean"):
+        preset("gpt4")
+
+
+def test_needed_flops_are_half_of_causal_scores() -> None:
+    full, causal = (cost(model_of(Attention(mask=mask)), 2) for mask in (Full(), Causal()))
+    scores = 4 * 2 * 24 * 24 * 32
+    assert full.needed_flops == full.forward_flops == causal.forward_flops
+    assert causal.needed_flops == full.forward_flops - scores * 23 // 48
+
+
+def test_a_key_value_state_grows_and_others_do_not() -> None:
+    window = Attention(mask=Causal() & Window(size=4, sinks=1))
+    grows, bounded, constant = (cost(model_of(part)).state_bytes for part in (Attention(), window, LinearAttention()))
+    assert grows(200) - grows(100) == grows(300) - grows(200) == 100 * 2 * 32 * 4
+    assert bounded(4) < bounded(5) == bounded(500)
+    assert constant(1) == constant(500)
+
+
+def test_a_step_reads_every_weight_but_tables_that_are_looked_up() -> None:
+    tied = cost(model_of(FeedForward()))
+    untied = cost(model_of(FeedForward(), head=LanguageModelHead(tied=False)))
+    assert tied.step_bytes() - tied.state_bytes() == 4 * tied.parameters
+    assert untied.step_bytes() == tied.step_bytes()
+    assert cost(model_of(FeedForward()), precision="bf16").step_bytes() - tied.state_bytes() == 2 * tied.parameters
+
+
+@pytest.mark.parametrize("changed", [{"recompute": True}, {"optimizer": Muon()}])
+def test_less_memory_is_seen(changed: dict[str, Any]) -> None:
+    model = model_of(Attention(), FeedForward(), num_layers=6)
+    assert cost(model, 8, training=Training(**changed)).memory.peak < cost(model, 8).memory.peak
+
+
+def test_accumulated_gradients_take_memory_from_the_start() -> None:
+    model = model_of(FeedForward(), num_layers=4)
+    assert cost(model, 8, training=Training(accumulate=2)).memory.peak > cost(model, 8).memory.peak
+
+
+def test_speed_follows_the_machine() -> None:
+    counted = cost(preset("gpt2"), 8, 512)
+    slow, fast = (counted.speed(Machine("", {"fp32": rate}, rate / 10, 1e-9)) for rate in (1e11, 1e12))
+    for name in ("train", "prefill", "decode"):
+        assert getattr(fast, name) == pytest.approx(10 * getattr(slow, name), rel=0.01)
+    assert slow.train == pytest.approx(8 * 512 * 1e11 / counted.train_flops, rel=0.5)
+    assert slow.decode == pytest.approx(8 * 1e10 / counted.step_bytes(), rel=0.1)
+
+
+def test_a_part_of_ones_own() -> None:
+    class Doubling(Branch, kind="doubling_for_cost"):
+        """2 x W."""
+
+    try:
+        with pytest.raises(UserError, match="no cost formula is registered for 'doubling_for_cost'"):
+            cost(model_of(Doubling()))
+
+        @formula(Doubling)
+        def doubling(part: Doubling, at: Setting) -> Share:
+            return linear(at.width, at.width, False, at)
+
+        assert cost(model_of(Doubling())).parts["doubling_for_cost"].parameters == 32 * 32
+    finally:
+        FORMULAS.pop(Doubling, None)
+        Branch.kinds().pop("doubling_for_cost")
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "sentence"),
+    [
+        (model_of(frontend=Text()), {}, "vocab_size is not known without the tokenizer"),
+        (model_of(), {"batch_size": 0}, "the batch size is 0"),
+        (model_of(), {"length": -1}, "the length is -1"),
+        (model_of(), {"precision": "fp16"}, "no precision 'fp16'; did you mean"),
+        (model_of(frontend=Text(vocab_size=9)), {"length": 25}, "25 positions are more than the 24"),
+    ],
+)
+def test_what_cannot_be_counted(model: Model, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        cost(model, **options)
+
+
+def test_no_torch_is_imported() -> None:
+    code = "import sys; from qkv.cli.main import main; main(['cost', 'gpt3', '--json']); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert '"total": 174604259328' in done.stdout
