@@ -244,6 +244,7 @@ def test_a_run_that_goes_on_with_its_own_tokenizer_finds_the_same_ids(tmp_path: 
             "'{path}' holds 10 characters; validation_fraction=0.1 leaves 9 for training and 1 for validation, and each needs at least 2",
         ),
     ],
+    ids=["empty", "empty, packed", "byte order mark", "one character", "ten characters"],
 )
 def test_a_text_too_short_to_be_parted_is_refused(text: bytes, fraction: float, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
