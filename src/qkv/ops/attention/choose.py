@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qkv.ops import onednn
-from qkv.ops.attention import banded, blockwise, fused_onednn, reference, sdpa, tiled
+from qkv.ops.attention import banded, blockwise, boxed, fused_onednn, reference, sdpa, tiled
 from qkv.ops.attention.problem import Problem
 from qkv.ops.choices import Choice, choose, fastest
 from qkv.ops.masks import Causal, Sites
@@ -30,7 +30,10 @@ _LONGEST_TIMED = 1024
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
     """O (B, H, N, Dv) by the path that suits; see ``reference`` for the shapes and the equation."""
-    return TWINS[choice(q, k, v, problem).twin](q, k, v, problem)
+    twin = choice(q, k, v, problem).twin
+    if torch.compiler.is_compiling() and twin in boxed.TWINS:
+        return boxed.attention(twin, q, k, v, problem)
+    return TWINS[twin](q, k, v, problem)
 
 
 def choice(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Choice:

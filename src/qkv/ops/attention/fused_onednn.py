@@ -25,11 +25,22 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
     return _Fused.apply(q, k, v, causal, problem.scale)  # type: ignore[no-any-return]
 
 
+def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """(O, the log-sum-exp of each query's scores), for as many K/V heads as heads."""
+    with allowed():
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+
+
+def backward(grad: Tensor, saved: tuple[Tensor, ...], causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(dQ, dK, dV). ``saved``: q, k, v and what ``forward`` gave."""
+    with allowed():
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, *saved, 0.0, causal, scale=scale)
+
+
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
-        with allowed():
-            out, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+        out, log_sum = forward(q, k, v, causal, scale)
         ctx.save_for_backward(q, k, v, out, log_sum)
         ctx.options = causal, scale
         return out
@@ -37,10 +48,4 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, log_sum = ctx.saved_tensors
-        causal, scale = ctx.options
-        with allowed():
-            dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                grads[0], q, k, v, out, log_sum, 0.0, causal, scale=scale
-            )
-        return dq, dk, dv, None, None
+        return *backward(grads[0], ctx.saved_tensors, *ctx.options), None, None

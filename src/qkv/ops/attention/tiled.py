@@ -29,12 +29,10 @@ from qkv.ops.onednn import allowed, available
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int | None = None) -> Tensor:
     """O (B, H, N, Dv) for aligned sites and a mask that is one for all rows and heads and shows each query some key,
     without ALiBi and dropout; see ``reference`` for the shapes."""
-    if block is None:  # small enough to skip what is hidden, large enough for the products to run well
-        block = min(max(q.shape[2] // 4, 64), 256)
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
-    return _Tiled.apply(q, k, v, problem, block)  # type: ignore[no-any-return]
+    return _Tiled.apply(q, k, v, list(bands(problem, q.shape[2], k.shape[2], block)), problem.scale)  # type: ignore[no-any-return]
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -45,7 +43,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a, b)
 
 
-class _Band:
+class Band:
     """A block of queries, the range of keys it may see, and the tiles of that range that need a mask."""
 
     def __init__(self, queries: slice, tiles: list[tuple[slice, bool]], problem: Problem):
@@ -68,44 +66,57 @@ class _Band:
         return scores.softmax(-1)
 
 
-def _bands(problem: Problem, num_queries: int, num_keys: int, block: int) -> Iterator[_Band]:
+def bands(problem: Problem, num_queries: int, num_keys: int, block: int | None = None) -> Iterator[Band]:
+    """The blocks of queries that see anything. By default a block is small enough to skip what is hidden, large enough for the products."""
+    block = block or min(max(num_queries // 4, 64), 256)
     tiles: dict[int, list[tuple[slice, bool]]] = {}
     for queries, keys, whole in blocks(problem, num_queries, num_keys, block):
         tiles.setdefault(queries.start, []).append((keys, whole))
     for first, seen in tiles.items():
-        yield _Band(slice(first, min(first + block, num_queries)), seen, problem)
+        yield Band(slice(first, min(first + block, num_queries)), seen, problem)
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, parts: list[Band], scale: float) -> Tensor:
+    """O, for as many K/V heads as heads."""
+    out = q.new_zeros(q.shape[0] * q.shape[1], q.shape[2], v.shape[-1])
+    with torch.autocast(q.device.type, enabled=False):
+        q_, k_, v_ = _joined(q * scale), _joined(k), _joined(v)
+        for band in parts:
+            out[:, band.queries] = _product(band.weights(q_, k_), v_[:, band.keys])
+    return out.view(*q.shape[:3], -1)
+
+
+def backward(grad: Tensor, inputs: tuple[Tensor, Tensor, Tensor], parts: list[Band], scale: float) -> tuple[Tensor, ...]:
+    """(dQ, dK, dV)."""
+    with torch.autocast(grad.device.type, enabled=False):
+        q, k, v = _joined(inputs[0] * scale), _joined(inputs[1]), _joined(inputs[2])
+        grad = _joined(grad)
+        dq, dk, dv = (torch.zeros_like(t) for t in (q, k, v))
+        for band in parts:
+            p = band.weights(q, k)
+            g, keys = grad[:, band.queries], band.keys
+            dv[:, keys] += _product(p.transpose(1, 2), g)
+            dp = _product(g, v[:, keys].transpose(1, 2))
+            ds = torch._softmax_backward_data(dp, p, -1, p.dtype)  # pyright: ignore[reportPrivateImportUsage]
+            dq[:, band.queries] = _product(ds, k[:, keys])
+            dk[:, keys] += _product(ds.transpose(1, 2), q[:, band.queries])
+        dq *= scale
+    return tuple(d.view(t.shape) for d, t in zip((dq, dk, dv), inputs, strict=True))
+
+
+def _joined(t: Tensor) -> Tensor:
+    """(B, H, N, D) -> (B·H, N, D)."""
+    return t.reshape(-1, *t.shape[2:])
 
 
 class _Tiled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int) -> Tensor:
-        rows, width = q.shape[0] * q.shape[1], v.shape[-1]
-        ctx.shapes = q.shape, k.shape, v.shape
-        ctx.scale = problem.scale
-        with torch.autocast(q.device.type, enabled=False):
-            q = (q * problem.scale).reshape(rows, q.shape[2], q.shape[3])
-            k, v = k.reshape(rows, *k.shape[2:]), v.reshape(rows, *v.shape[2:])
-            ctx.bands = list(_bands(problem, q.shape[1], k.shape[1], block))
-            out = q.new_zeros(rows, q.shape[1], width)
-            for band in ctx.bands:
-                out[:, band.queries] = _product(band.weights(q, k), v[:, band.keys])
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, parts: list[Band], scale: float) -> Tensor:
         ctx.save_for_backward(q, k, v)
-        return out.view(*ctx.shapes[0][:3], width)
+        ctx.options = parts, scale
+        return forward(q, k, v, parts, scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v = ctx.saved_tensors
-        grad = grads[0].reshape(q.shape[0], q.shape[1], v.shape[-1])
-        dq, dk, dv = (torch.zeros_like(t) for t in (q, k, v))
-        with torch.autocast(q.device.type, enabled=False):
-            for band in ctx.bands:
-                p = band.weights(q, k)
-                g, keys = grad[:, band.queries], band.keys
-                dv[:, keys] += _product(p.transpose(1, 2), g)
-                dp = _product(g, v[:, keys].transpose(1, 2))
-                ds = torch._softmax_backward_data(dp, p, -1, p.dtype)
-                dq[:, band.queries] = _product(ds, k[:, keys])
-                dk[:, keys] += _product(ds.transpose(1, 2), q[:, band.queries])
-            dq *= ctx.scale
-        return dq.view(ctx.shapes[0]), dk.view(ctx.shapes[1]), dv.view(ctx.shapes[2]), None, None
+        return *backward(grads[0], ctx.saved_tensors, *ctx.options), None, None
