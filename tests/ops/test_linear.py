@@ -108,6 +108,16 @@ def test_second_derivatives_are_right() -> None:
     assert_same(slope(differentiable.linear), slope(F.linear), 1e-4)
 
 
+@needs_onednn
+@pytest.mark.parametrize("bias", [True, False])
+def test_compiled_it_is_one_graph_with_the_same_gradients(bias: bool) -> None:
+    inputs = tensors((2, 3, 33), 65, bias)
+    torch._dynamo.reset()
+    compiled = torch.compile(differentiable.linear, backend="aot_eager", fullgraph=True)
+    assert_all_same(outputs_and_gradients(compiled, inputs), outputs_and_gradients(F.linear, [t.double() for t in inputs]))
+    torch.library.opcheck(torch.ops.qkv.onednn_linear.default, tuple(t.requires_grad_() for t in inputs) + (None,) * (not bias))
+
+
 @pytest.fixture
 def fresh_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choices, "_chosen", {})

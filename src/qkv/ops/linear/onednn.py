@@ -7,6 +7,7 @@ Each of the three products is one call; transposes are passed as views, because 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,25 +43,37 @@ def _(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
 
+def _derivatives(ctx: Any, grad: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    x, weight = ctx.saved_tensors
+    grad = grad.reshape(-1, weight.shape[0])
+    needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+    dx = product(grad, weight).view(x.shape) if needs_x else None
+    dw = product(grad.t(), x.reshape(-1, x.shape[-1])) if needs_weight else None
+    return dx, dw, grad.sum(0) if needs_bias else None
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+
+
+_boxed_forward.register_autograd(lambda ctx, grad: _derivatives(ctx, grad, _boxed_product), setup_context=_save)
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return (_boxed_forward if torch.compiler.is_compiling() else _forward)(x, weight, bias)
+        return _forward(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        product = _boxed_product if torch.compiler.is_compiling() else _product
-        grad = grads[0].reshape(-1, weight.shape[0])
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-        dx = product(grad, weight).view(x.shape) if needs_x else None
-        dw = product(grad.t(), x.reshape(-1, x.shape[-1])) if needs_weight else None
-        return dx, dw, grad.sum(0) if needs_bias else None
+        return _derivatives(ctx, grads[0], _product)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
+    if torch.compiler.is_compiling():
+        return _boxed_forward(x, weight, bias)
     if torch.is_grad_enabled():
         return _Linear.apply(x, weight, bias)  # type: ignore[no-any-return]
-    return (_boxed_forward if torch.compiler.is_compiling() else _forward)(x, weight, bias)
+    return _forward(x, weight, bias)

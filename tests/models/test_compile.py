@@ -1,0 +1,49 @@
+"""A compiled model: one graph, the logits, gradients and running statistics of the plain one.
+
+Traced and differentiated as the compiler does, without the minutes of a C++ compiler behind it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.models.stacks import ids, model, seven
+from torch import Tensor
+
+from qkv.models.build import build
+from qkv.models.transformer import Transformer
+from qkv.ops.choices import all_choices
+from qkv.spec.branches import Attention, GatedFeedForward
+from qkv.spec.model import Block
+from qkv.spec.parts import BatchNorm, Llama3Scaling, Rope
+
+LARGE = Block(branches=(Attention(num_heads=2, relative=Rope(scaling=Llama3Scaling(factor=4.0, original_length=64))), GatedFeedForward()))
+SPECS: dict[str, Any] = {
+    "seven mixers": seven(),
+    "batch norm in parallel": model(Block(order="parallel", norm=BatchNorm()), norm=BatchNorm()),
+    "large enough for the measured paths": model(LARGE, width=128),
+}
+
+
+def gradients(built: Transformer, run: Any, batch: Tensor) -> dict[str, Tensor]:
+    """The logits and, by name, each gradient and each running statistic."""
+    logits = run(batch)[0]
+    logits.pow(2).mean().backward()
+    found = {name: p.grad.clone() for name, p in built.named_parameters() if p.grad is not None}
+    return {"logits": logits.detach(), **found, **{name: b.clone() for name, b in built.named_buffers()}}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("name", SPECS)
+def test_a_compiled_model_is_one_graph_and_equals_the_plain_one(name: str, recompute: bool) -> None:
+    plain, again, batch = build(SPECS[name]), build(SPECS[name]), ids(8, 32) if "large" in name else ids(2, 6)
+    expected = gradients(plain, plain, batch)
+    again.recompute = recompute
+    torch._dynamo.reset()
+    seen = gradients(again, torch.compile(again, backend="aot_eager", fullgraph=True), batch)
+    assert seen.keys() == expected.keys()
+    for part, value in expected.items():
+        torch.testing.assert_close(seen[part], value, rtol=1e-4, atol=1e-6, msg=lambda text, part=part: f"{part}: {text}")
+    assert "large" not in name or {"attention", "linear"} <= {choice.op for choice in all_choices()}
