@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from qkv.training.events import Event, Stepped
 from qkv.training.files import read_tensors
 from qkv.training.loop import train
 from qkv.training.record import rows_of
+from qkv.training.surroundings import FILE
 
 STEPS = 24
 """How long the runs of the tests are: three checkpoints, two validations and one more at the end."""
@@ -117,6 +119,9 @@ def storm(folder: Path, kills: int, steps: int, seed: int) -> list[str]:
     draw = random.Random(seed)
     recipe = small_recipe(write_text(folder / "text.txt"), steps)
     live(recipe, folder / "straight", None, 0)
+    # Two new runs measure for themselves which paths of the ops are fastest; only with the same ones are they comparable.
+    (folder / "killed" / "resume").mkdir(parents=True)
+    shutil.copy(folder / "straight" / "resume" / FILE, folder / "killed" / "resume")
     for kill in range(kills):
         updates = live(recipe, folder / "killed", draw.randint(1, max(2, 2 * steps // kills)), draw.uniform(0, 0.02))
         newest = next((path.name for path in Checkpoints(folder / "killed" / "resume").paths()), "no checkpoint")

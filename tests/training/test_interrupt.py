@@ -66,7 +66,7 @@ def test_a_second_ctrl_c_aborts_at_once(text: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train(small_recipe(text, STEPS), tmp_path / "run", on_event=interrupt)
     assert signal.getsignal(signal.SIGINT) == before
-    assert [p.name for p in (tmp_path / "run" / "resume").iterdir()] == ["step-00000007"]
+    assert [p.name for p in (tmp_path / "run" / "resume").glob("step-*")] == ["step-00000007"]
 
 
 def test_training_runs_outside_the_main_thread(text: Path, tmp_path: Path) -> None:

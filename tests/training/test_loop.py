@@ -93,7 +93,7 @@ def test_ragged_accumulation_weighs_every_target_alike(text: Path, tmp_path: Pat
 def test_a_run_leaves_everything_that_is_needed_later(straight: Path) -> None:
     for name in ("spec.yaml", "tokenizer.json", "model.safetensors", "metrics.jsonl", "report.html"):
         assert (straight / name).is_file(), name
-    assert sorted(p.name for p in (straight / "resume").iterdir()) == ["step-00000021", "step-00000024"]
+    assert sorted(p.name for p in (straight / "resume").iterdir()) == ["step-00000021", "step-00000024", "surroundings.json"]
     rows = rows_of(straight)
     losses = [row["loss"] for row in rows if "loss" in row]
     assert len(losses) == STEPS

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-import torch
 
 from qkv.data.corpus import TRAIN, VALIDATION, Corpus
-from qkv.inspection.machine import processor_name
-from qkv.ops import choices
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.training.schedules import same_so_far
@@ -82,25 +78,3 @@ def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any]
 def _shown(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def surroundings(device: torch.device) -> dict[str, Any]:
-    """What else decides the last bits of a number: library, processor, threads."""
-    return {
-        "qkv": version("qkv"),
-        "torch": torch.__version__,
-        "processor": processor_name(),
-        "device": device.type if device.type == "cpu" else torch.get_device_module(device).get_device_name(device),
-        "vector instructions": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def adopt_surroundings(saved: dict[str, Any], measured: list[dict[str, object]], device: torch.device) -> str:
-    """Use the ops that the run used before; return a sentence if something else is different now, else an empty text."""
-    now = surroundings(device)
-    changed = [f"{name} {saved.get(name)} before, {value} now" for name, value in now.items() if saved.get(name) != value]
-    if not changed:
-        choices.restore(measured)
-        return ""
-    return f"the losses may differ in their last digits from here on, because this start differs from the one before: {'; '.join(changed)}"

@@ -15,7 +15,6 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from qkv.data.batch import Batch
 from qkv.data.corpus import VALIDATION
 from qkv.generation.text import generate_text
-from qkv.ops import choices
 from qkv.report.training import Status
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
@@ -24,7 +23,7 @@ from qkv.training.checkpoint import Checkpoint, save_weights, weights
 from qkv.training.evaluation import measure, precision, scale_of
 from qkv.training.events import Ended, Event, Notice, OnEvent, Sampled, Saved, Started, Stepped, Validated
 from qkv.training.health import diagnose
-from qkv.training.identity import corpus_digest, recipe_digest, surroundings
+from qkv.training.identity import corpus_digest, recipe_digest
 from qkv.training.interrupt import StopRequest
 from qkv.training.optimisers import build_optimizer
 from qkv.training.record import Record
@@ -74,7 +73,6 @@ class Trainer:
         self._facts = {
             "recipe": recipe_digest(setup.recipe),
             "corpus": corpus_digest(setup.corpus),
-            "surroundings": surroundings(setup.device),
         }
         self._begun = self._saved_at = time.perf_counter()
         self._saved = self.now.step
@@ -107,6 +105,7 @@ class Trainer:
         while not self.finished and not stop:
             self._update()
             self._look(stop)
+            self.setup.surroundings.keep()
             if self._save_is_due():
                 self.save()
         if self._saved != self.now.step:
@@ -250,7 +249,7 @@ class Trainer:
         began = time.perf_counter()
         self.record.flush()
         tensors = {"weights": weights(self.model), "optimizer": self.optimizer.state_dict(), "random": random_state.capture()}
-        state = {"standing": asdict(self.now), "choices": choices.snapshot(), **self._facts}
+        state = {"standing": asdict(self.now), **self._facts}
         self.setup.checkpoints.save(Checkpoint(self.now.step, tensors, state))
         self._saved, self._saved_at = self.now.step, time.perf_counter()
         self._save_seconds = self._saved_at - began

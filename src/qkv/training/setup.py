@@ -25,7 +25,8 @@ from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 from qkv.training.checkpoint import Checkpoint, Checkpoints, load_weights
 from qkv.training.events import Notice, OnEvent
 from qkv.training.files import clear_errors, remove_partial
-from qkv.training.identity import adopt_surroundings, check_same_recipe, corpus_digest, recipe_digest
+from qkv.training.identity import check_same_recipe, corpus_digest, recipe_digest
+from qkv.training.surroundings import Surroundings
 
 try:
     import fcntl
@@ -48,6 +49,7 @@ class Setup:
     model: Transformer
     device: torch.device
     checkpoints: Checkpoints
+    surroundings: Surroundings
 
 
 def best_device() -> torch.device:
@@ -97,11 +99,12 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     if checkpoint and known:
         _check_facts(checkpoint.state, known, corpus, folder)
         load_weights(model, checkpoint.tensors["weights"], folder / "resume")
-        different = adopt_surroundings(checkpoint.state["surroundings"], checkpoint.state["choices"], device)
-        if different:
-            tell(Notice(different))
+    surroundings = Surroundings(checkpoints.folder, device)
+    different = surroundings.adopt()
+    if different:
+        tell(Notice(different))
     model.to(device)
-    setup = Setup(folder, recipe, corpus, batches, build_task(recipe.task), model, device, checkpoints)
+    setup = Setup(folder, recipe, corpus, batches, build_task(recipe.task), model, device, checkpoints, surroundings)
     _write_identity(setup, known)
     return setup, checkpoint
 

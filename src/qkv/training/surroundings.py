@@ -1,0 +1,67 @@
+"""What decides the last bits of a number besides the recipe: library, processor, threads, and the paths that the ops took.
+
+Ops measure which of their paths is fastest, and a measurement can turn out differently at the next start. So the paths are written
+down in the run folder as soon as they are chosen, and every later start in that folder takes the same ones.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qkv.inspection.machine import processor_name
+from qkv.ops import choices
+from qkv.training.files import clear_errors, write_file
+
+FILE = "surroundings.json"
+
+
+class Surroundings:
+    """Those of a run, in ``folder``."""
+
+    def __init__(self, folder: Path, device: torch.device):
+        self.path = folder / FILE
+        self.facts = facts(device)
+        self._written = -1
+
+    def adopt(self) -> str:
+        """Take the paths that the run took before; a sentence if something else is different now, else an empty text."""
+        try:
+            saved = json.loads(self.path.read_bytes())
+            before, paths = dict(saved["facts"]), list(saved["paths"])
+        except FileNotFoundError:
+            return ""
+        except (ValueError, KeyError, TypeError):
+            return f"{self.path} cannot be read, so the fastest paths are measured anew; the losses may differ in their last digits from here on"
+        changed = [f"{name} {before.get(name)} before, {value} now" for name, value in self.facts.items() if before.get(name) != value]
+        if changed:
+            reason = f"this start differs from the one before: {'; '.join(changed)}"
+            return f"the losses may differ in their last digits from here on, because {reason}"
+        choices.restore(paths)
+        return ""
+
+    def keep(self) -> None:
+        """Write down the paths if a new one was taken."""
+        count = len(choices.all_choices())
+        if count == self._written:
+            return
+        with clear_errors(str(self.path)):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(self.path, json.dumps({"facts": self.facts, "paths": choices.snapshot()}, indent=1).encode())
+        self._written = count
+
+
+def facts(device: torch.device) -> dict[str, Any]:
+    """Library, processor, device and threads."""
+    return {
+        "qkv": version("qkv"),
+        "torch": torch.__version__,
+        "processor": processor_name(),
+        "vector instructions": torch.backends.cpu.get_cpu_capability(),
+        "device": device.type if device.type == "cpu" else torch.get_device_module(device).get_device_name(device),
+        "threads": torch.get_num_threads(),
+    }
