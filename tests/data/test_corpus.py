@@ -186,13 +186,14 @@ def test_a_given_tokenizer_is_used_as_it_is(tmp_path: Path) -> None:
     "damage",
     [
         lambda folder: os.truncate(folder / "train.ids", 5),
+        lambda folder: os.truncate(folder / "train.ids", 5000),
         lambda folder: os.truncate(folder / "validation.documents", 0),
         lambda folder: (folder / "validation.ids").unlink(),
         lambda folder: (folder / "counts.json").write_text("{"),
         lambda folder: (folder / "counts.json").write_text("[]"),
         lambda folder: (folder / "counts.json").write_text('{"dtype": "|u1", "splits": {"train": {}}}'),
     ],
-    ids=["ids", "documents", "missing", "no json", "other json", "empty counts"],
+    ids=["short", "long", "documents", "missing", "no json", "other json", "empty counts"],
 )
 def test_a_damaged_folder_is_made_anew(damage: object, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted(monkeypatch)

@@ -19,9 +19,18 @@ class Small(SpaceBorders):
     piece_size = 8
 
 
-def documents_of(blocks: list[str], separator: str | None) -> list[str]:
+class Anywhere:
+    """Every place is a border, as for characters."""
+
+    piece_size = 8
+
+    def border(self, text: str) -> int:
+        return len(text)
+
+
+def documents_of(blocks: list[str], separator: str | None, borders: documents.Borders | None = None) -> list[str]:
     found: list[str] = []
-    for group in pieces(blocks, Small(), separator):
+    for group in pieces(blocks, borders or Small(), separator):
         assert len(group.texts) == len(group.opens)
         for text, opens in zip(*group, strict=True):
             assert text
@@ -56,7 +65,8 @@ def cut(text: str, places: list[int]) -> list[str]:
     separator=st.sampled_from(["\n", "\n\n", "aba"]),
 )
 def test_documents_do_not_depend_on_how_the_text_arrives(text: str, places: list[int], separator: str) -> None:
-    assert documents_of(cut(text, places), separator) == by_definition(text, separator)
+    for borders in (Small(), Anywhere()):
+        assert documents_of(cut(text, places), separator, borders) == by_definition(text, separator)
 
 
 @given(text=st.text(alphabet="ab \n", max_size=80), places=st.lists(st.integers(0, 80), max_size=8))
@@ -89,4 +99,5 @@ def test_a_long_document_is_never_cut_inside_its_separator() -> None:
         text = "a " * length + "===" + "b c"
         for block in range(1, 6):
             blocks = [text[i : i + block] for i in range(0, len(text), block)]
-            assert documents_of(blocks, "===") == ["a " * length + "===", "b c"]
+            for borders in (Small(), Anywhere()):
+                assert documents_of(blocks, "===", borders) == ["a " * length + "===", "b c"]

@@ -36,7 +36,7 @@ def _fetched(file: Published) -> bytes:
     content = bytearray()
     try:
         with urllib.request.urlopen(file.url, timeout=TIMEOUT) as answer, progress(f"downloading {file.name}", file.size) as advance:
-            while len(content) <= file.size and (block := answer.read(min(1 << 16, file.size + 1 - len(content)))):
+            while block := answer.read(min(1 << 16, file.size + 1 - len(content))):
                 content += block
                 advance(len(block))
     except (OSError, http.client.HTTPException) as error:
