@@ -74,8 +74,9 @@ class Attention(Branch):
         v = v.unflatten(-1, (self.kv_heads, self.value_dim)).transpose(1, 2)
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q, context), self.key_norm(k, context)
-        if isinstance(self.part.relative, Rope):
-            cos, sin = context.once(("rope", self.part.relative, self.head_dim), lambda: self._rotation(self.part.relative, context))
+        rope = self.part.relative
+        if isinstance(rope, Rope):
+            cos, sin = context.once(("rope", rope, self.head_dim), lambda: self._rotation(rope, context))
             q, k = position_ops.rotate(q, cos, sin), position_ops.rotate(k, cos, sin)
         return q, k, v
 

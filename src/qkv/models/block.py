@@ -102,7 +102,7 @@ class Block(nn.Module):
         shared = self.norm(x, context)
         for j, branch in enumerate(self.branches):
             y, s = branch(shared, context, None if state is None else state[j])
-            x = branch.residual(x, y)
+            x = branch.residual(x, y)  # type: ignore[operator]
             after.append(s)
         return x, None if state is None else tuple(after)
 

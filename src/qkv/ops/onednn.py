@@ -23,11 +23,11 @@ class allowed:
     __slots__ = ("before",)
 
     def __enter__(self) -> None:
-        self.before = torch.backends.mkldnn.matmul.fp32_precision
-        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+        self.before = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        torch.backends.mkldnn.matmul.fp32_precision = self.before
+        torch.backends.mkldnn.matmul.fp32_precision = self.before  # type: ignore[attr-defined]
 
 
 # (batch or 0, rows, inner, columns) of the products that training and decoding make.

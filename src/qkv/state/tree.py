@@ -46,14 +46,14 @@ def to(state: S, device: torch.device | str | None = None, dtype: torch.dtype | 
 
 def save(state: Any, path: str | Path) -> None:
     """Write the tensors as safetensors, numbered in order."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
     save_file({f"{i:05d}": t.contiguous().clone() for i, t in enumerate(tensors(state))}, str(path))
 
 
 def load(like: S, path: str | Path) -> S:
     """Read what ``save`` wrote into a tree of the same form as ``like``."""
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
     stored = iter(sorted(load_file(str(path)).items()))
     return map_tensors(lambda _: next(stored)[1], like)
