@@ -111,21 +111,26 @@ class Cost:
         return cost(self.model, self.batch_size, length, self.precision, self.training, attention)
 
     def speed(self, machine: Machine) -> Speed:
-        """Products at the machine's FLOP/s, what is kept in and out of memory once a pass, and each operator's own time.
+        """Linear maps, attention and the rest at the machine's rates, one after the other, and every operator's own time.
 
-        An estimate: it knows nothing of caches, nor of products too small to reach the machine's rate.
+        An estimate: it knows nothing of what runs beside, nor of products too small to reach the machine's rate.
         """
-        total, rate, bandwidth = self.total, machine.flops_at(self.precision), machine.bandwidth
-        moved = 2 * total.saved / bandwidth + total.calls * machine.call
-        update = 7 * FLOAT * total.parameters / bandwidth
-        computed = 1 - total.skipped / total.flops
-        train = self.train_flops * computed / rate + 3 * self.training.accumulate * moved + update
-        step = max(self.step_bytes() / bandwidth, total.step / rate) + total.step_calls * machine.call
+        total, passes = self.total, self.training.accumulate
+        again = self.train_flops / (3 * passes * total.flops)
+        forward = self._products(machine) + (total.saved / (machine.elements or machine.bandwidth)) / 3 + total.calls * machine.call
+        # Reads weights, gradients and two moments, and writes all but the gradients.
+        update = 7 * FLOAT * total.parameters / machine.bandwidth
+        step = max(self.step_bytes() / machine.bandwidth, total.step / machine.flops_at(self.precision)) + total.step_calls * machine.call
         return Speed(
-            train=self.training.accumulate * self.tokens / train,
-            prefill=self.tokens / (total.flops * computed / rate + moved),
+            train=passes * self.tokens / (3 * passes * again * forward + update),
+            prefill=self.tokens / forward,
             decode=self.batch_size / step,
         )
+
+    def _products(self, machine: Machine) -> float:
+        """Seconds of the products of a forward pass."""
+        total, rate = self.total, machine.flops_at(self.precision)
+        return (total.flops - total.attended) / rate + (total.attended - total.skipped) / (machine.attention or rate)
 
     def to_dict(self) -> dict[str, Any]:
         """Counts, FLOPs and bytes as plain data."""

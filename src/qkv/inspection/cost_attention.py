@@ -115,18 +115,20 @@ def _scored(part: Attention, at: Setting, scores: Scores) -> Share:
     mask = scores.mask * at.item * (part.num_heads if isinstance(part.relative, Alibi) else 1)
     joined = scores.joined * at.batch * part.kv_heads * (key_width + value_width) * at.item
     tiled = scores.tiled(at)
+    turned = 14 if isinstance(part.relative, Rope) else 0
     tile = 2 * rows * min(TILE, at.length) * at.length * at.item if tiled else 0
     gradients = at.tokens * part.num_heads * (2 * key_width + 2 * value_width) * at.item
     return Share(
         flops=flops * every,
+        attended=flops * every,
         masked=flops * (every - visible_pairs(part.mask, at.length)),
         skipped=flops * (every - scores.pairs),
         step=flops * seen,
         saved=mask + joined + FLOAT * rows * (scores.copies * scores.weights + (0 if tiled else at.length)),
         working=FLOAT * rows * scores.weights * (1 if part.dropout else 2) + tile + (gradients if tiled else 0),
         scores=rows * every * at.item,
-        calls=14,
-        step_calls=22,
+        calls=24 + turned,
+        step_calls=42 + turned,
     )
 
 

@@ -28,7 +28,7 @@ def feed_forward(part: branch.FeedForward, at: Setting) -> Share:
     if part.dropout:
         kept += 1 + (part.activation in _READS_OUTPUT)
     gradients = 3 if part.activation == "relu2" else 1 if kept else 2
-    inner = Share(saved=kept * size, working=gradients * size, calls=1, step_calls=1)
+    inner = Share(saved=kept * size, working=gradients * size, calls=2, step_calls=2)
     return linear(at.width, hidden, part.bias, at, at.input) + inner + last(linear(hidden, at.width, part.bias, at))
 
 
@@ -38,7 +38,7 @@ def gated_feed_forward(part: branch.GatedFeedForward, at: Setting) -> Share:
     hidden = part.hidden_at(at.width)
     size = at.tokens * hidden * at.item
     kept = 2 + (part.activation != "identity") + (1 if part.dropout else 0)
-    inner = Share(saved=kept * size, working=2 * size, calls=3, step_calls=3)
+    inner = Share(saved=kept * size, working=2 * size, calls=4, step_calls=4)
     return linear(at.width, 2 * hidden, part.bias, at, at.input) + inner + last(linear(hidden, at.width, part.bias, at))
 
 
@@ -63,8 +63,8 @@ def linear_attention(part: branch.LinearAttention, at: Setting) -> Share:
         working=4 * at.tokens * at.width * at.item,
         scores=rows * at.length * at.length * at.item,
         state=rows * head_dim * (head_dim + 1) * at.item,
-        calls=6 + 18 * chunks,
-        step_calls=24,
+        calls=10 + 24 * chunks,
+        step_calls=46,
     )
     # The output of the sums is what the last map keeps; it is counted there.
     return linear(at.width, 3 * at.width, part.bias, at, at.input) + inner + last(linear(at.width, at.width, part.bias, at, 0))
@@ -76,8 +76,8 @@ def token_shift(part: branch.TokenShift, at: Setting) -> Share:
     inner = Share(
         working=2 * at.tokens * at.width * at.item,
         state=at.batch * (part.groups - 1) * at.width * at.item,
-        calls=4,
-        step_calls=4,
+        calls=12,
+        step_calls=19,
     )
     return last(linear(at.width, at.width, True, at)) + inner
 
@@ -90,8 +90,8 @@ def causal_convolution(part: branch.CausalConvolution, at: Setting) -> Share:
         saved=3 * at.tokens * at.width * at.item if part.gated else 0,
         working=at.tokens * inputs * at.item,
         state=at.batch * part.tail * at.width * at.item,
-        calls=6,
-        step_calls=6,
+        calls=14,
+        step_calls=23,
     )
     return linear(inputs, (2 if part.gated else 1) * at.width, True, at) + inner
 
@@ -104,8 +104,8 @@ def gru(part: branch.GRU, at: Setting) -> Share:
         saved=7 * at.tokens * hidden * at.item,
         working=2 * at.tokens * hidden * at.item,
         state=at.batch * hidden * at.item,
-        calls=12 * at.length,
-        step_calls=16,
+        calls=20 * at.length,
+        step_calls=22,
     )
     gates = linear(at.width, 3 * hidden, True, at, at.input) + linear(hidden, 3 * hidden, True, at, 0)
     return gates + inner + last(linear(hidden, at.width, True, at))
@@ -114,7 +114,7 @@ def gru(part: branch.GRU, at: Setting) -> Share:
 @formula(parts.LayerNorm)
 def layer_norm(part: parts.LayerNorm, at: Setting) -> Share:
     """Keeps its input, and mean and deviation of each position."""
-    return _norm(at, at.width * (2 if part.bias else 1), 2, 1)
+    return _norm(at, at.width * (2 if part.bias else 1), 2, 2)
 
 
 @formula(parts.RMSNorm)
@@ -188,7 +188,7 @@ def text(part: Text, at: Setting) -> Share:
     """The token table and what its position vectors cost; dropout keeps what it drew."""
     width = at.width if part.join == "add" else at.width // 2
     drawn = at.tokens * at.width * FLOAT if part.dropout else 0
-    return Share(parameters=at.vocab_size * width, saved=drawn, calls=3, step_calls=3) + share(part.positions, replace(at, width=width))
+    return Share(parameters=at.vocab_size * width, saved=drawn, calls=12, step_calls=12) + share(part.positions, replace(at, width=width))
 
 
 @formula(parts.LanguageModelHead)

@@ -17,15 +17,20 @@ class Machine:
     """Rates that a model's own operators reach here.
 
     processor: its name and the number of threads, as ``processor_name`` gives it.
-    flops: multiply-adds of a large matrix product, counted as two, in FLOP/s, by precision.
-    bandwidth: bytes/s of a matrix–vector product whose matrix does not fit the caches.
-    call: seconds that one small operator takes, forward, its entry and exit included.
+    flops: products of a linear map, forward and backward, in FLOP/s, by precision.
+    bandwidth: bytes of weights that one row passes through, a second; more weights than the caches hold.
+    call: seconds that one small operator takes, forward.
+    attention: products of causal attention, forward and backward, over whole score matrices, in FLOP/s; None for those of ``flops``.
+    elements: bytes that norms and activations keep for the backward pass, a second of their forward and backward passes together;
+        None for ``bandwidth``.
     """
 
     processor: str
     flops: dict[str, float]
     bandwidth: float
     call: float
+    attention: float | None = None
+    elements: float | None = None
 
     def flops_at(self, precision: str) -> float:
         """FLOP/s at ``precision``; the fp32 rate stands in for one that was not measured."""

@@ -1,4 +1,4 @@
-"""Measures what this machine can do, in under a second."""
+"""Measures what this machine can do with the operators that models are made of, in under a second."""
 
 from __future__ import annotations
 
@@ -7,39 +7,86 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from qkv.inspection.machine import Machine, processor_name
+from qkv.ops.attention.choose import attention
+from qkv.ops.attention.problem import Problem
 from qkv.ops.linear.choose import linear
+from qkv.ops.masks import Causal, Sites
 
-_ROWS, _WIDTH, _HIDDEN = 512, 1024, 4096
-_LARGE = 5120
-"""The side of a matrix of 100 MB in fp32, more than a processor's caches hold."""
+_ROWS, _WIDTH, _HIDDEN = 1024, 384, 1536
+_HEADS, _LENGTH, _HEAD = 12, 256, 64
+_SIDE, _MATRICES = 2048, 6
+"""Six matrices of 17 MB in fp32: more weights than a processor's caches hold."""
 _CALLS = 200
 
 
-def probe(budget: float = 0.12) -> Machine:
+def probe(budget: float = 0.1) -> Machine:
     """The figures of ``Machine`` on the processor, each the best of what about ``budget`` seconds allow."""
-    with torch.inference_mode():
-        flops = {name: 2 * _ROWS * _WIDTH * _HIDDEN / _best(_product(dtype), budget) for name, dtype in _PRECISIONS.items()}
-        vector, matrix = torch.ones(1, _LARGE), torch.ones(_LARGE, _LARGE)
-        bandwidth = 4 * matrix.numel() / _best(lambda: linear(vector, matrix), budget)
-        return Machine(processor_name(), flops, bandwidth, _best(_small_calls(), budget) / _CALLS)
+    scores = 12 * _HEADS * _LENGTH * _LENGTH * _HEAD
+    return Machine(
+        processor=processor_name(),
+        flops={name: 6 * _ROWS * _WIDTH * _HIDDEN / _best(_linear(name == "bf16"), budget) for name in ("fp32", "bf16")},
+        attention=scores / _best(_attention(), budget),
+        elements=4 * (_WIDTH + _HIDDEN) * _ROWS / _best(_elements(), budget),
+        bandwidth=4 * _SIDE * _SIDE * _MATRICES / _best(_rows(), budget),
+        call=_best(_small_calls(), budget) / _CALLS,
+    )
 
 
-_PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+def _linear(rounded: bool) -> Callable[[], object]:
+    x, weight = torch.ones(_ROWS, _WIDTH, requires_grad=True), torch.ones(_HIDDEN, _WIDTH, requires_grad=True)
+
+    def run() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=rounded):
+            y = linear(x, weight)
+        torch.autograd.grad(y, (x, weight), y.detach())
+
+    return run
 
 
-def _product(dtype: torch.dtype) -> Callable[[], object]:
-    x, weight = torch.ones(_ROWS, _WIDTH, dtype=dtype), torch.ones(_HIDDEN, _WIDTH, dtype=dtype)
-    return lambda: linear(x, weight)
+def _attention() -> Callable[[], object]:
+    q, k, v = (torch.ones(1, _HEADS, _LENGTH, _HEAD, requires_grad=True) for _ in range(3))
+    positions = torch.arange(_LENGTH)[None]
+    problem = Problem(Causal(), Sites(positions, positions, aligned=True), _HEAD**-0.5)
+
+    def run() -> None:
+        out = attention(q, k, v, problem)
+        torch.autograd.grad(out, (q, k, v), out.detach())
+
+    return run
+
+
+def _elements() -> Callable[[], object]:
+    x, hidden = (torch.ones(_ROWS, width, requires_grad=True) for width in (_WIDTH, _HIDDEN))
+
+    def run() -> None:
+        for y, source in ((F.layer_norm(x, (_WIDTH,)), x), (F.gelu(hidden), hidden)):
+            torch.autograd.grad(y, source, y.detach())
+
+    return run
+
+
+def _rows() -> Callable[[], object]:
+    x = torch.ones(1, _SIDE)
+    weights = [torch.ones(_SIDE, _SIDE) for _ in range(_MATRICES)]
+
+    def run() -> None:
+        with torch.no_grad():
+            for weight in weights:
+                linear(x, weight)
+
+    return run
 
 
 def _small_calls() -> Callable[[], object]:
     norm, x = nn.LayerNorm(64), torch.ones(1, 1, 64)
 
     def run() -> None:
-        for _ in range(_CALLS):
-            norm(x)
+        with torch.no_grad():
+            for _ in range(_CALLS):
+                norm(x)
 
     return run
 

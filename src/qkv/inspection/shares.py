@@ -56,18 +56,20 @@ class Share:
 
     parameters: numbers that are trained.   matrices: those of them in matrices of a block.
     flops: of a forward pass over the batch; a product of (m, k) and (k, n) counts 2 m k n, all else nothing.
-    masked: those of ``flops`` that go to scores which the mask hides.   skipped: those of them that are not computed.
+    attended: those of ``flops`` in scores and their products with values.
+    masked: those of ``attended`` that go to pairs which the mask hides.   skipped: those of them that are not computed.
     ending: those of ``flops`` in the product that the part ends with, if the backward pass does not need its result.
     step: FLOPs of one more position a row when ``length`` are remembered.
     saved: bytes kept from the forward to the backward pass.   working: bytes that its backward pass takes for a while.
     scores: bytes of its attention matrices, were they kept.
     state: bytes remembered after ``length`` positions.
-    calls: operators called in a forward pass.   step_calls: in one more position.
+    calls: small operators of a forward pass, or what takes their time.   step_calls: those of one more position.
     """
 
     parameters: int = 0
     matrices: int = 0
     flops: int = 0
+    attended: int = 0
     masked: int = 0
     skipped: int = 0
     ending: int = 0
@@ -116,8 +118,8 @@ def linear(inputs: int, outputs: int, bias: bool, at: Setting, saved: int | None
         flops=2 * at.tokens * matrix,
         step=2 * at.batch * matrix,
         saved=(at.tokens * inputs * at.item if saved is None else saved) + (matrix * at.item if at.item != FLOAT else 0),
-        calls=1,
-        step_calls=1,
+        calls=3,
+        step_calls=3,
     )
 
 

@@ -80,9 +80,9 @@ def _moments(stages: Stages, kept: list[int], accumulated: int) -> list[int]:
         below -= bytes_kept
         inside = sum(branch.saved for branch in block)
         for branch in reversed(block):
+            gradients += 0 if accumulated else FLOAT * branch.parameters
             moments.append(below + inside + branch.working + stages.stream + gradients)
             inside -= branch.saved
-            gradients += 0 if accumulated else FLOAT * branch.parameters
     # The table's gradient from below is whole before it is added to the one from the head.
     moments.append(below + stages.stream + stages.table + gradients)
     return moments
