@@ -223,5 +223,5 @@ def test_without_tensorboard_a_sentence_says_what_to_install(tmp_path: Path, mon
     for name in [name for name in sys.modules if "tensorboard" in name]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UserError, match=r"pip install qkv\[tensorboard\]"):
+    with pytest.raises(ImportError, match=r"pip install qkv\[tensorboard\]"):
         TensorBoardLog(tmp_path)

@@ -72,7 +72,7 @@ def test_a_finished_run() -> None:
     assert shown["Training time"] == "1 min 00 s"
     for words in ("A decoder of two layers.", "The king is gone.", "thend wist", "width:", "800,000", "2.13", "qkv generate runs/tiny"):
         assert words in reader.text
-    assert "--resume" not in reader.text
+    assert "qkv train" not in reader.text
     assert reader.count("progress") == 0
     assert reader.count("svg") == 5
     assert not [a for _, a in reader.elements if a.get("http-equiv") == "refresh"]
@@ -104,7 +104,7 @@ def test_a_failed_run_says_step_and_layer_and_how_to_go_on() -> None:
     assert message in reader.text
     assert "first stopped being" not in reader.text
     assert "training: NaN at step 551 to 600" in reader.text
-    assert "qkv train --resume runs/tiny" in reader.text
+    assert "qkv train runs/tiny\n" in reader.text
     without = read_page(training_report(run(status="failed", metrics=metrics)))
     assert "The training loss first stopped being a finite number at step 551." in without.text
 

@@ -205,13 +205,13 @@ def _sync_folder(folder: Path) -> None:
 
 
 class TensorBoardLog:
-    """The numbers of each row as TensorBoard scalars in ``folder``, text as text. Raises UserError if TensorBoard is not installed."""
+    """The numbers of each row as TensorBoard scalars in ``folder``, text as text. Raises ImportError if TensorBoard is not installed."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise UserError("TensorBoard is not installed; pip install qkv[tensorboard]") from None
+            raise ImportError("TensorBoard is not installed; pip install qkv[tensorboard]") from None
         self._writer = SummaryWriter(str(folder))
 
     def write(self, **row: Any) -> None:

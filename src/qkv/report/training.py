@@ -276,6 +276,6 @@ def _add_commands(page: Page, run: TrainingRun) -> None:
     folder = shlex.quote(run.folder)
     commands = [("write with it", f'qkv generate {folder} "Once upon a time"'), ("measure it on held-out text", f"qkv evaluate {folder}")]
     if run.status in ("stopped", "failed"):
-        commands.insert(0, ("train on from the last checkpoint", f"qkv train --resume {folder}"))
+        commands.insert(0, ("train on from the last checkpoint", f"qkv train {folder}"))
     with page.section("Go on from here"):
         page.code("\n".join(f"# {what}\n{command}" for what, command in commands), "shell")
