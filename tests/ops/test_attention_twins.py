@@ -18,7 +18,7 @@ from qkv.ops import choices
 from qkv.ops.attention import banded, blockwise, choose, fused_onednn, reference, sdpa, tiled
 from qkv.ops.attention.problem import Problem
 from qkv.ops.choices import Choice
-from qkv.ops.masks import Causal, Sites, Window
+from qkv.ops.masks import Causal, Full, Mask, Sites, Window
 
 Twin = Callable[[Tensor, Tensor, Tensor, Problem], Tensor]
 
@@ -185,6 +185,35 @@ def test_second_derivatives_are_refused_and_not_wrong(twin: str) -> None:
     (dq,) = torch.autograd.grad(out.square().sum(), inputs[:1], create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         dq.sum().backward()
+
+
+def kept_for_backward(twin: Twin, length: int) -> int:
+    """How many numbers the forward pass keeps."""
+    case = Case("causal", queries=length, heads=(1, 1), widths=(4, 4))
+    kept: list[int] = []
+    inputs = [t.requires_grad_() for t in case.inputs(batch=1)]
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        twin(*inputs, case.problem())
+    return sum(kept)
+
+
+@pytest.mark.parametrize("twin", ["sdpa", "sdpa, oneDNN", "tiled", "blockwise"])
+def test_what_is_kept_grows_with_the_length_and_not_with_its_square(twin: str) -> None:
+    assert kept_for_backward(SMALL_BLOCKS[twin], 160) <= 2 * kept_for_backward(SMALL_BLOCKS[twin], 80)
+    assert kept_for_backward(reference.attention, 160) > 3 * kept_for_backward(reference.attention, 80)
+
+
+def test_the_work_of_a_window_follows_the_window() -> None:
+    """Blocks of keys that are looked at, for a sequence twice as long: twice as many, where full attention has four times."""
+
+    def looked_at(mask: Mask, length: int) -> int:
+        steps = torch.arange(length)[None]
+        return sum(1 for _ in blockwise.blocks(Problem(mask, Sites(steps, steps, aligned=True), 1.0), length, length, 16))
+
+    window = Causal() & Window(20, sinks=2)
+    assert looked_at(window, 640) <= 2 * looked_at(window, 320) + 8
+    assert looked_at(Full(), 640) == 4 * looked_at(Full(), 320)
+    assert looked_at(Causal(), 640) == 40 * 41 / 2
 
 
 BF16_CASES = [
