@@ -152,6 +152,11 @@ def test_a_key_value_state_grows_and_others_do_not() -> None:
     assert constant(1) == constant(500)
 
 
+def test_no_state_is_told_for_no_positions() -> None:
+    with pytest.raises(UserError, match="the length is 0"):
+        cost(model_of(Attention())).state_bytes(0)
+
+
 def test_a_step_reads_every_weight_but_tables_that_are_looked_up() -> None:
     tied = cost(model_of(FeedForward()))
     untied = cost(model_of(FeedForward(), head=LanguageModelHead(tied=False)))

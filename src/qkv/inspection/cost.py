@@ -22,7 +22,6 @@ PRECISIONS = {"fp32": 4, "bf16": 2}
 """Bytes of a number."""
 _COUNTERS = 16
 """Bytes a row in which a model's state counts positions."""
-_ENDS = ("embedding", "final norm", "head")
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ class Cost:
 
     def at(self, length: int | None = None, attention: str | None = None) -> Cost:
         """The same for rows of another length, or with attention on another path."""
-        length, attention = length or self.length, attention or self.attention
+        length, attention = self.length if length is None else length, attention or self.attention
         if (length, attention) == (self.length, self.attention):
             return self
         return cost(self.model, self.batch_size, length, self.precision, self.training, attention)
@@ -164,8 +163,8 @@ def cost(
 
     ``training`` gives optimiser, accumulation and recomputation; its own batch size and precision are not read. ``attention`` is
     the path that plain attention takes in training where the machine chooses one (``qkv why``): "sdpa", "sdpa, oneDNN" or "tiled";
-    memory depends on it. Raises ``UserError`` where the vocabulary is not known, a size is not positive, ``length`` does not fit a learned position table,
-    or no formula is registered for a part.
+    memory depends on it. Raises ``UserError`` where the vocabulary is not known, a size is not positive, ``length`` does not fit a
+    learned position table, or no formula is registered for a part.
     """
     length = model.context_length if length is None else length
     _check(model, batch_size, length, precision)

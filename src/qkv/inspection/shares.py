@@ -56,8 +56,8 @@ class Share:
 
     parameters: numbers that are trained.   matrices: those of them in matrices of a block.
     flops: of a forward pass over the batch; a product of (m, k) and (k, n) counts 2 m k n, all else nothing.
-    attended: those of ``flops`` in scores and their products with values.
-    masked: those of ``attended`` that go to pairs which the mask hides.   skipped: those of them that are not computed.
+    attended: those of ``flops`` in the scores of attention and their products with values.
+    masked: those of ``flops`` that go to pairs which the mask hides.   skipped: those of them that are not computed.
     ending: those of ``flops`` in the product that the part ends with, if the backward pass does not need its result.
     step: FLOPs of one more position a row when ``length`` are remembered.
     saved: bytes kept from the forward to the backward pass.   working: bytes that its backward pass takes for a while.
