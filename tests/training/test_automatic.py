@@ -53,6 +53,11 @@ def test_a_longer_text_gets_a_larger_vocabulary_and_no_smaller_model(recipe_for)
     assert {recipe.name for recipe in found} == {"my"}
 
 
+def test_bf16_where_it_is_faster(recipe_for) -> None:
+    slow = Machine("another", {"fp32": 4e11, "bf16": 3e11}, 4.8e10, 6e-6)
+    assert (recipe_for(10**6, SMALL).training.precision, recipe_for(10**6, slow).training.precision) == ("bf16", "fp32")
+
+
 def test_a_faster_machine_gets_a_larger_model_of_a_long_text(recipe_for) -> None:
     assert parameters(recipe_for(10**8, LARGE)) > 1.5 * parameters(recipe_for(10**8, SMALL))
 
@@ -63,9 +68,9 @@ def test_it_fits_the_time_and_the_text(recipe_for, characters: int, machine: Mac
     recipe = recipe_for(characters, machine)
     frontend = recipe.model.frontend.changed(vocab_size=recipe.data.tokenizer.vocab_size)
     tokens = recipe.training.steps * recipe.training.batch_size * recipe.model.context_length
-    seconds = (
-        tokens / cost(recipe.model.changed(frontend=frontend), recipe.training.batch_size, training=recipe.training).speed(machine).train
-    )
+    training = recipe.training
+    found = cost(recipe.model.changed(frontend=frontend), training.batch_size, precision=training.precision, training=training)
+    seconds = tokens / found.speed(machine).train
     assert seconds <= 61 * MINUTES
     assert tokens <= 1.01 * EPOCHS * characters / 3
     assert seconds > 59 * MINUTES or tokens > 0.99 * EPOCHS * characters / 3

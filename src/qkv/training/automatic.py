@@ -73,7 +73,7 @@ def automatic(source: str, overrides: Iterable[str] = (), quick: bool = False, m
         f"{best.steps:,} steps: chosen for this text and this machine.",
         data=Data(source=source, tokenizer=tokenizer),
         model=model,
-        training=_training(best.steps),
+        training=_training(best.steps, machine),
         quick={"training.steps": max(1, best.steps // 10), "training.validation.every": max(1, best.steps // 40)},
     )
     return override(recipe, [*(quick_form(recipe.quick) if quick else ()), *overrides])
@@ -101,7 +101,8 @@ def _fit(size: _Size, tokens: float, vocabulary: int, machine: Machine) -> _Fit:
         blocks=(Block(branches=branches, norm=RMSNorm()),),
         norm=RMSNorm(),
     )
-    found = cost(model, _BATCH, training=_training(1))
+    training = _training(1, machine)
+    found = cost(model, _BATCH, precision=training.precision, training=training)
     read = min(60 * MINUTES * found.speed(machine).train, EPOCHS * tokens)
     steps = max(_FEWEST, round(read / (_BATCH * context)))
     return _Fit(model, found.parameters, steps, expected_loss(found.parameters, steps * _BATCH * context, tokens))
@@ -122,11 +123,12 @@ def _named(tokenizer: Tokenizer) -> str:
     return f"{tokenizer.vocab_size:,} byte pairs" if isinstance(tokenizer, BPE) else tokenizer.kind
 
 
-def _training(steps: int) -> Training:
+def _training(steps: int, machine: Machine) -> Training:
     return Training(
         steps=steps,
         batch_size=_BATCH,
         optimizer=Muon(),
+        precision="bf16" if machine.flops_at("bf16") > 1.3 * machine.flops_at("fp32") else "fp32",
         schedule=WarmupStableDecay(warmup=min(20, steps // 10), decay=0.5),
         validation=Validation(every=max(1, steps // 10)),
         checkpoints=Checkpoints(every=max(1, steps // 10)),
