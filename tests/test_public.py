@@ -74,10 +74,9 @@ def test_the_parts_of_specs_are_reached_by_attribute() -> None:
 def test_importing_is_quick_and_brings_no_torch() -> None:
     code = "import qkv, sys; qkv.Recipe; qkv.read_recipe; qkv.cost; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    seconds = []
-    for _ in range(3):
-        done = subprocess.run([sys.executable, "-X", "importtime", "-c", "import qkv"], check=True, capture_output=True, text=True)
-        seconds.append(int(done.stderr.splitlines()[-1].split("|")[1]) / 1e6)
+    # The processor's time and not the clock's, so that a busy machine does not decide.
+    clock = "import time; began = time.process_time(); import qkv; print(time.process_time() - began)"
+    seconds = [float(subprocess.run([sys.executable, "-c", clock], check=True, capture_output=True, text=True).stdout) for _ in range(3)]
     assert min(seconds) < 0.03
 
 
