@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.report.figures import all_numbers, cell, clock, duration, fixed, short, size
+from qkv.report.figures import all_numbers, cell, clock, duration, fixed, place, short, size
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,11 @@ def test_duration(seconds: float, text: str) -> None:
 )
 def test_clock(seconds: float, text: str) -> None:
     assert clock(seconds) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(1551, "1,551"), (1_234_567.0, "1,234,567"), (0.5, "0.5"), (7e9, "7G"), (-3, "-3")])
+def test_place(value: float, text: str) -> None:
+    assert place(value) == text
 
 
 @given(st.floats(1e-4, 1e17))

@@ -149,6 +149,20 @@ def test_a_crash_while_dropping_leaves_the_old_file(tmp_path: Path, monkeypatch:
     assert [p.name for p in tmp_path.iterdir()] == ["m.jsonl"]
 
 
+def test_the_disk_has_the_new_file_before_it_takes_the_old_ones_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    sync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (done.append("sync"), sync(file)))
+    monkeypatch.setattr(Path, "replace", lambda old, new: (done.append("replace"), replace(old, new)))
+    with MetricsLog(tmp_path / "m.jsonl") as log:
+        log.write(step=1)
+        log.flush()
+        assert done == []
+        log.flush(durable=True)
+        log.truncate_after(0)
+    assert done == ["sync", "sync", "replace", "sync"]
+
+
 def test_rows_wait_at_most_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])

@@ -16,12 +16,12 @@ value = st.floats(-1e6, 1e6) | st.just(math.nan) | st.just(math.inf)
 
 @given(st.lists(value, min_size=1, max_size=400), st.integers(5, 60), st.booleans())
 def test_thinning_keeps_order_ends_and_extremes(values: list[float], limit: int, x_log: bool) -> None:
-    pairs = list(enumerate(values, start=1))
+    pairs: list[tuple[float, float]] = list(enumerate(values, start=1))
     kept = downsample(pairs, limit, x_log)
     assert len(kept) <= max(limit, len(pairs) if len(pairs) <= limit else 0)
     places = [x for x, _ in kept]
     assert places == sorted(set(places))
-    assert all(pairs[x - 1] is pair for x, pair in zip(places, kept, strict=True))
+    assert all(pairs[int(x) - 1] is pair for x, pair in zip(places, kept, strict=True))
     assert (places[0], places[-1]) == (1, len(values))
     known = [v for v in values if math.isfinite(v)]
     if known:
@@ -41,6 +41,12 @@ def test_one_spike_and_one_gap_among_ten_thousand_are_kept(spike: int, gap: int)
     assert len(kept) <= 300
 
 
+def test_a_gap_keeps_its_ends() -> None:
+    values = [math.nan if 3_333 <= i <= 7_777 else 1.0 for i in range(10_000)]
+    gap = [x for x, y in downsample(list(enumerate(values)), 100) if math.isnan(y)]
+    assert (gap[0], gap[-1]) == (3_333, 7_777)
+
+
 def test_each_stretch_keeps_its_own_extremes() -> None:
     values = [(-1) ** i * (i // 1000 + 1) for i in range(10_000)]
     kept = downsample(list(enumerate(values)), 202)
@@ -50,7 +56,7 @@ def test_each_stretch_keeps_its_own_extremes() -> None:
 
 
 def test_the_mean_of_a_straight_line_is_the_line() -> None:
-    pairs = [(i, 3.0 * i) for i in range(1000)]
+    pairs = [(float(i), 3.0 * i) for i in range(1000)]
     mean = smoothed(pairs, 300)
     # Where the window is cut by the end it only looks back, so the last half window lies lower.
     assert all(y == pytest.approx(3.0 * x) for x, y in mean if x < 980)

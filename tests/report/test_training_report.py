@@ -94,19 +94,19 @@ def test_a_run_in_progress_shows_how_far_it_is_and_reloads() -> None:
     assert reader.count("progress", value="400", max="1000") == 1
 
 
-def test_a_failed_run_says_step_and_layer_and_how_to_go_on() -> None:
-    metrics = rows(600)
-    for row in metrics[550:]:
+@pytest.mark.parametrize("spelling", ["1551", "1,551"])
+def test_a_failed_run_says_step_and_layer_and_how_to_go_on(spelling: str) -> None:
+    metrics = rows(1600)
+    for row in metrics[1550:]:
         row["loss"] = math.nan
-    message = "The loss became NaN at step 551, first in blocks.1.branches.0."
-    page = training_report(run(status="failed", metrics=metrics, message=message))
-    reader = read_page(page)
+    message = f"The loss became NaN at step {spelling}, first in blocks.1.branches.0."
+    reader = read_page(training_report(run(status="failed", metrics=metrics, message=message)))
     assert message in reader.text
     assert "first stopped being" not in reader.text
-    assert "training: NaN at step 551 to 600" in reader.text
+    assert "training: NaN at step 1,551 to 1,600" in reader.text
     assert "qkv train runs/tiny\n" in reader.text
     without = read_page(training_report(run(status="failed", metrics=metrics)))
-    assert "The training loss first stopped being a finite number at step 551." in without.text
+    assert "The training loss first stopped being a finite number at step 1,551." in without.text
 
 
 def test_a_run_that_failed_before_its_first_step() -> None:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from qkv.report import frame
-from qkv.report.figures import fixed, short
+from qkv.report.figures import fixed, place, short
 from qkv.report.frame import stroke_class, text, text_width
 from qkv.report.markup import Markup, join, number, tag
 from qkv.report.scale import Scale, drawable, labels
@@ -133,7 +133,7 @@ class _Drawing:
             if not drawable(x, self.x.log) or not self.x.low <= x <= self.x.high:
                 continue
             at = self.px(x)
-            about = tag("title", f"{words} ({self.chart.x_label} {short(x, 6)})".replace("( ", "("))
+            about = tag("title", f"{words} ({self.chart.x_label} {place(x)})".replace("( ", "("))
             yield tag("line", about, x1=at, x2=at, y1=float(self.top), y2=float(self.bottom), class_="event")
             wide = text_width(words, 11)
             if at >= free and at + wide + 4 <= self.chart.width:
@@ -149,7 +149,7 @@ class _Drawing:
         return join([stroke, *(self._dot(trace, x, y) for x, y in dots)])
 
     def _dot(self, trace: Trace, x: float, y: float) -> Markup:
-        about = tag("title", f"{trace.name}: {fixed(y)} at {self.chart.x_label} {short(x, 6)}")
+        about = tag("title", f"{trace.name}: {fixed(y)} at {self.chart.x_label} {place(x)}")
         return tag("circle", about, cx=self.px(x), cy=self.py(y), r=3.5, class_=f"point s{trace.colour % frame.COLOURS}")
 
     def _gaps(self) -> Iterator[Markup]:
@@ -162,8 +162,8 @@ class _Drawing:
                 continue
             covered = start + width
             what = "≤ 0" if drawable(y) else fixed(y)
-            until = f" to {short(end, 6)}" if end > x else ""
-            about = tag("title", f"{name}: {what} at {self.chart.x_label} {short(x, 6)}{until}")
+            until = f" to {place(end)}" if end > x else ""
+            about = tag("title", f"{name}: {what} at {self.chart.x_label} {place(x)}{until}")
             yield tag("rect", about, x=start, y=float(self.top), width=width, height=float(self.bottom - self.top), class_="gap")
             at_end = covered + 4 + text_width(what) > self.right
             yield text(start - 4 if at_end else covered + 4, self.bottom - 6, what, anchor="end" if at_end else None, class_="gap-mark")

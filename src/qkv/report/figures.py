@@ -25,6 +25,11 @@ def plain(value: float, digits: int = 3) -> str:
     return re.sub(r"e([+-])0*", lambda m: "e-" if m[1] == "-" else "e", f"{value:.{digits}g}")
 
 
+def place(value: float) -> str:
+    """A step or another place on an axis: whole numbers in full."""
+    return f"{value:,.0f}" if abs(value) < 1e9 and value == round(value) else short(value, 6)
+
+
 def fixed(value: float, digits: int = 4) -> str:
     """A loss or another figure near one: ``digits`` significant digits, trailing zeros kept."""
     if not math.isfinite(value):

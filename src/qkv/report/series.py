@@ -78,10 +78,10 @@ def _mean_around(values: list[float], i: int, half: int) -> float:
 
 
 def downsample(pairs: list[tuple[float, float]], limit: int, x_log: bool = False) -> list[tuple[float, float]]:
-    """At most ``limit`` of the points, in order: of each stretch of the axis the lowest, the highest and one gap; the first and the last."""
+    """At most ``limit`` of the points, in order: of each stretch of the axis the lowest, the highest, the ends of its gaps; the first and the last."""
     if len(pairs) <= limit:
         return pairs
-    per_bucket = 2 if all(drawable(y) for _, y in pairs) else 3
+    per_bucket = 2 if all(drawable(y) for _, y in pairs) else 4
     kept = {0, len(pairs) - 1}
     for bucket in _buckets(pairs, max(1, (limit - 2) // per_bucket), x_log):
         kept |= _extremes(bucket, pairs)
@@ -99,9 +99,9 @@ def _buckets(pairs: list[tuple[float, float]], count: int, x_log: bool) -> Itera
 
 def _extremes(bucket: list[int], pairs: list[tuple[float, float]]) -> set[int]:
     finite = [i for i in bucket if drawable(pairs[i][1])]
-    gap = next((i for i in bucket if not drawable(pairs[i][1])), None)
+    gaps = [i for i in bucket if not drawable(pairs[i][1])]
     kept = {min(finite, key=lambda i: pairs[i][1]), max(finite, key=lambda i: pairs[i][1])} if finite else set()
-    return kept if gap is None else kept | {gap}
+    return kept | {*gaps[:1], *gaps[-1:]}
 
 
 def runs(points: list[tuple[float, float]], log: bool = False) -> Iterator[tuple[bool, list[tuple[float, float]]]]:
