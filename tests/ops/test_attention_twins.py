@@ -37,15 +37,21 @@ def blind(case: Case) -> bool:
     return not bool(problem.sites.visible(problem.mask, case.heads[0]).any(-1).all())
 
 
+def plain(case: Case) -> bool:
+    """At this length the mask hides nothing, or what comes later and nothing else."""
+    problem = case.problem()
+    shown = problem.sites.visible(problem.mask, case.heads[0])
+    return bool(shown.all()) or bool((shown == shown.new_ones(shown.shape[-2:]).tril()).all())
+
+
 def serves(twin: str, case: Case) -> bool:
     """What the docstring of each twin offers."""
-    plain = case.mask in ("full", "causal", "wide window")
     match twin:
         case "sdpa" | "reference":
             return True
         case "sdpa, oneDNN":
             square = case.sites == "aligned" and case.widths[0] == case.widths[1]
-            return square and plain and not case.alibi and not case.dropout
+            return square and plain(case) and not case.alibi and not case.dropout
         case "tiled":
             return case.aligned and case.same_for_all and not blind(case) and not case.alibi and not case.dropout
         case "banded":
@@ -153,6 +159,18 @@ def test_the_choice_suits_and_its_answer_is_the_reference(fresh_choices: None, c
             return
         expected = outputs_and_gradients(partial(reference.attention, problem=problem), [t.double() for t in inputs])
         assert_all_same(outputs_and_gradients(partial(choose.attention, problem=problem), inputs), expected)
+
+
+@pytest.mark.parametrize("timed", ["sdpa", "sdpa, oneDNN", "tiled"])
+def test_the_choice_never_sends_a_path_what_it_is_not_made_for(fresh_choices: None, monkeypatch: pytest.MonkeyPatch, timed: str) -> None:
+    """Every mask at every kind of site, with each thing that rules a path out alone and together."""
+    monkeypatch.setattr(choose, "_measured", lambda case, *_: Choice("attention", case, timed, "given"))
+    for mask, kind, queries, widths, alibi, dropout in product(MASKS, SITES, (1, 5, 14), ((4, 4), (4, 2)), (False, True), (0.0, 0.5)):
+        if kind == "packed" and queries < 5:
+            continue
+        case = Case(mask, kind, queries, widths=widths, alibi=alibi, dropout=dropout)
+        chosen = choose.choice(*case.inputs(batch=1), case.problem()).twin
+        assert serves(chosen, case), f"{chosen} is not made for {case}"
 
 
 def test_every_twin_is_chosen_for_something(fresh_choices: None, monkeypatch: pytest.MonkeyPatch) -> None:
