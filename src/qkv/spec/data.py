@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
@@ -16,7 +16,7 @@ class Batching(Part, slot=True):
 
 
 class RandomCrops(Batching, kind="random_crops"):
-    """Windows that begin anywhere, with replacement."""
+    """Windows of a text that begin anywhere, or whole examples, drawn with replacement."""
 
 
 class Packed(Batching, kind="packed"):
@@ -26,17 +26,31 @@ class Packed(Batching, kind="packed"):
 
 
 class LengthBuckets(Batching, kind="length_buckets"):
-    """One document a row, documents of similar length together, padded on the right."""
+    """One document or example a row, those of similar length together, padded on the right."""
 
-    separator: str = Field(default="\n", min_length=1, description="what stands between two documents of the file")
+    separator: str = Field(default="\n", min_length=1, description="what stands between two documents of a text")
     buckets: int = Field(default=8, gt=0, description="of more, the rows of a batch are closer in length and less mixed")
 
 
-class Data(Spec):
-    """A text, its tokenizer and its split. A lone string is the source."""
+class TokenBuckets(Batching, kind="token_buckets"):
+    """Examples of similar length together, as many a batch as fill ``tokens`` positions, padding included (Vaswani et al. 2017)."""
 
-    source: str = Field(min_length=1, description="the name of a known data set, or a file")
+    tokens: int = Field(default=2048, gt=0, description="positions of one batch: rows × the longest row, source and target together")
+
+
+class Data(Spec):
+    """A text or a table of examples, its tokenizer and its split. A lone string is the source."""
+
+    source: str = Field(min_length=1, description="the name of a known data set, or a file; 'a.txt | b.txt' joins parallel texts line by line")
+    validation: str | None = Field(default=None, min_length=1, description="a file of its own for the held-out part")
+    test: str | None = Field(default=None, min_length=1, description="a file of its own for the test part")
+    format: Literal["csv", "tsv", "jsonl", "conll", "squad", "parallel"] | None = Field(
+        default=None, description="of a table; default: told by the file's ending and first lines"
+    )
+    columns: dict[str, str] = Field(default={}, description="which column plays which part, such as {text: review, label: stars}; default: guessed")
+    bad_rows: Literal["skip", "refuse"] = Field(default="skip", description="what to do with rows that cannot be used; both say which")
     tokenizer: Tokenizer = Characters()
+    target_tokenizer: Tokenizer | None = Field(default=None, description="of the text that is written; default: the same tokenizer for both")
     batching: Batching = RandomCrops()
     validation_fraction: float = Field(
         default=0.1, gt=0, lt=1, description="of the text, taken from its end, where the source has no split of its own"
