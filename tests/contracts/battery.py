@@ -357,6 +357,10 @@ def check_single_precision(s: Subject) -> None:
     assert all(t.dtype == torch.float32 for t in tree.tensors(s.remembered(state)) if t.is_floating_point())
 
 
+NOT_OF_DECODING = ("padding", "packed documents", "gradients", "equation")
+"""What is asked of every branch, also of one that sees later positions."""
+
+
 def assert_kept(name: str, s: Subject) -> None:
     """Raise AssertionError if ``s`` breaks this part of the contract."""
     CHECKS[name](s)

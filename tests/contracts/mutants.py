@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from qkv.layers import residuals
 from qkv.layers.context import Context
-from qkv.mixers import attention, causal_convolution, gru, linear_attention, token_shift
+from qkv.mixers import attention, causal_convolution, linear_attention, recurrent, token_shift
 from qkv.models import block, transformer
 from qkv.ops import masks, positions
 from qkv.ops.linear_attention import chunked
@@ -28,7 +28,7 @@ Fault = Callable[[], AbstractContextManager[Any]]
 
 
 class Mutant(NamedTuple):
-    """A fault and the subjects that must notice it: kinds of branches, or "stack"."""
+    """A fault and the subjects that must notice it: kinds of branches, "stack", or "bidirectional" for what sees later positions."""
 
     name: str
     subjects: tuple[str, ...]
@@ -178,19 +178,24 @@ def tail_one_early(original: Any) -> Any:
     return extended
 
 
-def whole_call(h: Tensor, hs: Tensor, lengths: Tensor | None) -> Tensor:
-    """h after the last position of the call, padding or not."""
-    return torch.cat((h[:, None], hs), 1)[:, -1].clone()
-
-
 def gates_swapped(weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Reset and update exchanged."""
-    return tuple(torch.cat((t.chunk(3)[1], t.chunk(3)[0], t.chunk(3)[2])) for t in weights)
+    """The first two gates exchanged: reset and update, or what enters and what is kept."""
+    gates = weights[1].shape[0] // weights[1].shape[1]
+    return tuple(torch.cat((t.chunk(gates)[1], t.chunk(gates)[0], *t.chunk(gates)[2:])) for t in weights)
 
 
 def update_inverted(weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """1 - z in place of z, as σ(-a) = 1 - σ(a)."""
     return tuple(torch.cat((t.chunk(3)[0], -t.chunk(3)[1], t.chunk(3)[2])) for t in weights)
+
+
+def memory_lost(state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """h alone reaches the next call."""
+    return (state[0], *(torch.zeros_like(t) for t in state[1:]))
+
+
+def all_empty(state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(torch.zeros_like(t) for t in state)
 
 
 def position_one_late(original: Any) -> Any:
@@ -262,12 +267,13 @@ def without_segments(owner: Any) -> Fault:
     return argument(owner, "forward", 2, lambda context: replace(context, segments=None))
 
 
-ATTENTION, LINEAR, SHIFT, CONVOLUTION, RECURRENT = (
+ATTENTION, LINEAR, SHIFT, CONVOLUTION, RECURRENT, TWO_WAY = (
     ("attention",),
     ("linear_attention",),
     ("token_shift",),
     ("causal_convolution",),
-    ("gru",),
+    ("rnn", "gru", "lstm"),
+    ("bidirectional",),
 )
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -310,15 +316,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("shift tail shifted", SHIFT, instead(token_shift, "extended", tail_one_early)),
     Mutant("lengths ignored in the shift", SHIFT, argument(token_shift, "extended", 2, nothing)),
     Mutant("documents leak in the shift", SHIFT, without_segments(token_shift.TokenShift)),
-    Mutant("GRU gates swapped", RECURRENT, argument(gru, "gru", 2, gates_swapped)),
-    Mutant("GRU update inverted", RECURRENT, argument(gru, "gru", 2, update_inverted)),
-    Mutant("GRU begins anew at each call", RECURRENT, argument(gru, "gru", 1, torch.zeros_like)),
-    Mutant("documents leak in the GRU", RECURRENT, argument(gru, "gru", 3, nothing)),
-    Mutant(
-        "lengths ignored in the hidden state",
-        RECURRENT,
-        lambda: patch.object(gru.GRU, "_last", staticmethod(whole_call)),
-    ),
+    Mutant("recurrent gates swapped", ("gru", "lstm"), argument(recurrent, "recur", 3, gates_swapped)),
+    Mutant("GRU update inverted", ("gru",), argument(recurrent, "recur", 3, update_inverted)),
+    Mutant("the recurrence begins anew at each call", RECURRENT, argument(recurrent, "recur", 2, all_empty)),
+    Mutant("LSTM cells begin anew at each call", ("lstm",), argument(recurrent, "recur", 2, memory_lost)),
+    Mutant("documents leak in the recurrence", RECURRENT, argument(recurrent, "recur", 4, nothing)),
+    Mutant("lengths ignored in the hidden state", RECURRENT, argument(recurrent, "recur", 5, nothing)),
+    Mutant("backward from the end of the padding", TWO_WAY, argument(recurrent, "reversal", 1, nothing)),
+    Mutant("backward direction goes forward", TWO_WAY, result(recurrent, "reversal", lambda index: index.sort(1).values)),
+    Mutant("documents leak backward", TWO_WAY, argument(recurrent, "recur", 4, nothing)),
     Mutant("rows() forgets one leaf", (*ATTENTION, *LINEAR), instead(tree, "rows", one_leaf_forgotten)),
     Mutant("rows() shares memory", ATTENTION, instead(tree, "rows", not_copied)),
     Mutant("keys and values exchanged in the file", ATTENTION, instead(tree, "save", saved_exchanged)),

@@ -6,7 +6,7 @@ Every function maps the module's own weights and x (B, N, D) to y (B, N, D), in 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -156,21 +156,39 @@ def sigmoid(x: Tensor) -> Tensor:
     return 1 / (1 + (-x).exp())
 
 
+@reference("rnn")
 @reference("gru")
-def gru(m: Any, x: Tensor) -> Tensor:
-    e = m.hidden_weight.shape[1]
+@reference("lstm")
+def recurrent(m: Any, x: Tensor) -> Tensor:
+    """Each direction by itself; a backward one goes over the positions from the last to the first."""
+    sides = {"forward": [1], "backward": [-1], "both": [1, -1]}[m.spec.direction]
     out = torch.zeros_like(x)
     for b in range(x.shape[0]):
-        h = torch.zeros(e, dtype=x.dtype)
+        seen = [list(run(m.spec.kind, cell, x[b].flip(0) if step < 0 else x[b])) for cell, step in zip(m.cells, sides, strict=True)]
+        turned_back = [hs[::step] for hs, step in zip(seen, sides, strict=True)]
         for i in range(x.shape[1]):
-            given = m.input_weight @ x[b, i] + m.input_bias
-            held = m.hidden_weight @ h + m.hidden_bias
-            reset = sigmoid(given[:e] + held[:e])
-            update = sigmoid(given[e : 2 * e] + held[e : 2 * e])
-            new = (given[2 * e :] + reset * held[2 * e :]).tanh()
-            h = (1 - update) * new + update * h
-            out[b, i] = affine(m.output, h)
+            out[b, i] = affine(m.output, torch.cat([hs[i] for hs in turned_back]))
     return out
+
+
+def run(kind: str, cell: Any, row: Tensor) -> Iterator[Tensor]:
+    """h after each vector of ``row``."""
+    e = cell.hidden_weight.shape[1]
+    h = memory = torch.zeros(e, dtype=row.dtype)
+    for v in row:
+        given = (cell.input_weight @ v + cell.input_bias).split(e)
+        held = (cell.hidden_weight @ h + cell.hidden_bias).split(e)
+        match kind:
+            case "rnn":
+                h = (given[0] + held[0]).tanh()
+            case "gru":
+                reset, update = sigmoid(given[0] + held[0]), sigmoid(given[1] + held[1])
+                h = (1 - update) * (given[2] + reset * held[2]).tanh() + update * h
+            case "lstm":
+                enters, kept, new, leaves = (g + u for g, u in zip(given, held, strict=True))
+                memory = sigmoid(kept) * memory + sigmoid(enters) * new.tanh()
+                h = sigmoid(leaves) * memory.tanh()
+        yield h
 
 
 @reference("feed_forward")

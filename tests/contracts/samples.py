@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from qkv.spec.branches import GRU, Attention, Branch, CausalConvolution, FeedForward, GatedFeedForward, LinearAttention, TokenShift
+from qkv.spec.branches import (
+    GRU,
+    LSTM,
+    RNN,
+    Attention,
+    Branch,
+    CausalConvolution,
+    FeedForward,
+    GatedFeedForward,
+    LinearAttention,
+    TokenShift,
+)
 from qkv.spec.masks import Blocks, Causal, Fixed, Full, Mask, Prefix, Strided, Window
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import (
@@ -62,7 +73,9 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
         CausalConvolution(kernel_size=2, dilation=4),
         CausalConvolution(kernel_size=3, dilation=2, gated=False),
     ),
+    "rnn": (RNN(), RNN(hidden=5)),
     "gru": (GRU(), GRU(hidden=5)),
+    "lstm": (LSTM(), LSTM(hidden=5)),
     "feed_forward": (FeedForward(), FeedForward(hidden=5, activation="relu2", bias=False)),
     "gated_feed_forward": (GatedFeedForward(), GatedFeedForward(hidden=5, activation="gelu", bias=True)),
 }
@@ -72,6 +85,10 @@ BIDIRECTIONAL: tuple[Branch, ...] = (
     Attention(mask=Causal() | Prefix(length=6)),
     Attention(mask=Window(size=3), relative=Rope()),
     Attention(mask=Blocks(size=4)),
+    RNN(direction="backward"),
+    GRU(direction="both", hidden=6),
+    LSTM(direction="both"),
+    LSTM(direction="backward", hidden=5),
 )
 """Not causal: these must fail the battery."""
 
@@ -81,7 +98,9 @@ EVERYTHING: tuple[Branch, ...] = (
     LinearAttention(chunk=4),
     TokenShift(),
     CausalConvolution(dilation=2),
+    RNN(),
     GRU(),
+    LSTM(),
     GatedFeedForward(hidden=24),
 )
 """Every way for positions to exchange information, in one stack."""
@@ -108,7 +127,7 @@ STACKS: dict[str, Model] = {
             Block(branches=(EVERYTHING[0], FeedForward()), order="parallel"),
             Block(branches=(EVERYTHING[1], EVERYTHING[2]), order="post", norm=RMSNorm()),
             Block(branches=(EVERYTHING[3], EVERYTHING[4]), order="sandwich"),
-            Block(branches=(EVERYTHING[5],), residual=NoResidual()),
+            Block(branches=(GRU(),), residual=NoResidual()),
         ),
         num_layers=5,
     ),

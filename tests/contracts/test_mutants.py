@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.contracts.battery import failures
+from tests.contracts.battery import CHECKS, NOT_OF_DECODING, failures
 from tests.contracts.mutants import MUTANTS, Mutant
-from tests.contracts.samples import SAMPLES, STACKS, describe
+from tests.contracts.samples import BIDIRECTIONAL, SAMPLES, STACKS, describe
 from tests.contracts.subjects import OneBranch, Stack, Subject
 
 
@@ -16,17 +16,19 @@ def subjects(kind: str) -> Iterator[tuple[str, Subject]]:
     if kind == "stack":
         yield from ((name, Stack(spec)) for name, spec in STACKS.items())
     else:
-        yield from ((describe(part), OneBranch(part)) for part in SAMPLES[kind])
+        parts = BIDIRECTIONAL if kind == "bidirectional" else SAMPLES[kind]
+        yield from ((describe(part), OneBranch(part)) for part in parts)
 
 
 def first_failure(kind: str) -> str:
+    asked = NOT_OF_DECODING if kind == "bidirectional" else tuple(CHECKS)
     for name, subject in subjects(kind):
-        for check, sentence in failures(subject):
+        for check, sentence in failures(subject, asked):
             return f"{name} fails {check!r}: {sentence}"
     return ""
 
 
-@pytest.mark.parametrize("kind", ["stack", *SAMPLES])
+@pytest.mark.parametrize("kind", ["stack", "bidirectional", *SAMPLES])
 def test_without_a_fault_nothing_fails(kind: str) -> None:
     """What follows would mean nothing if the battery failed anyway."""
     assert first_failure(kind) == ""

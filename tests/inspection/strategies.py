@@ -15,6 +15,7 @@ WIDTH = 16
 MASKS = st.sampled_from([Causal(), Full(), Causal() & Window(size=3, sinks=2), Causal() & Window(size=99)])
 RELATIVES = st.sampled_from([parts.NoRelative(), parts.Rope()])
 ACTIVATIONS = st.sampled_from(["relu", "relu2", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "identity"])
+DIRECTIONS = st.sampled_from(["forward", "backward", "both"])
 SIZES = st.none() | st.sampled_from([6, 20])
 
 BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
@@ -36,7 +37,7 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
     branch.CausalConvolution: st.builds(
         branch.CausalConvolution, kernel_size=st.integers(1, 4), dilation=st.integers(1, 3), gated=st.booleans()
     ),
-    branch.GRU: st.builds(branch.GRU, hidden=SIZES),
+    **{kind: st.builds(kind, hidden=SIZES, direction=DIRECTIONS) for kind in (branch.RNN, branch.GRU, branch.LSTM)},
     branch.FeedForward: st.builds(branch.FeedForward, hidden=SIZES, activation=ACTIVATIONS, bias=st.booleans()),
     branch.GatedFeedForward: st.builds(branch.GatedFeedForward, hidden=SIZES, activation=ACTIVATIONS, bias=st.booleans()),
 }
@@ -83,4 +84,6 @@ def _decoding(model: Model) -> Model:
 
 
 def _causal(part: branch.Branch) -> branch.Branch:
-    return part if part.causal else part.changed(mask=Causal())
+    if part.causal:
+        return part
+    return part.changed(direction="forward") if isinstance(part, branch.Recurrent) else part.changed(mask=Causal())

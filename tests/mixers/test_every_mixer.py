@@ -11,17 +11,30 @@ from tests.mixers.modules import WIDTH, applied, built, some
 from torch import Tensor
 
 from qkv.layers.context import Context
-from qkv.spec.branches import GRU, Attention, Branch, CausalConvolution, FeedForward, GatedFeedForward, LinearAttention, TokenShift
+from qkv.spec.branches import (
+    GRU,
+    LSTM,
+    RNN,
+    Attention,
+    Branch,
+    CausalConvolution,
+    FeedForward,
+    GatedFeedForward,
+    LinearAttention,
+    TokenShift,
+)
 from qkv.spec.masks import Causal, Window
 from qkv.spec.parts import Rope
 
-SEVEN: dict[str, Branch] = {
+ALL: dict[str, Branch] = {
     "attention": Attention(num_heads=2, num_kv_heads=1, relative=Rope()),
     "attention with a window": Attention(num_heads=2, mask=Causal() & Window(size=3, sinks=1)),
     "linear attention": LinearAttention(num_heads=2, chunk=4),
     "token shift": TokenShift(groups=3),
     "causal convolution": CausalConvolution(kernel_size=3, dilation=2),
+    "RNN": RNN(),
     "GRU": GRU(),
+    "LSTM": LSTM(),
     "feed-forward": FeedForward(),
     "gated feed-forward": GatedFeedForward(hidden=16),
 }
@@ -51,24 +64,26 @@ REACHES: dict[str, list[int]] = {
     "linear attention": list(range(10)),
     "token shift": [0, 1, 2],
     "causal convolution": [0, 2, 4],
+    "RNN": list(range(10)),
     "GRU": list(range(10)),
+    "LSTM": list(range(10)),
     "feed-forward": [0],
     "gated feed-forward": [0],
 }
 
 
-@pytest.mark.parametrize("name", SEVEN)
+@pytest.mark.parametrize("name", ALL)
 def test_how_far_one_layer_sees(name: str) -> None:
-    assert seen_from([built(SEVEN[name])], 10) == REACHES[name][::-1]
+    assert seen_from([built(ALL[name])], 10) == REACHES[name][::-1]
 
 
-BOUNDED = ("attention with a window", "linear attention", "token shift", "causal convolution", "GRU", "feed-forward", "gated feed-forward")
+UNBOUNDED = ("attention",)
 
 
-@pytest.mark.parametrize("name", SEVEN)
+@pytest.mark.parametrize("name", ALL)
 def test_whose_memory_is_bounded(name: str) -> None:
-    sizes = [built(SEVEN[name]).state_bytes(length) for length in (50, 5000)]
-    assert (sizes[0] == sizes[1]) == (name in BOUNDED)
+    sizes = [built(ALL[name]).state_bytes(length) for length in (50, 5000)]
+    assert (sizes[0] == sizes[1]) == (name not in UNBOUNDED)
 
 
 def whole(branch: Any, x: Tensor) -> Tensor:
@@ -87,25 +102,25 @@ def in_steps(branch: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("path", [whole, in_steps])
 @pytest.mark.parametrize("cast", ["weights in bf16", "autocast"])
-@pytest.mark.parametrize("name", SEVEN)
+@pytest.mark.parametrize("name", ALL)
 @torch.no_grad()
 def test_half_precision_gives_nearly_the_same(name: str, cast: str, path: Callable[..., Tensor]) -> None:
     x = some(dtype=torch.float32)
-    expected = applied(built(SEVEN[name], dtype=torch.float32), x)
+    expected = applied(built(ALL[name], dtype=torch.float32), x)
     if cast == "autocast":
         with torch.autocast("cpu", torch.bfloat16):
-            seen = path(built(SEVEN[name], dtype=torch.float32), x)
+            seen = path(built(ALL[name], dtype=torch.float32), x)
     else:
-        seen = path(built(SEVEN[name], dtype=torch.bfloat16), x.bfloat16())
+        seen = path(built(ALL[name], dtype=torch.bfloat16), x.bfloat16())
         assert seen.dtype == torch.bfloat16
     assert (seen.float() - expected).norm() < 0.03 * expected.norm()
 
 
-@pytest.mark.parametrize("name", SEVEN)
+@pytest.mark.parametrize("name", ALL)
 def test_training_under_autocast_has_nearly_the_same_gradients(name: str) -> None:
     grads = []
     for enabled in (False, True):
-        branch = built(SEVEN[name], dtype=torch.float32)
+        branch = built(ALL[name], dtype=torch.float32)
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             y = applied(branch, some(dtype=torch.float32))
         y.float().pow(2).sum().backward()
@@ -113,8 +128,8 @@ def test_training_under_autocast_has_nearly_the_same_gradients(name: str) -> Non
     assert (grads[1] - grads[0]).norm() < 0.05 * grads[0].norm()
 
 
-@pytest.mark.parametrize("name", SEVEN)
+@pytest.mark.parametrize("name", ALL)
 def test_the_ending_is_a_linear_map_onto_the_residual_stream(name: str) -> None:
-    ending = built(SEVEN[name]).ending()
+    ending = built(ALL[name]).ending()
     assert (ending is None) == (name == "causal convolution")
     assert ending is None or ending.weight.shape[0] == WIDTH

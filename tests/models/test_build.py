@@ -52,7 +52,7 @@ def test_norms_start_as_the_identity_and_biases_at_zero() -> None:
 def test_mixers_with_weights_of_their_own_keep_the_variance() -> None:
     built = build(Model(width=128, frontend=Text(vocab_size=5), blocks=(Block(branches=SEVEN),)))
     modules = {branch.spec.kind: branch for branch in built.branches}
-    convolution, gru = modules["causal_convolution"], modules["gru"]
+    convolution, gru = modules["causal_convolution"], modules["gru"].cells[0]  # type: ignore[index]
     assert float(convolution.weight.data.std()) == pytest.approx((3 * 128) ** -0.5, rel=0.03)  # type: ignore[operator,union-attr]
     assert float(gru.input_weight.data.std()) == pytest.approx(128**-0.5, rel=0.03)  # type: ignore[operator,union-attr]
     for gate in gru.hidden_weight.chunk(3):  # type: ignore[operator,union-attr]

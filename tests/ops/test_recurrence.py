@@ -1,6 +1,9 @@
-"""The gated recurrent unit: the equations against torch's module, and the chosen path against the equations."""
+"""Recurrent cells: the equations against torch's modules, the chosen path against the equations, and rows read backward."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -10,50 +13,105 @@ from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradient
 from torch import Tensor
 
 from qkv.ops.recurrence import choose, reference
+from qkv.ops.recurrence.reversal import reversal, taken
 
 WIDTH, HIDDEN = 5, 4
+GATES = {"rnn": 1, "gru": 3, "lstm": 4}
+MODULES = {"rnn": torch.nn.RNN, "gru": torch.nn.GRU, "lstm": torch.nn.LSTM}
+Recur = Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
 
 
-def tensors(length: int, dtype: torch.dtype = torch.float64, batch: int = 3) -> list[Tensor]:
-    """x (B, N, D), h (B, E), then the four weights."""
-    generator = torch.Generator().manual_seed(length)
-    shapes = [(batch, length, WIDTH), (batch, HIDDEN), (3 * HIDDEN, WIDTH), (3 * HIDDEN, HIDDEN), (3 * HIDDEN,), (3 * HIDDEN,)]
+def tensors(cell: str, length: int, dtype: torch.dtype = torch.float64, batch: int = 3) -> list[Tensor]:
+    """x (B, N, D), the state's vectors (B, E), then the four weights."""
+    generator, rows = torch.Generator().manual_seed(length), GATES[cell] * HIDDEN
+    state = [(batch, HIDDEN)] * (2 if cell == "lstm" else 1)
+    shapes = [(batch, length, WIDTH), *state, (rows, WIDTH), (rows, HIDDEN), (rows,), (rows,)]
     return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype) for s in shapes]
 
 
-def equations(x: Tensor, h: Tensor, *weights: Tensor) -> Tensor:
-    return reference.gru(x, h, weights)  # type: ignore[arg-type]
+def joined(hs: Tensor, state: tuple[Tensor, ...]) -> Tensor:
+    """All h and the last state side by side, (B, N + 1 or 2, E)."""
+    return torch.cat((hs, *(t[:, None] for t in state)), 1)
 
 
-def chosen(x: Tensor, h: Tensor, *weights: Tensor) -> Tensor:
-    return choose.gru(x, h, weights)  # type: ignore[arg-type]
+def ours(recur: Recur, cell: str, x: Tensor, *rest: Tensor, lengths: Tensor | None = None, starts: Tensor | None = None) -> Tensor:
+    return joined(*recur(cell, x, rest[:-4], rest[-4:], starts, lengths))
 
 
-def module(x: Tensor, h: Tensor, *weights: Tensor) -> Tensor:
+def module(cell: str, x: Tensor, *rest: Tensor) -> Tensor:
     names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-    unit = torch.nn.GRU(WIDTH, HIDDEN, batch_first=True, dtype=x.dtype)
-    return torch.func.functional_call(unit, dict(zip(names, weights, strict=True)), (x, h[None]))[0]
+    unit = MODULES[cell](WIDTH, HIDDEN, batch_first=True, dtype=x.dtype)
+    state = tuple(t[None] for t in rest[:-4])
+    hs, last = torch.func.functional_call(unit, dict(zip(names, rest[-4:], strict=True)), (x, state if cell == "lstm" else state[0]))
+    return joined(hs, tuple(t[0] for t in (last if cell == "lstm" else (last,))))
 
 
 @pytest.mark.parametrize("length", [1, 7])
-@pytest.mark.parametrize("path", [equations, chosen])
-def test_every_path_equals_torch_with_all_gradients(path: choose.Callable[..., Tensor], length: int) -> None:
-    assert_all_same(outputs_and_gradients(path, tensors(length)), outputs_and_gradients(module, tensors(length)))
+@pytest.mark.parametrize("recur", [reference.recur, choose.recur], ids=["equations", "chosen"])
+@pytest.mark.parametrize("cell", GATES)
+def test_every_path_equals_torch_with_all_gradients(cell: str, recur: Recur, length: int) -> None:
+    given_ = tensors(cell, length)
+    assert_all_same(outputs_and_gradients(partial(ours, recur, cell), given_), outputs_and_gradients(partial(module, cell), given_))
 
 
-@given(length=st.integers(0, 12), batch=st.integers(0, 3), dtype=st.sampled_from([torch.float32, torch.float64]))
-def test_the_chosen_path_equals_the_equations(length: int, batch: int, dtype: torch.dtype) -> None:
-    given_ = tensors(length, dtype, batch)
-    assert_same(chosen(*given_), equations(*(t.double() for t in given_)))
+@given(
+    cell=st.sampled_from(list(GATES)),
+    length=st.integers(0, 12),
+    batch=st.integers(0, 3),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_the_chosen_path_equals_the_equations(cell: str, length: int, batch: int, dtype: torch.dtype) -> None:
+    given_ = tensors(cell, length, dtype, batch)
+    assert_same(ours(choose.recur, cell, *given_), ours(reference.recur, cell, *(t.double() for t in given_)))
 
 
-@given(lengths=st.lists(st.integers(1, 4), min_size=1, max_size=4))
-def test_a_document_starts_from_nothing(lengths: list[int]) -> None:
-    """Packed, each document has the outputs that it has alone; the given h belongs to none of them."""
-    x, h, *weights = tensors(sum(lengths))
+@given(cell=st.sampled_from(list(GATES)), lengths=st.lists(st.integers(0, 6), min_size=3, max_size=3))
+def test_the_last_state_is_that_of_each_row_alone(cell: str, lengths: list[int]) -> None:
+    """Rows of no position keep the state that they came with."""
+    x, *rest = tensors(cell, 6)
+    seen = ours(choose.recur, cell, x, *rest, lengths=torch.tensor(lengths))
+    assert_same(seen[:, 6:], ours(reference.recur, cell, x, *rest, lengths=torch.tensor(lengths))[:, 6:])
+    for row, length in enumerate(lengths):
+        own = [t[row : row + 1] for t in (x[:, :length], *rest[:-4])]
+        alone = ours(reference.recur, cell, *own, *rest[-4:])
+        assert_same(seen[row : row + 1, :length], alone[:, :length])
+        assert_same(seen[row : row + 1, 6:], alone[:, length:])
+
+
+@given(cell=st.sampled_from(list(GATES)), lengths=st.lists(st.integers(1, 4), min_size=1, max_size=4))
+def test_a_document_starts_from_nothing(cell: str, lengths: list[int]) -> None:
+    """Packed, each document has the outputs that it has alone; the given state belongs to none of them."""
+    x, *rest = tensors(cell, sum(lengths))
     firsts = [sum(lengths[:n]) for n in range(len(lengths))]
     starts = torch.zeros(3, sum(lengths), dtype=torch.bool)
     starts[:, firsts] = True
-    packed = choose.gru(x, h, tuple(weights), starts)  # type: ignore[arg-type]
-    alone = [module(part, torch.zeros_like(h), *weights) for part in x.split(lengths, 1)]
+    packed = ours(choose.recur, cell, x, *rest, starts=starts)[:, : sum(lengths)]
+    nothing = [torch.zeros_like(t) for t in rest[:-4]]
+    alone = [module(cell, part, *nothing, *rest[-4:])[:, : part.shape[1]] for part in x.split(lengths, 1)]
     assert_same(packed, torch.cat(alone, 1).detach())
+
+
+@given(lengths=st.lists(st.integers(0, 7), min_size=1, max_size=4))
+def test_rows_are_reversed_up_to_their_lengths_and_back(lengths: list[int]) -> None:
+    rows = [list(range(7)) for _ in lengths]
+    index = reversal(7, torch.tensor(lengths), torch.device("cpu"))
+    expected = [row[:n][::-1] + row[n:] for row, n in zip(rows, lengths, strict=True)]
+    assert taken(torch.tensor(rows), index).tolist() == expected
+    assert taken(taken(torch.tensor(rows), index), index).tolist() == rows
+
+
+def test_rows_without_lengths_are_reversed_whole() -> None:
+    x = torch.arange(12).view(2, 3, 2)
+    assert torch.equal(taken(x, reversal(3, None, x.device)), x.flip(1))
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_a_forget_gate_far_open_keeps_what_it_holds(cell: str) -> None:
+    """With nothing let in, an LSTM keeps its cells, and a GRU its h, for as long as one likes."""
+    x, *rest = tensors(cell, 50)
+    *state, w, u, b, c = rest
+    w, u, c = w * 0, u * 0, c * 0
+    sides = {"gru": [0.0, 50.0, 0.0], "lstm": [-50.0, 50.0, 0.0, 0.0]}[cell]
+    b = torch.tensor(sides, dtype=b.dtype).repeat_interleave(HIDDEN)
+    _, after = choose.recur(cell, x, tuple(state), (w, u, b, c))
+    assert_same(after[-1], state[-1])

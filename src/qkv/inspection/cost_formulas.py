@@ -96,18 +96,26 @@ def causal_convolution(part: branch.CausalConvolution, at: Setting) -> Share:
     return linear(inputs, (2 if part.gated else 1) * at.width, True, at) + inner
 
 
+@formula(branch.RNN)
 @formula(branch.GRU)
-def gru(part: branch.GRU, at: Setting) -> Share:
-    """Input and recurrent gates, then a linear map; a step keeps its three gates, the candidate, two factors and h."""
-    hidden = part.hidden or at.width
+@formula(branch.LSTM)
+def recurrent(part: branch.Recurrent, at: Setting) -> Share:
+    """Input and recurrent matrices of each gate, then a linear map; a step keeps its gates and what they are made of.
+
+    Two directions share the hidden features, which halves the recurrent products.
+    """
+    hidden, directions = part.hidden or at.width, 2 if part.direction == "both" else 1
+    size, kept = hidden // directions, {1: 2, 3: 7, 4: 7}[part.gates]
     inner = Share(
-        saved=7 * at.tokens * hidden * at.item,
+        saved=(kept * at.tokens * hidden + (0 if part.causal else 2 * at.tokens * at.width)) * at.item,
         working=2 * at.tokens * hidden * at.item,
-        state=at.batch * hidden * at.item,
-        calls=20 * at.length,
+        state=part.leaves * at.batch * hidden * at.item if part.causal else 0,
+        calls={1: 8, 3: 20, 4: 20}[part.gates] * at.length * directions,
         step_calls=22,
     )
-    gates = linear(at.width, 3 * hidden, True, at, at.input) + linear(hidden, 3 * hidden, True, at, 0)
+    gates = linear(at.width, part.gates * hidden, True, at, at.input)
+    for _ in range(directions):
+        gates += linear(size, part.gates * size, True, at, 0)
     return gates + inner + last(linear(hidden, at.width, True, at))
 
 

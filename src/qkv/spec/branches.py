@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, Literal
+
 from pydantic import Field
 
 from qkv.spec.base import Part
@@ -125,10 +127,51 @@ class CausalConvolution(Branch, kind="causal_convolution"):
         return (self.kernel_size - 1) * self.dilation
 
 
-class GRU(Branch, kind="gru"):
-    """h_i = (1 - z) ⊙ n + z ⊙ h_{i-1} with reset and update gates (Cho et al. 2014), then a linear map back to the width."""
+class Recurrent(Branch):
+    """What the recurrent units share: h_i = cell(x_i, h_{i-1}) with E features, then a linear map back to the width."""
 
     hidden: int | None = Field(default=None, gt=0, description="default: width")
+    direction: Literal["forward", "backward", "both"] = Field(
+        default="forward", description="'both' gives each direction half of the hidden features"
+    )
+
+    gates: ClassVar[int] = 1
+    """Matrices of a cell for its input, and as many for h."""
+    leaves: ClassVar[int] = 1
+    """Vectors that a cell remembers."""
+
+    @property
+    def causal(self) -> bool:
+        return self.direction == "forward"
+
+    def problems(self) -> list[Problem]:
+        return self._halves(self.hidden, "hidden")
+
+    def width_problems(self, width: int) -> list[Problem]:
+        return [] if self.hidden else self._halves(width, "direction")
+
+    def _halves(self, hidden: int | None, field: str) -> list[Problem]:
+        if self.direction != "both" or hidden is None or hidden % 2 == 0:
+            return []
+        return [Problem((field,), f"{hidden} hidden features cannot be halved for two directions; make the number even")]
+
+
+class RNN(Recurrent, kind="rnn"):
+    """h_i = tanh(W x_i + U h_{i-1} + b), then a linear map back to the width (Elman 1990)."""
+
+
+class GRU(Recurrent, kind="gru"):
+    """h_i = (1 - z) ⊙ n + z ⊙ h_{i-1} with reset and update gates (Cho et al. 2014), then a linear map back to the width."""
+
+    gates: ClassVar[int] = 3
+
+
+class LSTM(Recurrent, kind="lstm"):
+    """m_i = f ⊙ m_{i-1} + i ⊙ g, h_i = o ⊙ tanh(m_i) (Hochreiter & Schmidhuber 1997; forget gate: Gers et al. 2000), then a linear map back
+    to the width. The forget gates' bias is 1 at the start."""
+
+    gates: ClassVar[int] = 4
+    leaves: ClassVar[int] = 2
 
 
 class FeedForward(Branch, kind="feed_forward"):

@@ -1,24 +1,23 @@
-"""Picks the implementation of the GRU: torch's loop in C++, or the equations where documents are packed."""
+"""Picks the implementation of a recurrent cell: torch's loop in C++, or the equations where documents are packed."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from qkv.ops.choices import Choice, choose
-from qkv.ops.recurrence import reference
-from qkv.ops.recurrence.reference import Weights
+from qkv.ops.recurrence import reference, torch_loop
+from qkv.ops.recurrence.reference import Memory, Weights
 
 
-def gru(x: Tensor, h: Tensor, weights: Weights, starts: Tensor | None = None) -> Tensor:
-    """Every h (B, N, E); see ``reference`` for the shapes and the equations."""
+def recur(
+    cell: str, x: Tensor, state: Memory, weights: Weights, starts: Tensor | None = None, lengths: Tensor | None = None
+) -> tuple[Tensor, Memory]:
+    """(every h (B, N, E), the state after each row's last real position); see ``reference`` for the shapes and the equations."""
+    if x.shape[1] == 0 or x.shape[0] == 0:
+        return reference.recur(cell, x, state, weights)
     if starts is not None:
-        choose(
-            "gru", "packed documents", lambda: Choice("gru", "packed documents", "reference", "the hidden state is reset at each document")
-        )
-        return reference.gru(x, h, weights, starts)
-    if x.shape[1] == 0:
-        return reference.gru(x, h, weights)
-    choose("gru", "sequence", lambda: Choice("gru", "sequence", "torch", "the loop over positions runs in C++"))
-    hs, _ = torch.gru(x, h[None].contiguous(), list(weights), True, 1, 0.0, False, False, True)
-    return hs
+        reason = "the hidden state is reset at each document"
+        choose(cell, "packed documents", lambda: Choice(cell, "packed documents", "reference", reason))
+        return reference.recur(cell, x, state, weights, starts, lengths)
+    choose(cell, "sequence", lambda: Choice(cell, "sequence", "torch", "the loop over positions runs in C++"))
+    return torch_loop.recur(cell, x, state, weights, lengths)

@@ -1,30 +1,66 @@
-"""The gated recurrent unit (Cho et al. 2014), with the reset gate applied after the product, as the equations say it.
+"""Recurrent cells, as their equations say them.
 
-r = σ(W_r x + b_r + U_r h + c_r)     z = σ(W_z x + b_z + U_z h + c_z)     n = tanh(W_n x + b_n + r ⊙ (U_n h + c_n))
-h' = (1 - z) ⊙ n + z ⊙ h
+rnn    h' = tanh(W x + b + U h + c)                                                              (Elman 1990)
+gru    r = σ(W_r x + b_r + U_r h + c_r)     z = σ(W_z x + b_z + U_z h + c_z)                     (Cho et al. 2014)
+       n = tanh(W_n x + b_n + r ⊙ (U_n h + c_n))     h' = (1 - z) ⊙ n + z ⊙ h
+lstm   i, f, o = σ(W_* x + b_* + U_* h + c_*)     g = tanh(W_g x + b_g + U_g h + c_g)            (Hochreiter & Schmidhuber 1997;
+       m' = f ⊙ m + i ⊙ g     h' = o ⊙ tanh(m')                                                   forget gate: Gers et al. 2000)
 
-x (B, N, D)   h (B, E)   weights (W (3E, D), U (3E, E), b (3E), c (3E)), gates in the order r, z, n
+x (B, N, D)   h, m (B, E)   weights (W (K E, D), U (K E, E), b (K E), c (K E)): K = 1; 3 in the order r, z, n; 4 in the order i, f, g, o.
+A state is the tuple (h,), of an LSTM (h, m). In the GRU the reset gate acts after the product.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 Weights = tuple[Tensor, Tensor, Tensor, Tensor]
+Memory = tuple[Tensor, ...]
 
 
-def gru(x: Tensor, h: Tensor, weights: Weights, starts: Tensor | None = None) -> Tensor:
-    """Every h (B, N, E). starts (B, N): where a new document begins and h is 0 again."""
+def rnn(given: Tensor, held: Tensor, state: Memory) -> Memory:
+    """One step; ``given`` is W x + b and ``held`` is U h + c, each (B, K E)."""
+    return ((given + held).tanh(),)
+
+
+def gru(given: Tensor, held: Tensor, state: Memory) -> Memory:
+    """One step, see ``rnn``."""
+    (h,) = state
+    (xr, xz, xn), (hr, hz, hn) = given.chunk(3, -1), held.chunk(3, -1)
+    r, z = (xr + hr).sigmoid(), (xz + hz).sigmoid()
+    n = (xn + r * hn).tanh()
+    return ((1 - z) * n + z * h,)
+
+
+def lstm(given: Tensor, held: Tensor, state: Memory) -> Memory:
+    """One step, see ``rnn``."""
+    i, f, g, o = (given + held).chunk(4, -1)
+    m = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+    return o.sigmoid() * m.tanh(), m
+
+
+STEPS: dict[str, Callable[[Tensor, Tensor, Memory], Memory]] = {"rnn": rnn, "gru": gru, "lstm": lstm}
+
+
+def recur(
+    cell: str, x: Tensor, state: Memory, weights: Weights, starts: Tensor | None = None, lengths: Tensor | None = None
+) -> tuple[Tensor, Memory]:
+    """(every h (B, N, E), the state after each row's last real position).
+
+    starts (B, N): where a new document begins and the state is 0 again. lengths (B): how many of the N are real; None for all.
+    """
     w, u, b, c = weights
-    hs = []
+    given, hs, step = x @ w.t() + b, [], STEPS[cell]
     for i in range(x.shape[1]):
         if starts is not None:
-            h = h.masked_fill(starts[:, i, None], 0.0)
-        xr, xz, xn = (x[:, i] @ w.t() + b).chunk(3, -1)
-        hr, hz, hn = (h @ u.t() + c).chunk(3, -1)
-        r, z = (xr + hr).sigmoid(), (xz + hz).sigmoid()
-        n = (xn + r * hn).tanh()
-        h = (1 - z) * n + z * h
-        hs.append(h)
-    return torch.stack(hs, 1) if hs else x.new_zeros(x.shape[0], 0, h.shape[-1])
+            state = tuple(t.masked_fill(starts[:, i, None], 0.0) for t in state)
+        after = step(given[:, i], state[0] @ u.t() + c, state)
+        if lengths is not None:
+            real = (i < lengths)[:, None]
+            after = tuple(torch.where(real, new, old) for new, old in zip(after, state, strict=True))
+        hs.append(after[0])
+        state = after
+    return (torch.stack(hs, 1), state) if hs else (x.new_zeros(x.shape[0], 0, u.shape[1]), state)

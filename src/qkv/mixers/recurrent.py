@@ -1,0 +1,100 @@
+"""Recurrent units as mixers: Elman's network, the gated recurrent unit, long short-term memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from qkv.layers.branch import Branch, State, implements
+from qkv.layers.context import Context
+from qkv.layers.linear import Linear
+from qkv.ops.recurrence.choose import recur
+from qkv.ops.recurrence.reference import Memory
+from qkv.ops.recurrence.reversal import reversal, taken
+from qkv.spec import branches as spec
+
+
+class Cell(nn.Module):
+    """The weights of one cell that goes over the positions in one direction. gates: how many matrices of E rows it has."""
+
+    def __init__(self, part: spec.Recurrent, width: int, hidden: int):
+        super().__init__()
+        self.kind, self.gates, self.leaves, self.hidden = part.kind, part.gates, part.leaves, hidden
+        self.input_weight = nn.Parameter(torch.empty(self.gates * hidden, width))
+        self.hidden_weight = nn.Parameter(torch.empty(self.gates * hidden, hidden))
+        self.input_bias = nn.Parameter(torch.zeros(self.gates * hidden))
+        self.hidden_bias = nn.Parameter(torch.zeros(self.gates * hidden))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Inputs N(0, 1/D), each recurrent matrix orthogonal, so that h neither dies nor grows at the start.
+
+        An LSTM's forget gates begin open, with a bias of 1 (Gers et al. 2000; Jozefowicz et al. 2015).
+        """
+        nn.init.normal_(self.input_weight, std=self.input_weight.shape[1] ** -0.5)
+        for gate in self.hidden_weight.data.chunk(self.gates):
+            nn.init.orthogonal_(gate)
+        if self.kind == "lstm":
+            self.input_bias.data[self.hidden : 2 * self.hidden] = 1.0
+
+    def empty(self, batch: int) -> Memory:
+        """The state before the first position."""
+        return tuple(self.hidden_weight.detach().new_zeros(batch, self.hidden) for _ in range(self.leaves))
+
+    def forward(self, x: Tensor, state: Memory, starts: Tensor | None, lengths: Tensor | None) -> tuple[Tensor, Memory]:
+        weights = (self.input_weight, self.hidden_weight, self.input_bias, self.hidden_bias)
+        return recur(self.kind, x, state, weights, starts, lengths)
+
+
+@implements(spec.RNN)
+@implements(spec.GRU)
+@implements(spec.LSTM)
+class Recurrent(Branch):
+    """h_i = cell(x_i, h_{i-1}), then a linear map: y_i = V h_i + b.
+
+        x (B, N, D) ─┬─ cell, forward ──── h (B, N, E / 2) ─┐
+                     └─ cell, backward ─── h (B, N, E / 2) ─┴─ output ─ (B, N, D)       direction "both"
+
+    Backward, a row is read from its last real position to its first. One direction alone has all E features.
+    State, forward: h (B, E), of an LSTM also its memory cells (B, E). The other directions remember nothing, as they need the end first.
+    """
+
+    rewindable = False
+
+    def __init__(self, part: spec.Recurrent, width: int):
+        super().__init__(part, width)
+        self.causal = part.causal
+        self.hidden = part.hidden or width
+        self.directions = ("forward", "backward") if part.direction == "both" else (part.direction,)
+        self.cells = nn.ModuleList(Cell(part, width, self.hidden // len(self.directions)) for _ in self.directions)
+        self.output = Linear(self.hidden, width)
+
+    def init_state(self, batch: int, capacity: int | None = None) -> Memory:
+        return self.cells[0].empty(batch) if self.causal else ()  # type: ignore[operator]
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        if self.causal and state is not None:
+            hs, after = self.cells[0](x, state, context.document_starts, context.lengths)
+            # A copy: as a view into every h, the last one would keep them all in memory.
+            return self.output(hs), tuple(t.clone() for t in after)
+        sides = [self._directed(cell, name, x, context) for cell, name in zip(self.cells, self.directions, strict=True)]
+        return self.output(sides[0] if len(sides) == 1 else torch.cat(sides, -1)), state
+
+    def _directed(self, cell: nn.Module, direction: str, x: Tensor, context: Context) -> Tensor:
+        """Every h of one direction, (B, N, E), from a state of zeros."""
+        start = tuple(t.to(x.dtype) for t in cell.empty(x.shape[0]))  # type: ignore[operator]
+        if direction == "forward":
+            return cell(x, start, context.document_starts, None)[0]
+        index = context.once("reversed", lambda: reversal(x.shape[1], context.lengths, x.device))
+        starts = None if context.segments is None else replace(context, segments=taken(context.segments, index)).document_starts
+        return taken(cell(taken(x, index), start, starts, None)[0], index)
+
+    def state_bytes(self, length: int, batch: int = 1) -> int:
+        if not self.causal:
+            return 0
+        return batch * self.cells[0].leaves * self.hidden * self.output.weight.element_size()  # type: ignore[operator]
+
+    def ending(self) -> nn.Module:
+        return self.output

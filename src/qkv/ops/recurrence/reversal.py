@@ -1,0 +1,20 @@
+"""Rows read backward: from the last real position to the first, padding left where it is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def reversal(length: int, lengths: Tensor | None, device: torch.device) -> Tensor:
+    """Where each position comes from when the first lengths[b] of a row change their order, (B or 1, N); it is its own inverse."""
+    steps = torch.arange(length, device=device)[None]
+    if lengths is None:
+        return steps.flip(1)
+    return torch.where(steps < lengths[:, None], lengths[:, None] - 1 - steps, steps)
+
+
+def taken(x: Tensor, index: Tensor) -> Tensor:
+    """x[b, index[b, i]] for x (B, N) or (B, N, D) and index (B or 1, N)."""
+    index = index.expand(x.shape[0], -1)
+    return x.gather(1, index if x.dim() == 2 else index[..., None].expand_as(x))

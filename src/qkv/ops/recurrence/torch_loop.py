@@ -1,0 +1,38 @@
+"""Recurrent cells through torch's kernels, whose loop over positions runs in C++."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from qkv.ops.recurrence.reference import Memory, Weights
+
+KERNELS = {"rnn": torch.rnn_tanh, "gru": torch.gru, "lstm": torch.lstm}
+# Has biases, one layer, no dropout, not torch's own bidirectional form.
+_OPTIONS = (True, 1, 0.0, False, False)
+
+
+def recur(cell: str, x: Tensor, state: Memory, weights: Weights, lengths: Tensor | None = None) -> tuple[Tensor, Memory]:
+    """(every h (B, N, E), the state after each row's last real position) for N >= 1; see ``reference`` for shapes and equations."""
+    if cell == "lstm" and lengths is not None:
+        return _ragged(x, state, weights, lengths)
+    start = tuple(t[None].contiguous() for t in state)
+    hs, *last = KERNELS[cell](x, start if cell == "lstm" else start[0], list(weights), *_OPTIONS, True)
+    if lengths is None:
+        return hs, tuple(t[0] for t in last)
+    joined = torch.cat((state[0][:, None], hs), 1)
+    return hs, (joined.gather(1, lengths[:, None, None].expand(-1, 1, hs.shape[-1]))[:, 0],)
+
+
+def _ragged(x: Tensor, state: Memory, weights: Weights, lengths: Tensor) -> tuple[Tensor, Memory]:
+    """The kernel for rows of different lengths, each at least 1, gives the memory cells after each row's own last position."""
+    packed = pack_padded_sequence(x, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
+    order, back = packed.sorted_indices, packed.unsorted_indices
+    assert order is not None
+    assert back is not None
+    start = tuple(t[order][None] for t in state)
+    data, *last = torch.lstm(packed.data, packed.batch_sizes, start, list(weights), *_OPTIONS)
+    hs, _ = pad_packed_sequence(packed._replace(data=data), batch_first=True, total_length=x.shape[1])
+    some = (lengths > 0)[:, None]
+    return hs, tuple(torch.where(some, new[0][back], old) for new, old in zip(last, state, strict=True))
