@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qkv.state.tree import load, map_tensors, nbytes, rows, save, tensors, to
+from qkv.state.tree import load, map_tensors, nbytes, overwrite, rows, save, tensors, to
 
 
 class Pair(NamedTuple):
@@ -80,3 +80,20 @@ def test_a_state_comes_back_from_its_file(tmp_path: Path) -> None:
     for a, b in zip(tensors(loaded), tensors(many), strict=True):
         assert torch.equal(a, b)
         assert a.dtype == b.dtype
+
+
+def test_rows_are_overwritten_in_place_and_the_others_stay() -> None:
+    before, given = state(), rows(state(), [0, 1, 2])
+    places = [t.data_ptr() for t in tensors(given)]
+    after = overwrite(given, [2], [0])
+    assert [t.data_ptr() for t in tensors(after)] == places
+    for one, other in zip(tensors(after), tensors(rows(before, [0, 1, 0])), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_tensor_whose_rows_share_their_memory_is_copied_before_it_is_written() -> None:
+    shared = torch.arange(2.0).expand(3, 2)
+    (after,) = overwrite((shared,), [1], [0])
+    after[1] += 5
+    assert after.tolist() == [[0, 1], [5, 6], [0, 1]]
+    assert shared.tolist() == [[0, 1]] * 3

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from qkv.generation import context
 from qkv.generation.filters import filtered, pick
+from qkv.generation.reading import read
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
@@ -29,6 +30,8 @@ class Sampling:
 
     def __init__(self, model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation, capacity: int | None = None):
         """``capacity``: slots of the state a row, fixed; None grows by doubling. Raises UserError for what cannot be continued."""
+        if generation.num_beams > 1:
+            raise UserError(f"num_beams is {generation.num_beams}, but this draws one text a prompt; call qkv.generation.beam.beam_search")
         context.check(model, prompts, generation)
         self.model, self.generation = model, generation
         self.texts = [list(prompt) for prompt in prompts]
@@ -86,14 +89,10 @@ class Sampling:
         """Read what is seen of each text, from position 0, with a new state."""
         self._start = {row: context.first_seen(len(self.texts[row]), self._limit) for row in self.running}
         seen = [self.texts[row][self._start[row] :] for row in self.running]
-        ids, lengths = _padded(seen, self._device)
-        ragged = None if min(map(len, seen)) == ids.shape[1] else lengths
-        vectors, self._state = self.model.features(ids, self.model.init_state(len(seen), self._capacity), ragged)
+        logits, self._state = read(self.model, seen, self._capacity)
         if self.generation.repetition_penalty != 1.0:
             self._history = _repeated([self.texts[row] for row in self.running], self._device)
-        # Only the last vector of each row is asked what comes next.
-        last = vectors[torch.arange(len(seen), device=self._device), lengths - 1]
-        return self.model.head(last[:, None])[:, 0]
+        return logits
 
     def _drawn(self, logits: Tensor) -> Tensor:
         """One token a row, (B,)."""
@@ -110,13 +109,6 @@ class Sampling:
                 "the model's logits are not finite, so there is nothing to draw from; its weights are damaged or its training diverged"
             )
         return tokens
-
-
-def _padded(texts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ids (B, N), short rows filled with token 0 on the right, and lengths (B)."""
-    longest = max(map(len, texts))
-    ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=device)
-    return ids, torch.tensor([len(text) for text in texts], device=device)
 
 
 def _repeated(texts: list[list[int]], device: torch.device) -> Tensor:

@@ -34,6 +34,20 @@ def rows(state: S, index: Tensor | list[int]) -> S:
     return map_tensors(lambda t: t.index_select(0, torch.as_tensor(index, dtype=torch.long, device=t.device)), state)
 
 
+def overwrite(state: S, to: Tensor | list[int], source: Tensor | list[int]) -> S:
+    """``state`` with what rows ``source`` hold in rows ``to`` as well; the other rows are not touched, and nothing else is copied.
+
+    No row may be in both, none twice in ``to``. Consumes ``state``: its tensors are written, except where several of their elements
+    share a place in memory.
+    """
+
+    def written(t: Tensor) -> Tensor:
+        first, second = (torch.as_tensor(index, dtype=torch.long, device=t.device) for index in (to, source))
+        return t.contiguous().index_copy_(0, first, t.index_select(0, second))
+
+    return map_tensors(written, state)
+
+
 def nbytes(state: Any) -> int:
     """Bytes that the tensors take."""
     return sum(t.numel() * t.element_size() for t in tensors(state))
