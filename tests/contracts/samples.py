@@ -16,6 +16,7 @@ from qkv.spec.branches import (
     LinearAttention,
     TokenShift,
 )
+from qkv.spec.heads import LanguageModelHead
 from qkv.spec.masks import Blocks, Causal, Fixed, Full, Mask, Prefix, Strided, Window
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import (
@@ -23,7 +24,6 @@ from qkv.spec.parts import (
     Alibi,
     BatchNorm,
     Gated,
-    LanguageModelHead,
     Learned,
     LinearScaling,
     NoNorm,

@@ -101,7 +101,7 @@ class Stack(Subject):
         return torch.randint(VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
 
     def whole(self, x: Tensor, lengths: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
-        return self.module(x, None, lengths, segments)[0]
+        return self.module(x, lengths=lengths, segments=segments)[0]
 
     def start(self, batch: int, capacity: int | None = None) -> Any:
         return self.module.init_state(batch, capacity)

@@ -21,7 +21,7 @@ IDS = torch.tensor([[3, 0, 6], [1, 1, 5]])
 
 
 def built(part: Text) -> TextFrontend:
-    frontend = TextFrontend(part, Model(width=WIDTH, context_length=LENGTH, frontend=part))
+    frontend = TextFrontend(part, WIDTH, LENGTH)
     generator = torch.Generator().manual_seed(0)
     for parameter in frontend.parameters():
         parameter.data.normal_(generator=generator)

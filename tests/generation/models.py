@@ -38,7 +38,7 @@ STACKS: dict[str, dict[str, Any]] = {
 @cache
 def model(name: str, **changes: Any) -> Transformer:
     """The model of one of ``STACKS``; only ``learned`` and ``all`` have positions that end."""
-    fields = {"width": 16, "context_length": 8, "init_std": 0.5, "head": {"tied": False}, **STACKS[name], **changes}
+    fields = {"width": 16, "context_length": 8, "init_std": 0.5, "head": "language_model(tied=false)", **STACKS[name], **changes}
     positions = "learned" if name in ("learned", "all") else "none"
     spec = Model.parse({**fields, "num_layers": 2, "frontend": {"kind": "text", "vocab_size": VOCABULARY, "positions": positions}})
     return build(spec, seed=3).eval()

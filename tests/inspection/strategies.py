@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from qkv.spec import branches as branch
-from qkv.spec import parts
+from qkv.spec import heads, parts
 from qkv.spec.masks import Causal, Full, Window
 from qkv.spec.model import Block, Model, Text
 
@@ -73,7 +73,7 @@ def models(draw: st.DrawFn, causal: bool = False) -> Model:
         frontend=Text(vocab_size=draw(st.integers(2, 40)), positions=positions, join=join),
         blocks=pattern,
         norm=draw(NORMS),
-        head=parts.LanguageModelHead(tied=tied, bias=draw(st.booleans())),
+        head=heads.LanguageModelHead(tied=tied, bias=draw(st.booleans())),
     )
     return _decoding(model) if causal else model
 

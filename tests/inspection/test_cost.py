@@ -21,9 +21,10 @@ from qkv.models.build import build
 from qkv.models.families.presets import PRESETS, preset
 from qkv.spec.branches import Attention, Branch, FeedForward, LinearAttention, Recurrent
 from qkv.spec.errors import UserError
+from qkv.spec.heads import LanguageModelHead
 from qkv.spec.masks import Causal, Full, Window
 from qkv.spec.model import Block, Frontend, Model, Text
-from qkv.spec.parts import LanguageModelHead, Norm, Positions, Residual, Sinusoidal
+from qkv.spec.parts import Norm, Positions, Residual, Sinusoidal
 from qkv.spec.training import AdamW, Muon, Optimizer, Training
 from qkv.state.tree import nbytes
 

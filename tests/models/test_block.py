@@ -13,8 +13,9 @@ from torch import Tensor
 from qkv.layers.context import Context
 from qkv.models.build import build
 from qkv.spec.branches import Attention, FeedForward
+from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Block
-from qkv.spec.parts import Gated, LanguageModelHead, NoResidual, Residual, RMSNorm, Scaled
+from qkv.spec.parts import Gated, NoResidual, Residual, RMSNorm, Scaled
 
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 HERE = Context(torch.arange(5)[None], end=5)

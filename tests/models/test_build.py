@@ -14,9 +14,9 @@ from qkv.models.build import build
 from qkv.models.families.presets import PRESETS, preset
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
+from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import BatchNorm as BatchNormSpec
-from qkv.spec.parts import LanguageModelHead
 
 
 def wide(**fields: object) -> Transformer:
@@ -96,8 +96,8 @@ def test_what_a_tap_returns_takes_the_place_of_what_was_computed() -> None:
     with torch.no_grad():
         plain = built(ids())[0]
         silent = built(ids(), tap=lambda name, x: torch.zeros_like(x))[0]
-        vectors = built.frontend(ids(), built._context(ids(), None, None, None, None))
-        alone = built.head(built.norm(vectors, built._context(ids(), None, None, None, None)))
+        vectors = built.frontend(ids(), built.whole(ids().shape[1], None, None, {}))
+        alone = built.head(built.norm(vectors, built.whole(ids().shape[1], None, None, {})))
     torch.testing.assert_close(silent, alone)
     assert not torch.allclose(silent, plain, atol=1e-4)
 

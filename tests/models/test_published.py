@@ -12,8 +12,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
+from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Block, Model, Text
-from qkv.spec.parts import LanguageModelHead, LayerNorm, Llama3Scaling, NoPositions, RMSNorm, Rope, RopeScaling
+from qkv.spec.parts import LayerNorm, Llama3Scaling, NoPositions, RMSNorm, Rope, RopeScaling
 
 VOCABULARY, LENGTH = 101, 40
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -9,9 +9,10 @@ from tests.models.stacks import ids, model
 from qkv.models.build import build
 from qkv.spec.branches import GRU, Attention, FeedForward, LinearAttention
 from qkv.spec.errors import UserError
+from qkv.spec.heads import LanguageModelHead
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Text
-from qkv.spec.parts import LanguageModelHead, NoPositions
+from qkv.spec.parts import NoPositions
 
 
 def test_input_longer_than_the_learned_table() -> None:

@@ -96,7 +96,7 @@ def test_a_pattern_of_blocks_repeats_with_weights_of_its_own() -> None:
     built = build(model(Block(branches=(GRU(),)), Block(branches=(FeedForward(),)), num_layers=5))
     kinds = [block.branches[0].body.spec.kind for block in built.blocks]  # type: ignore[union-attr,index]
     assert kinds == ["gru", "feed_forward", "gru", "feed_forward", "gru"]
-    first, third = (built.blocks[i].branches[0].body.input_weight for i in (0, 2))  # type: ignore[union-attr,index]
+    first, third = (built.blocks[i].branches[0].body.cells[0].input_weight for i in (0, 2))  # type: ignore[union-attr,index]
     assert not torch.equal(first, third)
 
 

@@ -143,9 +143,9 @@ def test_words_and_articles() -> None:
 def test_derived_properties() -> None:
     model = Model(num_layers=5, blocks=(Block(branches=(Attention(),)), Block(branches=(FeedForward(),))))
     assert [block.branches[0].kind for block in model.layers] == ["attention", "feed_forward"] * 2 + ["attention"]
-    assert (model.causal, model.first_not_causal(), model.vocab_size) == (True, (), None)
+    assert (model.causal, model.first_not_decoding(), model.vocab_size) == (True, (), None)
     bidirectional = Model(blocks=(Block(), Block(branches=(FeedForward(), Attention(mask=Full())))), frontend=Text(vocab_size=7))
-    assert (bidirectional.causal, bidirectional.first_not_causal(), bidirectional.vocab_size) == (False, ("blocks", 1, "branches", 1), 7)
+    assert (bidirectional.causal, bidirectional.first_not_decoding(), bidirectional.vocab_size) == (False, ("blocks", 1, "branches", 1), 7)
     assert Attention(num_heads=8, num_kv_heads=2).kv_heads == 2
     assert Attention(num_heads=8).dims(64) == (8, 8)
     assert Attention(num_heads=8, head_dim=6, value_dim=10).dims(64) == (6, 10)

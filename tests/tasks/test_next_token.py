@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from qkv.data.batch import Batch
 from qkv.models.build import build
 from qkv.models.heads import LanguageModelHead
+from qkv.spec.heads import LanguageModelHead as HeadSpec
 from qkv.spec.model import Model, Text
-from qkv.spec.parts import LanguageModelHead as HeadSpec
 from qkv.spec.recipe import NextToken
 from qkv.tasks import next_token
 from qkv.tasks.cross_entropy import chunked_cross_entropy, cross_entropy

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from qkv.layers.context import Context
 from qkv.layers.positions import build_positions
 from qkv.spec.errors import UserError
-from qkv.spec.model import Model, Text
+from qkv.spec.model import Text
 from qkv.spec.parts import Learned
 
 
@@ -19,18 +19,22 @@ class TextFrontend(nn.Module):
     Joined by ``add``, both have width D; by ``concatenate``, each has D / 2.
     """
 
-    def __init__(self, part: Text, model: Model):
+    def __init__(self, part: Text, width: int, context_length: int, table: nn.Parameter | None = None):
+        """``table``: the token vectors of another front end, to be shared."""
         super().__init__()
         if part.vocab_size is None:
             raise UserError("model.frontend.vocab_size is not known: give it, or build the model together with its tokenizer")
-        self.part, self.limit = part, model.context_length if isinstance(part.positions, Learned) else None
-        width = model.width if part.join == "add" else model.width // 2
-        self.table = nn.Parameter(torch.empty(part.vocab_size, width))
-        self.positions = build_positions(part.positions, model.context_length, width)
-        self.scale = model.width**0.5 if part.scale else 1.0
+        self.part, self.limit = part, context_length if isinstance(part.positions, Learned) else None
+        self.scale = width**0.5 if part.scale else 1.0
+        width = width if part.join == "add" else width // 2
+        self.table = nn.Parameter(torch.empty(part.vocab_size, width)) if table is None else table
+        self.positions = build_positions(part.positions, context_length, width)
 
     def forward(self, ids: Tensor, context: Context) -> Tensor:
-        x = F.embedding(ids, self.table)
+        return self.placed(F.embedding(ids, self.table), context)
+
+    def placed(self, x: Tensor, context: Context) -> Tensor:
+        """Vectors (B, N, width of the table) with their positions."""
         if self.scale != 1.0:
             x = x * self.scale
         if self.positions is not None:

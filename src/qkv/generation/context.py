@@ -29,8 +29,8 @@ def first_seen(length: int, limit: int | None) -> int:
 def check(model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation) -> None:
     """Raise UserError if ``model`` cannot generate from these prompts."""
     spec, known = model.spec, model.frontend.table.shape[0]
-    if not spec.causal:
-        path = dotted(("model", *spec.first_not_causal()))
+    if not spec.decodes:
+        path = dotted(("model", *spec.first_not_decoding()))
         raise UserError(f"{path}: this branch sees later positions, so the model cannot generate; use a causal mask")
     for row, prompt in enumerate(prompts):
         which = f"prompt {row + 1} of {len(prompts)}" if len(prompts) > 1 else "the prompt"

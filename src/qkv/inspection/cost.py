@@ -99,7 +99,7 @@ class Cost:
 
     def step_bytes(self, length: int | None = None) -> int:
         """Bytes read for one more token in each row: the weights once, but of a table that is only looked up, and the state."""
-        looked_up = self.parts["embedding"].parameters - (_table(self.model) if self.model.head.tied else 0)
+        looked_up = self.parts["embedding"].parameters - (_table(self.model) if self.model.tied else 0)
         return PRECISIONS[self.precision] * (self.parameters - looked_up) + self.state_bytes(length)
 
     def at(self, length: int | None = None, attention: str | None = None) -> Cost:

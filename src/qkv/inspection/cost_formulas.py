@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from qkv.inspection.shares import FLOAT, Setting, Share, formula, last, linear, share
 from qkv.spec import branches as branch
-from qkv.spec import parts
+from qkv.spec import heads, parts
 from qkv.spec.model import Text
 
 MOST_LOGITS = 1 << 24
@@ -199,8 +199,8 @@ def text(part: Text, at: Setting) -> Share:
     return Share(parameters=at.vocab_size * width, saved=drawn, calls=12, step_calls=12) + share(part.positions, replace(at, width=width))
 
 
-@formula(parts.LanguageModelHead)
-def head(part: parts.LanguageModelHead, at: Setting) -> Share:
+@formula(heads.LanguageModelHead)
+def head(part: heads.LanguageModelHead, at: Setting) -> Share:
     """Logits and the cross entropy over them. A tied head's matrix is the token table and is counted there."""
     product = linear(at.width, at.vocab_size, part.bias, at)
     logits = at.tokens * at.vocab_size

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from qkv.layers.context import Context
+from qkv.layers.context import Context, Memory
 from qkv.spec.branches import Branch as BranchSpec
 
 State = Any
@@ -34,6 +34,10 @@ class Branch(nn.Module):
     def init_state(self, batch: int, capacity: int | None = None) -> State:
         """The state before the first position. ``capacity``: the most positions it must hold; None for no limit."""
         return ()
+
+    def remember(self, memory: Memory) -> State:
+        """The state before the first position of a branch that reads a memory: all that it needs of it, computed once."""
+        raise NotImplementedError
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         raise NotImplementedError

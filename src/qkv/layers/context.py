@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,12 +14,48 @@ Tap = Callable[[str, Tensor], Tensor | None]
 """Called with a dotted path and what was computed there; a returned tensor takes its place."""
 
 
+class Memory(NamedTuple):
+    """What a stack reads beside its own sequence: the output of an encoder.
+
+    vectors: one tensor (B, M, D) that every layer reads, or one for each layer.   lengths (B): how many of the M are real.
+    """
+
+    vectors: tuple[Tensor, ...]
+    lengths: Tensor
+
+    def of_layer(self, i: int) -> Memory:
+        """What layer ``i`` reads."""
+        return self if len(self.vectors) == 1 else Memory(self.vectors[i : i + 1], self.lengths)
+
+    def grid(self) -> tuple[Tensor, Tensor]:
+        """(the vectors of one layer (B, M, D), which of them are real (B, M))."""
+        (vectors,) = self.vectors
+        return vectors, torch.arange(vectors.shape[1], device=vectors.device) < self.lengths[:, None]
+
+
+class Given(TypedDict, total=False):
+    """What a caller may say of the N positions of a call, beside how many are real.
+
+    segments (B, N): document numbers of packed rows; only vectors of one document exchange information.
+    prefix (B): how many first positions of each row see each other, where the mask has a prefix; read in one call.
+    positions (B or 1, N): where each vector stands, where that is not its place in the row.
+    visible (B, N, N): which keys a query may see, joined with every mask by and.
+    memory: the encoder's output, without a state; with a state it was given to ``init_state``.
+    """
+
+    segments: Tensor | None
+    prefix: Tensor | None
+    positions: Tensor | None
+    visible: Tensor | None
+    memory: Memory | None
+
+
 @dataclass(frozen=True)
 class Context:
     """positions (B or 1, N): where each vector stands in its row (in its document, for packed rows).
 
     lengths (B): how many of the N are real, the rest is padding on the right; None for all.
-    segments (B, N): document numbers of packed rows; only vectors of one document exchange information.
+    segments, prefix, visible, memory: see ``Given``.
     past (B): positions seen before this call; None where nothing is remembered.
     start: ``past`` as a number where it is the same in every row and nothing is padded, else None.
     end: the largest past + length.
@@ -32,7 +68,16 @@ class Context:
     start: int | None = 0
     end: int = 0
     tap: Tap | None = None
+    prefix: Tensor | None = None
+    visible: Tensor | None = None
+    memory: Memory | None = None
     memo: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def of_layer(self, i: int) -> Context:
+        """The same with the memory that layer ``i`` reads."""
+        if self.memory is None or len(self.memory.vectors) == 1:
+            return self
+        return replace(self, memory=self.memory.of_layer(i))
 
     @property
     def valid(self) -> Tensor | None:

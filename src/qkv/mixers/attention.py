@@ -90,10 +90,11 @@ class Attention(Branch):
     def _whole(self, context: Context) -> Sites:
         """Queries and keys are the same positions. Padding on the right is hidden from real queries by a causal mask alone."""
         valid = context.valid
-        if context.segments is None and (valid is None or self.causal):
+        special = context.segments is not None or context.prefix is not None or context.visible is not None
+        if not special and (valid is None or self.causal):
             return Sites(context.positions, context.positions, aligned=True)
         key = context.positions if valid is None else context.positions.masked_fill(~valid, -1)
-        return Sites(context.positions, key, context.segments, context.segments)
+        return Sites(context.positions, key, context.segments, context.segments, prefix=context.prefix, given=context.visible)
 
     def _remembered(self, k: Tensor, v: Tensor, context: Context, state: KeyValue) -> tuple[Tensor, Tensor, KeyValue, Sites]:
         state = append(state, k, v, arrival(context), None if self.ring is None else sum(self.ring))
@@ -101,7 +102,7 @@ class Attention(Branch):
 
         def sites() -> Sites:
             key = torch.arange(end, device=k.device)[None]
-            return Sites(context.positions, key, aligned=context.start is not None)
+            return Sites(context.positions, key, aligned=context.start is not None, prefix=context.prefix)
 
         return state.keys[:, :, :end], state.values[:, :, :end], state, context.once(("cached", end), sites)
 

@@ -7,7 +7,8 @@ from torch import nn
 
 from qkv.layers.linear import Linear
 from qkv.layers.positions import Learned
-from qkv.models.transformer import Transformer
+from qkv.models.heads import LanguageModelHead
+from qkv.models.transformer import Stack, Transformer
 from qkv.spec.model import Model
 
 
@@ -32,10 +33,16 @@ def _initialise(model: Transformer, spec: Model) -> None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, Learned):
             nn.init.normal_(module.table, std=spec.init_std)
-    nn.init.normal_(model.frontend.table, std=spec.init_std)
-    if not spec.head.tied:
+    for stack in (model.encoder, model):
+        if stack is not None:
+            _initialise_stack(stack, spec.init_std)
+    if isinstance(model.head, LanguageModelHead) and not spec.tied:
         nn.init.normal_(model.head.weight, std=spec.init_std)
-    endings = [branch.ending() for branch in model.branches]
+
+
+def _initialise_stack(stack: Stack, std: float) -> None:
+    nn.init.normal_(stack.frontend.table, std=std)
+    endings = [branch.ending() for branch in stack.branches]
     for ending in endings:
         if isinstance(ending, Linear):
-            nn.init.normal_(ending.weight, std=spec.init_std / len(endings) ** 0.5)
+            nn.init.normal_(ending.weight, std=std / len(endings) ** 0.5)

@@ -1,23 +1,111 @@
-"""From the last vectors to what is asked of the model."""
+"""From the last vectors to what is asked of the model. Each head is called with x (B, N, D) and lengths (B) or None."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from qkv.layers.activations import ACTIVATIONS
+from qkv.layers.linear import Linear
+from qkv.layers.pooling import pooled
 from qkv.ops.linear.choose import linear
-from qkv.spec.parts import LanguageModelHead as HeadSpec
+from qkv.spec import heads as spec
+from qkv.spec.errors import UserError
 
 
 class LanguageModelHead(nn.Module):
-    """logits = x W^T + b, optionally cap · tanh(logits / cap) (Gemma 2, 2024). x (B, N, D), W (V, D) -> (B, N, V)."""
+    """logits = f(x) W^T + b, optionally cap · tanh(logits / cap) (Gemma 2, 2024). x (B, N, D), W (V, D) -> (B, N, V).
 
-    def __init__(self, part: HeadSpec, vocab_size: int, width: int, table: nn.Parameter | None):
+    f: the identity, or layer_norm(φ(x W_t + b_t)) (Devlin et al. 2019).
+    """
+
+    def __init__(self, part: spec.LanguageModelHead, vocab_size: int, width: int, table: nn.Parameter | None):
         super().__init__()
         self.cap = part.softcap
+        self.transform = _Transform(part.transform, width) if part.transform else None
         self.weight = table if table is not None else nn.Parameter(torch.empty(vocab_size, width))
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if part.bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        logits = linear(x, self.weight, self.bias)
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        logits = linear(x if self.transform is None else self.transform(x), self.weight, self.bias)
         return logits if self.cap is None else self.cap * (logits / self.cap).tanh()
+
+
+class _Transform(nn.Module):
+    """layer_norm(φ(x W + b)) of (…, D)."""
+
+    def __init__(self, activation: str, width: int):
+        super().__init__()
+        self.dense, self.norm, self.activation = Linear(width, width), nn.LayerNorm(width), ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.activation(self.dense(x)))
+
+
+class Pool(nn.Module):
+    """(B, N, D) -> (B, D), see ``qkv.layers.pooling``; ``attention``: Σ_i softmax_i(w·x_i) x_i over the real positions."""
+
+    def __init__(self, how: str, width: int):
+        super().__init__()
+        self.how = how
+        self.score = Linear(width, 1) if how == "attention" else None
+
+    def forward(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+        if self.score is None:
+            return pooled(x, lengths, self.how)
+        scores = self.score(x)[..., 0].float()
+        if lengths is not None:
+            scores = scores.masked_fill(torch.arange(x.shape[1], device=x.device) >= lengths[:, None], -torch.inf)
+        return (scores.softmax(-1).to(x.dtype)[:, None] @ x)[:, 0]
+
+
+class PooledHead(nn.Module):
+    """y = dropout(g(pool(x))) W^T + b, g the identity or a tanh layer. (B, N, D) -> (B, C)."""
+
+    def __init__(self, part: spec.ClassificationHead | spec.RegressionHead, width: int, outputs: int):
+        super().__init__()
+        self.pool = Pool(part.pooling, width)
+        self.hidden = Linear(width, part.hidden) if part.hidden else None
+        self.output = Linear(part.hidden or width, outputs)
+        self.dropout = part.dropout
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        vector = self.pool(x, lengths)
+        if self.hidden is not None:
+            vector = self.hidden(vector).tanh()
+        return self.output(F.dropout(vector, self.dropout, self.training))
+
+
+class PositionHead(nn.Module):
+    """y = dropout(x) W^T + b at every position. (B, N, D) -> (B, N, C)."""
+
+    def __init__(self, part: spec.TokenHead | spec.SpanHead, width: int, outputs: int):
+        super().__init__()
+        self.output, self.dropout = Linear(width, outputs), part.dropout
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return self.output(F.dropout(x, self.dropout, self.training))
+
+
+def _known(count: int | None) -> int:
+    if count is None:
+        raise UserError("model.head.num_classes is not known: give it, or build the model together with its data")
+    return count
+
+
+HEADS: dict[type[spec.Head], Callable[[Any, int, nn.Parameter], nn.Module]] = {
+    spec.LanguageModelHead: lambda part, width, table: LanguageModelHead(part, table.shape[0], width, table if part.tied else None),
+    spec.ClassificationHead: lambda part, width, _: PooledHead(part, width, _known(part.num_classes)),
+    spec.RegressionHead: lambda part, width, _: PooledHead(part, width, 1),
+    spec.TokenHead: lambda part, width, _: PositionHead(part, width, _known(part.num_classes)),
+    spec.SpanHead: lambda part, width, _: PositionHead(part, width, 2),
+}
+
+
+def build_head(part: spec.Head, width: int, table: nn.Parameter) -> nn.Module:
+    """The module of a head; ``table`` (V, D) holds the token vectors, which a tied head shares."""
+    return HEADS[type(part)](part, width, table)

@@ -1,8 +1,8 @@
-"""The model: front end, blocks, norm, head. The only place that counts positions."""
+"""The model: front end, blocks, norm, head, and in an encoder–decoder a second stack. The only place that counts positions."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +10,14 @@ from torch.utils.checkpoint import checkpoint
 
 from qkv.frontends.text import TextFrontend
 from qkv.layers.branch import Branch
-from qkv.layers.context import Context, Tap
+from qkv.layers.context import Context, Given, Memory, Tap
 from qkv.layers.norms import build_norm
 from qkv.models.block import Block
-from qkv.models.heads import LanguageModelHead
+from qkv.models.heads import build_head
 from qkv.spec.errors import UserError, dotted
+from qkv.spec.model import Encoder as EncoderSpec
 from qkv.spec.model import Model, Text
+from qkv.spec.model import Stack as StackSpec
 
 
 class State(NamedTuple):
@@ -29,23 +31,16 @@ class State(NamedTuple):
     blocks: tuple[tuple[Any, ...], ...]
 
 
-class Transformer(nn.Module):
-    """ids (B, N) -> logits (B, N, V).
+class Stack(nn.Module):
+    """Front end, blocks and norm: ids (B, N) -> vectors (B, N, D)."""
 
-    Cut a row anywhere and pass the state along: the logits are those of one call, for rows of different lengths too.
-    """
-
-    def __init__(self, spec: Model):
+    def __init__(self, spec: StackSpec, width: int, table: nn.Parameter | None = None, name: str = "blocks"):
+        """``table``: the token vectors of another stack, to be shared."""
         super().__init__()
         assert isinstance(spec.frontend, Text)
-        self.spec = spec
-        self.frontend = TextFrontend(spec.frontend, spec)
-        self.blocks = nn.ModuleList(Block(block, spec.width, f"blocks.{i}") for i, block in enumerate(spec.layers))
-        self.norm = build_norm(spec.norm, spec.width)
-        table = self.frontend.table
-        if spec.head.tied and table.shape[1] != spec.width:
-            raise UserError("model.head.tied: a tied head needs token vectors of the full width, and concatenated positions halve them")
-        self.head = LanguageModelHead(spec.head, table.shape[0], spec.width, table if spec.head.tied else None)
+        self.frontend = TextFrontend(spec.frontend, width, spec.context_length, table)
+        self.blocks = nn.ModuleList(Block(block, width, f"{name}.{i}") for i, block in enumerate(spec.layers))
+        self.norm = build_norm(spec.norm, width)
         self.recompute = False
         """Activation checkpointing: each block's inner values are computed again in the backward pass."""
 
@@ -54,20 +49,108 @@ class Transformer(nn.Module):
         """Every branch in order, from all blocks."""
         return [slot.body for block in self.blocks for slot in block.branches]  # type: ignore[union-attr]
 
+    def through(self, x: Tensor, context: Context) -> list[Tensor]:
+        """The vectors after each block, all positions at once; x (B, N, D) is what the front end gives."""
+        after = []
+        for i, block in enumerate(self.blocks):
+            x = self._through(block, x, context.of_layer(i))
+            after.append(x)
+        return after
+
+    def _through(self, block: nn.Module, x: Tensor, context: Context) -> Tensor:
+        if self.recompute and torch.is_grad_enabled():
+            return checkpoint(lambda x: block(x, context)[0], x, use_reentrant=False)  # type: ignore[no-any-return]
+        return block(x, context)[0]
+
+    def whole(self, count: int, lengths: Tensor | None, tap: Tap | None, given: Given) -> Context:
+        """The context of ``count`` positions that are read at once and not remembered."""
+        segments, positions = given.get("segments"), given.get("positions")
+        self.fits(count)
+        if positions is None:
+            steps = torch.arange(count, device=self.frontend.table.device)[None]
+            positions = steps if segments is None else _restarted(segments)
+        return Context(
+            positions,
+            lengths,
+            segments,
+            end=count,
+            tap=tap,
+            prefix=given.get("prefix"),
+            visible=given.get("visible"),
+            memory=given.get("memory"),
+        )
+
+    def fits(self, end: int) -> None:
+        """Raise ``UserError`` if a position before ``end`` has no vector."""
+        limit = self.frontend.limit
+        if limit is not None and end > limit:
+            raise UserError(
+                f"{end} positions are more than the {limit} that the learned position table holds (model.context_length); "
+                "shorten the input, or use positions without an end (sinusoidal, rope, alibi, none)"
+            )
+
+
+class Encoder(Stack):
+    """The stack that reads the source of an encoder–decoder."""
+
+    def __init__(self, spec: EncoderSpec, width: int, table: nn.Parameter | None):
+        super().__init__(spec, width, table if spec.share_embedding else None, "encoder.blocks")
+        self.each_layer = spec.memory == "layers"
+
+    def forward(self, ids: Tensor, lengths: Tensor | None = None, tap: Tap | None = None) -> Memory:
+        """ids (B, M) -> the memory; the output of each layer goes through the final norm."""
+        context = self.whole(ids.shape[1], lengths, tap, {})
+        after = self.through(self.frontend(ids, context), context)
+        kept = after if self.each_layer else after[-1:]
+        known = lengths if lengths is not None else torch.full(ids.shape[:1], ids.shape[1], device=ids.device)
+        return Memory(tuple(self.norm(x, context) for x in kept), known)
+
+
+class Transformer(Stack):
+    """ids (B, N) -> what the head answers: for a language model logits (B, N, V).
+
+    Cut a row anywhere and pass the state along: the logits are those of one call, for rows of different lengths too. With an encoder,
+    ``encode`` the source first and give its memory, once to ``init_state``, or to each call without a state.
+    """
+
+    def __init__(self, spec: Model):
+        super().__init__(spec, spec.width)
+        self.spec = spec
+        table = self.frontend.table
+        self.encoder = Encoder(spec.encoder, spec.width, table) if spec.encoder else None
+        if spec.tied and table.shape[1] != spec.width:
+            raise UserError("model.head.tied: a tied head needs token vectors of the full width, and concatenated positions halve them")
+        self.head = build_head(spec.head, spec.width, table)
+
+    @property
+    def every_branch(self) -> list[Branch]:
+        """Those of the encoder, then those of the model's own stack."""
+        return [*(self.encoder.branches if self.encoder else []), *self.branches]
+
     @property
     def rewindable(self) -> bool:
         """True if the latest positions can be taken back."""
         return all(branch.rewindable for branch in self.branches)
 
-    def init_state(self, batch: int, capacity: int | None = None) -> State:
+    def encode(self, ids: Tensor, lengths: Tensor | None = None, tap: Tap | None = None) -> Memory:
+        """The memory of a source, ids (B, M)."""
+        if self.encoder is None:
+            raise UserError("the model has no encoder to read a source with; give model.encoder, or join source and target in one sequence")
+        return self.encoder(ids, lengths, tap)
+
+    def init_state(self, batch: int, capacity: int | None = None, memory: Memory | None = None) -> State:
         """The state before the first position. ``capacity`` None: buffers double as needed; a number: they never move."""
-        self._needs_causal()
+        self._needs_decoding()
         if capacity is not None and capacity < 1:
             raise UserError(f"a state with a capacity of {capacity} holds no position; give at least 1, or none to let it grow")
-        device = self.frontend.table.device
-        blocks = tuple(tuple(slot.body.init_state(batch, capacity) for slot in block.branches) for block in self.blocks)  # type: ignore[union-attr]
-        zeros = torch.zeros(batch, dtype=torch.long, device=device)
-        return State(zeros, torch.full_like(zeros, capacity or 0), blocks)
+        self._needs_memory(memory)
+        blocks = []
+        for i, block in enumerate(self.blocks):
+            known = memory and memory.of_layer(i)
+            bodies = [slot.body for slot in block.branches]  # type: ignore[union-attr]
+            blocks.append(tuple(b.remember(known) if known and b.spec.reads_memory else b.init_state(batch, capacity) for b in bodies))
+        zeros = torch.zeros(batch, dtype=torch.long, device=self.frontend.table.device)
+        return State(zeros, torch.full_like(zeros, capacity or 0), tuple(blocks))
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
         """Bytes that the branches must keep after ``length`` positions."""
@@ -83,22 +166,22 @@ class Transformer(nn.Module):
         return state._replace(positions=lengths.to(state.positions))
 
     def forward(
-        self, ids: Tensor, state: State | None = None, lengths: Tensor | None = None, segments: Tensor | None = None, tap: Tap | None = None
+        self, ids: Tensor, state: State | None = None, lengths: Tensor | None = None, tap: Tap | None = None, **given: Unpack[Given]
     ) -> tuple[Tensor, State | None]:
-        """(logits (B, N, V), the next state). lengths (B): real tokens of each row; segments (B, N): documents of packed rows."""
-        x, state = self.features(ids, state, lengths, segments, tap)
-        return self.head(x), state
+        """(the head's answer, the next state). lengths (B): real tokens of each row; the rest is in ``qkv.layers.context.Given``."""
+        x, state = self.features(ids, state, lengths, tap, **given)
+        return self.head(x, lengths), state
 
     def features(
-        self, ids: Tensor, state: State | None = None, lengths: Tensor | None = None, segments: Tensor | None = None, tap: Tap | None = None
+        self, ids: Tensor, state: State | None = None, lengths: Tensor | None = None, tap: Tap | None = None, **given: Unpack[Given]
     ) -> tuple[Tensor, State | None]:
         """What the head reads: (vectors (B, N, D), the next state)."""
-        context = self._context(ids, state, lengths, segments, tap)
-        x = self.frontend(ids, context)
         if state is None:
-            for block in self.blocks:
-                x = self._through(block, x, context)
-            return self.norm(x, context), None
+            self._needs_memory(given.get("memory"))
+            context = self.whole(ids.shape[1], lengths, tap, given)
+            return self.vectors(self.frontend(ids, context), context), None
+        context = self._going_on(ids, state, lengths, tap, given)
+        x = self.frontend(ids, context)
         after = []
         for block, remembered in zip(self.blocks, state.blocks, strict=True):
             x, kept = block(x, context, remembered)
@@ -106,20 +189,17 @@ class Transformer(nn.Module):
         came = ids.shape[1] if lengths is None else lengths
         return self.norm(x, context), State(state.positions + came, state.limit, tuple(after))
 
-    def _through(self, block: nn.Module, x: Tensor, context: Context) -> Tensor:
-        if self.recompute and torch.is_grad_enabled():
-            return checkpoint(lambda x: block(x, context)[0], x, use_reentrant=False)  # type: ignore[no-any-return]
-        return block(x, context)[0]
+    def vectors(self, x: Tensor, context: Context) -> Tensor:
+        """What the head reads, from what the front end gives: x (B, N, D) through blocks and norm."""
+        return self.norm(self.through(x, context)[-1], context)
 
-    def _context(self, ids: Tensor, state: State | None, lengths: Tensor | None, segments: Tensor | None, tap: Tap | None) -> Context:
+    def _going_on(self, ids: Tensor, state: State, lengths: Tensor | None, tap: Tap | None, given: Given) -> Context:
+        """The context of positions that come after those that ``state`` remembers."""
+        wrong = next((name for name in ("segments", "positions", "visible", "memory") if given.get(name) is not None), None)
+        if wrong:
+            raise UserError(f"{_WITH_STATE[wrong]} cannot be joined with a state; {_INSTEAD[wrong]}")
         count = ids.shape[1]
         steps = torch.arange(count, device=ids.device)[None]
-        if state is None:
-            context = Context(steps if segments is None else _restarted(segments), lengths, segments, end=count, tap=tap)
-            self._fits(count)
-            return context
-        if segments is not None:
-            raise UserError("packed documents (segments) cannot be joined with a state; give each document a row of its own")
         past = state.positions
         first = int(past[0]) if past.shape[0] else 0
         level = lengths is None and (past.shape[0] < 2 or bool((past == first).all()))
@@ -127,24 +207,37 @@ class Transformer(nn.Module):
         limit = int(state.limit[0]) if past.shape[0] else 0
         if limit and end > limit:
             raise UserError(f"the state holds {limit} positions and {end} are needed; give init_state a larger capacity, or none")
-        self._fits(end)
+        self.fits(end)
         positions = steps + first if level else past[:, None] + steps
         if self.frontend.limit is not None:  # padding may stand past the table's end
             positions = positions.clamp(max=self.frontend.limit - 1)
-        return Context(positions, lengths, None, past, first if level else None, end, tap)
+        return Context(positions, lengths, None, past, first if level else None, end, tap, given.get("prefix"))
 
-    def _fits(self, end: int) -> None:
-        limit = self.frontend.limit
-        if limit is not None and end > limit:
-            raise UserError(
-                f"{end} positions are more than the {limit} that the learned position table holds (model.context_length); "
-                "shorten the input, or use positions without an end (sinusoidal, rope, alibi, none)"
-            )
-
-    def _needs_causal(self) -> None:
-        if not self.spec.causal:
-            path = dotted(("model", *self.spec.first_not_causal()))
+    def _needs_decoding(self) -> None:
+        if not self.spec.decodes:
+            path = dotted(("model", *self.spec.first_not_decoding()))
             raise UserError(f"{path}: this branch sees later positions, so the model cannot decode one token at a time; use a causal mask")
+
+    def _needs_memory(self, memory: Memory | None) -> None:
+        if self.spec.reads_memory and memory is None:
+            path = dotted(("model", *self.spec.first_branch(lambda branch: branch.reads_memory)))
+            raise UserError(f"{path}: this branch reads an encoder's output; encode the source and give its memory")
+        if memory is not None and not self.spec.reads_memory:
+            raise UserError("the model has no branch that reads a memory; leave the memory out")
+
+
+_WITH_STATE = {
+    "segments": "packed documents (segments)",
+    "positions": "positions of one's own",
+    "visible": "a table of visible keys",
+    "memory": "a memory",
+}
+_INSTEAD = {
+    "segments": "give each document a row of its own",
+    "positions": "only the stack counts positions",
+    "visible": "read the whole sequence at once",
+    "memory": "give it to init_state, which reads it once",
+}
 
 
 def _restarted(segments: Tensor) -> Tensor:

@@ -14,12 +14,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Grid:
-    """Index tensors that broadcast to (B, H, N, M): row, head, position of the query, position of the key."""
+    """Index tensors that broadcast to (B, H, N, M): row, head, position of the query, position of the key.
+
+    prefix: how many first positions of each row are its prefix; 0 where rows have none.
+    """
 
     batch: Tensor
     head: Tensor
     query: Tensor
     key: Tensor
+    prefix: Tensor | int = 0
 
 
 @dataclass(frozen=True)
@@ -101,18 +105,18 @@ class Window(Mask):
 
 @dataclass(frozen=True)
 class Prefix(Mask):
-    """The first ``length`` keys."""
+    """The first ``length`` keys; with None those of the row's own prefix."""
 
-    length: int
+    length: int | None = None
 
     def allowed(self, grid: Grid) -> Tensor:
-        return grid.key < self.length
+        return grid.key < (grid.prefix if self.length is None else self.length)
 
     def may_see(self, span: Span) -> bool:
-        return span.first_key < self.length
+        return self.length is None or span.first_key < self.length
 
     def sees_all(self, span: Span) -> bool:
-        return span.last_key < self.length
+        return self.length is not None and span.last_key < self.length
 
 
 @dataclass(frozen=True)
@@ -208,6 +212,8 @@ class Sites:
     query_segment, key_segment: document numbers of packed rows; only keys of the query's own document are visible.
     aligned: keys are 0..M-1 without gaps and queries the last N of them, in every row.
     full: every key is visible to every query; whoever says so has looked.
+    prefix (B): how many first positions of each row are its prefix.
+    given (B, N, M): booleans that the mask's answer is joined with by and.
     """
 
     query: Tensor
@@ -216,6 +222,8 @@ class Sites:
     key_segment: Tensor | None = None
     aligned: bool = False
     full: bool = False
+    prefix: Tensor | None = None
+    given: Tensor | None = None
 
     def grid(self, num_heads: int) -> Grid:
         """The index tensors that a predicate reads."""
@@ -226,6 +234,7 @@ class Sites:
             head=torch.arange(num_heads, device=device)[None, :, None, None],
             query=self.query[:, None, :, None],
             key=self.key[:, None, None, :],
+            prefix=0 if self.prefix is None else self.prefix[:, None, None, None],
         )
 
     def visible(self, mask: Mask, num_heads: int) -> Tensor:
@@ -234,6 +243,8 @@ class Sites:
         seen = mask.allowed(grid) & (grid.key >= 0)
         if self.query_segment is not None and self.key_segment is not None:
             seen = seen & (self.query_segment[:, None, :, None] == self.key_segment[:, None, None, :])
+        if self.given is not None:
+            seen = seen & self.given[:, None]
         return seen.expand(*torch.broadcast_shapes(seen.shape, (1, 1, self.query.shape[1], self.key.shape[1])))
 
     def span(self) -> Span:
@@ -248,4 +259,6 @@ class Sites:
             self.key[:, keys],
             None if self.query_segment is None else self.query_segment[:, queries],
             None if self.key_segment is None else self.key_segment[:, keys],
+            prefix=self.prefix,
+            given=None if self.given is None else self.given[:, queries, keys],
         )

@@ -25,12 +25,23 @@ class Branch(Part, slot=True):
         """True if no position sees a later one."""
         return True
 
+    @property
+    def decodes(self) -> bool:
+        """True if no position after a row's own prefix sees a later one."""
+        return self.causal
+
+    @property
+    def reads_memory(self) -> bool:
+        """True if it reads the output of an encoder."""
+        return False
+
     def width_problems(self, width: int) -> list[Problem]:
         """What does not fit the model's width."""
         return []
 
 
-def _heads_divide(width: int, num_heads: int) -> list[Problem]:
+def heads_divide(width: int, num_heads: int) -> list[Problem]:
+    """The problem of heads that cannot share a width evenly, if it is one."""
     if width % num_heads == 0:
         return []
     allowed = ", ".join(str(h) for h in range(1, width + 1) if width % h == 0 and h <= 64)
@@ -59,6 +70,10 @@ class Attention(Branch, kind="attention"):
         return self.mask.causal
 
     @property
+    def decodes(self) -> bool:
+        return self.mask.decodes
+
+    @property
     def kv_heads(self) -> int:
         """G, how many heads of keys and values there are."""
         return self.num_kv_heads or self.num_heads
@@ -77,7 +92,7 @@ class Attention(Branch, kind="attention"):
         return found
 
     def width_problems(self, width: int) -> list[Problem]:
-        found = [] if self.head_dim else _heads_divide(width, self.num_heads)
+        found = [] if self.head_dim else heads_divide(width, self.num_heads)
         if not found and isinstance(self.relative, Rope):
             rotated = rotary_dim(self.dims(width)[0], self.relative)
             if rotated % 2 or rotated == 0:
@@ -100,7 +115,7 @@ class LinearAttention(Branch, kind="linear_attention"):
     bias: bool = True
 
     def width_problems(self, width: int) -> list[Problem]:
-        return _heads_divide(width, self.num_heads)
+        return heads_divide(width, self.num_heads)
 
 
 class TokenShift(Branch, kind="token_shift"):

@@ -22,6 +22,11 @@ class Mask(Part, slot=True):
         return False
 
     @property
+    def decodes(self) -> bool:
+        """True if no position after a row's own prefix, which is read in one call, ever sees a later one."""
+        return self.causal
+
+    @property
     def reach(self) -> int | None:
         """How many of the latest positions a query can see, itself included; None without a bound."""
         return None
@@ -100,9 +105,16 @@ class Window(Mask, kind="window"):
 
 
 class Prefix(Mask, kind="prefix"):
-    """Key j is visible to all if it lies in the first ``length`` positions; joined with ``causal`` by ``|``."""
+    """Key j is visible to all if it lies in the first ``length`` positions; joined with ``causal`` by ``|``.
 
-    length: int = Field(gt=0)
+    Without a length each row has its own prefix, as long as the text it is given (prefix language model, Raffel et al. 2020).
+    """
+
+    length: int | None = Field(default=None, gt=0, description="default: each row's own, the source of a sequence-to-sequence task")
+
+    @property
+    def decodes(self) -> bool:
+        return self.length is None
 
 
 class Strided(Mask, kind="strided"):
@@ -134,6 +146,10 @@ class AllOf(Mask, kind="all_of"):
         return any(mask.causal for mask in self.masks)
 
     @property
+    def decodes(self) -> bool:
+        return any(mask.decodes for mask in self.masks)
+
+    @property
     def reach(self) -> int | None:
         return min((mask.reach for mask in self.masks if mask.reach is not None), default=None)
 
@@ -155,6 +171,10 @@ class AnyOf(Mask, kind="any_of"):
     @property
     def causal(self) -> bool:
         return all(mask.causal for mask in self.masks)
+
+    @property
+    def decodes(self) -> bool:
+        return all(mask.decodes for mask in self.masks)
 
     @property
     def reach(self) -> int | None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from pydantic import Field
 
 from qkv.spec.base import Part, Seq, Spec
 from qkv.spec.branches import Attention, Branch, FeedForward
+from qkv.spec.cross import MemoryBranch
 from qkv.spec.errors import Problem
-from qkv.spec.parts import Add, LanguageModelHead, LayerNorm, Learned, NoPositions, Norm, Positions, Residual
+from qkv.spec.heads import Head, LanguageModelHead
+from qkv.spec.masks import Full
+from qkv.spec.parts import Add, LayerNorm, Learned, NoPositions, Norm, Positions, Residual
 
 
 class Block(Spec):
@@ -32,6 +36,10 @@ class Block(Spec):
     def causal(self) -> bool:
         return all(branch.causal for branch in self.branches)
 
+    @property
+    def decodes(self) -> bool:
+        return all(branch.decodes for branch in self.branches)
+
 
 class Frontend(Part, slot=True):
     """A signal made into vectors with positions."""
@@ -52,19 +60,14 @@ class Text(Frontend, kind="text"):
         return []
 
 
-class Model(Spec):
-    """Front end -> ``num_layers`` blocks, the listed ones repeated in turn -> final norm -> head."""
+class Stack(Spec):
+    """Front end -> ``num_layers`` blocks, the listed ones repeated in turn -> final norm."""
 
-    width: int = Field(default=128, gt=0, description="features of a position, D")
     num_layers: int | None = Field(default=None, gt=0, description="default: the number of blocks listed")
     context_length: int = Field(default=256, gt=0, description="longest sequence in training; the size of a learned position table")
     frontend: Frontend = Text()
     blocks: Seq[Block] = Field(default=(Block(),), min_length=1)
     norm: Norm = LayerNorm()
-    head: LanguageModelHead = LanguageModelHead()
-    init_std: float = Field(
-        default=0.02, gt=0, description="of weight matrices; those that end a branch are divided by √(number of branches)"
-    )
 
     @property
     def layers(self) -> tuple[Block, ...]:
@@ -74,29 +77,98 @@ class Model(Spec):
 
     @property
     def causal(self) -> bool:
-        """True if the model decodes: no position sees a later one in any branch, and no statistic spans positions."""
+        """True if no position sees a later one in any branch."""
         return all(block.causal for block in self.layers)
+
+    @property
+    def decodes(self) -> bool:
+        """True if one position can be computed after the other: causal, but for a prefix that each row may have."""
+        return all(block.decodes for block in self.layers)
+
+    @property
+    def reads_memory(self) -> bool:
+        """True if a branch reads the output of an encoder."""
+        return any(branch.reads_memory for block in self.layers for branch in block.branches)
 
     @property
     def vocab_size(self) -> int | None:
         """V, None while the tokenizer that decides it is not known."""
         return self.frontend.vocab_size if isinstance(self.frontend, Text) else None
 
-    def first_not_causal(self) -> tuple[str | int, ...]:
-        """The path of the first branch that lets a position see a later one; empty if there is none."""
+    def first_branch(self, wrong: Callable[[Branch], bool]) -> tuple[str | int, ...]:
+        """The path of the first branch of which ``wrong`` is true; empty if there is none."""
         for i, block in enumerate(self.blocks):
             for j, branch in enumerate(block.branches):
-                if not branch.causal:
+                if wrong(branch):
                     return ("blocks", i, "branches", j)
         return ()
 
-    def problems(self) -> list[Problem]:
+    def first_not_decoding(self) -> tuple[str | int, ...]:
+        """The path of the first branch that lets a position see a later one; empty if there is none."""
+        return self.first_branch(lambda branch: not branch.decodes)
+
+    def stack_problems(self, width: int) -> list[Problem]:
+        """What does not fit together at a width."""
         found: list[Problem] = []
         for i, block in enumerate(self.blocks):
             for j, branch in enumerate(block.branches):
-                found += [p.under("blocks", i, "branches", j) for p in branch.width_problems(self.width)]
+                found += [p.under("blocks", i, "branches", j) for p in branch.width_problems(width)]
         if self.num_layers and self.num_layers < len(self.blocks):
             found.append(Problem(("num_layers",), f"{self.num_layers} layers are fewer than the {len(self.blocks)} blocks of the pattern"))
-        if isinstance(self.frontend, Text) and self.frontend.join == "concatenate" and self.width % 2:
-            found.append(Problem(("width",), f"concatenated positions take half of the width, and {self.width} is odd"))
+        if isinstance(self.frontend, Text) and self.frontend.join == "concatenate" and width % 2:
+            found.append(Problem(("width",), f"concatenated positions take half of the width, and {width} is odd"))
+        return found
+
+
+_ENCODER_BLOCK = Block(branches=(Attention(mask=Full()), FeedForward()))
+
+
+class Encoder(Stack):
+    """The stack that reads the source of an encoder–decoder, as wide as the model; its output is the memory that the other stack reads."""
+
+    blocks: Seq[Block] = Field(default=(_ENCODER_BLOCK,), min_length=1)
+    memory: Literal["last", "layers"] = Field(
+        default="last", description="last: every layer reads the normed output; layers: layer i reads that of encoder layer i"
+    )
+    share_embedding: bool = Field(default=False, description="one table of token vectors for source and target")
+
+
+class Wide(Spec):
+    """What has a width."""
+
+    width: int = Field(default=128, gt=0, description="features of a position, D")
+
+
+class Model(Stack, Wide):
+    """A stack with a head; with an ``encoder``, whose output the stack's cross branches read, an encoder–decoder."""
+
+    encoder: Encoder | None = Field(default=None, description="reads the source; default: none")
+    head: Head = LanguageModelHead()
+    init_std: float = Field(
+        default=0.02, gt=0, description="of weight matrices; those that end a branch are divided by √(number of branches)"
+    )
+
+    @property
+    def tied(self) -> bool:
+        """True if the head's matrix is the table of token vectors."""
+        return isinstance(self.head, LanguageModelHead) and self.head.tied
+
+    def problems(self) -> list[Problem]:
+        return [*self.stack_problems(self.width), *self._memory_problems()]
+
+    def _memory_problems(self) -> list[Problem]:
+        encoder, reader = self.encoder, self.first_branch(lambda branch: branch.reads_memory)
+        if encoder is None:
+            sentence = "this branch reads the output of an encoder, and the model has none; give model.encoder"
+            return [Problem(reader, sentence)] if reader else []
+        found = [p.under("encoder") for p in encoder.stack_problems(self.width)]
+        if not reader:
+            kinds = ", ".join(sorted(kind for kind, part in Branch.kinds().items() if issubclass(part, MemoryBranch)))
+            found.append(Problem(("encoder",), f"no branch of the model's blocks reads the encoder's output; list one of {kinds}"))
+        inner = encoder.first_branch(lambda branch: branch.reads_memory)
+        if inner:
+            found.append(Problem(("encoder", *inner), "the encoder has no memory to read; this branch belongs into the model's own blocks"))
+        if encoder.memory == "layers" and len(encoder.layers) != len(self.layers):
+            counts = f"the encoder has {len(encoder.layers)} and the model {len(self.layers)}"
+            found.append(Problem(("encoder", "memory"), f"layer i reads encoder layer i, so both need as many layers; {counts}"))
         return found

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from qkv.spec.base import Part, Spec
+from qkv.spec.base import Part
 
 
 class Norm(Part, slot=True):
@@ -137,14 +137,6 @@ class Alibi(Relative, kind="alibi"):
 
 class NoRelative(Relative, kind="none"):
     """Content alone."""
-
-
-class LanguageModelHead(Spec):
-    """logits = x W^T + bias, optionally soft-capped: cap * tanh(logits / cap)."""
-
-    tied: bool = Field(default=True, description="W is the embedding table")
-    bias: bool = False
-    softcap: float | None = Field(default=None, gt=0)
 
 
 Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "identity"]

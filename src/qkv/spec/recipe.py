@@ -61,7 +61,7 @@ class Recipe(Spec):
 
     def problems(self) -> list[Problem]:
         if self.task.needs_causal and not self.model.causal:
-            path = self.model.first_not_causal()
+            path = self.model.first_branch(lambda branch: not branch.causal)
             return [
                 Problem(
                     ("model", *path),

@@ -1,0 +1,89 @@
+"""Attention to a memory: the queries are the sequence's, keys and values the encoder's output."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from qkv.layers.branch import Branch, State, implements
+from qkv.layers.context import Context, Memory
+from qkv.layers.linear import Linear
+from qkv.layers.norms import RMSNorm
+from qkv.ops.attention.choose import attention
+from qkv.ops.attention.problem import Problem
+from qkv.ops.masks import Full, Sites
+from qkv.spec import cross as spec
+from qkv.spec.parts import RMSNorm as RMSNormSpec
+
+
+class MemoryKeys(NamedTuple):
+    """Keys (B, G, M, Dk) and values (B, G, M, Dv) of a memory, and how many of the M are real (B)."""
+
+    keys: Tensor
+    values: Tensor
+    lengths: Tensor
+
+
+@implements(spec.CrossAttention)
+class CrossAttention(Branch):
+    """concat_h(softmax(Q_h K_g^T / (τ √Dk)) V_g) W_o, Q = x W_q, K = m W_k, V = m W_v (Vaswani et al. 2017).
+
+        x (B, N, D) ─ query ─── q (B, H, N, Dk) ─┐
+        m (B, M, D) ─ memory ┬─ k (B, G, M, Dk) ─┤ state: k, v, lengths
+                             └─ v (B, G, M, Dv) ─┴ attention ─ (B, N, H Dv) ─ output ─ (B, N, D)
+
+    A row whose memory is empty gets 0. The state is read and never written.
+    """
+
+    def __init__(self, part: spec.CrossAttention, width: int):
+        super().__init__(part, width)
+        self.part = part
+        self.head_dim, self.value_dim = part.dims(width)
+        self.sizes = (part.kv_heads * self.head_dim, part.kv_heads * self.value_dim)
+        self.query = Linear(width, part.num_heads * self.head_dim, bias=part.bias)
+        self.memory = Linear(width, sum(self.sizes), bias=part.bias)
+        self.output = Linear(part.num_heads * self.value_dim, width, bias=part.bias)
+        self.query_norm = RMSNorm(RMSNormSpec(), self.head_dim) if part.qk_norm else None
+        self.key_norm = RMSNorm(RMSNormSpec(), self.head_dim) if part.qk_norm else None
+        self.scale = 1.0 / (part.temperature * self.head_dim**0.5)
+
+    def remember(self, memory: Memory) -> MemoryKeys:
+        vectors, _ = memory.grid()
+        k, v = self.memory(vectors).split(self.sizes, -1)
+        k = k.unflatten(-1, (self.part.kv_heads, self.head_dim)).transpose(1, 2)
+        v = v.unflatten(-1, (self.part.kv_heads, self.value_dim)).transpose(1, 2)
+        return MemoryKeys(k if self.key_norm is None else self.key_norm(k, _NOWHERE), v, memory.lengths)
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        if state is None:
+            assert context.memory is not None
+            known = self.remember(context.memory)
+        else:
+            known = state
+        q = self.query(x).unflatten(-1, (self.part.num_heads, self.head_dim)).transpose(1, 2)
+        if self.query_norm is not None:
+            q = self.query_norm(q, context)
+        sites = context.once(("memory", known.keys.shape[2]), lambda: self._sites(known, context))
+        dropout = self.part.dropout if self.training else 0.0
+        out = attention(q, known.keys, known.values, Problem(Full(), sites, self.scale, None, dropout))
+        return self.output(out.transpose(1, 2).flatten(2)), state
+
+    @staticmethod
+    def _sites(known: MemoryKeys, context: Context) -> Sites:
+        count = known.keys.shape[2]
+        steps = torch.arange(count, device=known.keys.device)[None]
+        if bool((known.lengths == count).all()):
+            return Sites(context.positions, steps, full=True)
+        return Sites(context.positions, steps.masked_fill(steps >= known.lengths[:, None], -1))
+
+    def state_bytes(self, length: int, batch: int = 1) -> int:
+        return 0  # what it keeps depends on the memory's length, not on the sequence's
+
+    def ending(self) -> nn.Module:
+        return self.output
+
+
+_NOWHERE = Context(torch.zeros(1, 1, dtype=torch.long))
+"""RMSNorm acts on each vector alone, wherever it stands."""

@@ -1,0 +1,36 @@
+"""One vector for a whole memory, the same for every position."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from qkv.layers.branch import Branch, State, implements
+from qkv.layers.context import Context, Memory
+from qkv.layers.linear import Linear
+from qkv.layers.pooling import pooled
+from qkv.spec import cross as spec
+
+
+@implements(spec.FixedContext)
+class FixedContext(Branch):
+    """W c + b, c (B, D) the pooled memory (Cho et al. 2014). State: c."""
+
+    def __init__(self, part: spec.FixedContext, width: int):
+        super().__init__(part, width)
+        self.part = part
+        self.output = Linear(width, width)
+
+    def remember(self, memory: Memory) -> Tensor:
+        vectors, _ = memory.grid()
+        return pooled(vectors, memory.lengths, self.part.pooling)
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        if state is None:
+            assert context.memory is not None
+            c = self.remember(context.memory)
+        else:
+            c = state
+        return self.output(c)[:, None].expand_as(x), state
+
+    def ending(self) -> nn.Module:
+        return self.output
