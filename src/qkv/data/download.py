@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import urllib.request
+import zlib
 from pathlib import Path
 
 from qkv.data.named import Published
@@ -20,8 +21,11 @@ class DownloadError(Exception):
 
 
 def download(file: Published, target: Path) -> None:
-    """Fetch ``file`` and write it to ``target`` if size and SHA-256 are right. Raises ``DownloadError``, and ``OSError`` from the disk."""
-    content = _fetched(file)
+    """Fetch ``file``, unpack it if it is gzip, and write it to ``target`` if size and SHA-256 are right.
+
+    Raises ``DownloadError``, and ``OSError`` from the disk.
+    """
+    content = _unpacked(_fetched(file), file.size)
     digest = hashlib.sha256(content).hexdigest()
     if digest != file.sha256:
         raise DownloadError(
@@ -42,3 +46,13 @@ def _fetched(file: Published) -> bytes:
     except (OSError, http.client.HTTPException) as error:
         raise DownloadError(str(getattr(error, "reason", "") or error or type(error).__name__)) from None
     return bytes(content)
+
+
+def _unpacked(content: bytes, size: int) -> bytes:
+    """At most one byte more than ``size``. What is damaged stays packed, and its checksum is wrong."""
+    if not content.startswith(b"\x1f\x8b"):
+        return content
+    try:
+        return zlib.decompressobj(wbits=31).decompress(content, size + 1)
+    except zlib.error:
+        return content

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Published(NamedTuple):
-    """A file: its name, where it is, its size in bytes and the SHA-256 of its unpacked content."""
+    """A file: its name, where it is ("" if nobody publishes it in this form), size in bytes and SHA-256 of its unpacked content."""
 
     name: str
     url: str

@@ -33,7 +33,7 @@ def resolve(source: str) -> Source:
         return _source(source, _python_docs())
     if source in KNOWN:
         train, validation = KNOWN[source]
-        return _source(source, _published(source, train), _published(source, validation) if validation else None)
+        return _source(source, published(source, train), published(source, validation) if validation else None)
     path = Path(source).expanduser()
     if path.is_file():
         return _source(source, Text.of_file(path, source))
@@ -59,8 +59,11 @@ def _python_docs() -> Text:
     return Text.of_string("\n\n".join(topics[name].strip() for name in sorted(topics)) + "\n", PYTHON_DOCS)
 
 
-def _published(name: str, file: Published) -> Text:
-    """The file from the first place that has it. One with other content is refused: a name stands for one text."""
+def published(name: str, file: Published) -> Text:
+    """The file of data set ``name`` from the first place that has it. One with other content is refused: a name stands for one text.
+
+    Raises ``UserError`` if no place has it and it cannot be downloaded.
+    """
     data, cache = os.environ.get("QKV_DATA"), cache_folder() / "data"
     for folder in (Path(data), cache) if data else (cache,):
         for path in (folder / name / file.name, folder / name / f"{file.name}.gz"):
@@ -68,6 +71,13 @@ def _published(name: str, file: Published) -> Text:
                 return _checked(name, file, path)
     target = cache / name / file.name
     looked = f"{file.name} of {name!r} is neither in QKV_DATA ({data or 'not set'}) nor in the cache ({cache})"
+    if not file.url:
+        raise UserError(f"data.source: {looked}, and nobody publishes it in this form; put the file at {target}")
+    _fetch(file, target, looked)
+    return Text.of_file(target)
+
+
+def _fetch(file: Published, target: Path, looked: str) -> None:
     try:
         download(file, target)
     except DownloadError as error:
@@ -78,7 +88,6 @@ def _published(name: str, file: Published) -> Text:
         raise UserError(
             f"data.source: {looked}, and {target} cannot be written: {error.strerror}; name another folder with QKV_CACHE"
         ) from None
-    return Text.of_file(target)
 
 
 def _checked(name: str, file: Published, path: Path) -> Text:

@@ -1,0 +1,64 @@
+"""CoNLL: a token and its tag a line, sentences apart by blank lines (Tjong Kim Sang and De Meulder 2003)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+from qkv.data.records.model import BadRow
+from qkv.data.records.table import Row, Table, lines
+from qkv.data.text import Text
+from qkv.spec.errors import UserError
+
+DOCUMENT = "-DOCSTART-"
+
+
+def conll(text: Text) -> Table:
+    """A row a sentence; its columns "1", "2", … hold a list with one string a token.
+
+    Words are the first column and tags the last unless others are named. Fields stand apart by tabs if the first line has one, else by
+    any blanks. Lines of blanks alone end a sentence; ``-DOCSTART-`` lines, and with tabs those that begin with # and have no tab, are
+    passed over. Raises ``UserError`` for a file without tokens or with one column only.
+    """
+    first = next((line for line in lines(text) if line.strip() and not line.startswith((DOCUMENT, "#"))), None)
+    if first is None:
+        raise UserError(f"{text.name} is empty")
+    cut = _by_tabs if "\t" in first.strip() else str.split
+    width = len(cut(first))
+    if width < 2:
+        raise UserError(f"{text.name}: CoNLL needs a token and a tag a line, and {first.strip()!r} has one field")
+    columns = tuple(str(i + 1) for i in range(width))
+    defaults = {"words": columns[:1], "tags": columns[-1:]}
+    return Table(text.name, columns, lambda: _sentences(text, cut, columns), text.digest(), defaults)
+
+
+def _sentences(text: Text, cut: Callable[[str], list[str]], columns: tuple[str, ...]) -> Iterator[Row | BadRow]:
+    tokens: list[list[str]] = []
+    begin, bad = 0, None
+    for number, line in enumerate(itertools.chain(lines(text), ("\n",)), 1):
+        if not line.strip() or line.startswith(DOCUMENT):
+            if bad or tokens:
+                yield bad or Row(begin, {name: list(column) for name, column in zip(columns, zip(*tokens, strict=True), strict=True)})
+            tokens, bad = [], None
+        elif not _is_comment(line, cut):
+            fields = cut(line)
+            begin = begin if tokens else number
+            bad = bad or _fault(text, number, fields, len(columns))
+            if not bad:
+                tokens.append(fields)
+
+
+def _by_tabs(line: str) -> list[str]:
+    return [field.strip() for field in line.rstrip("\r\n").split("\t")]
+
+
+def _is_comment(line: str, cut: Callable[[str], list[str]]) -> bool:
+    return cut is _by_tabs and line.startswith("#") and "\t" not in line
+
+
+def _fault(text: Text, number: int, fields: list[str], width: int) -> BadRow | None:
+    if len(fields) != width:
+        return BadRow(text.name, number, f"{len(fields)} field{'s' * (len(fields) != 1)} instead of {width}")
+    if not all(fields):
+        return BadRow(text.name, number, f"field {fields.index('') + 1} is empty")
+    return None

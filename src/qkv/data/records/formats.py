@@ -1,0 +1,147 @@
+"""Which format a file has, and the table in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+from qkv.data.records.conll import conll
+from qkv.data.records.delimited import delimited, first_fields
+from qkv.data.records.jsonl import jsonl
+from qkv.data.records.model import Role
+from qkv.data.records.parallel import language_pair, parallel
+from qkv.data.records.squad import squad
+from qkv.data.records.table import Table, head
+from qkv.data.text import Text
+from qkv.spec import data as spec
+from qkv.spec.errors import UserError, nearest
+
+Format = Literal["csv", "tsv", "jsonl", "conll", "squad", "parallel"]
+ENDINGS: dict[str, Format | Literal["json"]] = {
+    "csv": "csv",
+    "tsv": "tsv",
+    "tab": "tsv",
+    "jsonl": "jsonl",
+    "ndjson": "jsonl",
+    "json": "json",
+    "conll": "conll",
+    "conllu": "conll",
+    "conll03": "conll",
+    "bio": "conll",
+    "iob": "conll",
+    "iob2": "conll",
+}
+SEPARATOR = "|"
+SQUAD = re.compile(r'^\s*\{.*"paragraphs"\s*:\s*\[', re.DOTALL)
+
+
+def table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, known: Sequence[str] = ()) -> Table:
+    """The table in the file ``source``, or in the two texts that ``a | b`` names.
+
+    ``option`` is where ``source`` was given, such as ``data.source``. Raises ``UserError`` for what is not a file, or not a table.
+    """
+    if SEPARATOR in source and not Path(source).expanduser().exists():
+        return _joined(source, data, option)
+    text = _text(source, option, known)
+    if not head(text).strip():
+        raise UserError(f"{option}: {source!r} is empty")
+    kind = data.format or told(text, roles)
+    if kind is None:
+        raise UserError(
+            f"{option}: the format of {source!r} is told neither by its ending nor by its first lines; "
+            f"name it with {option.rpartition('.')[0]}.format, one of {', '.join(get_args(Format))}"
+        )
+    return _read(text, kind, data, roles)
+
+
+def told(text: Text, roles: Sequence[Role]) -> Format | None:
+    """The format by the ending of the name (that of the packed file without ``.gz``), then by the first lines; None if neither tells."""
+    beginning = head(text)
+    ending = ENDINGS.get(text.name.lower().removesuffix(".gz").rpartition(".")[2])
+    if ending == "json" or (ending is None and beginning.lstrip()[:1] in ("{", "[")):
+        return "squad" if SQUAD.match(beginning) else "jsonl"
+    if ending in (None, "tsv"):
+        ending = _by_lines(beginning, roles) or ending
+    return ending if ending != "json" else None
+
+
+def _by_lines(beginning: str, roles: Sequence[Role]) -> Format | None:
+    """Of a file without a telling ending, or of one with tabs: sentences with tags are CoNLL, two texts alone are parallel."""
+    kinds = [role.kind for role in roles]
+    filled = [line for line in beginning.splitlines()[:100] if line.strip()]
+    if "words" in kinds and "tags" in kinds and not _names(filled[0].split("\t"), roles):
+        return "conll" if all(len(line.split()) > 1 for line in filled[:-1]) else None
+    if all("\t" in line for line in filled[:-1] or filled):
+        return "parallel" if kinds == ["text", "text"] else "tsv"
+    if any(all(mark in line for line in filled[:-1] or filled) for mark in (",", ";")):
+        return "csv"
+    return None
+
+
+def _read(text: Text, kind: Format, data: spec.Data, roles: Sequence[Role]) -> Table:
+    given = tuple(data.columns.values())
+    match kind:
+        case "csv" | "tsv":
+            return delimited(text, kind, given)
+        case "jsonl":
+            return jsonl(text)
+        case "conll":
+            return conll(text)
+        case "squad":
+            return squad(text)
+        case "parallel":
+            return _two_columns(text, given, roles)
+
+
+def _two_columns(text: Text, given: tuple[str, ...], roles: Sequence[Role]) -> Table:
+    """Pairs in one TSV; the first line is a header if it names the roles, the languages, or a column that was asked for."""
+    fields = [field.strip() for field in first_fields(text, "\t")]
+    if len(fields) < 2:
+        raise UserError(f"{text.name}: parallel texts in one file stand apart by a tab; or name two files: 'a.txt | b.txt'")
+    header = bool(set(given) & set(fields)) or _names(fields, roles) or language_pair(fields)
+    table = delimited(text, "tsv", given, header)
+    if header and set(given) & set(fields):
+        return table
+    return Table(table.name, table.columns, table.rows, table.digest, {"text": table.columns[:2]}, header=header, notes=table.notes)
+
+
+def _names(fields: list[str], roles: Sequence[Role]) -> bool:
+    """Whether a first line names at least one role, and so is a header."""
+    known = {name.lower() for role in roles for name in (role.name, *role.names)}
+    return any(field.strip().lower() in known for field in fields)
+
+
+def _joined(source: str, data: spec.Data, option: str) -> Table:
+    names = [name.strip() for name in source.split(SEPARATOR)]
+    if len(names) != 2 or not all(names):
+        raise UserError(f"{option}: {source!r} names {len(names)} texts; parallel texts are two: 'a.txt | b.txt'")
+    if data.format not in (None, "parallel"):
+        raise UserError(f"{option}: {source!r} joins two texts, but the format is {data.format!r}; leave it out, or name one file")
+    first, second = (_text(name, option) for name in names)
+    return parallel(first, second)
+
+
+def _text(source: str, option: str, known: Sequence[str] = ()) -> Text:
+    path = Path(source).expanduser()
+    if path.is_file():
+        return Text.of_file(path, source)
+    if path.is_dir():
+        raise UserError(f"{option}: {source!r} is a directory; name one file")
+    if path.exists():
+        raise UserError(f"{option}: {source!r} is not a regular file, and a table is read more than once; name a file")
+    folder = path.parent
+    beside = [str(folder / other.name) for other in folder.iterdir() if other.is_file()] if folder.is_dir() else []
+    if not folder.is_dir():
+        raise UserError(f"{option}: there is no file {source!r}, and no folder {str(folder)!r}")
+    also = " and no known table of that name" if known else ""
+    raise UserError(f"{option}: there is no file {source!r}{also}; {_near(source, beside, known)}")
+
+
+def _near(source: str, beside: Sequence[str], known: Sequence[str]) -> str:
+    """The nearest file or known name; else the known names, since a folder may hold thousands of files."""
+    hint = nearest(source, [*beside, *known])
+    if hint.startswith("did you mean") or not known:
+        return hint if hint.startswith("did you mean") else "no name in its folder is near"
+    return "known: " + ", ".join(known)

@@ -1,0 +1,179 @@
+"""Which column plays which role: as given, by the format, by its name, or by what stands in it. In doubt it asks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from qkv.data.records.model import Role
+from qkv.data.records.profile import Profile, as_number, plain, profiles
+from qkv.data.records.table import Table
+from qkv.spec.errors import UserError, nearest
+
+CLEARLY = 1.5
+"""Times that a text is longer than the column after it, if its length alone is to tell."""
+SHOWN = 20
+"""Columns that an error lists."""
+
+
+class Choice(NamedTuple):
+    """``columns``: the column of each role; ``note`` says what was guessed, "" if nothing was."""
+
+    columns: dict[str, str]
+    note: str
+
+
+def choose(table: Table, roles: Sequence[Role], given: Mapping[str, str], where: str = "data") -> Choice:
+    """The column of each role. Raises ``UserError`` for a name that is not there, and where several columns could be meant."""
+    guess = _Guess(table, roles, where)
+    guess.take_given(given)
+    guess.by_format()
+    guess.by_name()
+    guess.by_content()
+    columns = {role.name: guess.taken[role.name] for role in roles}
+    guessed = [(role, column) for role, column in columns.items() if role not in given]
+    parts = [f"{column!r} {'as' if i else 'is taken as'} {role}" for i, (role, column) in enumerate(guessed)]
+    return Choice(columns, f"{', '.join(parts)} (guessed)" if parts else "")
+
+
+class _Guess:
+    def __init__(self, table: Table, roles: Sequence[Role], where: str):
+        self.table = table
+        self.roles = roles
+        self.option = f"{where}.columns"
+        self.taken: dict[str, str] = {}
+
+    @cached_property
+    def profiles(self) -> dict[str, Profile]:
+        """Read when names do not tell: it takes a pass over the table."""
+        return profiles(self.table)
+
+    @property
+    def open_roles(self) -> list[Role]:
+        return [role for role in self.roles if role.name not in self.taken]
+
+    @property
+    def free(self) -> list[str]:
+        return [name for name in self.table.columns if name not in self.taken.values()]
+
+    def take_given(self, given: Mapping[str, str]) -> None:
+        known = [role.name for role in self.roles]
+        for role, column in given.items():
+            if role not in known:
+                raise UserError(f"{self.option}: there is no part {role!r} here; {nearest(role, known)}")
+            if column not in self.table.columns:
+                raise UserError(f"{self.option}.{role}: {self.table.name} has no column {column!r}; {self._near(column)}")
+            if column in self.taken.values():
+                raise UserError(f"{self.option}.{role}: the column {column!r} is given twice; each part needs its own")
+            self.taken[role] = column
+        if len(self.free) < len(self.open_roles):
+            raise UserError(
+                f"{self.table.name} has {len(self.table.columns)} column{'s' * (len(self.table.columns) != 1)} ({self._listed()}), "
+                f"but {len(self.roles)} are needed: {', '.join(known)}"
+            )
+
+    def by_format(self) -> None:
+        for kind, columns in self.table.defaults.items():
+            free = [column for column in columns if column in self.free]
+            roles = [role for role in self.open_roles if role.kind == kind]
+            self.taken.update((role.name, column) for role, column in zip(roles, free, strict=False))
+
+    def by_name(self) -> None:
+        """First the whole name, then one of its words: ``review_text`` is a text if it looks like one."""
+        for role in self.open_roles:
+            names = [plain(name) for name in (role.name, *role.names)]
+            named = [column for column in self.free if plain(column) in names]
+            best = [column for name in names[:2] for column in named if plain(column) == name]
+            if named:
+                self.taken[role.name] = best[0] if best else self._one(role, named)
+        for role in self.open_roles:
+            words = {plain(name) for name in (role.name, *role.names)}
+            named = [column for column in self.free if words & _words(column) and self.profiles[column].fits(role.kind)]
+            if len(named) == 1:
+                self.taken[role.name] = named[0]
+
+    def by_content(self) -> None:
+        if self.open_roles:
+            self._expect_header()
+        self._texts([role for role in self.open_roles if role.kind == "text"])
+        for kind in ("answers", "label", "number"):
+            for role in [role for role in self.open_roles if role.kind == kind]:
+                self.taken[role.name] = self._one(role, self.free)
+                self._not_a_row(self.taken[role.name], role)
+        self._lists([role for role in self.open_roles if role.kind in ("words", "tags")])
+
+    def _texts(self, roles: list[Role]) -> None:
+        """The longest columns, in their order, if they are clearly longer than the others."""
+        if not roles:
+            return
+        fitting = [name for name in self.free if self.profiles[name].fits("text")]
+        fitting.sort(key=self._length, reverse=True)
+        enough = len(fitting) >= len(roles)
+        if not enough or (fitting[len(roles) :] and self._length(fitting[len(roles) - 1]) < CLEARLY * self._length(fitting[len(roles)])):
+            raise self._doubt(roles[0], fitting)
+        chosen = [name for name in self.free if name in fitting[: len(roles)]]
+        self.taken.update((role.name, column) for role, column in zip(roles, chosen, strict=True))
+
+    def _lists(self, roles: list[Role]) -> None:
+        """Words and tags are lists; there are fewer tags to choose from."""
+        if not roles:
+            return
+        lists = [name for name in self.free if self.profiles[name].fits("words")]
+        if len(lists) != len(roles):
+            raise self._doubt(roles[0], lists)
+        lists.sort(key=lambda name: len(self.profiles[name].distinct), reverse=True)
+        for role, column in zip(sorted(roles, key=lambda role: role.kind == "tags"), lists, strict=True):
+            self.taken[role.name] = column
+
+    def _one(self, role: Role, candidates: Sequence[str]) -> str:
+        """The only candidate, or the only one that looks like the role."""
+        fitting = candidates if len(candidates) == 1 else [name for name in candidates if self.profiles[name].fits(role.kind)]
+        if len(fitting) != 1:
+            raise self._doubt(role, fitting)
+        return fitting[0]
+
+    def _length(self, name: str) -> float:
+        return self.profiles[name].length
+
+    def _expect_header(self) -> None:
+        number = next((name for name in self.free if as_number(name) is not None), None)
+        if self.table.header and number is not None:
+            raise self._no_header(f"it has {number!r} in it")
+
+    def _not_a_row(self, column: str, role: Role) -> None:
+        """A name that is also a value of a label was meant as a row."""
+        if self.table.header and role.kind == "label" and column in self.profiles[column].distinct:
+            raise self._no_header(f"{column!r} also stands in its own column")
+
+    def _no_header(self, why: str) -> UserError:
+        numbers = ", ".join(f"{role.name}: {i}" for i, role in enumerate(self.roles, 1))
+        return UserError(
+            f"line 1 of {self.table.name} looks like a row and not like a header: {why}; "
+            f"add a header, or give the columns by number, such as {self.option}={{{numbers}}}"
+        )
+
+    def _doubt(self, role: Role, candidates: Sequence[str]) -> UserError:
+        """Which columns there are, and how to say the one that is meant."""
+        if candidates:
+            what = f"{', '.join(map(repr, candidates[:SHOWN]))} could be {role.name}"
+        else:
+            what = f"no column looks like {role.name}"
+        return UserError(
+            f"{self.table.name}: {what}; its columns are {self._listed()}; "
+            f"say which with {self.option}={{{role.name}: {(candidates or self.table.columns)[0]}}}"
+        )
+
+    def _listed(self) -> str:
+        more = len(self.table.columns) - SHOWN
+        return ", ".join(map(repr, self.table.columns[:SHOWN])) + (f" and {more} more" if more > 0 else "")
+
+    def _near(self, column: str) -> str:
+        hint = nearest(column, self.table.columns)
+        return hint if hint.startswith("did you mean") else f"its columns are {self._listed()}"
+
+
+def _words(name: str) -> set[str]:
+    """``reviewText``, ``review_text`` and ``Review Text`` are ``{"review", "text"}``."""
+    return {word.casefold() for word in re.findall(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])", name)}

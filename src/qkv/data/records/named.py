@@ -1,0 +1,138 @@
+"""The tables known by name: their files, and how each is read. A named set brings its own splits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from qkv.data.named import Published
+from qkv.data.records.conll import conll
+from qkv.data.records.delimited import delimited
+from qkv.data.records.jsonl import jsonl
+from qkv.data.records.model import BadRow
+from qkv.data.records.parallel import parallel
+from qkv.data.records.squad import squad
+from qkv.data.records.table import Row, Table
+from qkv.data.sources import published
+from qkv.data.text import Text
+
+MULTI30K = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/"
+WNUT17 = "https://raw.githubusercontent.com/leondz/emerging_entities_17/master/"
+
+
+class KnownTable(NamedTuple):
+    """The files of each split, and how the texts of one split become a table."""
+
+    splits: Mapping[str, tuple[Published, ...]]
+    read: Callable[..., Table]
+
+
+def named_tables(name: str) -> dict[str, Table]:
+    """The splits of a known set. Raises ``UserError`` where a file is neither here nor to be had."""
+    known = TABLES[name]
+    return {split: known.read(*(published(name, file) for file in files)) for split, files in known.splits.items()}
+
+
+def _multi30k(english: Text, german: Text) -> Table:
+    return parallel(english, german, ("en", "de"))
+
+
+def _sst2(text: Text) -> Table:
+    return delimited(text, "tsv")
+
+
+def _scitldr(text: Text) -> Table:
+    """Sentences are joined to one source; the first summary is the target, and ``targets`` holds them all."""
+    table = jsonl(text)
+
+    def rows() -> Iterator[Row | BadRow]:
+        for row in table.rows():
+            if isinstance(row, Row):
+                targets = list(row.values["target"])
+                row = row._replace(values={"source": " ".join(row.values["source"]), "target": targets[0], "targets": targets})
+            yield row
+
+    return replace(table, columns=("source", "target"), rows=rows, defaults={"text": ("source", "target")}, extra=("targets",))
+
+
+def _raw(stem: str, english: tuple[int, str], german: tuple[int, str]) -> tuple[Published, Published]:
+    first, second = (
+        Published(f"{stem}.{language}", f"{MULTI30K}{stem}.{language}.gz", *content)
+        for language, content in (("en", english), ("de", german))
+    )
+    return first, second
+
+
+TABLES = {
+    "multi30k-en-de": KnownTable(
+        {
+            "train": _raw(
+                "train",
+                (1801238, "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6"),
+                (2110398, "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72"),
+            ),
+            "validation": _raw(
+                "val",
+                (63297, "1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227"),
+                (75981, "660e09eb7e1da2f856ea13ee5ad3cf6d36b3d5b0b733c857e94c5747a3dfc660"),
+            ),
+            "test": _raw(
+                "test_2016_flickr",
+                (62076, "399a4382932c1aadd3ceb9bef1008d388a64c76d4ae4e9d4728c6f4301cac182"),
+                (70649, "4be6b5b3236b79c25475c6bb829800a7ce559e9ba7a1f6c2394fe4d40be46d16"),
+            ),
+        },
+        _multi30k,
+    ),
+    "sst2": KnownTable(
+        {
+            "train": (Published("train.tsv", "", 738859, "cd45f1cdd4adcd66563b8116669136877f7b9525697cb486b2d46b960231f94d"),),
+            "validation": (Published("dev.tsv", "", 94415, "f7271f7a919ea884ca8563e13ed03028aa44296d1f738c003af3142b9a2188f8"),),
+            "test": (Published("test.tsv", "", 193577, "1da6e04ccd65c1ade32864afa62129b3b3d5df0f1b314961ec345af304274093"),),
+        },
+        _sst2,
+    ),
+    "wnut17": KnownTable(
+        {
+            "train": (
+                Published(
+                    "train.conll", WNUT17 + "wnut17train.conll", 493781, "731820e13f71af324c6b55a1575ec2ce59fbaa2a0806f8f0400b98d56cd6a7a5"
+                ),
+            ),
+            "validation": (
+                Published(
+                    "dev.conll", WNUT17 + "emerging.dev.conll", 114749, "e053b752b8155113ca66e7db08af5f2f5f43ab993694e4774f1ec5bad42312d8"
+                ),
+            ),
+            "test": (
+                Published(
+                    "test.conll",
+                    WNUT17 + "emerging.test.annotated",
+                    192425,
+                    "2aa79b764e56ec9264a1b30fdd9b70195bd00ff400b62edd8f399d5f13c178f0",
+                ),
+            ),
+        },
+        conll,
+    ),
+    "squad": KnownTable(
+        {
+            "train": (
+                Published("train-new_wiki.json", "", 3461320, "831a16eda3c3e91d53779bf7ec25c9821dbfa057818503aca72222a58936ae0e"),
+                Published("train-amazon.json", "", 4010928, "e3b23e25eccf57cc93cc5db9dbad98cec67bb6e4c06b47d01956a5b0f0a38e76"),
+            ),
+            "test": (Published("dev-v1.1.json", "", 4644703, "83cee08835e339ed0d9a084558e9c6388a0909070a3bc432d13101fa41f5404e"),),
+        },
+        squad,
+    ),
+    "scitldr": KnownTable(
+        {
+            "train": (Published("train.jsonl", "", 2754655, "42f29edc0090eb67da82415e2803f9ae2f5eb2877490d1e961d0731b582c02d4"),),
+            "validation": (Published("dev.jsonl", "", 999628, "4db054f15cd66a5175bfac8b5bee43813346f1654ef4c72df264db31926d1415"),),
+            "test": (Published("test.jsonl", "", 1072961, "72a0411738cd58151e8515fa4fc59214de7c90bbea166d5518ccfc81596d53d4"),),
+        },
+        _scitldr,
+    ),
+}
+"""Files without an address differ from what is published: a header was added, columns were dropped, or other files stand in."""

@@ -1,0 +1,131 @@
+"""A table of examples, opened: found, read, its columns chosen, its bad rows counted, its held-out part cut."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from qkv.data.records.formats import table_of
+from qkv.data.records.guess import Choice, choose
+from qkv.data.records.model import BadRow, Records, Role
+from qkv.data.records.named import TABLES, named_tables
+from qkv.data.records.split import hold_out
+from qkv.data.records.table import Row, Table
+from qkv.data.records.values import Unusable, Values
+from qkv.spec import data as spec
+from qkv.spec.errors import UserError
+
+SHOWN = 3
+"""Bad rows that a sentence quotes."""
+VERSION = 1
+"""Of this way to read; part of the digest."""
+
+
+class Read(NamedTuple):
+    """What one table gave: examples, the group of each, and the rows that cannot be used."""
+
+    examples: list[dict[str, Any]]
+    groups: list[str]
+    bad: list[BadRow]
+    notes: list[str]
+
+
+def open_records(data: spec.Data, roles: Sequence[Role], where: str = "data") -> Records:
+    """The examples that ``data`` names, with the values of ``roles``.
+
+    ``data.source`` is a known table, a file, or two texts joined by |. ``data.validation`` and ``data.test`` are files of their own;
+    without the first, ``validation_fraction`` of the source is held out: by article for questions on articles, else by label in equal
+    shares. ``where`` is the path of ``data`` in the spec, for messages.
+    Raises ``UserError`` for what is no table, for columns that are not there or not clear, for bad rows that are to be refused, and for
+    a table of which more than half is bad.
+    """
+    tables = _tables(data, roles, where)
+    choice = choose(tables["train"], roles, data.columns, where)
+    notes = [note for table in tables.values() for note in table.notes] + ([choice.note] if choice.note else [])
+    splits: dict[str, list[dict[str, Any]]] = {}
+    bad: list[BadRow] = []
+    groups: list[str] = []
+    for split, table in tables.items():
+        read = _read(table, roles, choice, data, where)
+        splits[split] = read.examples
+        groups = read.groups if split == "train" else groups
+        bad += read.bad
+        notes += read.notes
+    if "validation" not in splits:
+        notes.append(_hold_out(splits, groups, roles, data, tables["train"]))
+    splits = {name: splits[name] for name in ("train", "validation", "test") if name in splits}
+    return Records(data.source, splits, choice.columns, tuple(bad), _digest(data, roles, tables, choice), tuple(notes))
+
+
+def _tables(data: spec.Data, roles: Sequence[Role], where: str) -> dict[str, Table]:
+    if data.source in TABLES:
+        if data.format:
+            raise UserError(f"{where}.format: {data.source!r} is a known data set, whose format is known; leave it out")
+        tables = named_tables(data.source)
+    else:
+        tables = {"train": table_of(data.source, data, roles, f"{where}.source", tuple(TABLES))}
+    for split, source in (("validation", data.validation), ("test", data.test)):
+        if source is not None:
+            tables[split] = table_of(source, data, roles, f"{where}.{split}")
+    return tables
+
+
+def _read(table: Table, roles: Sequence[Role], choice: Choice, data: spec.Data, where: str) -> Read:
+    for role, column in choice.columns.items():
+        if column not in table.columns:
+            raise UserError(f"{table.name} has no column {column!r}, which is taken as {role}; its columns are {', '.join(table.columns)}")
+    values = Values(roles, choice.columns, table.extra)
+    read = Read([], [], [], [])
+    for row in table.rows():
+        if isinstance(row, Row):
+            try:
+                read.examples.append(values(row))
+                read.groups.append(row.group)
+            except Unusable as error:
+                read.bad.append(BadRow(row.file or table.name, row.line, str(error)))
+        else:
+            read.bad.append(row)
+    _judge(table, read, data, where)
+    read.notes.extend(f"{table.name}: {note}" for note in values.notes())
+    return read
+
+
+def _judge(table: Table, read: Read, data: spec.Data, where: str) -> None:
+    """Say what is bad, or refuse it: always if it is more than half, for then the table is not what it was taken for."""
+    bad, count = len(read.bad), len(read.bad) + len(read.examples)
+    if not count:
+        raise UserError(f"{table.name} has no rows{' after its header' if table.header else ''}")
+    if not bad:
+        return
+    some = "; ".join(f"line {row.line}: {row.reason}" for row in read.bad[:SHOWN])
+    some += f"; and {bad - SHOWN:,} more" if bad > SHOWN else ""
+    what = f"{bad:,} of {count:,} rows of {table.name}"
+    if 2 * bad > count:
+        raise UserError(f"{what} cannot be used, more than half: {some}; is it what {where}.format and {where}.columns say?")
+    if data.bad_rows == "refuse":
+        raise UserError(f"{what} cannot be used: {some}; correct them, or leave them out with {where}.bad_rows=skip")
+    read.notes.append(f"{what} {'was' if bad == 1 else 'were'} skipped: {some}")
+
+
+def _hold_out(splits: dict[str, list[dict[str, Any]]], groups: list[str], roles: Sequence[Role], data: spec.Data, table: Table) -> str:
+    """Cut validation from train, in place; a sentence that says how. The content alone seeds the shuffle."""
+    rows = splits["train"]
+    label = next((role.name for role in roles if role.kind == "label"), None)
+    labels = [row[label] for row in rows] if label else ()
+    try:
+        split = hold_out(len(rows), data.validation_fraction, table.digest, labels, groups)
+    except UserError as error:
+        raise UserError(f"{table.name}: {error}") from None
+    splits["train"], splits["validation"] = ([rows[i] for i in part] for part in split)
+    how = "by article" if len(set(groups)) > 1 else f"by {label} in equal shares" if label else "at random"
+    return f"{len(split.validation):,} of {len(rows):,} rows were held out for validation, {how}"
+
+
+def _digest(data: spec.Data, roles: Sequence[Role], tables: dict[str, Table], choice: Choice) -> str:
+    """Of the content of all files and of everything that decides what is made of it."""
+    content = {split: [table.digest, table.columns, table.header] for split, table in tables.items()}
+    fraction = None if "validation" in tables else data.validation_fraction
+    parts = [VERSION, content, [(role.name, role.kind) for role in roles], choice.columns, data.format, fraction]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

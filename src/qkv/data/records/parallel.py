@@ -1,0 +1,38 @@
+"""Parallel texts: line n of one file is the translation of line n of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qkv.data.records.model import BadRow
+from qkv.data.records.table import Row, Table, lines
+from qkv.data.text import Text
+from qkv.spec.errors import UserError
+
+
+def parallel(first: Text, second: Text, columns: tuple[str, str] = ("1", "2")) -> Table:
+    """A row a pair of lines. Raises ``UserError`` if the files do not have the same number of lines, which both are named."""
+    counts = [sum(1 for _ in lines(text)) for text in (first, second)]
+    if counts[0] != counts[1]:
+        raise UserError(
+            f"{first.name} has {counts[0]:,} lines and {second.name} has {counts[1]:,}; parallel texts need the same number, line by line"
+        )
+    if not counts[0]:
+        raise UserError(f"{first.name} and {second.name} are empty")
+
+    def rows() -> Iterator[Row | BadRow]:
+        for number, pair in enumerate(zip(lines(first), lines(second), strict=True), 1):
+            yield Row(number, dict(zip(columns, (line.rstrip("\r\n") for line in pair), strict=True)))
+
+    return Table(f"{first.name} | {second.name}", columns, rows, first.digest() + second.digest(), {"text": columns})
+
+
+def is_language(name: str) -> bool:
+    """Whether a column name is a language code such as ``de`` or ``pt-BR`` (BCP 47, with two letters)."""
+    language, _, region = name.replace("_", "-").partition("-")
+    return len(language) == 2 and language.isascii() and language.isalpha() and len(region) in (0, 2, 4)
+
+
+def language_pair(fields: list[str]) -> bool:
+    """Whether a first line names two different languages."""
+    return len(fields) > 1 and all(map(is_language, fields[:2])) and fields[0] != fields[1]

@@ -1,0 +1,112 @@
+"""What the columns of a table look like, measured over all of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from qkv.data.records.model import Kind
+from qkv.data.records.table import Row, Table
+
+MOST_LABELS = 1000
+"""Distinct values that are counted."""
+LABEL_LENGTH = 50
+"""Characters that a label has on the average at most."""
+IDS = frozenset(("id", "ids", "idx", "index", "row", "nr", "no", "number", "uid", "uuid", "guid", "key", "unnamed0"))
+
+
+@dataclass
+class Profile:
+    """Of one column: how many values are filled, their characters, how many are numbers or lists, and which there are."""
+
+    name: str
+    filled: int = 0
+    characters: int = 0
+    numbers: int = 0
+    lists: int = 0
+    objects: int = 0
+    counts_up: bool = True
+    distinct: set[str] = field(default_factory=set)
+    _last: int | None = None
+
+    def add(self, value: Any) -> None:
+        """Count one value."""
+        if value is None or value == "" or value == []:
+            return
+        self.filled += 1
+        if isinstance(value, (list, dict)):
+            first = value[0] if isinstance(value, list) else value
+            self.objects += isinstance(first, dict)
+            self.lists += not isinstance(first, dict)
+            value = " ".join(map(str, value)) if isinstance(value, list) else ""
+        text = str(value).strip()
+        number = as_number(text)
+        self.numbers += number is not None
+        self.counts_up = self.counts_up and self._follows(text)
+        self.characters += len(text)
+        if len(self.distinct) <= MOST_LABELS:
+            self.distinct.add(text[: 4 * LABEL_LENGTH])
+
+    def _follows(self, text: str) -> bool:
+        """Whether it is the whole number after the last one."""
+        before, self._last = self._last, int(text[:18]) if text.isdecimal() else None
+        return self._last is not None and before in (None, self._last - 1)
+
+    @property
+    def length(self) -> float:
+        """Characters of a value on the average."""
+        return self.characters / max(self.filled, 1)
+
+    @property
+    def is_number(self) -> bool:
+        """Nearly all values are numbers."""
+        return self.filled > 0 and self.numbers >= 0.9 * self.filled
+
+    @property
+    def is_id(self) -> bool:
+        """It names the row and says nothing of it."""
+        return plain(self.name) in IDS or (self.filled > 2 and self.counts_up and len(self.distinct) == min(self.filled, MOST_LABELS + 1))
+
+    def fits(self, kind: Kind) -> bool:
+        """Whether a column of that kind looks so."""
+        return self.filled > 0 and not self.is_id and FITS[kind](self)
+
+
+def profiles(table: Table) -> dict[str, Profile]:
+    """Of every column. Reads the whole table."""
+    found = {name: Profile(name) for name in table.columns}
+    for row in table.rows():
+        if isinstance(row, Row):
+            for name, profile in found.items():
+                profile.add(row.values.get(name))
+    return found
+
+
+def plain(name: str) -> str:
+    """A column name without case, blanks and signs."""
+    return "".join(sign for sign in name.casefold() if sign.isalnum())
+
+
+def as_number(text: str) -> float | None:
+    """The number that a string is, or None."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _is_label(p: Profile) -> bool:
+    few = 2 <= len(p.distinct) <= min(MOST_LABELS, max(20, p.filled // 20)) and len(p.distinct) < p.filled
+    return few and p.length <= LABEL_LENGTH and not p.lists and not p.objects
+
+
+FITS: dict[Kind, Callable[[Profile], bool]] = {
+    "text": lambda p: not p.is_number and not p.objects,
+    "label": _is_label,
+    "number": lambda p: p.is_number,
+    "words": lambda p: p.lists > 0,
+    "tags": lambda p: p.lists > 0,
+    "answers": lambda p: p.objects > 0,
+}
+"""By kind; a label is one of few: at most 20, or one in 20 rows."""

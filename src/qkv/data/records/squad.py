@@ -1,0 +1,53 @@
+"""SQuAD v1.1 and v2 (Rajpurkar et al. 2016, 2018): articles, their paragraphs, and questions on each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from qkv.data.records.model import BadRow
+from qkv.data.records.table import Row, Table
+from qkv.data.text import Text
+from qkv.spec.errors import UserError
+
+COLUMNS = ("id", "title", "context", "question", "answers")
+
+
+def squad(*texts: Text) -> Table:
+    """A row a question, those on one article in one group; several files are one table. Files are read as a whole.
+
+    ``answers`` is the file's own list of ``{"text", "answer_start"}``, empty for the impossible questions of v2, whose plausible
+    answers are not used. Lines are those in which a question's id stands. Raises ``UserError`` if a file is not SQuAD.
+    """
+    name = " + ".join(text.name for text in texts)
+    digest = "".join(text.digest() for text in texts)
+    return Table(name, COLUMNS, lambda: _questions(texts), digest, extra=("id", "question", "context"))
+
+
+def _questions(texts: Sequence[Text]) -> Iterator[Row | BadRow]:
+    for text in texts:
+        content = "".join(text.blocks())
+        try:
+            data = json.loads(content)["data"]
+            found = [(f"{text.name}:{i}", article, part) for i, article in enumerate(data) for part in article["paragraphs"]]
+            yield from _of_paragraphs(text.name, content, found)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{text.name}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from None
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(
+                f"{text.name} is not SQuAD: {type(error).__name__} at {error}; it needs data[].paragraphs[] with context and qas[]"
+            ) from None
+
+
+def _of_paragraphs(file: str, content: str, found: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> Iterator[Row | BadRow]:
+    line, seen = 1, 0
+    for group, article, paragraph in found:
+        for question in paragraph["qas"]:
+            name = str(question.get("id", ""))
+            at = content.find(json.dumps(name), seen) if name else -1
+            if at >= 0:
+                line, seen = line + content.count("\n", seen, at), at
+            answers = [] if question.get("is_impossible") else question.get("answers")
+            values = (name, article.get("title"), paragraph["context"], question.get("question"), answers)
+            yield Row(line, dict(zip(COLUMNS, values, strict=True)), group, file)

@@ -1,0 +1,185 @@
+"""The value of each role from what stands in its column, or why the row cannot be used."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from qkv.data.records.model import Role
+from qkv.data.records.table import Row
+
+SHOWN = 40
+"""Characters of a value that a reason quotes."""
+
+
+class Unusable(Exception):
+    """Why a row cannot be used, as the end of a sentence."""
+
+
+class Values:
+    """Turns rows into examples, and counts what was kept or repaired on the way.
+
+    ``columns`` maps every role to its column; ``extra`` columns are kept under their own names.
+    """
+
+    def __init__(self, roles: Sequence[Role], columns: Mapping[str, str], extra: Sequence[str] = ()):
+        self._roles = roles
+        self._columns = columns
+        self._extra = extra
+        texts = [role.name for role in roles if role.kind == "text"]
+        self._context = "context" if "context" in texts else texts[0] if texts else ""
+        self._counts: Counter[str] = Counter()
+
+    def __call__(self, row: Row) -> dict[str, Any]:
+        """The example. Raises ``Unusable``."""
+        found: dict[str, Any] = {}
+        for role in self._roles:
+            if role.kind != "answers":
+                found[role.name] = CONVERT[role.kind](row.values.get(self._columns[role.name]), role.name)
+        for role in self._roles:
+            if role.kind == "answers":
+                found[role.name] = self._answers(row.values.get(self._columns[role.name]), role.name, found.get(self._context, ""))
+        self._check(found)
+        for name in self._extra:
+            if name in row.values:
+                found.setdefault(name, row.values[name])
+        return found
+
+    def notes(self) -> list[str]:
+        """Sentences on what was kept or repaired."""
+        return [sentence.format(f"{count:,}") for sentence, count in self._counts.items()]
+
+    def _check(self, found: dict[str, Any]) -> None:
+        lists = [role.name for role in self._roles if role.kind in ("words", "tags")]
+        for name in lists[1:]:
+            if len(found[name]) != len(found[lists[0]]):
+                raise Unusable(f"{len(found[lists[0]])} {lists[0]} but {len(found[name])} {name}")
+        for role in self._roles:
+            if role.kind == "text" and found[role.name] != found[role.name].strip():
+                self._counts["{} texts begin or end with blanks, which are kept"] += 1
+
+    def _answers(self, value: Any, name: str, context: str) -> list[dict[str, Any]]:
+        """Answers at their place. One that stands elsewhere is moved to its nearest occurrence; one that stands nowhere is left out."""
+        given = _answer_list(value, name)
+        found = []
+        for answer, start in given:
+            at = _place(answer, start, context)
+            if at < 0:
+                continue
+            if start is None:
+                self._counts["{} answers came without their start and were put at their first occurrence"] += 1
+            elif at != start:
+                self._counts["{} answers did not stand at their start and were moved to their nearest occurrence"] += 1
+            found.append({"text": answer, "start": at})
+        if given and not found:
+            raise Unusable(f"the answer {_short(given[0][0])} is not in the {self._context}")
+        if len(found) < len(given):
+            self._counts["{} questions lost an answer that is not in the context, and kept another"] += 1
+        return found
+
+
+def _text(value: Any, name: str) -> str:
+    """A string as it is; a list of strings (sentences) joined by blanks."""
+    if isinstance(value, list) and value and all(isinstance(part, str) for part in value):
+        value = " ".join(value)
+    return _scalar(value, name)
+
+
+def _label(value: Any, name: str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return sys.intern(_scalar(value, name).strip())
+
+
+def _scalar(value: Any, name: str) -> str:
+    """A string with something in it, or a number as it is written."""
+    if value is None:
+        raise Unusable(f"no {name}")
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise Unusable(f"{name} is {_sort(value)}, not a string")
+    text = str(value)
+    if not text.strip():
+        raise Unusable(f"{name} is empty")
+    if not text.isascii() and any("\ud800" <= sign <= "\udfff" for sign in text):
+        raise Unusable(f"{name} holds half a surrogate pair, which is no character")
+    return text
+
+
+def _number(value: Any, name: str) -> float:
+    text = _scalar(value, name).strip()
+    try:
+        number = float(text) if "_" not in text else math.nan  # Python reads 1_000, other programs do not
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise Unusable(f"{name} is {_short(text)}, not a finite number")
+    return number
+
+
+def _words(value: Any, name: str) -> list[str]:
+    """A list of strings or numbers, or a string cut at its blanks."""
+    if isinstance(value, str):
+        value = value.split()
+    if value is None or value == []:
+        raise Unusable(f"no {name}")
+    if not isinstance(value, list):
+        raise Unusable(f"{name} is {_sort(value)}, not a list")
+    return [_scalar(part, f"one of the {name}") for part in value]
+
+
+def _tags(value: Any, name: str) -> list[str]:
+    return [sys.intern(tag) for tag in _words(value, name)]
+
+
+CONVERT: dict[str, Callable[[Any, str], Any]] = {"text": _text, "label": _label, "number": _number, "words": _words, "tags": _tags}
+"""By kind; answers also need their context."""
+
+
+def _answer_list(value: Any, name: str) -> list[tuple[str, int | None]]:
+    """From SQuAD's list of ``{"text", "answer_start"}``, from one such object of lists or not, or from the answer alone."""
+    if isinstance(value, dict) and isinstance(value.get("text"), list):
+        texts = value["text"]
+        starts = value.get("answer_start", value.get("start")) or [None] * len(texts)
+        if not isinstance(starts, list) or len(starts) != len(texts):
+            raise Unusable(f"{name} has {len(texts)} texts but not as many starts")
+        value = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+    if value is None:
+        raise Unusable(f"no {name}")
+    if isinstance(value, (str, dict)):
+        value = [value]
+    if not isinstance(value, list):
+        raise Unusable(f"{name} is {_sort(value)}, not a list of answers")
+    return [_answer(answer if isinstance(answer, dict) else {"text": answer}, name) for answer in value]
+
+
+def _answer(answer: dict[str, Any], name: str) -> tuple[str, int | None]:
+    text = _scalar(answer.get("text"), f"one of the {name}")
+    start = answer.get("answer_start", answer.get("start"))
+    if start is not None and (isinstance(start, bool) or not isinstance(start, int)):
+        raise Unusable(f"the start of {_short(text)} is {_short(str(start))}, not a whole number")
+    return text, start
+
+
+def _place(answer: str, start: int | None, context: str) -> int:
+    """Where ``answer`` stands in ``context``: at ``start``, else nearest to it; -1 if nowhere."""
+    if start is None:
+        return context.find(answer)
+    if start >= 0 and context.startswith(answer, start):
+        return start
+    places, at = [], context.find(answer)
+    while at >= 0:
+        places.append(at)
+        at = context.find(answer, at + 1)
+    return min(places, key=lambda place: abs(place - start), default=-1)
+
+
+def _sort(value: Any) -> str:
+    names = {bool: "true or false", dict: "an object", list: "a list", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= SHOWN else text[: SHOWN - 1] + "…")
