@@ -224,7 +224,8 @@ def test_a_foreign_vocabulary_is_read_without_cutting_padding_or_special_tokens(
     (tmp_path / "tokenizer.json").write_text(foreign().to_str(), encoding="utf-8")
     tokenizer = train(spec.TokenizerFile(path=str(tmp_path)), ())
     assert isinstance(tokenizer._coder, PlainCoder)
-    assert tokenizer.encode("To BE to bee xx [CLS]") == [1, 2, 1, 2, 3, 0, 4]
+    assert tokenizer.encode("To BE to bee xx") == [1, 2, 1, 2, 3, 0]
+    assert 4 not in tokenizer.encode("[CLS]")
     assert tokenizer.decode([1, 2, 3]) == "to bee"
     assert tokenizer.unknown("to XX be") == ["XX"]
     assert tokenizer.border("to be\nto") == 6
@@ -232,10 +233,11 @@ def test_a_foreign_vocabulary_is_read_without_cutting_padding_or_special_tokens(
 
 def test_added_tokens_and_normalizers_take_the_librarys_path() -> None:
     core = tokenizers.Tokenizer.from_str(MADE["bpe"].core.to_str())
-    core.add_special_tokens(["<|end|>"])
+    core.add_tokens(["<|end|>"])
     tokenizer = Tokenizer(core)
     assert isinstance(tokenizer._coder, PlainCoder)
     assert tokenizer.encode("a  <|end|>") == core.encode("a  <|end|>").ids
+    assert tokenizer.encode("<|end|>") == [tokenizer.vocab_size - 1]
     assert tokenizer.decode(tokenizer.encode("é<|end|>é")) == "é<|end|>é"
     core = tokenizers.Tokenizer.from_str(MADE["bpe"].core.to_str())
     core.normalizer = normalizers.Prepend("<")

@@ -67,22 +67,31 @@ class Coder(Protocol):
 def coder_for(core: tokenizers.Tokenizer, dtype: np.dtype) -> Coder:
     """The fastest coder that gives the ids of ``core``."""
     model, scheme = core.model, _scheme(core)
-    if isinstance(model, models.WordLevel) and scheme == CHARACTERS and model.unk_token in core.get_vocab():
+    if isinstance(model, models.WordLevel) and scheme == CHARACTERS and model.unk_token in _own_vocab(core):
         return CharacterCoder(core, dtype)
     if isinstance(model, models.WordLevel) and scheme == WORDS:
         return UnitCoder(core, dtype, *WORD_UNITS)
-    if isinstance(model, models.BPE) and scheme == WHOLE_BYTES and core.get_vocab() == {s: b for b, s in enumerate(SYMBOLS)}:
-        return ByteCoder()
+    if isinstance(model, models.BPE) and scheme == WHOLE_BYTES and _own_vocab(core) == {s: b for b, s in enumerate(SYMBOLS)}:
+        return ByteCoder(dtype)
     if isinstance(model, models.BPE) and scheme == BYTE_WORDS and not model.dropout:
         return UnitCoder(core, dtype, *BYTE_WORD_UNITS)
     return PlainCoder(core, dtype)
 
 
+def _own_vocab(core: tokenizers.Tokenizer) -> dict[str, int]:
+    """Without the special tokens, which no text spells."""
+    return core.get_vocab(with_added_tokens=False)
+
+
 def _scheme(core: tokenizers.Tokenizer) -> dict[str, object] | None:
     """How ``core`` cuts a text into words; None if something else, which no fast path knows, also acts on the text."""
-    if core.normalizer is not None or core.pre_tokenizer is None or core.get_added_tokens_decoder():
+    if core.normalizer is not None or core.pre_tokenizer is None or not _only_specials(core):
         return None
     return json.loads(core.pre_tokenizer.__getstate__())
+
+
+def _only_specials(core: tokenizers.Tokenizer) -> bool:
+    return core.encode_special_tokens and all(token.special for token in core.get_added_tokens_decoder().values())
 
 
 class CharacterCoder:
@@ -91,7 +100,7 @@ class CharacterCoder:
     piece_size = 1 << 18
 
     def __init__(self, core: tokenizers.Tokenizer, dtype: np.dtype):
-        vocab = core.get_vocab()
+        vocab = _own_vocab(core)
         known = {ord(token): index for token, index in vocab.items() if len(token) == 1}
         self._table = np.full(max(known, default=0) + 2, vocab[core.model.unk_token], dtype)
         for code, index in known.items():
@@ -111,9 +120,13 @@ class ByteCoder:
 
     piece_size = 1 << 18
 
+    def __init__(self, dtype: np.dtype):
+        self._dtype = dtype
+
     def encode_many(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         parts = [text.encode() for text in texts]
-        return np.frombuffer(bytearray().join(parts), np.uint8), np.fromiter(map(len, parts), np.int64, len(parts))
+        ids = np.frombuffer(bytearray().join(parts), np.uint8).astype(self._dtype, copy=False)
+        return ids, np.fromiter(map(len, parts), np.int64, len(parts))
 
     def border(self, text: str) -> int:
         return len(text)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +17,60 @@ from qkv.spec.errors import UserError
 from qkv.tokenizers.byte_level import token_bytes
 from qkv.tokenizers.coders import coder_for
 from qkv.tokenizers.files import write_whole
+from qkv.tokenizers.special import deaf, missing, roles_by_content, special_ids, with_added, with_roles, written_roles
 
 FILE_NAME = "tokenizer.json"
+_CHARACTER = re.compile("[\\ud800-\\udbff][\\udc00-\\udfff]|(?s:.)")  # a pair of surrogates is one character
 
 
 class Tokenizer:
     """Text <-> ids.
 
-    No special token is added to a text. A lone surrogate, which no UTF-8 text can hold, is read as U+FFFD.
-    ``core`` is the library's tokenizer; ``dtype`` the smallest unsigned type that holds every id.
+    No special token is added to a text, and none is read from one: "<eos>" in a text is plain text. A lone surrogate, which no UTF-8
+    text can hold, is read as U+FFFD. ``core`` is the library's tokenizer; ``dtype`` the smallest unsigned type that holds every id.
+    ``roles`` are contents of special tokens by role, where the usual ways of writing them do not tell.
     """
 
-    def __init__(self, core: tokenizers.Tokenizer):
+    def __init__(self, core: tokenizers.Tokenizer, roles: Mapping[str, str] | None = None):
         core.no_truncation()
         core.no_padding()
+        roles = {role: content for role, content in (roles or {}).items() if role != "unk" and core.token_to_id(content) is not None}
+        core.add_special_tokens([content for content in dict.fromkeys(roles.values()) if content not in special_ids(core)])
         self.core = core
         self.vocab_size = 1 + max(core.get_vocab(with_added_tokens=True).values(), default=-1)
         self.unknown_id = _unknown_id(core)
         self.dtype = np.min_scalar_type(max(self.vocab_size - 1, 0))
         self.token_bytes = token_bytes(core)
-        self._coder = coder_for(core, self.dtype)
+        self._special_ids = special_ids(core)
+        self._roles = {**roles_by_content(self._special_ids), **roles}
+        self._plain = deaf(core)
+        self._coder = coder_for(self._plain, self.dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self).from_json, (self.core.to_str(),)
+        return type(self).from_json, (self.to_json(),)
+
+    @property
+    def specials(self) -> dict[str, int]:
+        """The id of each role that this tokenizer has: "pad", "bos", "eos", "cls", "sep", "mask", "unk". Two roles may share one."""
+        found = {role: self._special_ids[content] for role, content in self._roles.items()}
+        return found if self.unknown_id is None else {**found, "unk": self.unknown_id}
+
+    def special(self, role: str) -> int | None:
+        """The id of ``role``, None if this tokenizer lacks it. Raises ``UserError`` for a role that nobody knows."""
+        found = self.specials
+        if role not in found and role != "unk":
+            missing(found, [role])
+        return found.get(role)
+
+    def with_specials(self, roles: Sequence[str], extra: Sequence[str] = ()) -> Tokenizer:
+        """This tokenizer, with the ``roles`` that it lacks, and then ``extra`` by content, as special tokens after its last id.
+
+        Itself if nothing is missing. Raises ``UserError`` for a role that nobody knows, and for "unk" where every text has ids.
+        """
+        contents = [*missing(self.specials, roles), *(content for content in extra if content not in self._special_ids)]
+        if not contents:
+            return self
+        return Tokenizer(with_added(self.core, dict.fromkeys(contents)), self._roles)
 
     def encode(self, text: str) -> list[int]:
         """The ids of ``text``. Raises ``UserError`` if a vocabulary from a file knows neither a piece of it nor an unknown token."""
@@ -67,9 +99,33 @@ class Tokenizer:
         """Characters that are best encoded at once."""
         return self._coder.piece_size
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of ``ids``; bytes that are not UTF-8 become U+FFFD. Raises ``UserError`` for an id outside the vocabulary."""
+    def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids of ``text``, and for each the characters that it stands for: ``text[begin:end]`` covers its piece.
+
+        A piece of a character (bytes, BPE) has the span of that character, so that neighbours may share one.
+        """
+        plain = well_formed(text)
+        encoding = self._library(plain)
+        if len(plain) == len(text):
+            return encoding.ids, encoding.offsets
+        starts = [match.start() for match in _CHARACTER.finditer(text)] + [len(text)]
+        return encoding.ids, [(starts[begin], starts[end]) for begin, end in encoding.offsets]
+
+    def _library(self, text: str) -> tokenizers.Encoding:
+        try:
+            return self._plain.encode(text, add_special_tokens=False)
+        except Exception as error:  # the library raises nothing more precise
+            raise UserError(f"the tokenizer cannot encode this text: {error}") from None
+
+    def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
+        """The text of ``ids``; bytes that are not UTF-8 become U+FFFD. Raises ``UserError`` for an id outside the vocabulary.
+
+        ``skip_special``: without the special tokens.
+        """
         ids = self.checked(ids)
+        if skip_special:
+            skipped = set(self._special_ids.values())
+            ids = [index for index in ids if index not in skipped]
         if self.token_bytes is None:
             return self.core.decode(ids, skip_special_tokens=False)
         return b"".join(map(self.token_bytes.__getitem__, ids)).decode("utf-8", "replace")
@@ -87,15 +143,20 @@ class Tokenizer:
         if self.unknown_id is None:
             return []
         text = well_formed(text)
-        encoding = self.core.encode(text, add_special_tokens=False)
+        encoding = self._library(text)
         pieces = (text[slice(*span)] for index, span in zip(encoding.ids, encoding.offsets, strict=True) if index == self.unknown_id)
         return list(dict.fromkeys(pieces))
+
+    def to_json(self, pretty: bool = False) -> str:
+        """The content of a ``tokenizer.json`` that gives this tokenizer, its roles included."""
+        text = self.core.to_str(pretty=pretty)
+        return text if roles_by_content(self._special_ids) == self._roles else with_roles(text, self._roles, pretty)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a ``tokenizer.json`` whole, or not at all. A folder receives it under that name."""
         target = _file_in(path)
         try:
-            write_whole(target, self.core.to_str(pretty=True).encode())
+            write_whole(target, self.to_json(pretty=True).encode())
         except OSError as error:
             raise UserError(f"the tokenizer cannot be written to {target}: {error.strerror}") from None
 
@@ -111,10 +172,10 @@ class Tokenizer:
         return cls.from_json(text, str(file))
 
     @classmethod
-    def from_json(cls, text: str, source: str = "the text") -> Tokenizer:
-        """A tokenizer from the content of a ``tokenizer.json``; ``source`` names it in errors."""
+    def from_json(cls, text: str, source: str = "the text", roles: Mapping[str, str] | None = None) -> Tokenizer:
+        """A tokenizer from the content of a ``tokenizer.json``; ``source`` names it in errors. ``roles`` are those it does not tell itself."""
         try:
-            return cls(tokenizers.Tokenizer.from_str(text))
+            return cls(tokenizers.Tokenizer.from_str(text), {**(roles or {}), **written_roles(text)})
         except Exception as error:  # the library raises nothing more precise
             raise UserError(f"{source} is not a tokenizer.json: {error}") from None
 

@@ -1,0 +1,121 @@
+"""Special tokens: which id plays which role, and that no text can spell one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+from qkv.spec.errors import UserError, nearest
+
+CONTENTS: dict[str, tuple[str, ...]] = {
+    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<PAD>"),
+    "bos": ("<bos>", "<s>", "[BOS]", "<|bos|>", "<BOS>", "<|begin_of_text|>", "<|startoftext|>"),
+    "eos": ("<eos>", "</s>", "[EOS]", "<|eos|>", "<EOS>", "<|end_of_text|>", "<|endoftext|>"),
+    "cls": ("<cls>", "[CLS]", "<CLS>"),
+    "sep": ("<sep>", "[SEP]", "<SEP>"),
+    "mask": ("<mask>", "[MASK]", "<|mask|>", "<MASK>"),
+    "unk": (),
+}
+"""Each role, and how its token is usually written. The first is what ``with_specials`` adds; "unk" is the model's own unknown token."""
+
+
+def special_ids(core: tokenizers.Tokenizer) -> dict[str, int]:
+    """Content -> id of the tokens that are marked as special, by id."""
+    return {token.content: index for index, token in sorted(core.get_added_tokens_decoder().items()) if token.special}
+
+
+def roles_by_content(contents: Iterable[str]) -> dict[str, str]:
+    """Role -> content, for the roles that one of ``contents`` is known to play."""
+    given = set(contents)
+    found = {role: next((content for content in known if content in given), None) for role, known in CONTENTS.items()}
+    return {role: content for role, content in found.items() if content is not None}
+
+
+def missing(specials: Mapping[str, int], roles: Iterable[str]) -> list[str]:
+    """The contents to add for those of ``roles`` that are not in ``specials``. Raises ``UserError`` for a role that nobody knows."""
+    wanted = list(dict.fromkeys(roles))
+    for role in wanted:
+        if role not in CONTENTS:
+            raise UserError(f"there is no special token for the role {role!r}; {nearest(role, CONTENTS)}")
+    if "unk" in wanted and "unk" not in specials:
+        raise UserError("this tokenizer has no unknown token, and none can be added to it: it has ids for every text")
+    return [CONTENTS[role][0] for role in wanted if role not in specials]
+
+
+def with_added(core: tokenizers.Tokenizer, contents: Iterable[str]) -> tokenizers.Tokenizer:
+    """A copy of ``core`` with ``contents`` as special tokens, new ones at the end of the vocabulary. Raises ``UserError`` for an empty one."""
+    copy = tokenizers.Tokenizer.from_str(core.to_str())
+    for content in contents:
+        if not content:
+            raise UserError("a special token needs at least one character")
+        before = copy.get_vocab(with_added_tokens=True)
+        copy.add_special_tokens([AddedToken(content, special=True, normalized=False)])
+        if content not in before and copy.token_to_id(content) in before.values():
+            raise UserError(
+                f"the special token {content!r} cannot be added: the vocabulary's ids have gaps, and the library would use one twice"
+            )
+    return copy
+
+
+def deaf(core: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """``core`` so that no text spells a special token: "<eos>" in a text is five characters like any others.
+
+    The switch for it is not kept in a file, and it does not reach a vocabulary whose model has the content among its own pieces
+    (T5's Unigram); there the piece is renamed to what no well-formed text holds.
+    """
+    core.encode_special_tokens = True
+    own = core.get_vocab(with_added_tokens=False)
+    heard = {content: index for content, index in special_ids(core).items() if content in own and _spelt(core, content, index)}
+    return _renamed(core, heard) if heard else core
+
+
+def _spelt(core: tokenizers.Tokenizer, content: str, index: int) -> bool:
+    if content == getattr(core.model, "unk_token", None):
+        return False
+    try:
+        return any(index in core.encode(text, add_special_tokens=False).ids for text in (content, f" {content} ", f"a{content}a"))
+    except Exception:  # a vocabulary without an unknown token that lacks a piece of the content
+        return True
+
+
+def _renamed(core: tokenizers.Tokenizer, contents: Iterable[str]) -> tokenizers.Tokenizer:
+    names = {content: f"{content}\U0010ffff\U0010ffff" for content in contents}
+    tree = json.loads(core.to_str())
+    vocab, unknown = tree["model"]["vocab"], tree["model"].get("unk_id")
+    tree["added_tokens"] = [token for token in tree["added_tokens"] if token["content"] not in names]
+    tree["post_processor"] = _without_template(tree["post_processor"])
+    if isinstance(vocab, dict):
+        tree["model"]["vocab"] = {names.get(piece, piece): index for piece, index in vocab.items()}
+    else:
+        tree["model"]["vocab"] = [[piece if i == unknown else names.get(piece, piece), score] for i, (piece, score) in enumerate(vocab)]
+    renamed = tokenizers.Tokenizer.from_str(json.dumps(tree))
+    renamed.encode_special_tokens = True
+    return renamed
+
+
+def _without_template(post_processor: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Only what acts on offsets: nothing is put round a text."""
+    return post_processor if post_processor and post_processor["type"] == "ByteLevel" else None
+
+
+def written_roles(text: str) -> dict[str, str]:
+    """The roles that ``with_roles`` put into a ``tokenizer.json``."""
+    if '"roles"' not in text:
+        return {}
+    return {role: token["content"] for token in json.loads(text)["added_tokens"] for role in token.get("roles", ())}
+
+
+def with_roles(text: str, roles: Mapping[str, str], pretty: bool) -> str:
+    """The ``tokenizer.json`` ``text`` with a key "roles" on the added tokens whose roles their contents do not tell. Other tools skip it."""
+    tree = json.loads(text)
+    contents = [token["content"] for token in tree["added_tokens"] if token["special"]]
+    told = roles_by_content(contents)
+    for token in tree["added_tokens"]:
+        token.pop("roles", None)
+        if own := [role for role, content in roles.items() if content == token["content"] and told.get(role) != content]:
+            token["roles"] = own
+    return json.dumps(tree, ensure_ascii=False, indent=2 if pretty else None)
