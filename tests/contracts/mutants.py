@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.layers import residuals
+from qkv.layers import memory_layer, residuals
 from qkv.layers.context import Context
-from qkv.mixers import attention, causal_convolution, linear_attention, recurrent, token_shift
+from qkv.mixers import attention, convolution, linear_attention, recurrent, token_shift
 from qkv.models import block, transformer
 from qkv.ops import masks, positions
 from qkv.ops.linear_attention import chunked
@@ -267,6 +267,10 @@ def without_segments(owner: Any) -> Fault:
     return argument(owner, "forward", 2, lambda context: replace(context, segments=None))
 
 
+def without_lengths(owner: Any) -> Fault:
+    return argument(owner, "forward", 2, lambda context: replace(context, lengths=None))
+
+
 ATTENTION, LINEAR, SHIFT, CONVOLUTION, RECURRENT, TWO_WAY = (
     ("attention",),
     ("linear_attention",),
@@ -308,11 +312,11 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("feature map elu + 2", LINEAR, result(linear_attention, "feature", lambda x: x + 1)),
     Mutant("lengths ignored in the sums", LINEAR, argument(chunked, "whole", 4, nothing)),
     Mutant("documents leak in linear attention", LINEAR, without_segments(linear_attention.LinearAttention)),
-    Mutant("convolution tail shifted", CONVOLUTION, instead(causal_convolution, "extended", tail_one_early)),
-    Mutant("lengths ignored in the tail", CONVOLUTION, argument(causal_convolution, "extended", 2, nothing)),
-    Mutant("dilation ignored", CONVOLUTION, argument(causal_convolution, "taps", 2, lambda dilation: 1)),
-    Mutant("taps in reverse", CONVOLUTION, result(causal_convolution, "taps", lambda t: t.flip(-1))),
-    Mutant("documents leak in the convolution", CONVOLUTION, argument(causal_convolution, "taps", 3, nothing)),
+    Mutant("convolution tail shifted", CONVOLUTION, instead(convolution, "extended", tail_one_early)),
+    Mutant("lengths ignored in the tail", CONVOLUTION, argument(convolution, "extended", 2, nothing)),
+    Mutant("dilation ignored", CONVOLUTION, argument(convolution, "taps", 2, lambda dilation: 1)),
+    Mutant("taps in reverse", CONVOLUTION, result(convolution, "taps", lambda t: t.flip(-1))),
+    Mutant("documents leak in the convolution", CONVOLUTION, argument(convolution, "taps", 3, nothing)),
     Mutant("shift tail shifted", SHIFT, instead(token_shift, "extended", tail_one_early)),
     Mutant("lengths ignored in the shift", SHIFT, argument(token_shift, "extended", 2, nothing)),
     Mutant("documents leak in the shift", SHIFT, without_segments(token_shift.TokenShift)),
@@ -322,6 +326,11 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("LSTM cells begin anew at each call", ("lstm",), argument(recurrent, "recur", 2, memory_lost)),
     Mutant("documents leak in the recurrence", RECURRENT, argument(recurrent, "recur", 4, nothing)),
     Mutant("lengths ignored in the hidden state", RECURRENT, argument(recurrent, "recur", 5, nothing)),
+    Mutant("convolution reads the padding", TWO_WAY, without_lengths(convolution.Convolution)),
+    Mutant("documents leak in the two-sided convolution", TWO_WAY, argument(convolution, "taps", 3, nothing)),
+    Mutant("convolution off centre", TWO_WAY, argument(convolution.F, "pad", 1, lambda pad: (*pad[:2], pad[3], pad[2]))),
+    Mutant("keys of another slot", ("memory_layer",), argument(memory_layer, "memory", 1, lambda keys: keys.roll(1, 1))),
+    Mutant("memory's scale dropped", ("memory_layer",), argument(memory_layer, "memory", 0, lambda q: q * q.shape[-1] ** 0.5)),
     Mutant("backward from the end of the padding", TWO_WAY, argument(recurrent, "reversal", 1, nothing)),
     Mutant("backward direction goes forward", TWO_WAY, result(recurrent, "reversal", lambda index: index.sort(1).values)),
     Mutant("documents leak backward", TWO_WAY, argument(recurrent, "recur", 4, nothing)),

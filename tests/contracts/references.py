@@ -152,6 +152,22 @@ def causal_convolution(m: Any, x: Tensor) -> Tensor:
     return out
 
 
+@reference("convolution")
+def convolution(m: Any, x: Tensor) -> Tensor:
+    width, size, length = x.shape[-1], m.spec.kernel_size, x.shape[1]
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        for i in range(length):
+            y = m.bias.clone()
+            for t in range(size):
+                source = i + t - size // 2
+                place = size - 1 - t
+                if source in range(length):
+                    y = y + m.weight[:, place * width : (place + 1) * width] @ x[b, source]
+            out[b, i] = y[:width] * sigmoid(y[width:]) if m.spec.gated else y
+    return out
+
+
 def sigmoid(x: Tensor) -> Tensor:
     return 1 / (1 + (-x).exp())
 
@@ -194,6 +210,26 @@ def run(kind: str, cell: Any, row: Tensor) -> Iterator[Tensor]:
 @reference("feed_forward")
 def feed_forward(m: Any, x: Tensor) -> Tensor:
     return per_position(x, lambda v: affine(m.down, activated(m.spec.activation, affine(m.up, v))))
+
+
+@reference("memory_layer")
+def memory_layer(m: Any, x: Tensor) -> Tensor:
+    slots, size = m.spec.sizes(x.shape[-1])
+
+    def at(v: Tensor) -> Tensor:
+        y = torch.zeros_like(v)
+        for h in range(m.spec.num_heads):
+            q = m.query.weight[h * size : (h + 1) * size] @ v
+            scores = [float(key @ q) for key in m.keys[h * slots : (h + 1) * slots]]
+            if m.spec.activation == "softmax":
+                raw = [math.exp(score / math.sqrt(size)) for score in scores]
+                weights = [r / sum(raw) for r in raw]
+            else:
+                weights = activated(m.spec.activation, torch.tensor(scores, dtype=x.dtype)).tolist()
+            y = y + sum(w * m.values.weight[:, h * slots + slot] for slot, w in enumerate(weights))
+        return y
+
+    return per_position(x, at)
 
 
 @reference("gated_feed_forward")

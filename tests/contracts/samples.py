@@ -11,9 +11,11 @@ from qkv.spec.branches import (
     Attention,
     Branch,
     CausalConvolution,
+    Convolution,
     FeedForward,
     GatedFeedForward,
     LinearAttention,
+    MemoryLayer,
     TokenShift,
 )
 from qkv.spec.heads import LanguageModelHead
@@ -77,6 +79,11 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
     "gru": (GRU(), GRU(hidden=5)),
     "lstm": (LSTM(), LSTM(hidden=5)),
     "feed_forward": (FeedForward(), FeedForward(hidden=5, activation="relu2", bias=False)),
+    "memory_layer": (
+        MemoryLayer(),
+        MemoryLayer(num_slots=5, key_dim=3, num_heads=2),
+        MemoryLayer(num_slots=7, activation="gelu"),
+    ),
     "gated_feed_forward": (GatedFeedForward(), GatedFeedForward(hidden=5, activation="gelu", bias=True)),
 }
 
@@ -85,6 +92,8 @@ BIDIRECTIONAL: tuple[Branch, ...] = (
     Attention(mask=Causal() | Prefix(length=6)),
     Attention(mask=Window(size=3), relative=Rope()),
     Attention(mask=Blocks(size=4)),
+    Convolution(),
+    Convolution(kernel_size=4, gated=False),
     RNN(direction="backward"),
     GRU(direction="both", hidden=6),
     LSTM(direction="both"),

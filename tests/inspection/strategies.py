@@ -38,6 +38,10 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
         branch.CausalConvolution, kernel_size=st.integers(1, 4), dilation=st.integers(1, 3), gated=st.booleans()
     ),
     **{kind: st.builds(kind, hidden=SIZES, direction=DIRECTIONS) for kind in (branch.RNN, branch.GRU, branch.LSTM)},
+    branch.Convolution: st.builds(branch.Convolution, kernel_size=st.integers(1, 4), gated=st.booleans()),
+    branch.MemoryLayer: st.builds(
+        branch.MemoryLayer, num_slots=SIZES, key_dim=SIZES, num_heads=st.sampled_from([1, 4]), activation=ACTIVATIONS | st.just("softmax")
+    ),
     branch.FeedForward: st.builds(branch.FeedForward, hidden=SIZES, activation=ACTIVATIONS, bias=st.booleans()),
     branch.GatedFeedForward: st.builds(branch.GatedFeedForward, hidden=SIZES, activation=ACTIVATIONS, bias=st.booleans()),
 }
@@ -86,4 +90,6 @@ def _decoding(model: Model) -> Model:
 def _causal(part: branch.Branch) -> branch.Branch:
     if part.causal:
         return part
+    if isinstance(part, branch.Convolution):
+        return branch.CausalConvolution(kernel_size=part.kernel_size, gated=part.gated)
     return part.changed(direction="forward") if isinstance(part, branch.Recurrent) else part.changed(mask=Causal())

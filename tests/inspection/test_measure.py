@@ -29,13 +29,17 @@ MIXERS = {
     "window with sinks": (branch.Attention(num_heads=4, mask=Causal() & Window(size=16, sinks=4)), branch.FeedForward()),
     "linear attention": (branch.LinearAttention(num_heads=4), branch.FeedForward()),
     "GRU": (branch.GRU(), branch.FeedForward(activation="relu")),
+    "LSTM": (branch.LSTM(), branch.FeedForward(activation="relu")),
+    "RNN and a memory": (branch.RNN(), branch.MemoryLayer(num_heads=2)),
+    "memory of one head": (branch.MemoryLayer(activation="relu"), branch.TokenShift()),
+    "two-sided": (branch.GRU(direction="both"), branch.Convolution()),
     "convolution and shift": (branch.CausalConvolution(), branch.TokenShift(), branch.GatedFeedForward()),
 }
 
 
 def sizes(name: str) -> dict[str, Any]:
     """A recurrence is one operator after another on every position; fewer of them tell as much."""
-    return {**SIZES, "context_length": 40} if name == "GRU" else SIZES
+    return {**SIZES, "context_length": 40} if any(isinstance(part, branch.Recurrent) for part in MIXERS[name]) else SIZES
 
 
 def updates(counted: Cost) -> Any:

@@ -50,7 +50,21 @@ def test_packed_documents_equal_documents_alone(lengths: list[int], kernel: int,
     assert_same(packed, torch.cat([by_torch(part, weight, bias, dilation) for part in x.split(lengths, 1)], 1))
 
 
+@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4), kernel=sizes["kernel"])
+def test_two_sided_taps_equal_torch_s_convolution_of_each_document(lengths: list[int], kernel: int) -> None:
+    """y_i = Σ_t W_t x_{i + t - ⌊K/2⌋}: torch's convolution padded by ⌊K/2⌋ in front, by what is left at the end."""
+    x, weight, bias = tensors(sum(lengths), kernel, 1)
+    segments = torch.tensor([[number for number, n in enumerate(lengths) for _ in range(n)]] * 2)
+    sides = kernel // 2, kernel - 1 - kernel // 2
+    seen = F.linear(taps(F.pad(x, (0, 0, *sides)), kernel, 1, segments, sides[1]), weight, bias)
+    filters = weight.unflatten(1, (kernel, -1)).transpose(1, 2).flip(-1)
+    expected = [F.conv1d(F.pad(part.mT, sides), filters, bias).mT for part in x.split(lengths, 1)]
+    assert_same(seen, torch.cat(expected, 1))
+
+
 @given(row=st.lists(st.integers(0, 2), min_size=1, max_size=8), back=st.integers(0, 10))
 def test_same_document_is_what_it_says(row: list[int], back: int) -> None:
     expected = [i >= back and row[i - back] == number for i, number in enumerate(row)]
     assert same_document(torch.tensor([row]), back).tolist() == [expected]
+    later = [i + back < len(row) and row[i + back] == number for i, number in enumerate(row)]
+    assert same_document(torch.tensor([row]), -back).tolist() == [later]

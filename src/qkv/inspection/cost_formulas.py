@@ -82,6 +82,31 @@ def token_shift(part: branch.TokenShift, at: Setting) -> Share:
     return last(linear(at.width, at.width, True, at)) + inner
 
 
+@formula(branch.Convolution)
+def convolution(part: branch.Convolution, at: Setting) -> Share:
+    """One linear map of K inputs side by side; gated, both halves and the sigmoid are kept."""
+    inputs = part.kernel_size * at.width
+    inner = Share(
+        saved=3 * at.tokens * at.width * at.item if part.gated else 0, working=at.tokens * inputs * at.item, calls=14, step_calls=13
+    )
+    return linear(inputs, (2 if part.gated else 1) * at.width, True, at) + inner
+
+
+@formula(branch.MemoryLayer)
+def memory_layer(part: branch.MemoryLayer, at: Setting) -> Share:
+    """Queries, their products with the keys of each head, and one linear map of all weights, which are kept."""
+    (slots, key_dim), heads = part.sizes(at.width), part.num_heads
+    size = at.tokens * heads * slots * at.item
+    # Of several heads queries and scores are laid out anew for batched products.
+    again = 0 if heads == 1 else at.tokens * heads * key_dim * at.item
+    keys = replace(linear(key_dim, slots, False, replace(at, batch=at.batch * heads)), parameters=heads * slots * key_dim)
+    keys = replace(keys, matrices=keys.parameters, saved=keys.saved + (heads - 1) * slots * key_dim * (at.item if at.item != FLOAT else 0))
+    kept = part.activation in _KEEPS_INPUT
+    inner = Share(saved=kept * size + again, working=2 * size, calls=4, step_calls=4)
+    before = linear(at.width, heads * key_dim, False, at, at.input)
+    return before + keys + inner + last(linear(heads * slots, at.width, False, at))
+
+
 @formula(branch.CausalConvolution)
 def causal_convolution(part: branch.CausalConvolution, at: Setting) -> Share:
     """One linear map of K inputs side by side; gated, both halves and the sigmoid are kept. The last (K - 1) d inputs are remembered."""
@@ -105,7 +130,7 @@ def recurrent(part: branch.Recurrent, at: Setting) -> Share:
     Two directions share the hidden features, which halves the recurrent products.
     """
     hidden, directions = part.hidden or at.width, 2 if part.direction == "both" else 1
-    size, kept = hidden // directions, {1: 2, 3: 7, 4: 7}[part.gates]
+    size, kept = hidden // directions, {1: 1, 3: 7, 4: 12}[part.gates]
     inner = Share(
         saved=(kept * at.tokens * hidden + (0 if part.causal else 2 * at.tokens * at.width)) * at.item,
         working=2 * at.tokens * hidden * at.item,

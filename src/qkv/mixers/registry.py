@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from qkv.layers import feed_forward
+from qkv.layers import feed_forward, memory_layer
 from qkv.layers.branch import BRANCHES, Branch
-from qkv.mixers import attention, causal_convolution, cross_attention, fixed_context, linear_attention, recurrent, token_shift
+from qkv.mixers import attention, convolution, cross_attention, fixed_context, linear_attention, recurrent, token_shift
 from qkv.spec.branches import Branch as BranchSpec
 
 __all__ = ["BRANCHES", "build_branch"]
 
-BUILT_IN = (feed_forward, attention, causal_convolution, cross_attention, fixed_context, linear_attention, recurrent, token_shift)
+BUILT_IN = (
+    feed_forward,
+    memory_layer,
+    attention,
+    convolution,
+    cross_attention,
+    fixed_context,
+    linear_attention,
+    recurrent,
+    token_shift,
+)
 
 
 def build_branch(part: BranchSpec, width: int) -> Branch:

@@ -1,6 +1,8 @@
-"""Causal dilated convolution as one matrix product.
+"""Dilated convolution as one matrix product.
 
-y_i = Σ_t W_t x_{i - t·dilation} + b,  t < K          x (B, N, D)   W (E, K·D)   y (B, N, E)
+y_i = Σ_t W_t x_{i + a - t·dilation} + b,  t < K          x (B, N, D)   W (E, K·D)   y (B, N, E)
+
+a is how many later positions it sees: 0 makes it causal.
 """
 
 from __future__ import annotations
@@ -9,22 +11,25 @@ import torch
 from torch import Tensor
 
 
-def taps(window: Tensor, kernel_size: int, dilation: int, segments: Tensor | None = None) -> Tensor:
+def taps(window: Tensor, kernel_size: int, dilation: int, segments: Tensor | None = None, ahead: int = 0) -> Tensor:
     """The inputs of each output side by side, latest first: (B, (K-1)·dilation + N, D) -> (B, N, K·D).
 
-    ``window`` is the sequence with its past in front. segments (B, N): what belongs to an earlier document counts as 0.
+    ``window`` is the sequence with what stands before it in front, and ``ahead`` positions of what stands after it at the end.
+    segments (B, N): what belongs to another document counts as 0.
     """
-    past = (kernel_size - 1) * dilation
-    length = window.shape[1] - past
+    span = (kernel_size - 1) * dilation
+    length = window.shape[1] - span
     parts = []
     for t in range(kernel_size):
-        part = window[:, past - t * dilation : past - t * dilation + length]
-        parts.append(part if segments is None else part * same_document(segments, t * dilation)[..., None])
+        part = window[:, span - t * dilation : span - t * dilation + length]
+        parts.append(part if segments is None else part * same_document(segments, t * dilation - ahead)[..., None])
     return torch.cat(parts, -1)
 
 
 def same_document(segments: Tensor, back: int) -> Tensor:
-    """Whether the position ``back`` earlier belongs to the same document; (B, N)."""
+    """Whether the position ``back`` earlier, or ``-back`` later, belongs to the same document; (B, N)."""
+    if back < 0:
+        return same_document(segments.flip(1), -back).flip(1)
     if back == 0:
         return torch.ones_like(segments, dtype=torch.bool)
     earlier = torch.full_like(segments, -1)

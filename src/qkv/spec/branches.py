@@ -142,6 +142,17 @@ class CausalConvolution(Branch, kind="causal_convolution"):
         return (self.kernel_size - 1) * self.dilation
 
 
+class Convolution(Branch, kind="convolution"):
+    """y_i = Σ_t W_t x_{i + t - ⌊K/2⌋} + b, t < kernel_size K, gated by a sigmoid half (ConvS2S, Gehring et al. 2017). Not causal."""
+
+    kernel_size: int = Field(default=3, gt=0)
+    gated: bool = True
+
+    @property
+    def causal(self) -> bool:
+        return False
+
+
 class Recurrent(Branch):
     """What the recurrent units share: h_i = cell(x_i, h_{i-1}) with E features, then a linear map back to the width."""
 
@@ -220,3 +231,24 @@ class GatedFeedForward(Branch, kind="gated_feed_forward"):
 
     def hidden_at(self, width: int) -> int:
         return self.hidden or -(-8 * width // 3 // 32) * 32
+
+
+class MemoryLayer(Branch, kind="memory_layer"):
+    """Σ_h softmax(x W_h K_h^T / √k) V_h with learned keys K_h and values V_h; an activation φ in place of the softmax makes it φ(x W_h K_h^T) V_h,
+    with W_h = I a feed-forward net (Sukhbaatar et al. 2019; Geva et al. 2021)."""
+
+    num_slots: int | None = Field(default=None, gt=0, description="of each head; default: 4 width")
+    key_dim: int | None = Field(default=None, gt=0, description="k; default: width / num_heads")
+    num_heads: int = Field(default=1, gt=0)
+    activation: Literal["softmax"] | Activation = "softmax"
+
+    @property
+    def mixes(self) -> bool:
+        return False
+
+    def sizes(self, width: int) -> tuple[int, int]:
+        """(slots, key_dim) at a model width."""
+        return self.num_slots or 4 * width, self.key_dim or width // self.num_heads
+
+    def width_problems(self, width: int) -> list[Problem]:
+        return [] if self.key_dim else heads_divide(width, self.num_heads)

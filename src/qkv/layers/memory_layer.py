@@ -1,0 +1,42 @@
+"""A position-wise branch that reads learned slots."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from qkv.layers.activations import ACTIVATIONS
+from qkv.layers.branch import Branch, State, implements
+from qkv.layers.context import Context
+from qkv.layers.linear import Linear
+from qkv.ops.memory_layer import memory
+from qkv.spec import branches as spec
+
+
+@implements(spec.MemoryLayer)
+class MemoryLayer(Branch):
+    """Σ_h softmax(x W_h K_h^T / √k) V_h, or with an activation φ in place of the softmax φ(x W_h K_h^T) V_h.
+
+    query: W (H·k, D)   keys: K (H·S, k), the S slots of one head after those of another   values: V^T (D, H·S)
+    """
+
+    def __init__(self, part: spec.MemoryLayer, width: int):
+        super().__init__(part, width)
+        self.num_heads = part.num_heads
+        self.slots, self.key_dim = part.sizes(width)
+        self.activation = None if part.activation == "softmax" else ACTIVATIONS[part.activation]
+        self.query = Linear(width, self.num_heads * self.key_dim, bias=False)
+        self.keys = nn.Parameter(torch.empty(self.num_heads * self.slots, self.key_dim))
+        self.values = Linear(self.num_heads * self.slots, width, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Keys whose products with a query keep its variance after the scaling: N(0, 1) under a softmax, else N(0, 1/k)."""
+        nn.init.normal_(self.keys, std=1.0 if self.activation is None else self.key_dim**-0.5)
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        q = self.query(x).unflatten(-1, (self.num_heads, self.key_dim))
+        return memory(q, self.keys.view(self.num_heads, self.slots, self.key_dim), self.values.weight, self.activation), state
+
+    def ending(self) -> nn.Module:
+        return self.values

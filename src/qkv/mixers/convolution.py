@@ -1,0 +1,80 @@
+"""Convolutions over positions: a causal, dilated one, and one that looks to both sides."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.layers.branch import Branch, State, implements
+from qkv.layers.context import Context
+from qkv.ops.convolution import taps
+from qkv.ops.linear.choose import linear
+from qkv.spec import branches as spec
+from qkv.state.kinds import extended
+
+
+class _Gated(Branch):
+    """W [taps] + b, gated: a ⊙ σ(g) of the two halves (GLU, Dauphin et al. 2017). weight (E, K·D), E = 2 D if gated."""
+
+    def __init__(self, part: spec.Convolution | spec.CausalConvolution, width: int):
+        super().__init__(part, width)
+        self.part = part
+        outputs = 2 * width if part.gated else width
+        self.weight = nn.Parameter(torch.empty(outputs, part.kernel_size * width))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """N(0, 1 / (K·D)): the output's variance is that of the input."""
+        nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
+
+    def _of(self, inputs: Tensor) -> Tensor:
+        """y (B, N, D) of the inputs of each position side by side, (B, N, K·D)."""
+        y = linear(inputs, self.weight, self.bias)
+        if not self.part.gated:
+            return y
+        value, gate = y.chunk(2, -1)
+        return value * gate.sigmoid()
+
+
+@implements(spec.CausalConvolution)
+class CausalConvolution(_Gated):
+    """y_i = Σ_t W_t x_{i - t·dilation} + b, gated (WaveNet, van den Oord et al. 2016). The latest tap comes first in the weight.
+
+    State: the last (K - 1)·dilation inputs.
+    """
+
+    rewindable = False
+    part: spec.CausalConvolution
+
+    def init_state(self, batch: int, capacity: int | None = None) -> Tensor:
+        return self.weight.detach().new_zeros(batch, self.part.tail, self.width)
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        tail = x.new_zeros(x.shape[0], self.part.tail, self.width) if state is None else state
+        window, tail = extended(tail, x, context.lengths)
+        y = self._of(taps(window, self.part.kernel_size, self.part.dilation, context.segments))
+        return y, None if state is None else tail
+
+    def state_bytes(self, length: int, batch: int = 1) -> int:
+        return batch * self.part.tail * self.width * self.weight.element_size()
+
+
+@implements(spec.Convolution)
+class Convolution(_Gated):
+    """y_i = Σ_t W_t x_{i + t - ⌊K/2⌋} + b, t < K, gated (ConvS2S, Gehring et al. 2017). The latest tap comes first in the weight.
+
+    What lies beyond a row's length, or in another document, counts as 0. It sees later positions and remembers nothing.
+    """
+
+    causal = False
+    rewindable = False
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        if context.valid is not None:
+            x = x.masked_fill(~context.valid[..., None], 0.0)
+        before = self.part.kernel_size // 2
+        after = self.part.kernel_size - 1 - before
+        window = F.pad(x, (0, 0, before, after))
+        return self._of(taps(window, self.part.kernel_size, 1, context.segments, after)), state
