@@ -164,6 +164,7 @@ def test_outer_blanks_of_texts_are_kept_and_said(tmp_path: Path) -> None:
         ),
         ("a.json", '[{"text": "a"},\n {"text": ]', "{}: the list is broken in line 2: Expecting value at column 11"),
         ("a.json", "[]", "{} is empty"),
+        ("a.csv", "text,label\rx,a\ry,b\r", "{}: the header in line 1 cannot be read: a carriage return outside of quotes"),
         ("a.conll", "word\nword\n", "{}: CoNLL needs a token and a tag a line, and 'word' has one field"),
         (
             "a.txt",

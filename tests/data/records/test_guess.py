@@ -198,6 +198,13 @@ def test_columns_of_conll_are_given_by_number(tmp_path: Path) -> None:
     assert everything(read(source, TAG, columns={"tags": "2"}))[0] == {"words": ["a", "b"], "tags": ["DT", "NN"]}
 
 
+def test_columns_of_conllu_are_forms_and_parts_of_speech(tmp_path: Path) -> None:
+    words = [("1-2", "vámonos", "_"), ("1", "vamos", "VERB"), ("2", "nos", "PRON"), ("2.1", "ya", "ADV")]
+    lines = "".join("\t".join((number, form, form, tag, *"_" * 6)) + "\n" for number, form, tag in words)
+    source = write(tmp_path / "a.conllu", f"# sent_id = 1\n{lines}\n" * 3)
+    assert everything(read(source, TAG)) == [{"words": ["vamos", "nos"], "tags": ["VERB", "PRON"]}] * 3
+
+
 def test_one_role_needs_one_column(tmp_path: Path) -> None:
     source = write(tmp_path / "a.csv", table({"note": "text", "url": "short"}))
     assert read(source, (TEXT,)).columns == {"text": "note"}

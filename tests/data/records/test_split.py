@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.data.records.cases import CLASSIFY, SCORE, read, write
+from tests.data.records.cases import ANSWER, CLASSIFY, SCORE, read, write
 
 from qkv.data.records.split import hold_out
 from qkv.spec.errors import UserError
@@ -110,3 +111,17 @@ def test_the_digest_changes_with_how_a_file_is_read(tmp_path: Path) -> None:
     digests = [read(source, CLASSIFY, **way).digest for way in ways]
     assert len(set(digests)) == len(ways)
     assert digests[0] == read(source, CLASSIFY, bad_rows="refuse").digest
+
+
+@pytest.mark.parametrize("articles", [1, 4])
+def test_no_context_is_in_both_parts(articles: int, tmp_path: Path) -> None:
+    def paragraph(name: str) -> dict[str, object]:
+        questions = [{"id": f"{name}-{i}", "question": "Who?", "answers": [{"text": "Ann", "answer_start": 0}]} for i in range(5)]
+        return {"context": f"Ann of {name}", "qas": questions}
+
+    data = [{"title": str(i), "paragraphs": [paragraph(f"{i}.{j}") for j in range(4)]} for i in range(articles)]
+    records = read(write(tmp_path / "a.json", json.dumps({"data": data})), ANSWER)
+    train, held = ({row["context"] for row in records.splits[split]} for split in ("train", "validation"))
+    assert not train & held
+    assert len(held) == (1 if articles == 1 else 4), "a paragraph of the only article, or a whole article"
+    assert any(note.endswith("rows were held out for validation, no context in both parts") for note in records.notes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator
 
 from qkv.data.records.model import BadRow
@@ -11,6 +12,9 @@ from qkv.data.text import Text
 from qkv.spec.errors import UserError
 
 DOCUMENT = "-DOCSTART-"
+NO_TOKEN = re.compile(r"\d+[-.]\d+")
+"""The number of a range or of an empty node."""
+NOTHING = re.compile(r"(?!)")
 
 
 def conll(text: Text) -> Table:
@@ -18,7 +22,8 @@ def conll(text: Text) -> Table:
 
     Words are the first column and tags the last unless others are named. Fields stand apart by tabs if the first line has one, else by
     any blanks. Lines of blanks alone end a sentence; ``-DOCSTART-`` lines, and with tabs those that begin with # and have no tab, are
-    passed over. Raises ``UserError`` for a file without tokens or with one column only.
+    passed over. Ten fields, the first one 1, are CoNLL-U (universaldependencies.org/format): words are FORM and tags are UPOS, ranges
+    such as 1-2 and empty nodes such as 1.1 are passed over. Raises ``UserError`` for a file without tokens or with one column only.
     """
     first = next((line for line in lines(text) if line.strip() and not line.startswith((DOCUMENT, "#"))), None)
     if first is None:
@@ -28,11 +33,13 @@ def conll(text: Text) -> Table:
     if width < 2:
         raise UserError(f"{text.name}: CoNLL needs a token and a tag a line, and {first.strip()!r} has one field")
     columns = tuple(str(i + 1) for i in range(width))
-    defaults = {"words": columns[:1], "tags": columns[-1:]}
-    return Table(text.name, columns, lambda: _sentences(text, cut, columns), text.digest(), defaults)
+    universal = width == 10 and cut(first)[0] in ("1", "1-2")
+    words, tags = (columns[1], columns[3]) if universal else (columns[0], columns[-1])
+    no_token = NO_TOKEN if universal else NOTHING
+    return Table(text.name, columns, lambda: _sentences(text, cut, columns, no_token), text.digest(), {"words": (words,), "tags": (tags,)})
 
 
-def _sentences(text: Text, cut: Callable[[str], list[str]], columns: tuple[str, ...]) -> Iterator[Row | BadRow]:
+def _sentences(text: Text, cut: Callable[[str], list[str]], columns: tuple[str, ...], no_token: re.Pattern[str]) -> Iterator[Row | BadRow]:
     tokens: list[list[str]] = []
     begin, bad = 0, None
     for number, line in enumerate(itertools.chain(lines(text), ("\n",)), 1):
@@ -40,8 +47,9 @@ def _sentences(text: Text, cut: Callable[[str], list[str]], columns: tuple[str, 
             if bad or tokens:
                 yield bad or Row(begin, {name: list(column) for name, column in zip(columns, zip(*tokens, strict=True), strict=True)})
             tokens, bad = [], None
-        elif not _is_comment(line, cut):
-            fields = cut(line)
+            continue
+        fields = cut(line)
+        if not _is_comment(line, cut) and not no_token.fullmatch(fields[0]):
             begin = begin if tokens else number
             bad = bad or _fault(text, number, fields, len(columns))
             if not bad:

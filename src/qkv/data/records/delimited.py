@@ -93,7 +93,8 @@ def _records(text: Text, dialect: Dialect) -> Iterator[Record]:
             if "unexpected end" in str(error):
                 raise UserError(f"{text.name}: a quote that opens in the record of line {line} is never closed") from None
             last = reader.line_num
-            yield Record(line, [], str(error) + (f" (up to line {last})" if last > line else ""))
+            reason = "a carriage return outside of quotes" if "new-line" in str(error) else str(error)
+            yield Record(line, [], reason + (f" (up to line {last})" if last > line else ""))
             continue
         if fields:
             yield Record(line, fields)

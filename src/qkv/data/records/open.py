@@ -114,13 +114,22 @@ def _hold_out(splits: dict[str, list[dict[str, Any]]], groups: list[str], roles:
     rows = splits["train"]
     label = next((role.name for role in roles if role.kind == "label"), None)
     labels = [row[label] for row in rows] if label else ()
+    groups = _groups(rows, groups, roles)
     try:
         split = hold_out(len(rows), data.validation_fraction, table.digest, labels, groups)
     except UserError as error:
         raise UserError(f"{table.name}: {error}") from None
     splits["train"], splits["validation"] = ([rows[i] for i in part] for part in split)
-    how = "by article" if len(set(groups)) > 1 else f"by {label} in equal shares" if label else "at random"
-    return f"{len(split.validation):,} of {len(rows):,} rows were held out for validation, {how}"
+    how = "no context in both parts" if len(set(groups)) > 1 else f"by {label} in equal shares" if label else "at random"
+    held = len(split.validation)
+    return f"{held:,} of {len(rows):,} rows {'was' if held == 1 else 'were'} held out for validation, {how}"
+
+
+def _groups(rows: list[dict[str, Any]], groups: list[str], roles: Sequence[Role]) -> list[str]:
+    """Articles where the format tells them apart, else contexts: a context of both parts would be known before it is asked about."""
+    if len(set(groups)) < 2 and any(role.kind == "answers" for role in roles):
+        return [str(row.get("context", "")) for row in rows]
+    return groups
 
 
 def _digest(data: spec.Data, roles: Sequence[Role], tables: dict[str, Table], choice: Choice) -> str:
