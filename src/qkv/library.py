@@ -99,12 +99,13 @@ def generate(run: Run | str | Path, prompt: str = "", **options: Any) -> str:
     """What the model of a run writes after ``prompt``, without the prompt.
 
     ``options`` are fields of ``qkv.spec.generation.Generation``: max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty,
-    stop, seed, overflow; the others are those of the recipe's ``sample``. Raises ``UserError``.
+    stop, seed, overflow; num_beams, length_penalty, early_stopping. The others are those of the recipe's ``sample``; with ``num_beams`` above 1
+    nothing is drawn, and what the recipe says of drawing does not hold. Raises ``UserError``.
     """
     from qkv.generation.text import generate_text
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
-    return generate_text(loaded.model, loaded.tokenizer, prompt, loaded.recipe.sample.changed(**{"seed": None, **options}))
+    return generate_text(loaded.model, loaded.tokenizer, prompt, loaded.recipe.sample.requested(**{"seed": None, **options}))
 
 
 def evaluate(run: Run | str | Path, split: str = "validation", batches: int | None = None) -> dict[str, float]:

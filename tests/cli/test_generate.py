@@ -84,7 +84,61 @@ def test_a_prompt_past_the_context_slides_with_a_note(qkv: Call, run: Path) -> N
     assert said.err == "note: the prompt has 20 tokens and the model sees 16 at once; the first 8 are not seen\n"
 
 
+def test_beams_give_the_most_probable_text(qkv: Call, run: Path) -> None:
+    """The recipe's temperature does not stand in the way, and nothing is drawn."""
+    said = {qkv("generate", run, "the ", "--num-beams", 4, "--max-new-tokens", 6) for _ in range(2)}
+    assert len(said) == 1
+    (one,) = said
+    assert (one.code, one.err) == (0, "")
+    several = qkv("generate", run, "the ", "--num-beams", 4, "--num-return", 3, "--max-new-tokens", 6)
+    titles = [row for row in several.out.splitlines() if row.startswith("---")]
+    assert [title.partition(",")[0] for title in titles] == ["--- 1 of 3", "--- 2 of 3", "--- 3 of 3"]
+    scores = [float(title.split()[5].rstrip(",")) for title in titles]
+    assert scores == sorted(scores, reverse=True)
+    assert [float(title.split()[-1]) for title in titles] == pytest.approx([6 * score for score in scores], abs=1e-3)
+    assert several.out.startswith(f"{titles[0]}\n{one.out}{titles[1]}\n")
+
+
+def test_beams_past_the_context_slide_with_a_note(qkv: Call, run: Path) -> None:
+    said = qkv("generate", run, "the quick brown fox ", "--num-beams", 2, "--max-new-tokens", 3)
+    assert said.code == 0
+    assert said.err == "note: the prompt has 20 tokens and the model sees 16 at once; the first 8 are not seen\n"
+
+
+def test_given_texts_are_rated(qkv: Call, run: Path) -> None:
+    said = qkv("generate", run, "the qui", "--choose", "ck", "--choose", " zzz")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.splitlines()[0].split() == ["option", "probability", "log", "p", "tokens", "score", "by", "sum"]
+    rows = [row.rsplit(maxsplit=4) for row in said.out.splitlines()[1:]]
+    assert [(row[0], row[3]) for row in rows] == [("'ck'", "2"), ("' zzz'", "4")]
+    assert sum(float(row[1].rstrip("%")) for row in rows) == pytest.approx(100, abs=0.11)
+    assert all(row[2] == row[4] for row in rows)
+    mean = (
+        qkv("generate", run, "the qui", "--choose", "ck", "--choose", " zzz", "--choose-by", "token").out.splitlines()[2].rsplit(maxsplit=4)
+    )
+    assert float(mean[4]) == pytest.approx(float(rows[1][2]) / 4, abs=1e-4)
+
+
+def test_a_prompt_that_is_cut_to_rate_texts_is_named(qkv: Call, run: Path) -> None:
+    said = qkv("generate", run, "the quick brown fox ", "--choose", "jumps")
+    assert said.code == 0
+    assert said.err == "note: the prompt has 20 tokens, the longest option 5, and the model sees 16 at once; the first 8 are not seen\n"
+
+
 REFUSED = {
+    "beams and a temperature": (
+        ["the", "--num-beams", "2", "--temperature", "0.5"],
+        "--temperature: 0.5 given, but beam search (num_beams 2)",
+    ),
+    "more texts than beams": (["the", "--num-beams", "2", "--num-return", "3"], "--num-return: 3 given, but num_beams is 2"),
+    "several texts of one beam": (["the", "--num-return", "3"], "--num-return: 3 given, but num_beams is 1"),
+    "samples of a search": (["the", "--num-beams", "2", "--num-samples", "2"], "--num-samples: beam search draws nothing"),
+    "a rank of one beam": (["the", "--length-penalty", "2"], "--length-penalty: it ranks beams, and there is one"),
+    "choosing and writing": (["the", "--choose", "a", "--top-k", "2"], "--top-k: with --choose given texts are rated and none is written"),
+    "choosing and samples": (["the", "--choose", "a", "--num-samples", "2"], "--num-samples: with --choose given texts are rated"),
+    "a measure of nothing": (["the", "--choose-by", "sum"], "--choose-by: it says how options are judged, and none is given"),
+    "an unknown measure": (["the", "--choose", "a", "--choose-by", "tokens"], "--choose-by: 'tokens' given; did you mean 'token'?"),
+    "an option given twice": (["the", "--choose", "a", "--choose", "a"], "the option 'a' is given twice"),
     "unseen characters": (["The Ω"], "the prompt holds 'T', 'Ω', which the tokenizer has never seen"),
     "past the context, refused": (["the quick brown fox ", "--overflow", "refuse"], "but the model's positions end at 16; ask for fewer"),
     "a negative temperature": (["the", "--temperature", "-0.5"], "--temperature: -0.5 given, but it should be greater than or equal to 0"),
@@ -172,7 +226,7 @@ DAMAGED = {
     "a truncated checkpoint": (_cut, "is cut short or not a safetensors file"),
     "no weights": (_no_weights, "has no weights yet"),
     "a damaged tokenizer": (_no_tokenizer, "is not a tokenizer.json"),
-    "an edited spec": (_bad_spec, "spec.yaml:9: model.width: 'wide' given, but it should be a valid integer"),
+    "an edited spec": (_bad_spec, ": model.width: 'wide' given, but it should be a valid integer"),
 }
 
 

@@ -52,7 +52,7 @@ def tiny(vocabulary: int) -> Transformer:
         "width": 8,
         "init_std": 0.4,
         "frontend": {"kind": "text", "vocab_size": vocabulary, "positions": "none"},
-        "head": {"tied": False},
+        "head": "language_model(tied=false)",
     }
     return build(Model.parse({**spec, "num_layers": 1, "blocks": [{"branches": ["gru", "feed_forward"]}]}), seed=2).eval()
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qkv.generation.beam import beam_search
 from qkv.generation.stop import StopStrings
-from qkv.generation.text import generate_text, generate_texts, prompt_ids, stream_text
+from qkv.generation.text import best_texts, generate_text, generate_texts, prompt_ids, stream_text
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
@@ -131,3 +132,53 @@ def test_unknown_characters_are_named() -> None:
 def test_a_stream_checks_its_input_before_the_first_piece() -> None:
     with pytest.raises(UserError, match="never seen"):
         next(stream_text(*system("characters"), "Ω", DRAWN))
+
+
+BEAMS = Generation(max_new_tokens=14, num_beams=4)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_beams_from_text_are_those_of_tokens_decoded(scheme: str) -> None:
+    m, tokenizer = system(scheme)
+    prompts = ["the cat", "dog"]
+    ids = [tokenizer.encode(prompt) for prompt in prompts]
+    found = best_texts(m, tokenizer, prompts, BEAMS.changed(num_return=3))
+    for prompt, row, got, wanted in zip(prompts, ids, found, beam_search(m, ids, BEAMS.changed(num_return=3)), strict=True):
+        assert [prompt + best.text for best in got] == [tokenizer.decode(row + h.tokens) for h in wanted]
+        assert [(b.score, b.log_probability) for b in got] == [(h.score, h.log_probability) for h in wanted]
+    assert generate_texts(m, tokenizer, prompts, BEAMS) == [row[0].text for row in found]
+    assert list(stream_text(m, tokenizer, "dog", BEAMS)) == [generate_text(m, tokenizer, "dog", BEAMS)]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_stop_string_ends_hypotheses(scheme: str) -> None:
+    """Every text is cut at its first stop string, no token stands after it, and a text without one is of full length."""
+    m, tokenizer = system(scheme)
+    prompt = "the cat, the dog"
+    free = "".join(best.text[2:] for best in best_texts(m, tokenizer, [prompt], BEAMS.changed(num_return=4))[0])
+    # Half a character is U+FFFD in a text that ends there, and waits for its rest in one that goes on.
+    stop = next(c for c in free if c != "\ufffd")
+    generation = BEAMS.changed(stop=(stop, "never"), num_return=4, early_stopping=True, length_penalty=0.0)
+    ids = tokenizer.encode(prompt)
+
+    def ends(_: int, tokens: list[int]) -> bool:
+        return stop in tokenizer.decode(ids + tokens)[len(prompt) :]
+
+    wanted = beam_search(m, [ids], generation.changed(stop=()), ends=ends)[0]
+    texts = [tokenizer.decode(ids + h.tokens)[len(prompt) :] for h in wanted]
+    assert [best.text for best in best_texts(m, tokenizer, [prompt], generation)[0]] == [text.partition(stop)[0] for text in texts]
+    assert any(stop in text for text in texts)
+    assert all(stop in text or len(h.tokens) == 14 for text, h in zip(texts, wanted, strict=True))
+
+
+def test_an_end_token_is_not_part_of_the_text() -> None:
+    m, tokenizer = system("characters")
+    end = tokenizer.encode(best_texts(m, tokenizer, ["the"], BEAMS)[0][0].text)[4]
+    found = best_texts(m, tokenizer, ["the"], BEAMS.changed(num_return=4, length_penalty=0.0), end_id=end)[0]
+    assert any(len(best.text) < 14 for best in found)
+    assert not any(tokenizer.decode([end]) in best.text for best in found)
+
+
+def test_one_text_is_asked_for_where_one_is_given() -> None:
+    with pytest.raises(UserError, match="num_return is 2, but this gives one text a prompt"):
+        generate_text(*system("bytes"), "the", BEAMS.changed(num_return=2))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from qkv.cli.runs import run_folder
-from qkv.spec.errors import SpecError, UserError
-from qkv.spec.generation import Generation
+from qkv.spec.errors import SpecError, UserError, nearest
+from qkv.spec.generation import Generation, Measure
 
 if TYPE_CHECKING:
     from qkv.training.run import Run
@@ -19,6 +20,8 @@ EXAMPLES = """\
 qkv generate runs/my "Once upon a time"
 qkv generate runs/my "Once" --temperature 0.7 --top-p 0.9 --num-samples 3
 qkv generate runs/my "Q: " --stop "Q:" --seed 1
+qkv generate runs/my "Once upon" --num-beams 4 --num-return 3
+qkv generate runs/my "The door was" --choose " open" --choose " closed"
 echo "Once upon" | qkv generate runs/my -
 """
 
@@ -36,42 +39,69 @@ def generate_command(
     seed: Annotated[int | None, typer.Option(metavar="N", help="The same seed gives the same text; default: a new one.")] = None,
     overflow: Annotated[str | None, typer.Option(metavar="slide|refuse", help="Past the context: forget the oldest, or refuse.")] = None,
     num_samples: Annotated[int, typer.Option(metavar="N", min=1, help="How many texts.")] = 1,
+    num_beams: Annotated[int | None, typer.Option(metavar="K", help="Above 1: search for the most probable text, draw nothing.")] = None,
+    num_return: Annotated[int | None, typer.Option(metavar="N", help="How many of the best texts of a search.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(metavar="A", help="Rank texts by log probability / length ** A.")] = None,
+    early_stopping: Annotated[bool | None, typer.Option(help="End a search as soon as K texts have ended.")] = None,
+    choose: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Rate this text as what follows; give several.")] = None,
+    choose_by: Annotated[str | None, typer.Option(metavar="sum|token|character", help="Log probability of all, or the mean.")] = None,
     stream: Annotated[bool, typer.Option(help="Print each piece as soon as it is certain.")] = True,
 ) -> None:
     """Let a trained model go on writing. What is not given is taken from the recipe's 'sample'."""
-    given: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "stop": stop,
-        "overflow": overflow,
-    }
-    chosen = {name: value for name, value in given.items() if value is not None}
+    given = locals()
+    chosen = {name: value for name, value in given.items() if name in Generation.model_fields and value is not None}
     # Before torch is imported, which takes longer than all that can be wrong here.
-    _checked(Generation(), {**chosen, "seed": seed})
+    _checked(Generation(), chosen)
+    _check_choice(chosen, choose, choose_by, num_samples)
     folder = run_folder(run)
     from qkv.training.run import load
 
     text = _prompt(prompt)
     loaded = load(folder)
+    if choose:
+        _print_choice(loaded, text, choose, choose_by or "sum")
+        return
     generation = _checked(loaded.recipe.sample, {**chosen, "seed": seed})
+    _check_beams(generation, chosen, num_samples)
     _note_what_is_forgotten(loaded, text, generation)
-    if num_samples > 1:
-        _print_several(loaded, text, generation, num_samples)
-    else:
-        _print_one(loaded, text, generation, stream)
+    _print(loaded, text, generation, num_samples, stream)
 
 
 def _checked(base: Generation, options: dict[str, Any]) -> Generation:
     """``base`` with ``options`` in place. Raises UserError that names the option."""
     try:
-        return base.changed(**options)
+        return base.requested(**options)
     except SpecError as error:
         first = error.problems[0]
-        raise UserError(f"--{str(first.path[0]).replace('_', '-')}: {first.sentence}") from None
+        raise UserError(f"{_option(str(first.path[0]))}: {first.sentence}") from None
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _check_choice(chosen: dict[str, Any], choose: list[str] | None, choose_by: str | None, num_samples: int) -> None:
+    """Raise UserError for options about writing beside those about choosing, or the other way round."""
+    if not choose:
+        if choose_by is not None:
+            raise UserError("--choose-by: it says how options are judged, and none is given; give them with --choose")
+        return
+    if choose_by not in (None, *get_args(Measure)):
+        raise UserError(f"--choose-by: {choose_by!r} given; {nearest(str(choose_by), get_args(Measure))}")
+    writing = [*chosen, *(["num_samples"] if num_samples > 1 else [])]
+    if writing:
+        raise UserError(f"{_option(writing[0])}: with --choose given texts are rated and none is written; leave it out")
+
+
+def _check_beams(generation: Generation, chosen: dict[str, Any], num_samples: int) -> None:
+    """Raise UserError for options about beams without beams, and for several samples of what is not drawn."""
+    idle = [name for name in ("length_penalty", "early_stopping") if name in chosen]
+    if generation.num_beams == 1 and idle:
+        raise UserError(f"{_option(idle[0])}: it ranks beams, and there is one; ask for more with --num-beams")
+    if generation.num_beams > 1 and num_samples > 1:
+        raise UserError(
+            "--num-samples: beam search draws nothing, so all samples would be the same; ask for the best few with --num-return"
+        )
 
 
 def _prompt(prompt: str) -> str:
@@ -97,6 +127,15 @@ def _note_what_is_forgotten(run: Run, prompt: str, generation: Generation) -> No
         )
 
 
+def _print(run: Run, prompt: str, generation: Generation, count: int, stream: bool) -> None:
+    if generation.num_return > 1:
+        _print_best(run, prompt, generation)
+    elif count > 1:
+        _print_several(run, prompt, generation, count)
+    else:
+        _print_one(run, prompt, generation, stream)
+
+
 def _print_one(run: Run, prompt: str, generation: Generation, stream: bool) -> None:
     from qkv.generation.text import stream_text
 
@@ -116,3 +155,25 @@ def _print_several(run: Run, prompt: str, generation: Generation, count: int) ->
     for i, text in enumerate(generate_texts(run.model, run.tokenizer, [prompt] * count, generation), 1):
         typer.echo(f"--- {i} of {count}")
         typer.echo(prompt + text)
+
+
+def _print_best(run: Run, prompt: str, generation: Generation) -> None:
+    from qkv.generation.text import best_texts
+
+    (found,) = best_texts(run.model, run.tokenizer, [prompt], generation)
+    for i, best in enumerate(found, 1):
+        typer.echo(f"--- {i} of {len(found)}, score {best.score:.4f}, log probability {best.log_probability:.4f}")
+        typer.echo(prompt + best.text)
+
+
+def _print_choice(run: Run, prompt: str, options: list[str], by: str) -> None:
+    from qkv.generation.score import score_texts
+    from qkv.report.table import print_table
+
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        choices = score_texts(run.model, run.tokenizer, prompt, options, by)  # type: ignore[arg-type]
+    for note in notes:
+        typer.echo(f"note: {note.message}", err=True)
+    rows = [(repr(c.text), f"{c.probability:.1%}", f"{c.log_probability:.4f}", c.tokens, f"{c.score:.4f}") for c in choices]
+    print_table("", ["option", "probability", "log p", "tokens", f"score by {by}"], rows)

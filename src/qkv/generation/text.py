@@ -1,9 +1,11 @@
-"""Text from text: the tokenizer on both sides of ``Sampling``, stop strings, and pieces as soon as they are certain."""
+"""Text from text: the tokenizer on both sides of ``Sampling`` and of beam search, stop strings, and pieces as soon as they are certain."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
+from qkv.generation.beam import Hypothesis, beam_search
 from qkv.generation.sample import Sampling, evaluating
 from qkv.generation.stop import StopStrings
 from qkv.models.transformer import Transformer
@@ -12,13 +14,16 @@ from qkv.spec.generation import Generation
 from qkv.tokenizers.stream import StreamDecoder
 from qkv.tokenizers.tokenizer import Tokenizer
 
+PROMPT_END = 16
+"""Tokens before a text that are enough for its decoding: more than one character's bytes, and more than none."""
+
 
 def generate_text(
     model: Transformer, tokenizer: Tokenizer, prompt: str, generation: Generation | None = None, capacity: int | None = None
 ) -> str:
     """What the model writes after ``prompt``, without the prompt. Raises UserError for a prompt or a model that does not allow it.
 
-    An empty prompt begins after a line break.
+    An empty prompt begins after a line break. With beams it is the text of the best score; ``best_texts`` gives more of them.
     """
     return "".join(stream_text(model, tokenizer, prompt, generation, capacity))
 
@@ -26,7 +31,7 @@ def generate_text(
 def stream_text(
     model: Transformer, tokenizer: Tokenizer, prompt: str, generation: Generation | None = None, capacity: int | None = None
 ) -> Iterator[str]:
-    """The pieces of ``generate_text`` while they are drawn; joined they are the same text."""
+    """The pieces of ``generate_text`` while they are drawn; joined they are the same text. With beams there is one piece, at the end."""
     return (piece for _, piece in _pieces(model, tokenizer, [prompt], generation or Generation(), capacity))
 
 
@@ -38,6 +43,42 @@ def generate_texts(
     for row, piece in _pieces(model, tokenizer, prompts, generation or Generation(), capacity):
         texts[row] += piece
     return texts
+
+
+class BestText(NamedTuple):
+    """A text that beam search found, the score that ranks it, and the log probability (nats) of its tokens."""
+
+    text: str
+    score: float
+    log_probability: float
+
+
+def best_texts(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    generation: Generation,
+    capacity: int | None = None,
+    end_id: int | None = None,
+) -> list[list[BestText]]:
+    """The best ``num_return`` texts after each prompt, best first, without the prompt, the end token and the stop string.
+
+    See ``qkv.generation.beam.beam_search``. A stop string ends a hypothesis with the token that completes it, and that token counts.
+    """
+    ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
+
+    def written(row: int, tokens: list[int]) -> tuple[str, bool]:
+        writer = _Writer(tokenizer, ids[row][-PROMPT_END:], generation.stop)
+        text, ended = "".join(writer.feed(token) for token in tokens), writer.stop.ended
+        return text + writer.flush(), ended
+
+    def best(row: int, found: Hypothesis) -> BestText:
+        tokens = found.tokens[:-1] if found.tokens and found.tokens[-1] == end_id else found.tokens
+        return BestText(written(row, tokens)[0], found.score, found.log_probability)
+
+    ends = (lambda row, tokens: written(row, tokens)[1]) if generation.stop else None
+    hypotheses = beam_search(model, ids, generation.changed(stop=()), end_id, capacity, ends=ends)
+    return [[best(row, found) for found in several] for row, several in enumerate(hypotheses)]
 
 
 class _Writer:
@@ -59,6 +100,9 @@ def _pieces(
     model: Transformer, tokenizer: Tokenizer, prompts: Sequence[str], generation: Generation, capacity: int | None
 ) -> Iterator[tuple[int, str]]:
     """(row, text) as the rows grow."""
+    if generation.num_beams > 1:
+        yield from _searched(model, tokenizer, prompts, generation, capacity)
+        return
     ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
     sampling = Sampling(model, ids, generation, capacity)
     writers = [_Writer(tokenizer, prompt, generation.stop) for prompt in ids]
@@ -75,6 +119,18 @@ def _pieces(
         rest = writer.flush()
         if rest:
             yield row, rest
+
+
+def _searched(
+    model: Transformer, tokenizer: Tokenizer, prompts: Sequence[str], generation: Generation, capacity: int | None
+) -> Iterator[tuple[int, str]]:
+    """(row, best text); there is none to give before the search has ended."""
+    if generation.num_return > 1:
+        raise UserError(
+            f"num_return is {generation.num_return}, but this gives one text a prompt; call qkv.generation.text.best_texts, or leave it at 1"
+        )
+    for row, (best, *_) in enumerate(best_texts(model, tokenizer, prompts, generation, capacity)):
+        yield row, best.text
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:

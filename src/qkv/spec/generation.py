@@ -12,6 +12,9 @@ from qkv.spec.errors import Problem
 DRAWING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """What changes the chances of tokens, and so has no place where the model's own most probable texts are searched."""
 
+Measure = Literal["sum", "token", "character"]
+"""What a given text is judged by: its log probability, or that a token or a character, which does not favour short texts."""
+
 
 class Generation(Spec):
     """Applied in this order: repetition penalty, temperature, top-k, top-p, min-p.
