@@ -15,7 +15,17 @@ from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import TRAINERS, train, trains
 
 TEXTS = ["the cat sat on the mat\n", "the dog  sat\n", "a cat, a dog: cats & dogs\n"] * 5
-SCHEMES = (spec.Characters(), spec.Bytes(), spec.Words(vocab_size=12), spec.BPE(vocab_size=280))
+SCHEMES = (
+    spec.Characters(),
+    spec.Bytes(),
+    spec.Words(vocab_size=12),
+    spec.WordList(vocab_size=12),
+    spec.BPE(vocab_size=280),
+    spec.Code(vocab_size=280),
+    spec.WordPiece(vocab_size=40),
+    spec.Unigram(vocab_size=280),
+    spec.AminoAcids(),
+)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s.kind)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import re
+import string
 import threading
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tokenizers
@@ -21,15 +22,62 @@ from qkv.tokenizers.byte_level import SYMBOLS
 # Unicode's White_Space, which is what the library's \s matches; Python's own \s adds U+001C to U+001F.
 SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 
+# How a text is cut, as the library writes it into a file.
 CHARACTERS = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
 WORDS = {"type": "Split", "pattern": {"Regex": r"\w+|\s+|[^\w\s]"}, "behavior": "Isolated", "invert": False}
+WORD_LIST = {"type": "Split", "pattern": {"Regex": r"\w+|[^\w\s]"}, "behavior": "Removed", "invert": True}
 WHOLE_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 BYTE_WORDS = {**WHOLE_BYTES, "use_regex": True}
+_CODE_WORDS = r"\p{N}|(?:(?<!\s) )?(?:[\p{L}\p{M}_]+|[^\s\p{L}\p{M}\p{N}_]+)|\s+"
+CODE = {
+    "type": "Sequence",
+    "pretokenizers": [{"type": "Split", "pattern": {"Regex": _CODE_WORDS}, "behavior": "Isolated", "invert": False}, WHOLE_BYTES],
+}
+BERT_WORDS = {"type": "BertPreTokenizer"}
 
-# A unit is a stretch of text whose ids do not depend on what stands around it. Words: a run of spaces, or of anything else.
+# How it is changed before.
+LOWERCASE = {"type": "Lowercase"}
+CAPITALS = {
+    "type": "Sequence",
+    "normalizers": [{"type": "Replace", "pattern": {"String": a}, "content": a.upper()} for a in string.ascii_lowercase],
+}
+BERT_CLEANING = [
+    {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": lowercase}
+    for lowercase in (False, True)
+]
+
+
+class Units(NamedTuple):
+    """A unit is a stretch of text whose ids do not depend on what stands around it. ``borders``: where units surely meet."""
+
+    pattern: re.Pattern[str]
+    borders: re.Pattern[str]
+
+
+def _runs(space: str) -> Units:
+    """A run of spaces, or of anything else."""
+    return Units(re.compile(f"[{space}]+|[^{space}]+"), re.compile(f"(?<=[^{space}])(?=[{space}])|(?<=[{space}])(?=[^{space}])"))
+
+
 # Byte-level words (GPT-2's pattern): a space joins what follows it, and a longer run of spaces keeps all but its last.
-WORD_UNITS = (re.compile(f"[{SPACE}]+|[^{SPACE}]+"), re.compile(f"(?<=[^{SPACE}])(?=[{SPACE}])|(?<=[{SPACE}])(?=[^{SPACE}])"))
-BYTE_WORD_UNITS = (re.compile(f"[{SPACE}]?[^{SPACE}]+|[{SPACE}]+(?![^{SPACE}])"), re.compile(f"(?=[{SPACE}][^{SPACE}])"))
+BYTE_WORD_UNITS = Units(re.compile(f"[{SPACE}]?[^{SPACE}]+|[{SPACE}]+(?![^{SPACE}])"), re.compile(f"(?=[{SPACE}][^{SPACE}])"))
+# Code: one space alone joins what follows it; any other run of spaces stands alone.
+CODE_UNITS = Units(
+    re.compile(f"(?:(?<![{SPACE}]) )?[^{SPACE}]+|[{SPACE}]+"),
+    re.compile(f"(?<=[^{SPACE}])(?=[{SPACE}])"),
+)
+# BERT drops three of the spaces as control characters, before it looks for spaces.
+BERT_SPACE = r"\t\n\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+
+UNITS: list[tuple[type, list[dict[str, object] | None], dict[str, object], Units]] = [
+    (models.WordLevel, [None, LOWERCASE], WORDS, _runs(SPACE)),
+    (models.WordLevel, [None, LOWERCASE], WORD_LIST, _runs(SPACE)),
+    (models.BPE, [None], BYTE_WORDS, BYTE_WORD_UNITS),
+    (models.BPE, [None], CODE, CODE_UNITS),
+    (models.Unigram, [None], BYTE_WORDS, BYTE_WORD_UNITS),
+    (models.WordPiece, [*BERT_CLEANING], BERT_WORDS, _runs(BERT_SPACE)),
+]
+"""Model, what changes the text, what cuts it, and the units that this leaves."""
 
 
 class SpaceBorders:
@@ -37,7 +85,7 @@ class SpaceBorders:
 
     piece_size = 1 << 17
 
-    def __init__(self, borders: re.Pattern[str] = BYTE_WORD_UNITS[1]):
+    def __init__(self, borders: re.Pattern[str] = BYTE_WORD_UNITS.borders):
         self._borders = borders
 
     def border(self, text: str) -> int:
@@ -66,16 +114,33 @@ class Coder(Protocol):
 
 def coder_for(core: tokenizers.Tokenizer, dtype: np.dtype) -> Coder:
     """The fastest coder that gives the ids of ``core``."""
-    model, scheme = core.model, _scheme(core)
-    if isinstance(model, models.WordLevel) and scheme == CHARACTERS and model.unk_token in _own_vocab(core):
+    model, normalizer, cutter = core.model, _written(core.normalizer), _written(core.pre_tokenizer)
+    if not _only_specials(core):  # another added token may hold a space
+        return PlainCoder(core, dtype)
+    if (
+        isinstance(model, models.WordLevel)
+        and cutter == CHARACTERS
+        and normalizer in (None, CAPITALS)
+        and model.unk_token in _own_vocab(core)
+    ):
         return CharacterCoder(core, dtype)
-    if isinstance(model, models.WordLevel) and scheme == WORDS:
-        return UnitCoder(core, dtype, *WORD_UNITS)
-    if isinstance(model, models.BPE) and scheme == WHOLE_BYTES and _own_vocab(core) == {s: b for b, s in enumerate(SYMBOLS)}:
+    if (
+        isinstance(model, models.BPE)
+        and not normalizer
+        and cutter == WHOLE_BYTES
+        and _own_vocab(core) == {s: b for b, s in enumerate(SYMBOLS)}
+    ):
         return ByteCoder(dtype)
-    if isinstance(model, models.BPE) and scheme == BYTE_WORDS and not model.dropout:
-        return UnitCoder(core, dtype, *BYTE_WORD_UNITS)
+    if not _random(model):
+        for kind, normalizers, cut, units in UNITS:
+            if isinstance(model, kind) and normalizer in normalizers and cutter == cut:
+                return UnitCoder(core, dtype, *units)
     return PlainCoder(core, dtype)
+
+
+def _random(model: models.Model) -> bool:
+    """Whether equal words may have other ids the next time."""
+    return bool(getattr(model, "dropout", None) or getattr(model, "alpha", None) or getattr(model, "nbest_size", None))
 
 
 def _own_vocab(core: tokenizers.Tokenizer) -> dict[str, int]:
@@ -83,11 +148,9 @@ def _own_vocab(core: tokenizers.Tokenizer) -> dict[str, int]:
     return core.get_vocab(with_added_tokens=False)
 
 
-def _scheme(core: tokenizers.Tokenizer) -> dict[str, object] | None:
-    """How ``core`` cuts a text into words; None if something else, which no fast path knows, also acts on the text."""
-    if core.normalizer is not None or core.pre_tokenizer is None or not _only_specials(core):
-        return None
-    return json.loads(core.pre_tokenizer.__getstate__())
+def _written(part: Any) -> dict[str, object] | None:
+    """A part of the library's tokenizer as it stands in a file."""
+    return None if part is None else json.loads(part.__getstate__())
 
 
 def _only_specials(core: tokenizers.Tokenizer) -> bool:
@@ -102,6 +165,8 @@ class CharacterCoder:
     def __init__(self, core: tokenizers.Tokenizer, dtype: np.dtype):
         vocab = _own_vocab(core)
         known = {ord(token): index for token, index in vocab.items() if len(token) == 1}
+        if core.normalizer is not None:  # capitals for small letters
+            known |= {ord(letter): known.get(ord(letter.upper()), vocab[core.model.unk_token]) for letter in string.ascii_lowercase}
         self._table = np.full(max(known, default=0) + 2, vocab[core.model.unk_token], dtype)
         for code, index in known.items():
             self._table[code] = index

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from qkv.spec import tokenizers as spec
 from qkv.spec.errors import UserError
 from qkv.tokenizers.byte_level import SYMBOLS
-from qkv.tokenizers.coders import BYTE_WORDS, CHARACTERS, WHOLE_BYTES, WORDS
+from qkv.tokenizers.coders import BYTE_WORDS, CHARACTERS, CODE, WHOLE_BYTES, WORD_LIST, WORDS
+from qkv.tokenizers.learn import WORDPIECE_UNKNOWN, unigram_pieces, word_counts, wordpieces
 from qkv.tokenizers.tokenizer import Tokenizer, well_formed
 
 UNKNOWN = "<unk>"
 """Longer than any character or punctuation mark and not a word, so that no text contains it as a token."""
+
+
+RESIDUES = "ACDEFGHIKLMNPQRSTVWY" + "BZXUOJ"
 
 
 class Trainer(NamedTuple):
@@ -84,19 +89,75 @@ def whole_bytes(_spec: spec.Bytes, _texts: Iterable[str]) -> Tokenizer:
 @trains(spec.Words, sample=1 << 25)
 def words(spec: spec.Words, texts: Iterable[str]) -> Tokenizer:
     """Ids by frequency, ties in the order of code points, then the unknown token."""
-    core = _assembled(models.WordLevel({}, unk_token=UNKNOWN), WORDS, decoders.Fuse())
-    learner = trainers.WordLevelTrainer(vocab_size=spec.vocab_size - 1, special_tokens=[], show_progress=False)
-    core.train_from_iterator(map(well_formed, texts), learner)
-    vocab = core.get_vocab()
-    return _word_level(sorted(vocab, key=vocab.__getitem__), WORDS)
+    return _words(spec, texts, WORDS, decoders.Fuse())
+
+
+@trains(spec.WordList, sample=1 << 25)
+def word_list(spec: spec.WordList, texts: Iterable[str]) -> Tokenizer:
+    """Ids as for words; without a decoder, the library puts a space between any two."""
+    return _words(spec, texts, WORD_LIST, None)
+
+
+def _words(spec: spec.Words | spec.WordList, texts: Iterable[str], scheme: dict[str, Any], decoder: decoders.Decoder | None) -> Tokenizer:
+    core = _assembled(models.WordLevel({}, unk_token=UNKNOWN), scheme, decoder)
+    if spec.lowercase:
+        core.normalizer = normalizers.Lowercase()
+    found = word_counts(core, map(well_formed, texts), spec.vocab_size - 1, spec.min_frequency)
+    core.model = models.WordLevel(_numbered([*found, UNKNOWN]), unk_token=UNKNOWN)
+    return Tokenizer(core)
 
 
 @trains(spec.BPE, sample=1 << 25)
 def bpe(spec: spec.BPE, texts: Iterable[str]) -> Tokenizer:
     """GPT-2's byte-level scheme; all 256 bytes are in the vocabulary whatever the text is."""
-    core = _assembled(models.BPE(), BYTE_WORDS, decoders.ByteLevel())
-    learner = trainers.BpeTrainer(vocab_size=spec.vocab_size, initial_alphabet=sorted(SYMBOLS), special_tokens=[], show_progress=False)
+    return _byte_pairs(BYTE_WORDS, spec.vocab_size, texts)
+
+
+@trains(spec.Code, sample=1 << 25)
+def code(spec: spec.Code, texts: Iterable[str]) -> Tokenizer:
+    """As BPE, but what is merged stays inside a name, one digit, a run of operators or a run of white space."""
+    return _byte_pairs(CODE, spec.vocab_size, texts)
+
+
+def _byte_pairs(scheme: dict[str, Any], vocab_size: int, texts: Iterable[str]) -> Tokenizer:
+    core = _assembled(models.BPE(), scheme, decoders.ByteLevel())
+    learner = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=sorted(SYMBOLS), special_tokens=[], show_progress=False)
     core.train_from_iterator(map(well_formed, texts), learner)
+    return Tokenizer(core)
+
+
+@trains(spec.WordPiece, sample=1 << 25)
+def wordpiece(spec: spec.WordPiece, texts: Iterable[str]) -> Tokenizer:
+    """BERT's cleaning and cutting: control characters go, an ideograph or punctuation mark stands alone, accents go with the capitals.
+
+    A word with an unknown character, or of more than 100, is one unknown token. Decoding puts spaces between words, none before . , ? !
+    """
+
+    def assembled(model: models.Model) -> tokenizers.Tokenizer:
+        core = tokenizers.Tokenizer(model)
+        core.normalizer = normalizers.BertNormalizer(lowercase=spec.lowercase)
+        core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        core.decoder = decoders.WordPiece(cleanup=True)
+        return core
+
+    learner = assembled(models.WordPiece(unk_token=WORDPIECE_UNKNOWN))
+    vocab = wordpieces(learner, [well_formed(text) for text in texts], spec.vocab_size)
+    return Tokenizer(assembled(models.WordPiece(vocab, unk_token=WORDPIECE_UNKNOWN)))
+
+
+@trains(spec.Unigram, sample=1 << 25)
+def unigram(spec: spec.Unigram, texts: Iterable[str]) -> Tokenizer:
+    """Over GPT-2's byte-level words instead of SentencePiece's characters, so that no text has an unknown piece."""
+    core = _assembled(models.Unigram(), BYTE_WORDS, decoders.ByteLevel())
+    core.model = models.Unigram(unigram_pieces(core, map(well_formed, texts), spec.vocab_size))
+    return Tokenizer(core)
+
+
+@trains(spec.AminoAcids, sample=0)
+def amino_acids(_spec: spec.AminoAcids, _texts: Iterable[str]) -> Tokenizer:
+    """The one-letter codes of IUPAC and IUBMB: B is D or N, Z is E or Q, J is I or L, U selenocysteine, O pyrrolysine, X any."""
+    core = _assembled(models.WordLevel(_numbered([*RESIDUES, UNKNOWN]), unk_token=UNKNOWN), CHARACTERS, decoders.Fuse())
+    core.normalizer = normalizers.Sequence([normalizers.Replace(letter, letter.upper()) for letter in string.ascii_lowercase])
     return Tokenizer(core)
 
 
@@ -107,15 +168,25 @@ def file(spec: spec.TokenizerFile, _texts: Iterable[str]) -> Tokenizer:
 
 
 def _word_level(tokens: list[str], scheme: dict[str, Any]) -> Tokenizer:
-    vocab = {token: index for index, token in enumerate([*tokens, UNKNOWN])}
-    return Tokenizer(_assembled(models.WordLevel(vocab, unk_token=UNKNOWN), scheme, decoders.Fuse()))
+    model = models.WordLevel(_numbered([*tokens, UNKNOWN]), unk_token=UNKNOWN)
+    return Tokenizer(_assembled(model, scheme, decoders.Fuse()))
 
 
-def _assembled(model: models.Model, scheme: dict[str, Any], decoder: decoders.Decoder) -> tokenizers.Tokenizer:
+def _numbered(tokens: list[str]) -> dict[str, int]:
+    return {token: index for index, token in enumerate(tokens)}
+
+
+def _assembled(model: models.Model, scheme: dict[str, Any], decoder: decoders.Decoder | None) -> tokenizers.Tokenizer:
     core = tokenizers.Tokenizer(model)
-    if scheme["type"] == "Split":
-        core.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(scheme["pattern"]["Regex"]), scheme["behavior"].lower())
-    else:
-        core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=scheme["use_regex"])
-    core.decoder = decoder
+    core.pre_tokenizer = _cutter(scheme)
+    if decoder is not None:
+        core.decoder = decoder
     return core
+
+
+def _cutter(scheme: dict[str, Any]) -> pre_tokenizers.PreTokenizer:
+    if scheme["type"] == "Sequence":
+        return pre_tokenizers.Sequence([_cutter(part) for part in scheme["pretokenizers"]])
+    if scheme["type"] == "Split":
+        return pre_tokenizers.Split(tokenizers.Regex(scheme["pattern"]["Regex"]), scheme["behavior"].lower(), scheme["invert"])
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=scheme["use_regex"])
