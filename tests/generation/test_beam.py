@@ -161,7 +161,7 @@ def test_texts_compared_with_transformers_end_at_many_lengths() -> None:
 
 @torch.no_grad()
 def without_state(
-    m: Transformer, prompt: list[int], generation: Generation, ends: Callable[[list[int]], bool], limit: int | None = None
+    m: Callable[[torch.Tensor], Any], prompt: list[int], generation: Generation, ends: Callable[[list[int]], bool], limit: int | None = None
 ) -> list[Hypothesis]:
     """The search again, in its simplest form: every beam's whole text, or what of it is seen, is read at each step."""
     width, penalty = generation.num_beams, generation.length_penalty
@@ -264,7 +264,7 @@ def test_only_rows_of_beams_that_die_are_written(monkeypatch: pytest.MonkeyPatch
     overwrite = beam.overwrite
     monkeypatch.setattr(beam, "overwrite", lambda state, to, source: forks.append((to, source)) or overwrite(state, to, source))
     search.step()
-    assert forks == []
+    assert forks == [], "the first step forks the state of the prompts whole"
     for _ in range(10):
         before = [[tuple(text) for text in search.beams[row].texts] for row in (0, 1)]
         forks.clear()
@@ -362,3 +362,35 @@ def test_asking_for_beams_ends_what_a_recipe_says_of_drawing() -> None:
 def test_a_sampler_refuses_beams() -> None:
     with pytest.raises(UserError, match="num_beams is 4, but this draws one text a prompt"):
         generate(model("gru"), PROMPTS, BEAMS)
+
+
+SOURCES = [[3, 8, 1, 6], [2], [9, 9, 4, 5, 1]]
+
+
+@cache
+def translator(layers: str, positions: str) -> Transformer:
+    """An encoder–decoder; its positions are bounded if they are learned."""
+    stack = {"num_layers": 2, "context_length": 8, "frontend": {"kind": "text", "vocab_size": VOCABULARY, "positions": positions}}
+    decoder = [{"branches": ["attention(relative=rope)", "cross_attention", "feed_forward"]}]
+    fields = {"width": 16, "init_std": 0.5, "head": "language_model(tied=false)", "encoder": {**stack, "memory": layers}}
+    return build(Model.parse({**fields, **stack, "blocks": decoder}), seed=4).eval()
+
+
+@pytest.mark.parametrize(("layers", "positions"), [("last", "none"), ("layers", "none"), ("last", "learned")])
+@torch.no_grad()
+def test_an_encoder_decoder_is_searched_with_the_memory_of_its_source(layers: str, positions: str) -> None:
+    """Against reading source and target anew for every hypothesis; with bounded positions the target slides, and its source stays."""
+    m, end, generation = translator(layers, positions), 7, BEAMS.changed(length_penalty=0.5)
+    prompts = [[1], [1], [1, 2]]
+    ids = torch.tensor([source + [0] * (5 - len(source)) for source in SOURCES])
+    lengths = torch.tensor([len(source) for source in SOURCES])
+    found = beam_search(m, prompts, generation, end, memory=m.encode(ids, lengths))
+    limit = 8 if positions == "learned" else None
+    for got, source, prompt in zip(found, SOURCES, prompts, strict=True):
+        memory = m.encode(torch.tensor([source]))
+
+        def alone(text: torch.Tensor, memory: Any = memory) -> Any:
+            return m(text, memory=memory)
+
+        assert_same(got, without_state(alone, prompt, generation, lambda new: new[-1] == end, limit))
+    assert len({tuple(row[0].tokens) for row in found}) == 3

@@ -97,3 +97,4 @@ def test_a_tensor_whose_rows_share_their_memory_is_copied_before_it_is_written()
     after[1] += 5
     assert after.tolist() == [[0, 1], [5, 6], [0, 1]]
     assert shared.tolist() == [[0, 1]] * 3
+    assert overwrite((shared,), [], [])[0] is shared

@@ -112,8 +112,9 @@ class BeamSearch:
     """A batch of searches that grow by one token a step; a prompt that is done leaves the batch.
 
     The prompts are read once, and their state is forked. A beam keeps its row of the state as long as it has a child; only the rows of
-    beams that die are written, with a copy of the row that forks. With an encoder's memory that copy holds the keys and values of the
-    source too, though they are equal within a prompt: some bytes a fork more than needed, none where no beam dies.
+    beams that die are written, with a copy of the row that forks. A state does not say which of its slots the beams of a prompt have in
+    common, so such a copy also holds the keys and values of the prompt, and those of an encoder's memory, which are equal already: with
+    caches that do not fit the processor's, this is most of what a step of beams costs more than a step of drawing.
     """
 
     def __init__(
@@ -198,7 +199,7 @@ class BeamSearch:
         index = [place * self._width + parent for place in kept for parent in parents[place]]
         if len(kept) == len(self.running) and self._width == self.generation.num_beams:
             forks = [(to, source) for to, source in enumerate(index) if to != source]
-            self._state = overwrite(self._state, [to for to, _ in forks], [source for _, source in forks]) if forks else self._state
+            self._state = overwrite(self._state, [to for to, _ in forks], [source for _, source in forks])
         elif index:
             self._state = rows(self._state, index)
         self.running, self._start = [self.running[place] for place in kept], [self._start[place] for place in kept]

@@ -34,7 +34,7 @@ def rows(state: S, index: Tensor | list[int]) -> S:
     return map_tensors(lambda t: t.index_select(0, torch.as_tensor(index, dtype=torch.long, device=t.device)), state)
 
 
-def overwrite(state: S, to: Tensor | list[int], source: Tensor | list[int]) -> S:
+def overwrite(state: S, to: list[int], source: list[int]) -> S:
     """``state`` with what rows ``source`` hold in rows ``to`` as well; the other rows are not touched, and nothing else is copied.
 
     No row may be in both, none twice in ``to``. Consumes ``state``: its tensors are written, except where several of their elements
@@ -42,10 +42,13 @@ def overwrite(state: S, to: Tensor | list[int], source: Tensor | list[int]) -> S
     """
 
     def written(t: Tensor) -> Tensor:
-        first, second = (torch.as_tensor(index, dtype=torch.long, device=t.device) for index in (to, source))
-        return t.contiguous().index_copy_(0, first, t.index_select(0, second))
+        t = t.contiguous()
+        held = t.unbind(0)
+        # From row to row: through an index, the rows would be copied twice.
+        torch._foreach_copy_([held[row] for row in to], [held[row] for row in source])  # pyright: ignore[reportPrivateImportUsage]
+        return t
 
-    return map_tensors(written, state)
+    return map_tensors(written, state) if to else state
 
 
 def nbytes(state: Any) -> int:
