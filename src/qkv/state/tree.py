@@ -45,7 +45,7 @@ def overwrite(state: S, to: list[int], source: list[int]) -> S:
         t = t.contiguous()
         held = t.unbind(0)
         # From row to row: through an index, the rows would be copied twice.
-        torch._foreach_copy_([held[row] for row in to], [held[row] for row in source])  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_copy_([held[row] for row in to], [held[row] for row in source])  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         return t
 
     return map_tensors(written, state) if to else state
