@@ -18,9 +18,9 @@ CONTENTS: dict[str, tuple[str, ...]] = {
     "cls": ("<cls>", "[CLS]", "<CLS>"),
     "sep": ("<sep>", "[SEP]", "<SEP>"),
     "mask": ("<mask>", "[MASK]", "<|mask|>", "<MASK>"),
-    "unk": (),
+    "unk": ("<unk>", "[UNK]", "<UNK>"),
 }
-"""Each role, and how its token is usually written. The first is what ``with_specials`` adds; "unk" is the model's own unknown token."""
+"""Each role, and how its token is usually written. The first is what ``with_specials`` adds, except for "unk", which only a model makes."""
 
 
 def special_ids(core: tokenizers.Tokenizer) -> dict[str, int]:

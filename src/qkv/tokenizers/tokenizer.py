@@ -17,9 +17,10 @@ from qkv.spec.errors import UserError
 from qkv.tokenizers.byte_level import token_bytes
 from qkv.tokenizers.coders import coder_for
 from qkv.tokenizers.files import write_whole
+from qkv.tokenizers.folder import FILE_NAME as FILE_NAME
+from qkv.tokenizers.folder import find
 from qkv.tokenizers.special import deaf, missing, roles_by_content, special_ids, with_added, with_roles, written_roles
 
-FILE_NAME = "tokenizer.json"
 _CHARACTER = re.compile("[\\ud800-\\udbff][\\udc00-\\udfff]|(?s:.)")  # a pair of surrogates is one character
 
 
@@ -34,7 +35,7 @@ class Tokenizer:
     def __init__(self, core: tokenizers.Tokenizer, roles: Mapping[str, str] | None = None):
         core.no_truncation()
         core.no_padding()
-        roles = {role: content for role, content in (roles or {}).items() if role != "unk" and core.token_to_id(content) is not None}
+        roles = {role: content for role, content in (roles or {}).items() if core.token_to_id(content) is not None}
         core.add_special_tokens([content for content in dict.fromkeys(roles.values()) if content not in special_ids(core)])
         self.core = core
         self.vocab_size = 1 + max(core.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -162,14 +163,12 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
-        """Read a ``tokenizer.json``, or the folder that holds one. Raises ``UserError`` if it is missing or is something else."""
-        file = _file_in(path)
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise UserError(f"the tokenizer {file} cannot be read: {reason}") from None
-        return cls.from_json(text, str(file))
+        """Read a ``tokenizer.json``, or a folder of the Hugging Face form, whose settings name the roles of its special tokens.
+
+        A folder may hold the files that came before: vocab.json and merges.txt of GPT-2's family, vocab.txt of BERT's.
+        Raises ``UserError`` if it is missing or is something else.
+        """
+        return cls.from_json(*find(Path(path).expanduser()))
 
     @classmethod
     def from_json(cls, text: str, source: str = "the text", roles: Mapping[str, str] | None = None) -> Tokenizer:

@@ -1,0 +1,151 @@
+"""A tokenizer in a folder of the Hugging Face form: ``tokenizer.json``, or the vocabulary files that came before it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+
+from qkv.spec.errors import UserError
+from qkv.tokenizers.byte_level import SYMBOLS
+from qkv.tokenizers.special import CONTENTS
+
+FILE_NAME = "tokenizer.json"
+SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")
+"""The later one wins."""
+
+BYTE_BPE = ("GPT2", "Roberta", "Bart", "Longformer", "LED", "Mvp", "Blenderbot", "Deberta", "CodeGen")
+WORDPIECE = ("Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "LayoutLM", "Funnel", "MPNet", "Splinter", "Lxmert", "RetriBert")
+"""Families whose older vocabulary files mean what is made of them here."""
+
+SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model")
+
+
+class Found(NamedTuple):
+    """The content of a ``tokenizer.json``, the file that it comes from, and the contents of special tokens by role."""
+
+    text: str
+    source: str
+    roles: dict[str, str]
+
+
+def find(path: Path) -> Found:
+    """The tokenizer in the file or folder ``path``. Raises ``UserError`` if there is none, or none that can be read."""
+    if path.is_dir() and not (path / FILE_NAME).exists():
+        settings = _settings(path)
+        return Found(_from_vocabulary(path, settings).to_str(), str(path), _roles(settings))
+    file = path / FILE_NAME if path.is_dir() else path
+    return Found(_read(file), str(file), _roles(_settings(file.parent)) if file.name == FILE_NAME else {})
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UserError(f"the tokenizer {file} cannot be read: {reason}") from None
+
+
+def _tree(file: Path) -> dict[str, Any]:
+    """The mapping in a JSON file; empty if there is no such file."""
+    if not file.is_file():
+        return {}
+    try:
+        tree = json.loads(_read(file))
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{file} holds no mapping")
+    return tree
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in SETTINGS:
+        found |= {key: value for key, value in _tree(folder / name).items() if value is not None}
+    return found
+
+
+def _roles(settings: dict[str, Any]) -> dict[str, str]:
+    given = {role: _content(settings.get(f"{role}_token")) for role in CONTENTS}
+    return {role: content for role, content in given.items() if content}
+
+
+def _content(token: Any) -> str:
+    """A special token is written as its content, or as a mapping that holds it."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else ""
+
+
+def _from_vocabulary(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return _made(folder, settings, BYTE_BPE, _byte_bpe)
+    if (folder / "vocab.txt").is_file():
+        return _made(folder, settings, WORDPIECE, _wordpiece)
+    if found := next((name for name in SENTENCEPIECE if (folder / name).is_file()), None):
+        sentence = "load it with transformers and save it again, which writes a tokenizer.json"
+        raise UserError(f"{folder} holds a SentencePiece model ({found}) and no {FILE_NAME}; {sentence}")
+    raise UserError(f"{folder} holds no tokenizer: neither {FILE_NAME}, nor vocab.json with merges.txt, nor vocab.txt")
+
+
+Make = Callable[[Path, dict[str, Any]], tokenizers.Tokenizer]
+
+
+def _made(folder: Path, settings: dict[str, Any], families: tuple[str, ...], make: Make) -> tokenizers.Tokenizer:
+    named = str(settings.get("tokenizer_class", families[0]))
+    if named.removesuffix("Fast").removesuffix("Tokenizer") not in families:
+        sentence = f"load it with transformers and save it again, which writes a {FILE_NAME}"
+        raise UserError(f"{folder} holds no {FILE_NAME}, and the older files of a {named} are not known here; {sentence}")
+    try:
+        core = make(folder, settings)
+        _add_tokens(core, folder, settings)
+        return core
+    except UserError:
+        raise
+    except Exception as error:  # the library raises nothing more precise
+        raise UserError(f"the vocabulary in {folder} cannot be used: {error}") from None
+
+
+def _byte_bpe(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
+    """GPT-2 (Radford et al. 2019), and those that took its scheme."""
+    vocab, merges = models.BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    if not vocab.keys() >= set(SYMBOLS) or any(piece.endswith("</w>") for piece in vocab):
+        raise UserError(
+            f"the vocabulary in {folder} is not byte-level byte-pair encoding, and there is no {FILE_NAME} that says what it is"
+        )
+    core = tokenizers.Tokenizer(models.BPE(vocab, merges))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space", False)))
+    core.decoder = decoders.ByteLevel()
+    return core
+
+
+def _wordpiece(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
+    """BERT (Devlin et al. 2019): one piece a line."""
+    vocab = {piece: index for index, piece in enumerate(_read(folder / "vocab.txt").removesuffix("\n").split("\n"))}
+    unknown = _content(settings.get("unk_token")) or "[UNK]"
+    core = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token=unknown))
+    core.normalizer = normalizers.BertNormalizer(
+        lowercase=bool(settings.get("do_lower_case", True)),
+        strip_accents=settings.get("strip_accents"),
+        handle_chinese_chars=bool(settings.get("tokenize_chinese_chars", True)),
+    )
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    core.decoder = decoders.WordPiece()
+    return core
+
+
+def _add_tokens(core: tokenizers.Tokenizer, folder: Path, settings: dict[str, Any]) -> None:
+    """Those that the files add to the vocabulary, under the ids that they name, and those usual special tokens that it holds."""
+    added = {int(index): {"content": content, "special": True} for content, index in _tree(folder / "added_tokens.json").items()}
+    added |= {int(index): token for index, token in settings.get("added_tokens_decoder", {}).items()}
+    for index, token in sorted(added.items()):
+        flags = {name: token[name] for name in ("single_word", "lstrip", "rstrip", "normalized") if name in token}
+        core.add_tokens([AddedToken(token["content"], special=token.get("special", False), **flags)])
+        if core.token_to_id(token["content"]) != index:
+            raise UserError(f"the added token {token['content']!r} in {folder} cannot have the id {index}: the ids before it have gaps")
+    usual = [content for known in CONTENTS.values() for content in known if core.token_to_id(content) is not None]
+    core.add_special_tokens([AddedToken(content, special=True, normalized=False) for content in usual])
