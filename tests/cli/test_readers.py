@@ -65,6 +65,21 @@ def test_why_names_each_operation_that_the_model_uses(qkv: Call, folder: Path) -
     assert {"attention", "gru", "linear"} <= rows
 
 
+@pytest.mark.parametrize(
+    ("part", "case", "sentence"),
+    [
+        ("attention(top_k=4)", "top k", "the largest are looked for among all scores that the mask shows"),
+        ("attention(relative=t5)", "added scores", "what is added learns from every score"),
+        ("attention(relative='shaw(values=true)')", "relative values", "the weights themselves meet what joins the values"),
+    ],
+)
+def test_why_says_what_a_part_of_attention_changes(qkv: Call, folder: Path, part: str, case: str, sentence: str) -> None:
+    said = qkv("why", folder / "tiny.yaml", "model.frontend.vocab_size=30", f'model.blocks.0.branches=["{part}"]')
+    assert said.code == 0
+    assert case in said.out
+    assert sentence in " ".join(said.out.split())
+
+
 def test_why_refuses_what_is_too_large_to_try(qkv: Call, folder: Path) -> None:
     said = qkv("why", folder / "tiny.yaml", "model.width=16384")
     assert (said.code, said.out) == (2, "")

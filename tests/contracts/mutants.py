@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.layers import memory_layer, residuals
+from qkv.layers import memory_layer, relative, residuals
 from qkv.layers.context import Context
 from qkv.mixers import attention, convolution, linear_attention, recurrent, token_shift
 from qkv.models import block, transformer
@@ -157,6 +157,20 @@ def relative_rotation(original: Any) -> Any:
         return original(self, rope, replace(context, positions=torch.arange(context.positions.shape[1])[None]))
 
     return rotation
+
+
+def clipped_early(original: Any) -> Any:
+    """The table is read as if it were one distance shorter on each side."""
+    return lambda query, key, reach: original(query, key, reach - 1) + 1
+
+
+def keys_from_zero(original: Any) -> Any:
+    """Keys numbered by their slot, whatever position it holds."""
+
+    def added(self: Any, q: Tensor, sites: masks.Sites, scale: float) -> Tensor:
+        return original(self, q, replace(sites, key=torch.arange(sites.key.shape[1])[None]), scale)
+
+    return added
 
 
 def last_key_lost(original: Any) -> Any:
@@ -305,6 +319,16 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("ALiBi rewards distance", ATTENTION, result(positions, "alibi_slopes", torch.neg)),
     Mutant("ALiBi heads reversed", ATTENTION, result(positions, "alibi_slopes", lambda m: m.flip(0))),
     Mutant("K/V heads of the wrong group", ATTENTION, argument(attention, "attention", 1, lambda k: k.roll(1, 1))),
+    Mutant("top k keeps one more", ATTENTION, problem(lambda p: replace(p, top_k=p.top_k and p.top_k + 1))),
+    Mutant("top k keeps all", ATTENTION, problem(lambda p: replace(p, top_k=None))),
+    Mutant("distances turned round", ATTENTION, instead(relative, "clipped_distances", lambda f: lambda i, j, reach: f(-i, -j, reach))),
+    Mutant("distances clipped one too early", ATTENTION, instead(relative, "clipped_distances", clipped_early)),
+    Mutant("relative keys not scaled", ATTENTION, argument(relative.Shaw, "added", 3, lambda scale: 1.0)),
+    Mutant("relative values dropped", ATTENTION, result(relative.Shaw, "values", nothing)),
+    Mutant("what is added dropped", ATTENTION, problem(lambda p: replace(p, added=None))),
+    Mutant("buckets of two directions in causal attention", ATTENTION, argument(relative, "distance_buckets", 3, lambda causal: False)),
+    Mutant("buckets of the distance ahead", ATTENTION, argument(relative, "distance_buckets", 0, torch.neg)),
+    Mutant("positions of keys counted from the window", ATTENTION, instead(relative.T5Buckets, "added", keys_from_zero)),
     Mutant("documents leak in attention", ATTENTION, without_segments(attention.Attention)),
     Mutant("state bytes without the values", ATTENTION, result(attention.Attention, "state_bytes", lambda n: n // 2)),
     Mutant("chunk border: last key lost", LINEAR, instead(chunked, "whole", last_key_lost)),

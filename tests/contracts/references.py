@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qkv.spec import masks
-from qkv.spec.parts import Alibi, LinearScaling, Rope
+from qkv.spec.parts import Alibi, LinearScaling, Rope, Shaw, T5Buckets
 
 Reference = Callable[[Any, Tensor], Tensor]
 REFERENCES: dict[str, Reference] = {}
@@ -85,6 +85,7 @@ def attention(m: Any, x: Tensor) -> Tensor:
                 g = h * groups // heads
                 q = normed(rows[i][h * dk : (h + 1) * dk], m.query_norm)
                 scores, values = [], []
+                learned = Learned(m, part, h)
                 for j in range(x.shape[1]):
                     if not visible(part.mask, i, j):
                         continue
@@ -92,12 +93,46 @@ def attention(m: Any, x: Tensor) -> Tensor:
                     turn = isinstance(part.relative, Rope)
                     dot = float(turned(q, i, part.relative) @ turned(k, j, part.relative) if turn else q @ k)
                     slope = 2.0 ** (-8.0 * (h + 1) / heads) if isinstance(part.relative, Alibi) else 0.0
-                    scores.append(dot / (part.temperature * math.sqrt(dk)) - slope * (i - j))
-                    values.append(rows[j][(heads + groups) * dk + g * dv : (heads + groups) * dk + (g + 1) * dv])
-                raw = [math.exp(s - max(scores)) for s in scores]
+                    dot += float((q * learned.key(j - i)).sum())
+                    scores.append(dot / (part.temperature * math.sqrt(dk)) - slope * (i - j) + learned.score(j - i))
+                    value = rows[j][(heads + groups) * dk + g * dv : (heads + groups) * dk + (g + 1) * dv]
+                    values.append(value + learned.value(j - i, value))
+                kept = sorted(scores, reverse=True)[: part.top_k]
+                raw = [math.exp(s - max(scores)) if s in kept else 0.0 for s in scores]
                 mixed.append(sum(r / sum(raw) * v for r, v in zip(raw, values, strict=True)))
             out[b, i] = affine(m.output, torch.cat(mixed))
     return out
+
+
+class Learned:
+    """What a learned relative part says of the distance d = j - i for head h."""
+
+    def __init__(self, m: Any, part: Any, h: int):
+        self.m, self.part, self.h = m.relative, part, h
+
+    def key(self, d: int) -> Tensor:
+        if not isinstance(self.part.relative, Shaw):
+            return torch.zeros(1, dtype=torch.float64)
+        reach = self.part.relative.max_distance
+        return self.m.key_table[max(-reach, min(d, reach)) + reach]
+
+    def value(self, d: int, like: Tensor) -> Tensor:
+        if not isinstance(self.part.relative, Shaw) or not self.part.relative.values:
+            return torch.zeros_like(like)
+        reach = self.part.relative.max_distance
+        return self.m.value_table[max(-reach, min(d, reach)) + reach]
+
+    def score(self, d: int) -> float:
+        part = self.part.relative
+        if not isinstance(part, T5Buckets):
+            return 0.0
+        count = part.num_buckets if self.part.causal else part.num_buckets // 2
+        first = count if d > 0 and not self.part.causal else 0
+        away = max(-d, 0) if self.part.causal else abs(d)
+        exact = count // 2
+        if away >= exact:
+            away = exact + int(math.log(away / exact) / math.log(part.max_distance / exact) * (count - exact) + 1e-6)
+        return float(self.m.table[first + min(away, count - 1), self.h])
 
 
 @reference("linear_attention")

@@ -27,6 +27,7 @@ from qkv.spec.parts import (
     BatchNorm,
     Gated,
     Learned,
+    LearnedSinusoidal,
     LinearScaling,
     NoNorm,
     NoPositions,
@@ -34,7 +35,9 @@ from qkv.spec.parts import (
     RMSNorm,
     Rope,
     Scaled,
+    Shaw,
     Sinusoidal,
+    T5Buckets,
 )
 
 WIDTH = 16
@@ -62,6 +65,14 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
         masked(Window(size=2) | Strided(stride=3)),
         masked(Fixed(stride=4, summary=2)),
         masked(Blocks(size=3), relative=Rope()),
+        Attention(top_k=3, num_kv_heads=2),
+        Attention(top_k=1, relative=Alibi()),
+        masked(Window(size=5, sinks=1), top_k=2, relative=Rope()),
+        Attention(relative=Shaw(max_distance=3), num_kv_heads=2, temperature=0.7),
+        Attention(relative=Shaw(max_distance=2, values=True), value_dim=3, top_k=4),
+        masked(Window(size=4, sinks=1), relative=Shaw(max_distance=5, values=True)),
+        Attention(relative=T5Buckets(num_buckets=6, max_distance=9)),
+        masked(Window(size=6), relative=T5Buckets(num_buckets=5, max_distance=5), top_k=3),
     ),
     "linear_attention": (
         LinearAttention(),
@@ -92,6 +103,8 @@ BIDIRECTIONAL: tuple[Branch, ...] = (
     Attention(mask=Causal() | Prefix(length=6)),
     Attention(mask=Window(size=3), relative=Rope()),
     Attention(mask=Blocks(size=4)),
+    Attention(mask=Full(), top_k=3, relative=T5Buckets(num_buckets=8, max_distance=6)),
+    Attention(mask=Full(), relative=Shaw(max_distance=2, values=True)),
     Convolution(),
     Convolution(kernel_size=4, gated=False),
     RNN(direction="backward"),
@@ -127,7 +140,9 @@ def positions(part: Any, **fields: Any) -> Text:
 STACKS: dict[str, Model] = {
     "pre": stack((Block(branches=EVERYTHING),)),
     "post, batch norm": stack((Block(branches=EVERYTHING, order="post", norm=BatchNorm()),), positions(Sinusoidal()), norm=BatchNorm()),
-    "sandwich, rms norm, layer scale": stack((Block(branches=EVERYTHING, order="sandwich", norm=RMSNorm(), residual=Scaled()),)),
+    "sandwich, rms norm, layer scale": stack(
+        (Block(branches=EVERYTHING, order="sandwich", norm=RMSNorm(), residual=Scaled()),), positions(LearnedSinusoidal(hidden=9))
+    ),
     "parallel, gated residual": stack(
         (Block(branches=EVERYTHING, order="parallel", residual=Gated(initial=0.7)),), positions(NoPositions())
     ),
@@ -144,6 +159,7 @@ STACKS: dict[str, Model] = {
         (
             Block(branches=(Attention(), FeedForward()), norm=NoNorm(), residual=Scaled(initial=0.3)),
             Block(branches=(Attention(relative=Alibi()), GatedFeedForward()), order="parallel"),
+            Block(branches=(Attention(relative=T5Buckets()), Attention(relative=Shaw(values=True), top_k=4))),
         ),
         positions(Learned(), join="concatenate"),
         head=LanguageModelHead(tied=False, bias=True, softcap=5.0),

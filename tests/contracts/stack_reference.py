@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from tests.contracts.references import REFERENCES, per_position
+from tests.contracts.references import REFERENCES, activated, affine, per_position
 from torch import Tensor
 
 from qkv.spec import parts
@@ -42,11 +42,15 @@ def position_vector(m: Any, position: int, width: int) -> Tensor:
     if isinstance(part, parts.Learned):
         return m.frontend.positions.table[position]
     values = [0.0] * width
-    if isinstance(part, parts.Sinusoidal):
+    if isinstance(part, (parts.Sinusoidal, parts.LearnedSinusoidal)):
         for i in range(width // 2):
             angle = position / part.base ** (2 * i / width)
             values[2 * i], values[2 * i + 1] = math.sin(angle), math.cos(angle)
-    return torch.tensor(values, dtype=torch.float64)
+    waves = torch.tensor(values, dtype=torch.float64)
+    if isinstance(part, parts.LearnedSinusoidal):
+        net = m.frontend.positions
+        return affine(net.down, activated(part.activation, affine(net.up, waves)))
+    return waves
 
 
 def one_block(block: Any, spec: Block, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from tests.contracts.subjects import Stack
 
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
-from qkv.spec.parts import Norm, Residual
+from qkv.spec.parts import Norm, Positions, Residual
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -28,7 +28,7 @@ def test_the_stacks_hold_every_mixer_order_norm_and_residual() -> None:
     assert {block.order for block in blocks} == {"pre", "post", "sandwich", "parallel"}
     assert {block.norm.kind for block in blocks} == Norm.kinds().keys()
     assert {block.residual.kind for block in blocks} == Residual.kinds().keys()
-    assert {spec.frontend.positions.kind for spec in STACKS.values()} == {"learned", "sinusoidal", "none"}  # type: ignore[attr-defined]
+    assert {spec.frontend.positions.kind for spec in STACKS.values()} == Positions.kinds().keys()  # type: ignore[attr-defined]
 
 
 def test_a_stack_repeats_its_pattern() -> None:

@@ -13,7 +13,9 @@ from qkv.spec.model import Block, Model, Text
 
 WIDTH = 16
 MASKS = st.sampled_from([Causal(), Full(), Causal() & Window(size=3, sinks=2), Causal() & Window(size=99)])
-RELATIVES = st.sampled_from([parts.NoRelative(), parts.Rope()])
+RELATIVES = st.sampled_from(
+    [parts.NoRelative(), parts.Rope(), parts.Shaw(max_distance=3), parts.Shaw(values=True), parts.T5Buckets(num_buckets=6)]
+)
 ACTIVATIONS = st.sampled_from(["relu", "relu2", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "identity"])
 DIRECTIONS = st.sampled_from(["forward", "backward", "both"])
 SIZES = st.none() | st.sampled_from([6, 20])
@@ -27,6 +29,7 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
         value_dim=SIZES,
         mask=MASKS,
         relative=RELATIVES,
+        top_k=st.sampled_from([None, 3]),
         bias=st.booleans(),
         qk_norm=st.booleans(),
     ),
@@ -49,7 +52,7 @@ NORMS = st.sampled_from(
     [parts.LayerNorm(), parts.LayerNorm(bias=False), parts.RMSNorm(), parts.RMSNorm(weight=False), parts.BatchNorm(), parts.NoNorm()]
 )
 RESIDUALS = st.sampled_from([parts.Add(), parts.Scaled(), parts.Gated(), parts.NoResidual()])
-POSITIONS = st.sampled_from([parts.Learned(), parts.Sinusoidal(), parts.NoPositions()])
+POSITIONS = st.sampled_from([parts.Learned(), parts.Sinusoidal(), parts.LearnedSinusoidal(hidden=7), parts.NoPositions()])
 
 
 def blocks(branches: st.SearchStrategy[Any]) -> st.SearchStrategy[Block]:

@@ -88,8 +88,10 @@ def test_mixers_in_bf16(name: str) -> None:
         Block(branches=(branch.Attention(value_dim=24), branch.GatedFeedForward()), order="sandwich", residual=parts.Scaled()),
         Block(branches=(branch.Attention(relative=parts.Alibi(), qk_norm=True), branch.FeedForward()), residual=parts.Gated()),
         Block(branches=(branch.Attention(mask=Full()), branch.FeedForward()), norm=parts.BatchNorm()),
+        Block(branches=(branch.Attention(relative=parts.T5Buckets()), branch.Attention(relative=parts.Shaw()))),
+        Block(branches=(branch.Attention(relative=parts.Shaw(values=True)), branch.Attention(top_k=16, num_kv_heads=2))),
     ],
-    ids=["post, dropout", "parallel", "sandwich", "ALiBi", "batch norm"],
+    ids=["post, dropout", "parallel", "sandwich", "ALiBi", "batch norm", "learned distances", "relative values, top k"],
 )
 def test_blocks(block: Block) -> None:
     assert_close(errors(model_of(**SIZES, blocks=(block,))))

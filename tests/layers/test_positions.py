@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import ViTConfig
 from transformers.models.vit.modeling_vit import ViTEmbeddings
 
-from qkv.layers.positions import Learned, Sinusoidal, build_positions, resample_grid
+from qkv.layers.positions import Learned, LearnedSinusoidal, Sinusoidal, build_positions, resample_grid
 from qkv.ops.positions import sinusoid
 from qkv.spec import parts as spec
 from qkv.spec.errors import UserError
@@ -64,6 +64,18 @@ def test_sinusoids_have_no_parameters_and_know_no_end() -> None:
     assert isinstance(module, Sinusoidal)
     assert not list(module.parameters())
     assert torch.equal(module(torch.tensor([5000])), sinusoid(torch.tensor([5000]), 4, 50.0))
+
+
+def test_learned_sinusoids_are_sinusoids_through_a_net_and_know_no_end() -> None:
+    module = build_positions(spec.LearnedSinusoidal(base=50.0, hidden=7, activation="relu"), 10, 4)
+    assert isinstance(module, LearnedSinusoidal)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 7), torch.nn.ReLU(), torch.nn.Linear(7, 4))
+    net[0].load_state_dict(module.up.state_dict())
+    net[2].load_state_dict(module.down.state_dict())
+    positions = torch.tensor([[0, 1, 5000]])
+    torch.testing.assert_close(module(positions), net(sinusoid(positions, 4, 50.0)))
+    module(positions).pow(2).sum().backward()
+    assert all(p.grad is not None and bool(p.grad.any()) for p in module.parameters())
 
 
 def test_no_positions_is_no_module() -> None:

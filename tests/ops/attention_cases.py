@@ -8,14 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import Problem, RelativeValues
 from qkv.ops.masks import AllOf, AnyOf, Blocks, Causal, Explicit, Fixed, Full, Mask, Prefix, Sites, Strided, Window
-from qkv.ops.positions import alibi_slopes
+from qkv.ops.positions import alibi_slopes, clipped_distances
 
 
 def table(*shape: int, seed: int = 3) -> Tensor:
     """A random adjacency; about a third of the pairs are joined."""
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.35
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
 
 MASKS: dict[str, Mask] = {
@@ -53,6 +57,9 @@ class Case:
     widths: tuple[int, int] = (6, 3)
     alibi: bool = False
     dropout: float = 0.0
+    added: bool = False
+    top_k: int | None = None
+    values: bool = False
 
     @property
     def keys(self) -> int:
@@ -60,7 +67,10 @@ class Case:
 
     def problem(self) -> Problem:
         slopes = alibi_slopes(self.heads[0]) if self.alibi else None
-        return Problem(MASKS[self.mask], sites(self.sites, self.queries, self.keys), self.widths[0] ** -0.5, slopes, self.dropout)
+        places = sites(self.sites, self.queries, self.keys)
+        added = random(1, self.heads[0], self.queries, self.keys) if self.added else None
+        values = RelativeValues(random(5, self.widths[1]), clipped_distances(places.query, places.key, 2)) if self.values else None
+        return Problem(MASKS[self.mask], places, self.widths[0] ** -0.5, slopes, self.dropout, added, self.top_k, values)
 
     def inputs(self, dtype: torch.dtype = torch.float64, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, N, Dk), k (B, G, M, Dk), v (B, G, M, Dv)."""
@@ -150,10 +160,15 @@ def one_query(q: Tensor, keys: Tensor, values: Tensor, problem: Problem, where: 
         if j < 0 or not sees(problem.mask, row, head, i, j) or other_document(places, row, n, m):
             continue
         slope = 0.0 if problem.slopes is None else float(problem.slopes[head])
-        scores.append(problem.scale * (q * keys[m]).sum() - slope * (i - j))
-        seen.append(values[m])
+        score = problem.scale * (q * keys[m]).sum() - slope * (i - j)
+        scores.append(score if problem.added is None else score + problem.added[row % problem.added.shape[0], head, n, m])
+        more = problem.values
+        seen.append(values[m] if more is None else values[m] + more.table[more.index[row % more.index.shape[0], n, m]])
     if not seen:
         return values.sum(0) * 0 + (q + keys.sum(0)).sum() * 0
+    if problem.top_k is not None:
+        best = sorted(range(len(scores)), key=lambda place: -scores[place].item())[: problem.top_k]
+        scores, seen = [scores[place] for place in best], [seen[place] for place in best]
     largest = max(score.item() for score in scores)
     raw = [(score - largest).exp() for score in scores]
     return sum((r * value for r, value in zip(raw, seen, strict=True)), torch.zeros_like(values[0])) / sum(raw)

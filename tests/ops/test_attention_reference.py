@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tests.ops.attention_cases import MASKS, SITES, Case, by_loops
@@ -33,6 +35,49 @@ def test_every_kind_of_site_equals_the_loops(mask: str, sites: str) -> None:
 @pytest.mark.parametrize("alibi", [False, True])
 def test_heads_and_alibi_equal_the_loops(heads: tuple[int, int], alibi: bool) -> None:
     assert_equals_loops(Case("causal", queries=5, heads=heads, widths=(2, 5), alibi=alibi))
+
+
+@pytest.mark.parametrize("sites", SITES)
+@pytest.mark.parametrize(
+    "given", [{"added": True}, {"top_k": 1}, {"top_k": 3, "alibi": True}, {"values": True}, {"values": True, "top_k": 2}]
+)
+def test_what_is_added_and_chosen_equals_the_loops(given: dict[str, Any], sites: str) -> None:
+    for mask in ("causal", "window with sinks", "some see nothing"):
+        assert_equals_loops(Case(mask, sites, queries=7).changed(**given))
+
+
+@pytest.mark.parametrize("count", [9, 100])
+def test_as_many_as_there_are_keys_is_plain_attention(count: int) -> None:
+    case = Case("causal", queries=9)
+    inputs = case.inputs()
+    assert_same(
+        reference.attention(*inputs, case.changed(top_k=count).problem()), reference.attention(*inputs, case.problem()), tolerance=0.0
+    )
+
+
+def test_one_is_a_hard_lookup_and_its_gradient_reaches_the_key_s_value_alone() -> None:
+    case = Case("full", queries=6, heads=(1, 1), top_k=1)
+    q, k, v = case.inputs(batch=1)
+    best = (q @ k.mT).argmax(-1)[0, 0]
+    out, dq, dk, dv = outputs_and_gradients(lambda *t: reference.attention(*t, case.problem()), [q, k, v])
+    assert_same(out[0, 0], v[0, 0, best])
+    assert not dq.any()
+    assert not dk.any()
+    assert set(dv[0, 0].any(-1).nonzero().flatten().tolist()) == set(best.tolist())
+
+
+def test_keys_that_are_not_chosen_have_no_gradient() -> None:
+    case = Case("causal", queries=8, heads=(1, 1), top_k=3)
+    inputs = case.inputs(batch=1)
+    chosen = reference.weights(*inputs[:2], case.problem())[0, 0] > 0
+    assert chosen.sum(-1).tolist() == [1, 2, 3, 3, 3, 3, 3, 3]
+    leaves = [t.clone().requires_grad_() for t in inputs]
+    for n in range(8):
+        row = reference.attention(*leaves, case.problem())[0, 0, n]
+        _, dk, dv = torch.autograd.grad(row.pow(2).sum(), leaves)
+        assert not dk[0, 0, ~chosen[n]].any()
+        assert not dv[0, 0, ~chosen[n]].any()
+        assert bool(dv[0, 0, chosen[n]].any(-1).all())
 
 
 def test_single_precision_equals_the_loops_to_its_last_digits() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -10,12 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.ops.attention_cases import MASKS, SITES, Case
+from tests.ops.attention_cases import MASKS, SITES, Case, by_loops, random
 from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradients
 from torch import Tensor
 
 from qkv.ops import choices
-from qkv.ops.attention import banded, blockwise, choose, fused_onednn, reference, sdpa, tiled
+from qkv.ops.attention import banded, blockwise, choose, fused_onednn, reference, sdpa, tiled, top_k
 from qkv.ops.attention.problem import Problem
 from qkv.ops.choices import Choice
 from qkv.ops.masks import Causal, Full, Mask, Sites, Window
@@ -28,6 +29,7 @@ SMALL_BLOCKS: dict[str, Twin] = {
     "tiled": partial(tiled.attention, block=4),
     "banded": partial(banded.attention, block=4),
     "blockwise": partial(blockwise.attention, block=4),
+    "top k": partial(top_k.attention, block=300),
 }
 """Blocks of 4, so that short sequences have many, whole, cut and skipped ones."""
 
@@ -46,14 +48,18 @@ def plain(case: Case) -> bool:
 
 def serves(twin: str, case: Case) -> bool:
     """What the docstring of each twin offers."""
+    if twin == "reference":
+        return True
+    if case.values or (twin != "top k" and case.problem().chooses(case.keys)):
+        return False
     match twin:
-        case "sdpa" | "reference":
+        case "sdpa" | "top k":
             return True
         case "sdpa, oneDNN":
             square = case.sites == "aligned" and case.widths[0] == case.widths[1]
-            return square and plain(case) and not case.alibi and not case.dropout
+            return square and plain(case) and not case.alibi and not case.added and not case.dropout
         case "tiled":
-            return case.aligned and case.same_for_all and not blind(case) and not case.alibi and not case.dropout
+            return case.aligned and case.same_for_all and not blind(case) and not case.alibi and not case.added and not case.dropout
         case "banded":
             return case.aligned
         case "blockwise":
@@ -66,6 +72,16 @@ CASES = [
     for (mask, sites), (queries, alibi, widths, heads) in product(
         product(MASKS, SITES), [(9, False, (6, 3), (4, 2)), (13, True, (4, 4), (4, 4)), (10, False, (5, 5), (4, 1))]
     )
+]
+CASES += [
+    Case(mask, sites, 11, heads, alibi=alibi, added=added, top_k=count)
+    for mask, sites in product(("causal", "window with sinks", "some see nothing", "adjacency by row and head, causal"), SITES)
+    for heads, alibi, added, count in [
+        ((4, 2), False, True, None),
+        ((4, 1), True, False, 3),
+        ((4, 4), True, True, 1),
+        ((4, 4), False, True, 50),
+    ]
 ]
 
 
@@ -111,7 +127,35 @@ def test_sites_said_to_be_fully_visible() -> None:
     assert_same(sdpa.attention(q, k, v, told), reference.attention(q, k, v, untold))
 
 
-@pytest.mark.parametrize("twin", ["sdpa", "banded", "reference"])
+@pytest.mark.parametrize("twin", ["reference", "sdpa", "banded", "top k", "chosen"])
+def test_what_is_added_has_a_gradient(twin: str) -> None:
+    """Against the reference in loops; a row or a head may share what is added with others."""
+    for mask, shape in product(("causal", "window with sinks"), ((1, 4, 11, 11), (2, 1, 11, 11))):
+        case = Case(mask, queries=11)
+        problem, inputs = case.problem(), [*case.inputs(), random(*shape)]
+        f = choose.attention if twin == "chosen" else {**SMALL_BLOCKS, "reference": reference.attention}[twin]
+
+        def run(q: Tensor, k: Tensor, v: Tensor, added: Tensor, f: Twin = f, problem: Problem = problem) -> Tensor:
+            return f(q, k, v, replace(problem, added=added))
+
+        def loops(q: Tensor, k: Tensor, v: Tensor, added: Tensor, problem: Problem = problem) -> Tensor:
+            return by_loops(q, k, v, replace(problem, added=added.expand(-1, 4, -1, -1)))
+
+        assert_all_same(outputs_and_gradients(run, inputs), outputs_and_gradients(loops, inputs))
+
+
+def test_a_path_without_a_gradient_for_what_is_added_is_not_chosen_for_one(fresh_choices: None) -> None:
+    """Blocks of keys give none, so a long sequence with a learned part keeps its scores."""
+    case = Case("causal fixed", queries=14, added=True)
+    problem = case.problem()
+    assert problem.added is not None
+    learned = replace(problem, added=problem.added.clone().requires_grad_())
+    assert choose.choice(*case.inputs(), problem).twin == "blockwise"
+    assert choose.choice(*case.inputs(), learned).twin == "sdpa"
+    assert [c.case for c in choices.all_choices()] == ["long, irregular mask", "added scores"]
+
+
+@pytest.mark.parametrize("twin", ["sdpa", "banded", "reference", "top k"])
 def test_dropout_takes_whole_weights_and_keeps_the_mean(twin: str) -> None:
     steps = torch.arange(64)[None]
     plain, dropped = (Problem(Causal() & Window(30), Sites(steps, steps, aligned=True), 0.3, dropout=p) for p in (0.0, 0.4))
@@ -141,6 +185,9 @@ cases = st.builds(
     widths=st.sampled_from([(4, 4), (4, 2)]),
     alibi=st.booleans(),
     dropout=st.sampled_from([0.0, 0.0, 0.5]),
+    added=st.booleans(),
+    top_k=st.sampled_from([None, None, 1, 4, 100]),
+    values=st.sampled_from([False, False, False, True]),
 )
 
 
@@ -179,7 +226,8 @@ def test_every_twin_is_chosen_for_something(fresh_choices: None, monkeypatch: py
         choices._chosen.clear()
         monkeypatch.setattr(choose, "_measured", lambda case, *_, timed=timed: Choice("attention", case, timed, "given"))
         found |= {choose.choice(*case.inputs(), case.problem()).twin for case in CASES}
-    assert found == choose.TWINS.keys() - {"reference"}
+        found.add(choose.choice(*Case().inputs(), Case(values=True).problem()).twin)
+    assert found == choose.TWINS.keys()
 
 
 def test_the_measured_choice_is_one_of_the_candidates(fresh_choices: None) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from qkv.inspection.shares import FLOAT, Setting, Share, formula, last, linear
 from qkv.inspection.visible import visible_pairs, visible_tiles
 from qkv.spec.branches import Attention
-from qkv.spec.parts import Alibi, Rope
+from qkv.spec.parts import Alibi, Rope, Shaw, T5Buckets
 
 BAND = 256
 """Queries of one band, and keys of one block of it."""
@@ -22,7 +22,7 @@ class Scores:
     """How the scores of one head are computed.
 
     pairs: (query, key) pairs that are multiplied.   mask: pairs of the dense mask that is kept.
-    weights: pairs whose softmax is kept, ``copies`` times.   joined: keys and values copied to lay a band's pieces side by side.
+    weights: pairs whose softmax is kept, ``copies`` times.   chosen: numbers kept of the largest scores.   joined: keys and values copied to lay a band's pieces side by side.
     timed: True if the machine chooses among the paths of plain attention.
     """
 
@@ -30,6 +30,7 @@ class Scores:
     mask: int = 0
     weights: int = 0
     copies: int = 1
+    chosen: int = 0
     joined: int = 0
     timed: bool = False
 
@@ -46,15 +47,20 @@ def scores_of(part: Attention, at: Setting) -> Scores:
     """The path for whole sequences of ``at.length`` positions."""
     length, every = at.length, at.length**2
     visible = visible_pairs(part.mask, length)
-    alibi = isinstance(part.relative, Alibi)
-    plain = not alibi and (visible == every or (part.mask.causal and visible == length * (length + 1) // 2))
+    # What is learned for each distance, and all but the largest scores, need every score.
+    if isinstance(part.relative, Shaw) and part.relative.values:
+        return Scores(every, every, every, 2)
+    if part.top_k is not None and part.top_k < length:
+        return Scores(every, every, every, 1, 4 * length * part.top_k)
+    learned = isinstance(part.relative, (Shaw, T5Buckets))
+    plain = not learned and not isinstance(part.relative, Alibi) and (visible == every or (part.mask.causal and visible == length * (length + 1) // 2))
     key_width, value_width = part.dims(at.width)
     # Dropout keeps the weights, what it drew and their product; unequal widths keep torch from its fused kernel.
-    copies = 3 if part.dropout else 1 if key_width != value_width else 0
+    copies = 3 if part.dropout else 1 + isinstance(part.relative, Shaw) if learned else 1 if key_width != value_width else 0
     if length >= 4 * BAND and (tiles := visible_tiles(part.mask, length, BAND)).count < (-(-length // BAND)) ** 2 / 3:
         joined = tiles.pairs // BAND if part.mask.first_visible else 0
-        return Scores(tiles.pairs, tiles.pairs, tiles.pairs if copies else 0, copies, joined)
-    if every > LARGEST_MASK and not plain and not part.dropout:
+        return Scores(tiles.pairs, tiles.pairs, tiles.pairs if copies else 0, copies, joined=joined)
+    if every > LARGEST_MASK and not plain and not learned and not part.dropout:
         # Blocks without a visible key are left out, and the weights are computed again in the backward pass.
         return Scores(visible_tiles(part.mask, length, BAND).pairs)
     # Where the scores are kept, the mask is part of them.
@@ -69,7 +75,7 @@ def attention(part: Attention, at: Setting) -> Share:
     before = linear(at.width, projected, part.bias, at, saved=at.input)
     after = last(linear(part.num_heads * value_width, at.width, part.bias, at))
     scores = scores_of(part, at)
-    return before + after + _projected(part, at, scores) + _scored(part, at, scores) + _remembered(part, at)
+    return before + after + _projected(part, at, scores) + _scored(part, at, scores) + _relative(part, at) + _remembered(part, at)
 
 
 def _projected(part: Attention, at: Setting, scores: Scores) -> Share:
@@ -124,12 +130,26 @@ def _scored(part: Attention, at: Setting, scores: Scores) -> Share:
         masked=flops * (every - visible_pairs(part.mask, at.length)),
         skipped=flops * (every - scores.pairs),
         step=flops * seen,
-        saved=mask + joined + FLOAT * rows * (scores.copies * scores.weights + (0 if tiled else at.length)),
+        saved=mask + joined + FLOAT * rows * (scores.copies * scores.weights + scores.chosen + (0 if tiled else at.length)),
         working=FLOAT * rows * scores.weights * (1 if part.dropout else 2) + tile + (gradients if tiled else 0),
         scores=rows * every * at.item,
         calls=24 + turned,
         step_calls=42 + turned,
     )
+
+
+def _relative(part: Attention, at: Setting) -> Share:
+    """Tables of what is learned for each distance, and the products of queries and weights with them."""
+    if isinstance(part.relative, T5Buckets):
+        return Share(parameters=part.relative.num_buckets * part.num_heads, calls=20, step_calls=20)
+    if not isinstance(part.relative, Shaw):
+        return Share()
+    key_width, value_width = part.dims(at.width)
+    rows, count = at.batch * part.num_heads, 2 * part.relative.max_distance + 1
+    table = count * (key_width + (value_width if part.relative.values else 0))
+    kept = rows * at.length * ((key_width if part.num_heads > 1 else 0) + (count if part.relative.values else 0))
+    inner = Share(parameters=table, matrices=table, flops=2 * rows * at.length * table, step=2 * rows * table)
+    return inner + Share(saved=FLOAT * kept, working=2 * FLOAT * rows * at.length * count, calls=12, step_calls=12)
 
 
 def _remembered(part: Attention, at: Setting) -> Share:

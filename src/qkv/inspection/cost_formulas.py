@@ -210,6 +210,15 @@ def sinusoidal(part: parts.Sinusoidal, at: Setting) -> Share:
     return Share(calls=8, step_calls=8)
 
 
+@formula(parts.LearnedSinusoidal)
+def learned_sinusoidal(part: parts.LearnedSinusoidal, at: Setting) -> Share:
+    """Two linear maps of the sinusoid of each position, once for all rows."""
+    hidden, one = part.hidden or at.width, replace(at, batch=1)
+    kept = (part.activation in _KEEPS_INPUT) * at.length * hidden * at.item
+    maps = linear(at.width, hidden, True, one) + linear(hidden, at.width, True, one)
+    return replace(maps, matrices=0) + Share(saved=kept, calls=9, step_calls=9)
+
+
 @formula(parts.NoPositions)
 def no_positions(part: parts.NoPositions, at: Setting) -> Share:
     """Nothing."""

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qkv.layers.activations import ACTIVATIONS
+from qkv.layers.linear import Linear
 from qkv.ops import positions as ops
 from qkv.spec import parts as spec
 from qkv.spec.errors import UserError
@@ -36,7 +38,26 @@ class Sinusoidal(nn.Module):
         return ops.sinusoid(positions, self.width, self.base)
 
 
-POSITIONS: dict[type[spec.Positions], Callable[[Any, int, int], nn.Module]] = {spec.Learned: Learned, spec.Sinusoidal: Sinusoidal}
+class LearnedSinusoidal(nn.Module):
+    """W2 φ(W1 PE(p) + b1) + b2, PE the sinusoid of the position (Wang et al. 2022)."""
+
+    def __init__(self, part: spec.LearnedSinusoidal, length: int, width: int):
+        super().__init__()
+        self.width, self.base = width, part.base
+        hidden = part.hidden or width
+        self.up, self.down = Linear(width, hidden), Linear(hidden, width)
+        self.activation = ACTIVATIONS[part.activation]
+
+    def forward(self, positions: Tensor) -> Tensor:
+        waves = ops.sinusoid(positions, self.width, self.base).to(self.up.weight.dtype)
+        return self.down(self.activation(self.up(waves)))
+
+
+POSITIONS: dict[type[spec.Positions], Callable[[Any, int, int], nn.Module]] = {
+    spec.Learned: Learned,
+    spec.Sinusoidal: Sinusoidal,
+    spec.LearnedSinusoidal: LearnedSinusoidal,
+}
 
 
 def build_positions(part: spec.Positions, length: int, width: int) -> nn.Module | None:

@@ -10,6 +10,7 @@ from qkv.layers.context import Context
 from qkv.layers.linear import Linear
 from qkv.layers.norms import RMSNorm
 from qkv.layers.positions import rope_frequencies
+from qkv.layers.relative import build_relative
 from qkv.mixers.masks import build_mask
 from qkv.ops import positions as position_ops
 from qkv.ops.attention.choose import attention
@@ -43,6 +44,7 @@ class Attention(Branch):
         self.output = Linear(self.num_heads * self.value_dim, width, bias=part.bias)
         self.query_norm = RMSNorm(RMSNormSpec(), self.head_dim) if part.qk_norm else None
         self.key_norm = RMSNorm(RMSNormSpec(), self.head_dim) if part.qk_norm else None
+        self.relative = build_relative(part, width)
         self.mask = build_mask(part.mask)
         self.scale = 1.0 / (part.temperature * self.head_dim**0.5)
         self.causal = part.causal
@@ -62,8 +64,7 @@ class Attention(Branch):
             k, v, state, sites = self._remembered(k, v, context, state)
         else:
             k, v, state, sites = self._windowed(k, v, context, state)
-        dropout = self.part.dropout if self.training else 0.0
-        out = attention(q, k, v, Problem(self.mask, sites, self.scale, self._slopes(x.device), dropout))
+        out = attention(q, k, v, self._problem(q, sites))
         return self.output(out.transpose(1, 2).flatten(2)), state
 
     def _projected(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,6 +84,13 @@ class Attention(Branch):
     def _rotation(self, rope: Rope, context: Context) -> tuple[Tensor, Tensor]:
         frequencies, magnitude = rope_frequencies(rope, spec.rotary_dim(self.head_dim, rope))
         return position_ops.rotation(context.positions[:, None], frequencies.to(context.positions.device), magnitude)
+
+    def _problem(self, q: Tensor, sites: Sites) -> Problem:
+        dropout = self.part.dropout if self.training else 0.0
+        if self.relative is None:
+            return Problem(self.mask, sites, self.scale, self._slopes(q.device), dropout, top_k=self.part.top_k)
+        added, values = self.relative.added(q, sites, self.scale), self.relative.values(sites)
+        return Problem(self.mask, sites, self.scale, None, dropout, added, self.part.top_k, values)
 
     def _slopes(self, device: torch.device) -> Tensor | None:
         return position_ops.alibi_slopes(self.num_heads, device) if isinstance(self.part.relative, Alibi) else None

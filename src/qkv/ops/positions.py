@@ -95,3 +95,26 @@ def alibi_slopes(num_heads: int, device: torch.device | None = None) -> Tensor:
 def yarn_magnitude(factor: float) -> float:
     """0.1 ln(factor) + 1: what cos and sin are multiplied by, so that logits grow by its square (Peng et al. 2023)."""
     return 0.1 * math.log(factor) + 1.0
+
+
+def clipped_distances(query: Tensor, key: Tensor, reach: int) -> Tensor:
+    """clip(j - i, -reach, reach) + reach, between 0 and 2 reach. Positions query (…, N), key (…, M) -> (…, N, M)."""
+    return (key[..., None, :] - query[..., :, None]).clamp(-reach, reach) + reach
+
+
+def distance_buckets(distance: Tensor, num_buckets: int, max_distance: int, causal: bool) -> Tensor:
+    """The bucket of each key minus query distance, between 0 and num_buckets - 1 (T5, Raffel et al. 2020).
+
+    With n the distance back and b buckets: n itself below b / 2, then b/2 + b/2 · log(n / (b/2)) / log(max_distance / (b/2)), at most b - 1.
+    Causal: later keys count as distance 0. Else they have the upper half of the buckets, and b is half of them.
+    """
+    first = torch.zeros_like(distance)
+    if not causal:
+        num_buckets //= 2
+        first = (distance > 0).long() * num_buckets
+    back = (-distance).clamp(min=0) if causal else distance.abs()
+    exact = num_buckets // 2
+    # In this order and in fp32, so that borders fall as in the published models.
+    share = torch.log(back.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    far = (exact + (share * (num_buckets - exact)).long()).clamp(max=num_buckets - 1)
+    return first + torch.where(back < exact, back, far)

@@ -51,6 +51,7 @@ def heads_divide(width: int, num_heads: int) -> list[Problem]:
 class Attention(Branch, kind="attention"):
     """concat_h(softmax(Q_h K_g^T / (temperature √Dk) + bias, masked) V_g) W_o (Vaswani et al. 2017).
 
+    ``top_k`` leaves weight to the k largest logits of a query alone (Gupta et al. 2021); 1 is a hard lookup.
     ``num_kv_heads`` < ``num_heads`` shares each K/V head g by a group of query heads (Ainslie et al. 2023); 1 is multi-query (Shazeer 2019).
     """
 
@@ -61,6 +62,7 @@ class Attention(Branch, kind="attention"):
     mask: Mask = Causal()
     relative: Relative = NoRelative()
     temperature: float = Field(default=1.0, gt=0)
+    top_k: int | None = Field(default=None, gt=0, description="only so many of the largest logits of a query keep weight; default: all")
     bias: bool = True
     qk_norm: bool = Field(default=False, description="RMSNorm of each query and key over its head width")
     dropout: float = Field(default=0.0, ge=0, lt=1)

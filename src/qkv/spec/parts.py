@@ -7,6 +7,9 @@ from typing import Literal
 from pydantic import Field
 
 from qkv.spec.base import Part
+from qkv.spec.errors import Problem
+
+Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "identity"]
 
 
 class Norm(Part, slot=True):
@@ -76,6 +79,14 @@ class Sinusoidal(Positions, kind="sinusoidal"):
     base: float = Field(default=10000.0, gt=1)
 
 
+class LearnedSinusoidal(Positions, kind="learned_sinusoidal"):
+    """W2 φ(W1 PE(p) + b1) + b2: the sinusoid of a position through a feed-forward net (Wang et al. 2022)."""
+
+    base: float = Field(default=10000.0, gt=1)
+    hidden: int | None = Field(default=None, gt=0, description="default: the width of the position vectors")
+    activation: Activation = "gelu"
+
+
 class NoPositions(Positions, kind="none"):
     """Nothing: a causal model can learn order without (NoPE, Haviv et al. 2022)."""
 
@@ -135,8 +146,32 @@ class Alibi(Relative, kind="alibi"):
     """-m_h (i - j) added to the logits, slopes m_h = 2^(-8h/H) (Press et al. 2022)."""
 
 
+class Shaw(Relative, kind="shaw"):
+    """q_i · r_c / (temperature √Dk) added to the logits, c = clip(j - i, -k, k), the vectors r shared by all heads (Shaw et al. 2018).
+
+    With ``values`` a vector of c joins each value as well.
+    """
+
+    max_distance: int = Field(default=16, gt=0, description="k: what is further away counts as this far")
+    values: bool = False
+
+
+class T5Buckets(Relative, kind="t5"):
+    """A learned number for each head and bucket of j - i added to the logits (T5, Raffel et al. 2020).
+
+    Half of the buckets hold one distance each, the others ever more of them up to ``max_distance``, beyond which all share the last. Under
+    a mask that is not causal, earlier and later keys have half of the buckets each.
+    """
+
+    num_buckets: int = Field(default=32, ge=4)
+    max_distance: int = Field(default=128, gt=0)
+
+    def problems(self) -> list[Problem]:
+        if self.max_distance > self.num_buckets // 2:
+            return []
+        least = self.num_buckets // 2 + 1
+        return [Problem(("max_distance",), f"{self.max_distance} is within the buckets of one distance each; give at least {least}")]
+
+
 class NoRelative(Relative, kind="none"):
     """Content alone."""
-
-
-Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "identity"]

@@ -29,11 +29,17 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BL
         if not bands:
             outs.append(q.new_zeros(*q.shape[:2], queries.stop - queries.start, v.shape[-1]))
             continue
-        sites = [problem.sites.part(queries, band) for band in bands]
-        part = replace(problem, sites=replace(sites[0], key=torch.cat([s.key for s in sites], 1)))
+        part = _beside([problem.part(queries, band) for band in bands])
         keys, values = (torch.cat([t[:, :, band] for band in bands], 2) if len(bands) > 1 else t[:, :, bands[0]] for t in (k, v))
         outs.append(sdpa.attention(q[:, :, queries], keys, values, part))
     return torch.cat(outs, 2)
+
+
+def _beside(parts: list[Problem]) -> Problem:
+    """The problem of the same queries and the keys of all parts."""
+    first = parts[0]
+    added = None if first.added is None else torch.cat([part.added for part in parts if part.added is not None], 3)
+    return replace(first, sites=replace(first.sites, key=torch.cat([part.sites.key for part in parts], 1)), added=added)
 
 
 def _joined(parts: list[slice]) -> list[slice]:

@@ -30,7 +30,7 @@ BLOCK = 256
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BLOCK) -> Tensor:
-    """O (B, H, N, Dv); see ``reference`` for the shapes. Dropout is not offered here."""
+    """O (B, H, N, Dv); see ``reference`` for the shapes. Dropout is not offered here, nor a gradient of what is added."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
@@ -56,11 +56,11 @@ def _scores(q: Tensor, k: Tensor, problem: Problem, where: tuple[slice, slice, b
     """Scores of one block, hidden keys at -inf; (B, H, queries, keys), fp32 or wider."""
     queries, keys, all_visible = where
     s = (problem.scale * q[:, :, queries] @ k[:, :, keys].transpose(-1, -2)).to(_wide(q))
-    sites = problem.sites.part(queries, keys)
-    bias = problem.bias(sites)
+    part = problem.part(queries, keys)
+    bias = part.bias()
     if bias is not None:
         s = s + bias
-    return s if all_visible else s.masked_fill(~sites.visible(problem.mask, q.shape[1]), -torch.inf)
+    return s if all_visible else s.masked_fill(~part.sites.visible(problem.mask, q.shape[1]), -torch.inf)
 
 
 def _wide(t: Tensor) -> torch.dtype:

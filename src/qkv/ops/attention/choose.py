@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qkv.ops import onednn
-from qkv.ops.attention import banded, blockwise, boxed, fused_onednn, reference, sdpa, tiled
+from qkv.ops.attention import banded, blockwise, boxed, fused_onednn, reference, sdpa, tiled, top_k
 from qkv.ops.attention.problem import Problem
 from qkv.ops.choices import Choice, choose, fastest
 from qkv.ops.masks import Causal, Sites
@@ -20,6 +20,7 @@ TWINS: dict[str, Callable[[Tensor, Tensor, Tensor, Problem], Tensor]] = {
     "tiled": tiled.attention,
     "banded": banded.attention,
     "blockwise": blockwise.attention,
+    "top k": top_k.attention,
 }
 # A dense mask above this many booleans is not built.
 _LARGEST_MASK = 1 << 24
@@ -39,6 +40,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
 def choice(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Choice:
     """The twin for these shapes, and why."""
     num_queries, num_keys = q.shape[2], k.shape[2]
+    if problem.values is not None:
+        return _fixed("relative values", "reference", "the weights themselves meet what joins the values, so all of them are kept")
+    if problem.chooses(num_keys):
+        return _fixed(
+            "top k",
+            "top k",
+            "the largest are looked for among all scores that the mask shows; none is skipped or streamed, also under a window",
+        )
     if num_queries == 1:
         return _fixed("one query", "sdpa", "one fused pass over the keys")
     if _sees_a_band(problem, num_queries, num_keys):
@@ -47,6 +56,8 @@ def choice(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Choice:
         if q.device.type != "cpu" or problem.dropout or q.shape[3] != v.shape[3] or q.shape[:3].numel() * num_keys < _SMALLEST:
             return _fixed("sequence", "sdpa", "the fused kernel stores no scores")
         return _timed(q.dtype, num_queries, torch.is_grad_enabled())
+    if problem.added is not None and problem.added.requires_grad:
+        return _fixed("added scores", "sdpa", "what is added learns from every score: they are kept, and the mask is joined with it")
     if num_queries * num_keys > _LARGEST_MASK and problem.dropout == 0.0:
         return _fixed("long, irregular mask", "blockwise", "a dense mask would not fit; memory stays linear in the length")
     return _fixed("irregular mask", "sdpa", "the fused kernel stores no scores")
@@ -67,7 +78,7 @@ def _sees_a_band(problem: Problem, num_queries: int, num_keys: int) -> bool:
 def _is_plain(problem: Problem, num_queries: int, num_keys: int) -> bool:
     """True for causal or full attention of a sequence to itself, nothing else."""
     sites = problem.sites
-    if problem.slopes is not None or not sites.aligned or num_queries != num_keys:
+    if problem.slopes is not None or problem.added is not None or not sites.aligned or num_queries != num_keys:
         return False
     return problem.mask.sees_all(sites.span()) or sdpa.is_causal_here(problem)
 

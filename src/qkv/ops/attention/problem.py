@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from qkv.ops.masks import Mask, Sites
+
+
+@dataclass(frozen=True)
+class RelativeValues:
+    """A vector of ``table`` (R, Dv) joins each value: Σ_j P_ij (v_j + table[index_ij]). index (B or 1, N, M)."""
+
+    table: Tensor
+    index: Tensor
 
 
 @dataclass(frozen=True)
@@ -17,6 +25,9 @@ class Problem:
     scale: what the dot products are multiplied by, 1 / (temperature √Dk).
     slopes (H): ALiBi's, subtracted times the distance; None without.
     dropout: share of weights set to 0, the rest divided by what is left.
+    added (B or 1, H or 1, N, M): joins the scaled scores, gradients included; None without.
+    top_k: only so many of the largest scores of a query keep weight; None for all.
+    values: what joins the values by their distance; None without.
     """
 
     mask: Mask
@@ -24,11 +35,24 @@ class Problem:
     scale: float
     slopes: Tensor | None = None
     dropout: float = 0.0
+    added: Tensor | None = None
+    top_k: int | None = None
+    values: RelativeValues | None = None
 
-    def bias(self, sites: Sites | None = None) -> Tensor | None:
-        """ALiBi's -m_h (i - j), (B or 1, H, N, M), or None."""
+    def bias(self) -> Tensor | None:
+        """What joins the scores: ALiBi's -m_h (i - j) and what is added, (B or 1, H or 1, N, M), or None."""
         if self.slopes is None:
-            return None
-        sites = sites or self.sites
-        distance = sites.query[:, None, :, None] - sites.key[:, None, None, :]
-        return -self.slopes[None, :, None, None] * distance
+            return self.added
+        distance = self.sites.query[:, None, :, None] - self.sites.key[:, None, None, :]
+        slope = -self.slopes[None, :, None, None] * distance
+        return slope if self.added is None else slope + self.added
+
+    def part(self, queries: slice, keys: slice) -> Problem:
+        """The problem of some of the queries and keys."""
+        added = None if self.added is None else self.added[:, :, queries, keys]
+        values = None if self.values is None else replace(self.values, index=self.values.index[:, queries, keys])
+        return replace(self, sites=self.sites.part(queries, keys), added=added, values=values)
+
+    def chooses(self, num_keys: int) -> bool:
+        """True if ``top_k`` leaves some of so many keys out."""
+        return self.top_k is not None and self.top_k < num_keys

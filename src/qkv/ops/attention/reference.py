@@ -2,6 +2,9 @@
 
     P = softmax(scale · Q K^T + bias, hidden keys at -inf)        O = P V
 
+With ``top_k`` all but the k largest scores of a query are at -inf as well (Gupta et al. 2021). With ``values`` a vector that depends on the
+distance joins each value: O_i = Σ_j P_ij (v_j + r_ij) (Shaw et al. 2018).
+
     q (B, H, N, Dk)   k (B, G, M, Dk)   v (B, G, M, Dv)   P (B, H, N, M)   O (B, H, N, Dv)
 
 G divides H: head h reads the K/V head h // (H / G) (grouped-query attention, Ainslie et al. 2023). N and M, Dk and Dv
@@ -26,6 +29,10 @@ def weights(q: Tensor, k: Tensor, problem: Problem) -> Tensor:
         scores = scores + bias
     visible = problem.sites.visible(problem.mask, q.shape[1])
     scores = scores.masked_fill(~visible, -torch.inf)
+    if problem.chooses(k.shape[2]):
+        assert problem.top_k is not None
+        left_out = torch.ones_like(scores, dtype=torch.bool).scatter(-1, scores.topk(problem.top_k).indices, False)
+        scores = scores.masked_fill(left_out, -torch.inf)
     # A row of nothing but -inf would be NaN; it is replaced before the softmax, so that its gradient is 0 as well.
     blind = ~visible.any(-1, keepdim=True)
     return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0).to(q.dtype)
@@ -34,4 +41,9 @@ def weights(q: Tensor, k: Tensor, problem: Problem) -> Tensor:
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
     """O (B, H, N, Dv)."""
     p = F.dropout(weights(q, k, problem), problem.dropout)
-    return p @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+    out = p @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+    if problem.values is None:
+        return out
+    index = problem.values.index[:, None].expand(p.shape)
+    by_distance = p.new_zeros(*p.shape[:3], problem.values.table.shape[0]).scatter_add(-1, index, p)
+    return out + by_distance @ problem.values.table.to(p.dtype)

@@ -14,7 +14,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
     """O (B, H, N, Dv); see ``reference`` for the shapes."""
     sites, grouped = problem.sites, q.shape[1] != k.shape[1]
     options = {"scale": problem.scale, "dropout_p": problem.dropout, "enable_gqa": grouped}
-    if problem.slopes is None:
+    if problem.slopes is None and problem.added is None:
         if sites.full or (sites.aligned and problem.mask.sees_all(sites.span())):
             return F.scaled_dot_product_attention(q, k, v, **options)
         if sites.aligned and q.shape[2] == k.shape[2] and is_causal_here(problem):

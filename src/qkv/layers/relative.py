@@ -1,0 +1,75 @@
+"""Learned position information inside attention: what joins its scores, and what joins its values."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.ops.attention.problem import RelativeValues
+from qkv.ops.masks import Sites
+from qkv.ops.positions import clipped_distances, distance_buckets
+from qkv.spec import branches, parts
+
+
+class Relative(nn.Module):
+    """A part of attention that knows where queries and keys stand."""
+
+    def added(self, q: Tensor, sites: Sites, scale: float) -> Tensor:
+        """What joins the scaled scores, (B or 1, H, N, M). q (B, H, N, Dk); scale: what the scores are multiplied by."""
+        raise NotImplementedError
+
+    def values(self, sites: Sites) -> RelativeValues | None:
+        """What joins the values, or None."""
+        return None
+
+
+class Shaw(Relative):
+    """scale · q_i · r_c, c = clip(j - i, -k, k) (Shaw et al. 2018). keys (2 k + 1, Dk), shared by all heads; values (2 k + 1, Dv) or None.
+
+    Starts at 0, as attention by content alone.
+    """
+
+    def __init__(self, part: parts.Shaw, widths: tuple[int, int]):
+        super().__init__()
+        self.reach, count = part.max_distance, 2 * part.max_distance + 1
+        self.key_table = nn.Parameter(torch.zeros(count, widths[0]))
+        self.value_table = nn.Parameter(torch.zeros(count, widths[1])) if part.values else None
+
+    def _index(self, sites: Sites) -> Tensor:
+        return clipped_distances(sites.query, sites.key, self.reach)
+
+    def added(self, q: Tensor, sites: Sites, scale: float) -> Tensor:
+        by_distance = (q * scale) @ self.key_table.t().to(q.dtype)
+        return by_distance.gather(-1, self._index(sites)[:, None].expand(*q.shape[:3], -1))
+
+    def values(self, sites: Sites) -> RelativeValues | None:
+        return None if self.value_table is None else RelativeValues(self.value_table, self._index(sites))
+
+
+class T5Buckets(Relative):
+    """table[bucket(j - i)], one number a head, not scaled (Raffel et al. 2020). table (buckets, H).
+
+    Each layer has a table of its own, where T5 shares that of the first. Starts at 0, as attention by content alone.
+    """
+
+    def __init__(self, part: parts.T5Buckets, num_heads: int, causal: bool):
+        super().__init__()
+        self.part, self.causal = part, causal
+        self.table = nn.Parameter(torch.zeros(part.num_buckets, num_heads))
+
+    def added(self, q: Tensor, sites: Sites, scale: float) -> Tensor:
+        distance = sites.key[:, None, :] - sites.query[:, :, None]
+        buckets = distance_buckets(distance, self.part.num_buckets, self.part.max_distance, self.causal)
+        return F.embedding(buckets, self.table).permute(0, 3, 1, 2).to(q.dtype)
+
+
+def build_relative(part: branches.Attention, width: int) -> Relative | None:
+    """The module of a relative part that has weights; None of the others."""
+    match part.relative:
+        case parts.Shaw():
+            return Shaw(part.relative, part.dims(width))
+        case parts.T5Buckets():
+            return T5Buckets(part.relative, part.num_heads, part.causal)
+        case _:
+            return None

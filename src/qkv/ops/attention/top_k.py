@@ -1,0 +1,46 @@
+"""Attention in which only the k largest scores of a query keep weight (Gupta et al. 2021), a block of queries at a time.
+
+    S = scale · Q K^T + bias, hidden keys at -inf     t = the k largest of a row     P = softmax(t) at their places, 0 elsewhere     O = P V
+
+The softmax and its gradient run over k numbers and not over all keys; gradients reach the chosen keys alone. Without gradients memory is
+that of one block of scores.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.ops.attention.problem import Problem
+
+BLOCK = 1 << 22
+"""About how many scores a block holds."""
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BLOCK) -> Tensor:
+    """O (B, H, N, Dv); see ``reference`` for the shapes. What joins the values is not offered here."""
+    rows = max(1, block // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
+    parts = [slice(first, min(first + rows, q.shape[2])) for first in range(0, q.shape[2], rows)]
+    outs = [_block(q[:, :, part], k, v, problem.part(part, slice(None))) for part in parts]
+    return torch.cat(outs, 2) if outs else q.new_zeros(*q.shape[:3], v.shape[-1])
+
+
+def _block(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
+    scores = _product(q * problem.scale, k.transpose(-1, -2))
+    bias = problem.bias()
+    if bias is not None:
+        scores = scores + bias
+    visible = problem.sites.visible(problem.mask, q.shape[1])
+    largest, places = scores.masked_fill(~visible, -torch.inf).topk(min(problem.top_k or k.shape[2], k.shape[2]), sorted=False)
+    blind = ~visible.any(-1, keepdim=True)
+    p = largest.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+    p = F.dropout(p, problem.dropout).to(q.dtype)
+    return _product(p.new_zeros(scores.shape).scatter(-1, places, p), v)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a (B, H, N, I) b (B, G, I, J), each group's b met by all of its heads at once."""
+    heads, groups = a.shape[1], b.shape[1]
+    joined = a.unflatten(1, (groups, heads // groups)).flatten(2, 3) @ b
+    return joined.unflatten(2, (heads // groups, a.shape[2])).flatten(1, 2)
