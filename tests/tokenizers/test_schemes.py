@@ -211,4 +211,4 @@ def test_sizes_that_cannot_be_are_refused(text: str) -> None:
     kind, _, field = text.rstrip(")").partition("(")
     name, _, value = field.partition("=")
     with pytest.raises(SpecError, match=name):
-        spec.Tokenizer.kinds()[kind].parse({"kind": kind, name: int(value)})
+        spec.Tokenizer.kinds()[kind].parse({name: int(value)})

@@ -27,6 +27,7 @@ COMMANDS = {
     "evaluate": "Measure a trained model on held-out text.",
     "cost": "Count parameters, operations, memory and time.",
     "why": "Say which implementation of each operation runs here, why, and what it gains.",
+    "tokenizer": "Train a tokenizer on text files, or show how one cuts a text.",
     "info": "Show this installation, or what a run folder holds.",
     "schema": "Print the JSON schema of recipes, for editors.",
     "demo": "Train on the documentation that comes with Python, without a download.",

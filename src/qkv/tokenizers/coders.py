@@ -9,7 +9,7 @@ import json
 import re
 import string
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -69,7 +69,7 @@ CODE_UNITS = Units(
 # BERT drops three of the spaces as control characters, before it looks for spaces.
 BERT_SPACE = r"\t\n\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 
-UNITS: list[tuple[type, list[dict[str, object] | None], dict[str, object], Units]] = [
+UNITS: list[tuple[type, list[Any], Mapping[str, object], Units]] = [
     (models.WordLevel, [None, LOWERCASE], WORDS, _runs(SPACE)),
     (models.WordLevel, [None, LOWERCASE], WORD_LIST, _runs(SPACE)),
     (models.BPE, [None], BYTE_WORDS, BYTE_WORD_UNITS),

@@ -1,0 +1,106 @@
+"""``qkv tokenizer``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qkv.spec import tokenizers as spec
+from qkv.spec.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from qkv.data.text import Text
+
+EXAMPLES = """\
+qkv tokenizer train my.txt --kind wordpiece --vocab-size 8000 --out tokenizer.json
+qkv tokenizer train src/*.py --kind code
+qkv tokenizer show tokenizer.json "How is this cut?"
+"""
+
+_ACTIONS = ("train", "show")
+_MEASURED = 1 << 18
+
+
+def tokenizer_command(
+    action: Annotated[str, typer.Argument(metavar="train|show", help="Make a tokenizer of texts, or see what one does to a text.")],
+    inputs: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE... | TOKENIZER TEXT", help="Text files, packed with gzip or not; or what to show.")
+    ] = None,
+    kind: Annotated[str, typer.Option(help="The scheme, such as bpe, wordpiece, unigram, words or code.")] = "bpe",
+    vocab_size: Annotated[int | None, typer.Option(help="Ids at most; default: the scheme's.")] = None,
+    lowercase: Annotated[bool | None, typer.Option(help="Whether capitals become small letters; default: the scheme's.")] = None,
+    min_frequency: Annotated[int | None, typer.Option(help="How often a word must stand in the text; default: the scheme's.")] = None,
+    out: Annotated[Path, typer.Option(help="The file that is written.")] = Path("tokenizer.json"),
+) -> None:
+    """Train a tokenizer on text files and write it as a tokenizer.json, or show the pieces of a text with their ids and places."""
+    given = inputs or []
+    if action == "train":
+        fields = {"vocab_size": vocab_size, "lowercase": lowercase, "min_frequency": min_frequency}
+        _train(_scheme(kind, {name: value for name, value in fields.items() if value is not None}), given, out)
+    elif action == "show":
+        if len(given) != 2:
+            raise UserError(
+                f'show takes a tokenizer and one text, as in: qkv tokenizer show tokenizer.json "a text"; {len(given)} were given'
+            )
+        _show(*given)
+    else:
+        raise UserError(f"a tokenizer cannot {action!r}; {nearest(action, _ACTIONS)}")
+
+
+def _scheme(kind: str, fields: dict[str, Any]) -> spec.Tokenizer:
+    kinds = {name: part for name, part in spec.Tokenizer.kinds().items() if part is not spec.TokenizerFile}
+    if kind not in kinds:
+        raise UserError(f"there is no tokenizer {kind!r} to train; {nearest(kind, kinds)}")
+    for name in fields:
+        if name not in kinds[kind].model_fields:
+            having = ", ".join(sorted(other for other, part in kinds.items() if name in part.model_fields))
+            raise UserError(f"--{name.replace('_', '-')} does not go with the tokenizer {kind!r}; kinds that it goes with: {having}")
+    return kinds[kind].parse(fields)
+
+
+def _train(scheme: spec.Tokenizer, files: list[str], out: Path) -> None:
+    from qkv.data.text import Text
+    from qkv.report.table import print_table
+    from qkv.tokenizers.train import train, trainer_of
+
+    sample = trainer_of(scheme).sample
+    if not files and sample != 0:
+        raise UserError(f"the tokenizer {scheme.kind!r} is learned from text; name at least one text file")
+    texts = [Text.of_file(Path(name).expanduser(), name) for name in files]
+    characters = sum(text.characters() for text in texts)
+    if not characters and sample != 0:
+        raise UserError(f"there is no text in {', '.join(files)}")
+    made = train(scheme, _pieces(texts, characters, sample) if sample != 0 else ())
+    made.save(out)
+    rows: list[tuple[str, object]] = [("kind", scheme.kind), ("ids", made.vocab_size), ("characters read", characters)]
+    if first := "".join(next(_pieces([text], characters, None), "") for text in texts)[:_MEASURED]:
+        rows.append(("characters an id", round(len(first) / max(1, len(made.encode_array(first))), 2)))
+    print_table(str(out), ["what", "value"], rows)
+
+
+def _pieces(texts: list[Text], characters: int, most: int | None) -> Iterator[str]:
+    """The texts in pieces that end at white space, evenly spread where there is more of them than the trainer needs."""
+    from qkv.data.documents import pieces
+    from qkv.tokenizers.coders import SpaceBorders
+
+    every = max(1, -(-characters // most)) if most else 1
+    blocks = (block for text in texts for block in pieces(text.blocks(), SpaceBorders(), None))
+    for i, block in enumerate(blocks):
+        if i % every == 0:
+            yield from block.texts
+
+
+def _show(file: str, text: str) -> None:
+    from qkv.report.table import print_table
+    from qkv.tokenizers.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(file)
+    ids, spans = tokenizer.encode_offsets(text)
+    rows = [
+        (tokenizer.core.id_to_token(index), index, begin, end, repr(text[begin:end]))
+        for index, (begin, end) in zip(ids, spans, strict=True)
+    ]
+    print_table(f"{len(text):,} characters, {len(ids):,} ids", ["piece", "id", "begin", "end", "text"], rows)
