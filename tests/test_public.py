@@ -30,6 +30,7 @@ NAMES = {
     "generate",
     "load",
     "override",
+    "predict",
     "read_model",
     "read_recipe",
     "spec",

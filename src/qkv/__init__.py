@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from qkv.library import find_recipe as find_recipe
     from qkv.library import generate as generate
     from qkv.library import load as load
+    from qkv.library import predict as predict
     from qkv.library import train as train
     from qkv.models.build import build as build
     from qkv.spec.errors import SpecError as SpecError
@@ -57,6 +58,7 @@ _HOMES = {
     "generate": "qkv.library",
     "load": "qkv.library",
     "override": "qkv.spec.overrides",
+    "predict": "qkv.library",
     "read_model": "qkv.spec.yaml_io",
     "read_recipe": "qkv.spec.yaml_io",
     "train": "qkv.library",
@@ -79,6 +81,7 @@ __all__ = [
     "generate",
     "load",
     "override",
+    "predict",
     "read_model",
     "read_recipe",
     "spec",

@@ -109,10 +109,26 @@ def generate(run: Run | str | Path, prompt: str = "", **options: Any) -> str:
 
 
 def evaluate(run: Run | str | Path, split: str = "validation", batches: int | None = None) -> dict[str, float]:
-    """Loss (nats a token), perplexity, bits a token, character and byte of a run over one split: all of it, or so many batches."""
+    """The figures of a run's task over one split, "train", "validation" or "test": all of it, or so many batches.
+
+    Of a language model loss (nats a token), perplexity, bits a token, character and byte; of other tasks accuracy, BLEU and so on, which
+    are measured where all of the split is. Raises ``UserError``.
+    """
     from qkv.training.run import evaluate as evaluate_run
 
-    return evaluate_run(load(run) if isinstance(run, (str, Path)) else run, split, batches)
+    return evaluate_run(load(run) if isinstance(run, (str, Path)) else run, split, batches).figures
+
+
+def predict(run: Run | str | Path, *inputs: Any) -> list[dict[str, Any]]:
+    """What a run's model answers to each input, as plain data; the key ``answer`` is for people.
+
+    An input is a text, or a mapping where the task asks for more than one (``{"context": …, "question": …}``). Raises ``UserError``.
+    """
+    from qkv.training.run import predict as predict_run
+    from qkv.training.run import rows_for
+
+    loaded = load(run) if isinstance(run, (str, Path)) else run
+    return predict_run(loaded, rows_for(loaded, inputs))
 
 
 def cost(spec: Model | Recipe, batch_size: int | None = None, length: int | None = None, precision: str | None = None) -> Cost:

@@ -20,7 +20,7 @@ from qkv.spec.data import Batching
 from qkv.spec.masks import Mask
 from qkv.spec.model import Block, Frontend
 from qkv.spec.parts import Activation, Norm, Positions, Relative, Residual, RopeScaling
-from qkv.spec.recipe import Task
+from qkv.spec.tasks import Task
 from qkv.spec.tokenizers import Tokenizer
 from qkv.spec.training import Optimizer, Schedule
 

@@ -26,7 +26,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "models": BELOW_MODELS,
     "tokenizers": ("spec",),
     "data": ("spec", "tokenizers"),
-    "tasks": BELOW_TASKS,
+    "tasks": (*BELOW_TASKS, "generation"),
     "generation": BELOW_TASKS,
     "inspection": BELOW_TASKS,
     "interop": BELOW_TASKS,

@@ -18,7 +18,7 @@ from qkv.spec import parts
 from qkv.spec.errors import UserError
 from qkv.spec.masks import Causal, Full, Window
 from qkv.spec.model import Block, Model, Text
-from qkv.spec.recipe import NextToken
+from qkv.spec.tasks import NextToken
 from qkv.spec.training import Muon, Training
 from qkv.tasks.next_token import NextTokenTask
 from qkv.training.optimisers import build_optimizer

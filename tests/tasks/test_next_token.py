@@ -16,11 +16,11 @@ from qkv.models.build import build
 from qkv.models.heads import LanguageModelHead
 from qkv.spec.heads import LanguageModelHead as HeadSpec
 from qkv.spec.model import Model, Text
-from qkv.spec.recipe import NextToken
+from qkv.spec.tasks import NextToken
 from qkv.tasks import next_token
 from qkv.tasks.cross_entropy import chunked_cross_entropy, cross_entropy
 from qkv.tasks.registry import build_task
-from qkv.tasks.task import Scale
+from qkv.tasks.task import Scale, Totals
 
 
 def head(vocab: int, width: int, dtype: torch.dtype = torch.float64, **spec: object) -> LanguageModelHead:
@@ -131,7 +131,7 @@ def test_the_tap_sees_every_branch() -> None:
 
 
 def test_figures_are_those_of_the_definitions() -> None:
-    figures = build_task(NextToken()).metrics(math.log(2) * 30, 10, Scale(characters_per_token=4, bytes_per_token=5))
+    figures = build_task(NextToken()).figures(Totals(math.log(2) * 30, 10), Scale(characters_per_token=4, bytes_per_token=5))
     assert figures == pytest.approx(
         {"loss": 3 * math.log(2), "perplexity": 8, "bits_per_token": 3, "bits_per_character": 0.75, "bits_per_byte": 0.6}
     )
@@ -139,5 +139,5 @@ def test_figures_are_those_of_the_definitions() -> None:
 
 def test_figures_of_nothing_and_of_too_much_are_no_error() -> None:
     task = build_task(NextToken())
-    assert math.isnan(task.metrics(0.0, 0, Scale(1, 1))["loss"])
-    assert task.metrics(1e6, 1, Scale(1, 1))["perplexity"] == math.inf
+    assert math.isnan(task.figures(Totals(0.0, 0), Scale(1, 1))["loss"])
+    assert task.figures(Totals(1e6, 1), Scale(1, 1))["perplexity"] == math.inf

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 
 from qkv.data.batches import Batches
 from qkv.data.corpus import open_corpus
+from qkv.data.vocabulary import Vocabulary
 from qkv.inspection.cost import cost
 from qkv.inspection.machine import Machine, processor_name
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import BPE, Characters
+from qkv.tasks.material import with_vocabulary
 from qkv.training import automatic as module
 from qkv.training.automatic import EPOCHS, MINUTES, automatic, expected_loss
-from qkv.training.setup import with_vocabulary
 
 SMALL = Machine("a processor", {"fp32": 4e11, "bf16": 8e11}, 4.8e10, 6e-6)
 LARGE = Machine("ten of them", {"fp32": 4e12, "bf16": 8e12}, 4.8e11, 1e-6)
@@ -82,7 +83,7 @@ def test_a_short_text_can_be_trained_on(tmp_path: Path, characters: int) -> None
     path.write_text(("all work and no play makes a dull text\n" * 1000)[:characters])
     recipe = automatic(str(path), machine=SMALL)
     corpus = open_corpus(recipe.data)
-    filled = with_vocabulary(recipe, corpus.tokenizer)
+    filled = with_vocabulary(recipe, Vocabulary(corpus.tokenizer, corpus.tokenizer))
     batches = Batches(corpus, filled.data.batching, filled.training.batch_size, filled.model.context_length)
     assert batches.batch(0).ids.shape == (filled.training.batch_size, filled.model.context_length)
     assert filled.training.steps >= 300

@@ -12,10 +12,11 @@ from torch.nn import functional as F
 
 from qkv.data.batches import Batches
 from qkv.data.corpus import open_corpus
+from qkv.data.vocabulary import Vocabulary
 from qkv.models.build import build
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
-from qkv.training import setup
+from qkv.tasks.material import with_vocabulary
 from qkv.training.events import Ended, Event, Notice, Stepped, Validated
 from qkv.training.files import read_tensors
 from qkv.training.loop import train
@@ -36,7 +37,7 @@ def test_losses_norms_and_weights_are_those_of_a_plain_loop(text: Path, tmp_path
 
     corpus = open_corpus(recipe.data)
     batches = Batches(corpus, recipe.data.batching, 4, 16, recipe.training.seed)
-    model = build(setup.with_vocabulary(recipe, corpus.tokenizer).model, recipe.training.seed)
+    model = build(with_vocabulary(recipe, Vocabulary(corpus.tokenizer, corpus.tokenizer)).model, recipe.training.seed)
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]

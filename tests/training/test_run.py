@@ -54,10 +54,10 @@ def windowed_loss(run: Run, ids: np.ndarray) -> float:
 @pytest.mark.parametrize("split", ["validation", "train"])
 def test_evaluation_covers_every_target_of_a_split_once(straight: Path, split: str) -> None:
     run = load(straight)
-    figures = evaluate(run, split)
+    figures = evaluate(run, split).figures
     corpus = open_corpus(run.recipe.data, run.tokenizer)
     ids = corpus.splits[split].ids
-    assert figures["tokens"] == len(ids) - 1
+    assert figures["targets"] == len(ids) - 1
     assert figures["loss"] == pytest.approx(windowed_loss(run, ids), rel=1e-5)
     assert figures["perplexity"] == pytest.approx(math.exp(figures["loss"]))
     counts = corpus.splits[split].counts
@@ -68,8 +68,8 @@ def test_evaluation_covers_every_target_of_a_split_once(straight: Path, split: s
 
 def test_evaluation_repeats_what_training_measured(straight: Path) -> None:
     run = load(straight)
-    assert evaluate(run, batches=2)["loss"] == run.val_loss
-    assert evaluate(run, batches=2)["tokens"] == 2 * 3 * 16
+    assert evaluate(run, batches=2).figures["loss"] == run.val_loss
+    assert evaluate(run, batches=2).figures["targets"] == 2 * 3 * 16
 
 
 def test_an_unknown_split_is_refused(straight: Path) -> None:

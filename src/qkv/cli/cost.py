@@ -20,7 +20,7 @@ from qkv.spec.errors import UserError, nearest
 from qkv.spec.model import Model, Text
 from qkv.spec.overrides import assignments, override
 from qkv.spec.recipe import Recipe
-from qkv.spec.tokenizers import BPE, Bytes, Words
+from qkv.spec.tokenizers import BPE, Bytes, Code, Unigram, WordList, WordPiece, Words
 from qkv.spec.training import Training
 from qkv.spec.yaml_io import read_spec
 
@@ -77,7 +77,7 @@ def _with_vocabulary(recipe: Recipe) -> Model:
     model, tokenizer = recipe.model, recipe.data.tokenizer
     if not isinstance(model.frontend, Text) or model.frontend.vocab_size is not None:
         return model
-    if isinstance(tokenizer, (BPE, Words)):
+    if isinstance(tokenizer, (BPE, Code, Unigram, WordList, WordPiece, Words)):
         ids = tokenizer.vocab_size
     elif isinstance(tokenizer, Bytes):
         ids = 256
@@ -149,7 +149,7 @@ def _probed() -> Machine:
 
 def _checked(counted: Cost, machine: Machine | None) -> list[Row]:
     from qkv.inspection.measure import Update, check
-    from qkv.spec.recipe import NextToken
+    from qkv.spec.tasks import NextToken
     from qkv.tasks.next_token import NextTokenTask
     from qkv.training.optimisers import build_optimizer
 

@@ -62,7 +62,7 @@ def _try(model: Model, number_format: str) -> None:
 
     from qkv.data.batch import Batch
     from qkv.models.build import build
-    from qkv.spec.recipe import NextToken
+    from qkv.spec.tasks import NextToken
     from qkv.tasks.next_token import NextTokenTask
     from qkv.training.evaluation import precision
     from qkv.training.setup import best_device

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Batch:
-    """``ids`` (B, N) and ``targets`` (B, N), the id that follows each position or ``IGNORED``.
+    """``ids`` (B, N) and ``targets``: (B, N), the id that follows each position or ``IGNORED``; or what else the task predicts.
 
     ``lengths`` (B,): the real tokens of each row, the rest being padding on the right; None if no row is padded.
     ``segments`` (B, N): the document of each position, counted from 0 in each row; None if rows are not packed. All int64.
@@ -24,13 +25,31 @@ class Batch:
     lengths: Tensor | None = None
     segments: Tensor | None = None
 
-    def to(self, device: torch.device | str) -> Batch:
+    def to(self, device: torch.device | str) -> Self:
         """The same batch on ``device``."""
-        lengths = None if self.lengths is None else self.lengths.to(device)
-        segments = None if self.segments is None else self.segments.to(device)
-        return Batch(self.ids.to(device), self.targets.to(device), lengths, segments)
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return type(self)(**{name: value.to(device) if isinstance(value, Tensor) else value for name, value in own.items()})
 
     @property
     def num_targets(self) -> int:
-        """Positions that have a loss."""
+        """Positions, or rows, that have a loss."""
         return int((self.targets != IGNORED).sum())
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the model reads, padding left out."""
+        return self.ids.numel() if self.lengths is None else int(self.lengths.sum())
+
+
+@dataclass(frozen=True)
+class PairBatch(Batch):
+    """Sources and targets. ``source`` (B, M) with ``source_lengths`` (B,) is for an encoder; without one, ``ids`` begin with
+    the source, and ``prefix`` (B,) says how long it is."""
+
+    source: Tensor | None = None
+    source_lengths: Tensor | None = None
+    prefix: Tensor | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return super().num_tokens + (0 if self.source_lengths is None else int(self.source_lengths.sum()))

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from qkv.layers.context import Context
 from qkv.layers.positions import build_positions
+from qkv.ops.dropout import dropout
 from qkv.spec.errors import UserError
 from qkv.spec.model import Text
 from qkv.spec.parts import Learned
@@ -40,4 +41,4 @@ class TextFrontend(nn.Module):
         if self.positions is not None:
             vectors = self.positions(context.positions).to(x.dtype)
             x = x + vectors if self.part.join == "add" else torch.cat((x, vectors.expand_as(x)), -1)
-        return F.dropout(x, self.part.dropout, self.training)
+        return dropout(x, self.part.dropout, self.training)

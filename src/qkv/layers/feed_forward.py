@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from qkv.layers.activations import ACTIVATIONS
 from qkv.layers.branch import Branch, State, implements
 from qkv.layers.context import Context
 from qkv.layers.linear import Linear
+from qkv.ops.dropout import dropout
 from qkv.spec import branches as spec
 
 
@@ -24,7 +24,7 @@ class FeedForward(Branch):
         self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
-        hidden = F.dropout(self.activation(self.up(x)), self.dropout, self.training)
+        hidden = dropout(self.activation(self.up(x)), self.dropout, self.training)
         return self.down(hidden), state
 
     def ending(self) -> nn.Module:
@@ -44,7 +44,7 @@ class GatedFeedForward(Branch):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         gate, up = self.gate_up(x).chunk(2, -1)
-        hidden = F.dropout(self.activation(gate) * up, self.dropout, self.training)
+        hidden = dropout(self.activation(gate) * up, self.dropout, self.training)
         return self.down(hidden), state
 
     def ending(self) -> nn.Module:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from qkv.ops.dropout import dropout
 from qkv.spec import parts as spec
 
 
@@ -29,7 +29,7 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         if self.training and self.dropout:
-            y = F.dropout(y, self.dropout)
+            y = dropout(y, self.dropout)
         if self.training and self.drop_path:
             kept = torch.rand(y.shape[0], 1, 1, device=y.device) >= self.drop_path
             y = y * kept / (1 - self.drop_path)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from qkv.layers.activations import ACTIVATIONS
 from qkv.layers.linear import Linear
 from qkv.layers.pooling import pooled
+from qkv.ops.dropout import dropout
 from qkv.ops.linear.choose import linear
 from qkv.spec import heads as spec
 from qkv.spec.errors import UserError
@@ -77,7 +77,7 @@ class PooledHead(nn.Module):
         vector = self.pool(x, lengths)
         if self.hidden is not None:
             vector = self.hidden(vector).tanh()
-        return self.output(F.dropout(vector, self.dropout, self.training))
+        return self.output(dropout(vector, self.dropout, self.training))
 
 
 class PositionHead(nn.Module):
@@ -88,7 +88,7 @@ class PositionHead(nn.Module):
         self.output, self.dropout = Linear(width, outputs), part.dropout
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        return self.output(F.dropout(x, self.dropout, self.training))
+        return self.output(dropout(x, self.dropout, self.training))
 
 
 def _known(count: int | None) -> int:

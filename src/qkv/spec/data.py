@@ -41,16 +41,22 @@ class TokenBuckets(Batching, kind="token_buckets"):
 class Data(Spec):
     """A text or a table of examples, its tokenizer and its split. A lone string is the source."""
 
-    source: str = Field(min_length=1, description="the name of a known data set, or a file; 'a.txt | b.txt' joins parallel texts line by line")
+    source: str = Field(
+        min_length=1, description="the name of a known data set, or a file; 'a.txt | b.txt' joins parallel texts line by line"
+    )
     validation: str | None = Field(default=None, min_length=1, description="a file of its own for the held-out part")
     test: str | None = Field(default=None, min_length=1, description="a file of its own for the test part")
     format: Literal["csv", "tsv", "jsonl", "conll", "squad", "parallel"] | None = Field(
         default=None, description="of a table; default: told by the file's ending and first lines"
     )
-    columns: dict[str, str] = Field(default={}, description="which column plays which part, such as {text: review, label: stars}; default: guessed")
+    columns: dict[str, str] = Field(
+        default={}, description="which column plays which part, such as {text: review, label: stars}; default: guessed"
+    )
     bad_rows: Literal["skip", "refuse"] = Field(default="skip", description="what to do with rows that cannot be used; both say which")
     tokenizer: Tokenizer = Characters()
-    target_tokenizer: Tokenizer | None = Field(default=None, description="of the text that is written; default: the same tokenizer for both")
+    target_tokenizer: Tokenizer | None = Field(
+        default=None, description="of the text that is written; default: the same tokenizer for both"
+    )
     batching: Batching = RandomCrops()
     validation_fraction: float = Field(
         default=0.1, gt=0, lt=1, description="of the text, taken from its end, where the source has no split of its own"

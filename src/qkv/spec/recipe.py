@@ -6,29 +6,13 @@ from typing import Any
 
 from pydantic import Field
 
-from qkv.spec.base import Part, Seq, Spec
+from qkv.spec.base import Seq, Spec
 from qkv.spec.data import Data
 from qkv.spec.errors import Problem
 from qkv.spec.generation import Generation
 from qkv.spec.model import Model
+from qkv.spec.tasks import NextToken, Task
 from qkv.spec.training import Training
-
-
-class Task(Part, slot=True):
-    """What is learned."""
-
-    @property
-    def needs_causal(self) -> bool:
-        """True if the model must decode."""
-        return False
-
-
-class NextToken(Task, kind="next_token"):
-    """Language modelling: -Σ log p(x_i | x_<i)."""
-
-    @property
-    def needs_causal(self) -> bool:
-        return True
 
 
 class Result(Spec):
@@ -60,12 +44,32 @@ class Recipe(Spec):
     results: Seq[Result] = ()
 
     def problems(self) -> list[Problem]:
-        if self.task.needs_causal and not self.model.causal:
+        return [*self._decoding_problems(), *self._head_problems()]
+
+    def _decoding_problems(self) -> list[Problem]:
+        asks = f"the task {self.task.kind!r}"
+        if self.task.needs == "causal" and not self.model.causal:
             path = self.model.first_branch(lambda branch: not branch.causal)
-            return [
-                Problem(
-                    ("model", *path),
-                    f"this branch sees later positions, and the task {self.task.kind!r} asks for a model that decodes; use a causal mask",
-                )
-            ]
+            sentence = f"this branch sees later positions, and {asks} asks for a model that decodes; use a causal mask"
+            return [Problem(("model", *path), sentence)]
+        if self.task.needs == "decodes" and not self.model.decodes:
+            path = self.model.first_not_decoding()
+            sentence = (
+                f"this branch sees later positions, and {asks} asks for a model that writes; use the mask 'causal' or 'causal | prefix'"
+            )
+            return [Problem(("model", *path), sentence)]
         return []
+
+    def _head_problems(self) -> list[Problem]:
+        found: list[Problem] = []
+        if self.model.head.kind != self.task.head:
+            kinds = f"a head of the kind {self.task.head!r}, and the model's is {self.model.head.kind!r}"
+            found.append(Problem(("model", "head"), f"the task {self.task.kind!r} asks {kinds}; give model.head={self.task.head}"))
+        if self.model.encoder and not self.task.takes_encoder:
+            takers = ", ".join(sorted(kind for kind, task in Task.kinds().items() if task.model_construct().takes_encoder))
+            found.append(
+                Problem(
+                    ("model", "encoder"), f"the task {self.task.kind!r} has no source for an encoder to read; tasks that have one: {takers}"
+                )
+            )
+        return found

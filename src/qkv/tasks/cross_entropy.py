@@ -19,21 +19,26 @@ IGNORED = -100
 Head = Callable[[Tensor], Tensor]
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """-Σ log softmax(logits)[target] in nats over targets other than -100. logits (T, V), targets (T) -> ()."""
-    return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
+def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """-Σ log softmax(logits)[target] in nats over targets other than -100. logits (T, V), targets (T) -> ().
+
+    ``smoothing`` ε: the target has probability 1 - ε + ε/V and every other token ε/V (Szegedy et al. 2016).
+    """
+    return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing)
 
 
 @torch.compiler.disable(reason="a gradient taken in the forward pass cannot be traced")
-def chunked_cross_entropy(hidden: Tensor, head: nn.Module, targets: Tensor, rows: int) -> Tensor:
-    """``cross_entropy(head(hidden), targets)``, ``rows`` positions at a time. hidden (T, D), targets (T) -> ().
+def chunked_cross_entropy(hidden: Tensor, head: nn.Module, targets: Tensor, rows: int, smoothing: float = 0.0) -> Tensor:
+    """``cross_entropy(head(hidden), targets, smoothing)``, ``rows`` positions at a time. hidden (T, D), targets (T) -> ().
 
     Equal to it in value and gradient up to the order of sums. ``head`` acts on each position alone.
     """
     parameters = [p for p in head.parameters() if p.requires_grad]
     if not torch.is_grad_enabled():
-        return sum((cross_entropy(head(h), t) for h, t in _shares(hidden, targets, rows)), hidden.new_zeros((), dtype=torch.float32))
-    return _Chunked.apply(hidden, targets, head, rows, *parameters)  # type: ignore[no-any-return]
+        return sum(
+            (cross_entropy(head(h), t, smoothing) for h, t in _shares(hidden, targets, rows)), hidden.new_zeros((), dtype=torch.float32)
+        )
+    return _Chunked.apply(hidden, targets, head, rows, smoothing, *parameters)  # type: ignore[no-any-return]
 
 
 def _shares(hidden: Tensor, targets: Tensor, rows: int) -> Any:
@@ -44,14 +49,14 @@ class _Chunked(torch.autograd.Function):
     """The forward pass takes the gradients too; the backward pass only scales them."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, targets: Tensor, head: Head, rows: int, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, targets: Tensor, head: Head, rows: int, smoothing: float, *parameters: Tensor) -> Tensor:
         nats = hidden.new_zeros((), dtype=torch.float32)
         hidden_grad = torch.zeros_like(hidden)
         grads = [torch.zeros_like(p) for p in parameters]
         for i, (share, wanted) in enumerate(_shares(hidden, targets, rows)):
             with torch.enable_grad():
                 share = share.detach().requires_grad_()
-                loss = cross_entropy(head(share), wanted)
+                loss = cross_entropy(head(share), wanted, smoothing)
             first, *rest = torch.autograd.grad(loss, (share, *parameters))
             nats += loss.detach()
             hidden_grad[i * rows : i * rows + len(first)] = first
@@ -64,4 +69,4 @@ class _Chunked(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         hidden_grad, *grads = (g * upstream[0] for g in ctx.saved_tensors)
-        return (hidden_grad, None, None, None, *grads)
+        return (hidden_grad, None, None, None, None, *grads)

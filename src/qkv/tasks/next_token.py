@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import Tensor
 
 from qkv.data.batch import Batch
+from qkv.data.corpus import VALIDATION
+from qkv.generation.text import generate_text
 from qkv.layers.context import Tap
 from qkv.models.transformer import Transformer
-from qkv.spec.recipe import NextToken
+from qkv.spec.recipe import Recipe
+from qkv.spec.tasks import NextToken
 from qkv.tasks.cross_entropy import chunked_cross_entropy, cross_entropy
-from qkv.tasks.task import Scale, Task, register
+from qkv.tasks.material import Material
+from qkv.tasks.task import Scale, Totals, register
+from qkv.tasks.text_task import TextTask
 
 # Up to 64 MB of fp32 logits at once are faster than shares of them; above, shares of at least 256 rows cost no time.
 _MOST_LOGITS = 1 << 24
@@ -19,35 +25,48 @@ _SHARE = 1 << 23
 _FEWEST_ROWS = 256
 
 
+def language_loss(model: Transformer, ids: Tensor, targets: Tensor, smoothing: float = 0.0, **where: Any) -> Tensor:
+    """-Σ log p(target) over the targets (B, N) that are not -100; ``where``: what else the model is told of the positions."""
+    targets, vocab = targets.flatten(), model.frontend.table.shape[0]
+    if targets.numel() * vocab <= _MOST_LOGITS:
+        logits, _ = model(ids, **where)
+        return cross_entropy(logits.flatten(0, 1), targets, smoothing)
+    hidden, _ = model.features(ids, **where)
+    rows = max(_FEWEST_ROWS, _SHARE // vocab)
+    return chunked_cross_entropy(hidden.flatten(0, 1), model.head, targets, rows, smoothing)
+
+
 @register(NextToken)
-class NextTokenTask(Task):
+class NextTokenTask(TextTask):
     """-Σ log p(x_i | x_<i) over the targets that are not -100."""
 
-    def __init__(self, spec: NextToken):
-        self.spec = spec
-
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        """The sum in nats. ``tap`` sees what each branch computes."""
-        where = {"lengths": batch.lengths, "segments": batch.segments, "tap": tap}
-        targets, vocab = batch.targets.flatten(), model.head.weight.shape[0]
-        if targets.numel() * vocab <= _MOST_LOGITS:
-            logits, _ = model(batch.ids, **where)
-            return cross_entropy(logits.flatten(0, 1), targets)
-        hidden, _ = model.features(batch.ids, **where)
-        rows = max(_FEWEST_ROWS, _SHARE // vocab)
-        return chunked_cross_entropy(hidden.flatten(0, 1), model.head, targets, rows)
+        """The sum in nats."""
+        return language_loss(model, batch.ids, batch.targets, lengths=batch.lengths, segments=batch.segments, tap=tap)
 
-    def metrics(self, nats: float, count: int, scale: Scale) -> dict[str, float]:
-        """Loss (nats a token), perplexity = exp(loss), and bits a token, a character and a byte of the text.
+    def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
+        return language_figures(seen, scale)
 
-        ``scale`` says how many characters and bytes a token stands for on average, so that tokenizers can be compared.
-        """
-        loss = nats / count if count else math.nan
-        bits = loss / math.log(2)
-        return {
-            "loss": loss,
-            "perplexity": math.exp(loss) if loss < 700 else math.inf,
-            "bits_per_token": bits,
-            "bits_per_character": bits / scale.characters_per_token,
-            "bits_per_byte": bits / scale.bytes_per_token,
-        }
+    def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
+        tokenizer = material.vocabulary.tokenizer
+        prompt = ""
+        if tokenizer.unknown("\n"):  # an empty prompt starts after a line break, which not every tokenizer knows
+            first = next(material.rows(VALIDATION, 1)).ids[0, :1]
+            prompt = tokenizer.decode(first.tolist())
+        return prompt + generate_text(model, tokenizer, prompt, recipe.sample)
+
+
+def language_figures(seen: Totals, scale: Scale) -> dict[str, float]:
+    """Loss (nats a token), perplexity = exp(loss), and bits a token, a character and a byte of the text.
+
+    ``scale`` says how many characters and bytes a token stands for on average, so that tokenizers can be compared.
+    """
+    loss = seen.loss / seen.count if seen.count else math.nan
+    bits = loss / math.log(2)
+    return {
+        "loss": loss,
+        "perplexity": math.exp(loss) if loss < 700 else math.inf,
+        "bits_per_token": bits,
+        "bits_per_character": bits / scale.characters_per_token,
+        "bits_per_byte": bits / scale.bytes_per_token,
+    }

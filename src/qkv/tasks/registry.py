@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from qkv.spec.recipe import Task as TaskSpec
-from qkv.tasks import next_token
+from qkv.spec.tasks import Task as TaskSpec
+from qkv.tasks import classification, next_token, sequence_to_sequence
 from qkv.tasks.task import TASKS, Task
 
 __all__ = ["TASKS", "build_task"]
 
-BUILT_IN = (next_token,)
+BUILT_IN = (classification, next_token, sequence_to_sequence)
 
 
 def build_task(spec: TaskSpec) -> Task:

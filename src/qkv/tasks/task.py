@@ -3,33 +3,93 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from qkv.data.batch import Batch
+from qkv.data.vocabulary import Vocabulary
 from qkv.layers.context import Tap
-from qkv.spec.recipe import Task as TaskSpec
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.spec.tasks import Task as TaskSpec
+from qkv.tasks.material import Material, Scale
+
+__all__ = ["TASKS", "Exam", "Observed", "Scale", "Task", "Totals", "register"]
 
 
-class Scale(NamedTuple):
-    """How much text a token of a corpus stands for, on average."""
+class Observed(NamedTuple):
+    """What one batch showed: the summed loss, the number of its targets, and whatever the figures are made of, an entry a row."""
 
-    characters_per_token: float
-    bytes_per_token: float
+    loss: Tensor
+    count: int
+    outcomes: list[Any]
+
+
+@dataclass
+class Totals:
+    """What many batches showed."""
+
+    loss: float = 0.0
+    count: int = 0
+    outcomes: list[Any] = field(default_factory=list)
+
+    def add(self, seen: Observed) -> None:
+        """Count a batch in. Losses are summed in double precision: a split can have millions of targets."""
+        self.loss += seen.loss.item()
+        self.count += seen.count
+        self.outcomes += seen.outcomes
+
+
+@dataclass(frozen=True)
+class Exam:
+    """How well a trained model does its task: figures, and what people look at, as plain data that ``qkv.report.sections`` draws."""
+
+    figures: dict[str, float]
+    sections: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 class Task(ABC):
-    """What is learned: a loss, and the figures that people compare."""
+    """What is learned: what the model reads, a loss, the figures that people compare, and the answer in human form."""
+
+    examines: bool = False
+    """True if there is more to say of a trained model than the figures of each validation."""
+    asks: tuple[str, ...] = ()
+    """What ``predict`` is given, by name; the first is what a lone text stands for."""
+
+    def __init__(self, spec: Any):
+        self.spec = spec
 
     @abstractmethod
-    def summed_loss(self, model: Any, batch: Batch, tap: Tap | None = None) -> Tensor:
-        """The loss, summed over the batch's targets. ``tap`` sees what each branch computes."""
+    def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Material:
+        """The data of a recipe; with the vocabulary of a run that is already there, else with one made from the training part."""
 
     @abstractmethod
-    def metrics(self, nats: float, count: int, scale: Scale) -> dict[str, float]:
-        """Figures from a summed loss and the number of its targets; ``loss`` is among them."""
+    def summed_loss(self, model: Any, batch: Any, tap: Tap | None = None) -> Tensor:
+        """The loss that training lowers, summed over the batch's targets. ``tap`` sees what each branch computes."""
+
+    def observe(self, model: Any, batch: Any) -> Observed:
+        """The loss that is reported, and what else the figures need; called without dropout and without gradients."""
+        return Observed(self.summed_loss(model, batch), batch.num_targets, [])
+
+    @abstractmethod
+    def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
+        """Figures from what many batches showed; ``loss`` is among them."""
+
+    def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
+        """All that can be said of ``model`` on a split, of which every batch was ``seen``."""
+        return Exam(self.figures(seen, material.scale(split)))
+
+    def sample(self, model: Any, material: Material, recipe: Recipe) -> str | None:
+        """What the model answers now, to be looked at while it learns; None if there is nothing to see."""
+        return None
+
+    def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """An answer for each row, plain data whose key ``answer`` is for people. Raises ``UserError`` if the task gives none."""
+        raise UserError(f"a model of the task {self.spec.kind!r} has no answer to predict; 'qkv generate' lets it write")
 
     def loss(self, model: Any, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, int]:
         """(the summed loss, how many targets it is over)."""

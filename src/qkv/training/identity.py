@@ -6,9 +6,6 @@ import hashlib
 import json
 from typing import Any
 
-import numpy as np
-
-from qkv.data.corpus import TRAIN, VALIDATION, Corpus
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.training.schedules import same_so_far
@@ -28,17 +25,6 @@ def recipe_digest(recipe: Recipe) -> str:
     content = deciding(recipe)
     content["training"].pop("steps")
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def corpus_digest(corpus: Corpus) -> str:
-    """SHA-256 of the lengths and of up to 64 evenly spread stretches of ids of both parts."""
-    total = hashlib.sha256()
-    for name in (TRAIN, VALIDATION):
-        ids = corpus.splits[name].ids
-        total.update(f"{name} {len(ids)} {ids.dtype}".encode())
-        for start in np.linspace(0, max(0, len(ids) - (1 << 16)), 64, dtype=np.int64):
-            total.update(np.ascontiguousarray(ids[start : start + (1 << 16)]).data)
-    return total.hexdigest()
 
 
 def check_same_recipe(old: Recipe, new: Recipe, done: int, folder: object) -> None:

@@ -14,16 +14,15 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from qkv.data.batch import Batch
 from qkv.data.corpus import VALIDATION
-from qkv.generation.text import generate_text
 from qkv.report.training import Status
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.training import random_state
 from qkv.training.checkpoint import Checkpoint, save_weights, weights
-from qkv.training.evaluation import measure, precision, scale_of
+from qkv.training.evaluation import measure, precision
 from qkv.training.events import Ended, Event, Notice, OnEvent, Sampled, Saved, Started, Stepped, Validated
 from qkv.training.health import diagnose
-from qkv.training.identity import corpus_digest, recipe_digest
+from qkv.training.identity import recipe_digest
 from qkv.training.interrupt import StopRequest
 from qkv.training.optimisers import build_optimizer
 from qkv.training.record import Record
@@ -72,7 +71,7 @@ class Trainer:
             self._go_on(checkpoint)
         self._facts = {
             "recipe": recipe_digest(setup.recipe),
-            "corpus": corpus_digest(setup.corpus),
+            "corpus": setup.material.digest(),
         }
         self._begun = self._saved_at = time.perf_counter()
         self._saved = self.now.step
@@ -167,7 +166,7 @@ class Trainer:
         """The batches of a step, with torch's generators at the step's own seed."""
         random_state.seed_step(self.training.seed, step, self.setup.device)
         many = self.training.accumulate
-        return [self.setup.batches.batch((step - 1) * many + i).to(self.setup.device) for i in range(many)]
+        return [self.setup.material.batch((step - 1) * many + i).to(self.setup.device) for i in range(many)]
 
     def _backward(self, batches: list[Batch], count: int) -> Tensor:
         """Leave the gradient of the mean loss over all batches' targets; return the summed loss."""
@@ -199,11 +198,11 @@ class Trainer:
             self.record.report_now_and_then(self.now.tokens)
 
     def _validate(self, stop: StopRequest) -> bool:
-        batches = self.setup.batches.validation(self.training.validation.batches)
+        batches = self.setup.material.rows(VALIDATION, self.training.validation.batches)
         found = measure(self.model, self.setup.task, batches, self.training.precision, lambda: bool(stop))
         if found is None:
             return False
-        figures = self.setup.task.metrics(*found, scale_of(self.setup.corpus.splits[VALIDATION].counts))
+        figures = self.setup.task.figures(found, self.setup.material.scale())
         loss, now = figures["loss"], self.now
         best = loss < (math.inf if now.best_loss is None else now.best_loss)
         if best:
@@ -226,17 +225,18 @@ class Trainer:
         return validates and self.now.sampling_seconds <= _OVERHEAD * self._seconds()
 
     def _sample(self) -> None:
-        began, corpus = time.perf_counter(), self.setup.corpus
-        # An empty prompt starts after a line break, which not every tokenizer knows.
-        prompt = corpus.tokenizer.decode(corpus.validation[:1].tolist()) if corpus.tokenizer.unknown("\n") else ""
+        began = time.perf_counter()
         try:
-            text = generate_text(self.model, corpus.tokenizer, prompt, self.setup.recipe.sample)
+            text = self.setup.task.sample(self.model, self.setup.material, self.setup.recipe)
         except UserError as error:
             self._samples = False
             self.tell(Notice(f"no samples are drawn along the way: {error}"))
             return
+        if text is None:
+            self._samples = False
+            return
         self.now.sampling_seconds += time.perf_counter() - began
-        self._tell(Sampled(self.now.step, prompt + text))
+        self._tell(Sampled(self.now.step, text))
 
     def _save_is_due(self) -> bool:
         checkpoints = self.training.checkpoints

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from qkv.data.corpus import VALIDATION
 from qkv.inspection.cost import cost
 from qkv.inspection.machine import processor_name
 from qkv.report.figures import duration, short, size
@@ -130,7 +129,7 @@ class Record:
             "total_steps": training.steps,
             "parameters": sum(p.numel() for p in setup.model.parameters()),
             "tokens": tokens,
-            "characters_per_token": setup.corpus.splits[VALIDATION].counts.characters_per_token,
+            "characters_per_token": setup.material.scale().characters_per_token,
         }
         optional = {"clip_norm": training.clip_norm, "flops": _flops(setup, tokens)}
         return figures | {name: value for name, value in optional.items() if value is not None}
@@ -174,7 +173,7 @@ def _cost(setup: Setup, rows: list[dict[str, Any]], tokens: int) -> list[tuple[s
     return [
         ("training time", duration(seconds)),
         ("tokens trained on", short(tokens)),
-        ("times through the text", short(tokens / len(setup.corpus.train))),
+        ("times through the data", short(tokens / setup.material.epoch_targets)),
         ("checkpoints on disk", size(saved)),
         *_peak_memory(),
     ]

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qkv.data.batches import Batches
-from qkv.data.corpus import TRAIN, VALIDATION, open_corpus
+from qkv.data.corpus import VALIDATION
+from qkv.data.vocabulary import Vocabulary
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError, nearest
+from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe
 from qkv.tasks.registry import build_task
+from qkv.tasks.task import Exam
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.training.checkpoint import Checkpoints, load_weights
-from qkv.training.evaluation import measure, scale_of
+from qkv.training.evaluation import measure
 from qkv.training.files import read_tensors
 from qkv.training.record import rows_of
 from qkv.training.setup import SPEC, WEIGHTS
@@ -30,9 +32,14 @@ class Run:
     folder: Path
     recipe: Recipe
     model: Transformer
-    tokenizer: Tokenizer
+    vocabulary: Vocabulary
     metrics: list[dict[str, Any]]
     step: int
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of the text that the model writes, or reads if it writes none."""
+        return self.vocabulary.target
 
     @property
     def val_loss(self) -> float | None:
@@ -49,7 +56,7 @@ def load(folder: str | Path) -> Run:
     if not (folder / SPEC).is_file():
         raise UserError(f"{folder} is not a run folder: it holds no {SPEC}")
     recipe = read_recipe(folder)
-    tokenizer = Tokenizer.load(folder)
+    vocabulary = Vocabulary.load(folder)
     model = build(recipe.model, recipe.training.seed)
     path = folder / WEIGHTS
     if path.exists():
@@ -61,23 +68,39 @@ def load(folder: str | Path) -> Run:
             raise UserError(f"the run in {folder} has no weights yet: {path} is missing, and no checkpoint was saved")
         tensors, step = checkpoint.tensors["weights"], checkpoint.step
     load_weights(model, tensors, path)
-    return Run(folder, recipe, model.eval(), tokenizer, rows_of(folder), step)
+    return Run(folder, recipe, model.eval(), vocabulary, rows_of(folder), step)
 
 
-def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None) -> dict[str, float]:
-    """Figures of ``run`` over one split of its text: loss, perplexity, bits per token, character and byte, tokens, seconds.
+def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None) -> Exam:
+    """What the task says of ``run`` over one split of its data: its figures, the number of targets and the seconds it took.
 
-    ``batches`` None covers every target of the split once; a number takes so many batches, evenly spread.
+    ``batches`` None takes all of the split and whatever else the task examines; a number takes so many batches, evenly spread.
     """
-    if split not in (TRAIN, VALIDATION):
-        raise UserError(f"there is no split {split!r}; {nearest(split, (TRAIN, VALIDATION))}")
     recipe, began = run.recipe, time.perf_counter()
-    corpus = open_corpus(recipe.data, run.tokenizer)
-    corpus = replace(corpus, splits={**corpus.splits, VALIDATION: corpus.splits[split]})
     task = build_task(recipe.task)
-    rows = Batches(corpus, recipe.data.batching, recipe.training.batch_size, recipe.model.context_length, recipe.training.seed)
-    found = measure(run.model, task, rows.validation(batches), recipe.training.precision)
-    assert found is not None
-    nats, count = found
-    figures = task.metrics(nats, count, scale_of(corpus.splits[VALIDATION].counts))
-    return figures | {"tokens": count, "seconds": time.perf_counter() - began}
+    material = task.open(recipe, run.vocabulary)
+    seen = measure(run.model, task, material.rows(split, batches), recipe.training.precision)
+    assert seen is not None
+    exam = Exam(task.figures(seen, material.scale(split)))
+    if task.examines and batches is None:
+        exam = task.examine(run.model, material, split, seen, recipe)
+    return replace(exam, figures={**exam.figures, "targets": seen.count, "seconds": time.perf_counter() - began})
+
+
+def predict(run: Run, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The task's answer for each row; see ``qkv.tasks.task.Task.predict``."""
+    return build_task(run.recipe.task).predict(run.model, run.vocabulary, run.recipe, rows)
+
+
+def rows_for(run: Run, inputs: Sequence[Any]) -> list[dict[str, Any]]:
+    """What the task of ``run`` predicts from: a mapping for each input, which is one already or a lone text. Raises ``UserError``."""
+    asks = build_task(run.recipe.task).asks
+    return [_row_for(entry, asks, run.recipe.task.kind) for entry in inputs]
+
+
+def _row_for(entry: Any, asks: tuple[str, ...], kind: str) -> dict[str, Any]:
+    row = {asks[0]: entry} if asks and not isinstance(entry, dict) else entry
+    missing = [name for name in asks if not isinstance(row, dict) or name not in row]
+    if missing:
+        raise UserError(f"the task {kind!r} predicts from {', '.join(asks)}; {missing[0]!r} is missing")
+    return row

@@ -11,21 +11,19 @@ from typing import Any
 
 import torch
 
-from qkv.data.batches import Batches
-from qkv.data.corpus import Corpus, open_corpus
+from qkv.data.vocabulary import Vocabulary
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import Problem, SpecError, UserError
-from qkv.spec.model import Text
+from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe, write_spec
+from qkv.tasks.material import Material
 from qkv.tasks.registry import build_task
 from qkv.tasks.task import Task
-from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 from qkv.training.checkpoint import Checkpoint, Checkpoints, load_weights
 from qkv.training.events import Notice, OnEvent
 from qkv.training.files import clear_errors, remove_partial
-from qkv.training.identity import check_same_recipe, corpus_digest, recipe_digest
+from qkv.training.identity import check_same_recipe, recipe_digest
 from qkv.training.surroundings import Surroundings
 
 try:
@@ -39,12 +37,11 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class Setup:
-    """A run that is ready to train. ``recipe`` has its vocabulary filled in."""
+    """A run that is ready to train. ``recipe`` has every size filled in that the data decides."""
 
     folder: Path
     recipe: Recipe
-    corpus: Corpus
-    batches: Batches
+    material: Material
     task: Task
     model: Transformer
     device: torch.device
@@ -85,26 +82,27 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     with clear_errors(f"the run folder {folder}"):
         remove_partial(folder)
     known = _known(folder, resume)
-    tokenizer = Tokenizer.load(folder) if known else None
-    corpus = open_corpus(recipe.data, tokenizer)
-    recipe = with_vocabulary(recipe, corpus.tokenizer)
+    task = build_task(recipe.task)
+    material = task.open(recipe, Vocabulary.load(folder) if known else None)
+    recipe = material.recipe
     checkpoints = Checkpoints(folder / "resume", recipe.training.checkpoints.keep)
     checkpoint = checkpoints.load(lambda text: tell(Notice(text))) if known else None
     if known:
         check_same_recipe(known, recipe, checkpoint.step if checkpoint else 0, folder)
     training = recipe.training
     device = best_device()
-    batches = Batches(corpus, recipe.data.batching, training.batch_size, recipe.model.context_length, training.seed)
     model = build(recipe.model, training.seed)
     if checkpoint and known:
-        _check_facts(checkpoint.state, known, corpus, folder)
+        _check_facts(checkpoint.state, known, material, folder)
         load_weights(model, checkpoint.tensors["weights"], folder / "resume")
     surroundings = Surroundings(checkpoints.folder, device)
     different = surroundings.adopt()
     if different:
         tell(Notice(different))
     model.to(device)
-    setup = Setup(folder, recipe, corpus, batches, build_task(recipe.task), model, device, checkpoints, surroundings)
+    for note in () if known else material.notes:
+        tell(Notice(note))
+    setup = Setup(folder, recipe, material, task, model, device, checkpoints, surroundings)
     _write_identity(setup, known)
     return setup, checkpoint
 
@@ -118,28 +116,13 @@ def _known(folder: Path, resume: bool) -> Recipe | None:
     return read_recipe(folder)
 
 
-def with_vocabulary(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
-    """``recipe`` with the size of the vocabulary filled in. Raises SpecError if the one it gives is too small."""
-    frontend = recipe.model.frontend
-    if not isinstance(frontend, Text):
-        return recipe
-    if frontend.vocab_size is None:
-        return recipe.changed(model=recipe.model.changed(frontend=frontend.changed(vocab_size=tokenizer.vocab_size)))
-    if frontend.vocab_size < tokenizer.vocab_size:
-        sentence = (
-            f"{frontend.vocab_size} ids are fewer than the {tokenizer.vocab_size} of the tokenizer; leave the key out to take its size"
-        )
-        raise SpecError([Problem(("model", "frontend", "vocab_size"), sentence)])
-    return recipe
-
-
-def _check_facts(state: dict[str, Any], known: Recipe, corpus: Corpus, folder: Path) -> None:
+def _check_facts(state: dict[str, Any], known: Recipe, material: Material, folder: Path) -> None:
     if state["recipe"] != recipe_digest(known):
         raise UserError(f"{folder / SPEC} was changed after training began: it is not the recipe that the checkpoint was made with")
-    if state["corpus"] != corpus_digest(corpus):
+    if state["corpus"] != material.digest():
         raise UserError(
-            f"the ids of {corpus.name!r} are not those that the run in {folder} was trained on: the text or {FILE_NAME} was changed; "
-            "put it back, or name another folder"
+            f"the ids of {material.name!r} are not those that the run in {folder} was trained on: the data or a file of the vocabulary "
+            "was changed; put it back, or name another folder"
         )
 
 
@@ -149,5 +132,5 @@ def _write_identity(setup: Setup, known: Recipe | None) -> None:
         return
     with clear_errors(f"the run folder {setup.folder}"):
         if not known:
-            setup.corpus.tokenizer.save(setup.folder / FILE_NAME)
+            setup.material.vocabulary.save(setup.folder)
         write_spec(setup.folder / SPEC, setup.recipe)

@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from qkv.ops import onednn
-from qkv.ops.attention import banded, blockwise, boxed, fused_onednn, reference, sdpa, tiled, top_k
+from qkv.ops.attention import banded, blockwise, boxed, fused_onednn, products, reference, sdpa, tiled, top_k
 from qkv.ops.attention.problem import Problem
 from qkv.ops.choices import Choice, choose, fastest
-from qkv.ops.masks import Causal, Sites
+from qkv.ops.masks import Causal, Full, Sites
 
 TWINS: dict[str, Callable[[Tensor, Tensor, Tensor, Problem], Tensor]] = {
     "reference": reference.attention,
     "sdpa": sdpa.attention,
+    "products": products.attention,
     "sdpa, oneDNN": fused_onednn.attention,
     "tiled": tiled.attention,
     "banded": banded.attention,
@@ -27,6 +28,8 @@ _LARGEST_MASK = 1 << 24
 # Below this many multiplications no path is worth looking for.
 _SMALLEST = 1 << 16
 _LONGEST_TIMED = 1024
+# Beyond so many scores of all rows and heads, keeping them costs more memory than it saves time.
+_MOST_SCORES = 1 << 25
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
@@ -60,6 +63,8 @@ def choice(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Choice:
         return _fixed("added scores", "sdpa", "what is added learns from every score: they are kept, and the mask is joined with it")
     if num_queries * num_keys > _LARGEST_MASK and problem.dropout == 0.0:
         return _fixed("long, irregular mask", "blockwise", "a dense mask would not fit; memory stays linear in the length")
+    if q.device.type == "cpu" and q.shape[:3].numel() * num_keys <= _MOST_SCORES and max(num_queries, num_keys) > 1:
+        return _timed_irregular(q.dtype, max(num_queries, num_keys), torch.is_grad_enabled())
     return _fixed("irregular mask", "sdpa", "the fused kernel stores no scores")
 
 
@@ -90,6 +95,26 @@ def _timed(dtype: torch.dtype, length: int, training: bool) -> Choice:
     more = "+" if size == _LONGEST_TIMED else ""
     case = f"{'training' if training else 'inference'}, {precision}, {size}{more} positions"
     return choose("attention", case, lambda: _measured(case, dtype, size, training))
+
+
+def _timed_irregular(dtype: torch.dtype, length: int, training: bool) -> Choice:
+    """The quicker of the two paths that take any mask, for sequences of about this length."""
+    size = min(1 << (length - 1).bit_length(), _LONGEST_TIMED)
+    precision = str(dtype).removeprefix("torch.")
+    case = f"any mask, {'training' if training else 'inference'}, {precision}, {size} positions"
+
+    def measured() -> Choice:
+        heads = max(16, 8192 // size)
+        generator = torch.Generator().manual_seed(0)
+        q, k, v = (torch.randn(2, heads, size, 64, generator=generator).to(dtype).requires_grad_(training) for _ in range(3))
+        positions = torch.arange(size)[None]
+        real = positions.expand(2, -1).masked_fill(positions >= torch.tensor([[size], [size - size // 4]]), -1)
+        problem = Problem(Full(), Sites(positions, real), 0.125)
+        runs = {name: _run(TWINS[name], (q, k, v), problem, training) for name in ("sdpa", "products")}
+        direction = "forward and backward" if training else "forward"
+        return fastest("attention", case, "sdpa", runs, f"{direction}, {2 * heads} heads × 64, padded")
+
+    return choose("attention", case, measured)
 
 
 def _measured(case: str, dtype: torch.dtype, size: int, training: bool) -> Choice:

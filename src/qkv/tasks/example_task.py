@@ -1,0 +1,108 @@
+"""What the tasks that read a table of examples have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.data.batch import Batch
+from qkv.data.corpus import TRAIN
+from qkv.data.records.model import Records, Role
+from qkv.data.records.open import open_records
+from qkv.data.vocabulary import Vocabulary
+from qkv.spec.recipe import Recipe
+from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
+from qkv.tasks.material import Example, ExampleMaterial, Material
+from qkv.tasks.task import Task
+from qkv.tokenizers.tokenizer import Tokenizer
+from qkv.tokenizers.train import train
+
+Collate = Callable[[Sequence[Any]], Batch]
+
+
+class ExampleTask(Task):
+    """Rows of named columns, encoded one by one."""
+
+    roles: ClassVar[tuple[Role, ...]]
+    """The columns that the task needs."""
+
+    def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Material:
+        records = open_records(recipe.data, self.roles)
+        vocabulary = vocabulary or self.vocabulary(recipe, records)
+        cut = Cut(self.limits(recipe))
+        examples = {split: [self.encode(row, vocabulary, cut) for row in rows] for split, rows in records.splits.items()}
+        notes = (*records.notes, *cut.notes(sum(map(len, examples.values()))))
+        return ExampleMaterial(self.completed(recipe, records), records, vocabulary, examples, self.collator(recipe), notes)
+
+    def completed(self, recipe: Recipe, records: Records) -> Recipe:
+        """The recipe with what the data decides beside sizes."""
+        return recipe
+
+    @abstractmethod
+    def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
+        """Tokenizers and labels, from the training part alone."""
+
+    @abstractmethod
+    def limits(self, recipe: Recipe) -> dict[str, int]:
+        """The most tokens of each role that the model can read."""
+
+    @abstractmethod
+    def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Example:
+        """One row as numbers."""
+
+    @abstractmethod
+    def collator(self, recipe: Recipe) -> Collate:
+        """What makes a batch of the ``parts`` of some examples."""
+
+
+class Cut:
+    """Shortens what is longer than the model can read, and counts how often: nothing is cut in silence."""
+
+    def __init__(self, limits: Mapping[str, int]):
+        self.limits, self.counts, self.longest = limits, dict.fromkeys(limits, 0), dict.fromkeys(limits, 0)
+
+    def __call__(self, ids: np.ndarray | list[int], role: str) -> np.ndarray:
+        """The first ids of ``role`` that fit."""
+        most = self.limits[role]
+        if len(ids) > most:
+            self.counts[role] += 1
+            self.longest[role] = max(self.longest[role], len(ids))
+        return np.asarray(ids[:most], np.int64)
+
+    def notes(self, examples: int) -> list[str]:
+        """A sentence for each role that was cut."""
+        return [
+            f"{count:,} of {examples:,} examples were cut: their {role} is longer than the {self.limits[role]} tokens that fit "
+            f"(the longest has {self.longest[role]:,})"
+            for role, count in self.counts.items()
+            if count
+        ]
+
+
+def trained(spec: TokenizerSpec, texts: Iterable[str], specials: Sequence[str] = ()) -> Tokenizer:
+    """A tokenizer of texts that each stand alone, with special tokens of these roles."""
+    return train(spec, texts).with_specials(specials)
+
+
+def column(records: Records, role: str) -> list[Any]:
+    """What the training rows hold in one column."""
+    return [row[role] for row in records.splits[TRAIN]]
+
+
+def padded(rows: Sequence[np.ndarray], filler: int = 0) -> tuple[Tensor, Tensor]:
+    """(B, longest) int64 with ``filler`` on the right of short rows, and the lengths (B)."""
+    lengths = np.array([len(row) for row in rows], np.int64)
+    found = np.full((len(rows), max(1, int(lengths.max(initial=0)))), filler, np.int64)
+    for place, row in enumerate(rows):
+        found[place, : len(row)] = row
+    return torch.from_numpy(found), torch.from_numpy(lengths)
+
+
+def lengths_or_none(ids: Tensor, lengths: Tensor) -> Tensor | None:
+    """None where no row is padded, which is faster."""
+    return None if bool((lengths == ids.shape[1]).all()) else lengths

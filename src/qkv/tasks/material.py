@@ -1,0 +1,223 @@
+"""What a task reads: batches by step, held-out batches, and the vocabulary that gives the numbers their meaning."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qkv.data.batch import Batch
+from qkv.data.batches import Batches
+from qkv.data.corpus import TRAIN, VALIDATION, Corpus
+from qkv.data.examples import ExampleRows, in_order
+from qkv.data.records.model import Records
+from qkv.data.rows import random
+from qkv.data.vocabulary import Vocabulary
+from qkv.spec.errors import Problem, SpecError, UserError, nearest
+from qkv.spec.heads import ClassificationHead, TokenHead
+from qkv.spec.model import Model, Stack, Text
+from qkv.spec.recipe import Recipe
+
+TEST = "test"
+_HELD_OUT = 1 << 63
+"""Steps of held-out batches, as keys of random numbers, lie beyond those of training."""
+
+
+class Scale(NamedTuple):
+    """How much text a token stands for, on average."""
+
+    characters_per_token: float
+    bytes_per_token: float
+
+
+class Material(ABC):
+    """The data of one run. ``recipe`` has every size filled in that the data decides; ``notes`` are sentences for the user."""
+
+    recipe: Recipe
+    vocabulary: Vocabulary
+    name: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    @abstractmethod
+    def splits(self) -> tuple[str, ...]:
+        """The parts that there are."""
+
+    @abstractmethod
+    def batch(self, step: int) -> Batch:
+        """The batch of a step of training, counted from 0: equal for equal (seed, step), whatever was asked for before."""
+
+    @abstractmethod
+    def rows(self, split: str, batches: int | None = None) -> Iterator[Batch]:
+        """Batches of a split, the same at every call: with None all of it once, else so many batches spread over it."""
+
+    @abstractmethod
+    def digest(self) -> str:
+        """Changes with what is learned from."""
+
+    @property
+    @abstractmethod
+    def epoch_targets(self) -> int:
+        """How many targets the training part has."""
+
+    def scale(self, split: str = VALIDATION) -> Scale:
+        """How much text a token of a split stands for."""
+        return Scale(1.0, 1.0)
+
+    def checked(self, split: str) -> str:
+        """``split`` if it is one. Raises ``UserError`` otherwise."""
+        if split not in self.splits:
+            raise UserError(f"there is no split {split!r}; {nearest(split, self.splits)}")
+        return split
+
+
+class TextMaterial(Material):
+    """A running text; ``change`` makes of each batch of it what the task learns from, with random numbers of its own."""
+
+    def __init__(
+        self, recipe: Recipe, corpus: Corpus, vocabulary: Vocabulary, change: Callable[[Batch, np.random.Generator], Batch] | None = None
+    ):
+        training = recipe.training
+        self.recipe, self.corpus, self.vocabulary, self.name = with_vocabulary(recipe, vocabulary), corpus, vocabulary, corpus.name
+        self._change, self._seed = change, training.seed
+        self._of = lambda held_out: Batches(
+            Corpus(corpus.name, corpus.tokenizer, {**corpus.splits, VALIDATION: corpus.splits[held_out]}),
+            recipe.data.batching,
+            training.batch_size,
+            recipe.model.context_length,
+            training.seed,
+        )
+        self._batches = self._of(VALIDATION)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self.corpus.splits)
+
+    def batch(self, step: int) -> Batch:
+        return self._changed(self._batches.batch(step), step)
+
+    def rows(self, split: str, batches: int | None = None) -> Iterator[Batch]:
+        rows = self._batches if self.checked(split) == VALIDATION else self._of(split)
+        for number, batch in enumerate(rows.validation(batches)):
+            yield self._changed(batch, _HELD_OUT + number)
+
+    def _changed(self, batch: Batch, key: int) -> Batch:
+        return batch if self._change is None else self._change(batch, random(self._seed, key))
+
+    def digest(self) -> str:
+        """SHA-256 of the lengths and of up to 64 evenly spread stretches of ids of both parts."""
+        total = hashlib.sha256()
+        for name in (TRAIN, VALIDATION):
+            ids = self.corpus.splits[name].ids
+            total.update(f"{name} {len(ids)} {ids.dtype}".encode())
+            for start in np.linspace(0, max(0, len(ids) - (1 << 16)), 64, dtype=np.int64):
+                total.update(np.ascontiguousarray(ids[start : start + (1 << 16)]).data)
+        return total.hexdigest()
+
+    @property
+    def epoch_targets(self) -> int:
+        return len(self.corpus.train)
+
+    def scale(self, split: str = VALIDATION) -> Scale:
+        counts = self.corpus.splits[split].counts
+        return Scale(counts.characters_per_token, counts.bytes_per_token)
+
+
+class Example(NamedTuple):
+    """One row, encoded. ``size``: positions it takes in a batch. ``targets``: how many there are. ``parts``: what the task collates."""
+
+    size: int
+    targets: int
+    parts: Any
+
+
+class ExampleMaterial(Material):
+    """A table of examples, encoded in memory. ``collate`` makes a batch of some of them; ``records`` are the rows as they were read."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        records: Records,
+        vocabulary: Vocabulary,
+        examples: Mapping[str, Sequence[Example]],
+        collate: Callable[[Sequence[Any]], Batch],
+        notes: tuple[str, ...] = (),
+    ):
+        training = recipe.training
+        self.recipe, self.name, self.vocabulary = with_vocabulary(recipe, vocabulary), records.name, vocabulary
+        self.records, self.examples, self.notes, self._collate = records.splits, examples, notes, collate
+        self._sizes = {split: np.array([example.size for example in rows], np.int64) for split, rows in examples.items()}
+        for split, sizes in self._sizes.items():
+            if not len(sizes):
+                raise UserError(f"data.source: the {split} part of {self.name!r} has no example that can be used")
+        self._rows = ExampleRows(self._sizes[TRAIN], recipe.data.batching, training.batch_size, training.seed)
+        self._batch_size = training.batch_size
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self.examples)
+
+    def batch(self, step: int) -> Batch:
+        return self._batch(TRAIN, self._rows.of_step(step))
+
+    def rows(self, split: str, batches: int | None = None) -> Iterator[Batch]:
+        for index in in_order(self._sizes[self.checked(split)], self._batch_size, batches):
+            yield self._batch(split, index)
+
+    def _batch(self, split: str, index: np.ndarray) -> Batch:
+        examples = self.examples[split]
+        return self._collate([examples[i].parts for i in index])
+
+    def digest(self) -> str:
+        """SHA-256 of every example of both parts."""
+        total = hashlib.sha256()
+        for split in (TRAIN, VALIDATION):
+            for example in self.examples[split]:
+                for part in example.parts:
+                    total.update(part.tobytes() if isinstance(part, np.ndarray) else repr(part).encode())
+        return total.hexdigest()
+
+    @property
+    def epoch_targets(self) -> int:
+        return sum(example.targets for example in self.examples[TRAIN])
+
+
+def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
+    """``recipe`` with the sizes filled in that the data decides. Raises SpecError if one that it gives is too small."""
+    model = _with_frontend(recipe.model, vocabulary.target.vocab_size, ("model",))
+    if model.encoder:
+        encoder = _with_frontend(model.encoder, vocabulary.tokenizer.vocab_size, ("model", "encoder"))
+        if encoder.share_embedding and not vocabulary.shared:
+            sentence = "source and target have tokenizers of their own, so their vectors cannot be shared; leave data.target_tokenizer out"
+            raise SpecError([Problem(("model", "encoder", "share_embedding"), sentence)])
+        model = model.changed(encoder=encoder)
+    return recipe.changed(model=_with_classes(model, vocabulary.labels))
+
+
+def _with_frontend(stack: Any, vocab_size: int, path: tuple[str, ...]) -> Any:
+    """The same kind of stack with its vocabulary known."""
+    assert isinstance(stack, Stack)
+    frontend = stack.frontend
+    if not isinstance(frontend, Text):
+        return stack
+    if frontend.vocab_size is None:
+        return stack.changed(frontend=frontend.changed(vocab_size=vocab_size))
+    if frontend.vocab_size < vocab_size:
+        sentence = f"{frontend.vocab_size} ids are fewer than the {vocab_size} of the tokenizer; leave the key out to take its size"
+        raise SpecError([Problem((*path, "frontend", "vocab_size"), sentence)])
+    return stack
+
+
+def _with_classes(model: Model, labels: Sequence[str]) -> Model:
+    head = model.head
+    if not isinstance(head, (ClassificationHead, TokenHead)):
+        return model
+    if head.num_classes is None:
+        return model.changed(head=head.changed(num_classes=len(labels)))
+    if head.num_classes < len(labels):
+        sentence = f"{head.num_classes} classes are fewer than the {len(labels)} labels of the data; leave the key out to take their number"
+        raise SpecError([Problem(("model", "head", "num_classes"), sentence)])
+    return model

@@ -1,0 +1,208 @@
+"""A text from a text: translation and summarisation, with an encoder or as one sequence with a prefix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.data.batch import IGNORED, PairBatch
+from qkv.data.corpus import VALIDATION
+from qkv.data.records.model import Records, Role
+from qkv.data.vocabulary import Vocabulary
+from qkv.generation.beam import beam_search
+from qkv.generation.sample import evaluating
+from qkv.layers.context import Tap
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import Problem, SpecError, UserError
+from qkv.spec.generation import Generation
+from qkv.spec.recipe import Recipe
+from qkv.spec.tasks import Summarization, Translation
+from qkv.tasks.example_task import Collate, Cut, ExampleTask, column, lengths_or_none, padded, trained
+from qkv.tasks.material import Example, ExampleMaterial, Material
+from qkv.tasks.next_token import language_loss
+from qkv.tasks.task import Exam, Observed, Scale, Totals, register
+from qkv.tasks.text_metrics import bleu, first_sentence, rouge
+
+_AT_ONCE = 64
+"""Rows that are written together."""
+_SHOWN = 8
+
+
+class SequenceToSequenceTask(ExampleTask):
+    """-Σ log p(y_i | y_<i, x) under teacher forcing.
+
+    With an encoder:  source x eos         ids bos y          targets y eos
+    Without:                               ids x bos y        targets (none for x) y eos,  prefix len(x) + 1
+    """
+
+    examines = True
+    asks = ("source",)
+
+    def completed(self, recipe: Recipe, records: Records) -> Recipe:
+        """What is written is by default the most probable, up to the longest that the model has learned."""
+        if recipe.sample != type(recipe).model_fields["sample"].default:
+            return recipe
+        return recipe.changed(sample=Generation(max_new_tokens=self.limits(recipe)["target"], temperature=0.0))
+
+    def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
+        data = recipe.data
+        sources, targets = column(records, "source"), column(records, "target")
+        if data.target_tokenizer is None:
+            both = trained(data.tokenizer, [*sources, *targets], ("bos", "eos"))
+            return Vocabulary(both, both)
+        if recipe.model.encoder is None:
+            sentence = "source and target are one sequence in a model without an encoder, so they have one tokenizer; leave the key out"
+            raise SpecError([Problem(("data", "target_tokenizer"), sentence)])
+        return Vocabulary(trained(data.tokenizer, sources, ("eos",)), trained(data.target_tokenizer, targets, ("bos", "eos")))
+
+    def limits(self, recipe: Recipe) -> dict[str, int]:
+        model = recipe.model
+        if model.encoder:
+            return {"source": model.encoder.context_length - 1, "target": model.context_length - 1}
+        return {"source": model.context_length // 2 - 1, "target": model.context_length - model.context_length // 2 - 1}
+
+    def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Example:
+        source, target = self._source(row, vocabulary, cut), cut(vocabulary.target.encode(row["target"]), "target")
+        bos, eos = _marks(vocabulary)
+        written = np.concatenate(([bos], target, [eos]))
+        return Example(len(source) + len(written) - 1, len(written) - 1, (source, written))
+
+    def _source(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> np.ndarray:
+        ids = cut(vocabulary.tokenizer.encode(row["source"]), "source")
+        end = vocabulary.tokenizer.special("eos")
+        assert end is not None
+        return np.append(ids, end)
+
+    def collator(self, recipe: Recipe) -> Collate:
+        return _pair if recipe.model.encoder else _joined
+
+    def summed_loss(self, model: Transformer, batch: PairBatch, tap: Tap | None = None) -> Tensor:
+        return self._loss(model, batch, self.spec.label_smoothing, tap)
+
+    def observe(self, model: Transformer, batch: PairBatch) -> Observed:
+        return Observed(self._loss(model, batch, 0.0), batch.num_targets, [])
+
+    def _loss(self, model: Transformer, batch: PairBatch, smoothing: float, tap: Tap | None = None) -> Tensor:
+        memory = None if batch.source is None else model.encode(batch.source, batch.source_lengths, tap)
+        where = {"lengths": batch.lengths, "prefix": batch.prefix, "memory": memory, "tap": tap}
+        return language_loss(model, batch.ids, batch.targets, smoothing, **where)
+
+    def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
+        loss = seen.loss / seen.count if seen.count else math.nan
+        return {"loss": loss, "perplexity": math.exp(loss) if loss < 700 else math.inf}
+
+    def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
+        assert isinstance(material, ExampleMaterial)
+        rows = material.records[VALIDATION][:3]
+        written = self.write(model, material.vocabulary, recipe, rows)
+        return "\n\n".join(f"{row['source']}\n→ {text}\n  ({row['target']})" for row, text in zip(rows, written, strict=True))
+
+    def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        cut = Cut(self.limits(recipe))
+        answers = [{"answer": text} for text in self.write(model, vocabulary, recipe, rows, cut)]
+        for answer, row in zip(answers, rows, strict=True):
+            length = len(vocabulary.tokenizer.encode(row["source"]))
+            if length > cut.limits["source"]:
+                answer["note"] = f"the input has {length} tokens and the model reads {cut.limits['source']}; the rest was not read"
+        return answers
+
+    def write(
+        self, model: Transformer, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[Mapping[str, Any]], cut: Cut | None = None
+    ) -> list[str]:
+        """The text that the model writes for each row's source, as ``recipe.sample`` says."""
+        cut = cut or Cut(self.limits(recipe))
+        sources = [self._source(row, vocabulary, cut) for row in rows]
+        order = sorted(range(len(rows)), key=lambda i: len(sources[i]))
+        found: dict[int, str] = {}
+        for begin in range(0, len(order), _AT_ONCE):
+            some = order[begin : begin + _AT_ONCE]
+            for i, ids in zip(some, self._written(model, vocabulary, recipe.sample, [sources[i] for i in some]), strict=True):
+                found[i] = vocabulary.target.decode(ids, skip_special=True).strip()
+        return [found[i] for i in range(len(rows))]
+
+    def _written(
+        self, model: Transformer, vocabulary: Vocabulary, generation: Generation, sources: list[np.ndarray]
+    ) -> Iterator[list[int]]:
+        bos, eos = _marks(vocabulary)
+        device = model.frontend.table.device
+        with torch.inference_mode(), evaluating(model):
+            if model.encoder is None:
+                prompts, memory = [[*source[:-1].tolist(), bos] for source in sources], None
+            else:
+                ids, lengths = padded(sources)
+                prompts, memory = [[bos] for _ in sources], model.encode(ids.to(device), lengths.to(device))
+            for best in beam_search(model, prompts, generation, eos, memory=memory):
+                yield [token for token in best[0].tokens if token != eos] if best else []
+
+    def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
+        assert isinstance(material, ExampleMaterial)
+        rows = material.records[split]
+        written = self.write(model, material.vocabulary, recipe, rows)
+        found = self.compare(written, rows)
+        shown = [[row["source"], text, row["target"]] for row, text in zip(rows[:_SHOWN], written, strict=False)]
+        table = {"kind": "examples", "title": "What it writes", "columns": ["source", "written", "reference"], "rows": shown}
+        figures = {**self.figures(seen, material.scale(split)), **found.figures}
+        return Exam(figures, [*found.sections, table], found.notes)
+
+    def compare(self, written: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Exam:
+        """The task's own figures of what was written."""
+        raise NotImplementedError
+
+
+@register(Translation)
+class TranslationTask(SequenceToSequenceTask):
+    """Measured by sacreBLEU, and by BLEU over lower-cased words and marks, as tutorials give it."""
+
+    roles = (
+        Role("source", "text", ("source", "src", "input", "from")),
+        Role("target", "text", ("target", "tgt", "translation", "output", "to")),
+    )
+
+    def compare(self, written: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Exam:
+        return bleu(written, [row["target"] for row in rows])
+
+
+@register(Summarization)
+class SummarizationTask(SequenceToSequenceTask):
+    """Measured by ROUGE beside that of the first sentence alone (lead-1)."""
+
+    roles = (
+        Role("source", "text", ("source", "text", "article", "document", "dialogue", "input")),
+        Role("target", "text", ("target", "summary", "abstract", "headline", "title", "highlights")),
+    )
+
+    def compare(self, written: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Exam:
+        references = [row.get("targets") or [row["target"]] for row in rows]
+        found = rouge(written, references)
+        lead = rouge([first_sentence(row["source"]) for row in rows], references)
+        return Exam(found.figures | {f"{name}_of_lead_1": value for name, value in lead.figures.items()}, [], found.notes)
+
+
+def _pair(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> PairBatch:
+    """Sources for the encoder, targets for the other stack."""
+    source, source_lengths = padded([source for source, _ in rows])
+    ids, lengths = padded([written[:-1] for _, written in rows])
+    targets, _ = padded([written[1:] for _, written in rows], IGNORED)
+    return PairBatch(ids, targets, lengths_or_none(ids, lengths), None, source, source_lengths)
+
+
+def _joined(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> PairBatch:
+    """Source, the mark of the beginning and target in one row; the end of the source is that mark."""
+    ids, lengths = padded([np.concatenate((source[:-1], written[:-1])) for source, written in rows])
+    targets, _ = padded([np.concatenate((np.full(len(source) - 1, IGNORED), written[1:])) for source, written in rows], IGNORED)
+    return PairBatch(ids, targets, lengths_or_none(ids, lengths), prefix=torch.tensor([len(source) for source, _ in rows]))
+
+
+def _marks(vocabulary: Vocabulary) -> tuple[int, int]:
+    """The ids that begin and end what is written."""
+    bos, eos = vocabulary.target.special("bos"), vocabulary.target.special("eos")
+    if bos is None or eos is None:
+        raise UserError(
+            "the tokenizer of the target has no tokens that begin and end a text; train one, or give a folder whose tokenizer has them"
+        )
+    return bos, eos

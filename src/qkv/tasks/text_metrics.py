@@ -1,0 +1,56 @@
+"""Figures that compare texts with references, by the libraries that define them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from qkv.spec.errors import UserError
+from qkv.tasks.task import Exam
+
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+
+
+def metric_library(name: str) -> Any:
+    """A module of the extra ``metrics``. Raises ``UserError`` if it is not installed."""
+    try:
+        return import_module(name)
+    except ImportError:
+        raise UserError(f"this figure is computed by {name.split('.')[0]}, which is not installed; pip install 'qkv[metrics]'") from None
+
+
+def bleu(written: Sequence[str], references: Sequence[str]) -> Exam:
+    """sacreBLEU (Post 2018) of a corpus with one reference each, 0 to 100, and its signature.
+
+    ``bleu_tokenized`` is BLEU (Papineni et al. 2002) without smoothing over lower-cased words and marks: the figure of the tutorials that lower-case
+    and tokenise both sides.
+    """
+    metrics = metric_library("sacrebleu.metrics")
+    plain = metrics.BLEU()
+    score = plain.corpus_score(list(written), [list(references)])
+    split = metrics.BLEU(tokenize="none", smooth_method="none", force=True)
+    tokenized = split.corpus_score([_tokens(text) for text in written], [[_tokens(text) for text in references]])
+    return Exam({"bleu": score.score, "bleu_tokenized": tokenized.score}, [], [f"BLEU: {plain.get_signature()}"])
+
+
+def _tokens(text: str) -> str:
+    return " ".join(_TOKEN.findall(text.lower()))
+
+
+def rouge(written: Sequence[str], references: Sequence[Sequence[str]]) -> Exam:
+    """ROUGE-1, ROUGE-2 and ROUGE-L F-measures (Lin 2004), stemmed, 0 to 100: of each text the best over its references, then the mean."""
+    names = ("rouge1", "rouge2", "rougeL")
+    scorer = metric_library("rouge_score.rouge_scorer").RougeScorer(list(names), use_stemmer=True)
+    sums = dict.fromkeys(names, 0.0)
+    for text, wanted in zip(written, references, strict=True):
+        best = scorer.score_multi(list(wanted), text)
+        for name in names:
+            sums[name] += best[name].fmeasure
+    return Exam({name: 100 * total / max(1, len(written)) for name, total in sums.items()})
+
+
+def first_sentence(text: str) -> str:
+    """Up to the first mark that ends a sentence and is followed by a space."""
+    return re.split(r"(?<=[.!?])\s+", text.strip(), maxsplit=1)[0]
