@@ -15,14 +15,18 @@ from torch import Tensor
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.ops.choices import all_choices
-from qkv.spec.branches import Attention, GatedFeedForward
-from qkv.spec.model import Block
-from qkv.spec.parts import BatchNorm, Llama3Scaling, Rope
+from qkv.spec.branches import LSTM, Attention, Convolution, GatedFeedForward, MemoryLayer
+from qkv.spec.model import Block, Text
+from qkv.spec.parts import BatchNorm, LearnedSinusoidal, Llama3Scaling, Rope, Shaw, T5Buckets
 
 LARGE = Block(branches=(Attention(num_heads=2, relative=Rope(scaling=Llama3Scaling(factor=4.0, original_length=64))), GatedFeedForward()))
+LEARNED = Block(branches=(Attention(relative=T5Buckets()), Attention(relative=Shaw(values=True)), Attention(top_k=3), MemoryLayer()))
+RECURRENT = Block(branches=(LSTM(direction="both"), Convolution()))
 SPECS: dict[str, Any] = {
     "seven mixers": seven(),
     "batch norm in parallel": model(Block(order="parallel", norm=BatchNorm()), norm=BatchNorm()),
+    "learned distances, top k, memory": model(LEARNED, frontend=Text(vocab_size=13, positions=LearnedSinusoidal())),
+    "both directions": model(RECURRENT),
     "large enough for the measured paths": model(LARGE, width=128),
 }
 
