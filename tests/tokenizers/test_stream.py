@@ -20,9 +20,14 @@ SCHEMES = {
     "characters": spec.Characters(),
     "bytes": spec.Bytes(),
     "words": spec.Words(vocab_size=64),
+    "word_list": spec.WordList(vocab_size=64),
     "bpe": spec.BPE(vocab_size=300),
+    "code": spec.Code(vocab_size=300),
+    "wordpiece": spec.WordPiece(vocab_size=120),
+    "unigram": spec.Unigram(vocab_size=300),
+    "amino_acids": spec.AminoAcids(),
 }
-MADE = {name: train(scheme, [CORPUS]) for name, scheme in SCHEMES.items()}
+MADE = {name: train(scheme, [CORPUS]).with_specials(["bos", "eos"]) for name, scheme in SCHEMES.items()}
 
 
 def sentencepiece() -> Tokenizer:
@@ -45,7 +50,7 @@ def test_the_pieces_of_any_ids_are_the_decoded_text(name: str, data: st.DataObje
     assert text + stream.flush() == tokenizer.decode(ids)
 
 
-@pytest.mark.parametrize("name", ["bytes", "bpe"])
+@pytest.mark.parametrize("name", ["bytes", "bpe", "code", "unigram"])
 @given(text=TEXTS)
 def test_no_piece_holds_half_a_character(name: str, text: str) -> None:
     stream = StreamDecoder(MADE[name])
@@ -92,7 +97,7 @@ def test_half_a_character_of_neighbours_shows_at_the_end() -> None:
     assert tokenizer.decode(ids).endswith("\ufffd")
 
 
-@pytest.mark.parametrize("index", [-1, 256])
+@pytest.mark.parametrize("index", [-1, 258])
 def test_an_id_outside_the_vocabulary_is_refused(index: int) -> None:
     with pytest.raises(UserError, match=f"the id {index} is outside"):
         StreamDecoder(MADE["bytes"]).feed([index])
