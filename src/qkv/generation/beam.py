@@ -176,7 +176,8 @@ class BeamSearch:
         seen = [text[start[place // self._width] :] for place, text in enumerate(texts)]
         source = [row for row in self.running for _ in range(self._width)]
         memory = self._memory if self._memory is None or not self._steps else rows(self._memory, source)
-        logits, self._state = read(self.model, seen, self._capacity, memory)
+        prompts = [max(0, len(self.prompts[row]) - start[place // self._width]) for place, row in enumerate(source)]
+        logits, self._state = read(self.model, seen, self._capacity, memory, prompts)
         return logits
 
     def _candidates(self, logits: Tensor) -> list[list[Beam]]:

@@ -12,17 +12,23 @@ from qkv.models.transformer import State, Transformer
 
 
 def read(
-    model: Transformer, texts: Sequence[Sequence[int]], capacity: int | None = None, memory: Any | None = None
+    model: Transformer,
+    texts: Sequence[Sequence[int]],
+    capacity: int | None = None,
+    memory: Any | None = None,
+    prompts: Sequence[int] | None = None,
 ) -> tuple[Tensor, State]:
     """(logits (B, V) after the last token of each text, the state there).
 
     ``capacity``: slots of the state a row, None grows by doubling. ``memory``: what an encoder made of B sources, for a model that looks at it.
+    ``prompts``: how many first tokens of each text are its prompt, all of them by default; where the mask has a prefix, they see each other.
     """
     device = model.frontend.table.device
     ids, lengths = padded(texts, device)
     ragged = None if min(map(len, texts)) == ids.shape[1] else lengths
     more = {} if memory is None else {"memory": memory}
-    vectors, state = model.features(ids, model.init_state(len(texts), capacity, **more), ragged)
+    prefix = None if model.spec.causal else (lengths if prompts is None else torch.tensor(prompts, device=device))
+    vectors, state = model.features(ids, model.init_state(len(texts), capacity, **more), ragged, prefix=prefix)
     assert state is not None
     # Only the last vector of each row is asked what comes next.
     last = vectors[torch.arange(len(texts), device=device), lengths - 1]

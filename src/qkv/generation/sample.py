@@ -36,6 +36,7 @@ class Sampling:
         self.model, self.generation = model, generation
         self.texts = [list(prompt) for prompt in prompts]
         """The tokens of each row, prompt included."""
+        self._prompts = [len(prompt) for prompt in prompts]
         self.running = list(range(len(prompts)))
         """The rows that go on."""
         self._capacity = capacity
@@ -89,7 +90,8 @@ class Sampling:
         """Read what is seen of each text, from position 0, with a new state."""
         self._start = {row: context.first_seen(len(self.texts[row]), self._limit) for row in self.running}
         seen = [self.texts[row][self._start[row] :] for row in self.running]
-        logits, self._state = read(self.model, seen, self._capacity)
+        prompts = [max(0, self._prompts[row] - self._start[row]) for row in self.running]
+        logits, self._state = read(self.model, seen, self._capacity, prompts=prompts)
         if self.generation.repetition_penalty != 1.0:
             self._history = _repeated([self.texts[row] for row in self.running], self._device)
         return logits
