@@ -16,7 +16,7 @@ from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradient
 from torch import Tensor
 
 from qkv.ops import choices
-from qkv.ops.attention import banded, blockwise, choose, fused_onednn, reference, sdpa, tiled, top_k
+from qkv.ops.attention import banded, blockwise, choose, fused_onednn, products, reference, sdpa, tiled, top_k
 from qkv.ops.attention.problem import Problem
 from qkv.ops.choices import Choice
 from qkv.ops.masks import Causal, Full, Mask, Sites, Window
@@ -25,6 +25,7 @@ Twin = Callable[[Tensor, Tensor, Tensor, Problem], Tensor]
 
 SMALL_BLOCKS: dict[str, Twin] = {
     "sdpa": sdpa.attention,
+    "products": products.attention,
     "sdpa, oneDNN": fused_onednn.attention,
     "tiled": partial(tiled.attention, block=4),
     "banded": partial(banded.attention, block=4),
@@ -53,7 +54,7 @@ def serves(twin: str, case: Case) -> bool:
     if case.values or (twin != "top k" and case.problem().chooses(case.keys)):
         return False
     match twin:
-        case "sdpa" | "top k":
+        case "sdpa" | "products" | "top k":
             return True
         case "sdpa, oneDNN":
             square = case.sites == "aligned" and case.widths[0] == case.widths[1]
@@ -176,6 +177,14 @@ def fresh_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(banded, "BLOCK", 3)
 
 
+TIMED = ["sdpa", "sdpa, oneDNN", "tiled", "products"]
+
+
+def preferring(timed: str) -> Callable[..., Choice]:
+    """A measurement whose outcome is known: ``timed`` where it is a candidate, else the plain path."""
+    return lambda op, case, plain, runs, what: Choice(op, case, timed if timed in runs else plain, "given")
+
+
 cases = st.builds(
     Case,
     mask=st.sampled_from(list(MASKS)),
@@ -192,14 +201,14 @@ cases = st.builds(
 
 
 @settings(max_examples=150)
-@given(case=cases, timed=st.sampled_from(["sdpa", "sdpa, oneDNN", "tiled"]), dtype=st.sampled_from([torch.float32, torch.float64]))
+@given(case=cases, timed=st.sampled_from(TIMED), dtype=st.sampled_from([torch.float32, torch.float64]))
 def test_the_choice_suits_and_its_answer_is_the_reference(fresh_choices: None, case: Case, timed: str, dtype: torch.dtype) -> None:
     """Whatever a measurement would have preferred."""
     choices.restore([])
     choices._chosen.clear()
     problem, inputs = case.problem(), case.inputs(dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choose, "_measured", lambda case, *_: Choice("attention", case, timed, "given"))
+        patch.setattr(choose, "fastest", preferring(timed))
         chosen = choose.choice(*inputs, problem).twin
         assert serves(chosen, case), f"{chosen} is not made for this"
         if case.dropout:
@@ -208,10 +217,10 @@ def test_the_choice_suits_and_its_answer_is_the_reference(fresh_choices: None, c
         assert_all_same(outputs_and_gradients(partial(choose.attention, problem=problem), inputs), expected)
 
 
-@pytest.mark.parametrize("timed", ["sdpa", "sdpa, oneDNN", "tiled"])
+@pytest.mark.parametrize("timed", TIMED)
 def test_the_choice_never_sends_a_path_what_it_is_not_made_for(fresh_choices: None, monkeypatch: pytest.MonkeyPatch, timed: str) -> None:
     """Every mask at every kind of site, with each thing that rules a path out alone and together."""
-    monkeypatch.setattr(choose, "_measured", lambda case, *_: Choice("attention", case, timed, "given"))
+    monkeypatch.setattr(choose, "fastest", preferring(timed))
     for mask, kind, queries, widths, alibi, dropout in product(MASKS, SITES, (1, 5, 14), ((4, 4), (4, 2)), (False, True), (0.0, 0.5)):
         if kind == "packed" and queries < 5:
             continue
@@ -221,11 +230,12 @@ def test_the_choice_never_sends_a_path_what_it_is_not_made_for(fresh_choices: No
 
 
 def test_every_twin_is_chosen_for_something(fresh_choices: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose.onednn, "available", lambda: True)
     found = set()
-    for timed in ("sdpa", "sdpa, oneDNN", "tiled"):
+    for timed in TIMED:
         choices._chosen.clear()
-        monkeypatch.setattr(choose, "_measured", lambda case, *_, timed=timed: Choice("attention", case, timed, "given"))
-        found |= {choose.choice(*case.inputs(), case.problem()).twin for case in CASES}
+        monkeypatch.setattr(choose, "fastest", preferring(timed))
+        found |= {choose.choice(*case.inputs(torch.float32), case.problem()).twin for case in CASES}
         found.add(choose.choice(*Case().inputs(), Case(values=True).problem()).twin)
     assert found == choose.TWINS.keys()
 

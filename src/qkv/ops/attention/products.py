@@ -20,13 +20,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
         k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
     visible = problem.sites.visible(problem.mask, q.shape[1])
     bias = problem.bias()
-    blind = None if problem.sites.aligned else ~visible.any(-1, keepdim=True)
-    if blind is not None:
-        visible = visible | blind
+    # A row of nothing but -inf would be NaN, and so would its gradient.
+    blind = ~visible.any(-1, keepdim=True)
+    visible = visible | blind
     hidden = torch.zeros((), dtype=q.dtype, device=q.device) if bias is None else bias.to(q.dtype)
     hidden = torch.where(visible, hidden, -torch.inf)
     with torch.autocast(q.device.type, enabled=False):  # which would compute the softmax of bf16 scores in a copy of them
         p = ((q * problem.scale) @ k.transpose(-1, -2) + hidden).softmax(-1)
-        if blind is not None:
-            p = p.masked_fill(blind, 0.0)
+        p = p.masked_fill(blind, 0.0)
         return dropout(p, problem.dropout) @ v
