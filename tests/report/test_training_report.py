@@ -26,7 +26,8 @@ def rows(steps: int, every: int = 100) -> list[dict[str, Any]]:
             "tokens_per_second": 12_000.0,
         }
         if step % every == 0:
-            row["val_loss"] = loss + 0.1
+            held_out = loss + 0.1
+            row |= {"val_loss": held_out, "val_perplexity": math.exp(held_out), "val_bits_per_character": held_out / math.log(2) / 2}
         made.append(row)
     return made
 

@@ -26,7 +26,8 @@ _MOST_CELLS = 400
 class HeatMap:
     """``values[row][column]`` as colour; None and NaN stay blank. ``low`` and ``high`` fix the ends of the colours.
 
-    Row and column names may be empty. ``numbers`` writes each value into its cell, where there is room.
+    Row and column names may be empty. ``numbers`` writes each value into its cell, where there is room; ``written`` are words to write
+    there instead, a word a cell, such as the counts of which the colours are shares.
     """
 
     title: str
@@ -38,6 +39,7 @@ class HeatMap:
     low: float | None = None
     high: float | None = None
     numbers: bool = False
+    written: Sequence[Sequence[str]] = ()
     description: str = ""
     width: int = 360
 
@@ -47,7 +49,8 @@ class HeatMap:
 
     def data(self) -> dict[str, Any]:
         """The values, for readers of the page."""
-        return {"title": self.title, "rows": list(self.rows), "columns": list(self.columns), "values": [list(row) for row in self.values]}
+        told = {"title": self.title, "rows": list(self.rows), "columns": list(self.columns), "values": [list(row) for row in self.values]}
+        return told | ({"written": [list(row) for row in self.written]} if self.written else {})
 
     def compact(self) -> None:
         """A map is as readable as its cells at every width."""
@@ -105,10 +108,11 @@ class _Drawing:
                     continue
                 x, y = self.left + j * self.cell, self.top + i * self.cell
                 red, green, blue = colour(self.scale.place(value))
-                about = tag("title", f"{self._name(self.chart.rows, i)}, {self._name(self.chart.columns, j)}: {short(value, 4)}")
+                written = self.chart.written[i][j] if self.chart.written else short(value, 3)
+                told = f"{written} ({short(value, 3)})" if self.chart.written else short(value, 4)
+                about = tag("title", f"{self._name(self.chart.rows, i)}, {self._name(self.chart.columns, j)}: {told}")
                 yield tag("rect", about, x=x, y=float(y), width=self.cell, height=self.cell, fill=f"#{red:02x}{green:02x}{blue:02x}")
-                written = short(value, 3)
-                if self.chart.numbers and text_width(written, 11) < self.cell - 2:
+                if (self.chart.numbers or self.chart.written) and text_width(written, 11) < self.cell - 2:
                     ink = "#000" if 0.3 * red + 0.6 * green + 0.1 * blue > 120 else "#fff"
                     at = {
                         "x": x + self.cell / 2,

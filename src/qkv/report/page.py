@@ -103,6 +103,10 @@ class Page:
         """Several charts beside each other, where there is room."""
         self._add(tag("div", *(self._figure(chart) for chart in charts), class_="charts"))
 
+    def drawing(self, markup: Markup) -> None:
+        """Markup made elsewhere, as it is."""
+        self._add(markup)
+
     def code(self, text: str, language: str = "") -> None:
         """Text in a fixed-width face; ``yaml`` has its keys coloured, ``yaml`` and ``shell`` their lines of comment."""
         self._add(tag("pre", tag("code", *_coloured(text, language))))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from qkv.report.chart import LineChart
+from qkv.report.exam import BESIDE_THE_POINT, add_exam, headline, named, words
 from qkv.report.figures import duration, fixed, short
 from qkv.report.page import Page, Tone
 from qkv.report.series import Line
@@ -17,6 +18,8 @@ from qkv.report.series import Line
 Status = Literal["running", "finished", "stopped", "failed"]
 
 _TONES: dict[Status, Tone] = {"running": "accent", "finished": "good", "stopped": "", "failed": "danger"}
+_UNSEEN = ("bits_per_token", "bits_per_byte")
+"""Figures that say what others say, in units that few compare."""
 _MOST_SAMPLES, _LONGEST_SAMPLE = 24, 6000
 
 
@@ -24,11 +27,12 @@ _MOST_SAMPLES, _LONGEST_SAMPLE = 24, 6000
 class TrainingRun:
     """A run as plain data.
 
-    ``metrics`` are the rows of ``metrics.jsonl``: ``step``, ``time`` (seconds trained so far), ``loss`` and ``val_loss`` (nats a token),
-    ``lr``, ``grad_norm``, ``tokens_per_second``, ``event``; a row need not have them all. ``samples`` are ``{"step", "text"}``;
+    ``metrics`` are the rows of ``metrics.jsonl``: ``step``, ``time`` (seconds trained so far), ``loss`` and ``val_loss`` (in ``loss_unit``),
+    ``val_`` and whatever else the task measures, ``lr``, ``grad_norm``, ``tokens_per_second``, ``event``; a row need not have them all. ``samples`` are ``{"step", "text"}``;
     without them the rows' ``sample`` is shown.
     ``figures`` may hold ``total_steps``, ``parameters``, ``flops`` (spent in all), ``tokens`` (seen in all), ``characters_per_token``
-    (of the validation text) and ``clip_norm``; what is absent is left out of the report. ``message`` says why a run stopped or failed.
+    (of the validation text) and ``clip_norm``; what is absent is left out of the report. ``message`` says why a run stopped or failed; ``usage`` is what can be
+    done with the run and the command for it. ``exam`` holds ``step`` and ``splits``, what the task says of the best weights.
     """
 
     name: str
@@ -42,6 +46,9 @@ class TrainingRun:
     status: Status = "finished"
     message: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
+    loss_unit: str = "nats a token"
+    usage: tuple[str, str] = ("", "")
+    exam: Mapping[str, Any] | None = None
 
     def series(self, key: str) -> tuple[list[float], list[float]]:
         """The steps at which ``key`` was measured, and its values."""
@@ -51,6 +58,12 @@ class TrainingRun:
     def last(self, key: str) -> float | None:
         """The newest finite value of ``key``."""
         return next((v for v in reversed(self.series(key)[1]) if math.isfinite(v)), None)
+
+    @property
+    def measured(self) -> list[str]:
+        """What was measured on the validation part beside the loss."""
+        names = dict.fromkeys(name for row in self.metrics if "val_loss" in row for name in row)
+        return [name.removeprefix("val_") for name in names if name.startswith("val_") and name != "val_loss"]
 
     @property
     def step(self) -> int:
@@ -66,8 +79,10 @@ def training_report(run: TrainingRun) -> str:
     _add_progress(page, run)
     for sentence in _what_happened(run):
         page.note(sentence, "danger" if run.status == "failed" else "accent")
-    page.cards([card for card in (make(run) for make in _CARDS) if card])
+    page.cards([card for card in (_validation_card(run), *_task_cards(run), *(make(run) for make in _CARDS)) if card])
     _add_curves(page, run)
+    if run.exam:
+        add_exam(page, run.exam["splits"], run.exam["step"])
     _add_samples(page, run)
     if run.cost:
         with page.section("What it cost"):
@@ -116,7 +131,7 @@ def _validation_card(run: TrainingRun) -> Card | None:
     if last is None:
         return None
     best, at = min((v, s) for v, s in zip(values, steps, strict=True) if math.isfinite(v))
-    return "Validation loss", fixed(last), "nats a token" if best == last else f"best {fixed(best)} at step {at:,}"
+    return "Validation loss", fixed(last), run.loss_unit if best == last else f"best {fixed(best)} at step {at:,}"
 
 
 def _train_loss_card(run: TrainingRun) -> Card | None:
@@ -127,16 +142,19 @@ def _train_loss_card(run: TrainingRun) -> Card | None:
     return "Training loss", fixed(statistics.fmean(recent)), f"mean of {len(recent)} steps" if len(recent) > 1 else "one step"
 
 
-def _perplexity_card(run: TrainingRun) -> Card | None:
-    loss = run.last("val_loss")
-    return None if loss is None or loss > 50 else ("Perplexity", fixed(math.exp(loss)), "on validation text")
+def _task_cards(run: TrainingRun) -> list[Card]:
+    """What the task is judged by: the figures of the exam, or before there is one those of the last validation."""
+    if run.exam:
+        return headline(run.exam["splits"])
+    known = [(name, run.last(f"val_{name}")) for name in run.measured if name not in _UNSEEN]
+    return [(named(name), fixed(value), _beside(run, name)) for name, value in known if value is not None]
 
 
-def _bits_card(run: TrainingRun) -> Card | None:
-    loss, width = run.last("val_loss"), run.figures.get("characters_per_token")
-    if loss is None or not width:
-        return None
-    return "Bits per character", fixed(loss / math.log(2) / width), "" if width == 1 else f"{short(width)} characters a token"
+def _beside(run: TrainingRun, name: str) -> str:
+    width = run.figures.get("characters_per_token")
+    if name == "bits_per_character" and width and width != 1:
+        return f"{short(width)} characters a token"
+    return "" if name == "bits_per_character" else "on the validation part"
 
 
 def _speed_card(run: TrainingRun) -> Card | None:
@@ -163,9 +181,6 @@ def _flops_card(run: TrainingRun) -> Card | None:
 
 
 _CARDS: list[Callable[[TrainingRun], Card | None]] = [
-    _validation_card,
-    _perplexity_card,
-    _bits_card,
     _train_loss_card,
     _time_card,
     _speed_card,
@@ -176,7 +191,7 @@ _CARDS: list[Callable[[TrainingRun], Card | None]] = [
 
 def _add_curves(page: Page, run: TrainingRun) -> None:
     loss = loss_chart(run)
-    others = [chart for chart in (_rate_chart(run), _norm_chart(run), _speed_chart(run)) if chart]
+    others = [*_figure_charts(run), *(chart for chart in (_rate_chart(run), _norm_chart(run), _speed_chart(run)) if chart)]
     if not loss.lines and not others:
         return
     with page.section("How it learned"):
@@ -197,7 +212,7 @@ def loss_chart(run: TrainingRun, width: int = 960, height: int = 360) -> LineCha
     if at:
         lines.append(Line("validation", at, held_out, points=True))
     log = _spread(losses + held_out) > 2
-    label = "nats a token, logarithmic" if log else "nats a token"
+    label = f"{run.loss_unit}, logarithmic" if log else run.loss_unit
     events = [(row["step"], str(row["event"])) for row in run.metrics if row.get("event") and row.get("step") is not None]
     return LineChart("Loss", lines, "step", label, y_log=log, events=events, width=width, height=height)
 
@@ -210,6 +225,16 @@ def _spread(values: list[float]) -> float:
 
 def _small(title: str, line: Line, **options: Any) -> LineChart:
     return LineChart(title, [line], "step", width=360, height=230, **options)
+
+
+def _figure_charts(run: TrainingRun) -> list[LineChart]:
+    """Every figure of the validations that is not the loss in other words."""
+    made = []
+    for name in run.measured:
+        steps, values = run.series(f"val_{name}")
+        if name not in BESIDE_THE_POINT and steps:
+            made.append(_small(named(name), Line(words(name), steps, values, points=True)))
+    return made
 
 
 def _rate_chart(run: TrainingRun) -> LineChart | None:
@@ -236,9 +261,10 @@ def _add_validations(page: Page, run: TrainingRun) -> None:
     if len(steps) < 2:
         return
     training = dict(zip(*run.series("loss"), strict=True))
-    rows = [[int(s), training.get(s), v, math.exp(v) if v < 50 else None] for s, v in zip(steps, values, strict=True)]
+    others = {words(name): dict(zip(*run.series(f"val_{name}"), strict=True)) for name in run.measured if name not in _UNSEEN}
+    rows = [[int(s), training.get(s), v, *(found.get(s) for found in others.values())] for s, v in zip(steps, values, strict=True)]
     with page.details(f"{len(rows):,} validations as a table"):
-        page.table(["step", "training loss of that step", "validation loss", "perplexity"], _spaced(rows, 200))
+        page.table(["step", "training loss of that step", "validation loss", *others], _spaced(rows, 200))
 
 
 def _spaced(items: Sequence[Any], most: int) -> list[Any]:
@@ -254,7 +280,7 @@ def _add_samples(page: Page, run: TrainingRun) -> None:
     if not samples:
         return
     *earlier, last = samples
-    with page.section("What it writes"):
+    with page.section("What it writes" if run.loss_unit == "nats a token" else "What it answers"):
         page.prose(f"After {int(last['step']):,} steps:")
         page.sample(_cut(str(last["text"])))
         if earlier:
@@ -274,7 +300,8 @@ def _add_commands(page: Page, run: TrainingRun) -> None:
     if not run.folder:
         return
     folder = shlex.quote(run.folder)
-    commands = [("write with it", f'qkv generate {folder} "Once upon a time"'), ("measure it on held-out text", f"qkv evaluate {folder}")]
+    use = run.usage if run.usage[1] else ("write with it", f'qkv generate {folder} "Once upon a time"')
+    commands = [use, ("measure it on the held-out part", f"qkv evaluate {folder}")]
     if run.status in ("stopped", "failed"):
         commands.insert(0, ("train on from the last checkpoint", f"qkv train {folder}"))
     with page.section("Go on from here"):

@@ -31,6 +31,7 @@ _SHOWN = 12
 class ClassificationTask(ExampleTask):
     """-log p(label | text), the text preceded by the mark ``cls``, whose vector the pooling ``first`` takes."""
 
+    loss_unit = "nats an example"
     examines = True
     asks = ("text",)
     roles = (

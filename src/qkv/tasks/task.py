@@ -55,6 +55,8 @@ class Exam:
 class Task(ABC):
     """What is learned: what the model reads, a loss, the figures that people compare, and the answer in human form."""
 
+    loss_unit: str = "nats a token"
+    """What the loss counts, for charts and tables."""
     examines: bool = False
     """True if there is more to say of a trained model than the figures of each validation."""
     asks: tuple[str, ...] = ()

@@ -60,6 +60,15 @@ class Sampled:
 
 
 @dataclass(frozen=True)
+class Examined:
+    """The weights of ``step`` were examined on a split; ``figures`` are the task's."""
+
+    step: int
+    split: str
+    figures: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Saved:
     """A checkpoint is complete."""
 
@@ -75,5 +84,5 @@ class Ended:
     message: str
 
 
-Event = Notice | Started | Stepped | Validated | Sampled | Saved | Ended
+Event = Notice | Started | Stepped | Validated | Sampled | Examined | Saved | Ended
 OnEvent = Callable[[Event], object]

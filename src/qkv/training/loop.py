@@ -18,9 +18,11 @@ from qkv.report.training import Status
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.training import random_state
-from qkv.training.checkpoint import Checkpoint, save_weights, weights
+from qkv.training.checkpoint import Checkpoint, load_weights, save_weights, weights
 from qkv.training.evaluation import measure, precision
-from qkv.training.events import Ended, Event, Notice, OnEvent, Sampled, Saved, Started, Stepped, Validated
+from qkv.training.events import Ended, Event, Examined, Notice, OnEvent, Sampled, Saved, Started, Stepped, Validated
+from qkv.training.exam import examine, held_out, read_exam, write_exam
+from qkv.training.files import read_tensors
 from qkv.training.health import diagnose
 from qkv.training.identity import recipe_digest
 from qkv.training.interrupt import StopRequest
@@ -110,7 +112,7 @@ class Trainer:
         if self._saved != self.now.step:
             self.save()
         if self.finished:
-            self._end("finished", self.why_finished() if self._impatient else "")
+            self._finish(stop)
         else:
             self._end(
                 "stopped", f"stopped by {stop} after step {self.now.step} of {self.training.steps}; the same command goes on from there"
@@ -267,10 +269,52 @@ class Trainer:
         self._end("failed", message)
         raise UserError(message)
 
+    @property
+    def owes_exam(self) -> bool:
+        """True if the task examines, and the best weights were not examined yet."""
+        folder = self.setup.folder
+        return self.setup.task.examines and (folder / WEIGHTS).exists() and read_exam(folder, self._best()[1]) is None
+
+    def examine(self, stop: StopRequest, record: Record) -> None:
+        """Of a finished run: take the exam that a kill or an error prevented, and write the report anew."""
+        self.record = record
+        self._finish(stop)
+
+    def _finish(self, stop: StopRequest) -> None:
+        """Keep the best weights, examine them, and end. A stop on the way leaves the exam for the next start."""
+        if not (self.setup.folder / WEIGHTS).exists():
+            self._save_best()  # no held-out loss was a number
+        if self.owes_exam and not self._examine(stop):
+            self._end("stopped", f"stopped by {stop} during the exam after the last step; the same command takes it again")
+        else:
+            self._end("finished", self.why_finished() if self._impatient else "")
+
+    def _examine(self, stop: StopRequest) -> bool:
+        """The exam of the best weights, which the model then holds; False if it was stopped. What cannot be measured is said."""
+        setup, exams = self.setup, {}
+        tensors, step = self._best()
+        load_weights(self.model, tensors, setup.folder / WEIGHTS)
+        for split in held_out(setup.material):
+            self.tell(Notice(f"examining the weights of step {step:,} on the {split} part"))
+            try:
+                exam = examine(self.model, setup.task, setup.material, setup.recipe, split, stop=lambda: bool(stop))
+            except UserError as error:
+                self.tell(Notice(f"the exam was not taken: {error}; the same command takes it later"))
+                return True
+            if exam is None:
+                return False
+            exams[split] = exam
+            self.tell(Examined(step, split, exam.figures))
+        write_exam(setup.folder, step, exams)
+        return True
+
+    def _best(self) -> tuple[dict[str, Tensor], int]:
+        """The best weights, and their step."""
+        tensors, metadata = read_tensors(self.setup.folder / WEIGHTS)
+        return tensors, int(metadata.get("step", 0))
+
     def _end(self, status: Status, message: str) -> None:
         """The last report, and the last event."""
-        if status == "finished" and not (self.setup.folder / WEIGHTS).exists():
-            self._save_best()  # no held-out loss was a number
         self.record.report(status, message, self.now.tokens)
         self.tell(Ended(status, self.now.step, message))
 
@@ -292,6 +336,9 @@ def train(recipe: Recipe, out: str | Path, resume: bool = True, on_event: OnEven
         trainer = Trainer(*prepare(recipe, folder, resume, on_event), on_event)
         if trainer.finished:
             on_event(Notice(f"the run in {folder} is finished: {trainer.why_finished()}"))
+            if trainer.owes_exam:
+                with StopRequest() as stop, Record(trainer.setup, trainer.now.step) as record:
+                    trainer.examine(stop, record)
         else:
             with StopRequest() as stop, Record(trainer.setup, trainer.now.step) as record:
                 trainer.train(stop, record)

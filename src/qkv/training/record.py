@@ -20,8 +20,10 @@ from qkv.report.training import Status, TrainingRun, training_report
 from qkv.spec.errors import UserError
 from qkv.spec.yaml_io import dump
 from qkv.training.events import Event, Sampled, Stepped, Validated
-from qkv.training.files import clear_errors, write_file
-from qkv.training.setup import Setup
+from qkv.training.exam import read_exam
+from qkv.training.files import clear_errors, read_tensors, write_file
+from qkv.training.setup import WEIGHTS, Setup
+from qkv.training.usage import usage
 
 try:
     import resource
@@ -120,17 +122,21 @@ class Record:
             folder=str(setup.folder),
             status=status,
             message=message,
-            figures=self._figures(tokens),
+            figures=self._figures(tokens, rows),
+            loss_unit=setup.task.loss_unit,
+            usage=usage(setup.task, setup.folder),
+            exam=_exam(setup.folder) if status == "finished" else None,
         )
 
-    def _figures(self, tokens: int) -> dict[str, float]:
+    def _figures(self, tokens: int, rows: list[dict[str, Any]]) -> dict[str, float]:
         setup, training = self.setup, self.setup.recipe.training
         figures: dict[str, float] = {
             "total_steps": training.steps,
             "parameters": sum(p.numel() for p in setup.model.parameters()),
             "tokens": tokens,
-            "characters_per_token": setup.material.scale().characters_per_token,
         }
+        if any("val_bits_per_character" in row for row in rows):
+            figures["characters_per_token"] = setup.material.scale().characters_per_token
         optional = {"clip_norm": training.clip_norm, "flops": _flops(setup, tokens)}
         return figures | {name: value for name, value in optional.items() if value is not None}
 
@@ -143,6 +149,13 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
         return []
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+def _exam(folder: Path) -> dict[str, Any] | None:
+    """The exam of the weights that a finished run holds."""
+    if not (folder / WEIGHTS).exists():
+        return None
+    return read_exam(folder, int(read_tensors(folder / WEIGHTS)[1].get("step", 0)))
 
 
 def environment(device: torch.device) -> dict[str, str]:

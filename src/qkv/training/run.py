@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from qkv.tasks.registry import build_task
 from qkv.tasks.task import Exam
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.training.checkpoint import Checkpoints, load_weights
-from qkv.training.evaluation import measure
+from qkv.training.exam import examine, read_exam
 from qkv.training.files import read_tensors
 from qkv.training.record import rows_of
 from qkv.training.setup import SPEC, WEIGHTS
@@ -43,8 +42,13 @@ class Run:
 
     @property
     def val_loss(self) -> float | None:
-        """The held-out loss of ``model`` as training measured it, in nats a token; None if it was not measured."""
+        """The held-out loss of ``model`` as training measured it; None if it was not measured."""
         return next((row["val_loss"] for row in reversed(self.metrics) if row.get("step") == self.step and "val_loss" in row), None)
+
+    @property
+    def exam(self) -> dict[str, Any] | None:
+        """What the exam of these weights found: ``step``, and by split ``figures``, ``sections`` and ``notes``; None if there was none."""
+        return read_exam(self.folder, self.step)
 
 
 def load(folder: str | Path) -> Run:
@@ -76,15 +80,11 @@ def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None) -> E
 
     ``batches`` None takes all of the split and whatever else the task examines; a number takes so many batches, evenly spread.
     """
-    recipe, began = run.recipe, time.perf_counter()
-    task = build_task(recipe.task)
-    material = task.open(recipe, run.vocabulary)
-    seen = measure(run.model, task, material.rows(split, batches), recipe.training.precision)
-    assert seen is not None
-    exam = Exam(task.figures(seen, material.scale(split)))
-    if task.examines and batches is None:
-        exam = task.examine(run.model, material, split, seen, recipe)
-    return replace(exam, figures={**exam.figures, "targets": seen.count, "seconds": time.perf_counter() - began})
+    task = build_task(run.recipe.task)
+    material = task.open(run.recipe, run.vocabulary)
+    exam = examine(run.model, task, material, run.recipe, split, batches)
+    assert exam is not None
+    return exam
 
 
 def predict(run: Run, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

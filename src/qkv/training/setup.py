@@ -82,9 +82,9 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     with clear_errors(f"the run folder {folder}"):
         remove_partial(folder)
     known = _known(folder, resume)
-    task = build_task(recipe.task)
-    material = task.open(recipe, Vocabulary.load(folder) if known else None)
+    material = build_task(recipe.task).open(recipe, Vocabulary.load(folder) if known else None)
     recipe = material.recipe
+    task = build_task(recipe.task)  # with what the data decides
     checkpoints = Checkpoints(folder / "resume", recipe.training.checkpoints.keep)
     checkpoint = checkpoints.load(lambda text: tell(Notice(text))) if known else None
     if known:
