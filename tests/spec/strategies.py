@@ -79,6 +79,8 @@ def _fields(spec: type[Spec], depth: int) -> SearchStrategy[dict[str, Any]]:
         masks = valid(Mask, depth - 1)
         chosen.pop("mask")
         needed["mask"] = st.just(Causal()) | masks.map(lambda mask: Causal() & mask) | masks.map(lambda mask: mask & Causal())
+    if spec is Recipe:  # most tasks read something
+        needed["data"] = chosen.pop("data")
     if spec is Data:
         needed["source"] = TEXT.filter(bool)
     return st.fixed_dictionaries(needed, optional=chosen)

@@ -99,7 +99,8 @@ WRONG = {
         {"width": 9, "frontend": "text(join=concatenate)", "blocks": [{"branches": ["feed_forward"]}]},
         "concatenated positions take half of the width, and 9 is odd",
     ),
-    "no blocks": ({"blocks": []}, "blocks: 0 elements given, but the list should have at least 1"),
+    "no blocks": ({"encoder": {"blocks": []}}, "encoder.blocks: 0 elements given, but the list should have at least 1"),
+    "layers of nothing": ({"num_layers": 2, "blocks": []}, "num_layers: 2 layers cannot be made of no block"),
     "no list": ({"blocks": "gru"}, "blocks: 'gru' given, but it should be a list"),
     "no mapping": ({"blocks": ["gru"]}, "blocks.0: 'gru' given, but it should be a mapping of keys"),
     "a literal": (

@@ -91,7 +91,6 @@ def test_short_forms_conform(data: Any) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        {},
         {"data": 3},
         {"data": ""},
         {"data": "x", "modle": {}},
@@ -101,7 +100,7 @@ def test_short_forms_conform(data: Any) -> None:
         {"data": "x", "model": {"norm": {"kind": "rms"}}},
         {"data": "x", "model": {"norm": {"eps": 1e-3}}},
         {"data": "x", "model": {"norm": {"kind": "rms_norm", "bias": True}}},
-        {"data": "x", "model": {"blocks": []}},
+        {"data": "x", "model": {"encoder": {"blocks": []}}},
         {"data": "x", "model": {"blocks": [{"order": "before"}]}},
         {"data": "x", "model": {"blocks": [{"branches": ["attenton(4)"]}]}},
         {"data": "x", "model": {"blocks": [{"branches": [{"kind": "attention", "mask": {"kind": "window"}}]}]}},

@@ -65,7 +65,7 @@ class Stack(nn.Module):
     def whole(self, count: int, lengths: Tensor | None, tap: Tap | None, given: Given) -> Context:
         """The context of ``count`` positions that are read at once and not remembered."""
         segments, positions = given.get("segments"), given.get("positions")
-        self.fits(count)
+        self.fits(count if positions is None or self.frontend.limit is None else int(positions.max()) + 1)
         if positions is None:
             steps = torch.arange(count, device=self.frontend.table.device)[None]
             positions = steps if segments is None else _restarted(segments)
@@ -191,7 +191,7 @@ class Transformer(Stack):
 
     def vectors(self, x: Tensor, context: Context) -> Tensor:
         """What the head reads, from what the front end gives: x (B, N, D) through blocks and norm."""
-        return self.norm(self.through(x, context)[-1], context)
+        return self.norm([x, *self.through(x, context)][-1], context)
 
     def _going_on(self, ids: Tensor, state: State, lengths: Tensor | None, tap: Tap | None, given: Given) -> Context:
         """The context of positions that come after those that ``state`` remembers."""

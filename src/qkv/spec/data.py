@@ -70,3 +70,7 @@ class Data(Spec):
     @classmethod
     def _lone_source(cls, value: Any) -> Any:
         return {"source": value} if isinstance(value, str) else value
+
+
+NO_DATA = Data(source="nothing")
+"""What a task that draws its own data reads."""

@@ -66,13 +66,13 @@ class Stack(Spec):
     num_layers: int | None = Field(default=None, gt=0, description="default: the number of blocks listed")
     context_length: int = Field(default=256, gt=0, description="longest sequence in training; the size of a learned position table")
     frontend: Frontend = Text()
-    blocks: Seq[Block] = Field(default=(Block(),), min_length=1)
+    blocks: Seq[Block] = Field(default=(Block(),), description="none: a bag of vectors, each seen alone")
     norm: Norm = LayerNorm()
 
     @property
     def layers(self) -> tuple[Block, ...]:
         """Every block, the pattern unrolled."""
-        count = self.num_layers or len(self.blocks)
+        count = self.num_layers or len(self.blocks) if self.blocks else 0
         return tuple(self.blocks[i % len(self.blocks)] for i in range(count))
 
     @property
@@ -113,6 +113,10 @@ class Stack(Spec):
         for i, block in enumerate(self.blocks):
             for j, branch in enumerate(block.branches):
                 found += [p.under("blocks", i, "branches", j) for p in branch.width_problems(width)]
+        if self.num_layers and not self.blocks:
+            found.append(
+                Problem(("num_layers",), f"{self.num_layers} layers cannot be made of no block; leave the key out, or list a block")
+            )
         if self.num_layers and self.num_layers < len(self.blocks):
             found.append(Problem(("num_layers",), f"{self.num_layers} layers are fewer than the {len(self.blocks)} blocks of the pattern"))
         if isinstance(self.frontend, Text) and self.frontend.join == "concatenate" and width % 2:

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from qkv.spec.base import Seq, Spec
-from qkv.spec.data import Data
+from qkv.spec.data import NO_DATA, Data
 from qkv.spec.errors import Problem
 from qkv.spec.generation import Generation
 from qkv.spec.model import Model
@@ -35,7 +35,7 @@ class Recipe(Spec):
 
     name: str = ""
     description: str = ""
-    data: Data
+    data: Data = NO_DATA
     model: Model = Model()
     task: Task = NextToken()
     training: Training = Training()
@@ -44,7 +44,18 @@ class Recipe(Spec):
     results: Seq[Result] = ()
 
     def problems(self) -> list[Problem]:
-        return [*self._decoding_problems(), *self._head_problems()]
+        unfit = [problem.under("model") for problem in self.task.model_problems(self.model)]
+        return [*self._data_problems(), *self._decoding_problems(), *self._head_problems(), *unfit]
+
+    def _data_problems(self) -> list[Problem]:
+        kind, draws = self.task.kind, self.task.reads == "nothing"
+        if draws and self.data.source != NO_DATA.source:
+            return [
+                Problem(("data",), f"the task {kind!r} draws its own data, and {self.data.source!r} would not be read; leave the key out")
+            ]
+        if not draws and self.data == NO_DATA:
+            return [Problem(("data",), f"missing; the task {kind!r} reads {self.task.reads}: name a file or a known data set")]
+        return []
 
     def _decoding_problems(self) -> list[Problem]:
         asks = f"the task {self.task.kind!r}"
