@@ -28,7 +28,7 @@ Fault = Callable[[], AbstractContextManager[Any]]
 
 
 class Mutant(NamedTuple):
-    """A fault and the subjects that must notice it: kinds of branches, "stack", or "bidirectional" for what sees later positions."""
+    """A fault and the subjects that must notice it: kinds of branches, "stack", or a group of samples."""
 
     name: str
     subjects: tuple[str, ...]
@@ -285,8 +285,9 @@ def without_lengths(owner: Any) -> Fault:
     return argument(owner, "forward", 2, lambda context: replace(context, lengths=None))
 
 
-ATTENTION, LINEAR, SHIFT, CONVOLUTION, RECURRENT, TWO_WAY = (
+ATTENTION, LEARNED, LINEAR, SHIFT, CONVOLUTION, RECURRENT, TWO_WAY = (
     ("attention",),
+    ("learned distances",),
     ("linear_attention",),
     ("token_shift",),
     ("causal_convolution",),
@@ -319,16 +320,16 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("ALiBi rewards distance", ATTENTION, result(positions, "alibi_slopes", torch.neg)),
     Mutant("ALiBi heads reversed", ATTENTION, result(positions, "alibi_slopes", lambda m: m.flip(0))),
     Mutant("K/V heads of the wrong group", ATTENTION, argument(attention, "attention", 1, lambda k: k.roll(1, 1))),
-    Mutant("top k keeps one more", ATTENTION, problem(lambda p: replace(p, top_k=p.top_k and p.top_k + 1))),
-    Mutant("top k keeps all", ATTENTION, problem(lambda p: replace(p, top_k=None))),
-    Mutant("distances turned round", ATTENTION, instead(relative, "clipped_distances", lambda f: lambda i, j, reach: f(-i, -j, reach))),
-    Mutant("distances clipped one too early", ATTENTION, instead(relative, "clipped_distances", clipped_early)),
-    Mutant("relative keys not scaled", ATTENTION, argument(relative.Shaw, "added", 3, lambda scale: 1.0)),
-    Mutant("relative values dropped", ATTENTION, result(relative.Shaw, "values", nothing)),
-    Mutant("what is added dropped", ATTENTION, problem(lambda p: replace(p, added=None))),
-    Mutant("buckets of two directions in causal attention", ATTENTION, argument(relative, "distance_buckets", 3, lambda causal: False)),
-    Mutant("buckets of the distance ahead", ATTENTION, argument(relative, "distance_buckets", 0, torch.neg)),
-    Mutant("positions of keys counted from the window", ATTENTION, instead(relative.T5Buckets, "added", keys_from_zero)),
+    Mutant("top k keeps one more", ("top k",), problem(lambda p: replace(p, top_k=p.top_k and p.top_k + 1))),
+    Mutant("top k keeps all", ("top k",), problem(lambda p: replace(p, top_k=None))),
+    Mutant("distances turned round", LEARNED, instead(relative, "clipped_distances", lambda f: lambda i, j, reach: f(-i, -j, reach))),
+    Mutant("distances clipped one too early", LEARNED, instead(relative, "clipped_distances", clipped_early)),
+    Mutant("relative keys not scaled", LEARNED, argument(relative.Shaw, "added", 3, lambda scale: 1.0)),
+    Mutant("relative values dropped", LEARNED, result(relative.Shaw, "values", nothing)),
+    Mutant("what is added dropped", LEARNED, problem(lambda p: replace(p, added=None))),
+    Mutant("buckets of two directions in causal attention", LEARNED, argument(relative, "distance_buckets", 3, lambda causal: False)),
+    Mutant("buckets of the distance ahead", LEARNED, argument(relative, "distance_buckets", 0, torch.neg)),
+    Mutant("positions of keys counted from the window", LEARNED, instead(relative.T5Buckets, "added", keys_from_zero)),
     Mutant("documents leak in attention", ATTENTION, without_segments(attention.Attention)),
     Mutant("state bytes without the values", ATTENTION, result(attention.Attention, "state_bytes", lambda n: n // 2)),
     Mutant("chunk border: last key lost", LINEAR, instead(chunked, "whole", last_key_lost)),

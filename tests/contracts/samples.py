@@ -114,6 +114,15 @@ BIDIRECTIONAL: tuple[Branch, ...] = (
 )
 """Not causal: these must fail the battery."""
 
+GROUPS: dict[str, tuple[Branch, ...]] = {
+    "bidirectional": BIDIRECTIONAL,
+    "learned distances": tuple(
+        part for part in SAMPLES["attention"] if isinstance(part, Attention) and isinstance(part.relative, (Shaw, T5Buckets))
+    ),
+    "top k": tuple(part for part in SAMPLES["attention"] if isinstance(part, Attention) and part.top_k),
+}
+"""What a fault may be looked for in, beside the samples of one kind."""
+
 EVERYTHING: tuple[Branch, ...] = (
     Attention(num_kv_heads=2, relative=Rope()),
     masked(Window(size=3, sinks=2)),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.contracts.battery import CHECKS, NOT_OF_DECODING, failures
 from tests.contracts.mutants import MUTANTS, Mutant
-from tests.contracts.samples import BIDIRECTIONAL, SAMPLES, STACKS, describe
+from tests.contracts.samples import GROUPS, SAMPLES, STACKS, describe
 from tests.contracts.subjects import OneBranch, Stack, Subject
 
 
@@ -16,7 +16,7 @@ def subjects(kind: str) -> Iterator[tuple[str, Subject]]:
     if kind == "stack":
         yield from ((name, Stack(spec)) for name, spec in STACKS.items())
     else:
-        parts = BIDIRECTIONAL if kind == "bidirectional" else SAMPLES[kind]
+        parts = GROUPS.get(kind) or SAMPLES[kind]
         yield from ((describe(part), OneBranch(part)) for part in parts)
 
 
