@@ -15,6 +15,7 @@ from qkv.data.corpus import TRAIN
 from qkv.data.records.model import Records, Role
 from qkv.data.records.open import open_records
 from qkv.data.vocabulary import Vocabulary
+from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
 from qkv.tasks.material import Example, ExampleMaterial, Material
@@ -33,11 +34,12 @@ class ExampleTask(Task):
 
     def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Material:
         records = open_records(recipe.data, self.roles)
+        recipe = self.completed(recipe, records)
         vocabulary = vocabulary or self.vocabulary(recipe, records)
         cut = Cut(self.limits(recipe))
-        examples = {split: [self.encode(row, vocabulary, cut) for row in rows] for split, rows in records.splits.items()}
-        notes = (*records.notes, *cut.notes(sum(map(len, examples.values()))))
-        return ExampleMaterial(self.completed(recipe, records), records, vocabulary, examples, self.collator(recipe), notes)
+        examples = {split: self.examples(rows, vocabulary, cut) for split, rows in records.splits.items()}
+        notes = (*records.notes, *cut.notes(sum(map(len, records.splits.values()))))
+        return ExampleMaterial(recipe, records, vocabulary, examples, self.collator(recipe), notes)
 
     def completed(self, recipe: Recipe, records: Records) -> Recipe:
         """The recipe with what the data decides beside sizes."""
@@ -51,9 +53,13 @@ class ExampleTask(Task):
     def limits(self, recipe: Recipe) -> dict[str, int]:
         """The most tokens of each role that the model can read."""
 
-    @abstractmethod
+    def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Cut) -> list[Example]:
+        """The rows of a split as numbers; one example each, where the task does not say otherwise."""
+        return [self.encode(row, vocabulary, cut) for row in rows]
+
     def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Example:
-        """One row as numbers."""
+        """One row as numbers. Asked by ``examples``."""
+        raise NotImplementedError
 
     @abstractmethod
     def collator(self, recipe: Recipe) -> Collate:
@@ -87,6 +93,13 @@ class Cut:
 def trained(spec: TokenizerSpec, texts: Iterable[str], specials: Sequence[str] = ()) -> Tokenizer:
     """A tokenizer of texts that each stand alone, with special tokens of these roles."""
     return train(spec, texts).with_specials(specials)
+
+
+def text_in(row: Mapping[str, Any], role: str) -> str:
+    """The text of a row that somebody gave. Raises ``UserError`` if it is none."""
+    if not isinstance(row[role], str):
+        raise UserError(f"{role}: {row[role]!r} is not a text")
+    return row[role]
 
 
 def column(records: Records, role: str) -> list[Any]:

@@ -1,0 +1,44 @@
+"""How well an answer agrees with those that people gave: SQuAD's exact match and F1 (Rajpurkar et al. 2016, 2018)."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+_MARKS = str.maketrans("", "", string.punctuation)
+_ARTICLE = re.compile(r"\b(a|an|the)\b")
+
+
+def normalised(text: str) -> str:
+    """``text`` in small letters, without ASCII punctuation and articles, one blank between words."""
+    return " ".join(_ARTICLE.sub(" ", text.lower().translate(_MARKS)).split())
+
+
+def exact_match(answer: str, truth: str) -> float:
+    """1 if both are the same when normalised, else 0."""
+    return float(normalised(answer) == normalised(truth))
+
+
+def overlap(answer: str, truth: str) -> float:
+    """F1 = 2 · shared / (words of one + words of the other) of their normalised words; where one has none, 1 if the other has none too."""
+    a, b = normalised(answer).split(), normalised(truth).split()
+    if not a or not b:
+        return float(a == b)
+    return 2 * (Counter(a) & Counter(b)).total() / (len(a) + len(b))
+
+
+def answer_scores(answers: Iterable[str], truths: Iterable[Sequence[str]]) -> dict[str, float]:
+    """``exact_match`` and ``f1``, 0 to 100: of each answer the best over its ``truths``, then the mean over the questions.
+
+    As in SQuAD's second evaluation script, a truth without a word is left out, and a question without one has the empty answer "".
+    """
+    exact = shared = 0.0
+    count = 0
+    for answer, given in zip(answers, truths, strict=True):
+        usable = [truth for truth in given if normalised(truth)] or [""]
+        exact += max(exact_match(answer, truth) for truth in usable)
+        shared += max(overlap(answer, truth) for truth in usable)
+        count += 1
+    return {"exact_match": 100 * exact / max(1, count), "f1": 100 * shared / max(1, count)}

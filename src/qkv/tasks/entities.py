@@ -1,0 +1,100 @@
+"""Tags that mark stretches of words, and the entities they mark."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from qkv.tasks.task import Exam
+from qkv.tasks.text_metrics import metric_library
+
+OUTSIDE = "O"
+_PREFIXES = ("B-", "I-", "E-", "S-")
+
+
+class Entity(NamedTuple):
+    """The words [begin, end) are of a type."""
+
+    type: str
+    begin: int
+    end: int
+
+
+def marks_entities(tags: Iterable[str]) -> bool:
+    """True if the tags are O, B-x, I-x, E-x and S-x: stretches of words, and not a class of each word."""
+    known = set(tags)
+    return OUTSIDE in known and all(tag == OUTSIDE or tag.startswith(_PREFIXES) for tag in known)
+
+
+def entities(tags: Sequence[str]) -> list[Entity]:
+    """The entities that ``tags`` mark, read as CoNLL's evaluation does (Tjong Kim Sang and De Meulder 2003).
+
+    B and S begin one; so do I and E after O, after the end of another (E, S), or after another type. O and any other type end it.
+    """
+    found: list[Entity] = []
+    begin, kind, before = 0, "", OUTSIDE
+    for i, tag in enumerate([*tags, OUTSIDE]):
+        mark, _, name = tag.partition("-")
+        opens = mark != OUTSIDE and (mark in "BS" or before in "OES" or name != kind)
+        if before != OUTSIDE and (opens or mark == OUTSIDE):
+            found.append(Entity(kind, begin, i))
+        if opens:
+            begin = i
+        kind, before = name, mark
+    return found
+
+
+def marked(words: Sequence[str], tags: Sequence[str]) -> str:
+    """The sentence for people: ``[Barack Obama](person) spoke``; ``the/DET dog/NOUN`` where tags mark no entities."""
+    if not marks_entities([*tags, OUTSIDE]):
+        return " ".join(f"{word}/{tag}" for word, tag in zip(words, tags, strict=True))
+    parts, done = [], 0
+    for kind, begin, end in entities(tags):
+        parts += [*words[done:begin], f"[{' '.join(words[begin:end])}]({kind})"]
+        done = end
+    return " ".join([*parts, *words[done:]])
+
+
+def entity_scores(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> Exam:
+    """Precision, recall and F1 of whole entities, type and both borders right, over all sentences; 0 to 100, and a table by type.
+
+    Computed by seqeval in its default mode, whose figures are those of CoNLL's evaluation script.
+    """
+    report = metric_library("seqeval.metrics").classification_report(
+        [list(tags) for tags in truth], [list(tags) for tags in found], output_dict=True, zero_division=0
+    )
+    total = report.pop("micro avg", {"f1-score": 0.0, "precision": 0.0, "recall": 0.0})
+    figures = {"f1": 100 * total["f1-score"], "precision": 100 * total["precision"], "recall": 100 * total["recall"]}
+    kinds = [(kind, row) for kind, row in report.items() if not kind.endswith(" avg")]
+    rows = [[kind, *(f"{100 * row[name]:.1f}" for name in ("precision", "recall", "f1-score")), int(row["support"])] for kind, row in kinds]
+    table: dict[str, Any] = {
+        "kind": "examples",
+        "title": "By type",
+        "columns": ["type", "precision", "recall", "F1", "entities"],
+        "rows": rows,
+    }
+    return Exam({name: float(value) for name, value in figures.items()}, [table] if rows else [])
+
+
+class MostFrequent:
+    """The baseline that knows nothing of a sentence: each word has the tag that it most often has in the training part, a word that is not
+    there the tag of most words. Of equally frequent tags, the first by letters."""
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]]):
+        of_word: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        total: Counter[str] = Counter()
+        for row in rows:
+            for word, tag in zip(row["words"], row["tags"], strict=True):
+                of_word[word][tag] += 1
+                total[tag] += 1
+        self._tags = {word: _most(counts) for word, counts in of_word.items()}
+        self._other = _most(total)
+
+    def __call__(self, words: Sequence[str]) -> list[str]:
+        """A tag for each word."""
+        return [self._tags.get(word, self._other) for word in words]
+
+
+def _most(counts: Counter[str]) -> str:
+    return min(counts, key=lambda tag: (-counts[tag], tag))

@@ -1,0 +1,272 @@
+"""The stretch of a context that answers a question."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.data.batch import Batch
+from qkv.data.corpus import TRAIN, VALIDATION
+from qkv.data.records.model import Records, Role
+from qkv.data.vocabulary import Vocabulary
+from qkv.generation.sample import evaluating
+from qkv.layers.context import Tap
+from qkv.models.transformer import Transformer
+from qkv.spec import tasks as spec
+from qkv.spec.errors import Problem, SpecError
+from qkv.spec.recipe import Recipe
+from qkv.tasks.answer_metrics import answer_scores
+from qkv.tasks.example_task import Collate, Cut, ExampleTask, lengths_or_none, padded, text_in, trained
+from qkv.tasks.material import Example, ExampleMaterial, Material
+from qkv.tasks.spans import Best, Offsets, Span, best_spans, characters_of, span_of, windows
+from qkv.tasks.task import Exam, Observed, Scale, Totals, register
+from qkv.tasks.text_metrics import first_sentence
+from qkv.tokenizers.tokenizer import Tokenizer
+
+_AT_ONCE = 32
+_SHOWN = 16
+_MARKS = 3
+Encode = Callable[[str], tuple[list[int], Offsets]]
+
+
+class Window(NamedTuple):
+    """``ids`` of cls question sep context sep; ``target``, the positions where the answer begins and ends; which question it is, where
+    the context begins in ``ids``, and the token of the context that stands there."""
+
+    ids: np.ndarray
+    target: np.ndarray
+    question: int
+    begin: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class SpanBatch(Batch):
+    """``targets`` (B, 2): the first and last position of the answer, 0 and 0 (the mark ``cls``) where the window holds none.
+
+    ``question`` (B,): the row of the table; ``begin`` and ``end`` (B,): the positions of the context; ``offset`` (B,): the token of the whole
+    context that stands at ``begin``.
+    """
+
+    question: Tensor | None = None
+    begin: Tensor | None = None
+    end: Tensor | None = None
+    offset: Tensor | None = None
+
+
+class Answer(NamedTuple):
+    """What all windows of a question say together: a span of the context or None, and its probability among all that could be said."""
+
+    span: Span | None
+    probability: float
+
+
+@register(spec.QuestionAnswering)
+class QuestionAnsweringTask(ExampleTask):
+    """-log p(first token of the answer) - log p(last token), each a softmax over the positions of
+
+        cls question sep context sep
+
+    A context that does not fit is read in windows. One that does not hold the whole answer points at ``cls``, as do all windows of a question
+    without an answer (Devlin et al. 2019). The answer is the span of the highest s_first + e_last over all windows; none, if questions may
+    have none and s_cls + e_cls is higher in every window. The model is trained on the first answer where a question has several.
+    """
+
+    examines = True
+    asks = ("question", "context")
+    roles = (
+        Role("context", "text", ("context", "passage", "paragraph", "document", "article", "text")),
+        Role("question", "text", ("question", "query")),
+        Role("answers", "answers", ("answers", "answer")),
+    )
+
+    def completed(self, recipe: Recipe, records: Records) -> Recipe:
+        task = recipe.task
+        assert isinstance(task, spec.QuestionAnswering)
+        if task.no_answer is not None:
+            return recipe
+        return recipe.changed(task=task.changed(no_answer=any(not row["answers"] for row in records.splits[TRAIN])))
+
+    def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
+        rows = records.splits[TRAIN]
+        contexts = dict.fromkeys(row["context"] for row in rows)
+        tokenizer = trained(recipe.data.tokenizer, [*contexts, *(row["question"] for row in rows)], ("cls", "sep"))
+        return Vocabulary(tokenizer, tokenizer)
+
+    def limits(self, recipe: Recipe) -> dict[str, int]:
+        """``row``: of everything. Raises SpecError if the longest question leaves no place for a context."""
+        most, question = recipe.model.context_length, self.spec.max_question_tokens
+        if most <= question + _MARKS:
+            sentence = f"a question of {question} tokens and {_MARKS} marks leave no place for a context among {most} positions"
+            raise SpecError([Problem(("task", "max_question_tokens"), f"{sentence}; raise model.context_length or lower this")])
+        return {"question": question, "row": most}
+
+    def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Cut) -> list[Example]:
+        found = [(window, row) for i, row in enumerate(rows) for window in self._windows(i, row, vocabulary, cut)]
+        return [Example(len(window.ids), 2, tuple(window)) for window, _ in found]
+
+    def _windows(self, number: int, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Iterator[Window]:
+        tokenizer = vocabulary.tokenizer
+        cls, sep = tokenizer.special("cls"), tokenizer.special("sep")
+        question = cut(tokenizer.encode(row["question"]), "question")
+        ids, offsets = _encoder(tokenizer)(row["context"])
+        answer = _first_answer(row, offsets)
+        begin = len(question) + 2
+        for first, end in windows(len(ids), cut.limits["row"] - begin - 1, self.spec.stride):
+            held = answer is not None and first <= answer.first and answer.last < end
+            target = np.array([i - first + begin for i in answer] if answer and held else [0, 0], np.int64)
+            yield Window(np.concatenate(([cls], question, [sep], ids[first:end], [sep])).astype(np.int64), target, number, begin, first)
+
+    def collator(self, recipe: Recipe) -> Collate:
+        return _collated
+
+    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+        return _nats(_logits(model, batch, tap), batch.targets)
+
+    def observe(self, model: Transformer, batch: SpanBatch) -> Observed:
+        """An outcome is a window: question, span of the context, its score, the log of all spans' sum, the score of none, and whether the
+        most probable of all these is the target."""
+        logits = _logits(model, batch)
+        return Observed(_nats(logits, batch.targets), batch.num_targets, self._outcomes(logits, batch))
+
+    def _outcomes(self, logits: Tensor, batch: SpanBatch) -> list[tuple[int, Span, float, float, float, bool]]:
+        assert batch.question is not None and batch.offset is not None
+        assert batch.begin is not None and batch.end is not None
+        best = best_spans(logits, batch.begin, batch.end, self.spec.max_answer_tokens)
+        said = torch.stack((best.first, best.last), 1).masked_fill((best.none >= best.score)[:, None], 0)
+        shift = batch.offset - batch.begin
+        spans = torch.stack((best.first + shift, best.last + shift), 1).tolist()
+        right = (said == batch.targets).all(1).tolist()
+        scores = _plain(best)
+        return [
+            (number, Span(*span), *score, hit)
+            for number, span, score, hit in zip(batch.question.tolist(), spans, scores, right, strict=True)
+        ]
+
+    def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
+        """The loss of a border, and the share of windows that point exactly where they should, at the answer or at none."""
+        right = [outcome[-1] for outcome in seen.outcomes]
+        return {"loss": seen.loss / max(1, seen.count), "window_accuracy": 100 * sum(right) / len(right) if right else math.nan}
+
+    def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
+        assert isinstance(material, ExampleMaterial)
+        rows = material.records[split]
+        told = self._joined(seen.outcomes, len(rows), recipe)
+        answers = list(self._texts(rows, told, material.vocabulary.tokenizer))
+        texts = [text for text, _ in answers]
+        truths = [[answer["text"] for answer in row["answers"]] for row in rows]
+        lead = answer_scores([first_sentence(row["context"]) for row in rows], truths)
+        figures = {**self.figures(seen, material.scale(split)), **answer_scores(texts, truths), "f1_of_first_sentence": lead["f1"]}
+        if not all(truths):
+            figures["f1_of_no_answer"] = answer_scores([""] * len(rows), truths)["f1"]
+        shown = [
+            [row["question"], text or "no answer", " | ".join(dict.fromkeys(truth)) or "no answer", f"{answer.probability:.3f}"]
+            for row, text, truth, answer in zip(rows[:_SHOWN], texts, truths, told, strict=False)
+        ]
+        columns = ["question", "answer", "truth", "probability"]
+        return Exam(figures, [{"kind": "examples", "title": "What it answers", "columns": columns, "rows": shown}])
+
+    def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
+        assert isinstance(material, ExampleMaterial)
+        rows = material.records[VALIDATION][:5]
+        answers = self.predict(model, material.vocabulary, recipe, rows)
+        truths = [row["answers"][0]["text"] if row["answers"] else "no answer" for row in rows]
+        return "\n".join(
+            f"{row['question']}\n→ {answer['answer']}  ({truth})" for row, answer, truth in zip(rows, answers, truths, strict=True)
+        )
+
+    def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """``answer``, its characters [``start``, ``end``) in the context, and its ``probability``; no characters where there is none."""
+        cut, device = Cut(self.limits(recipe)), model.frontend.table.device
+        rows = [{name: text_in(row, name) for name in self.asks} for row in rows]
+        pieces = [tuple(window) for i, row in enumerate(rows) for window in self._windows(i, row, vocabulary, cut)]
+        seen: list[Any] = []
+        for begin in range(0, len(pieces), _AT_ONCE):
+            batch = _collated(pieces[begin : begin + _AT_ONCE]).to(device)
+            with torch.inference_mode(), evaluating(model):
+                seen += self._outcomes(_logits(model, batch), batch)
+        told, answers = self._joined(seen, len(rows), recipe), []
+        for row, said, (text, place) in zip(rows, told, self._texts(rows, told, vocabulary.tokenizer), strict=True):
+            answer: dict[str, Any] = {"answer": text or "no answer", "probability": said.probability}
+            if place is not None:
+                answer |= {"start": place[0], "end": place[1]}
+            length = len(vocabulary.tokenizer.encode(row["question"]))
+            if length > cut.limits["question"]:
+                answer["note"] = f"the question has {length} tokens and the model reads {cut.limits['question']}; the rest was not read"
+            answers.append(answer)
+        return answers
+
+    def _joined(self, outcomes: Iterable[Any], questions: int, recipe: Recipe) -> list[Answer]:
+        """The answer to each question from what its windows say. The score of none is the lowest of them: one window is enough to know."""
+        assert isinstance(recipe.task, spec.QuestionAnswering)
+        of: list[list[Any]] = [[] for _ in range(questions)]
+        for outcome in outcomes:
+            of[outcome[0]].append(outcome)
+        return [_together(seen, bool(recipe.task.no_answer)) for seen in of]
+
+    def _texts(
+        self, rows: Sequence[Mapping[str, Any]], told: Sequence[Answer], tokenizer: Tokenizer
+    ) -> Iterator[tuple[str, tuple[int, int] | None]]:
+        """The text of each answer and its place in the context; "" and None where there is none."""
+        encode = _encoder(tokenizer)
+        for row, answer in zip(rows, told, strict=True):
+            if answer.span is None:
+                yield "", None
+            else:
+                place = characters_of(answer.span, row["context"], encode(row["context"])[1])
+                yield row["context"][slice(*place)], place
+
+
+@lru_cache(maxsize=4)
+def _encoder(tokenizer: Tokenizer) -> Encode:
+    """``encode_offsets`` that remembers: many questions are asked about one context."""
+    return lru_cache(maxsize=64)(tokenizer.encode_offsets)
+
+
+def _first_answer(row: Mapping[str, Any], offsets: Offsets) -> Span | None:
+    if not row.get("answers"):
+        return None
+    answer = row["answers"][0]
+    return span_of(answer["start"], answer["start"] + len(answer["text"]), offsets)
+
+
+def _together(seen: Sequence[tuple[int, Span, float, float, float, bool]], may_have_none: bool) -> Answer:
+    best = max(seen, key=lambda outcome: outcome[2], default=None)
+    if best is None or best[2] == -math.inf:
+        return Answer(None, 1.0)
+    none = min(outcome[4] for outcome in seen) if may_have_none else -math.inf
+    total = float(np.logaddexp.reduce([*(outcome[3] for outcome in seen), none]))
+    return Answer(None, math.exp(none - total)) if none > best[2] else Answer(best[1], math.exp(best[2] - total))
+
+
+def _plain(best: Best) -> list[tuple[float, ...]]:
+    return list(zip(best.score.tolist(), best.total.tolist(), best.none.tolist(), strict=True))
+
+
+def _collated(rows: Sequence[Any]) -> SpanBatch:
+    read = [Window(*row) for row in rows]
+    ids, lengths = padded([window.ids for window in read])
+    question, begin, offset = (torch.tensor([getattr(window, name) for window in read]) for name in ("question", "begin", "offset"))
+    targets = torch.from_numpy(np.stack([window.target for window in read]))
+    return SpanBatch(ids, targets, lengths_or_none(ids, lengths), None, question, begin, lengths - 1, offset)
+
+
+def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+    """(B, N, 2), of first and last; -∞ at padding."""
+    logits = model(batch.ids, lengths=batch.lengths, segments=batch.segments, tap=tap)[0].float()
+    if batch.lengths is None:
+        return logits
+    padding = torch.arange(logits.shape[1], device=logits.device) >= batch.lengths[:, None]
+    return logits.masked_fill(padding[..., None], -torch.inf)
+
+
+def _nats(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.transpose(1, 2).flatten(0, 1), targets.flatten(), reduction="sum")

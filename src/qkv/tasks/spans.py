@@ -1,0 +1,69 @@
+"""Stretches of a context: its windows, the tokens of an answer, and the best stretch by two logits a position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Offsets = Sequence[tuple[int, int]]
+"""The characters [begin, end) that each token of a context stands for."""
+
+
+class Span(NamedTuple):
+    """Tokens ``first`` to ``last`` of a context, both inside."""
+
+    first: int
+    last: int
+
+
+def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
+    """[begin, end) of the windows of at most ``room`` tokens that read ``length`` tokens, each ``stride`` after the one before it.
+
+    With a stride above ``room`` the step is ``room``, so that every token is in a window. A context without tokens has one empty window.
+    """
+    step, found = min(stride, room), [(0, min(room, length))]
+    while found[-1][1] < length:
+        begin = found[-1][0] + step
+        found.append((begin, min(begin + room, length)))
+    return found
+
+
+def span_of(begin: int, end: int, offsets: Offsets) -> Span | None:
+    """The tokens that hold the characters [begin, end), and no more of them than needed; None if no token holds any."""
+    held = [i for i, (b, e) in enumerate(offsets) if b < end and e > begin]
+    return Span(held[0], held[-1]) if held else None
+
+
+def characters_of(span: Span, context: str, offsets: Offsets) -> tuple[int, int]:
+    """The characters [begin, end) of a span, without white space on either side."""
+    begin, end = offsets[span.first][0], offsets[span.last][1]
+    text = context[begin:end]
+    begin += len(text) - len(text.lstrip())
+    return begin, begin + len(text.strip())
+
+
+class Best(NamedTuple):
+    """Of each row (B,): the most probable span, ``first`` <= ``last``, in positions of the row; its ``score`` s_first + e_last, -∞ if there
+    is none; ``total``, the log of Σ exp(score) over all spans; and ``none``, the score s_0 + e_0 of no answer."""
+
+    first: Tensor
+    last: Tensor
+    score: Tensor
+    total: Tensor
+    none: Tensor
+
+
+def best_spans(logits: Tensor, begin: Tensor, end: Tensor, longest: int) -> Best:
+    """Over all spans of at most ``longest`` positions in [begin, end) of each row. logits (B, N, 2) of first and last; begin, end (B,)."""
+    place = torch.arange(logits.shape[1], device=logits.device)
+    outside = (place < begin[:, None]) | (place >= end[:, None])
+    starts, ends = logits.float().masked_fill(outside[..., None], -torch.inf).unbind(-1)
+    beyond = ends.new_full((len(ends), longest - 1), -torch.inf)
+    scores = starts[..., None] + torch.cat((ends, beyond), 1).unfold(1, longest, 1)  # (B, N, longest): from i to i + k
+    flat = scores.flatten(1)
+    score, at = flat.max(1)
+    first = at // longest
+    return Best(first, first + at % longest, score, flat.logsumexp(1), logits[:, 0].float().sum(-1))

@@ -1,0 +1,207 @@
+"""A tag for each word of a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.data.batch import IGNORED, Batch
+from qkv.data.corpus import TRAIN, VALIDATION
+from qkv.data.records.model import Records, Role
+from qkv.data.vocabulary import Vocabulary
+from qkv.generation.sample import evaluating
+from qkv.layers.context import Tap
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.spec.tasks import TokenClassification
+from qkv.tasks.cross_entropy import cross_entropy
+from qkv.tasks.entities import OUTSIDE, MostFrequent, entity_scores, marked, marks_entities
+from qkv.tasks.example_task import Collate, Cut, ExampleTask, lengths_or_none, padded, trained
+from qkv.tasks.label_metrics import agreement
+from qkv.tasks.material import Example, ExampleMaterial, Material
+from qkv.tasks.task import Exam, Observed, Scale, Totals, register
+from qkv.tokenizers.tokenizer import Tokenizer
+
+_AT_ONCE = 64
+_SHOWN = 20
+Pieces = Callable[[str, bool], tuple[list[int], int]]
+
+
+@dataclass(frozen=True)
+class TagBatch(Batch):
+    """``targets`` (B, N): the class of each word at its first piece. ``unread``: of each row the classes of the words that did not fit."""
+
+    unread: tuple[tuple[int, ...], ...] = ()
+
+
+@register(TokenClassification)
+class TokenClassificationTask(ExampleTask):
+    """-Σ log p(tag of word i | sentence), read off at the first piece of each word; other pieces have no loss.
+
+    Words are encoded one by one, each but the first with the space before it, so that the ids are those of the sentence wherever a tokenizer
+    cuts at spaces. A space that is a piece of its own belongs to the word after it; the tag is read off at the first piece that holds a
+    character of the word. A word without one (nothing but control characters, say) is read as the unknown token.
+    """
+
+    examines = True
+    asks = ("words",)
+    roles = (
+        Role("words", "words", ("words", "tokens", "sentence", "text", "forms")),
+        Role("tags", "tags", ("tags", "nertags", "ner", "labels", "entities", "postags", "pos", "upos")),
+    )
+
+    def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
+        """The tags are those of every part: one that the training part lacks cannot be learned, but what misses it can be measured."""
+        tokenizer = trained(recipe.data.tokenizer, (" ".join(row["words"]) for row in records.splits[TRAIN]))
+        known = {tag for rows in records.splits.values() for row in rows for tag in row["tags"]}
+        if len(known) < 2:
+            raise UserError(f"data.source: every word of {records.name!r} has the tag {min(known)!r}, and there is nothing to tell apart")
+        return Vocabulary(tokenizer, tokenizer, tuple(sorted(known)))
+
+    def limits(self, recipe: Recipe) -> dict[str, int]:
+        return {"sentence": recipe.model.context_length}
+
+    def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Cut) -> list[Example]:
+        pieces, classes = pieces_of(vocabulary.tokenizer), {tag: i for i, tag in enumerate(vocabulary.labels)}
+        return [self._example(row, pieces, classes, cut) for row in rows]
+
+    def _example(self, row: Mapping[str, Any], pieces: Pieces, classes: dict[str, int], cut: Cut) -> Example:
+        ids, heads = _read(row["words"], pieces, cut)
+        unknown = next((tag for tag in row["tags"] if tag not in classes), None)
+        if unknown is not None:
+            raise UserError(f"data: the tag {unknown!r} is none of those that the run was trained with: {', '.join(classes)}")
+        tags = [classes[tag] for tag in row["tags"]]
+        targets = np.full(len(ids), IGNORED, np.int64)
+        targets[heads] = tags[: len(heads)]
+        return Example(len(ids), len(heads), (ids, targets, tuple(tags[len(heads) :])))
+
+    def collator(self, recipe: Recipe) -> Collate:
+        return _collated
+
+    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+        return cross_entropy(_logits(model, batch, tap).flatten(0, 1), batch.targets.flatten())
+
+    def observe(self, model: Transformer, batch: TagBatch) -> Observed:
+        """An outcome is the (true, predicted) class of every word of a row, the latter -1 where a word was not read."""
+        logits = _logits(model, batch)
+        best, pairs = logits.argmax(-1), []
+        for row, unread in enumerate(batch.unread):
+            heads = batch.targets[row] != IGNORED
+            read = zip(batch.targets[row][heads].tolist(), best[row][heads].tolist(), strict=True)
+            pairs.append([*read, *((true, -1) for true in unread)])
+        return Observed(cross_entropy(logits.flatten(0, 1), batch.targets.flatten()), batch.num_targets, pairs)
+
+    def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
+        """The loss of the words that were read, and the accuracy over all words: what was not read is wrong."""
+        pairs = [pair for row in seen.outcomes for pair in row]
+        right = sum(true == found for true, found in pairs)
+        return {"loss": seen.loss / max(1, seen.count), "accuracy": 100 * right / len(pairs) if pairs else float("nan")}
+
+    def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
+        assert isinstance(material, ExampleMaterial)
+        labels, figures = material.vocabulary.labels, self.figures(seen, material.scale(split))
+        shown = self._tagged(model, material, split, recipe)
+        rows, guess = material.records[split], MostFrequent(material.records[TRAIN])
+        if not marks_entities(labels):
+            pairs = [(labels.index(tag), labels.index(g)) for row in rows for tag, g in zip(row["tags"], guess(row["words"]), strict=True)]
+            figures["macro_f1"] = agreement([(t, f) for row in seen.outcomes for t, f in row if f >= 0])["macro_f1"]
+            figures["accuracy_of_most_frequent_tag"] = agreement(pairs)["accuracy"]
+            return Exam(figures, [shown])
+        named = [[(labels[true], labels[found] if found >= 0 else OUTSIDE) for true, found in row] for row in seen.outcomes]
+        found = entity_scores([[t for t, _ in row] for row in named], [[f for _, f in row] for row in named])
+        baseline = entity_scores([row["tags"] for row in rows], [guess(row["words"]) for row in rows])
+        figures |= found.figures | {"f1_of_most_frequent_tag": baseline.figures["f1"]}
+        return Exam(figures, [*found.sections, shown])
+
+    def _tagged(self, model: Any, material: ExampleMaterial, split: str, recipe: Recipe) -> dict[str, Any]:
+        rows = material.records[split][:_SHOWN]
+        answers = self.predict(model, material.vocabulary, recipe, rows)
+        sentences = [
+            {"words": row["words"], "tags": answer["tags"], "truth": row["tags"]} for row, answer in zip(rows, answers, strict=True)
+        ]
+        return {"kind": "tagged", "title": "How it tags", "sentences": sentences}
+
+    def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
+        assert isinstance(material, ExampleMaterial)
+        rows = material.records[VALIDATION][:5]
+        answers = self.predict(model, material.vocabulary, recipe, rows)
+        return "\n".join(f"{answer['answer']}\n  ({marked(row['words'], row['tags'])})" for row, answer in zip(rows, answers, strict=True))
+
+    def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        cut, pieces, found = Cut(self.limits(recipe)), pieces_of(vocabulary.tokenizer), []
+        sentences = [_words(row["words"]) for row in rows]
+        for begin in range(0, len(rows), _AT_ONCE):
+            read = [_read(words, pieces, cut) for words in sentences[begin : begin + _AT_ONCE]]
+            batch = _collated([(ids, np.full(len(ids), IGNORED), ()) for ids, _ in read]).to(model.frontend.table.device)
+            with torch.inference_mode(), evaluating(model):
+                best = _logits(model, batch).argmax(-1).tolist()
+            found += [[vocabulary.labels[row[head]] for head in heads] for row, (_, heads) in zip(best, read, strict=True)]
+        return [_answer(words, tags, vocabulary.labels) for words, tags in zip(sentences, found, strict=True)]
+
+
+def pieces_of(tokenizer: Tokenizer) -> Pieces:
+    """The function that gives the ids of a word, and which of them is the first to hold one of its characters.
+
+    It is asked with the word and whether a space stands before it. Raises ``UserError`` for a word that has no piece, where the tokenizer
+    knows no unknown token.
+    """
+
+    @lru_cache(maxsize=1 << 16)
+    def pieces(word: str, spaced: bool) -> tuple[list[int], int]:
+        ids, spans = tokenizer.encode_offsets(f" {word}" if spaced else word)
+        head = next((i for i, (begin, end) in enumerate(spans) if end > max(begin, spaced)), None)
+        if head is not None:
+            return ids, head
+        if tokenizer.unknown_id is None:
+            raise UserError(f"the tokenizer has neither a piece for the word {word!r} nor an unknown token")
+        return [tokenizer.unknown_id], 0
+
+    return pieces
+
+
+def _read(words: Sequence[str], pieces: Pieces, cut: Cut) -> tuple[np.ndarray, list[int]]:
+    """The ids that fit, and the place of the tag of each word that has one among them."""
+    ids: list[int] = []
+    heads = []
+    for i, word in enumerate(words):
+        own, head = pieces(word, i > 0)
+        heads.append(len(ids) + head)
+        ids += own
+    kept = cut(ids, "sentence")
+    return kept, [head for head in heads if head < len(kept)]
+
+
+def _words(given: Any) -> list[str]:
+    """The words of a sentence, which is a string to be cut at white space or a list of words. Raises ``UserError`` for anything else."""
+    words = given.split() if isinstance(given, str) else given
+    if not isinstance(words, (list, tuple)) or not words or not all(isinstance(word, str) and word for word in words):
+        raise UserError(f"words: {given!r} is not a sentence; give a text with at least one word, or a list of words")
+    return list(words)
+
+
+def _answer(words: list[str], tags: list[str], labels: Sequence[str]) -> dict[str, Any]:
+    """Words that were not read are outside of any entity, or have no tag where tags mark none."""
+    unread = len(words) - len(tags)
+    tags = tags + [OUTSIDE if marks_entities(labels) else "?"] * unread
+    answer: dict[str, Any] = {"answer": marked(words, tags), "words": words, "tags": tags}
+    if unread:
+        answer["note"] = f"the last {unread} of {len(words)} words were not read: the sentence is longer than what the model reads"
+    return answer
+
+
+def _collated(rows: Sequence[tuple[np.ndarray, np.ndarray, tuple[int, ...]]]) -> TagBatch:
+    ids, lengths = padded([ids for ids, _, _ in rows])
+    targets, _ = padded([targets for _, targets, _ in rows], IGNORED)
+    return TagBatch(ids, targets, lengths_or_none(ids, lengths), unread=tuple(unread for _, _, unread in rows))
+
+
+def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+    """(B, N, C)."""
+    return model(batch.ids, lengths=batch.lengths, segments=batch.segments, tap=tap)[0]
