@@ -17,7 +17,7 @@ from qkv.data.batches import Batches
 from qkv.data.corpus import Corpus
 from qkv.data.layouts import LAYOUTS
 from qkv.data.rows import random
-from qkv.spec.data import Batching, LengthBuckets, Packed, RandomCrops
+from qkv.spec.data import Batching, LengthBuckets, Packed, RandomCrops, TokenBuckets
 from qkv.spec.errors import UserError
 
 LAYOUTS_OF_THE_SPEC = (RandomCrops(), Packed(separator="\n"), LengthBuckets(buckets=3))
@@ -261,6 +261,21 @@ def test_a_layout_that_nobody_registered_is_refused(tmp_path: Path, monkeypatch:
     monkeypatch.delitem(LAYOUTS, RandomCrops)
     with pytest.raises(UserError, match=r"data\.batching: 'random_crops' has no layout; register one with"):
         Batches(corpus_of(tmp_path, prose(0)), RandomCrops(), 4, 16)
+
+
+def test_token_buckets_show_every_document_once_and_never_hold_more_positions(tmp_path: Path) -> None:
+    words = ["x" * (1 + i % 17) for i in range(200)]
+    corpus = corpus_of(tmp_path, "\n".join(words), batching=TokenBuckets(tokens=40))
+    batches, seen = Batches(corpus, TokenBuckets(tokens=40), 8, 32), 0
+    targets = len(corpus.train) - len(corpus.splits["train"].documents)  # the last token of a document has no target
+    for step in range(10_000):
+        batch = batches.batch(step)
+        assert batch.ids.numel() <= 40
+        seen += batch.num_targets
+        if seen >= targets:
+            break
+    assert seen == targets
+    assert 0 <= batches.padding < 0.5
 
 
 def test_every_batching_of_the_spec_has_a_layout() -> None:

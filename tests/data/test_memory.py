@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,15 +90,3 @@ def _resident(corpus: corpus_module.Corpus) -> int:
     lines = iter(Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines())
     next(line for line in lines if line.startswith(f"{start:x}-"))
     return next(int(line.split()[1]) for line in lines if line.startswith("Rss:"))
-
-
-def test_a_batch_of_crops_takes_well_under_a_step(tmp_path: Path) -> None:
-    batches = Batches(corpus_of(tmp_path, "some text " * 100_000), RandomCrops(), 12, 64)
-
-    def microseconds() -> float:
-        begin = time.perf_counter()
-        for step in range(200):
-            batches.batch(step)
-        return (time.perf_counter() - begin) / 200 * 1e6
-
-    assert min(microseconds() for _ in range(5)) < 100

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from qkv.data.batch import Batch
+from qkv.data.borders import borders
 from qkv.data.corpus import Split
+from qkv.data.examples import ExampleRows
 from qkv.data.layouts import Layout, lays
 from qkv.data.rows import padded_rows, random
 from qkv.spec import data as spec
-
-FINEST = 1024
-"""Lengths that bucket borders are chosen among; more are rounded."""
 
 
 @lays(spec.LengthBuckets)
@@ -39,16 +38,21 @@ class LengthBuckets(Layout):
         self._before = until - full[self._long]
         num_full = int(until[-1]) if len(until) else 0
         self.num_rows = len(self._ends) + num_full
-        sizes, counts = np.unique(self._sizes[:-1], return_counts=True)
-        if num_full:
-            sizes, counts = np.append(sizes, length), np.append(counts, num_full)
-        self._borders = borders(sizes, counts, batching.buckets)
+        self._num_full = num_full
         self._plan = lru_cache(maxsize=2)(self._draw)
 
     @property
     def steps_per_epoch(self) -> int:
         """Batches that show every row once."""
         return -(-self.num_rows // self.batch_size)
+
+    @cached_property
+    def _borders(self) -> np.ndarray:
+        """The rows at which a further bucket begins."""
+        sizes, counts = np.unique(self._sizes[:-1], return_counts=True)
+        if self._num_full:
+            sizes, counts = np.append(sizes, self.length), np.append(counts, self._num_full)
+        return borders(sizes, counts, self.batching.buckets)
 
     def _draw(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The rows in the order in which they fill batches, and the order of the batches."""
@@ -97,26 +101,21 @@ class LengthBuckets(Layout):
         return f"has {len(self.split.documents)} documents, and none of them has the two tokens that give a target"
 
 
-def borders(lengths: np.ndarray, counts: np.ndarray, buckets: int) -> np.ndarray:
-    """The rows, sorted by length, at which a further bucket begins, so that padding each row to its bucket's longest costs least.
+@lays(spec.TokenBuckets)
+class TokenBuckets(LengthBuckets):
+    """One document a row, as many of similar length in a batch as fill ``tokens`` positions; an epoch goes through all of them."""
 
-    ``counts`` rows have each of ``lengths``, which rise. Exact by dynamic programming, in O(buckets · lengths²), for up to ``FINEST``
-    lengths; of more, only some are borders.
-    """
-    if not len(lengths):
-        return np.zeros(0, np.int64)
-    keep = np.unique(np.linspace(len(lengths) - 1, 0, min(len(lengths), FINEST)).round().astype(int))
-    lengths, until = lengths[keep], np.cumsum(counts)[keep]
-    before = np.concatenate(([0], until))
-    # cost[i, j]: positions of a bucket that holds lengths i to j.
-    cost = np.where(np.tri(len(lengths), k=-1, dtype=bool), np.inf, (until - before[:-1, None]) * lengths)
-    best, choices = cost[0], []
-    for _ in range(min(buckets, len(lengths)) - 1):
-        total = best[:-1, None] + cost[1:]
-        choices.append(1 + total.argmin(axis=0))
-        best = total.min(axis=0)
-    found, last = [], len(lengths) - 1
-    for choice in reversed(choices):
-        found.append(before[choice[last]])
-        last = choice[last] - 1
-    return np.array(found[::-1], np.int64)
+    def __init__(self, batching: spec.TokenBuckets, split: Split, batch_size: int, length: int, seed: int):
+        super().__init__(batching, split, batch_size, length, seed)
+        self._rows: ExampleRows | None = None
+
+    def batch(self, step: int) -> Batch:
+        if self._rows is None:
+            sizes = self._sizes_of(np.arange(self.num_rows)).astype(np.int64)
+            self._rows = ExampleRows(sizes, self.batching, self.batch_size, self.seed)
+        return self.rows(self._rows.of_step(step))
+
+    def padding(self) -> float:
+        self.batch(0)
+        assert self._rows is not None
+        return self._rows.padding()

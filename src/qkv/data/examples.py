@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from qkv.data.buckets import borders
+from qkv.data.borders import borders
 from qkv.data.rows import random
 from qkv.spec import data as spec
 from qkv.spec.errors import UserError

@@ -33,9 +33,10 @@ class LengthBuckets(Batching, kind="length_buckets"):
 
 
 class TokenBuckets(Batching, kind="token_buckets"):
-    """Examples of similar length together, as many a batch as fill ``tokens`` positions, padding included (Vaswani et al. 2017)."""
+    """Documents or examples of similar length together, as many a batch as fill ``tokens`` positions, padding included (Vaswani et al. 2017)."""
 
     tokens: int = Field(default=2048, gt=0, description="positions of one batch: rows × the longest row, source and target together")
+    separator: str = Field(default="\n", min_length=1, description="what stands between two documents of a text")
 
 
 class Data(Spec):
