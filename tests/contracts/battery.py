@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts import stack_reference
-from tests.contracts.references import REFERENCES
-from tests.contracts.subjects import OneBranch, Stack, Subject
+from tests.contracts.subjects import OneBranch, Stack, Subject, whole_model
 from torch import Tensor
 
 from qkv.spec.errors import UserError
@@ -189,7 +187,8 @@ def check_fixed_capacity(s: Subject) -> None:
         assert [t.data_ptr() for t in with_room(s, state, roomier)] == places, f"a buffer moved at position {i}"
     same(torch.cat(outs, 1), s.whole(x[:, :LENGTH]), "fixed capacity")
     if isinstance(s, Stack):
-        with pytest.raises(UserError, match=f"holds {LENGTH} positions and {LENGTH + 1} are needed"):
+        room = LENGTH + s.before
+        with pytest.raises(UserError, match=f"holds {room} positions and {room + 1} are needed"):
             s.call(x[:, LENGTH:], state)
 
 
@@ -248,7 +247,12 @@ def check_causality(s: Subject) -> None:
         changed[:, t] = other[:, t]
         z = s.whole(changed)
         same(z[:, :t], y[:, :t], f"outputs before the changed position {t}")
-        assert (z[:, t] - y[:, t]).abs().max() > 1e-6, f"the output at {t} does not depend on the input at {t}"
+        assert (z[:, t] - y[:, t]).abs().max() > 1e-6 or not s.reads_input, f"the output at {t} does not depend on the input at {t}"
+
+
+def gradients(s: Subject, y: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
+    """Every leaf must be used, but for an input that says nothing: its gradient is 0."""
+    return torch.autograd.grad(y, leaves, allow_unused=not s.reads_input, materialize_grads=not s.reads_input)
 
 
 @check("padding")
@@ -263,7 +267,7 @@ def check_padding(s: Subject) -> None:
         same(y[row : row + 1, :length].detach(), s.whole(x[row : row + 1, :length]).detach(), f"row {row}, length {length}")
     if x.is_floating_point():
         real = torch.arange(LENGTH) < lengths[:, None]
-        (grad,) = torch.autograd.grad((y[real] ** 2).sum(), x)
+        (grad,) = gradients(s, (y[real] ** 2).sum(), [x])
         same(grad[~real], torch.zeros_like(grad[~real]), "gradient at the padding")
 
 
@@ -291,7 +295,7 @@ def check_gradients(s: Subject) -> None:
         leaves.append(x.requires_grad_())
     generator = torch.Generator().manual_seed(3)
     seen = torch.randn(s.whole(x).shape, dtype=torch.float64, generator=generator)
-    grads = torch.autograd.grad((s.whole(x) * seen).sum(), leaves)
+    grads = gradients(s, (s.whole(x) * seen).sum(), leaves)
     for leaf, grad in zip(leaves, grads, strict=True):
         direction = torch.randn(leaf.shape, dtype=torch.float64, generator=generator)
         values = []
@@ -323,7 +327,7 @@ def check_save_and_convert(s: Subject) -> None:
 
 
 def subject_like(s: Subject, dtype: torch.dtype) -> Subject:
-    return OneBranch(s.part, dtype) if isinstance(s, OneBranch) else Stack(s.module.spec, dtype)  # type: ignore[arg-type]
+    return OneBranch(s.part, dtype) if isinstance(s, OneBranch) else whole_model(s.module.spec, dtype)  # type: ignore[arg-type]
 
 
 @check("equation")
@@ -331,9 +335,8 @@ def subject_like(s: Subject, dtype: torch.dtype) -> Subject:
 def check_equation(s: Subject) -> None:
     """The same numbers as loops over single positions."""
     x = s.inputs(2, 8)
-    expected = REFERENCES[s.part.kind](s.module, x) if isinstance(s, OneBranch) else stack_reference.model(s.module, x)
     # The package computes the angles of positions in float32.
-    same(s.whole(x), expected, "the equation", tolerance=1e-6)
+    same(s.whole(x), s.equation(x), "the equation", tolerance=1e-6)
 
 
 @check("long sequences")
@@ -363,13 +366,14 @@ NOT_OF_DECODING = ("padding", "packed documents", "gradients", "equation")
 
 def assert_kept(name: str, s: Subject) -> None:
     """Raise AssertionError if ``s`` breaks this part of the contract."""
-    CHECKS[name](s)
+    if name not in s.unasked:
+        CHECKS[name](s)
 
 
 def failures(s: Subject, names: Iterable[str] = tuple(CHECKS)) -> Iterable[tuple[str, str]]:
     """(check, what it said) of each check that ``s`` fails."""
     for name in names:
         try:
-            CHECKS[name](s)
+            assert_kept(name, s)
         except (AssertionError, RuntimeError, IndexError, UserError, pytest.fail.Exception) as error:
             yield name, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -16,9 +16,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.layers import memory_layer, relative, residuals
-from qkv.layers.context import Context
-from qkv.mixers import attention, convolution, linear_attention, recurrent, token_shift
-from qkv.models import block, transformer
+from qkv.layers.context import Context, Memory
+from qkv.mixers import (
+    additive_attention,
+    attention,
+    convolution,
+    cross_attention,
+    fixed_context,
+    linear_attention,
+    recurrent,
+    token_shift,
+)
+from qkv.models import block, heads, transformer
 from qkv.ops import masks, positions
 from qkv.ops.linear_attention import chunked
 from qkv.spec import masks as mask_spec
@@ -248,8 +257,8 @@ def without_scale(frontend: Any) -> Any:
 
 
 def padding_counted(original: Any) -> Any:
-    def features(self: Any, ids: Tensor, state: Any = None, *rest: Any) -> Any:
-        x, after = original(self, ids, state, *rest)
+    def features(self: Any, ids: Tensor, state: Any = None, *rest: Any, **given: Any) -> Any:
+        x, after = original(self, ids, state, *rest, **given)
         return x, after if state is None else after._replace(positions=state.positions + ids.shape[1])
 
     return features
@@ -273,6 +282,33 @@ def problem(change: Callable[[Any], Any]) -> Fault:
     return result(attention, "Problem", change)
 
 
+def whole_memory(original: Any) -> Any:
+    """The padding of a memory counts as real."""
+    return staticmethod(lambda known, context: original(known._replace(lengths=known.lengths * 0 + known.keys.shape[2]), context))
+
+
+def not_normed(original: Any) -> Any:
+    """The encoder's final norm is left out."""
+
+    def forward(self: Any, *args: Any) -> Any:
+        with patch.object(type(self.norm), "forward", lambda norm, x, context: x):
+            return original(self, *args)
+
+    return forward
+
+
+def memory_of(layer: Callable[[int, int], int]) -> Fault:
+    """``layer(i, count)`` instead of what layer i of so many reads."""
+    return instead(Memory, "of_layer", lambda f: lambda self, i: f(self, layer(i, len(self.vectors))))
+
+
+def prefix_seen(allowed: Callable[[Any, Tensor], Tensor]) -> Fault:
+    """``allowed(length, key)`` instead of what a prefix shows."""
+    return instead(
+        masks.Prefix, "allowed", lambda _: lambda self, grid: allowed(grid.prefix if self.length is None else self.length, grid.key)
+    )
+
+
 def nothing(_: Any) -> None:
     return None
 
@@ -285,7 +321,7 @@ def without_lengths(owner: Any) -> Fault:
     return argument(owner, "forward", 2, lambda context: replace(context, lengths=None))
 
 
-ATTENTION, LEARNED, LINEAR, SHIFT, CONVOLUTION, RECURRENT, TWO_WAY = (
+ATTENTION, LEARNED, LINEAR, SHIFT, CONVOLUTION, RECURRENT, TWO_WAY, CROSS, ADDITIVE, FIXED, FORM = (
     ("attention",),
     ("learned distances",),
     ("linear_attention",),
@@ -293,6 +329,10 @@ ATTENTION, LEARNED, LINEAR, SHIFT, CONVOLUTION, RECURRENT, TWO_WAY = (
     ("causal_convolution",),
     ("rnn", "gru", "lstm"),
     ("bidirectional",),
+    ("cross_attention",),
+    ("additive_attention",),
+    ("fixed_context",),
+    ("form",),
 )
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -362,7 +402,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("rows() forgets one leaf", (*ATTENTION, *LINEAR), instead(tree, "rows", one_leaf_forgotten)),
     Mutant("rows() shares memory", ATTENTION, instead(tree, "rows", not_copied)),
     Mutant("keys and values exchanged in the file", ATTENTION, instead(tree, "save", saved_exchanged)),
-    Mutant("positions off by one", ("stack",), instead(transformer.Transformer, "_context", position_one_late)),
+    Mutant("positions off by one", ("stack",), instead(transformer.Transformer, "_going_on", position_one_late)),
     Mutant("padding counted as positions", ("stack",), instead(transformer.Transformer, "features", padding_counted)),
     Mutant("positions do not restart in a document", ("stack",), instead(transformer, "_restarted", lambda _: documents_run_on)),
     Mutant("fixed capacity not kept", ("stack",), result(transformer.Transformer, "init_state", lambda s: s._replace(limit=s.limit * 0))),
@@ -373,7 +413,28 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("sandwich without its second norm", ("stack",), instead(block.Sandwich, "forward", lambda _: block.PreNorm.forward)),
     Mutant("residual dropped", ("stack",), instead(residuals.Residual, "joined", lambda _: lambda self, x, y: y)),
     Mutant("parallel branches in sequence", ("stack",), instead(block.Block, "forward", in_sequence)),
-    Mutant("soft cap dropped", ("stack",), result(transformer, "LanguageModelHead", without_cap)),
+    Mutant("soft cap dropped", ("stack",), result(heads, "LanguageModelHead", without_cap)),
     Mutant("token vectors not scaled", ("stack",), result(transformer, "TextFrontend", without_scale)),
+    Mutant("lengths of the memory ignored in cross-attention", CROSS, instead(cross_attention.CrossAttention, "_sites", whole_memory)),
+    Mutant("memory seen up to the query's own position", CROSS, instead(cross_attention, "Full", lambda _: masks.Causal)),
+    Mutant("scale dropped in cross-attention", CROSS, result(cross_attention, "Problem", lambda p: replace(p, scale=1.0))),
+    Mutant("values of the next vector of the memory", CROSS, argument(cross_attention, "attention", 2, lambda v: v.roll(1, 2))),
+    Mutant("memory's heads of the wrong group", CROSS, argument(cross_attention, "attention", 1, lambda k: k.roll(1, 1))),
+    Mutant("lengths of the memory ignored in additive attention", ADDITIVE, argument(additive_attention, "additive_weights", 4, nothing)),
+    Mutant("additive scores without the query", ADDITIVE, argument(additive_attention, "additive_weights", 0, torch.zeros_like)),
+    Mutant("lengths of the memory ignored in the fixed context", FIXED, argument(fixed_context, "pooled", 1, nothing)),
+    Mutant("fixed context of one vector less", FIXED, argument(fixed_context, "pooled", 1, lambda lengths: lengths - 1)),
+    Mutant("every layer reads the first layer's memory", FORM, memory_of(lambda i, count: 0)),
+    Mutant("every layer reads the last layer's memory", FORM, memory_of(lambda i, count: count - 1)),
+    Mutant("layers read the memory of the one before", FORM, memory_of(lambda i, count: max(i - 1, 0))),
+    Mutant("encoder reads its padding", FORM, argument(transformer.Encoder, "forward", 2, nothing)),
+    Mutant("memory not normed", FORM, instead(transformer.Encoder, "forward", not_normed)),
+    Mutant("prefix dropped", FORM, prefix_seen(lambda length, key: key < 0)),
+    Mutant("prefix one too long", FORM, prefix_seen(lambda length, key: key <= length)),
+    Mutant("prefix one too short", FORM, prefix_seen(lambda length, key: key < length - 1)),
+    Mutant(
+        "prefix forgotten where there is a state", FORM, result(transformer.Transformer, "_going_on", lambda c: replace(c, prefix=None))
+    ),
+    Mutant("decoder sees later positions", FORM, mask_changed(lambda mask: mask_spec.Full())),
     Mutant("every state may be rewound", ("stack",), lambda: patch.object(transformer.Transformer, "rewindable", True)),
 )

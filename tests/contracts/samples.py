@@ -18,9 +18,10 @@ from qkv.spec.branches import (
     MemoryLayer,
     TokenShift,
 )
+from qkv.spec.cross import AdditiveAttention, CrossAttention, FixedContext
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.masks import Blocks, Causal, Fixed, Full, Mask, Prefix, Strided, Window
-from qkv.spec.model import Block, Model, Text
+from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.parts import (
     Add,
     Alibi,
@@ -95,6 +96,13 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
         MemoryLayer(num_slots=5, key_dim=3, num_heads=2),
         MemoryLayer(num_slots=7, activation="gelu"),
     ),
+    "cross_attention": (
+        CrossAttention(),
+        CrossAttention(num_kv_heads=2, bias=False, temperature=0.5),
+        CrossAttention(num_heads=2, num_kv_heads=1, head_dim=6, value_dim=3, qk_norm=True),
+    ),
+    "additive_attention": (AdditiveAttention(), AdditiveAttention(hidden=5)),
+    "fixed_context": tuple(FixedContext(pooling=pooling) for pooling in ("first", "last", "mean", "max")),
     "gated_feed_forward": (GatedFeedForward(), GatedFeedForward(hidden=5, activation="gelu", bias=True)),
 }
 
@@ -175,6 +183,49 @@ STACKS: dict[str, Model] = {
     ),
     "plain": stack((Block(residual=Add()),), positions(Learned(), scale=True)),
 }
+
+
+def encoder(*branches: Branch, **fields: Any) -> Encoder:
+    text = Text(vocab_size=VOCABULARY, positions=Sinusoidal())
+    return Encoder(**{"context_length": 16, "frontend": text, "blocks": (Block(branches=branches),), **fields})
+
+
+SEES_ALL = (Attention(mask=Full(), num_kv_heads=2), FeedForward())
+
+FORMS: dict[str, Model] = {
+    "cross attention": stack(
+        (Block(branches=(Attention(), CrossAttention(num_kv_heads=1), FeedForward()), order="post"),),
+        num_layers=2,
+        encoder=encoder(*SEES_ALL, num_layers=3),
+    ),
+    "layer to layer, one table": stack(
+        (Block(branches=(Attention(), CrossAttention(), FeedForward()), norm=RMSNorm()),),
+        positions(Sinusoidal()),
+        num_layers=3,
+        encoder=encoder(*SEES_ALL, num_layers=3, memory="layers", share_embedding=True, norm=RMSNorm()),
+    ),
+    "additive attention, GRU": stack(
+        (Block(branches=(GRU(), AdditiveAttention(hidden=7)), order="sandwich"),),
+        positions(NoPositions()),
+        encoder=encoder(GRU(direction="both"), frontend=positions(NoPositions())),
+    ),
+    "fixed context, LSTM": stack(
+        (Block(branches=(FixedContext(), LSTM()), order="post", residual=Gated(initial=0.7)),),
+        positions(NoPositions()),
+        encoder=encoder(LSTM(), frontend=positions(NoPositions()), norm=BatchNorm()),
+    ),
+    "convolution, cross attention": stack(
+        (Block(branches=(CausalConvolution(dilation=2), CrossAttention(num_heads=2, qk_norm=True)), order="parallel"),),
+        num_layers=2,
+        encoder=encoder(Convolution(kernel_size=4), num_layers=2),
+    ),
+    "prefix": stack(
+        (Block(branches=(Attention(mask=Causal() | Prefix(), relative=Rope()), FeedForward())),),
+        positions(Sinusoidal()),
+        num_layers=2,
+    ),
+}
+"""Encoder–decoders, and a decoder that reads its source as a prefix."""
 
 
 def describe(part: Branch) -> str:

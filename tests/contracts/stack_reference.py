@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from tests.contracts.memory_references import MEMORY_REFERENCES, Memories
 from tests.contracts.references import REFERENCES, activated, affine, per_position
 from torch import Tensor
 
@@ -13,32 +14,46 @@ from qkv.spec import parts
 from qkv.spec.model import Block
 
 
-def model(m: Any, ids: Tensor) -> Tensor:
-    """Logits (B, N, V) in float64."""
-    x = embedded(m, ids)
-    for block, spec in zip(m.blocks, m.spec.layers, strict=True):
-        x = one_block(block, spec, x)
+def model(m: Any, ids: Tensor, sources: list[list[int]] | None = None) -> Tensor:
+    """Logits (B, N, V) in float64; ``sources``: for each row what an encoder reads."""
+    memories = [[] for _ in m.spec.layers] if sources is None else encoded(m, sources)
+    x = embedded(m, m.spec, m.spec.width, ids)
+    for block, spec, memory in zip(m.blocks, m.spec.layers, memories, strict=True):
+        x = one_block(block, spec, x, memory)
     x = normed(m.norm, m.spec.norm, x)
     logits = per_position(x, lambda v: m.head.weight @ v + (0.0 if m.head.bias is None else m.head.bias))
     cap = m.spec.head.softcap
     return logits if cap is None else cap * (logits / cap).tanh()
 
 
-def embedded(m: Any, ids: Tensor) -> Tensor:
-    text, width = m.spec.frontend, m.spec.width
+def encoded(m: Any, sources: list[list[int]]) -> list[Memories]:
+    """For each layer what it reads, one source after the other and so without padding."""
+    encoder, spec = m.encoder, m.spec.encoder
+    rows = []
+    for source in sources:
+        x, after = embedded(encoder, spec, m.spec.width, torch.tensor([source])), []
+        for block, part in zip(encoder.blocks, spec.layers, strict=True):
+            x = one_block(block, part, x, [])
+            after.append(normed(encoder.norm, spec.norm, x)[0])
+        rows.append(after)
+    read = range(len(spec.layers)) if spec.memory == "layers" else [-1] * len(m.spec.layers)
+    return [[after[i] for after in rows] for i in read]
+
+
+def embedded(m: Any, spec: Any, width: int, ids: Tensor) -> Tensor:
+    text = spec.frontend
     rows = []
     for row in ids.tolist():
         vectors = []
         for position, token in enumerate(row):
             v = m.frontend.table[token] * (math.sqrt(width) if text.scale else 1.0)
-            p = position_vector(m, position, len(v))
+            p = position_vector(m, text.positions, position, len(v))
             vectors.append(torch.cat((v, p)) if text.join == "concatenate" else v + p)
         rows.append(torch.stack(vectors))
     return torch.stack(rows)
 
 
-def position_vector(m: Any, position: int, width: int) -> Tensor:
-    part = m.spec.frontend.positions
+def position_vector(m: Any, part: parts.Positions, position: int, width: int) -> Tensor:
     if isinstance(part, parts.Learned):
         return m.frontend.positions.table[position]
     values = [0.0] * width
@@ -53,12 +68,13 @@ def position_vector(m: Any, position: int, width: int) -> Tensor:
     return waves
 
 
-def one_block(block: Any, spec: Block, x: Tensor) -> Tensor:
+def one_block(block: Any, spec: Block, x: Tensor, memory: Memories) -> Tensor:
     before = x
     for slot, part in zip(block.branches, spec.branches, strict=True):
 
         def f(v: Tensor, slot: Any = slot, kind: str = part.kind) -> Tensor:
-            return REFERENCES[kind](slot.body, v)
+            reads = MEMORY_REFERENCES.get(kind)
+            return reads(slot.body, v, memory) if reads else REFERENCES[kind](slot.body, v)
 
         match spec.order:
             case "pre":

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 import torch
+from tests.contracts import stack_reference
+from tests.contracts.memory_references import MEMORY_REFERENCES
+from tests.contracts.references import REFERENCES
 from tests.contracts.samples import VOCABULARY, WIDTH
 from torch import Tensor, nn
 
-from qkv.layers.context import Context
+from qkv.layers.context import Context, Memory
 from qkv.layers.norms import BatchNorm
 from qkv.mixers.registry import build_branch
 from qkv.models.build import build
-from qkv.spec.branches import Branch
+from qkv.spec import masks
+from qkv.spec.branches import Attention, Branch
 from qkv.spec.model import Model
+
+REAL = 3
+"""How many vectors of a memory are real."""
 
 
 class Counted(NamedTuple):
@@ -28,6 +36,15 @@ class Subject:
 
     module: nn.Module
     rewindable: bool
+    before = 0
+    """Positions that every row has read before its first."""
+    unasked: tuple[str, ...] = ()
+    """Checks that do not apply."""
+
+    @property
+    def reads_input(self) -> bool:
+        """False if the output says nothing of the input."""
+        return True
 
     def inputs(self, batch: int, length: int, seed: int = 0) -> Tensor:
         """(B, N, D) or ids (B, N)."""
@@ -46,7 +63,11 @@ class Subject:
         raise NotImplementedError
 
     def remembered(self, state: Any) -> Any:
-        """What ``state_bytes`` speaks of."""
+        """What ``state_bytes`` speaks of: all but what is kept of a memory."""
+        raise NotImplementedError
+
+    def equation(self, x: Tensor) -> Tensor:
+        """What loops over single positions give."""
         raise NotImplementedError
 
     def state_bytes(self, length: int, batch: int) -> int:
@@ -69,10 +90,23 @@ class OneBranch(Subject):
         positions = torch.arange(x.shape[1])[None]
         if segments is not None:
             positions = torch.tensor([[row[:i].count(row[i]) for i in range(len(row))] for row in segments.tolist()])
-        return self.module(x, Context(positions, lengths, segments, end=x.shape[1]))[0]
+        memory = self._memory(x.shape[0]) if self.part.reads_memory else None
+        return self.module(x, Context(positions, lengths, segments, end=x.shape[1], memory=memory))[0]
+
+    def _memory(self, batch: int) -> Memory:
+        """The same for every row, so that a row alone can stand for it: three vectors, and two of junk behind them."""
+        vectors = torch.randn(1, REAL + 2, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(21))
+        vectors[:, REAL:] *= 50
+        return Memory((vectors.repeat(batch, 1, 1).to(self.dtype),), torch.full((batch,), REAL))
+
+    @property
+    def reads_input(self) -> bool:
+        return self.part.kind != "fixed_context"
 
     def start(self, batch: int, capacity: int | None = None) -> Counted:
-        return Counted(torch.zeros(batch, dtype=torch.long), self.module.init_state(batch, capacity))
+        reads = self.part.reads_memory
+        state = self.module.remember(self._memory(batch)) if reads else self.module.init_state(batch, capacity)
+        return Counted(torch.zeros(batch, dtype=torch.long), state)
 
     def call(self, x: Tensor, state: Counted, lengths: Tensor | None = None) -> tuple[Tensor, Counted]:
         past, count = state.positions, x.shape[1]
@@ -87,7 +121,13 @@ class OneBranch(Subject):
         return state._replace(positions=lengths)
 
     def remembered(self, state: Counted) -> Any:
-        return state.inner
+        return () if self.part.reads_memory else state.inner
+
+    def equation(self, x: Tensor) -> Tensor:
+        if not self.part.reads_memory:
+            return REFERENCES[self.part.kind](self.module, x)
+        (vectors,), _ = self._memory(x.shape[0])
+        return MEMORY_REFERENCES[self.part.kind](self.module, x, [row[:REAL] for row in vectors])
 
 
 class Stack(Subject):
@@ -114,6 +154,73 @@ class Stack(Subject):
 
     def remembered(self, state: Any) -> Any:
         return state.blocks
+
+    def equation(self, x: Tensor) -> Tensor:
+        return stack_reference.model(self.module, x)
+
+
+class EncoderDecoder(Stack):
+    """A model that reads a memory; the source is the same for every row and padded."""
+
+    SOURCE = (3, 1, 4, 1, 5, 2, 2)
+
+    def _memory(self, batch: int) -> Memory:
+        return self.module.encode(torch.tensor([self.SOURCE] * batch), torch.full((batch,), REAL + 2))  # type: ignore[operator]
+
+    def whole(self, x: Tensor, lengths: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        return self.module(x, lengths=lengths, segments=segments, memory=self._memory(x.shape[0]))[0]
+
+    def start(self, batch: int, capacity: int | None = None) -> Any:
+        return self.module.init_state(batch, capacity, self._memory(batch))  # type: ignore[operator]
+
+    def remembered(self, state: Any) -> Any:
+        blocks = zip(state.blocks, self.module.spec.layers, strict=True)  # type: ignore[arg-type,union-attr]
+        return [[s for s, part in zip(states, block.branches, strict=True) if not part.reads_memory] for states, block in blocks]
+
+    def equation(self, x: Tensor) -> Tensor:
+        return stack_reference.model(self.module, x, [list(self.SOURCE[: REAL + 2])] * x.shape[0])
+
+
+class PrefixDecoder(Stack):
+    """A model whose rows begin with a prefix that sees all of itself; what is cut, padded and gone back to comes after it."""
+
+    PREFIX = (3, 1, 4, 1)
+    before = len(PREFIX)
+    unasked = ("packed documents",)
+
+    def _joined(self, x: Tensor) -> Tensor:
+        return torch.cat((torch.tensor([self.PREFIX] * x.shape[0], dtype=torch.long).view(-1, self.before), x), 1)
+
+    def _prefix(self, batch: int) -> Tensor:
+        return torch.full((batch,), self.before)
+
+    def whole(self, x: Tensor, lengths: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        known = None if lengths is None else lengths + self.before
+        return self.module(self._joined(x), lengths=known, prefix=self._prefix(x.shape[0]))[0][:, self.before :]
+
+    def start(self, batch: int, capacity: int | None = None) -> Any:
+        state = self.module.init_state(batch, None if capacity is None else capacity + self.before)  # type: ignore[operator]
+        nothing = torch.zeros(batch, 0, dtype=torch.long)
+        return self.module(self._joined(nothing), state, prefix=self._prefix(batch))[1]
+
+    def rewind(self, state: Any, lengths: Tensor) -> Any:
+        return super().rewind(state, lengths + self.before)
+
+    def state_bytes(self, length: int, batch: int) -> int:
+        return super().state_bytes(length + self.before, batch)
+
+    def equation(self, x: Tensor) -> Tensor:
+        known = copy.deepcopy(self.module)
+        for branch in known.branches:  # type: ignore[union-attr]
+            if isinstance(branch.spec, Attention):
+                branch.spec = branch.spec.changed(mask=masks.Causal() | masks.Prefix(length=self.before))
+        return stack_reference.model(known, self._joined(x))[:, self.before :]
+
+
+def whole_model(spec: Model, dtype: torch.dtype = torch.float64) -> Stack:
+    """The subject that suits the form of a model."""
+    kind = EncoderDecoder if spec.encoder else Stack if spec.causal else PrefixDecoder
+    return kind(spec, dtype)
 
 
 def scrambled(module: nn.Module, dtype: torch.dtype) -> Any:

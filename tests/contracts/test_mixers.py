@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.contracts.battery import CHECKS, NOT_OF_DECODING, assert_kept, failures
+from tests.contracts.memory_references import MEMORY_REFERENCES
 from tests.contracts.references import REFERENCES
 from tests.contracts.samples import BIDIRECTIONAL, SAMPLES, VOCABULARY, WIDTH, describe
 from tests.contracts.subjects import OneBranch
@@ -34,7 +35,7 @@ def test_every_kind_is_under_contract(kind: str) -> None:
     samples = [*SAMPLES.get(kind, ()), *(part for part in BIDIRECTIONAL if part.kind == kind)]
     assert samples, f"{kind!r} needs samples in tests/contracts/samples.py"
     assert {type(part) for part in samples} == {registered()[kind]}
-    assert kind in REFERENCES, f"{kind!r} needs its equation in tests/contracts/references.py"
+    assert kind in {**REFERENCES, **MEMORY_REFERENCES}, f"{kind!r} needs its equation in tests/contracts/references.py"
     assert registered()[kind] in FORMULAS, f"{kind!r} needs a cost formula in qkv.inspection"
 
 

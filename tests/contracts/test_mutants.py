@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.contracts.battery import CHECKS, NOT_OF_DECODING, failures
 from tests.contracts.mutants import MUTANTS, Mutant
-from tests.contracts.samples import GROUPS, SAMPLES, STACKS, describe
-from tests.contracts.subjects import OneBranch, Stack, Subject
+from tests.contracts.samples import FORMS, GROUPS, SAMPLES, STACKS, describe
+from tests.contracts.subjects import OneBranch, Subject, whole_model
 
 
 def subjects(kind: str) -> Iterator[tuple[str, Subject]]:
     """Built anew, as a fault may lie in how they are built."""
-    if kind == "stack":
-        yield from ((name, Stack(spec)) for name, spec in STACKS.items())
+    if kind in ("stack", "form"):
+        yield from ((name, whole_model(spec)) for name, spec in (STACKS if kind == "stack" else FORMS).items())
     else:
         parts = GROUPS.get(kind) or SAMPLES[kind]
         yield from ((describe(part), OneBranch(part)) for part in parts)
@@ -28,7 +28,7 @@ def first_failure(kind: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("kind", ["stack", "bidirectional", *SAMPLES])
+@pytest.mark.parametrize("kind", ["stack", "form", "bidirectional", *SAMPLES])
 def test_without_a_fault_nothing_fails(kind: str) -> None:
     """What follows would mean nothing if the battery failed anyway."""
     assert first_failure(kind) == ""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.contracts.battery import CHECKS, assert_kept
-from tests.contracts.samples import EVERYTHING, SAMPLES, STACKS
-from tests.contracts.subjects import Stack
+from tests.contracts.samples import EVERYTHING, FORMS, SAMPLES, STACKS
+from tests.contracts.subjects import EncoderDecoder, PrefixDecoder, Stack, whole_model
 
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
@@ -16,9 +16,9 @@ from qkv.spec.parts import Norm, Positions, Residual
 
 
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("name", [*STACKS, *FORMS])
 def test_contract(name: str, check: str, record_property: Callable[[str, object], None]) -> None:
-    assert_kept(check, Stack(STACKS[name]))
+    assert_kept(check, whole_model({**STACKS, **FORMS}[name]))
     record_property("contract", ("stack", name, check))
 
 
@@ -29,6 +29,13 @@ def test_the_stacks_hold_every_mixer_order_norm_and_residual() -> None:
     assert {block.norm.kind for block in blocks} == Norm.kinds().keys()
     assert {block.residual.kind for block in blocks} == Residual.kinds().keys()
     assert {spec.frontend.positions.kind for spec in STACKS.values()} == Positions.kinds().keys()  # type: ignore[attr-defined]
+
+
+def test_the_forms_are_encoder_decoders_and_a_prefix_decoder() -> None:
+    assert [type(whole_model(spec)) for spec in FORMS.values()] == [EncoderDecoder] * 5 + [PrefixDecoder]
+    assert {type(whole_model(spec)) for spec in STACKS.values()} == {Stack}
+    read = {branch.kind for spec in FORMS.values() for block in spec.layers for branch in block.branches if branch.reads_memory}
+    assert read == {kind for kind, parts in SAMPLES.items() if parts[0].reads_memory}
 
 
 def test_a_stack_repeats_its_pattern() -> None:

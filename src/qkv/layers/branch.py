@@ -39,11 +39,22 @@ class Branch(nn.Module):
         """The state before the first position of a branch that reads a memory: all that it needs of it, computed once."""
         raise NotImplementedError
 
+    def known(self, context: Context, state: State | None) -> State:
+        """What ``remember`` says of the memory: the state, or without one what is computed now."""
+        if state is not None:
+            return state
+        assert context.memory is not None
+        return self.remember(context.memory)
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         raise NotImplementedError
 
+    def memory_weights(self, x: Tensor, context: Context, state: State | None = None) -> Tensor | None:
+        """The share of each of the M vectors of the memory in what a position reads, (B, H, N, M); None if there are no such shares."""
+        return None
+
     def state_bytes(self, length: int, batch: int = 1) -> int:
-        """Bytes of the state that must be kept after ``length`` positions."""
+        """Bytes of the state that must be kept after ``length`` positions, without what is kept of a memory."""
         return 0
 
     def ending(self) -> nn.Module | None:

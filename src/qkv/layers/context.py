@@ -14,6 +14,21 @@ Tap = Callable[[str, Tensor], Tensor | None]
 """Called with a dotted path and what was computed there; a returned tensor takes its place."""
 
 
+class MemoryWeights:
+    """A tap that is also given the weights with which branches read a memory: (B, H, N, M), named after the branch with ``.weights`` behind.
+
+    They are computed for such a tap alone, by the reference, beside what the branch itself computes. ``seen``: them by the branch's name.
+    """
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, value: Tensor) -> None:
+        branch, dot, last = name.rpartition(".")
+        if dot and last == "weights":
+            self.seen[branch] = value
+
+
 class Memory(NamedTuple):
     """What a stack reads beside its own sequence: the output of an encoder.
 

@@ -11,6 +11,7 @@ from qkv.layers.branch import Branch, State, implements
 from qkv.layers.context import Context, Memory
 from qkv.layers.linear import Linear
 from qkv.layers.norms import RMSNorm
+from qkv.ops.attention import reference
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import Problem
 from qkv.ops.masks import Full, Sites
@@ -57,18 +58,22 @@ class CrossAttention(Branch):
         return MemoryKeys(k if self.key_norm is None else self.key_norm(k, _NOWHERE), v, memory.lengths)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
-        if state is None:
-            assert context.memory is not None
-            known = self.remember(context.memory)
-        else:
-            known = state
-        q = self.query(x).unflatten(-1, (self.part.num_heads, self.head_dim)).transpose(1, 2)
-        if self.query_norm is not None:
-            q = self.query_norm(q, context)
-        sites = context.once(("memory", known.keys.shape[2]), lambda: self._sites(known, context))
-        dropout = self.part.dropout if self.training else 0.0
-        out = attention(q, known.keys, known.values, Problem(Full(), sites, self.scale, None, dropout))
+        known = self.known(context, state)
+        out = attention(self._queries(x, context), known.keys, known.values, self._problem(known, context))
         return self.output(out.transpose(1, 2).flatten(2)), state
+
+    def memory_weights(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
+        known = self.known(context, state)
+        return reference.weights(self._queries(x, context), known.keys, self._problem(known, context))
+
+    def _queries(self, x: Tensor, context: Context) -> Tensor:
+        """(B, H, N, Dk)."""
+        q = self.query(x).unflatten(-1, (self.part.num_heads, self.head_dim)).transpose(1, 2)
+        return q if self.query_norm is None else self.query_norm(q, context)
+
+    def _problem(self, known: MemoryKeys, context: Context) -> Problem:
+        sites = context.once(("memory", known.keys.shape[2]), lambda: self._sites(known, context))
+        return Problem(Full(), sites, self.scale, None, self.part.dropout if self.training else 0.0)
 
     @staticmethod
     def _sites(known: MemoryKeys, context: Context) -> Sites:

@@ -25,12 +25,7 @@ class FixedContext(Branch):
         return pooled(vectors, memory.lengths, self.part.pooling)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
-        if state is None:
-            assert context.memory is not None
-            c = self.remember(context.memory)
-        else:
-            c = state
-        return self.output(c)[:, None].expand_as(x), state
+        return self.output(self.known(context, state))[:, None].expand_as(x), state
 
     def ending(self) -> nn.Module:
         return self.output

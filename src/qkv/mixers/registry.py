@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qkv.layers import feed_forward, memory_layer
 from qkv.layers.branch import BRANCHES, Branch
-from qkv.mixers import attention, convolution, cross_attention, fixed_context, linear_attention, recurrent, token_shift
+from qkv.mixers import additive_attention, attention, convolution, cross_attention, fixed_context, linear_attention, recurrent, token_shift
 from qkv.spec.branches import Branch as BranchSpec
 
 __all__ = ["BRANCHES", "build_branch"]
@@ -12,6 +12,7 @@ __all__ = ["BRANCHES", "build_branch"]
 BUILT_IN = (
     feed_forward,
     memory_layer,
+    additive_attention,
     attention,
     convolution,
     cross_attention,

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from qkv.layers.branch import Branch, State
-from qkv.layers.context import Context
+from qkv.layers.context import Context, MemoryWeights
 from qkv.layers.norms import build_norm
 from qkv.layers.residuals import build_residual
 from qkv.mixers.registry import build_branch
@@ -34,6 +34,10 @@ class Slot(nn.Module):
 
     def computed(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
         """f(x), seen by the tap."""
+        if isinstance(context.tap, MemoryWeights):
+            weights = self.body.memory_weights(x, context, state)
+            if weights is not None:
+                context.tap(f"{self.name}.weights", weights)
         y, state = self.body(x, context, state)
         if context.tap is not None:
             y = _tapped(context, self.name, y)

@@ -1,0 +1,61 @@
+"""Additive attention to a memory: what an encoder–decoder of recurrent networks had before dot products."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from qkv.layers.branch import Branch, State, implements
+from qkv.layers.context import Context, Memory
+from qkv.layers.linear import Linear
+from qkv.ops.additive_attention.choose import additive_keys, additive_weights
+from qkv.spec import cross as spec
+
+
+class AdditiveMemory(NamedTuple):
+    """The memory mapped for the scores (B, M, A), its own vectors (B, M, D), and how many of the M are real (B)."""
+
+    keys: Tensor
+    vectors: Tensor
+    lengths: Tensor
+
+
+@implements(spec.AdditiveAttention)
+class AdditiveAttention(Branch):
+    """y_i = W_o Σ_j P_ij m_j + b, P = softmax_j(v · tanh(W_q x_i + W_k m_j)) (Bahdanau et al. 2015).
+
+        x (B, N, D) ─ query ───── (B, N, A) ─┐
+        m (B, M, D) ─┬─ memory ── (B, M, A) ─┴ tanh ─ score ─ softmax ─ P (B, N, M) ─┐
+                     └────────────────────────────────────────── Σ_j P_ij m_j (B, N, D) ─ output ─ (B, N, D)
+
+    State: the mapped memory, the memory and its lengths; read and never written. A row whose memory is empty gets b. The paper feeds the
+    sum into the recurrent cell of the next step; here it joins the residual stream, and the branch before it is the cell.
+    """
+
+    def __init__(self, part: spec.AdditiveAttention, width: int):
+        super().__init__(part, width)
+        hidden = part.hidden or width
+        self.query = Linear(width, hidden, bias=False)
+        self.memory = Linear(width, hidden, bias=False)
+        self.score = Linear(hidden, 1, bias=False)
+        self.output = Linear(width, width)
+
+    def remember(self, memory: Memory) -> AdditiveMemory:
+        vectors, _ = memory.grid()
+        return AdditiveMemory(additive_keys(vectors, self.memory.weight), vectors, memory.lengths)
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        known = self.known(context, state)
+        return self.output(self._weights(x, known) @ known.vectors), state
+
+    def memory_weights(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
+        return self._weights(x, self.known(context, state))[:, None]
+
+    def _weights(self, x: Tensor, known: AdditiveMemory) -> Tensor:
+        """P (B, N, M), in the precision of the memory."""
+        p = additive_weights(x, known.keys, self.query.weight, self.score.weight[0], known.lengths)
+        return p.to(known.vectors.dtype)
+
+    def ending(self) -> nn.Module:
+        return self.output
