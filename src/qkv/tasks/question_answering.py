@@ -26,7 +26,7 @@ from qkv.spec.recipe import Recipe
 from qkv.tasks.answer_metrics import answer_scores
 from qkv.tasks.example_task import Collate, Cut, ExampleTask, lengths_or_none, padded, text_in, trained
 from qkv.tasks.material import Example, ExampleMaterial, Material
-from qkv.tasks.spans import Best, Offsets, Span, best_spans, characters_of, span_of, windows
+from qkv.tasks.spans import Offsets, Span, best_spans, characters_of, span_of, windows
 from qkv.tasks.task import Exam, Observed, Scale, Totals, register
 from qkv.tasks.text_metrics import first_sentence
 from qkv.tokenizers.tokenizer import Tokenizer
@@ -48,7 +48,7 @@ class Window(NamedTuple):
     offset: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SpanBatch(Batch):
     """``targets`` (B, 2): the first and last position of the answer, 0 and 0 (the mark ``cls``) where the window holds none.
 
@@ -56,10 +56,22 @@ class SpanBatch(Batch):
     context that stands at ``begin``.
     """
 
-    question: Tensor | None = None
-    begin: Tensor | None = None
-    end: Tensor | None = None
-    offset: Tensor | None = None
+    question: Tensor
+    begin: Tensor
+    end: Tensor
+    offset: Tensor
+
+
+class Seen(NamedTuple):
+    """What one window says: its best ``span`` of the context and the ``score`` of it, the log of the ``total`` of all its spans, the score
+    of ``none``; and whether the higher of span and none is the target."""
+
+    question: int
+    span: Span
+    score: float
+    total: float
+    none: float
+    right: bool
 
 
 class Answer(NamedTuple):
@@ -110,12 +122,13 @@ class QuestionAnsweringTask(ExampleTask):
         return {"question": question, "row": most}
 
     def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Cut) -> list[Example]:
-        found = [(window, row) for i, row in enumerate(rows) for window in self._windows(i, row, vocabulary, cut)]
-        return [Example(len(window.ids), 2, tuple(window)) for window, _ in found]
+        """One example for each window of each row."""
+        found = (window for i, row in enumerate(rows) for window in self._windows(i, row, vocabulary, cut))
+        return [Example(len(window.ids), 2, tuple(window)) for window in found]
 
     def _windows(self, number: int, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Iterator[Window]:
         tokenizer = vocabulary.tokenizer
-        cls, sep = tokenizer.special("cls"), tokenizer.special("sep")
+        cls, sep = tokenizer.specials["cls"], tokenizer.specials["sep"]
         question = cut(tokenizer.encode(row["question"]), "question")
         ids, offsets = _encoder(tokenizer)(row["context"])
         answer = _first_answer(row, offsets)
@@ -132,28 +145,21 @@ class QuestionAnsweringTask(ExampleTask):
         return _nats(_logits(model, batch, tap), batch.targets)
 
     def observe(self, model: Transformer, batch: SpanBatch) -> Observed:
-        """An outcome is a window: question, span of the context, its score, the log of all spans' sum, the score of none, and whether the
-        most probable of all these is the target."""
+        """An outcome is a ``Seen`` window."""
         logits = _logits(model, batch)
         return Observed(_nats(logits, batch.targets), batch.num_targets, self._outcomes(logits, batch))
 
-    def _outcomes(self, logits: Tensor, batch: SpanBatch) -> list[tuple[int, Span, float, float, float, bool]]:
-        assert batch.question is not None and batch.offset is not None
-        assert batch.begin is not None and batch.end is not None
+    def _outcomes(self, logits: Tensor, batch: SpanBatch) -> list[Seen]:
         best = best_spans(logits, batch.begin, batch.end, self.spec.max_answer_tokens)
-        said = torch.stack((best.first, best.last), 1).masked_fill((best.none >= best.score)[:, None], 0)
-        shift = batch.offset - batch.begin
-        spans = torch.stack((best.first + shift, best.last + shift), 1).tolist()
-        right = (said == batch.targets).all(1).tolist()
-        scores = _plain(best)
-        return [
-            (number, Span(*span), *score, hit)
-            for number, span, score, hit in zip(batch.question.tolist(), spans, scores, right, strict=True)
-        ]
+        places = torch.stack((best.first, best.last), 1)
+        right = (places.masked_fill((best.none > best.score)[:, None], 0) == batch.targets).all(1)
+        spans = [Span(*pair) for pair in (places + (batch.offset - batch.begin)[:, None]).tolist()]
+        columns = (column.tolist() for column in (best.score, best.total, best.none, right))
+        return list(map(Seen, batch.question.tolist(), spans, *columns))
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         """The loss of a border, and the share of windows that point exactly where they should, at the answer or at none."""
-        right = [outcome[-1] for outcome in seen.outcomes]
+        right = [window.right for window in seen.outcomes]
         return {"loss": seen.loss / max(1, seen.count), "window_accuracy": 100 * sum(right) / len(right) if right else math.nan}
 
     def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
@@ -188,7 +194,7 @@ class QuestionAnsweringTask(ExampleTask):
         cut, device = Cut(self.limits(recipe)), model.frontend.table.device
         rows = [{name: text_in(row, name) for name in self.asks} for row in rows]
         pieces = [tuple(window) for i, row in enumerate(rows) for window in self._windows(i, row, vocabulary, cut)]
-        seen: list[Any] = []
+        seen: list[Seen] = []
         for begin in range(0, len(pieces), _AT_ONCE):
             batch = _collated(pieces[begin : begin + _AT_ONCE]).to(device)
             with torch.inference_mode(), evaluating(model):
@@ -204,12 +210,12 @@ class QuestionAnsweringTask(ExampleTask):
             answers.append(answer)
         return answers
 
-    def _joined(self, outcomes: Iterable[Any], questions: int, recipe: Recipe) -> list[Answer]:
+    def _joined(self, said: Iterable[Seen], questions: int, recipe: Recipe) -> list[Answer]:
         """The answer to each question from what its windows say. The score of none is the lowest of them: one window is enough to know."""
         assert isinstance(recipe.task, spec.QuestionAnswering)
-        of: list[list[Any]] = [[] for _ in range(questions)]
-        for outcome in outcomes:
-            of[outcome[0]].append(outcome)
+        of: list[list[Seen]] = [[] for _ in range(questions)]
+        for window in said:
+            of[window.question].append(window)
         return [_together(seen, bool(recipe.task.no_answer)) for seen in of]
 
     def _texts(
@@ -238,25 +244,21 @@ def _first_answer(row: Mapping[str, Any], offsets: Offsets) -> Span | None:
     return span_of(answer["start"], answer["start"] + len(answer["text"]), offsets)
 
 
-def _together(seen: Sequence[tuple[int, Span, float, float, float, bool]], may_have_none: bool) -> Answer:
-    best = max(seen, key=lambda outcome: outcome[2], default=None)
-    if best is None or best[2] == -math.inf:
+def _together(seen: Sequence[Seen], may_have_none: bool) -> Answer:
+    best = max(seen, key=lambda window: window.score, default=None)
+    if best is None or best.score == -math.inf:
         return Answer(None, 1.0)
-    none = min(outcome[4] for outcome in seen) if may_have_none else -math.inf
-    total = float(np.logaddexp.reduce([*(outcome[3] for outcome in seen), none]))
-    return Answer(None, math.exp(none - total)) if none > best[2] else Answer(best[1], math.exp(best[2] - total))
-
-
-def _plain(best: Best) -> list[tuple[float, ...]]:
-    return list(zip(best.score.tolist(), best.total.tolist(), best.none.tolist(), strict=True))
+    none = min(window.none for window in seen) if may_have_none else -math.inf
+    total = float(np.logaddexp.reduce([*(window.total for window in seen), none]))
+    return Answer(None, math.exp(none - total)) if none > best.score else Answer(best.span, math.exp(best.score - total))
 
 
 def _collated(rows: Sequence[Any]) -> SpanBatch:
     read = [Window(*row) for row in rows]
     ids, lengths = padded([window.ids for window in read])
-    question, begin, offset = (torch.tensor([getattr(window, name) for window in read]) for name in ("question", "begin", "offset"))
     targets = torch.from_numpy(np.stack([window.target for window in read]))
-    return SpanBatch(ids, targets, lengths_or_none(ids, lengths), None, question, begin, lengths - 1, offset)
+    places = {name: torch.tensor([getattr(window, name) for window in read]) for name in ("question", "begin", "offset")}
+    return SpanBatch(ids, targets, lengths_or_none(ids, lengths), end=lengths - 1, **places)
 
 
 def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
