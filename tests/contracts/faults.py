@@ -1,0 +1,300 @@
+"""How faults are put into the package for the length of a ``with`` block, and what the larger ones do there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.layers.context import Context, Memory
+from qkv.mixers import (
+    attention,
+)
+from qkv.ops import masks
+from qkv.spec import masks as mask_spec
+from qkv.state import kinds, tree
+
+Fault = Callable[[], AbstractContextManager[Any]]
+
+
+def instead(owner: Any, name: str, make: Callable[[Any], Any]) -> Fault:
+    """``make(original)`` in place of ``owner.name``."""
+    return lambda: patch.object(owner, name, make(getattr(owner, name)))
+
+
+def argument(owner: Any, name: str, place: int, change: Callable[[Any], Any]) -> Fault:
+    """``owner.name`` called with one of its positional arguments changed."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            given = list(args)
+            given[place] = change(given[place])
+            return original(*given, **kwargs)
+
+        return called
+
+    return instead(owner, name, make)
+
+
+def result(owner: Any, name: str, change: Callable[[Any], Any]) -> Fault:
+    """``owner.name`` with its answer changed."""
+    return instead(owner, name, lambda original: lambda *args, **kwargs: change(original(*args, **kwargs)))
+
+
+def mask_changed(change: Callable[[mask_spec.Mask], mask_spec.Mask]) -> Fault:
+    """Windows and causal parts inside every mask changed, for the predicate alone; the state is laid out for the right one."""
+
+    def deep(mask: mask_spec.Mask) -> mask_spec.Mask:
+        if isinstance(mask, (mask_spec.AllOf, mask_spec.AnyOf)):
+            return type(mask)(masks=tuple(deep(m) for m in mask.masks))
+        return change(mask)
+
+    return argument(attention, "build_mask", 0, deep)
+
+
+def wider(mask: mask_spec.Mask) -> mask_spec.Mask:
+    return mask.changed(size=mask.size + 1) if isinstance(mask, mask_spec.Window) else mask
+
+
+def narrower(mask: mask_spec.Mask) -> mask_spec.Mask:
+    return mask.changed(size=max(mask.size - 1, 1)) if isinstance(mask, mask_spec.Window) else mask
+
+
+def without_sinks(mask: mask_spec.Mask) -> mask_spec.Mask:
+    return mask.changed(sinks=0) if isinstance(mask, mask_spec.Window) else mask
+
+
+@contextmanager
+def window_wider_in_mask_and_ring() -> Iterator[None]:
+    """Mask and state agree with each other on a window that is one too wide."""
+    right = mask_spec.Window.reach.fget  # type: ignore[attr-defined]
+    with mask_changed(wider)(), patch.object(mask_spec.Window, "reach", property(lambda self: right(self) + 1)):
+        yield
+
+
+def strictly_before(_: Any) -> Any:
+    return lambda self, grid: grid.key < grid.query
+
+
+def forgetful(original: Any) -> Any:
+    """Nothing is written."""
+    return lambda state, *args, **kwargs: state
+
+
+def one_leaf_forgotten(original: Any) -> Any:
+    """The last leaf keeps its rows."""
+
+    def rows(state: Any, index: Any) -> Any:
+        leaves = list(tree.tensors(state))
+        kept = leaves[-1]
+        moved = iter(original(leaf, index) if leaf is not kept else kept for leaf in leaves)
+        return tree.map_tensors(lambda _: next(moved), state)
+
+    return rows
+
+
+def not_copied(original: Any) -> Any:
+    """Rows in their own order share memory with the state that they come from."""
+
+    def rows(state: Any, index: Any) -> Any:
+        same = all(torch.as_tensor(index).tolist() == list(range(leaf.shape[0])) for leaf in tree.tensors(state))
+        return state if same else original(state, index)
+
+    return rows
+
+
+def grown_empty(original: Any) -> Any:
+    def grown(state: kinds.KeyValue, needed: int, limit: int | None) -> kinds.KeyValue:
+        after = original(state, needed, limit)
+        return after if after is state else kinds.KeyValue(*(torch.zeros_like(t) for t in after))
+
+    return grown
+
+
+def grown_by_one(original: Any) -> Any:
+    def grown(state: kinds.KeyValue, needed: int, limit: int | None) -> kinds.KeyValue:
+        more = needed - state.keys.shape[2]
+        return state if more <= 0 else kinds.KeyValue(*(F.pad(t, (0, 0, 0, more)) for t in state))
+
+    return grown
+
+
+def grown_uninitialised(original: Any) -> Any:
+    """The new room is not cleared: the poison of the test suite must come through."""
+
+    def grown(state: kinds.KeyValue, needed: int, limit: int | None) -> kinds.KeyValue:
+        after = original(state, needed, limit)
+        if after is state:
+            return state
+        held = state.keys.shape[2]
+        return kinds.KeyValue(*(torch.cat((t[:, :, :held], torch.empty_like(t[:, :, held:])), 2) for t in after))
+
+    return grown
+
+
+def relative_rotation(original: Any) -> Any:
+    """Positions counted from the beginning of each call."""
+
+    def rotation(self: Any, rope: Any, context: Context) -> Any:
+        return original(self, rope, replace(context, positions=torch.arange(context.positions.shape[1])[None]))
+
+    return rotation
+
+
+def clipped_early(original: Any) -> Any:
+    """The table is read as if it were one distance shorter on each side."""
+    return lambda query, key, reach: original(query, key, reach - 1) + 1
+
+
+def keys_from_zero(original: Any) -> Any:
+    """Keys numbered by their slot, whatever position it holds."""
+
+    def added(self: Any, q: Tensor, sites: masks.Sites, scale: float) -> Tensor:
+        return original(self, q, replace(sites, key=torch.arange(sites.key.shape[1])[None]), scale)
+
+    return added
+
+
+def last_key_lost(original: Any) -> Any:
+    """The last key of each chunk does not reach the sums."""
+
+    def whole(q: Tensor, k: Tensor, v: Tensor, state: Any, valid: Any) -> Any:
+        out, _ = original(q, k, v, state, valid)
+        part = None if valid is None else valid[:, :-1]
+        return out, original(q[:, :, :-1], k[:, :, :-1], v[:, :, :-1], state, part)[1]
+
+    return whole
+
+
+def tail_one_early(original: Any) -> Any:
+    def extended(tail: Tensor, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        window, after = original(tail, x, lengths)
+        return window, torch.cat((tail[:, :1], after[:, :-1]), 1) if after.shape[1] else after
+
+    return extended
+
+
+def gates_swapped(weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The first two gates exchanged: reset and update, or what enters and what is kept."""
+    gates = weights[1].shape[0] // weights[1].shape[1]
+    return tuple(torch.cat((t.chunk(gates)[1], t.chunk(gates)[0], *t.chunk(gates)[2:])) for t in weights)
+
+
+def update_inverted(weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """1 - z in place of z, as σ(-a) = 1 - σ(a)."""
+    return tuple(torch.cat((t.chunk(3)[0], -t.chunk(3)[1], t.chunk(3)[2])) for t in weights)
+
+
+def memory_lost(state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """h alone reaches the next call."""
+    return (state[0], *(torch.zeros_like(t) for t in state[1:]))
+
+
+def all_empty(state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(torch.zeros_like(t) for t in state)
+
+
+def position_one_late(original: Any) -> Any:
+    """Where there is a state, every position is counted one too high."""
+
+    def context(self: Any, ids: Tensor, state: Any, *rest: Any) -> Context:
+        found = original(self, ids, state, *rest)
+        return found if state is None else replace(found, positions=found.positions + 1)
+
+    return context
+
+
+def in_sequence(_: Any) -> Any:
+    """Each parallel branch reads what the one before it wrote."""
+
+    def forward(self: Any, x: Tensor, context: Context, state: Any = None) -> Any:
+        after = []
+        for j, branch in enumerate(self.branches):
+            read = x if self.norm is None else self.norm(x, context)
+            y, kept = branch(read, context, None if state is None else state[j])
+            x = y if self.norm is None else branch.residual(x, y)
+            after.append(kept)
+        return x, None if state is None else tuple(after)
+
+    return forward
+
+
+def without_cap(head: Any) -> Any:
+    head.cap = None
+    return head
+
+
+def without_scale(frontend: Any) -> Any:
+    frontend.scale = 1.0
+    return frontend
+
+
+def padding_counted(original: Any) -> Any:
+    def features(self: Any, ids: Tensor, state: Any = None, *rest: Any, **given: Any) -> Any:
+        x, after = original(self, ids, state, *rest, **given)
+        return x, after if state is None else after._replace(positions=state.positions + ids.shape[1])
+
+    return features
+
+
+def documents_run_on(segments: Tensor) -> Tensor:
+    return torch.arange(segments.shape[1]).expand_as(segments)
+
+
+def saved_exchanged(original: Any) -> Any:
+    """The last two leaves change places."""
+
+    def save(state: Any, path: Any) -> None:
+        *rest, a, b = tree.tensors(state)
+        original((*rest, b, a), path)
+
+    return save
+
+
+def problem(change: Callable[[Any], Any]) -> Fault:
+    return result(attention, "Problem", change)
+
+
+def whole_memory(original: Any) -> Any:
+    """The padding of a memory counts as real."""
+    return staticmethod(lambda known, context: original(known._replace(lengths=known.lengths * 0 + known.keys.shape[2]), context))
+
+
+def not_normed(original: Any) -> Any:
+    """The encoder's final norm is left out."""
+
+    def forward(self: Any, *args: Any) -> Any:
+        with patch.object(type(self.norm), "forward", lambda norm, x, context: x):
+            return original(self, *args)
+
+    return forward
+
+
+def memory_of(layer: Callable[[int, int], int]) -> Fault:
+    """``layer(i, count)`` instead of what layer i of so many reads."""
+    return instead(Memory, "of_layer", lambda f: lambda self, i: f(self, layer(i, len(self.vectors))))
+
+
+def prefix_seen(allowed: Callable[[Any, Tensor], Tensor]) -> Fault:
+    """``allowed(length, key)`` instead of what a prefix shows."""
+    return instead(
+        masks.Prefix, "allowed", lambda _: lambda self, grid: allowed(grid.prefix if self.length is None else self.length, grid.key)
+    )
+
+
+def nothing(_: Any) -> None:
+    return None
+
+
+def without_segments(owner: Any) -> Fault:
+    return argument(owner, "forward", 2, lambda context: replace(context, segments=None))
+
+
+def without_lengths(owner: Any) -> Fault:
+    return argument(owner, "forward", 2, lambda context: replace(context, lengths=None))
