@@ -1,4 +1,4 @@
-"""How faults are put into the package for the length of a ``with`` block, and what the larger ones do there."""
+"""How a fault is put into the package for the length of a ``with`` block, and the faults that take more than a line."""
 
 from __future__ import annotations
 
