@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from qkv.tasks.task import Exam
@@ -61,20 +62,19 @@ def entity_scores(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]
 
     Computed by seqeval in its default mode, whose figures are those of CoNLL's evaluation script.
     """
-    report = metric_library("seqeval.metrics").classification_report(
-        [list(tags) for tags in truth], [list(tags) for tags in found], output_dict=True, zero_division=0
+    score = partial(
+        metric_library("seqeval.metrics").precision_recall_fscore_support,
+        [list(tags) for tags in truth],
+        [list(tags) for tags in found],
+        zero_division=0,
     )
-    total = report.pop("micro avg", {"f1-score": 0.0, "precision": 0.0, "recall": 0.0})
-    figures = {"f1": 100 * total["f1-score"], "precision": 100 * total["precision"], "recall": 100 * total["recall"]}
-    kinds = [(kind, row) for kind, row in report.items() if not kind.endswith(" avg")]
-    rows = [[kind, *(f"{100 * row[name]:.1f}" for name in ("precision", "recall", "f1-score")), int(row["support"])] for kind, row in kinds]
-    table: dict[str, Any] = {
-        "kind": "examples",
-        "title": "By type",
-        "columns": ["type", "precision", "recall", "F1", "entities"],
-        "rows": rows,
-    }
-    return Exam({name: float(value) for name, value in figures.items()}, [table] if rows else [])
+    precision, recall, f1, _ = score(average="micro")
+    kinds = sorted({entity.type for tags in (*truth, *found) for entity in entities(tags)})
+    by_type = zip(kinds, *score(average=None), strict=True) if kinds else ()
+    rows = [[kind, f"{100 * p:.1f}", f"{100 * r:.1f}", f"{100 * f:.1f}", int(count)] for kind, p, r, f, count in by_type]
+    table = {"kind": "examples", "title": "By type", "columns": ["type", "precision", "recall", "F1", "entities"], "rows": rows}
+    figures = {"f1": 100 * float(f1), "precision": 100 * float(precision), "recall": 100 * float(recall)}
+    return Exam(figures, [table] if rows else [])
 
 
 class MostFrequent:

@@ -33,7 +33,7 @@ def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 def span_of(begin: int, end: int, offsets: Offsets) -> Span | None:
     """The tokens that hold the characters [begin, end), and no more of them than needed; None if no token holds any."""
-    held = [i for i, (b, e) in enumerate(offsets) if b < end and e > begin]
+    held = [i for i, (b, e) in enumerate(offsets) if max(b, begin) < min(e, end)]
     return Span(held[0], held[-1]) if held else None
 
 

@@ -1,0 +1,153 @@
+"""Questions on contexts: what is read, where it points, the loss, and what several windows say together."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from tests.tasks.tables import Oracle, material_of, model_of, recipe_for, rows_of
+
+from qkv.spec.errors import SpecError, UserError
+from qkv.tasks.answer_metrics import answer_scores
+from qkv.tasks.material import ExampleMaterial
+from qkv.tasks.task import Totals
+from qkv.training.evaluation import measure
+
+ROWS = rows_of("question_answering", 12)
+NO_ANSWER = {"context": "the cat sat", "question": "where is red", "answers": []}
+TASK = "question_answering(stride=6, max_question_tokens=4, max_answer_tokens=3)"
+WORDS = {"tokenizer": "word_list(100, min_frequency=1)"}
+
+
+def opened(rows: list[dict[str, Any]] = ROWS, task: str = TASK, length: int = 14) -> tuple[Any, ExampleMaterial]:
+    return material_of(recipe_for(task, data=WORDS, context_length=length), rows)
+
+
+def row(context: str, answer: str, question: str = "where is it") -> dict[str, Any]:
+    return {"context": context, "question": question, "answers": [{"text": answer, "start": context.index(answer)}]}
+
+
+def test_a_window_is_cls_question_sep_context_sep_and_points_at_the_answer() -> None:
+    _, material = opened([row("a red cat sat on the mat", "cat sat")])
+    tokenizer = material.vocabulary.tokenizer
+    (example,) = material.examples["train"]
+    batch = next(material.rows("validation"))
+    cls, sep = tokenizer.special("cls"), tokenizer.special("sep")
+    question, context = tokenizer.encode("where is it"), tokenizer.encode("a red cat sat on the mat")
+    assert batch.ids[0].tolist() == [cls, *question, sep, *context, sep]
+    assert batch.targets.tolist() == [[7, 8]]
+    assert batch.ids[0, 7:9].tolist() == tokenizer.encode("cat sat")
+    assert (example.size, example.targets, batch.num_targets) == (13, 2, 2)
+
+
+def test_windows_that_do_not_hold_the_whole_answer_point_at_cls() -> None:
+    context = " ".join(["a", "red", "cat", "sat", "on", "the", "mat", "and", "then", "the", "dog", "ran", "under", "a", "house"])
+    _, material = opened([row(context, "the mat")])
+    batch = next(material.rows("validation"))
+    words = context.split()
+    assert batch.offset.tolist() == [12, 0, 6]  # sorted by length
+    for ids, (first, last), begin, end, offset in zip(
+        batch.ids.tolist(), batch.targets.tolist(), batch.begin.tolist(), batch.end.tolist(), batch.offset.tolist(), strict=True
+    ):
+        read = words[offset : offset + end - begin]
+        assert ids[begin:end] == material.vocabulary.tokenizer.encode(" ".join(read))
+        whole = {"the", "mat"} <= set(read) and offset <= 5
+        assert (first, last) == ((begin + 5 - offset, begin + 6 - offset) if whole else (0, 0))
+
+
+def test_the_loss_is_that_of_two_softmaxes_over_the_real_positions() -> None:
+    task, material = opened()
+    model = model_of(material)
+    batch = next(material.rows("validation", 1))
+    wanted = 0.0
+    assert batch.lengths is not None
+    for i, length in enumerate(batch.lengths.tolist()):
+        logits = model(batch.ids[i : i + 1, :length])[0][0].double()
+        wanted -= sum(float(logits[:, k].log_softmax(0)[batch.targets[i, k]]) for k in (0, 1))
+    assert float(task.summed_loss(model, batch)) == pytest.approx(wanted, rel=1e-4)
+    loss, count = task.loss(model, batch)
+    assert (float(loss), count) == (pytest.approx(wanted, rel=1e-4), 2 * len(batch.ids))
+
+
+def test_an_exam_says_what_predict_answers() -> None:
+    task, material = opened()
+    model = model_of(material)
+    seen = measure(model, task, material.rows("validation"), "fp32")
+    assert seen is not None
+    exam = task.examine(model, material, "validation", seen, material.recipe)
+    answers = task.predict(model, material.vocabulary, material.recipe, ROWS)
+    wanted = answer_scores([a["answer"] for a in answers], [[t["text"] for t in r["answers"]] for r in ROWS])
+    assert {name: exam.figures[name] for name in wanted} == pytest.approx(wanted)
+    assert [shown[1] for shown in exam.sections[0]["rows"]] == [a["answer"] for a in answers]
+    for r, answer in zip(ROWS, answers, strict=True):
+        assert r["context"][answer["start"] : answer["end"]] == answer["answer"]
+        assert 0 < answer["probability"] <= 1
+    assert (
+        exam.figures["f1_of_first_sentence"] == answer_scores([r["context"] for r in ROWS], [[r["answers"][0]["text"]] for r in ROWS])["f1"]
+    )
+    assert "f1_of_no_answer" not in exam.figures
+
+
+def said(task: Any, material: ExampleMaterial, model: Oracle, logits: list[torch.Tensor]) -> Totals:
+    """What is observed where the windows, one a batch, have these logits."""
+    seen = Totals()
+    for window, says in zip(material.examples["validation"], logits, strict=True):
+        model.says = says
+        seen.add(task.observe(model, task.collator(material.recipe)([window.parts])))
+    return seen
+
+
+@pytest.mark.parametrize(("cls", "answer"), [(1.0, "dog"), (2.4, "dog"), (2.6, "no answer")])
+def test_the_best_window_answers_and_none_must_win_in_every_window(cls: float, answer: str) -> None:
+    rows = [row("a red cat sat on the mat and then the dog ran", "dog"), NO_ANSWER]
+    task, material = opened(rows, length=14)
+    assert material.recipe.task.no_answer
+    of_first = [window for window in material.examples["validation"] if window.parts[2] == 0]
+    logits = [torch.zeros(1, window.size, 2) for window in material.examples["validation"]]
+    logits[0][0, 0] = 9.0  # this window is sure that the answer is not in it
+    place = of_first[1].parts[3] + 10 - of_first[1].parts[4]
+    logits[1][0, place] = 2.5
+    logits[1][0, 0] = cls
+    logits[2][0, 0] = 1.0
+    exam = task.examine(Oracle(), material, "validation", said(task, material, Oracle(), logits), material.recipe)
+    assert [shown[1] for shown in exam.sections[0]["rows"]] == [answer, "no answer"]
+    assert exam.figures["exact_match"] == (100 if answer == "dog" else 50)
+    assert exam.figures["f1_of_no_answer"] == 50
+
+
+def test_where_every_question_has_an_answer_none_is_never_said() -> None:
+    task, material = opened([row("a red cat sat", "red")])
+    assert material.recipe.task.no_answer is False
+    logits = [torch.zeros(1, material.examples["train"][0].size, 2)]
+    logits[0][0, 0] = 50.0
+    logits[0][0, 6] = 1.0
+    exam = task.examine(Oracle(), material, "validation", said(task, material, Oracle(), logits), material.recipe)
+    assert exam.figures["exact_match"] == 100
+    total = sum(math.exp((i == 1) + (j == 1)) for i in range(4) for j in range(i, min(4, i + 3)))
+    assert float(exam.sections[0]["rows"][0][3]) == pytest.approx(math.exp(2) / total, abs=1e-3)
+
+
+def test_a_long_question_is_cut_and_said_so() -> None:
+    rows = [row("a red cat", "red", "where is the red blue cat")]
+    task, material = opened(rows)
+    assert material.notes == ("2 of 2 examples were cut: their question is longer than the 4 tokens that fit (the longest has 6)",)
+    (answer,) = task.predict(model_of(material), material.vocabulary, material.recipe, rows)
+    assert answer["note"] == "the question has 6 tokens and the model reads 4; the rest was not read"
+
+
+def test_a_context_without_a_token_has_no_answer() -> None:
+    task, material = opened()
+    (answer,) = task.predict(model_of(material), material.vocabulary, material.recipe, [{"question": "where", "context": " "}])
+    assert answer == {"answer": "no answer", "probability": 1.0}
+
+
+def test_what_cannot_be_read_is_refused() -> None:
+    with pytest.raises(
+        SpecError, match=r"task\.max_question_tokens: a question of 4 tokens and 3 marks leave no place for a context among 7"
+    ):
+        opened(length=7)
+    task, material = opened()
+    with pytest.raises(UserError, match="context: 5 is not a text"):
+        task.predict(model_of(material), material.vocabulary, material.recipe, [{"question": "where", "context": 5}])

@@ -1,0 +1,166 @@
+"""Tags of words: which piece carries a tag, the loss, the words that do not fit, the figures, and the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from seqeval.metrics import f1_score
+from tests.tasks.tables import material_of, model_of, recipe_for, rows_of
+
+from qkv.data.batch import IGNORED
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.tasks.entities import MostFrequent
+from qkv.tasks.example_task import trained
+from qkv.tasks.material import ExampleMaterial
+from qkv.tasks.token_classification import pieces_of
+from qkv.training.evaluation import measure
+
+ROWS = rows_of("token_classification", 20)
+TEXT = "The café, in Ötting 1,234 and 東京 too"
+KINDS = ["characters", "bytes", "words(200)", "word_list(200)", "bpe(300)", "wordpiece(200)", "unigram(300)", "code(300)"]
+
+
+def opened(rows: list[dict[str, Any]] = ROWS, tokenizer: str = "bpe(300)", length: int = 32) -> tuple[Any, ExampleMaterial]:
+    return material_of(recipe_for("token_classification", data={"tokenizer": tokenizer}, context_length=length), rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(words=st.lists(st.sampled_from([*TEXT.split(), "new", "A", "e"]), min_size=1, max_size=6))
+def test_ids_are_those_of_the_sentence_and_a_tag_stands_at_the_first_piece_of_its_word(kind: str, words: list[str]) -> None:
+    tokenizer = trained(Recipe.parse({"data": {"source": "x", "tokenizer": kind}}).data.tokenizer, [TEXT] * 3)
+    pieces = pieces_of(tokenizer)
+    ids, heads = [], []
+    for i, word in enumerate(words):
+        own, head = pieces(word, i > 0)
+        heads.append(len(ids) + head)
+        ids += own
+    text = " ".join(words)
+    wanted, offsets = tokenizer.encode_offsets(text)
+    assert ids == wanted
+    begin = 0
+    for word, head in zip(words, heads, strict=True):
+        inside = [i for i, (b, e) in enumerate(offsets) if b < begin + len(word) and e > begin]
+        assert head == inside[0]
+        begin += len(word) + 1
+
+
+def test_a_word_without_a_piece_is_read_as_unknown() -> None:
+    tokenizer = trained(Recipe.parse({"data": {"source": "x", "tokenizer": "wordpiece(60)"}}).data.tokenizer, [TEXT])
+    assert tokenizer.encode("\x01") == []
+    assert pieces_of(tokenizer)("\x01", True) == ([tokenizer.unknown_id], 0)
+
+
+def test_other_pieces_have_no_target() -> None:
+    _, material = opened([{"words": ["redcat", "sat"], "tags": ["B-x", "O"]}], tokenizer="characters")
+    batch = next(material.rows("validation"))
+    assert material.vocabulary.labels == ("B-x", "O")
+    none = IGNORED
+    assert batch.targets.tolist() == [[0, none, none, none, none, none, none, 1, none, none]]
+    assert batch.num_targets == 2
+
+
+def test_the_loss_is_the_sum_over_words_in_float64() -> None:
+    task, material = opened()
+    model, batch = model_of(material), next(material.rows("validation", 1))
+    assert batch.lengths is not None
+    wanted = 0.0
+    for ids, targets, length in zip(batch.ids, batch.targets, batch.lengths.tolist(), strict=True):
+        chances = model(ids[None, :length])[0][0].double().log_softmax(-1)
+        wanted -= sum(float(chances[i, target]) for i, target in enumerate(targets.tolist()[:length]) if target != IGNORED)
+    assert float(task.summed_loss(model, batch)) == pytest.approx(wanted, rel=1e-4)
+
+
+def test_words_that_do_not_fit_are_noted_and_count_as_wrong() -> None:
+    words = ["cat"] * 6
+    rows = [{"words": words, "tags": ["B-x", "I-x", "O", "O", "B-x", "O"]}, {"words": ["cat"], "tags": ["O"]}]
+    task, material = opened(rows, tokenizer="word_list(20, min_frequency=1)", length=4)
+    assert material.notes == ("2 of 4 examples were cut: their sentence is longer than the 4 tokens that fit (the longest has 6)",)
+    model = model_of(material)
+    seen = measure(model, task, material.rows("validation"), "fp32")
+    assert seen is not None
+    assert seen.count == 5
+    assert sorted(map(len, seen.outcomes)) == [1, 6]
+    long = max(seen.outcomes, key=len)
+    assert [true for true, _ in long] == [material.vocabulary.labels.index(tag) for tag in rows[0]["tags"]]
+    assert [found for _, found in long[4:]] == [-1, -1]
+    right = sum(true == found for outcome in seen.outcomes for true, found in outcome)
+    assert task.figures(seen, material.scale())["accuracy"] == pytest.approx(100 * right / 7)
+    (answer,) = task.predict(model, material.vocabulary, material.recipe, rows[:1])
+    assert answer["tags"][4:] == ["O", "O"]
+    assert answer["note"] == "the last 2 of 6 words were not read: the sentence is longer than what the model reads"
+
+
+def test_an_exam_is_seqeval_on_what_predict_answers() -> None:
+    task, material = opened()
+    model = model_of(material)
+    seen = measure(model, task, material.rows("validation"), "fp32")
+    assert seen is not None
+    exam = task.examine(model, material, "validation", seen, material.recipe)
+    answers = task.predict(model, material.vocabulary, material.recipe, ROWS)
+    truth, found = [row["tags"] for row in ROWS], [answer["tags"] for answer in answers]
+    assert exam.figures["f1"] == pytest.approx(100 * f1_score(truth, found, zero_division=0))
+    assert exam.figures["accuracy"] == pytest.approx(
+        100 * sum(a == b for t, f in zip(truth, found, strict=True) for a, b in zip(t, f, strict=True)) / sum(map(len, truth))
+    )
+    guess = [MostFrequent(ROWS)(row["words"]) for row in ROWS]
+    assert exam.figures["f1_of_most_frequent_tag"] == pytest.approx(100 * f1_score(truth, guess, zero_division=0))
+    assert exam.sections[-1]["kind"] == "tagged"
+    assert exam.sections[-1]["sentences"][0] == {"words": ROWS[0]["words"], "tags": found[0], "truth": truth[0]}
+    assert exam.sections[0]["title"] == "By type"
+
+
+def test_tags_that_mark_no_entities_are_measured_word_by_word() -> None:
+    rows = [{"words": ["the", "dog", "ran"], "tags": ["DET", "NOUN", "VERB"]}, {"words": ["dog"], "tags": ["VERB"]}]
+    task, material = opened(rows)
+    model = model_of(material)
+    seen = measure(model, task, material.rows("validation"), "fp32")
+    assert seen is not None
+    exam = task.examine(model, material, "validation", seen, material.recipe)
+    assert exam.figures.keys() == {"loss", "accuracy", "macro_f1", "accuracy_of_most_frequent_tag"}
+    assert exam.figures["accuracy_of_most_frequent_tag"] == 75
+    (answer,) = task.predict(model, material.vocabulary, material.recipe, [{"words": "the dog"}])
+    assert answer["answer"] == " ".join(f"{word}/{tag}" for word, tag in zip(["the", "dog"], answer["tags"], strict=True))
+
+
+def test_a_text_is_cut_at_white_space() -> None:
+    task, material = opened()
+    model = model_of(material)
+    texts = task.predict(model, material.vocabulary, material.recipe, [{"words": " the red \n cat"}])
+    lists = task.predict(model, material.vocabulary, material.recipe, [{"words": ["the", "red", "cat"]}])
+    assert texts == lists
+    assert texts[0]["words"] == ["the", "red", "cat"]
+
+
+@pytest.mark.parametrize("given_words", ["  ", [], 5, ["a", 5], [""]], ids=["blank", "empty", "number", "a number in it", "an empty word"])
+def test_what_is_no_sentence_is_refused(given_words: Any) -> None:
+    task, material = opened()
+    with pytest.raises(UserError, match=r"words: .* is not a sentence; give a text with at least one word, or a list of words"):
+        task.predict(model_of(material), material.vocabulary, material.recipe, [{"words": given_words}])
+
+
+def test_one_tag_alone_is_nothing_to_learn() -> None:
+    with pytest.raises(UserError, match=r"every word of 'table' has the tag 'O', and there is nothing to tell apart"):
+        opened([{"words": ["a", "b"], "tags": ["O", "O"]}])
+
+
+def test_a_tag_that_only_the_held_out_part_has_is_a_class_that_is_measured() -> None:
+    rows, other = [{"words": ["a", "b"], "tags": ["O", "B-x"]}], [{"words": ["a"], "tags": ["B-y"]}]
+    recipe = recipe_for("token_classification", data={"tokenizer": "bytes"})
+    _, material = material_of(recipe, rows, other)
+    assert material.vocabulary.labels == ("B-x", "B-y", "O")
+    assert next(material.rows("validation")).targets.tolist() == [[1]]
+    with pytest.raises(UserError, match=r"the tag 'B-z' is none of those that the run was trained with: B-x, B-y, O"):
+        material_of(recipe, [{"words": ["a"], "tags": ["B-z"]}], vocabulary=material.vocabulary)
+
+
+def test_the_batch_keeps_its_words_on_another_device() -> None:
+    _, material = opened(length=4)
+    batch = next(material.rows("validation"))
+    moved = batch.to("cpu")
+    assert moved.unread == batch.unread
+    assert torch.equal(moved.targets, batch.targets)
