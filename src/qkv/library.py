@@ -23,14 +23,28 @@ RUNS = Path("runs")
 
 
 def find_recipe(
-    source: str | Path, overrides: Iterable[str] = (), quick: bool = False, out: str | Path | None = None, resume: bool = True
+    source: str | Path,
+    overrides: Iterable[str] = (),
+    quick: bool = False,
+    out: str | Path | None = None,
+    resume: bool = True,
+    task: str | None = None,
+    **data: Any,
 ) -> tuple[Recipe, Path]:
     """The recipe that ``source`` stands for, changed by dotted ``overrides``, and the folder of its run.
 
     ``source`` is a recipe (``.yaml``, ``.yml``, ``.json``), a run folder, or a text: a file or the name of a known data set. For a text a
     recipe is made; to ``resume`` a run of it that is already in the folder, that run's is taken. ``quick`` takes the short form. The folder
-    is ``out``, by default ``runs/`` and the recipe's name. Raises ``UserError``.
+    is ``out``, by default ``runs/`` and the recipe's name.
+
+    With a ``task``, such as "classification", ``source`` is a table of examples: a file, two texts "a.txt | b.txt", or a known set's name. A
+    recipe is made that learns the task from it; ``data`` are fields of ``qkv.spec.data.Data``: columns, validation, test, bad_rows, format.
+    Raises ``UserError``.
     """
+    if task is not None:
+        return _recipe_of_table(task, {"source": str(source), **data}, overrides, quick, out, resume)
+    if data:
+        raise UserError(f"{next(iter(data))!r} says how a table of examples is read; name the task too, such as task='classification'")
     path, folder = Path(source), Path(out) if out is not None else None
     if not is_text(source):
         recipe = read_recipe(path, overrides, quick)
@@ -47,6 +61,20 @@ def is_text(source: str | Path) -> bool:
 def _folder(name: str, quick: bool) -> Path:
     # A short run is another run, and its full form should not find it in the way.
     return RUNS / f"{name}-quick" if quick else RUNS / name
+
+
+def _recipe_of_table(
+    task: str, data: dict[str, Any], overrides: Iterable[str], quick: bool, out: str | Path | None, resume: bool
+) -> tuple[Recipe, Path]:
+    from qkv.training.automatic_task import automatic_task, name_of
+
+    folder = Path(out) if out is not None else _folder(name_of(data["source"]), quick)
+    if resume and (folder / "spec.yaml").is_file():
+        # Chosen anew it could differ; what is said of the data must be what was said then, which is checked when training goes on.
+        known = read_recipe(folder)
+        if (known.data.source, known.task.kind) == (data["source"], task):
+            return override(known.changed(data=known.data.changed(**data)), overrides), folder
+    return automatic_task(task, data, overrides, quick), folder
 
 
 def _recipe_of_text(source: str, overrides: Iterable[str], quick: bool, folder: Path | None) -> Recipe:
@@ -72,19 +100,24 @@ def train(
     quick: bool = False,
     resume: bool = True,
     on_event: OnEvent | None = None,
+    task: str | None = None,
+    **data: Any,
 ) -> Run:
     """Train, or go on with the run that is in the folder ``out``; the run with its best weights.
 
-    ``recipe`` is a ``Recipe`` or what ``find_recipe`` takes; ``out`` is by default ``runs/`` and the recipe's name. See
+    ``recipe`` is a ``Recipe`` or what ``find_recipe`` takes; ``out`` is by default ``runs/`` and the recipe's name. A table of examples is
+    learned from as ``task`` says: ``train("mine.csv", task="classification", columns={"text": "review", "label": "stars"})``. See
     ``qkv.training.loop.train`` for resuming, signals, events and what is raised.
     """
     from qkv.training.loop import train as run_training
 
     if isinstance(recipe, Recipe):
+        if task is not None or data:
+            raise UserError("a recipe says itself what is learned from which data; leave 'task' and what is said of the data out")
         recipe = override(recipe, [*(quick_form(recipe.quick) if quick else ()), *overrides])
         folder = Path(out) if out is not None else _folder(recipe.name or "unnamed", quick)
     else:
-        recipe, folder = find_recipe(recipe, overrides, quick, out, resume)
+        recipe, folder = find_recipe(recipe, overrides, quick, out, resume, task, **data)
     return run_training(recipe, folder, resume, on_event)
 
 

@@ -21,11 +21,11 @@ def test_evaluate_prints_a_table_or_json(qkv: Call, run: Path) -> None:
     assert figures["perplexity"] == pytest.approx(math.exp(figures["loss"]))
     assert f"{figures['loss']:.3f}" in table.out
     fewer = json.loads(qkv("evaluate", run, "--json", "--batches", 1).out)
-    assert fewer["tokens"] < figures["tokens"]
+    assert fewer["targets"] < figures["targets"]
 
 
 def test_evaluate_measures_the_split_that_is_named(qkv: Call, run: Path) -> None:
-    tokens = [json.loads(qkv("evaluate", run, "--json", "--split", split).out)["tokens"] for split in ("train", "validation")]
+    tokens = [json.loads(qkv("evaluate", run, "--json", "--split", split).out)["targets"] for split in ("train", "validation")]
     assert tokens[0] == pytest.approx(9 * tokens[1], rel=0.05)
 
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qkv.cli.runs import run_folder
-from qkv.spec.errors import UserError
+from qkv.spec.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from qkv.tasks.task import Exam
 
 EXAMPLES = """\
 qkv evaluate runs/my
 qkv evaluate runs/my --batches 20
 qkv evaluate runs/my --split train --json
+qkv evaluate runs/my --split test --report test.html
 """
+_SPLITS = ("train", "validation", "test")
 
 
 def evaluate_command(
@@ -23,20 +29,35 @@ def evaluate_command(
     split: Annotated[str, typer.Option(metavar="train|validation|test", help="Which part of the data.")] = "validation",
     batches: Annotated[int | None, typer.Option(metavar="N", help="Measure on so many batches, evenly spread; default: all of it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    report: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Also write a page with figures, tables and pictures.")] = None,
 ) -> None:
     """Measure a trained model: the loss, and the figures of its task."""
     if batches is not None and batches < 1:
         raise UserError(f"--batches: {batches} given, but it should be at least 1; leave it out for the whole split")
+    if split not in _SPLITS:
+        raise UserError(f"--split: there is no split {split!r}; {nearest(split, _SPLITS)}")
     folder = run_folder(run)
+    from qkv.report.exam import words
     from qkv.report.table import print_table
     from qkv.training.run import evaluate, load
 
     loaded = load(folder)
     exam = evaluate(loaded, split, batches)
+    if report:
+        _write(report, str(run), loaded.recipe.description, split, exam, loaded.step)
     if as_json:
         typer.echo(json.dumps({"run": str(run), "split": split, "step": loaded.step, **exam.figures}))
         return
-    rows = [(name.replace("_", " "), value) for name, value in exam.figures.items()]
+    rows = [(words(name), value) for name, value in exam.figures.items()]
     print_table(f"{run}, step {loaded.step:,}, {split}", ["figure", "value"], rows)
     for note in exam.notes:
         typer.echo(note)
+
+
+def _write(path: Path, title: str, lead: str, split: str, exam: Exam, step: int) -> None:
+    from qkv.report.exam import exam_report
+    from qkv.training.files import clear_errors, write_file
+
+    page = exam_report(title, lead, {split: asdict(exam)}, step)
+    with clear_errors(str(path)):
+        write_file(path, page.encode())

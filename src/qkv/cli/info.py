@@ -80,7 +80,7 @@ def _data_sets() -> str:
 
 
 def _run(folder: Path) -> list[tuple[str, Any]]:
-    from qkv.training.run import load
+    from qkv.training.run import load, task_of
 
     run = load(folder)
     steps = [row["step"] for row in run.metrics if row.get("loss") is not None]
@@ -88,14 +88,15 @@ def _run(folder: Path) -> list[tuple[str, Any]]:
     training, model = run.recipe.training, run.recipe.model
     return [
         ("recipe", run.recipe.name or "unnamed"),
+        ("task", run.recipe.task.kind),
         ("description", run.recipe.description or None),
-        ("text", run.recipe.data.source),
+        ("data", run.recipe.data.source),
         ("tokenizer", f"{run.recipe.data.tokenizer.kind}, {run.tokenizer.vocab_size:,} ids"),
         ("model", f"{len(model.layers)} layers of width {model.width}: {_pattern(model)}"),
         ("context length", model.context_length),
         ("parameters", sum(p.numel() for p in run.model.parameters())),
         ("steps", f"{max(steps, default=0):,} of {training.steps:,}"),
-        ("best validation loss", f"{min(validated):.4f} nats a token" if validated else "not measured yet"),
+        ("best validation loss", f"{min(validated):.4f} {task_of(run).loss_unit}" if validated else "not measured yet"),
         ("weights of step", run.step),
     ]
 

@@ -22,7 +22,8 @@ from typer.main import get_command
 from qkv.spec.errors import UserError, nearest
 
 COMMANDS = {
-    "train": "Train a recipe, or a text file as it is.",
+    "train": "Train a recipe, a text file as it is, or a task on a table of examples.",
+    "predict": "Ask a trained model: labels, tags, answers, translations, summaries, numbers.",
     "generate": "Let a trained model go on writing.",
     "evaluate": "Measure a trained model on held-out text.",
     "cost": "Count parameters, operations, memory and time.",
@@ -39,6 +40,8 @@ HELP = "Describe a Transformer as data, train it, run it and look inside."
 EXAMPLES = """\
 qkv train my.txt                      train on a text of your own
 qkv generate runs/my "Once upon"      let it go on writing
+qkv train classify --data mine.csv    learn labels from a table of your own
+qkv predict runs/mine "a new text"    let it answer
 """
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from qkv.cli.verbs import VERBS, refuse_without_verb, table_of
+from qkv.spec.errors import UserError
 
 if TYPE_CHECKING:
     from qkv.spec.recipe import Recipe
@@ -17,28 +19,71 @@ qkv train my.txt
 qkv train recipes/char_shakespeare_cpu.yaml --quick
 qkv train recipe.yaml model.blocks.mixer.num_heads=8 training.steps=500 --out runs/eight
 qkv train runs/eight                  go on where it stopped
+qkv train classify --data mine.csv --text review --label stars
+qkv train regress --data mine.csv --text review --value price
+qkv train translate --source a.txt --target b.txt
+qkv train summarize --data mine.jsonl --text article --summary abstract
+qkv train tag --data mine.conll
+qkv train answer --data squad.json
 """
+_FIRST = "A recipe, a run folder, a text file, a known data set's name; or classify, regress, tag, answer, translate, summarize."
 
 
 def train_command(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe, a run folder, a text file, or a known data set's name.")],
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help=_FIRST)],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as training.steps=500.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; default: runs/ and the recipe's name.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="The recipe's own short form.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write event files for TensorBoard.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Set a run that is already in the folder aside, and begin anew.")] = False,
+    data: Annotated[str | None, typer.Option(metavar="FILE", help="Verbs: CSV, TSV, JSONL, CoNLL, SQuAD; packed or not.")] = None,
+    validation: Annotated[str | None, typer.Option(metavar="FILE", help="Verbs: the held-out part; default: a share of --data.")] = None,
+    test: Annotated[str | None, typer.Option(metavar="FILE", help="Verbs: a part that the exam at the end measures too.")] = None,
+    bad_rows: Annotated[str | None, typer.Option(metavar="skip|refuse", help="Verbs: what to do with rows that cannot be used.")] = None,
+    text: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="classify, regress, summarize: what is read; default: guessed.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="classify: the class.")] = None,
+    value: Annotated[str | None, typer.Option(metavar="COLUMN", help="regress: the number.")] = None,
+    summary: Annotated[str | None, typer.Option(metavar="COLUMN", help="summarize: the summary.")] = None,
+    source: Annotated[str | None, typer.Option(metavar="FILE|COLUMN", help="translate: a text; with --data, a column.")] = None,
+    target: Annotated[str | None, typer.Option(metavar="FILE|COLUMN", help="translate: its translation, line by line.")] = None,
+    words: Annotated[str | None, typer.Option(metavar="COLUMN", help="tag: the words.")] = None,
+    tags: Annotated[str | None, typer.Option(metavar="COLUMN", help="tag: a tag for each word.")] = None,
+    question: Annotated[str | None, typer.Option(metavar="COLUMN", help="answer: the question.")] = None,
+    context: Annotated[str | None, typer.Option(metavar="COLUMN", help="answer: the text that holds the answer.")] = None,
+    answers: Annotated[str | None, typer.Option(metavar="COLUMN", help="answer: the answers.")] = None,
 ) -> None:
     """Train a model. A run that is already in the folder goes on from where it stopped.
 
-    Of a text file alone, tokenizer, size and length of training are chosen to fit the text and this machine.
+    Of a text file alone, tokenizer, size and length of training are chosen to fit the text and this machine. So they are of a table of
+    examples after a verb: classify, regress, tag, answer, translate or summarize; columns that are not named are guessed, and said.
     """
+    given = {name: found for name, found in locals().items() if name in _OF_TABLES}
+    changes = [*(overrides or []), *(["training.tensorboard=true"] if tensorboard else [])]
+    table: dict[str, Any] = {"source": recipe}
+    if recipe in VERBS:
+        table = table_of(recipe, given)
+        changes = _assignments(recipe, changes)
+    else:
+        refuse_without_verb(recipe, given)
     from qkv.library import find_recipe, is_text
 
-    changes = [*(overrides or []), *(["training.tensorboard=true"] if tensorboard else [])]
-    chosen, folder = find_recipe(recipe, changes, quick, out, resume=not fresh)
+    chosen, folder = find_recipe(overrides=changes, quick=quick, out=out, resume=not fresh, **table)
     if fresh:
         _set_aside(folder)
-    run_and_tell(chosen, folder, chosen.description if is_text(recipe) else "")
+    run_and_tell(chosen, folder, chosen.description if recipe in VERBS or is_text(recipe) else "")
+
+
+_OF_TABLES = ("data", "validation", "test", "bad_rows", *dict.fromkeys(name for verb in VERBS.values() for name in verb.columns))
+
+
+def _assignments(verb: str, changes: list[str]) -> list[str]:
+    """The overrides. Raises ``UserError`` for a file that was given without its option."""
+    bare = next((change for change in changes if "=" not in change), None)
+    if bare is not None:
+        raise UserError(f"{bare!r} is no change such as training.steps=500; if it is the data: qkv train {verb} --data {bare}")
+    return changes
 
 
 def run_and_tell(recipe: Recipe, folder: Path, note: str = "") -> Run:
@@ -77,8 +122,11 @@ def _set_aside(folder: Path) -> None:
 
 
 def _tell(run: Run) -> None:
+    from qkv.report.exam import words
     from qkv.report.figures import duration
     from qkv.report.table import print_table
+    from qkv.tasks.registry import build_task
+    from qkv.training.usage import usage
 
     trained = [row for row in run.metrics if row.get("loss") is not None]
     bests = [row for row in run.metrics if row.get("step") == run.step and "val_loss" in row]
@@ -88,7 +136,25 @@ def _tell(run: Run) -> None:
         ("steps", max((row["step"] for row in trained), default=0)),
         ("training time", duration(max((row["time"] for row in trained), default=0.0))),
         ("best step", run.step),
-        *((name.removeprefix("val_").replace("_", " "), value) for name, value in best.items() if name.startswith("val_")),
+        *((words(name.removeprefix("val_")), value) for name, value in best.items() if name.startswith("val_")),
     ]
     print_table(str(run.folder), ["figure", "value"], [row for row in rows if row[1] is not None])
-    typer.echo(f'\nreport: {run.folder / "report.html"}\nwrite:  qkv generate {shlex.quote(str(run.folder))} "…"')
+    _tell_exam(run)
+    _, command = usage(build_task(run.recipe.task), run.folder, "…")
+    typer.echo(f"\nreport: {run.folder / 'report.html'}\n{_DOES[command.split()[1]]} {command}")
+
+
+_DOES = {"generate": "write: ", "predict": "ask:   "}
+
+
+def _tell_exam(run: Run) -> None:
+    from qkv.report.exam import rows
+    from qkv.report.table import print_table
+
+    if not run.exam:
+        return
+    splits = run.exam["splits"]
+    typer.echo()
+    print_table(f"exam of step {run.exam['step']:,}", ["figure", *splits], rows(splits))
+    for note in dict.fromkeys(note for exam in splits.values() for note in exam["notes"]):
+        typer.echo(note)

@@ -12,6 +12,7 @@ from qkv.report.sections import add_sections
 BESIDE_THE_POINT = ("loss", "perplexity", "targets", "seconds", "bits_per_token", "bits_per_byte", "bits_per_character")
 """Figures that are not what the task is judged by."""
 _SHOWN = 3
+_KNOWN_AS = {"f1": "F1", "bleu": "BLEU", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 
 Splits = Mapping[str, Mapping[str, Any]]
 """By split ``figures``, ``sections`` and ``notes``."""
@@ -19,7 +20,7 @@ Splits = Mapping[str, Mapping[str, Any]]
 
 def words(figure: str) -> str:
     """The name of a figure as people read it."""
-    return figure.replace("_", " ")
+    return " ".join(_KNOWN_AS.get(word, word) for word in figure.split("_"))
 
 
 def named(figure: str) -> str:
@@ -46,10 +47,14 @@ def rows(splits: Splits) -> list[list[Any]]:
     return [[words(name), *(exam["figures"].get(name) for exam in splits.values())] for name in names]
 
 
+def _parts(splits: Splits) -> str:
+    return f"the {' and the '.join(splits)} part{'s' * (len(splits) > 1)}"
+
+
 def add_exam(page: Page, splits: Splits, step: int) -> None:
     """The figures of all splits as a table, and the sections of the one that counts."""
     with page.section("Exam"):
-        page.prose(f"The weights of step {step:,}, which had the lowest validation loss, on all of {' and '.join(splits)}.")
+        page.prose(f"The weights of step {step:,}, which had the lowest validation loss, on all of {_parts(splits)}.")
         page.table(["figure", *splits], rows(splits))
         for note in dict.fromkeys(note for exam in splits.values() for note in exam["notes"]):
             page.prose(note)

@@ -99,6 +99,10 @@ class Page:
         """A chart over the whole width; on a narrow screen its compact form."""
         self._add(self._figure(chart))
 
+    def picture(self, chart: Chart, width: int) -> None:
+        """A chart that is ``width`` CSS pixels wide where there is room for them, and never wider."""
+        self._add(self._figure(chart, width))
+
     def charts(self, charts: Sequence[Chart]) -> None:
         """Several charts beside each other, where there is room."""
         self._add(tag("div", *(self._figure(chart) for chart in charts), class_="charts"))
@@ -144,11 +148,11 @@ class Page:
             inside, self._blocks = self._blocks, outside
             self._add(tag(element, *inside, **attributes))
 
-    def _figure(self, chart: Chart) -> Markup:
+    def _figure(self, chart: Chart, width: int | None = None) -> Markup:
         self._charts.append(chart.data())
         number, wide, compact = len(self._charts) - 1, Markup(chart.svg(standalone=False)), chart.compact()
         if compact is None:
-            return tag("figure", wide, data_chart=number)
+            return tag("figure", wide, data_chart=number, style=f"max-width:{width}px" if width else None)
         narrow = Markup(compact.svg(standalone=False))
         return tag("figure", tag("div", wide, class_="wide"), tag("div", narrow, class_="narrow"), data_chart=number)
 

@@ -11,7 +11,8 @@ from qkv.report.figures import clock, duration, fixed, short, size
 from qkv.report.markup import visible
 
 _REDRAW, _LINE, _HALF_LIFE = 0.12, 10.0, 60.0
-_NAMES = {"val_loss": "validation", "tokens_per_second": "tokens/s"}
+_NAMES = {"val_loss": "validation"}
+_SPEED = "_per_second"
 
 
 class Progress:
@@ -52,7 +53,7 @@ class Progress:
             self._display = None
 
     def update(self, done: int, **figures: float | str | None) -> None:
-        """Set how much is done and what is known: ``loss``, ``val_loss``, ``tokens_per_second`` or any other; a figure stays till replaced."""
+        """Set how much is done and what is known: ``loss``, ``val_loss``, ``tokens_per_second`` (or what else is counted) or any other; a figure stays till replaced."""
         self.done = done
         if figures:
             self.figures.update(figures)
@@ -72,7 +73,7 @@ class Progress:
     def parts(self) -> list[str]:
         """What the line says, most important first; the bar apart."""
         told = [self._amount(), *self._figures()]
-        if "tokens_per_second" not in self.figures and self.speed.rate:
+        if not any(map(_is_speed, self.figures)) and self.speed.rate:
             told.append(f"{self._count(self.speed.rate)}/s" if self.unit == "bytes" else f"{short(self.speed.rate)} {self.unit}/s")
         if self.total and self.speed.rate and self.done < self.total:
             told.append(f"{clock((self.total - self.done) / self.speed.rate)} left")
@@ -103,14 +104,18 @@ class Progress:
     def _figures(self) -> list[str]:
         """Losses before speeds, else in the order in which they were first given."""
         known = [(name, value) for name, value in self.figures.items() if value is not None]
-        return [_figure(name, value) for name, value in sorted(known, key=lambda item: item[0] == "tokens_per_second")]
+        return [_figure(name, value) for name, value in sorted(known, key=lambda item: _is_speed(item[0]))]
+
+
+def _is_speed(name: str) -> bool:
+    return name.endswith(_SPEED)
 
 
 def _figure(name: str, value: float | str) -> str:
     if isinstance(value, str):
         return f"{name.replace('_', ' ')} {visible(value)}"
-    if name == "tokens_per_second":
-        return f"{short(value)} tokens/s"
+    if _is_speed(name):
+        return f"{short(value)} {name.removesuffix(_SPEED)}/s"
     return f"{_NAMES.get(name, name.replace('_', ' '))} {fixed(value)}"
 
 

@@ -48,7 +48,7 @@ def _confusion(page: Page, section: Section) -> None:
         written=[[f"{count:,}" for count in row] for row in counts],
         width=min(960, max(320, 80 + 7 * min(longest, 24) + 48 * len(labels))),
     )
-    page.chart(chart)
+    page.picture(chart, chart.width)
     page.table(["truth", "examples", "found %", "right when given %", "F1 %"], _by_class(labels, counts))
     pairs = sorted(((n, i, j) for i, row in enumerate(counts) for j, n in enumerate(row) if i != j and n), reverse=True)[:_PAIRS]
     if len(labels) > 2 and pairs:
@@ -88,7 +88,7 @@ def _alignment(page: Page, section: Section) -> None:
     """``source`` and ``target``, lists of tokens, and ``weights[target][source]``."""
     source, target = ([str(token) for token in section[name]] for name in ("source", "target"))
     width = min(960, max(320, 160 + 30 * len(source)))
-    page.chart(HeatMap("Attention", section["weights"], target, source, "source", "written", low=0.0, width=width))
+    page.picture(HeatMap("Attention", section["weights"], target, source, "source", "written", low=0.0, width=width), width)
 
 
 def _curves(page: Page, section: Section) -> None:
@@ -101,7 +101,8 @@ def _curves(page: Page, section: Section) -> None:
 def _bars(page: Page, section: Section) -> None:
     """``bars``, pairs of a name and a value; ``unit`` and ``highlight`` if there are such."""
     options = {name: section[name] for name in ("unit", "highlight") if name in section}
-    page.chart(BarChart(section["title"], [(str(name), value) for name, value in section["bars"]], **options))
+    chart = BarChart(section["title"], [(str(name), value) for name, value in section["bars"]], **options)
+    page.picture(chart, chart.width)
 
 
 DRAWN: dict[str, Callable[[Page, Section], None]] = {

@@ -60,6 +60,11 @@ class TrainingRun:
         return next((v for v in reversed(self.series(key)[1]) if math.isfinite(v)), None)
 
     @property
+    def counted(self) -> str:
+        """What the loss is a mean over: tokens, examples, words."""
+        return f"{self.loss_unit.rpartition(' ')[2]}s"
+
+    @property
     def measured(self) -> list[str]:
         """What was measured on the validation part beside the loss."""
         names = dict.fromkeys(name for row in self.metrics if "val_loss" in row for name in row)
@@ -159,7 +164,7 @@ def _beside(run: TrainingRun, name: str) -> str:
 
 def _speed_card(run: TrainingRun) -> Card | None:
     values = [v for v in run.series("tokens_per_second")[1] if math.isfinite(v)]
-    return ("Tokens per second", short(statistics.median(values)), "median") if values else None
+    return (f"{run.counted} per second".capitalize(), short(statistics.median(values)), "median") if values else None
 
 
 def _time_card(run: TrainingRun) -> Card | None:
@@ -167,7 +172,7 @@ def _time_card(run: TrainingRun) -> Card | None:
     if seconds is None:
         return None
     tokens = run.figures.get("tokens")
-    return "Training time", duration(seconds), f"{short(tokens)} tokens" if tokens else ""
+    return "Training time", duration(seconds), f"{short(tokens)} {run.counted}" if tokens else ""
 
 
 def _parameters_card(run: TrainingRun) -> Card | None:
@@ -253,7 +258,11 @@ def _norm_chart(run: TrainingRun) -> LineChart | None:
 
 def _speed_chart(run: TrainingRun) -> LineChart | None:
     steps, values = run.series("tokens_per_second")
-    return _small("Tokens per second", Line("tokens per second", steps, values, smooth=True), y_zero=True) if steps else None
+    return (
+        _small(f"{run.counted} per second".capitalize(), Line(f"{run.counted} per second", steps, values, smooth=True), y_zero=True)
+        if steps
+        else None
+    )
 
 
 def _add_validations(page: Page, run: TrainingRun) -> None:

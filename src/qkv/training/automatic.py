@@ -63,7 +63,7 @@ def automatic(source: str, overrides: Iterable[str] = (), quick: bool = False, m
     tokenizer = _tokenizer(characters)
     vocabulary = tokenizer.vocab_size if isinstance(tokenizer, BPE) else 128
     tokens = max(1.0, characters / (_CHARACTERS if isinstance(tokenizer, BPE) else 1.0))
-    machine = machine or _machine()
+    machine = machine or this_machine()
     fits = [_fit(size, tokens, vocabulary, machine) for size in _SIZES]
     best = min([fits[0], *(fit for fit in fits if fit.parameters <= 4 * tokens)], key=lambda fit: fit.loss)
     model = best.model.changed(frontend=Text(positions=NoPositions()))  # the tokenizer itself says how many ids it has
@@ -135,7 +135,7 @@ def _training(steps: int, machine: Machine) -> Training:
     )
 
 
-def _machine() -> Machine:
+def this_machine() -> Machine:
     """This machine's figures, measured once and kept."""
     known = stored_machine()
     if known is None:

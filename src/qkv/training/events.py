@@ -15,12 +15,13 @@ class Notice:
 
 @dataclass(frozen=True)
 class Started:
-    """Training begins, or goes on after ``step`` of ``steps`` updates."""
+    """Training begins, or goes on after ``step`` of ``steps`` updates. ``counted``: what the speed counts, such as tokens or examples."""
 
     step: int
     steps: int
     parameters: int
     tokens_per_step: int
+    counted: str = "tokens"
 
 
 @dataclass(frozen=True)

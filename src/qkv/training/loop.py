@@ -32,6 +32,7 @@ from qkv.training.run import Run, load
 from qkv.training.schedules import multiplier
 from qkv.training.setup import WEIGHTS, Setup, locked, prepare
 from qkv.training.show import Show
+from qkv.training.usage import counted
 
 # Saving by the clock, and samples nobody asked for, may take this share of the training time.
 _OVERHEAD = 0.02
@@ -127,7 +128,7 @@ class Trainer:
             self.record.row(step=self.now.step, event="resumed")
         parameters = sum(p.numel() for p in self.model.parameters())
         tokens = self.training.batch_size * self.training.accumulate * self.setup.recipe.model.context_length
-        self.tell(Started(self.now.step, self.training.steps, parameters, tokens))
+        self.tell(Started(self.now.step, self.training.steps, parameters, tokens, counted(self.setup.task)))
 
     def _choose_paths(self) -> None:
         """Let the ops measure and choose their paths in one plain forward pass: a compiler cannot trace a measurement."""

@@ -23,7 +23,7 @@ from qkv.training.events import Event, Sampled, Stepped, Validated
 from qkv.training.exam import read_exam
 from qkv.training.files import clear_errors, read_tensors, write_file
 from qkv.training.setup import WEIGHTS, Setup
-from qkv.training.usage import usage
+from qkv.training.usage import counted, usage
 
 try:
     import resource
@@ -185,7 +185,7 @@ def _cost(setup: Setup, rows: list[dict[str, Any]], tokens: int) -> list[tuple[s
     saved = sum(p.stat().st_size for p in (setup.folder / "resume").rglob("*") if p.is_file())
     return [
         ("training time", duration(seconds)),
-        ("tokens trained on", short(tokens)),
+        (f"{counted(setup.task)} trained on", short(tokens)),
         ("times through the data", short(tokens / setup.material.epoch_targets)),
         ("checkpoints on disk", size(saved)),
         *_peak_memory(),

@@ -15,7 +15,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe
 from qkv.tasks.registry import build_task
-from qkv.tasks.task import Exam
+from qkv.tasks.task import Exam, Task
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.training.checkpoint import Checkpoints, load_weights
 from qkv.training.exam import examine, read_exam
@@ -80,21 +80,26 @@ def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None) -> E
 
     ``batches`` None takes all of the split and whatever else the task examines; a number takes so many batches, evenly spread.
     """
-    task = build_task(run.recipe.task)
+    task = task_of(run)
     material = task.open(run.recipe, run.vocabulary)
     exam = examine(run.model, task, material, run.recipe, split, batches)
     assert exam is not None
     return exam
 
 
+def task_of(run: Run) -> Task:
+    """What ``run`` has learned."""
+    return build_task(run.recipe.task)
+
+
 def predict(run: Run, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The task's answer for each row; see ``qkv.tasks.task.Task.predict``."""
-    return build_task(run.recipe.task).predict(run.model, run.vocabulary, run.recipe, rows)
+    return task_of(run).predict(run.model, run.vocabulary, run.recipe, rows)
 
 
 def rows_for(run: Run, inputs: Sequence[Any]) -> list[dict[str, Any]]:
     """What the task of ``run`` predicts from: a mapping for each input, which is one already or a lone text. Raises ``UserError``."""
-    asks = build_task(run.recipe.task).asks
+    asks = task_of(run).asks
     return [_row_for(entry, asks, run.recipe.task.kind) for entry in inputs]
 
 

@@ -6,6 +6,7 @@ import sys
 from functools import singledispatchmethod
 from types import TracebackType
 
+from qkv.report.exam import BESIDE_THE_POINT
 from qkv.report.progress import Progress
 from qkv.training.events import Ended, Event, Notice, Started, Stepped, Validated
 
@@ -15,6 +16,7 @@ class Show:
 
     def __init__(self) -> None:
         self._progress: Progress | None = None
+        self._counted = "tokens"
 
     def __enter__(self) -> Show:
         return self
@@ -33,6 +35,7 @@ class Show:
 
     @_show.register
     def _(self, event: Started) -> None:
+        self._counted = event.counted
         self._progress = Progress("train", event.steps, done=event.step)
         self._progress.__enter__()
         if event.step:
@@ -41,12 +44,13 @@ class Show:
     @_show.register
     def _(self, event: Stepped) -> None:
         if self._progress:
-            self._progress.update(event.step, loss=event.loss, tokens_per_second=event.tokens_per_second)
+            self._progress.update(event.step, loss=event.loss, **{f"{self._counted}_per_second": event.tokens_per_second})
 
     @_show.register
     def _(self, event: Validated) -> None:
         if self._progress:
-            self._progress.update(event.step, val_loss=event.loss)
+            judged = {name: value for name, value in event.figures.items() if name not in BESIDE_THE_POINT}
+            self._progress.update(event.step, val_loss=event.loss, **dict(list(judged.items())[:1]))
 
     @_show.register
     def _(self, event: Notice) -> None:

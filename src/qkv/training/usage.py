@@ -8,6 +8,11 @@ from pathlib import Path
 from qkv.tasks.task import Task
 
 
+def counted(task: Task) -> str:
+    """What a task's targets are, such as tokens or examples: its loss is a mean over them."""
+    return f"{task.loss_unit.rpartition(' ')[2]}s"
+
+
 def usage(task: Task, folder: str | Path, opening: str = "") -> tuple[str, str]:
     """(what it does, the command): ``qkv predict`` for a task that answers, else ``qkv generate``; ``opening`` stands for the input."""
     name = shlex.quote(str(folder))

@@ -1,0 +1,233 @@
+"""``qkv predict``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qkv.cli.runs import run_folder
+from qkv.spec.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from qkv.training.run import Run
+
+EXAMPLES = """\
+qkv predict runs/reviews "I would go there again"
+qkv predict runs/reviews --data new.csv --out answered.csv
+qkv predict runs/qa "Who wrote it?" --context @page.txt
+cat lines.txt | qkv predict runs/multi30k -
+"""
+_AT_ONCE = 256
+_SHOWN = 60
+"""Characters of an input that a table shows."""
+_OPTIONS = 10
+"""Classes whose probabilities are shown for one input."""
+_ENDINGS = ("csv", "tsv", "jsonl")
+
+Answer = dict[str, Any]
+
+
+def predict_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by 'qkv train'.")],
+    inputs: Annotated[
+        list[str] | None, typer.Argument(metavar="[INPUT]...", help="Texts; '-' reads one a line from standard input.")
+    ] = None,
+    context: Annotated[str | None, typer.Option(metavar="TEXT|@FILE", help="The text in which a question finds its answer.")] = None,
+    part: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=TEXT|@FILE", help="Any other part of the input, by its name.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(metavar="FILE", help="Answer every row of a CSV, TSV, JSONL or other table.")] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=COLUMN", help="--data: which column is which part; default: as in training, or guessed."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="--data: a .csv, .tsv or .jsonl file; default: standard output.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, with everything that is known.")] = False,
+) -> None:
+    """Ask a trained model. What it answers depends on its task: a label, tags, an answer, a translation, a summary, a number."""
+    _check(inputs, data, out, column, context, part)
+    folder = run_folder(run)
+    parts = {name: _value(value) for name, value in _named("--set", part)}
+    if context is not None:
+        parts["context"] = _value(context)
+    texts = _texts(inputs or [])
+    from qkv.training.run import load
+
+    loaded = load(folder)
+    if data is not None:
+        _answer_table(loaded, data, dict(_named("--column", column)), out, "jsonl" if as_json else "csv")
+        return
+    rows = _rows(loaded, texts, parts)
+    answers = [answer for some in _answers(loaded, rows) for answer in some]
+    _tell_notes(answers)
+    if as_json:
+        for row, answer in zip(rows, answers, strict=True):
+            typer.echo(json.dumps({**row, **answer}, ensure_ascii=False))
+    else:
+        _print(rows, answers)
+
+
+def _check(
+    inputs: list[str] | None, data: str | None, out: Path | None, column: list[str] | None, context: str | None, part: list[str] | None
+) -> None:
+    """Raise ``UserError`` for options that do not go together."""
+    if data is not None and (inputs or context is not None or part):
+        raise UserError("--data answers the rows of a file; give no other input beside it")
+    if data is None and not inputs and not part:
+        raise UserError("there is nothing to answer; give a text, '-' for lines on standard input, or --data FILE")
+    if data is None and (out or column):
+        raise UserError(f"--{'out' if out else 'column'} goes with --data")
+    if out and out.suffix.removeprefix(".") not in _ENDINGS:
+        raise UserError(f"--out: {str(out)!r} should end in .csv, .tsv or .jsonl")
+
+
+def _named(option: str, given: list[str] | None) -> Iterator[tuple[str, str]]:
+    for text in given or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise UserError(f"{option}: {text!r} given, but it should be a name, '=' and a value")
+        yield name.strip(), value
+
+
+def _value(text: str) -> str:
+    """A text as it is, or what stands in the file after an @."""
+    if not text.startswith("@"):
+        return text
+    path = Path(text[1:]).expanduser()
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+
+
+def _texts(inputs: Sequence[str]) -> list[str]:
+    """The inputs, a lone '-' replaced by the lines of standard input."""
+    if list(inputs) == ["-"]:
+        try:
+            lines = sys.stdin.buffer.read().decode("utf-8").splitlines()
+        except UnicodeDecodeError:
+            raise UserError("what stands on standard input is not UTF-8") from None
+        inputs = [line for line in lines if line.strip()]
+        if not inputs:
+            raise UserError("there is no line on standard input")
+    if not all(text.strip() for text in inputs):
+        raise UserError("the input is empty")
+    return list(inputs)
+
+
+def _rows(run: Run, texts: list[str], parts: dict[str, str]) -> list[dict[str, Any]]:
+    """What the task predicts from: a mapping for each text, the parts that are the same for all beside it."""
+    from qkv.training.run import predict, rows_for, task_of
+
+    asks = task_of(run).asks
+    if not asks:
+        predict(run, [])  # which says that there is nothing to predict
+    for name in parts:
+        if name not in asks:
+            raise UserError(f"the task {run.recipe.task.kind!r} predicts from {', '.join(asks)}, not from {name!r}; {nearest(name, asks)}")
+        if not parts[name].strip():
+            raise UserError(f"the {name} is empty")
+    return rows_for(run, [{asks[0]: text, **parts} for text in texts] or [parts])
+
+
+def _answers(run: Run, rows: Sequence[dict[str, Any]]) -> Iterator[list[Answer]]:
+    """Answers, some at once; a line says how far it is."""
+    from qkv.report.progress import Progress
+    from qkv.training.run import predict
+
+    if len(rows) <= _AT_ONCE:
+        yield predict(run, rows)
+        return
+    with Progress("predict", len(rows), "rows") as progress:
+        for begin in range(0, len(rows), _AT_ONCE):
+            some = rows[begin : begin + _AT_ONCE]
+            yield predict(run, some)
+            progress.advance(len(some))
+
+
+def _tell_notes(answers: Sequence[Answer]) -> None:
+    """What the model could not read, on standard error; the first few of many."""
+    notes = [(i, answer["note"]) for i, answer in enumerate(answers, 1) if answer.get("note")]
+    for i, note in notes[:3]:
+        typer.echo(f"note: {note}" if len(answers) == 1 else f"note on input {i}: {note}", err=True)
+    if len(notes) > 3:
+        typer.echo(f"note: {len(notes) - 3:,} more inputs were not read to their end", err=True)
+
+
+def _print(rows: Sequence[dict[str, Any]], answers: Sequence[Answer]) -> None:
+    """Answers alone as lines; with figures beside them as a table."""
+    from qkv.report.table import print_table
+
+    figures = list(dict.fromkeys(name for answer in answers for name, value in answer.items() if _is_figure(name, value)))
+    if not figures:
+        for answer in answers:
+            typer.echo(answer["answer"])
+        return
+    chances: dict[str, float] = answers[0].get("probabilities") or {} if len(answers) == 1 else {}
+    if chances:
+        best = sorted(chances.items(), key=lambda item: -item[1])
+        print_table("", ["answer", "probability"], best[:_OPTIONS])
+        return
+    table = [
+        [_shortened(next(iter(row.values()))), a["answer"], *(a.get(name) for name in figures)]
+        for row, a in zip(rows, answers, strict=True)
+    ]
+    print_table("", [next(iter(rows[0])), "answer", *figures], table)
+
+
+def _is_figure(name: str, value: Any) -> bool:
+    return name != "answer" and isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _shortened(value: Any) -> str:
+    text = " ".join(value if isinstance(value, list) else str(value).split())
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+
+
+def _answer_table(run: Run, source: str, columns: Mapping[str, str], out: Path | None, form: str) -> None:
+    from qkv.training.files import clear_errors, write_file
+    from qkv.training.inputs import read_inputs
+
+    found = read_inputs(run.recipe, source, columns)
+    for note in found.notes:
+        typer.echo(note, err=True)
+    answers = [answer for some in _answers(run, found.rows) for answer in some]
+    _tell_notes(answers)
+    text = _written(found.columns, found.kept, answers, out.suffix.removeprefix(".") if out else form)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    with clear_errors(str(out)):
+        write_file(out, text.encode())
+    typer.echo(f"{len(answers):,} answers in {out}", err=True)
+
+
+def _written(columns: Sequence[str], kept: Sequence[Mapping[str, Any]], answers: Sequence[Answer], form: str) -> str:
+    """The rows with the answer after their own columns: all of it as JSON, or the answer and its figures as a table."""
+    names = dict.fromkeys(name for answer in answers for name in answer)
+    as_named = {name: f"predicted_{name}" if name in columns else name for name in names}
+    if form == "jsonl":
+        rows = [{**row, **{as_named[name]: value for name, value in a.items()}} for row, a in zip(kept, answers, strict=True)]
+        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    shown = [name for name in names if name == "answer" or any(_is_figure(name, answer.get(name)) for answer in answers)]
+    file = io.StringIO()
+    writer = csv.writer(file, delimiter="\t" if form == "tsv" else ",", lineterminator="\n")
+    writer.writerow([*columns, *(as_named[name] for name in shown)])
+    for row, answer in zip(kept, answers, strict=True):
+        writer.writerow([*(_field(row.get(name)) for name in columns), *(_field(answer.get(name)) for name in shown)])
+    return file.getvalue()
+
+
+def _field(value: Any) -> Any:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else value

@@ -1,0 +1,233 @@
+"""A recipe for a table of examples on the machine at hand: tokenizer, model, batches and length of training for each task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qkv.data.records.model import Records, Role
+from qkv.data.records.open import open_records
+from qkv.inspection.cost import cost
+from qkv.inspection.machine import Machine
+from qkv.spec.branches import Attention, FeedForward
+from qkv.spec.cross import CrossAttention
+from qkv.spec.data import Data, LengthBuckets, TokenBuckets
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
+from qkv.spec.masks import Full
+from qkv.spec.model import Block, Encoder, Model, Text
+from qkv.spec.overrides import override, quick_form
+from qkv.spec.parts import Learned
+from qkv.spec.recipe import Recipe
+from qkv.spec.tasks import Task as TaskSpec
+from qkv.spec.tokenizers import BPE, Tokenizer, WordPiece
+from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
+from qkv.tasks.registry import build_task
+from qkv.training.automatic import MINUTES, this_machine
+
+_SHARE = 0.75
+"""Of the time for training alone; the rest is for validations and the exam."""
+_EPOCHS = 40
+"""The most often that an example is seen; training stops earlier where the validation loss no longer falls."""
+_FEWEST = 200
+_PATIENCE = 5
+_CHARACTERS = 3.0
+"""About how many characters one id stands for."""
+_VOCABULARIES = (512, 1024, 2048, 4096, 8192)
+_LENGTHS = (32, 64, 128, 256, 512)
+_HEAD = 32
+
+
+class _Plan(NamedTuple):
+    """What fits a task: its head, whether it writes, and the roles that the model reads and writes."""
+
+    head: Callable[[], Head]
+    reads: tuple[str, ...]
+    writes: str = ""
+    tokenizer: Callable[[int], Tokenizer] = lambda ids: BPE(vocab_size=ids)
+
+
+def _lowercase(ids: int) -> Tokenizer:
+    return WordPiece(vocab_size=ids)
+
+
+_PLANS: dict[str, _Plan] = {
+    "classification": _Plan(ClassificationHead, ("text",), tokenizer=_lowercase),
+    "regression": _Plan(RegressionHead, ("text",), tokenizer=_lowercase),
+    "token_classification": _Plan(TokenHead, ("words",)),
+    "question_answering": _Plan(SpanHead, ("question", "context"), tokenizer=_lowercase),
+    "translation": _Plan(LanguageModelHead, ("source",), "target"),
+    "summarization": _Plan(LanguageModelHead, ("source",), "target"),
+}
+
+
+class _Sizes(NamedTuple):
+    """Of the training part: examples, characters in all, and of each side the mean and nearly the longest number of tokens."""
+
+    examples: int
+    characters: int
+    read: tuple[float, float]
+    written: tuple[float, float]
+
+
+def task_of(kind: str) -> TaskSpec:
+    """The task of a kind, with its defaults. Raises ``UserError`` for one that is not learned from a table of examples."""
+    known = TaskSpec.kinds()
+    if kind not in known or kind not in _PLANS:
+        raise UserError(f"there is no task {kind!r} that a table of examples is enough for; {nearest(kind, _PLANS.keys() & known.keys())}")
+    return known[kind]()
+
+
+def automatic_task(
+    kind: str, data: Mapping[str, Any], overrides: Iterable[str] = (), quick: bool = False, machine: Machine | None = None
+) -> Recipe:
+    """A recipe that learns the task ``kind`` from the table that ``data`` names (fields of ``qkv.spec.data.Data``), in about ``MINUTES``.
+
+    A small Transformer: an encoder under the task's head, or an encoder–decoder where a text is written. Vocabulary, width and length
+    grow with the data; it is read at most ``_EPOCHS`` times, and training stops where the validation loss no longer falls.
+    Raises ``UserError`` for a table that cannot be used.
+    """
+    task, plan = task_of(kind), _PLANS[kind]
+    given = Data.parse(dict(data))
+    sizes = _sizes(open_records(given, _roles(task)), plan)
+    machine = machine or this_machine()
+    ids = next((size for size in reversed(_VOCABULARIES) if 120 * size <= sizes.characters), _VOCABULARIES[0])
+    tokenizer = plan.tokenizer(ids)
+    width, layers = _width(sizes.examples, bool(plan.writes))
+    model = _writer(width, layers, sizes) if plan.writes else _reader(width, layers, sizes, plan)
+    training, batching = _training(sizes, width, layers, ids if plan.writes else 2, machine, bool(plan.writes))
+    recipe = Recipe(
+        name=name_of(given.source),
+        description=f"{sizes.examples:,} examples, {ids:,} ids ({tokenizer.kind}), {_described(model)}, at most {training.steps:,} steps: "
+        "chosen for this data and this machine.",
+        data=given.changed(tokenizer=tokenizer, batching=batching),
+        model=model,
+        task=task,
+        training=training,
+        quick={"training.steps": max(1, training.steps // 10), "training.validation.every": max(1, training.steps // 40)},
+    )
+    return override(recipe, [*(quick_form(recipe.quick) if quick else ()), *overrides])
+
+
+def name_of(source: str) -> str:
+    """The name of a run of a file, or of the first of two texts: without folder and endings."""
+    name = Path(source.partition("|")[0].strip()).name
+    return name.removesuffix(".gz").rpartition(".")[0] or name
+
+
+def _roles(task: TaskSpec) -> tuple[Role, ...]:
+    return build_task(task).roles  # type: ignore[attr-defined]
+
+
+def _described(model: Model) -> str:
+    size = f"{len(model.layers)} layers of width {model.width}"
+    return f"an encoder and a decoder of {size}" if model.encoder else f"an encoder of {size}"
+
+
+def _sizes(records: Records, plan: _Plan) -> _Sizes:
+    rows = records.splits["train"]
+    read = np.array([sum(_length(row[role]) for role in plan.reads) for row in rows])
+    written = np.array([_length(row[plan.writes]) for row in rows]) if plan.writes else np.zeros(1)
+    sides = [(float(side.mean()) / _CHARACTERS, float(np.quantile(side, 0.99)) / _CHARACTERS) for side in (read, written)]
+    return _Sizes(len(rows), int(read.sum() + written.sum()), sides[0], sides[1])
+
+
+def _length(value: Any) -> int:
+    """Characters of a text, or of words with a blank after each."""
+    return len(value) if isinstance(value, str) else sum(len(word) + 1 for word in value)
+
+
+def _context(longest: float) -> int:
+    """Positions for nearly all texts, some to spare, but at most the longest of the ladder."""
+    return next((length for length in _LENGTHS if 1.5 * longest + 4 <= length), _LENGTHS[-1])
+
+
+def _width(examples: int, writes: bool) -> tuple[int, int]:
+    """(width, layers): more examples, more weights."""
+    ladder = ((2_000, (64, 2)), (10_000, (128, 2)), (100_000, (192 if not writes else 256, 3)))
+    return next((size for most, size in ladder if examples < most), (256, 3))
+
+
+def _dropout(width: int) -> float:
+    return 0.2 if width < 128 else 0.1
+
+
+def _heads(width: int) -> int:
+    return max(1, width // _HEAD)
+
+
+def _encoder_block(width: int) -> Block:
+    return Block(branches=(Attention(num_heads=_heads(width), mask=Full()), FeedForward()), dropout=_dropout(width))
+
+
+def _frontend(width: int) -> Text:
+    return Text(positions=Learned(), dropout=_dropout(width))
+
+
+def _reader(width: int, layers: int, sizes: _Sizes, plan: _Plan) -> Model:
+    return Model(
+        width=width,
+        num_layers=layers,
+        context_length=_context(sizes.read[1]),
+        frontend=_frontend(width),
+        blocks=(_encoder_block(width),),
+        head=plan.head(),
+    )
+
+
+def _writer(width: int, layers: int, sizes: _Sizes) -> Model:
+    heads = _heads(width)
+    branches = (Attention(num_heads=heads), CrossAttention(num_heads=heads), FeedForward())
+    frontend = _frontend(width)
+    encoder = Encoder(
+        num_layers=layers, context_length=_context(sizes.read[1]), frontend=frontend, blocks=(_encoder_block(width),), share_embedding=True
+    )
+    return Model(
+        width=width,
+        num_layers=layers,
+        context_length=_context(sizes.written[1]),
+        frontend=frontend,
+        blocks=(Block(branches=branches, dropout=_dropout(width)),),
+        encoder=encoder,
+    )
+
+
+def _training(
+    sizes: _Sizes, width: int, layers: int, ids: int, machine: Machine, writes: bool
+) -> tuple[Training, LengthBuckets | TokenBuckets]:
+    """As many steps as time allows, but no more than ``_EPOCHS`` times through the data; batches of similar length."""
+    tokens = max(1.0, sizes.read[0] + sizes.written[0]) + 2
+    batch = 32 if sizes.examples >= 1000 else 16
+    precision = "bf16" if machine.flops_at("bf16") > 1.3 * machine.flops_at("fp32") else "fp32"
+    positions = max(256, round(batch * tokens * 2 / 256) * 256) if writes else 0
+    batch = max(1, round(positions / tokens)) if writes else batch
+    seconds = _seconds(batch, max(2, round(tokens)), width, layers * (2 if writes else 1), ids, machine, precision)
+    epoch = max(1, sizes.examples // batch)
+    steps = max(_FEWEST, min(round(60 * _SHARE * MINUTES / seconds), _EPOCHS * epoch))
+    every = max(10, min(steps // 10, epoch))
+    training = Training(
+        steps=steps,
+        batch_size=min(batch, 64),
+        optimizer=AdamW(lr=1e-3, beta2=0.98),
+        precision=precision,
+        schedule=Cosine(warmup=min(100, steps // 10), final=0.05),
+        validation=Validation(every=every, batches=100, patience=_PATIENCE),
+        checkpoints=Checkpoints(every=every),
+    )
+    return training, TokenBuckets(tokens=positions) if writes else LengthBuckets(buckets=4)
+
+
+def _seconds(batch: int, length: int, width: int, layers: int, ids: int, machine: Machine, precision: Any) -> float:
+    """Of a step, estimated on an encoder of as many layers; half as much again for what differs: padding, cross-attention, the head."""
+    model = Model(
+        width=width,
+        num_layers=layers,
+        context_length=length,
+        frontend=Text(vocab_size=ids, positions=Learned()),
+        blocks=(_encoder_block(width),),
+    )
+    found = cost(model, batch, length, precision, Training(batch_size=batch, precision=precision))
+    return 1.5 * found.tokens / found.speed(machine).train

@@ -1,0 +1,65 @@
+"""The rows of a table that a run is to answer: read as those that it learned from, without what it is to say itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from qkv.data.records.formats import table_of
+from qkv.data.records.guess import choose
+from qkv.data.records.model import Role
+from qkv.data.records.table import Row, Table
+from qkv.data.records.values import Unusable, Values
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.tasks.registry import build_task
+
+_QUOTED = 3
+"""Bad rows that a sentence quotes."""
+
+
+class Inputs(NamedTuple):
+    """``rows`` are what the task predicts from, ``kept`` what stood in the ``columns`` of each; ``notes`` are sentences for the user."""
+
+    rows: list[dict[str, Any]]
+    kept: list[Mapping[str, Any]]
+    columns: tuple[str, ...]
+    notes: list[str]
+
+
+def read_inputs(recipe: Recipe, source: str, columns: Mapping[str, str]) -> Inputs:
+    """The rows of the file ``source`` for a run of ``recipe``; ``columns`` names the column of a part, default: as in training, or guessed.
+
+    Raises ``UserError`` for a task that predicts nothing, for what is no table, for columns that are not there, and if no row can be used.
+    """
+    task = build_task(recipe.task)
+    roles = tuple(role for role in getattr(task, "roles", ()) if role.name in task.asks)
+    if not roles:
+        raise UserError(f"a model of the task {recipe.task.kind!r} predicts nothing from a table")
+    table = table_of(source, recipe.data.changed(format=None, columns={}), roles, "--data")
+    learned = {role.name: recipe.data.columns[role.name] for role in roles if recipe.data.columns.get(role.name) in table.columns}
+    choice = choose(table, roles, {**learned, **columns}, "--data")
+    return _read(table, roles, choice.columns, [*table.notes, *([choice.note] if choice.note else [])])
+
+
+def _read(table: Table, roles: Sequence[Role], columns: Mapping[str, str], notes: list[str]) -> Inputs:
+    values = Values(roles, columns)
+    found = Inputs([], [], table.columns, notes)
+    bad: list[str] = []
+    for row in table.rows():
+        if not isinstance(row, Row):
+            bad.append(f"line {row.line}: {row.reason}")
+            continue
+        try:
+            found.rows.append(values(row))
+            found.kept.append(row.values)
+        except Unusable as error:
+            bad.append(f"line {row.line}: {error}")
+    some = "; ".join(bad[:_QUOTED]) + (f"; and {len(bad) - _QUOTED:,} more" if len(bad) > _QUOTED else "")
+    if not found.rows:
+        raise UserError(f"no row of {table.name} can be used: {some}" if bad else f"{table.name} has no rows")
+    if bad:
+        notes.append(
+            f"{len(bad):,} of {len(bad) + len(found.rows):,} rows of {table.name} {'has' if len(bad) == 1 else 'have'} no answer: {some}"
+        )
+    return found
