@@ -78,7 +78,8 @@ def _window(mask: Window, query: int, length: int) -> int:
 
 @visible_keys(Prefix)
 def _prefix(mask: Prefix, query: int, length: int) -> int:
-    return _range(0, min(mask.length, length))
+    """A prefix that each row has for itself is counted as half of the row."""
+    return _range(0, length // 2 if mask.length is None else min(mask.length, length))
 
 
 @visible_keys(Strided)

@@ -22,7 +22,7 @@ from qkv.spec.model import Model, Stack, Text
 from qkv.spec.recipe import Recipe
 
 TEST = "test"
-_HELD_OUT = 1 << 63
+HELD_OUT = 1 << 63
 """Steps of held-out batches, as keys of random numbers, lie beyond those of training."""
 
 
@@ -78,8 +78,14 @@ class TextMaterial(Material):
     """A running text; ``change`` makes of each batch of it what the task learns from, with random numbers of its own."""
 
     def __init__(
-        self, recipe: Recipe, corpus: Corpus, vocabulary: Vocabulary, change: Callable[[Batch, np.random.Generator], Batch] | None = None
+        self,
+        recipe: Recipe,
+        corpus: Corpus,
+        vocabulary: Vocabulary,
+        change: Callable[[Batch, np.random.Generator], Batch] | None = None,
+        length: int | None = None,
     ):
+        """``length``: tokens of a window of the text; None takes the model's context."""
         training = recipe.training
         self.recipe, self.corpus, self.vocabulary, self.name = with_vocabulary(recipe, vocabulary), corpus, vocabulary, corpus.name
         self._change, self._seed = change, training.seed
@@ -87,7 +93,7 @@ class TextMaterial(Material):
             Corpus(corpus.name, corpus.tokenizer, {**corpus.splits, VALIDATION: corpus.splits[held_out]}),
             recipe.data.batching,
             training.batch_size,
-            recipe.model.context_length,
+            length or recipe.model.context_length,
             training.seed,
         )
         self._batches = self._of(VALIDATION)
@@ -102,7 +108,7 @@ class TextMaterial(Material):
     def rows(self, split: str, batches: int | None = None) -> Iterator[Batch]:
         rows = self._batches if self.checked(split) == VALIDATION else self._of(split)
         for number, batch in enumerate(rows.validation(batches)):
-            yield self._changed(batch, _HELD_OUT + number)
+            yield self._changed(batch, HELD_OUT + number)
 
     def _changed(self, batch: Batch, key: int) -> Batch:
         return batch if self._change is None else self._change(batch, random(self._seed, key))

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from qkv.data.batch import Batch
+from qkv.data.batch import IGNORED, Batch
 from qkv.data.corpus import VALIDATION
 from qkv.generation.text import generate_text
 from qkv.layers.context import Tap
@@ -27,13 +27,26 @@ _FEWEST_ROWS = 256
 
 def language_loss(model: Transformer, ids: Tensor, targets: Tensor, smoothing: float = 0.0, **where: Any) -> Tensor:
     """-Σ log p(target) over the targets (B, N) that are not -100; ``where``: what else the model is told of the positions."""
-    targets, vocab = targets.flatten(), model.frontend.table.shape[0]
-    if targets.numel() * vocab <= _MOST_LOGITS:
-        logits, _ = model(ids, **where)
-        return cross_entropy(logits.flatten(0, 1), targets, smoothing)
     hidden, _ = model.features(ids, **where)
-    rows = max(_FEWEST_ROWS, _SHARE // vocab)
-    return chunked_cross_entropy(hidden.flatten(0, 1), model.head, targets, rows, smoothing)
+    return loss_of_vectors(model, hidden.flatten(0, 1), targets.flatten(), smoothing)
+
+
+def loss_of_vectors(model: Transformer, vectors: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """-Σ log p(target) of what the head makes of ``vectors`` (T, D), over the targets (T) that are not -100."""
+    vocab = model.frontend.table.shape[0]
+    if targets.numel() * vocab <= _MOST_LOGITS:
+        return cross_entropy(model.head(vectors), targets, smoothing)
+    return chunked_cross_entropy(vectors, model.head, targets, max(_FEWEST_ROWS, _SHARE // vocab), smoothing)
+
+
+def at_targets(vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The vectors (T, D) at which there is a target, and these targets (T). vectors (B, N, D), targets (B, N).
+
+    Where few positions have one, the head is asked of them alone.
+    """
+    targets = targets.flatten()
+    places = (targets != IGNORED).nonzero()[:, 0]
+    return vectors.flatten(0, 1)[places], targets[places]
 
 
 @register(NextToken)
@@ -56,6 +69,11 @@ class NextTokenTask(TextTask):
         return prompt + generate_text(model, tokenizer, prompt, recipe.sample)
 
 
+def exponential(loss: float) -> float:
+    """exp(loss), infinite where that is no number."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
 def language_figures(seen: Totals, scale: Scale) -> dict[str, float]:
     """Loss (nats a token), perplexity = exp(loss), and bits a token, a character and a byte of the text.
 
@@ -65,7 +83,7 @@ def language_figures(seen: Totals, scale: Scale) -> dict[str, float]:
     bits = loss / math.log(2)
     return {
         "loss": loss,
-        "perplexity": math.exp(loss) if loss < 700 else math.inf,
+        "perplexity": exponential(loss),
         "bits_per_token": bits,
         "bits_per_character": bits / scale.characters_per_token,
         "bits_per_byte": bits / scale.bytes_per_token,

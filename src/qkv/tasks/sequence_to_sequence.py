@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from qkv.data.batch import IGNORED, PairBatch
+from qkv.data.batch import PairBatch
 from qkv.data.corpus import VALIDATION
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
-from qkv.generation.beam import beam_search
-from qkv.generation.sample import evaluating
 from qkv.layers.context import Tap
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import Problem, SpecError, UserError
+from qkv.spec.errors import Problem, SpecError
 from qkv.spec.generation import Generation
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Summarization, Translation
-from qkv.tasks.example_task import Collate, Cut, ExampleTask, column, lengths_or_none, padded, trained
+from qkv.tasks.example_task import Collate, Cut, ExampleTask, column, trained
 from qkv.tasks.material import Example, ExampleMaterial, Material
-from qkv.tasks.next_token import language_loss
+from qkv.tasks.pairs import joined, marks, pair_loss, paired, write_after
 from qkv.tasks.task import Exam, Observed, Scale, Totals, register
 from qkv.tasks.text_metrics import bleu, first_sentence, rouge
 
@@ -68,7 +65,7 @@ class SequenceToSequenceTask(ExampleTask):
 
     def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Example:
         source, target = self._source(row, vocabulary, cut), cut(vocabulary.target.encode(row["target"]), "target")
-        bos, eos = _marks(vocabulary)
+        bos, eos = marks(vocabulary)
         written = np.concatenate(([bos], target, [eos]))
         return Example(len(source) + len(written) - 1, len(written) - 1, (source, written))
 
@@ -79,18 +76,13 @@ class SequenceToSequenceTask(ExampleTask):
         return np.append(ids, end)
 
     def collator(self, recipe: Recipe) -> Collate:
-        return _pair if recipe.model.encoder else _joined
+        return paired if recipe.model.encoder else joined
 
     def summed_loss(self, model: Transformer, batch: PairBatch, tap: Tap | None = None) -> Tensor:
-        return self._loss(model, batch, self.spec.label_smoothing, tap)
+        return pair_loss(model, batch, self.spec.label_smoothing, tap)
 
     def observe(self, model: Transformer, batch: PairBatch) -> Observed:
-        return Observed(self._loss(model, batch, 0.0), batch.num_targets, [])
-
-    def _loss(self, model: Transformer, batch: PairBatch, smoothing: float, tap: Tap | None = None) -> Tensor:
-        memory = None if batch.source is None else model.encode(batch.source, batch.source_lengths, tap)
-        where = {"lengths": batch.lengths, "prefix": batch.prefix, "memory": memory, "tap": tap}
-        return language_loss(model, batch.ids, batch.targets, smoothing, **where)
+        return Observed(pair_loss(model, batch, 0.0), batch.num_targets, [])
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         loss = seen.loss / seen.count if seen.count else math.nan
@@ -121,23 +113,9 @@ class SequenceToSequenceTask(ExampleTask):
         found: dict[int, str] = {}
         for begin in range(0, len(order), _AT_ONCE):
             some = order[begin : begin + _AT_ONCE]
-            for i, ids in zip(some, self._written(model, vocabulary, recipe.sample, [sources[i] for i in some]), strict=True):
+            for i, ids in zip(some, write_after(model, vocabulary, recipe.sample, [sources[i] for i in some]), strict=True):
                 found[i] = vocabulary.target.decode(ids, skip_special=True).strip()
         return [found[i] for i in range(len(rows))]
-
-    def _written(
-        self, model: Transformer, vocabulary: Vocabulary, generation: Generation, sources: list[np.ndarray]
-    ) -> Iterator[list[int]]:
-        bos, eos = _marks(vocabulary)
-        device = model.frontend.table.device
-        with torch.inference_mode(), evaluating(model):
-            if model.encoder is None:
-                prompts, memory = [[*source[:-1].tolist(), bos] for source in sources], None
-            else:
-                ids, lengths = padded(sources)
-                prompts, memory = [[bos] for _ in sources], model.encode(ids.to(device), lengths.to(device))
-            for best in beam_search(model, prompts, generation, eos, memory=memory):
-                yield [token for token in best[0].tokens if token != eos] if best else []
 
     def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
         assert isinstance(material, ExampleMaterial)
@@ -181,28 +159,3 @@ class SummarizationTask(SequenceToSequenceTask):
         found = rouge(written, references)
         lead = rouge([first_sentence(row["source"]) for row in rows], references)
         return Exam(found.figures | {f"{name}_of_lead_1": value for name, value in lead.figures.items()}, [], found.notes)
-
-
-def _pair(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> PairBatch:
-    """Sources for the encoder, targets for the other stack."""
-    source, source_lengths = padded([source for source, _ in rows])
-    ids, lengths = padded([written[:-1] for _, written in rows])
-    targets, _ = padded([written[1:] for _, written in rows], IGNORED)
-    return PairBatch(ids, targets, lengths_or_none(ids, lengths), None, source, source_lengths)
-
-
-def _joined(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> PairBatch:
-    """Source, the mark of the beginning and target in one row; the end of the source is that mark."""
-    ids, lengths = padded([np.concatenate((source[:-1], written[:-1])) for source, written in rows])
-    targets, _ = padded([np.concatenate((np.full(len(source) - 1, IGNORED), written[1:])) for source, written in rows], IGNORED)
-    return PairBatch(ids, targets, lengths_or_none(ids, lengths), prefix=torch.tensor([len(source) for source, _ in rows]))
-
-
-def _marks(vocabulary: Vocabulary) -> tuple[int, int]:
-    """The ids that begin and end what is written."""
-    bos, eos = vocabulary.target.special("bos"), vocabulary.target.special("eos")
-    if bos is None or eos is None:
-        raise UserError(
-            "the tokenizer of the target has no tokens that begin and end a text; train one, or give a folder whose tokenizer has them"
-        )
-    return bos, eos

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from qkv.data.batch import Batch
-from qkv.data.corpus import open_corpus
+from qkv.data.corpus import Corpus, open_corpus
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.recipe import Recipe
 from qkv.tasks.material import Material, TextMaterial
@@ -23,13 +23,18 @@ class TextTask(Task):
 
     def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Material:
         corpus = open_corpus(recipe.data, vocabulary and vocabulary.tokenizer)
-        tokenizer = self.prepared(corpus.tokenizer)
-        return TextMaterial(recipe, corpus, Vocabulary(tokenizer, tokenizer), self.changes(tokenizer))
+        tokenizer = self.prepared(recipe, corpus.tokenizer)
+        changes = self.changes(recipe, tokenizer, corpus)
+        return TextMaterial(recipe, corpus, Vocabulary(tokenizer, tokenizer), changes, self.window(recipe))
 
-    def prepared(self, tokenizer: Tokenizer) -> Tokenizer:
+    def window(self, recipe: Recipe) -> int:
+        """Tokens of a window of the text."""
+        return recipe.model.context_length
+
+    def prepared(self, recipe: Recipe, tokenizer: Tokenizer) -> Tokenizer:
         """The tokenizer with what the task needs beside the text's own ids."""
         return tokenizer
 
-    def changes(self, tokenizer: Tokenizer) -> Changes | None:
+    def changes(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Changes | None:
         """The function that makes of a batch of the text what is learned from; None if it stays as it is."""
         return None

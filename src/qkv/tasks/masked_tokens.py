@@ -1,0 +1,157 @@
+"""Masked language modelling: the model says which tokens were hidden."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.data.batch import Batch
+from qkv.data.corpus import VALIDATION, Corpus
+from qkv.data.corruption.masked import mask_tokens
+from qkv.generation.sample import evaluating
+from qkv.layers.context import Tap
+from qkv.models.transformer import Transformer
+from qkv.spec.recipe import Recipe
+from qkv.spec.tasks import MaskedTokens
+from qkv.tasks.cross_entropy import cross_entropy
+from qkv.tasks.fill_in import FillInTask, words_carry_spaces
+from qkv.tasks.material import Material, TextMaterial
+from qkv.tasks.next_token import at_targets, exponential, loss_of_vectors
+from qkv.tasks.task import Exam, Observed, Scale, Totals, register
+from qkv.tasks.text_task import Changes
+from qkv.tasks.words import Words
+from qkv.tokenizers.tokenizer import Tokenizer
+
+SENTENCES = 64
+"""How many sentences the pseudo-perplexity is measured on."""
+_AT_ONCE = 64
+_ROWS = 1024
+
+
+@register(MaskedTokens)
+class MaskedTokensTask(FillInTask):
+    """-Σ log p(x_i | x with the targets hidden), over the targets alone: the head is not asked of the other positions."""
+
+    examines = True
+
+    def prepared(self, recipe: Recipe, tokenizer: Tokenizer) -> Tokenizer:
+        return tokenizer.with_specials(("mask",))
+
+    def changes(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Changes:
+        spec, mask, words = self.spec, tokenizer.special("mask"), Words(tokenizer) if self.spec.whole_words else None
+        assert mask is not None
+
+        def hide(batch: Batch, rng: np.random.Generator) -> Batch:
+            ids = batch.ids.numpy()
+            numbers = None if words is None else words.of(ids)
+            shares = (spec.rate, spec.replaced, spec.random)
+            hidden, targets = mask_tokens(ids, padding(batch), mask, tokenizer.vocab_size, rng, *shares, numbers)
+            return Batch(torch.from_numpy(hidden), torch.from_numpy(targets), batch.lengths, batch.segments)
+
+        return hide
+
+    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+        """The sum in nats."""
+        return loss_of_vectors(model, *_asked(model, batch, tap))
+
+    def observe(self, model: Transformer, batch: Batch) -> Observed:
+        vectors, targets = _asked(model, batch)
+        loss, right = vectors.new_zeros((), dtype=torch.float32), 0
+        for some, wanted in zip(vectors.split(_ROWS), targets.split(_ROWS), strict=True):
+            logits = model.head(some)
+            loss += cross_entropy(logits, wanted)
+            right += int((logits.argmax(-1) == wanted).sum())
+        return Observed(loss, len(targets), [right])
+
+    def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
+        loss = seen.loss / seen.count if seen.count else math.nan
+        accuracy = sum(seen.outcomes) / seen.count if seen.count else math.nan
+        return {"loss": loss, "perplexity": exponential(loss), "masked_accuracy": accuracy}
+
+    def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
+        assert isinstance(material, TextMaterial)
+        tokenizer = material.vocabulary.tokenizer
+        chosen = sentences(material, split, recipe.model.context_length)
+        scores = [pseudo_log_likelihood(model, ids, tokenizer) for ids in chosen]
+        tokens = sum(map(len, chosen))
+        figures = self.figures(seen, material.scale(split))
+        if tokens:
+            figures["pseudo_perplexity"] = exponential(-sum(scores) / tokens)
+        note = f"the pseudo-perplexity is a token's, over {len(chosen)} sentences of {tokens:,} tokens, each token hidden in turn"
+        text = _hidden_text(material, split, 4)
+        answers = self.predict(model, material.vocabulary, recipe, [{"text": t} for t in text])
+        rows = [[t, a["answer"]] for t, a in zip(text, answers, strict=True)]
+        return Exam(figures, [{"kind": "examples", "title": "What it fills in", "columns": ["text", "filled"], "rows": rows}], [note])
+
+    def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
+        assert isinstance(material, TextMaterial)
+        text = _hidden_text(material, VALIDATION, 2)
+        answers = self.predict(model, material.vocabulary, recipe, [{"text": t} for t in text])
+        return "\n\n".join(f"{t}\n→ {a['answer']}" for t, a in zip(text, answers, strict=True))
+
+    def chances(self, model: Transformer, ids: list[int], places: list[int]) -> Tensor:
+        hidden, _ = model.features(torch.tensor([ids], device=model.frontend.table.device))
+        return model.head(hidden[0, places]).float().softmax(-1)
+
+
+def padding(batch: Batch) -> np.ndarray:
+    """(B, N) bool: which positions are none of the text."""
+    if batch.lengths is None:
+        return np.zeros(batch.ids.shape, bool)
+    return np.arange(batch.ids.shape[1]) >= batch.lengths.numpy()[:, None]
+
+
+def _asked(model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
+    hidden, _ = model.features(batch.ids, lengths=batch.lengths, segments=batch.segments, tap=tap)
+    return at_targets(hidden, batch.targets)
+
+
+@torch.inference_mode()
+def pseudo_log_likelihood(model: Transformer, ids: list[int], tokenizer: Tokenizer) -> float:
+    """Σ_t log p(x_t | x with x_t hidden), each token hidden in turn (Salazar et al. 2020); nats."""
+    mask, device = tokenizer.special("mask"), model.frontend.table.device
+    assert mask is not None
+    text, total = torch.tensor(ids, device=device), 0.0
+    with evaluating(model):
+        for places in torch.arange(len(ids), device=device).split(_AT_ONCE):
+            row = torch.arange(len(places), device=device)
+            hidden = text.repeat(len(places), 1)
+            hidden[row, places] = mask
+            vectors, _ = model.features(hidden)
+            total -= cross_entropy(model.head(vectors[row, places]), text[places]).item()
+    return total
+
+
+def sentences(material: TextMaterial, split: str, longest: int) -> list[list[int]]:
+    """Up to ``SENTENCES`` sentences of a split, evenly spread over it and the same at every call; of 5 words to ``longest`` tokens."""
+    found = []
+    for text in _stretches(material, split, SENTENCES, 4 * longest):
+        whole = re.split(r"(?<=[.!?])\s+|\s*\n\s*", text)[1:-1]
+        ids = next((ids for s in whole if len(s.split()) >= 5 and len(ids := material.vocabulary.tokenizer.encode(s)) <= longest), None)
+        if ids:
+            found.append(ids)
+    return found
+
+
+def _stretches(material: TextMaterial, split: str, count: int, length: int) -> Iterator[str]:
+    ids = material.corpus.splits[split].ids
+    for start in np.linspace(0, max(0, len(ids) - length), count, dtype=np.int64):
+        yield material.vocabulary.tokenizer.decode(ids[start : start + length])
+
+
+def _hidden_text(material: TextMaterial, split: str, count: int) -> list[str]:
+    """Stretches of a split, every ninth token of which is written as a gap."""
+    tokenizer = material.vocabulary.tokenizer
+    ids, length = material.corpus.splits[split].ids, min(48, material.recipe.model.context_length // 2)
+    gap = " <mask>" if words_carry_spaces(tokenizer) else " <mask> " if tokenizer.token_bytes is None else "<mask>"
+    found = []
+    for start in np.linspace(0, max(0, len(ids) - length), count + 1, dtype=np.int64)[1:]:
+        row = ids[start : start + length].tolist()
+        found.append(gap.join(tokenizer.decode(row[begin : begin + 8]) for begin in range(0, len(row), 9)))
+    return [text for text in found if "<mask>" in text]

@@ -1,0 +1,70 @@
+"""A source and what is written after it, for an encoder–decoder or in one sequence with a prefix.
+
+With an encoder:  source x eos         ids bos y          targets y eos
+Without:                               ids x bos y        targets (none for x) y eos,  prefix len(x) + 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.data.batch import IGNORED, PairBatch
+from qkv.data.vocabulary import Vocabulary
+from qkv.generation.beam import beam_search
+from qkv.generation.sample import evaluating
+from qkv.layers.context import Tap
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError
+from qkv.spec.generation import Generation
+from qkv.tasks.example_task import lengths_or_none, padded
+from qkv.tasks.next_token import at_targets, loss_of_vectors
+
+
+def pair_loss(model: Transformer, batch: PairBatch, smoothing: float, tap: Tap | None = None) -> Tensor:
+    """-Σ log p(y_i | y_<i, x) under teacher forcing, in nats."""
+    memory = None if batch.source is None else model.encode(batch.source, batch.source_lengths, tap)
+    hidden, _ = model.features(batch.ids, None, batch.lengths, tap, prefix=None if model.spec.causal else batch.prefix, memory=memory)
+    return loss_of_vectors(model, *at_targets(hidden, batch.targets), smoothing)
+
+
+def write_after(model: Transformer, vocabulary: Vocabulary, generation: Generation, sources: Sequence[np.ndarray]) -> Iterator[list[int]]:
+    """What the model writes after each source, which ends with its end token; without the end token of what is written."""
+    bos, eos = marks(vocabulary)
+    device = model.frontend.table.device
+    with torch.inference_mode(), evaluating(model):
+        if model.encoder is None:
+            prompts, memory = [[*source[:-1].tolist(), bos] for source in sources], None
+        else:
+            ids, lengths = padded(sources)
+            prompts, memory = [[bos] for _ in sources], model.encode(ids.to(device), lengths.to(device))
+        for best in beam_search(model, prompts, generation, eos, memory=memory):
+            yield [token for token in best[0].tokens if token != eos] if best else []
+
+
+def paired(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> PairBatch:
+    """Sources for the encoder, targets for the other stack."""
+    source, source_lengths = padded([source for source, _ in rows])
+    ids, lengths = padded([written[:-1] for _, written in rows])
+    targets, _ = padded([written[1:] for _, written in rows], IGNORED)
+    return PairBatch(ids, targets, lengths_or_none(ids, lengths), None, source, source_lengths)
+
+
+def joined(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> PairBatch:
+    """Source, the mark of the beginning and target in one row; the end of the source is that mark."""
+    ids, lengths = padded([np.concatenate((source[:-1], written[:-1])) for source, written in rows])
+    targets, _ = padded([np.concatenate((np.full(len(source) - 1, IGNORED), written[1:])) for source, written in rows], IGNORED)
+    return PairBatch(ids, targets, lengths_or_none(ids, lengths), prefix=torch.tensor([len(source) for source, _ in rows]))
+
+
+def marks(vocabulary: Vocabulary) -> tuple[int, int]:
+    """The ids that begin and end what is written."""
+    bos, eos = vocabulary.target.special("bos"), vocabulary.target.special("eos")
+    if bos is None or eos is None:
+        raise UserError(
+            "the tokenizer of the target has no tokens that begin and end a text; train one, or give a folder whose tokenizer has them"
+        )
+    return bos, eos

@@ -1,0 +1,119 @@
+"""Permutation language modelling with two streams, as one sequence through the ordinary stack.
+
+    x  =  h_1 … h_N  g_1 … g_T          h: the text,  g: the mask's vector, once for each of the T targets
+    positions  0 … N-1  p_1 … p_T       p: where the targets stand
+
+h sees h as the order allows it, g sees the h that come earlier in the order, and nobody sees g, itself included. Every layer maps g by the
+weights that map h, and its keys and values are those of h: the two-stream attention of Yang et al. (2019, section 2.3), the learned start w
+of the query stream being the vector of the token ``<mask>``. Where XLNet's attention knows distances by Transformer-XL's encoding, here
+it is what the attention's own ``relative``, or the front end's positions, say. No g but that of a target is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.data.batch import IGNORED, Batch
+from qkv.data.corpus import Corpus
+from qkv.data.corruption.permutation import PermutationBatch, arrange, permutation_targets
+from qkv.layers.context import Tap
+from qkv.models.transformer import Transformer
+from qkv.spec.recipe import Recipe
+from qkv.spec.tasks import Permutation
+from qkv.tasks.fill_in import FillInTask
+from qkv.tasks.masked_tokens import padding
+from qkv.tasks.next_token import at_targets, exponential, loss_of_vectors
+from qkv.tasks.task import Observed, Scale, Totals, register
+from qkv.tasks.text_task import Changes
+from qkv.tokenizers.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class StreamBatch(Batch):
+    """``ids`` and ``targets`` (B, N + T): content, then queries. ``positions`` (B, N + T). ``visible`` (B, N + T, N + T) bool."""
+
+    positions: Tensor | None = None
+    visible: Tensor | None = None
+
+
+@register(Permutation)
+class PermutationTask(FillInTask):
+    """-Σ log p(x_i | the tokens before i in the order), over the targets."""
+
+    def prepared(self, recipe: Recipe, tokenizer: Tokenizer) -> Tokenizer:
+        return tokenizer.with_specials(("mask",))
+
+    def changes(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Changes:
+        mask = tokenizer.special("mask")
+        assert mask is not None
+
+        def order(batch: Batch, rng: np.random.Generator) -> Batch:
+            padded = padding(batch)
+            return streams(permutation_targets(batch.ids.numpy(), padded, rng, self.spec.rate, self.spec.max_span, padded), mask)
+
+        return order
+
+    def summed_loss(self, model: Transformer, batch: StreamBatch, tap: Tap | None = None) -> Tensor:
+        hidden, _ = model.features(batch.ids, None, None, tap, positions=batch.positions, visible=batch.visible)
+        return loss_of_vectors(model, *at_targets(hidden, batch.targets))
+
+    def observe(self, model: Transformer, batch: StreamBatch) -> Observed:
+        return Observed(self.summed_loss(model, batch), batch.num_targets, [])
+
+    def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
+        loss = seen.loss / seen.count if seen.count else math.nan
+        return {"loss": loss, "perplexity": exponential(loss)}
+
+    def chances(self, model: Transformer, ids: list[int], places: list[int]) -> Tensor:
+        """Gaps are filled from left to right, each by the most probable token given the text and the gaps before it."""
+        known, found = np.array([ids]), []
+        mask = ids[places[0]]
+        for number, place in enumerate(places):
+            batch = streams(_gaps(known, places, number), mask).to(model.frontend.table.device)
+            hidden, _ = model.features(batch.ids, positions=batch.positions, visible=batch.visible)
+            (vector,), _ = at_targets(hidden, batch.targets)
+            chances = model.head(vector[None])[0].float().softmax(-1)
+            chances[mask] = 0
+            known[0, place] = int(chances.argmax())
+            found.append(chances)
+        return torch.stack(found)
+
+
+def streams(batch: PermutationBatch, mask: int) -> StreamBatch:
+    """Content and queries as one sequence. Rows with fewer targets than others are filled up with queries that have none.
+
+    A filled-up query sees what the target that it stands on sees, the first position where a row has no target.
+    """
+    rows, length = batch.ids.shape
+    wanted = batch.targets != IGNORED
+    many = max(1, int(wanted.sum(axis=1).max(initial=0)))
+    places = np.argsort(~wanted, axis=1, kind="stable")[:, :many]
+    real = np.arange(many) < wanted.sum(axis=1, keepdims=True)
+    places = np.where(real, places, 0)
+    row = np.arange(rows)[:, None]
+    visible = np.zeros((rows, length + many, length + many), bool)
+    visible[:, :length, :length] = batch.content_mask
+    visible[:, length:, :length] = batch.query_mask[row, places]
+    ids = np.concatenate((batch.ids, np.full((rows, many), mask)), axis=1)
+    targets = np.concatenate((np.full((rows, length), IGNORED), np.where(real, batch.targets[row, places], IGNORED)), axis=1)
+    positions = np.concatenate((np.broadcast_to(np.arange(length), (rows, length)), places), axis=1)
+    found = [torch.from_numpy(np.ascontiguousarray(array)) for array in (ids, targets, positions, visible)]
+    return StreamBatch(found[0], found[1], positions=found[2], visible=found[3])
+
+
+def _gaps(ids: np.ndarray, places: Sequence[int], number: int) -> PermutationBatch:
+    """Everything but ``places`` is given; these follow in their order, and the one with ``number`` is asked."""
+    chosen = np.zeros(ids.shape, bool)
+    chosen[0, list(places)] = True
+    priority = np.zeros(ids.shape)
+    priority[0, list(places)] = np.arange(len(places))
+    found = arrange(ids, chosen, priority)
+    targets = np.full(ids.shape, IGNORED)
+    targets[0, places[number]] = 0
+    return PermutationBatch(ids, targets, found.order, found.content_mask, found.query_mask)

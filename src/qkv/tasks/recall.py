@@ -1,0 +1,119 @@
+"""What a model remembers: a symbol, by the distance at which it was shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.data.batch import Batch
+from qkv.data.corruption.recall import recall_batch
+from qkv.data.rows import random
+from qkv.data.vocabulary import Vocabulary
+from qkv.generation.sample import evaluating
+from qkv.layers.context import Tap
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.spec.tasks import Recall
+from qkv.tasks.generated import Draw, GeneratedTask, ids_of, tokenizer_of
+from qkv.tasks.material import HELD_OUT, Material
+from qkv.tasks.task import Exam, Observed, Scale, Totals, register
+
+ROWS = 256
+"""How many rows of each distance are examined."""
+QUERY = "?"
+
+
+@register(Recall)
+class RecallTask(GeneratedTask):
+    """-log p(symbol) after the query mark. A model that reads from left to right answers by its last vector (``pooling: last``)."""
+
+    examines = True
+    asks = ("text",)
+
+    def longest(self, recipe: Recipe) -> int:
+        return max(self.spec.distances) + 2
+
+    def vocabulary(self) -> Vocabulary:
+        symbols = tuple(f"s{i}" for i in range(self.spec.symbols))
+        tokenizer = tokenizer_of([*symbols, *(f"f{i}" for i in range(self.spec.fillers)), QUERY])
+        return Vocabulary(tokenizer, tokenizer, symbols)
+
+    def drawing(self, recipe: Recipe, vocabulary: Vocabulary) -> Draw:
+        ids, rows = self.ids(vocabulary), recipe.training.batch_size
+        return lambda rng: self.rows(rng, ids, rows, int(rng.choice(self.spec.distances)))
+
+    def ids(self, vocabulary: Vocabulary) -> np.ndarray:
+        """The tokenizer's ids in the order of ``qkv.data.corruption.recall``: symbols, fillers, the query mark."""
+        return ids_of(vocabulary.tokenizer, [*vocabulary.labels, *(f"f{i}" for i in range(self.spec.fillers)), QUERY])
+
+    def rows(self, rng: np.random.Generator, ids: np.ndarray, count: int, distance: int) -> Batch:
+        """``count`` rows with the symbol ``distance`` tokens before the query mark; one target a row."""
+        drawn, targets = recall_batch(rng, count, distance, self.spec.symbols, self.spec.fillers)
+        return Batch(torch.from_numpy(ids[drawn]), torch.from_numpy(targets[:, -1].copy()))
+
+    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+        return F.cross_entropy(model(batch.ids, tap=tap)[0].float(), batch.targets, reduction="sum")
+
+    def observe(self, model: Transformer, batch: Batch) -> Observed:
+        logits = model(batch.ids)[0].float()
+        right = (logits.argmax(-1) == batch.targets).tolist()
+        distance = batch.ids.shape[1] - 2
+        return Observed(F.cross_entropy(logits, batch.targets, reduction="sum"), len(right), [(distance, answer) for answer in right])
+
+    def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
+        right = sum(answer for _, answer in seen.outcomes)
+        return {"loss": seen.loss / max(1, seen.count), "accuracy": right / max(1, len(seen.outcomes))}
+
+    def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
+        distances = sorted(set(self.spec.distances))
+        curves = [self.at_distance(model, material.vocabulary, distance) for distance in distances]
+        accuracies, norms = ([pair[i] for pair in curves] for i in (0, 1))
+        chance = 1 / self.spec.symbols
+        figures = self.figures(seen, material.scale(split))
+        figures |= {f"accuracy_at_{d}": accuracy for d, accuracy in zip(distances, accuracies, strict=True)}
+        figures |= {f"gradient_norm_at_{d}": norm for d, norm in zip(distances, norms, strict=True)}
+        remembered = [{"name": "the model", "y": accuracies}, {"name": "chance", "y": [chance] * len(distances)}]
+        both = {"kind": "curves", "x": distances, "x_label": "tokens between the symbol and the question"}
+        sections = [
+            both | {"title": "Right answers by distance", "y_label": "share that is right", "lines": remembered},
+            both | {"title": "Gradient by distance", "y_label": GRADIENT, "lines": [{"name": "the model", "y": norms}]},
+        ]
+        return Exam(figures, sections)
+
+    def at_distance(self, model: Transformer, vocabulary: Vocabulary, distance: int) -> tuple[float, float]:
+        """(share of right answers, mean ‖∂ logit of the right answer / ∂ embedded symbol‖) over rows drawn for this distance alone.
+
+        Of the logit and not of the loss, whose gradient is 0 wherever the model is certain.
+        """
+        batch = self.rows(random(distance, HELD_OUT), self.ids(vocabulary), ROWS, distance).to(model.frontend.table.device)
+        with evaluating(model), torch.enable_grad():
+            embedded = F.embedding(batch.ids, model.frontend.table.detach()).requires_grad_()
+            context = model.whole(batch.ids.shape[1], None, None, {})
+            logits = model.head(model.vectors(model.frontend.placed(embedded, context), context), None).float()
+            asked = logits.gather(1, batch.targets[:, None]).sum()
+            (gradient,) = torch.autograd.grad(asked, embedded)
+        right = (logits.argmax(-1) == batch.targets).float().mean().item()
+        return right, gradient[:, 0].norm(dim=-1).mean().item()
+
+    def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        found = []
+        for row in rows:
+            unknown = vocabulary.tokenizer.unknown(row["text"])
+            if unknown or not row["text"].split():
+                known = f"symbols s0 to s{self.spec.symbols - 1}, fillers f0 to f{self.spec.fillers - 1} and {QUERY!r}"
+                raise UserError(f"{' '.join(unknown) or row['text']!r} given, but the model reads {known}, as in 's3 f1 f0 {QUERY}'")
+            ids = torch.tensor([vocabulary.tokenizer.encode(row["text"])], device=model.frontend.table.device)
+            with torch.inference_mode(), evaluating(model):
+                chances = model(ids)[0][0].float().softmax(-1)
+            best = int(chances.argmax())
+            found.append({"answer": vocabulary.labels[best], "probability": chances[best].item()})
+        return found
+
+
+GRADIENT = "norm of the answer's gradient by the symbol's vector"

@@ -1,0 +1,143 @@
+"""What the tasks have in common that damage a running text and write what is missing, or all of it."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.data.batch import IGNORED, Batch, PairBatch
+from qkv.data.corpus import VALIDATION, Corpus
+from qkv.data.vocabulary import Vocabulary
+from qkv.layers.context import Tap
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import Problem, SpecError, UserError
+from qkv.spec.generation import Generation
+from qkv.spec.recipe import Recipe
+from qkv.tasks.material import Material
+from qkv.tasks.next_token import exponential
+from qkv.tasks.pairs import joined, marks, pair_loss, paired, write_after
+from qkv.tasks.task import Exam, Observed, Scale, Totals
+from qkv.tasks.text_task import Changes, TextTask
+from qkv.tokenizers.tokenizer import Tokenizer
+
+_SHOWN = 8
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+class RestorationTask(TextTask):
+    """-Σ log p(y_i | y_<i, x), x a damaged window of the text; laid out as ``qkv.tasks.pairs`` says."""
+
+    examines = True
+    asks = ("text",)
+
+    @abstractmethod
+    def sizes(self, length: int) -> tuple[int, int]:
+        """How many tokens of source and of target, each with its end token, a window of ``length`` gives at most."""
+
+    @abstractmethod
+    def damage(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Any:
+        """The function (ids (N,), rng) -> (source, target), both without an end token."""
+
+    @abstractmethod
+    def repair(self, text: str, tokenizer: Tokenizer) -> tuple[list[int], Any]:
+        """The source of a text that somebody gives, without an end token, and what ``repaired`` needs to know of it."""
+
+    @abstractmethod
+    def repaired(self, known: Any, tokens: Sequence[int], tokenizer: Tokenizer) -> str:
+        """The whole text after the model wrote ``tokens``."""
+
+    def window(self, recipe: Recipe) -> int:
+        """As long as source and target fit. Raises ``SpecError`` if not even two tokens do."""
+        model = recipe.model
+        most = 2 * (model.encoder or model).context_length
+        for length in range(most, 1, -1):
+            source, target = self.sizes(length)
+            fits = source - 1 + target <= model.context_length
+            if model.encoder:
+                fits = source <= model.encoder.context_length and target <= model.context_length
+            if fits:
+                return length
+        sentence = f"{model.context_length} positions hold no damaged text and what is written after it; give more"
+        raise SpecError([Problem(("model", "context_length"), sentence)])
+
+    def changes(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Changes:
+        vocabulary, damage = Vocabulary(tokenizer, tokenizer), self.damage(recipe, tokenizer, corpus)
+        bos, eos = marks(vocabulary)
+        most, collate = self.sizes(self.window(recipe))[0], paired if recipe.model.encoder else joined
+
+        def change(batch: Batch, rng: np.random.Generator) -> Batch:
+            rows = []
+            for ids in _texts(batch):
+                source, target = damage(ids, rng)
+                rows.append((np.append(source[: most - 1], eos), np.concatenate(([bos], target, [eos]))))
+            return collate(rows)
+
+        return change
+
+    def summed_loss(self, model: Transformer, batch: PairBatch, tap: Tap | None = None) -> Tensor:
+        return pair_loss(model, batch, 0.0, tap)
+
+    def observe(self, model: Transformer, batch: PairBatch) -> Observed:
+        return Observed(self.summed_loss(model, batch), batch.num_targets, [])
+
+    def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
+        loss = seen.loss / seen.count if seen.count else math.nan
+        return {"loss": loss, "perplexity": exponential(loss)}
+
+    def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
+        rows = self._shown(model, material, split, recipe, _SHOWN)
+        table = {"kind": "examples", "title": "What it writes", "columns": ["damaged", "written", "wanted"], "rows": rows}
+        return Exam(self.figures(seen, material.scale(split)), [table])
+
+    def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
+        rows = self._shown(model, material, VALIDATION, recipe, 2)
+        return "\n\n".join(f"{source}\n→ {found}\n  ({wanted})" for source, found, wanted in rows)
+
+    def _greedy(self, recipe: Recipe) -> Generation:
+        """The most probable token each time, up to the longest that the model has learned."""
+        return Generation(max_new_tokens=self.sizes(self.window(recipe))[1], temperature=0.0)
+
+    def _shown(self, model: Transformer, material: Material, split: str, recipe: Recipe, count: int) -> list[list[str]]:
+        vocabulary = material.vocabulary
+        decode = vocabulary.tokenizer.decode
+        pairs = _pairs(next(iter(material.rows(split, 1))), marks(vocabulary)[1])[:count]
+        found = write_after(model, vocabulary, self._greedy(recipe), [source for source, _ in pairs])
+        return [[decode(source[:-1]), decode(tokens), decode(target[:-1])] for (source, target), tokens in zip(pairs, found, strict=True)]
+
+    def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        tokenizer = vocabulary.tokenizer
+        most, end = self.sizes(self.window(recipe))[0], marks(vocabulary)[1]
+        read = [self.repair(row["text"], tokenizer) for row in rows]
+        for ids, _ in read:
+            if len(ids) >= most:
+                raise UserError(f"the text has {len(ids)} tokens, and the model reads {most - 1}; give a shorter one")
+        found = write_after(model, vocabulary, self._greedy(recipe), [np.array([*ids, end], np.int64) for ids, _ in read])
+        return [{"answer": self.repaired(known, tokens, tokenizer)} for (_, known), tokens in zip(read, found, strict=True)]
+
+
+def _texts(batch: Batch) -> list[np.ndarray]:
+    """The tokens of each row, padding left out."""
+    ids = batch.ids.numpy()
+    return list(ids) if batch.lengths is None else [row[:length] for row, length in zip(ids, batch.lengths.tolist(), strict=True)]
+
+
+def _pairs(batch: Batch, end: int) -> list[Pair]:
+    """Source and target of each row, each with its end token."""
+    assert isinstance(batch, PairBatch)
+    found = []
+    for row in range(len(batch.ids)):
+        if batch.source is None:
+            assert batch.prefix is not None
+            source = torch.cat((batch.ids[row, : batch.prefix[row] - 1], torch.tensor([end])))
+        else:
+            assert batch.source_lengths is not None
+            source = batch.source[row, : batch.source_lengths[row]]
+        target = batch.targets[row][batch.targets[row] != IGNORED]
+        found.append((source.numpy(), target.numpy()))
+    return found

@@ -1,0 +1,148 @@
+"""Numbers put in order.
+
+Tagged, where all positions see each other:    ids 3 1 2                targets 1 2 3
+Written, where the model decodes:              ids 3 1 2 1 2            targets - - 1 2 3,  prefix 3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.data.batch import IGNORED, Batch, PairBatch
+from qkv.data.corruption.sorting import sorting_batch
+from qkv.data.rows import random
+from qkv.data.vocabulary import Vocabulary
+from qkv.generation.sample import evaluating
+from qkv.layers.context import Tap
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.spec.tasks import Sorting
+from qkv.tasks.cross_entropy import cross_entropy
+from qkv.tasks.generated import Draw, GeneratedTask, ids_of, tokenizer_of
+from qkv.tasks.material import HELD_OUT, Material
+from qkv.tasks.task import Exam, Observed, Scale, Totals, register
+
+ROWS = 512
+"""How many rows of each length are examined."""
+_AT_ONCE = 64
+
+
+@register(Sorting)
+class SortingTask(GeneratedTask):
+    """-Σ_k log p(the k-th smallest). Exact match is that of greedy writing too, whose first mistake teacher forcing shows as well."""
+
+    examines = True
+    asks = ("text",)
+
+    def longest(self, recipe: Recipe) -> int:
+        return _positions(self.spec.length, recipe.model.decodes)
+
+    def vocabulary(self) -> Vocabulary:
+        names = tuple(map(str, range(self.spec.high)))
+        tokenizer = tokenizer_of(names)
+        return Vocabulary(tokenizer, tokenizer, names)
+
+    def drawing(self, recipe: Recipe, vocabulary: Vocabulary) -> Draw:
+        ids, rows = ids_of(vocabulary.tokenizer, vocabulary.labels), recipe.training.batch_size
+        return lambda rng: self.rows(rng, ids, rows, self.spec.length, recipe.model.decodes)
+
+    def rows(self, rng: np.random.Generator, ids: np.ndarray, count: int, length: int, writes: bool) -> Batch:
+        """``count`` rows of ``length`` numbers; ``ids[n]`` is the id of the number n."""
+        numbers, ranked = sorting_batch(rng, count, length, self.spec.high)
+        if not writes:
+            return Batch(torch.from_numpy(ids[numbers]), torch.from_numpy(ranked))
+        read = np.concatenate((ids[numbers], ids[ranked[:, :-1]]), axis=1)
+        targets = np.concatenate((np.full((count, length - 1), IGNORED), ranked), axis=1)
+        return PairBatch(torch.from_numpy(read), torch.from_numpy(targets), prefix=torch.full((count,), length))
+
+    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+        return cross_entropy(_logits(model, batch, tap).flatten(0, 1), batch.targets.flatten())
+
+    def observe(self, model: Transformer, batch: Batch) -> Observed:
+        logits, wanted = _logits(model, batch), batch.targets != IGNORED
+        right = (logits.argmax(-1) == batch.targets) & wanted
+        rows = list(zip(right.sum(1).tolist(), wanted.sum(1).tolist(), strict=True))
+        return Observed(cross_entropy(logits.flatten(0, 1), batch.targets.flatten()), batch.num_targets, rows)
+
+    def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
+        rows = max(1, len(seen.outcomes))
+        return {
+            "loss": seen.loss / max(1, seen.count),
+            "exact_match": sum(right == wanted for right, wanted in seen.outcomes) / rows,
+            "token_accuracy": sum(right for right, _ in seen.outcomes) / max(1, seen.count),
+        }
+
+    def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
+        spec, limit, notes = self.spec, model.frontend.limit, []
+        lengths = sorted({spec.length, *(spec.length * times for times in spec.longer)})
+        found = []
+        for length in lengths:
+            if limit is not None and _positions(length, recipe.model.decodes) > limit:
+                notes.append(f"rows of {length} numbers are not examined: the model's learned positions end at {limit}")
+                continue
+            found.append((length, self.at_length(model, material, length)))
+        figures = self.figures(seen, material.scale(split))
+        for length, figure in found[1:]:
+            figures |= {f"{name}_at_{length}": figure[name] for name in ("exact_match", "token_accuracy")}
+        names = {"exact_match": "whole rows", "token_accuracy": "numbers"}
+        lines = [{"name": words, "y": [figure[name] for _, figure in found]} for name, words in names.items()]
+        section = {"kind": "curves", "title": "Right answers by length", "x": [length for length, _ in found], "lines": lines}
+        return Exam(figures, [section | {"x_label": "numbers in a row", "y_label": "share that is right"}], notes)
+
+    def at_length(self, model: Transformer, material: Material, length: int) -> dict[str, float]:
+        """The figures over rows of another length."""
+        ids, seen = ids_of(material.vocabulary.tokenizer, material.vocabulary.labels), Totals()
+        with torch.no_grad(), evaluating(model):
+            for number in range(ROWS // _AT_ONCE):
+                batch = self.rows(random(length, HELD_OUT + number), ids, _AT_ONCE, length, model.spec.decodes)
+                seen.add(self.observe(model, batch.to(model.frontend.table.device)))
+        return self.figures(seen, material.scale())
+
+    def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{"answer": " ".join(self._sorted(model, vocabulary, row["text"]))} for row in rows]
+
+    def _sorted(self, model: Transformer, vocabulary: Vocabulary, text: str) -> list[str]:
+        tokenizer, labels = vocabulary.tokenizer, vocabulary.labels
+        strange = [word for word in text.split() if word not in set(labels)]
+        if strange or not text.split():
+            raise UserError(
+                f"{' '.join(strange) or text!r} given, but the model sorts numbers from 0 to {self.spec.high - 1}, as in '3 1 2'"
+            )
+        read, answer = tokenizer.encode(text), []
+        given = len(read)
+        with torch.inference_mode(), evaluating(model):
+            if not model.spec.decodes:
+                return [labels[i] for i in _tags(model, read, given)]
+            for _ in range(given):
+                answer.append(labels[_tags(model, read, given)[-1]])
+                read = [*read, *tokenizer.encode(answer[-1])]
+        return answer
+
+    def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
+        numbers, ranked = sorting_batch(random(0, HELD_OUT), 3, self.spec.length, self.spec.high)
+        lines = [" ".join(map(str, row)) for row in numbers.tolist()]
+        answers = self.predict(model, material.vocabulary, recipe, [{"text": line} for line in lines])
+        shown = zip(lines, answers, ranked.tolist(), strict=True)
+        return "\n".join(f"{line}\n→ {a['answer']}\n  ({' '.join(map(str, row))})" for line, a, row in shown)
+
+
+def _positions(length: int, writes: bool) -> int:
+    return 2 * length - 1 if writes else length
+
+
+def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+    """(B, N, numbers)."""
+    prefix = batch.prefix if isinstance(batch, PairBatch) and not model.spec.causal else None
+    return model(batch.ids, tap=tap, prefix=prefix)[0]
+
+
+def _tags(model: Transformer, read: list[int], given: int) -> list[int]:
+    ids = torch.tensor([read], device=model.frontend.table.device)
+    prefix = torch.tensor([given], device=ids.device) if model.spec.decodes and not model.spec.causal else None
+    return model(ids, prefix=prefix)[0][0].argmax(-1).tolist()

@@ -1,0 +1,210 @@
+"""Vectors of words, from the words around them: skip-gram and CBOW with negative sampling (Mikolov et al. 2013a, 2013b).
+
+    skip-gram   -Σ over neighbours i  ( log σ(u_o·v_i) + Σ_k log σ(-u_k·v_i) )
+    CBOW        -                       log σ(u_o·v̄)  + Σ_k log σ(-u_k·v̄)        v̄: the mean of the neighbours' v
+
+o is a word of the text and i its neighbours, as in the authors' code, where the paper has them the other way round: the pairs are the same.
+v (V, D) is the front end's table, u (V, D) the head's. The neighbours of one word share its negatives (Ji et al. 2016), so that they
+are one small matrix product; a negative that is the word itself does not count. Unknown words are left out of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.data.batch import Batch
+from qkv.data.corpus import Corpus
+from qkv.data.corruption.pairs import NegativeSampler, cbow_contexts, keep_probabilities
+from qkv.data.vocabulary import Vocabulary
+from qkv.layers.context import Tap
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.recipe import Recipe
+from qkv.spec.tasks import CBOW, SkipGram
+from qkv.tasks.analogies import Analogy, analogies
+from qkv.tasks.material import Material, TextMaterial
+from qkv.tasks.task import Exam, Observed, Scale, Totals, register
+from qkv.tasks.text_task import Changes, TextTask
+from qkv.tokenizers.tokenizer import Tokenizer
+
+_SHOWN = 16
+_NEAR = 6
+
+
+@dataclass(frozen=True)
+class WordBatch(Batch):
+    """``targets`` (C,): words. ``ids`` (C, 2 · window): their neighbours, as far as ``present``. ``negatives`` (C, K). ``count``: predictions."""
+
+    present: Tensor | None = None
+    negatives: Tensor | None = None
+    count: int = 0
+
+    @property
+    def num_targets(self) -> int:
+        return self.count
+
+
+@register(SkipGram)
+@register(CBOW)
+class WordVectorsTask(TextTask):
+    """Both objectives; they differ in whether the neighbours of a word speak one by one or by their mean."""
+
+    examines = True
+    asks = ("text",)
+
+    def changes(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Changes:
+        spec = self.spec
+        counts = np.bincount(corpus.train, minlength=tokenizer.vocab_size)
+        keep = np.ones(len(counts)) if spec.threshold is None else keep_probabilities(counts, spec.threshold)
+        if tokenizer.unknown_id is not None:
+            keep[tokenizer.unknown_id] = counts[tokenizer.unknown_id] = 0
+        sampler = NegativeSampler(counts, spec.power)
+
+        def windows(batch: Batch, rng: np.random.Generator) -> Batch:
+            lengths = [batch.ids.shape[1]] * len(batch.ids) if batch.lengths is None else batch.lengths.tolist()
+            rows = [row[:length] for row, length in zip(batch.ids.numpy(), lengths, strict=True)]
+            found = [cbow_contexts(row, spec.window, keep, rng) for row in rows]
+            words, near, present = (np.concatenate(parts) for parts in zip(*found, strict=True))
+            negatives = sampler.sample((len(words), spec.negatives), rng)
+            count = int(present.sum()) if isinstance(spec, SkipGram) else len(words)
+            tensors = [torch.from_numpy(array) for array in (near, words, present, negatives)]
+            return WordBatch(tensors[0], tensors[1], present=tensors[2], negatives=tensors[3], count=count)
+
+        return windows
+
+    def summed_loss(self, model: Transformer, batch: WordBatch, tap: Tap | None = None) -> Tensor:
+        """The sum in nats over the predictions."""
+        assert batch.present is not None
+        assert batch.negatives is not None
+        inner, present = F.embedding(batch.ids, model.frontend.table), batch.present.to(model.frontend.table.dtype)
+        if isinstance(self.spec, CBOW):
+            inner = torch.einsum("cn,cnd->cd", present, inner)[:, None] / present.sum(1).clamp(min=1)[:, None, None]
+            present = torch.ones_like(present[:, :1])
+        outer = F.embedding(torch.cat((batch.targets[:, None], batch.negatives), 1), model.head.weight)  # type: ignore[arg-type]
+        scores = torch.bmm(inner, outer.transpose(1, 2)).float()
+        other = (batch.negatives != batch.targets[:, None]).to(scores.dtype)
+        right, wrong = F.logsigmoid(scores[..., 0]), F.logsigmoid(-scores[..., 1:])
+        return -(present * (right + (wrong * other[:, None]).sum(-1))).sum()
+
+    def observe(self, model: Transformer, batch: WordBatch) -> Observed:
+        return Observed(self.summed_loss(model, batch), batch.num_targets, [])
+
+    def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
+        return {"loss": seen.loss / max(1, seen.count)}
+
+    def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
+        lexicon = Lexicon.of(model, material.vocabulary.tokenizer)
+        asked, right = lexicon.analogies()
+        figures = self.figures(seen, material.scale(split)) | {"analogies": len(asked)}
+        sections: list[dict[str, Any]] = [_neighbours(lexicon, frequent(material))]
+        if asked:
+            figures["analogy_accuracy"] = sum(right) / len(asked)
+            sections.append(_by_group(asked, right))
+        return Exam(figures, sections, [f"{len(asked)} analogies have only words of the vocabulary, and are asked over all of it"])
+
+    def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
+        lexicon = Lexicon.of(model, material.vocabulary.tokenizer)
+        return "\n".join(f"{word}: {', '.join(near)}" for word, near in ((w, lexicon.near(w)) for w in frequent(material)[:8]))
+
+    def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The words nearest to each row's, or to a sum of words such as ``king - man + woman``."""
+        lexicon = Lexicon.of(model, vocabulary.tokenizer)
+        found = []
+        for row in rows:
+            signs, words = _terms(row["text"])
+            near = lexicon.nearest([lexicon.number(word) for word in words], signs)
+            shown = [{"word": lexicon.words[i], "cosine": cosine} for i, cosine in near]
+            found.append({"answer": ", ".join(entry["word"] for entry in shown), "nearest": shown})
+        return found
+
+
+class Lexicon(NamedTuple):
+    """Words and their vectors of length 1, (V, D). ``numbers``: where a word stands."""
+
+    words: list[str]
+    vectors: Tensor
+    numbers: dict[str, int]
+
+    @classmethod
+    def of(cls, model: Transformer, tokenizer: Tokenizer) -> Lexicon:
+        """The words of a model. Of tokens that are written alike, the first counts."""
+        words = [tokenizer.decode([index]).strip() for index in range(tokenizer.vocab_size)]
+        skipped = {"", *(words[index] for index in tokenizer.specials.values())}
+        numbers = {word: index for index, word in reversed(list(enumerate(words))) if word not in skipped}
+        return cls(words, F.normalize(model.frontend.table.detach().float(), dim=1), numbers)
+
+    def number(self, word: str) -> int:
+        """The row of ``word``. Raises ``UserError`` for one that has no vector."""
+        found = self.numbers.get(word, self.numbers.get(word.lower()))
+        if found is None:
+            raise UserError(f"the word {word!r} has no vector; {nearest(word, list(self.numbers))}")
+        return found
+
+    def nearest(self, words: Sequence[int], signs: Sequence[float], count: int = _NEAR) -> list[tuple[int, float]]:
+        """The rows nearest by cosine to Σ sign · vector, and the cosine; ``words`` themselves left out."""
+        wanted = (torch.tensor(signs, device=self.vectors.device)[:, None] * self.vectors[list(words)]).sum(0)
+        cosines = self.vectors @ F.normalize(wanted, dim=0)
+        named = torch.zeros(len(cosines), dtype=torch.bool, device=cosines.device)
+        named[list(self.numbers.values())] = True
+        named[list(words)] = False
+        best = cosines.masked_fill(~named, -torch.inf).topk(min(count, int(named.sum())))
+        return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+    def near(self, word: str) -> list[str]:
+        """The words nearest to ``word``."""
+        return [self.words[index] for index, _ in self.nearest([self.number(word)], [1.0])]
+
+    def analogies(self) -> tuple[list[Analogy], list[bool]]:
+        """The analogies whose words all have vectors, and whether b - a + c is nearest to d."""
+        asked = [analogy for analogy in analogies() if all(word in self.numbers for word in analogy[1:])]
+        right = []
+        for analogy in asked:
+            a, b, c, d = (self.numbers[word] for word in analogy[1:])
+            right.append(self.nearest([a, b, c], [-1.0, 1.0, 1.0], 1)[0][0] == d)
+        return asked, right
+
+
+def frequent(material: Material, count: int = _SHOWN) -> list[str]:
+    """Words of at least four letters among the frequent ones of the training part, the same at every call."""
+    assert isinstance(material, TextMaterial)
+    tokenizer = material.vocabulary.tokenizer
+    counts = np.bincount(material.corpus.train, minlength=tokenizer.vocab_size)
+    words = (tokenizer.decode([index]).strip() for index in np.argsort(-counts, kind="stable")[:1000].tolist())
+    long = list(dict.fromkeys(word for word in words if len(word) >= 4 and word.isalpha()))
+    return long[:: max(1, len(long) // count)][:count]
+
+
+def _neighbours(lexicon: Lexicon, words: Sequence[str]) -> dict[str, Any]:
+    rows = [[word, ", ".join(lexicon.near(word))] for word in words if word in lexicon.numbers]
+    return {"kind": "examples", "title": "Nearest neighbours", "columns": ["word", "nearest by cosine"], "rows": rows}
+
+
+def _by_group(asked: Sequence[Analogy], right: Sequence[bool]) -> dict[str, Any]:
+    rows = []
+    for group in dict.fromkeys(analogy.group for analogy in asked):
+        own = [answer for analogy, answer in zip(asked, right, strict=True) if analogy.group == group]
+        example = next(analogy for analogy in asked if analogy.group == group)
+        rows.append([group, f"{example.a} : {example.b} = {example.c} : {example.d}", sum(own), len(own)])
+    return {"kind": "examples", "title": "Analogies", "columns": ["relation", "for example", "right", "asked"], "rows": rows}
+
+
+def _terms(text: str) -> tuple[list[float], list[str]]:
+    """Signs and words of ``king - man + woman``; words without a sign are added."""
+    signs, words, sign = [], [], 1.0
+    for part in text.split():
+        if part in ("+", "-"):
+            sign = 1.0 if part == "+" else -1.0
+        else:
+            signs.append(sign)
+            words.append(part)
+            sign = 1.0
+    if not words:
+        raise UserError(f"{text!r} names no word; give one, or a sum such as 'king - man + woman'")
+    return signs, words
