@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.data.batch import Batch
+from qkv.data.corpus import TRAIN
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
 from qkv.generation.sample import evaluating
@@ -19,6 +21,7 @@ from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Classification
+from qkv.tasks.baselines import bag_of_words_accuracy
 from qkv.tasks.example_task import Collate, Cut, ExampleTask, column, lengths_or_none, padded, trained
 from qkv.tasks.label_metrics import agreement, confusion
 from qkv.tasks.material import Example, ExampleMaterial, Material
@@ -83,7 +86,8 @@ class ClassificationTask(ExampleTask):
             "columns": ["text", "answer", "truth", "probability"],
             "rows": wrong,
         }
-        return Exam(self.figures(seen, material.scale(split)), [confusion(labels, seen.outcomes), *([table] if wrong else [])])
+        figures = {**self.figures(seen, material.scale(split)), **_baselines(material, split)}
+        return Exam(figures, [confusion(labels, seen.outcomes), *([table] if wrong else [])])
 
     def _mistakes(self, model: Any, material: ExampleMaterial, split: str, recipe: Recipe) -> list[list[Any]]:
         rows = material.records[split][:2000]
@@ -117,6 +121,17 @@ class ClassificationTask(ExampleTask):
                 answer["note"] = f"the input has {length} tokens and the model reads {cut.limits['text']}; the rest was not read"
             answers.append(answer)
         return answers
+
+
+def _baselines(material: ExampleMaterial, split: str) -> dict[str, float]:
+    """What needs no model, or hardly one: the most frequent label, and logistic regression over words where scikit-learn is at hand."""
+    (texts, labels), (unseen, truth) = (
+        ([row["text"] for row in material.records[part]], [row["label"] for row in material.records[part]]) for part in (TRAIN, split)
+    )
+    usual = Counter(labels).most_common(1)[0][0]
+    found = {"accuracy_of_most_frequent_label": 100 * truth.count(usual) / max(1, len(truth))}
+    words = bag_of_words_accuracy(texts, labels, unseen, truth)
+    return found if words is None else {**found, "accuracy_of_bag_of_words": words}
 
 
 def _read(text: str, vocabulary: Vocabulary, cut: Cut) -> np.ndarray:
