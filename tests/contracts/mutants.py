@@ -72,14 +72,14 @@ from qkv.state import kinds, tree
 
 
 class Mutant(NamedTuple):
-    """A fault and the subjects that must notice it: kinds of branches, "stack", or a group of samples."""
+    """A fault and the subjects that must notice it: kinds of branches, "stack", "form", "prefix", or a group of samples."""
 
     name: str
     subjects: tuple[str, ...]
     fault: Fault
 
 
-ATTENTION, LEARNED, LINEAR, SHIFT, CONVOLUTION, RECURRENT, TWO_WAY, CROSS, ADDITIVE, FIXED, FORM = (
+ATTENTION, LEARNED, LINEAR, SHIFT, CONVOLUTION, RECURRENT, TWO_WAY, CROSS, ADDITIVE, FIXED, FORM, PREFIX = (
     ("attention",),
     ("learned distances",),
     ("linear_attention",),
@@ -91,6 +91,7 @@ ATTENTION, LEARNED, LINEAR, SHIFT, CONVOLUTION, RECURRENT, TWO_WAY, CROSS, ADDIT
     ("additive_attention",),
     ("fixed_context",),
     ("form",),
+    ("prefix",),
 )
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -187,12 +188,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("layers read the memory of the one before", FORM, memory_of(lambda i, count: max(i - 1, 0))),
     Mutant("encoder reads its padding", FORM, argument(transformer.Encoder, "forward", 2, nothing)),
     Mutant("memory not normed", FORM, instead(transformer.Encoder, "forward", not_normed)),
-    Mutant("prefix dropped", FORM, prefix_seen(lambda length, key: key < 0)),
-    Mutant("prefix one too long", FORM, prefix_seen(lambda length, key: key <= length)),
-    Mutant("prefix one too short", FORM, prefix_seen(lambda length, key: key < length - 1)),
+    Mutant("prefix dropped", PREFIX, prefix_seen(lambda length, key: key < 0)),
+    Mutant("prefix one too long", PREFIX, prefix_seen(lambda length, key: key <= length)),
+    Mutant("prefix one too short", PREFIX, prefix_seen(lambda length, key: key < length - 1)),
     Mutant(
-        "prefix forgotten where there is a state", FORM, result(transformer.Transformer, "_going_on", lambda c: replace(c, prefix=None))
+        "prefix forgotten where there is a state", PREFIX, result(transformer.Transformer, "_going_on", lambda c: replace(c, prefix=None))
     ),
-    Mutant("decoder sees later positions", FORM, mask_changed(lambda mask: mask_spec.Full())),
+    Mutant("decoder sees later positions", (*FORM, *PREFIX), mask_changed(lambda mask: mask_spec.Full())),
     Mutant("every state may be rewound", ("stack",), lambda: patch.object(transformer.Transformer, "rewindable", True)),
 )

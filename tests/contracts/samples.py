@@ -193,16 +193,16 @@ def encoder(*branches: Branch, **fields: Any) -> Encoder:
 SEES_ALL = (Attention(mask=Full(), num_kv_heads=2), FeedForward())
 
 FORMS: dict[str, Model] = {
-    "cross attention": stack(
-        (Block(branches=(Attention(), CrossAttention(num_kv_heads=1), FeedForward()), order="post"),),
-        num_layers=2,
-        encoder=encoder(*SEES_ALL, num_layers=3),
-    ),
     "layer to layer, one table": stack(
         (Block(branches=(Attention(), CrossAttention(), FeedForward()), norm=RMSNorm()),),
         positions(Sinusoidal()),
         num_layers=3,
         encoder=encoder(*SEES_ALL, num_layers=3, memory="layers", share_embedding=True, norm=RMSNorm()),
+    ),
+    "cross attention": stack(
+        (Block(branches=(Attention(), CrossAttention(num_kv_heads=1), FeedForward()), order="post"),),
+        num_layers=2,
+        encoder=encoder(*SEES_ALL, num_layers=3),
     ),
     "additive attention, GRU": stack(
         (Block(branches=(GRU(), AdditiveAttention(hidden=7)), order="sandwich"),),

@@ -13,8 +13,9 @@ from tests.contracts.subjects import OneBranch, Subject, whole_model
 
 def subjects(kind: str) -> Iterator[tuple[str, Subject]]:
     """Built anew, as a fault may lie in how they are built."""
-    if kind in ("stack", "form"):
-        yield from ((name, whole_model(spec)) for name, spec in (STACKS if kind == "stack" else FORMS).items())
+    whole = {"stack": STACKS, "form": FORMS, "prefix": {"prefix": FORMS["prefix"]}}
+    if kind in whole:
+        yield from ((name, whole_model(spec)) for name, spec in whole[kind].items())
     else:
         parts = GROUPS.get(kind) or SAMPLES[kind]
         yield from ((describe(part), OneBranch(part)) for part in parts)
@@ -28,7 +29,7 @@ def first_failure(kind: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("kind", ["stack", "form", "bidirectional", *SAMPLES])
+@pytest.mark.parametrize("kind", ["stack", "prefix", "bidirectional", *SAMPLES])
 def test_without_a_fault_nothing_fails(kind: str) -> None:
     """What follows would mean nothing if the battery failed anyway."""
     assert first_failure(kind) == ""
