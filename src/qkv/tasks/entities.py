@@ -63,7 +63,7 @@ def entity_scores(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]
     Computed by seqeval in its default mode, whose figures are those of CoNLL's evaluation script.
     """
     score = partial(
-        metric_library("seqeval.metrics").precision_recall_fscore_support,
+        metric_library("seqeval.metrics.sequence_labeling").precision_recall_fscore_support,
         [list(tags) for tags in truth],
         [list(tags) for tags in found],
         zero_division=0,
