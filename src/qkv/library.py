@@ -74,6 +74,8 @@ def _recipe_of_table(
         known = read_recipe(folder)
         if (known.data.source, known.task.kind) == (data["source"], task):
             return override(known.changed(data=known.data.changed(**data)), overrides), folder
+        there = f"the task {known.task.kind!r} on {known.data.source!r}"
+        raise UserError(f"{folder} holds a run of {there}, not of {task!r} on {data['source']!r}; name another folder")
     return automatic_task(task, data, overrides, quick), folder
 
 

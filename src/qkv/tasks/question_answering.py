@@ -92,6 +92,7 @@ class QuestionAnsweringTask(ExampleTask):
     have none and s_cls + e_cls is higher in every window. The model is trained on the first answer where a question has several.
     """
 
+    loss_unit = "nats a question"
     examines = True
     asks = ("question", "context")
     roles = (

@@ -45,6 +45,7 @@ class RegressionTask(ExampleTask):
     what the mean alone reaches; the figures are in the units of the data.
     """
 
+    loss_unit = "squared deviations an example"
     examines = True
     asks = ("text",)
     roles = (

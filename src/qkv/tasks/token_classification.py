@@ -50,6 +50,7 @@ class TokenClassificationTask(ExampleTask):
     character of the word. A word without one (nothing but control characters, say) is read as the unknown token.
     """
 
+    loss_unit = "nats a word"
     examines = True
     asks = ("words",)
     roles = (

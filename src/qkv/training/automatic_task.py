@@ -37,7 +37,6 @@ _PATIENCE = 5
 _CHARACTERS = 3.0
 """About how many characters one id stands for."""
 _VOCABULARIES = (512, 1024, 2048, 4096, 8192)
-_LENGTHS = (32, 64, 128, 256, 512)
 _HEAD = 32
 
 
@@ -48,6 +47,8 @@ class _Plan(NamedTuple):
     reads: tuple[str, ...]
     writes: str = ""
     tokenizer: Callable[[int], Tokenizer] = lambda ids: BPE(vocab_size=ids)
+    lengths: tuple[int, ...] = (32, 64, 128, 256, 512)
+    """Context lengths to choose from."""
 
 
 def _lowercase(ids: int) -> Tokenizer:
@@ -58,7 +59,7 @@ _PLANS: dict[str, _Plan] = {
     "classification": _Plan(ClassificationHead, ("text",), tokenizer=_lowercase),
     "regression": _Plan(RegressionHead, ("text",), tokenizer=_lowercase),
     "token_classification": _Plan(TokenHead, ("words",)),
-    "question_answering": _Plan(SpanHead, ("question", "context"), tokenizer=_lowercase),
+    "question_answering": _Plan(SpanHead, ("question", "context"), tokenizer=_lowercase, lengths=(128, 256)),
     "translation": _Plan(LanguageModelHead, ("source",), "target"),
     "summarization": _Plan(LanguageModelHead, ("source",), "target"),
 }
@@ -97,7 +98,7 @@ def automatic_task(
     ids = next((size for size in reversed(_VOCABULARIES) if 120 * size <= sizes.characters), _VOCABULARIES[0])
     tokenizer = plan.tokenizer(ids)
     width, layers = _width(sizes.examples, bool(plan.writes))
-    model = _writer(width, layers, sizes) if plan.writes else _reader(width, layers, sizes, plan)
+    model = _writer(width, layers, sizes, plan) if plan.writes else _reader(width, layers, sizes, plan)
     training, batching = _training(sizes, width, layers, ids if plan.writes else 2, machine, bool(plan.writes))
     recipe = Recipe(
         name=name_of(given.source),
@@ -140,9 +141,9 @@ def _length(value: Any) -> int:
     return len(value) if isinstance(value, str) else sum(len(word) + 1 for word in value)
 
 
-def _context(longest: float) -> int:
+def _context(longest: float, lengths: tuple[int, ...]) -> int:
     """Positions for nearly all texts, some to spare, but at most the longest of the ladder."""
-    return next((length for length in _LENGTHS if 1.5 * longest + 4 <= length), _LENGTHS[-1])
+    return next((length for length in lengths if 1.5 * longest + 4 <= length), lengths[-1])
 
 
 def _width(examples: int, writes: bool) -> tuple[int, int]:
@@ -171,24 +172,28 @@ def _reader(width: int, layers: int, sizes: _Sizes, plan: _Plan) -> Model:
     return Model(
         width=width,
         num_layers=layers,
-        context_length=_context(sizes.read[1]),
+        context_length=_context(sizes.read[1], plan.lengths),
         frontend=_frontend(width),
         blocks=(_encoder_block(width),),
         head=plan.head(),
     )
 
 
-def _writer(width: int, layers: int, sizes: _Sizes) -> Model:
+def _writer(width: int, layers: int, sizes: _Sizes, plan: _Plan) -> Model:
     heads = _heads(width)
     branches = (Attention(num_heads=heads), CrossAttention(num_heads=heads), FeedForward())
     frontend = _frontend(width)
     encoder = Encoder(
-        num_layers=layers, context_length=_context(sizes.read[1]), frontend=frontend, blocks=(_encoder_block(width),), share_embedding=True
+        num_layers=layers,
+        context_length=_context(sizes.read[1], plan.lengths),
+        frontend=frontend,
+        blocks=(_encoder_block(width),),
+        share_embedding=True,
     )
     return Model(
         width=width,
         num_layers=layers,
-        context_length=_context(sizes.written[1]),
+        context_length=_context(sizes.written[1], plan.lengths),
         frontend=frontend,
         blocks=(Block(branches=branches, dropout=_dropout(width)),),
         encoder=encoder,

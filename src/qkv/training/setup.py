@@ -25,6 +25,7 @@ from qkv.training.events import Notice, OnEvent
 from qkv.training.files import clear_errors, remove_partial
 from qkv.training.identity import check_same_recipe, recipe_digest
 from qkv.training.surroundings import Surroundings
+from qkv.training.vectors import start_vectors
 
 try:
     import fcntl
@@ -95,6 +96,9 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     if checkpoint and known:
         _check_facts(checkpoint.state, known, material, folder)
         load_weights(model, checkpoint.tensors["weights"], folder / "resume")
+    else:
+        for note in start_vectors(model, recipe.model, material.vocabulary):
+            tell(Notice(note))
     surroundings = Surroundings(checkpoints.folder, device)
     different = surroundings.adopt()
     if different:

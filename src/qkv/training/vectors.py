@@ -1,0 +1,110 @@
+"""Training that starts from vectors of words that are already there: those of a run, or of a text file.
+
+A row of the embedding takes the vector of the word that its token is written as, spaces around it left out; where there is none, that of
+the word in small letters. Tokens without a word among the vectors start at random as all do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from qkv.data.vocabulary import Vocabulary
+from qkv.models.transformer import Stack, Transformer
+from qkv.spec.errors import UserError
+from qkv.spec.model import Model, Text
+from qkv.tokenizers.tokenizer import Tokenizer
+from qkv.training.files import read_tensors
+
+_WEIGHTS = "model.safetensors"
+_TABLE = "frontend.table"
+
+
+def start_vectors(model: Transformer, spec: Model, vocabulary: Vocabulary) -> list[str]:
+    """Fill the embeddings of ``model`` for which ``spec`` names vectors; a sentence for each. Raises ``UserError`` for such as do not fit."""
+    found = []
+    stacks: list[tuple[str, Stack | None, object, Tokenizer]] = [
+        ("model", model, spec.frontend, vocabulary.target),
+        ("model.encoder", model.encoder, spec.encoder and spec.encoder.frontend, vocabulary.tokenizer),
+    ]
+    for path, stack, frontend, tokenizer in stacks:
+        if stack is not None and isinstance(frontend, Text) and frontend.vectors is not None:
+            found.append(_fill(stack.frontend.table, frontend.vectors, tokenizer, f"{path}.frontend.vectors"))
+    return found
+
+
+@torch.no_grad()
+def _fill(table: Tensor, source: str, tokenizer: Tokenizer, key: str) -> str:
+    words = {index: word for index, word in words_of(tokenizer).items() if index < table.shape[0]}
+    wanted = {form for word in words.values() for form in (word, word.lower())}
+    known = vectors_of(source, wanted, key)
+    size = len(next(iter(known.values()))) if known else table.shape[1]
+    if size != table.shape[1]:
+        raise UserError(
+            f"{key}: the vectors of {source!r} have {size} numbers and those of the model {table.shape[1]}; give model.width={size}"
+        )
+    taken = 0
+    for index, word in words.items():
+        vector = known.get(word, known.get(word.lower()))
+        if vector is not None:
+            table[index] = vector.to(table)
+            taken += 1
+    if not taken:
+        raise UserError(f"{key}: no token of the model is a word of {source!r}")
+    return f"{taken:,} of {table.shape[0]:,} tokens start with their vectors of {source!r}"
+
+
+def words_of(tokenizer: Tokenizer) -> dict[int, str]:
+    """What each token is written as, special tokens and those that are nothing but space left out."""
+    special = set(tokenizer.specials.values())
+    words = {index: tokenizer.decode([index]).strip() for index in range(tokenizer.vocab_size) if index not in special}
+    return {index: word for index, word in words.items() if word}
+
+
+def vectors_of(source: str, wanted: set[str], key: str) -> Mapping[str, Tensor]:
+    """The vectors (D,) of those of ``wanted`` that a run folder or a text file of words and numbers has. Raises ``UserError``."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _of_run(path, wanted, key)
+    if not path.is_file():
+        raise UserError(f"{key}: there is no file or run folder {source!r}")
+    return _of_text(path, wanted, key)
+
+
+def _of_run(folder: Path, wanted: set[str], key: str) -> dict[str, Tensor]:
+    if not (folder / _WEIGHTS).is_file():
+        raise UserError(f"{key}: {folder} holds no {_WEIGHTS}, so it is no trained run")
+    tensors, _ = read_tensors(folder / _WEIGHTS)
+    table = tensors[_TABLE]
+    words = reversed(words_of(Vocabulary.load(folder).target).items())  # of tokens that are written alike, the first counts
+    return {word: table[index] for index, word in words if word in wanted}
+
+
+def _of_text(path: Path, wanted: set[str], key: str) -> dict[str, Tensor]:
+    """The form of word2vec: "words size" in the first line, then a word and its numbers in each; GloVe's has no such first line."""
+    found: dict[str, Tensor] = {}
+    size = 0
+    for number, parts in _lines(path):
+        if number == 1 and len(parts) == 2:
+            continue
+        size = size or len(parts) - 1
+        if parts[0] not in wanted or parts[0] in found:
+            continue
+        try:
+            found[parts[0]] = torch.tensor([float(part) for part in parts[1:]])
+        except ValueError:
+            raise UserError(f"{key}: line {number} of {path} is not a word and its numbers") from None
+        if len(parts) - 1 != size:
+            raise UserError(f"{key}: line {number} of {path} has {len(parts) - 1} numbers, and the lines before it have {size}")
+    return found
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            parts = line.split()
+            if parts:
+                yield number, parts

@@ -1,0 +1,161 @@
+"""What an exam shows, drawn from its plain data."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.report.checks import HOSTILE, page_data, read_page
+
+from qkv.report.exam import exam_report, headline, rows, words
+from qkv.report.page import Page
+from qkv.report.sections import DRAWN, add_sections
+from qkv.report.training import TrainingRun, training_report
+
+SECTIONS: dict[str, dict[str, Any]] = {
+    "confusion": {"labels": ["bad", "good", "so"], "counts": [[8, 2, 0], [1, 9, 0], [0, 0, 0]]},
+    "examples": {"columns": ["text", "answer"], "rows": [["what a film", "good"], ["x" * 2000, "bad"]]},
+    "tagged": {
+        "sentences": [
+            {"words": ["Ann", "Lee", "in", "Rome"], "tags": ["B-PER", "I-PER", "O", "O"], "truth": ["B-PER", "I-PER", "O", "B-LOC"]}
+        ]
+    },
+    "alignment": {"source": ["ein", "Haus"], "target": ["a", "house", "."], "weights": [[0.9, 0.1], [0.2, 0.8], [0.5, 0.5]]},
+    "curves": {
+        "x": [1, 2, 4],
+        "x_label": "distance",
+        "lines": [{"name": "gru", "y": [1.0, 0.5, 0.1]}, {"name": "attention", "y": [1, 1, 1]}],
+    },
+    "bars": {"bars": [["PER", 80.5], ["LOC", 70.25]], "unit": "%"},
+}
+
+
+def drawn(*sections: dict[str, Any]) -> str:
+    page = Page("exam")
+    add_sections(page, sections)
+    return page.html()
+
+
+def section(kind: str, **changes: Any) -> dict[str, Any]:
+    return {"kind": kind, "title": f"A {kind}", **SECTIONS[kind], **changes}
+
+
+def test_every_kind_is_tried() -> None:
+    assert SECTIONS.keys() == DRAWN.keys()
+
+
+@pytest.mark.parametrize("kind", SECTIONS)
+def test_a_section_is_a_page_of_its_own(kind: str) -> None:
+    page = drawn(section(kind, note="A word on it."))
+    reader = read_page(page)
+    assert f"A {kind}" in reader.text
+    assert "A word on it." in reader.text
+    assert "http://" not in page.replace("http://www.w3.org", "")
+
+
+def test_an_unknown_kind_is_named_with_those_that_are_known() -> None:
+    with pytest.raises(ValueError, match=r"a section of the kind 'pie' cannot be drawn; kinds: confusion, examples, tagged"):
+        drawn({"kind": "pie", "title": "A pie"})
+
+
+def test_a_confusion_matrix_has_counts_in_its_cells_and_shares_as_colours() -> None:
+    page = drawn(section("confusion"))
+    chart = page_data(page)["charts"][0]
+    assert chart["values"] == [[0.8, 0.2, 0.0], [0.1, 0.9, 0.0], [0.0, 0.0, 0.0]]
+    assert chart["written"] == [["8", "2", "0"], ["1", "9", "0"], ["0", "0", "0"]]
+    text = read_page(page).text
+    assert "bad, good: 2 (0.2)" in text
+    # Recall 8/10, precision 8/9, F1 16/19 of the first class; of the last there is nothing to divide by.
+    for figure in ("80.00", "88.89", "84.21", "90.00", "81.82"):
+        assert figure in text
+
+
+def test_many_classes_are_listed_by_their_most_frequent_mistakes() -> None:
+    labels = [f"class {i}" for i in range(40)]
+    counts = [[50 if i == j else 0 for j in range(40)] for i in range(40)]
+    counts[3][7] = 11
+    reader = read_page(drawn({"kind": "confusion", "title": "Many", "labels": labels, "counts": counts}))
+    assert reader.count("image") == 1
+    assert "The most frequent mistakes" in reader.text
+    assert "class 3class 711" in reader.text
+
+
+def test_a_mistake_of_a_tag_shows_both() -> None:
+    reader = read_page(drawn(section("tagged")))
+    assert [a["title"] for _, a in reader.elements if (a.get("class") or "").startswith("word") and a.get("title")] == [
+        "answer O, truth B-LOC"
+    ]
+    assert [a.get("class") for tag, a in reader.elements if tag == "b"] == ["t1", "t1", "plain", "plain"]
+    assert reader.text.count("PER") == 2  # in the legend, and below the first word of the span alone
+
+
+def test_words_without_truth_are_not_mistakes() -> None:
+    made = {"words": ["He", "left"], "tags": ["PRON", "VERB"]}
+    reader = read_page(drawn({"kind": "tagged", "title": "Tags", "sentences": [made]}))
+    assert not [a for _, a in reader.elements if a.get("title")]
+    assert "VERB" in reader.text
+
+
+def test_nothing_that_is_shown_breaks_the_page() -> None:
+    hostile = [
+        section("confusion", labels=[HOSTILE, "b", "c"]),
+        section("examples", columns=[HOSTILE, "b"], rows=[[HOSTILE, None]]),
+        section("tagged", sentences=[{"words": [HOSTILE], "tags": [HOSTILE], "truth": ["O"]}]),
+        section("alignment", source=[HOSTILE, "b"]),
+        section("bars", bars=[[HOSTILE, float("nan")]]),
+    ]
+    reader = read_page(drawn(*hostile))
+    assert len(reader.scripts) == 2
+    json.loads(reader.scripts[0])
+
+
+SPLITS = {
+    "validation": {"figures": {"loss": 0.5, "accuracy": 81.0, "macro_f1": 80.0, "targets": 10}, "sections": [], "notes": ["Of 2018."]},
+    "test": {
+        "figures": {"loss": 0.6, "accuracy": 79.0, "rougeL": 3.0, "targets": 20},
+        "sections": [section("bars")],
+        "notes": ["Of 2018."],
+    },
+}
+
+
+def test_the_figures_of_all_splits_stand_in_one_table() -> None:
+    assert rows(SPLITS) == [
+        ["loss", 0.5, 0.6],
+        ["accuracy", 81.0, 79.0],
+        ["macro F1", 80.0, None],
+        ["targets", 10, 20],
+        ["ROUGE-L", None, 3.0],
+    ]
+    assert words("bits_per_character") == "bits per character"
+
+
+def test_the_test_part_is_what_counts() -> None:
+    assert headline(SPLITS) == [("Accuracy", "79.00", "on the test part"), ("ROUGE-L", "3.000", "on the test part")]
+    page = exam_report("runs/a", "A lead.", SPLITS, 7)
+    text = read_page(page).text
+    for shown in ("runs/a", "A lead.", "step 7", "the validation and the test parts", "A bars"):
+        assert shown in text
+    assert text.count("Of 2018.") == 1
+    assert page_data(page)["exam"]["test"]["accuracy"] == 79.0
+
+
+def test_the_report_of_a_run_speaks_its_tasks_language() -> None:
+    metrics = [
+        {"step": i, "loss": 1 / i, "val_loss": 1 / i, "val_accuracy": 10.0 * i, "tokens_per_second": 50.0, "time": 1.0 * i}
+        for i in range(1, 9)
+    ]
+    run = TrainingRun(
+        "stars", metrics=metrics, loss_unit="nats an example", usage=("let it answer", "qkv predict runs/stars"), folder="runs/stars"
+    )
+    text = read_page(training_report(run)).text
+    for shown in ("nats an example", "Accuracy", "80.00", "on the validation part", "Examples per second", "qkv predict runs/stars"):
+        assert shown in text
+    assert "token" not in text.lower()
+    assert "Perplexity" not in text
+    assert "Exam" not in text.replace("Examples", "")
+    examined = TrainingRun("stars", metrics=metrics, loss_unit="nats an example", exam={"step": 7, "splits": SPLITS})
+    found = read_page(training_report(examined)).text
+    for shown in ("79.00", "on the test part", "The weights of step 7"):
+        assert shown in found
