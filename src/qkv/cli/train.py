@@ -63,8 +63,8 @@ def train_command(
     changes = [*(overrides or []), *(["training.tensorboard=true"] if tensorboard else [])]
     table: dict[str, Any] = {"source": recipe}
     if recipe in VERBS:
-        table = table_of(recipe, given)
         changes = _assignments(recipe, changes)
+        table = table_of(recipe, given)
     else:
         refuse_without_verb(recipe, given)
     from qkv.library import find_recipe, is_text
