@@ -1,0 +1,191 @@
+"""Batches by step, held-out batches, digests, and sizes that the data decides."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.tasks.tables import material_of, recipe_for, rows_of, translating
+
+from qkv.data.batch import Batch
+from qkv.data.corpus import Corpus, open_corpus
+from qkv.data.vocabulary import Vocabulary
+from qkv.spec.errors import SpecError, UserError
+from qkv.spec.recipe import Recipe
+from qkv.tasks.material import ExampleMaterial, TextMaterial
+
+TASKS = ["classification", "regression", "token_classification", "question_answering", "translation"]
+BATCHINGS = ["random_crops", "length_buckets", "token_buckets(tokens=90)"]
+
+
+def opened(task: str, rows: list[dict[str, Any]] | None = None, **options: Any) -> ExampleMaterial:
+    make = (
+        (lambda **given: translating(True, **given))
+        if task == "translation"
+        else (lambda **given: recipe_for(task, context_length=64, **given))
+    )
+    return material_of(make(**options), rows or rows_of(task, 11))[1]
+
+
+def equal(a: Batch, b: Batch) -> bool:
+    pairs = [(getattr(a, field.name), getattr(b, field.name)) for field in fields(a)]
+    return type(a) is type(b) and all(torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y for x, y in pairs)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_a_batch_is_a_function_of_seed_and_step(task: str, batching: str) -> None:
+    data = {"batching": batching}
+    first, second = opened(task, data=data), opened(task, data=data)
+    steps = [7, 0, 3, 12, 3]
+    assert all(equal(first.batch(step), second.batch(step)) for step in [*range(13), *steps])
+    assert all(equal(opened(task, data=data).batch(step), first.batch(step)) for step in (12, 5))
+    other = opened(task, data=data, training={"seed": 9})
+    assert not all(equal(first.batch(step), other.batch(step)) for step in range(6))
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("batching", BATCHINGS[1:])
+def test_an_epoch_has_every_example_once(task: str, batching: str) -> None:
+    material = opened(task, data={"batching": batching})
+    wanted = Counter(_content(material, example.parts) for example in material.examples["train"])
+    for epoch in range(2):
+        seen: Counter[Any] = Counter()
+        total = sum(wanted.values())
+        step = epoch * _steps_of_an_epoch(material, total)
+        while seen.total() < total:
+            batch = material.batch(step)
+            seen.update(_rows(batch))
+            step += 1
+        assert seen == wanted
+
+
+def _steps_of_an_epoch(material: ExampleMaterial, total: int) -> int:
+    step = count = 0
+    while count < total:
+        count += len(material.batch(step).ids)
+        step += 1
+    return step
+
+
+def _content(material: ExampleMaterial, parts: Any) -> Any:
+    (row,) = _rows(material._collate([parts]))
+    return row
+
+
+def _rows(batch: Batch) -> list[Any]:
+    lengths = [batch.ids.shape[1]] * len(batch.ids) if batch.lengths is None else batch.lengths.tolist()
+    targets = [
+        row[:n].tolist() if batch.targets.shape == batch.ids.shape else row.tolist() for row, n in zip(batch.targets, lengths, strict=True)
+    ]
+    return [repr((ids[:n].tolist(), target)) for ids, n, target in zip(batch.ids, lengths, targets, strict=True)]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_held_out_part_is_read_once_and_always_the_same(task: str) -> None:
+    material = opened(task)
+    batches = list(material.rows("validation"))
+    wanted = Counter(_content(material, example.parts) for example in material.examples["validation"])
+    assert Counter(row for batch in batches for row in _rows(batch)) == wanted
+    assert all(equal(a, b) for a, b in zip(batches, material.rows("validation"), strict=True))
+    sizes = [batch.ids.shape[1] for batch in batches]
+    assert task == "translation" or sizes == sorted(sizes)
+    few = list(material.rows("validation", 2))
+    assert sum(len(batch.ids) for batch in few) == min(6, sum(wanted.values()))
+    assert sum(batch.num_targets for batch in batches) == material.epoch_targets
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "label": lambda label: "none" if label == "animal" else "animal",
+    "value": lambda value: value + 1,
+    "words": lambda words: [*words[:-1], "slept" if words[-1] != "slept" else "ran"],
+    "tags": lambda tags: ["O" if tags[0] != "O" else "B-place", *tags[1:]],
+    "answers": lambda answers: [],
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_digest_changes_with_every_row_and_its_answer(task: str) -> None:
+    rows = rows_of(task, 8)
+    first = opened(task, rows)
+    assert first.digest() == opened(task, copy.deepcopy(rows)).digest()
+    for i, row in enumerate(rows):
+        for name, value in row.items():
+            change = CHANGES.get(name, lambda text: f"slept {text}")
+            changed = [*rows[:i], {**row, name: change(value)}, *rows[i + 1 :]]
+            assert opened(task, changed).digest() != first.digest(), (i, name)
+
+
+def test_a_part_without_an_example_is_refused() -> None:
+    with pytest.raises(UserError, match=r"data\.source: the validation part of 'table' has no example that can be used"):
+        material_of(recipe_for("classification"), rows_of("classification", 5), [])
+
+
+def test_a_split_that_is_not_there_is_named() -> None:
+    material = opened("classification")
+    assert material.splits == ("train", "validation")
+    with pytest.raises(UserError, match=r"there is no split 'valdation'; did you mean 'validation'"):
+        list(material.rows("valdation"))
+
+
+def test_sizes_are_filled_in_and_too_small_ones_refused() -> None:
+    material = opened("translation")
+    model, size = material.recipe.model, material.vocabulary.target.vocab_size
+    assert model.encoder is not None
+    assert model.frontend.vocab_size == model.encoder.frontend.vocab_size == size
+    big = {"kind": "text", "vocab_size": 500}
+    assert opened("classification", frontend=big).recipe.model.frontend.vocab_size == 500
+    with pytest.raises(SpecError, match=r"model\.frontend\.vocab_size: 5 ids are fewer than the \d+ of the tokenizer; leave the key out"):
+        opened("classification", frontend={"kind": "text", "vocab_size": 5})
+
+
+def test_shared_vectors_need_a_shared_tokenizer() -> None:
+    recipe = translating(True, data={"target_tokenizer": "characters"})
+    assert recipe.model.encoder is not None
+    shared = recipe.changed(model=recipe.model.changed(encoder=recipe.model.encoder.changed(share_embedding=True)))
+    with pytest.raises(SpecError, match=r"model\.encoder\.share_embedding: source and target have tokenizers of their own"):
+        material_of(shared, rows_of("translation", 5))
+
+
+def text_material(tmp_path: Path, change: Any = None, seed: int = 1) -> tuple[Corpus, TextMaterial]:
+    path = tmp_path / "text.txt"
+    path.write_text("the cat sat on the mat, and the dog ran. " * 40)
+    recipe = Recipe.parse({"data": str(path), "model": {"context_length": 8, "width": 8}, "training": {"batch_size": 4, "seed": seed}})
+    corpus = open_corpus(recipe.data)
+    return corpus, TextMaterial(recipe, corpus, Vocabulary(corpus.tokenizer, corpus.tokenizer), change)
+
+
+def masked(batch: Batch, rng: np.random.Generator) -> Batch:
+    return Batch(batch.ids * torch.from_numpy(rng.integers(0, 2, batch.ids.shape)), batch.ids)
+
+
+def test_a_running_text_is_changed_with_random_numbers_of_its_step(tmp_path: Path) -> None:
+    _, plain = text_material(tmp_path)
+    _, material = text_material(tmp_path, masked)
+    _, again = text_material(tmp_path, masked)
+    for step in (5, 0, 5):
+        assert equal(material.batch(step), again.batch(step))
+        assert torch.equal(material.batch(step).targets, plain.batch(step).ids)
+    assert not torch.equal(material.batch(0).ids == 0, material.batch(1).ids == 0)
+    held_out = [list(m.rows("validation")) for m in (material, again, material)]
+    assert all(equal(a, b) and equal(a, c) for a, b, c in zip(*held_out, strict=True))
+    assert not torch.equal(held_out[0][0].ids == 0, held_out[0][1].ids == 0)
+
+
+def test_a_running_text_knows_its_digest_and_its_scale(tmp_path: Path) -> None:
+    corpus, material = text_material(tmp_path)
+    assert material.digest() == text_material(tmp_path)[1].digest()
+    assert material.epoch_targets == len(corpus.train)
+    assert material.scale() == (1.0, 1.0)
+    ids = corpus.splits["train"].ids.copy()
+    ids[100] += 1
+    changed = replace(corpus, splits={**corpus.splits, "train": replace(corpus.splits["train"], ids=ids)})
+    other = TextMaterial(material.recipe, changed, material.vocabulary)
+    assert other.digest() != material.digest()

@@ -1,0 +1,172 @@
+"""Texts from texts, by an encoder–decoder and by one stack with a prefix: batches, loss, what is written, the figures."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import sacrebleu
+from rouge_score.rouge_scorer import RougeScorer
+from tests.tasks.tables import material_of, model_of, rows_of, translating
+
+from qkv.data.batch import IGNORED
+from qkv.spec.errors import SpecError
+from qkv.spec.generation import Generation
+from qkv.tasks.material import ExampleMaterial
+from qkv.tasks.task import Totals
+
+ROWS = rows_of("translation", 6)
+BOTH = pytest.mark.parametrize("encoder", [True, False], ids=["encoder", "prefix"])
+
+
+def opened(encoder: bool, task: str = "translation", rows: list[dict[str, Any]] = ROWS, **options: Any) -> tuple[Any, ExampleMaterial]:
+    words = {"tokenizer": "word_list(60, min_frequency=1)", **options.pop("data", {})}
+    return material_of(translating(encoder, task, data=words, **options), rows)
+
+
+def ids_of(material: ExampleMaterial, row: dict[str, Any]) -> tuple[list[int], list[int], int, int]:
+    tokenizer, target = material.vocabulary.tokenizer, material.vocabulary.target
+    bos, eos = target.special("bos"), target.special("eos")
+    assert bos is not None
+    assert eos is not None
+    return tokenizer.encode(row["source"]), target.encode(row["target"]), bos, eos
+
+
+def test_with_an_encoder_source_and_target_are_two_rows() -> None:
+    task, material = opened(True)
+    batch = task.collator(material.recipe)([example.parts for example in material.examples["train"]])
+    assert batch.source is not None
+    assert batch.lengths is not None
+    for i, row in enumerate(ROWS):
+        source, target, bos, eos = ids_of(material, row)
+        assert batch.source[i, : batch.source_lengths[i]].tolist() == [*source, eos]
+        assert batch.ids[i, : batch.lengths[i]].tolist() == [bos, *target]
+        assert batch.targets[i].tolist() == [*target, eos] + [IGNORED] * (batch.ids.shape[1] - len(target) - 1)
+        assert material.examples["train"][i].size == len(source) + 1 + len(target) + 1
+    assert batch.num_targets == sum(len(row["target"].split()) + 1 for row in ROWS) == material.epoch_targets
+    assert batch.num_tokens == sum(example.size for example in material.examples["train"])
+
+
+def test_without_one_they_are_one_row_with_a_prefix() -> None:
+    task, material = opened(False)
+    batch = task.collator(material.recipe)([example.parts for example in material.examples["train"]])
+    assert batch.source is None
+    assert batch.lengths is not None
+    for i, row in enumerate(ROWS):
+        source, target, bos, eos = ids_of(material, row)
+        length = int(batch.lengths[i])
+        assert batch.ids[i, :length].tolist() == [*source, bos, *target]
+        assert batch.targets[i, :length].tolist() == [*[IGNORED] * len(source), *target, eos]
+        assert set(batch.targets[i, length:].tolist()) <= {IGNORED}
+        assert int(batch.prefix[i]) == len(source) + 1
+
+
+@BOTH
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_the_loss_is_teacher_forcing_in_float64(encoder: bool, smoothing: float) -> None:
+    task, material = opened(encoder, f"translation(label_smoothing={smoothing})")
+    model = model_of(material, 0.3)
+    batch = task.collator(material.recipe)([example.parts for example in material.examples["train"]])
+    wanted = plain = 0.0
+    for i, (ids, targets) in enumerate(zip(batch.ids, batch.targets, strict=True)):
+        length = int(batch.lengths[i])
+        if encoder:
+            memory = model.encode(batch.source[i : i + 1, : batch.source_lengths[i]])
+            logits = model(ids[None, :length], memory=memory)[0][0]
+        else:
+            logits = model(ids[None, :length], prefix=batch.prefix[i : i + 1])[0][0]
+        nats = -logits.double().log_softmax(-1)
+        for place, target in enumerate(targets.tolist()[:length]):
+            if target != IGNORED:
+                wanted += float((1 - smoothing) * nats[place, target] + smoothing * nats[place].mean())
+                plain += float(nats[place, target])
+    assert float(task.summed_loss(model, batch)) == pytest.approx(wanted, rel=1e-4)
+    seen = Totals()
+    seen.add(task.observe(model, batch))
+    assert seen.loss == pytest.approx(plain, rel=1e-4)
+    figures = task.figures(seen, material.scale())
+    assert figures["perplexity"] == pytest.approx(math.exp(plain / batch.num_targets), rel=1e-3)
+
+
+@BOTH
+def test_what_is_written_is_the_most_probable_token_after_token(encoder: bool) -> None:
+    task, material = opened(encoder)
+    model = model_of(material, 0.3)
+    answers = task.predict(model, material.vocabulary, material.recipe.changed(sample=Generation(max_new_tokens=4, temperature=0.0)), ROWS)
+    for row, answer in zip(ROWS, answers, strict=True):
+        source, _, bos, eos = ids_of(material, row)
+        written: list[int] = []
+        while len(written) < 4 and eos not in written:
+            written.append(next_id(model, encoder, source, written, bos, eos))
+        assert answer["answer"] == material.vocabulary.target.decode([i for i in written if i != eos], skip_special=True).strip()
+
+
+def next_id(model: Any, encoder: bool, source: list[int], written: list[int], bos: int, eos: int) -> int:
+    import torch
+
+    if encoder:
+        memory = model.encode(torch.tensor([[*source, eos]]))
+        return int(model(torch.tensor([[bos, *written]]), memory=memory)[0][0, -1].argmax())
+    ids = torch.tensor([[*source, bos, *written]])
+    return int(model(ids, prefix=torch.tensor([len(source) + 1]))[0][0, -1].argmax())
+
+
+@BOTH
+def test_by_default_as_much_is_written_as_can_be_learned(encoder: bool) -> None:
+    _, material = opened(encoder)
+    assert material.recipe.sample == Generation(max_new_tokens=31 if encoder else 15, temperature=0.0)
+    _, other = opened(encoder, rows=ROWS)
+    own = translating(encoder).changed(sample=Generation(max_new_tokens=3, num_beams=2))
+    assert material_of(own, ROWS)[1].recipe.sample == own.sample
+    assert other.digest() == material.digest()
+
+
+def test_long_sides_are_cut_each_to_its_own_limit() -> None:
+    rows = [{"source": "a " * 30, "target": "cat"}, {"source": "a", "target": "cat " * 40}]
+    _, material = opened(True, rows=rows)
+    assert material.notes == (
+        "2 of 4 examples were cut: their source is longer than the 23 tokens that fit (the longest has 30)",
+        "2 of 4 examples were cut: their target is longer than the 31 tokens that fit (the longest has 40)",
+    )
+    task, other = opened(False, rows=rows)
+    assert max(example.size for example in other.examples["train"]) <= 32
+    answers = task.predict(model_of(other), other.vocabulary, other.recipe, rows)
+    assert answers[0]["note"] == "the input has 30 tokens and the model reads 15; the rest was not read"
+    assert "note" not in answers[1]
+
+
+def test_two_tokenizers_only_with_an_encoder() -> None:
+    data = {"target_tokenizer": "characters"}
+    _, material = opened(True, data=data)
+    assert not material.vocabulary.shared
+    assert material.recipe.model.frontend.vocab_size == material.vocabulary.target.vocab_size
+    with pytest.raises(SpecError, match=r"data\.target_tokenizer: source and target are one sequence in a model without an encoder"):
+        opened(False, data=data)
+
+
+@BOTH
+def test_a_translation_is_measured_by_bleu(encoder: bool) -> None:
+    task, material = opened(encoder)
+    model = model_of(material, 0.3)
+    exam = task.examine(model, material, "validation", Totals(2.0, 4), material.recipe)
+    written = [answer["answer"] for answer in task.predict(model, material.vocabulary, material.recipe, ROWS)]
+    assert exam.figures["bleu"] == pytest.approx(sacrebleu.corpus_bleu(written, [[row["target"] for row in ROWS]]).score)
+    assert exam.figures["loss"] == 0.5
+    assert exam.sections[-1]["rows"] == [[row["source"], text, row["target"]] for row, text in zip(ROWS, written, strict=True)]
+    assert "version:" in exam.notes[0]
+
+
+def test_a_summary_is_measured_by_rouge_beside_the_first_sentence() -> None:
+    rows = [
+        {"source": "the cat sat. the dog ran", "target": "cats sit", "targets": ["cats sit", "the cat sat"]},
+        {"source": "a red house", "target": "house"},
+    ]
+    task, material = opened(True, "summarization", rows)
+    scorer = RougeScorer(["rouge1", "rougeL"], use_stemmer=True)
+    found = task.compare(["the cat", "a house"], rows).figures
+    best = max(scorer.score(target, "the cat")["rouge1"].fmeasure for target in rows[0]["targets"])
+    assert found["rouge1"] == pytest.approx(50 * (best + scorer.score("house", "a house")["rouge1"].fmeasure))
+    assert found["rougeL_of_lead_1"] == pytest.approx(50 * (1 + scorer.score("house", "a red house")["rougeL"].fmeasure))
+    text = task.sample(model_of(material), material, material.recipe)
+    assert text.count("→") == 2
