@@ -20,6 +20,7 @@ from qkv.spec.errors import UserError, nearest
 from qkv.spec.model import Model, Text
 from qkv.spec.overrides import assignments, override
 from qkv.spec.recipe import Recipe
+from qkv.spec.tasks import NextToken
 from qkv.spec.tokenizers import BPE, Bytes, Code, Unigram, WordList, WordPiece, Words
 from qkv.spec.training import Training
 from qkv.spec.yaml_io import read_spec
@@ -31,6 +32,7 @@ EXAMPLES = """\
 qkv cost gpt3
 qkv cost gpt2 --length 512 --batch-size 8 --precision bf16
 qkv cost recipe.yaml model.num_layers=12 --check
+qkv cost recipes/multi30k_transformer.yaml --length 20 --source-length 25
 """
 
 
@@ -39,6 +41,9 @@ def cost_command(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as model.width=512.")] = None,
     batch_size: Annotated[int | None, typer.Option(metavar="N", help="Rows; default: the recipe's, or 1.")] = None,
     length: Annotated[int | None, typer.Option(metavar="N", help="Positions of a row; default: the context length.")] = None,
+    source_length: Annotated[
+        int | None, typer.Option(metavar="N", help="Positions that an encoder reads; default: its own context length.")
+    ] = None,
     precision: Annotated[str | None, typer.Option(metavar="fp32|bf16", help="Of matrix products; default: the recipe's, or fp32.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Build the model, measure the same on it, and show both.")] = False,
     probe: Annotated[bool, typer.Option("--probe", help="Measure this machine anew, for the tokens per second.")] = False,
@@ -47,7 +52,7 @@ def cost_command(
     """Count parameters, FLOPs, memory, decoding state and time of a model, without building it."""
     model, training = _read(spec, overrides or [])
     rows = training.batch_size if batch_size is None else batch_size
-    counted = cost(model, rows, length, precision or training.precision, training)
+    counted = cost(model, rows, length, precision or training.precision, training, source_length=source_length)
     machine = _probed() if probe else stored_machine()
     checked = _checked(counted, machine) if check else []
     if as_json:
@@ -69,28 +74,39 @@ def _read(name: str, overrides: Iterable[str]) -> tuple[Model, Training]:
     if not Path(name).exists() and Path(name).suffix not in SPEC_SUFFIXES:
         raise UserError(f"there is no file and no preset {name!r}; {nearest(name, PRESETS)}")
     spec = read_spec(name, overrides)
-    return (_with_vocabulary(spec), spec.training) if isinstance(spec, Recipe) else (spec, alone)
+    return (_with_sizes(spec), spec.training) if isinstance(spec, Recipe) else (spec, alone)
 
 
-def _with_vocabulary(recipe: Recipe) -> Model:
-    """The recipe's model with the vocabulary that its tokenizer has, or may have at most."""
+def _with_sizes(recipe: Recipe) -> Model:
+    """The recipe's model with the sizes that its data decides: of a text those that its tokenizer has, or may have at most, and of all
+    else what the task finds when it opens the data."""
     model, tokenizer = recipe.model, recipe.data.tokenizer
-    if not isinstance(model.frontend, Text) or model.frontend.vocab_size is not None:
+    if not _open_sizes(model):
         return model
+    ids = 256 if isinstance(tokenizer, Bytes) else None
     if isinstance(tokenizer, (BPE, Code, Unigram, WordList, WordPiece, Words)):
         ids = tokenizer.vocab_size
-    elif isinstance(tokenizer, Bytes):
-        ids = 256
-    else:
-        from qkv.data.corpus import open_corpus
+    if isinstance(recipe.task, NextToken) and ids is not None:
+        return model.changed(frontend=model.frontend.changed(vocab_size=ids))
+    from qkv.tasks.registry import build_task
 
-        ids = open_corpus(recipe.data).tokenizer.vocab_size
-    return model.changed(frontend=model.frontend.changed(vocab_size=ids))
+    return build_task(recipe.task).open(recipe).recipe.model
+
+
+def _open_sizes(model: Model) -> bool:
+    """True if a size is left to the data."""
+    stacks = [model, *([model.encoder] if model.encoder else [])]
+    unknown = any(isinstance(stack.frontend, Text) and stack.frontend.vocab_size is None for stack in stacks)
+    return unknown or getattr(model.head, "num_classes", 0) is None
 
 
 def _title(name: str, counted: Cost) -> str:
     layers, rows = _many(len(counted.model.layers), "layer"), _many(counted.batch_size, "row")
-    return f"{name}: {layers} of width {counted.model.width:,}; {rows} of {counted.length:,} positions, {counted.precision}"
+    if encoder := counted.model.encoder:
+        layers, rows = f"{_many(len(encoder.layers), 'encoder layer')} and {layers}", f"{rows} of {counted.source_length:,} and"
+    else:
+        rows += " of"
+    return f"{name}: {layers} of width {counted.model.width:,}; {rows} {counted.length:,} positions, {counted.precision}"
 
 
 def _many(count: int, noun: str) -> str:
@@ -104,7 +120,7 @@ def _parts(counted: Cost) -> list[list[object]]:
 
 def _figures(counted: Cost, machine: Machine | None) -> list[tuple[str, str]]:
     memory, training = counted.memory, counted.training
-    scores = max(branch.scores for block in counted.blocks for branch in block)
+    scores = max((branch.scores for block in (*counted.encoder, *counted.blocks) for branch in block), default=0)
     rows = [
         ("FLOPs, forward", short(counted.forward_flops)),
         ("… without scores that the mask hides", short(counted.needed_flops)),
@@ -117,7 +133,7 @@ def _figures(counted: Cost, machine: Machine | None) -> list[tuple[str, str]]:
     ]
     if scores:
         rows.append(("attention matrices of a branch, were they kept", size(scores)))
-    if counted.model.causal:
+    if counted.writes:
         rows.append(("decoding state", size(counted.state_bytes())))
         rows.append(("read for one more token a row", size(counted.step_bytes())))
     return rows + _rates(counted, machine)
@@ -131,7 +147,7 @@ def _rates(counted: Cost, machine: Machine | None) -> list[tuple[str, str]]:
         return [("tokens/s", "not estimated: this machine is not measured yet; --probe does that")]
     speed = counted.speed(machine)
     rates = [("training", speed.train), ("prefill", speed.prefill), ("decoding", speed.decode)]
-    return [(f"{name}, tokens/s, estimated", short(rate)) for name, rate in rates if name == "training" or counted.model.causal]
+    return [(f"{name}, tokens/s, estimated", short(rate)) for name, rate in rates if name == "training" or counted.writes]
 
 
 def _probed() -> Machine:
@@ -148,15 +164,15 @@ def _probed() -> Machine:
 
 
 def _checked(counted: Cost, machine: Machine | None) -> list[Row]:
+    from qkv.inspection.losses import loss_by_head
     from qkv.inspection.measure import Update, check
-    from qkv.spec.tasks import NextToken
-    from qkv.tasks.next_token import NextTokenTask
+    from qkv.tasks.next_token import language_loss
     from qkv.training.optimisers import build_optimizer
 
-    training, task = counted.training, NextTokenTask(NextToken())
+    training, loss = counted.training, loss_by_head(language_loss)
     return check(
         counted,
-        lambda model: Update(model, task.loss, build_optimizer(training.optimizer, model), training.accumulate, counted.precision),
+        lambda model: Update(model, loss, build_optimizer(training.optimizer, model), training.accumulate, counted.precision),
         machine,
     )
 

@@ -1,0 +1,97 @@
+"""The recipe that a table of examples gets: it grows with the table, fits the time, and can be trained on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qkv.data.records.model import Records
+from qkv.inspection.machine import Machine
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.training import automatic_task as module
+from qkv.training.automatic_task import automatic_task, name_of
+
+SLOW = Machine("a processor", {"fp32": 4e10}, 4.8e9, 6e-5)
+FAST = Machine("ten of them", {"fp32": 4e12, "bf16": 8e12}, 4.8e11, 1e-6)
+COLUMNS: dict[str, Callable[[str], dict[str, object]]] = {
+    "classification": lambda text: {"text": text, "label": "1"},
+    "regression": lambda text: {"text": text, "value": 1.0},
+    "token_classification": lambda text: {"words": text.split(), "tags": ["O"] * len(text.split())},
+    "question_answering": lambda text: {"question": "Who?", "context": text, "answers": []},
+    "translation": lambda text: {"source": text, "target": text},
+    "summarization": lambda text: {"source": text, "target": text[:50]},
+}
+
+
+@pytest.fixture
+def recipe_for(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recipe]:
+    """The recipe of a table of so many rows of so many words, without the table."""
+
+    def make(kind: str, rows: int, words: int = 20, machine: Machine = FAST) -> Recipe:
+        row = COLUMNS[kind]("great " * words)
+        found = Records("mine", {"train": [row] * rows}, {}, (), "", ())
+        monkeypatch.setattr(module, "open_records", lambda *_: found)
+        return automatic_task(kind, {"source": "folder/mine.csv"}, machine=machine)
+
+    return make
+
+
+def test_every_plan_is_tried() -> None:
+    assert COLUMNS.keys() == module._PLANS.keys()
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_more_examples_get_more_of_everything(recipe_for: Callable[..., Recipe], kind: str) -> None:
+    found = [recipe_for(kind, rows) for rows in (20, 3000, 20_000, 200_000)]
+    assert [recipe.model.width for recipe in found] == sorted(recipe.model.width for recipe in found)
+    sizes = [recipe.data.tokenizer.vocab_size for recipe in found]  # pyright: ignore[reportAttributeAccessIssue]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]
+    assert {(recipe.name, recipe.task.kind) for recipe in found} == {("mine", kind)}
+    assert all(recipe.training.validation.patience for recipe in found)
+    assert {recipe.model.encoder is not None for recipe in found} == {kind in ("translation", "summarization")}
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_a_slow_machine_takes_fewer_steps(recipe_for: Callable[..., Recipe], kind: str) -> None:
+    slow, fast = (recipe_for(kind, 50_000, 60, machine).training.steps for machine in (SLOW, FAST))
+    assert 200 <= slow < fast
+
+
+def test_a_small_table_is_not_read_for_ever(recipe_for: Callable[..., Recipe]) -> None:
+    recipe = recipe_for("classification", 1600)
+    assert recipe.training.steps * recipe.training.batch_size <= 40 * 1600
+    assert recipe_for("classification", 20).training.steps == 200
+
+
+@pytest.mark.parametrize(("words", "length"), [(4, 32), (30, 128), (1000, 512)])
+def test_nearly_every_text_fits_up_to_a_limit(recipe_for: Callable[..., Recipe], words: int, length: int) -> None:
+    assert recipe_for("classification", 50, words).model.context_length == length
+
+
+def test_what_is_said_of_the_data_and_overrides_hold(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("review,stars,other\n" + "good film,5,x\nbad film,1,y\n" * 20)
+    data = {"source": str(path), "columns": {"text": "review", "label": "other"}, "validation_fraction": 0.25}
+    recipe = automatic_task("classification", data, ["training.steps=7"], machine=FAST)
+    assert (recipe.data.columns, recipe.data.validation_fraction, recipe.training.steps) == (data["columns"], 0.25, 7)
+    assert recipe.description.startswith("30 examples, 512 ids (wordpiece), an encoder of 2 layers of width 64, at most 200 steps")
+    whole = automatic_task("classification", data, machine=FAST)
+    assert automatic_task("classification", data, quick=True, machine=FAST).training.steps == whole.training.steps // 10
+
+
+def test_a_task_that_no_table_is_enough_for() -> None:
+    with pytest.raises(UserError, match="there is no task 'next_token' that a table of examples is enough for; allowed: classification"):
+        automatic_task("next_token", {"source": "mine.csv"}, machine=FAST)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [("mine.csv", "mine"), (os.path.join("a", "mine.jsonl.gz"), "mine"), ("a/x.de | a/x.en", "x"), ("sst2", "sst2")],
+)
+def test_a_run_is_named_after_its_data(source: str, name: str) -> None:
+    assert name_of(source) == name

@@ -1,0 +1,141 @@
+"""The exam of a finished run: whole or not at all, and never lost."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.training.kill_storm import ignore
+
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.tasks.classification import ClassificationTask
+from qkv.tasks.task import Exam
+from qkv.training.events import Ended, Event, Examined, Notice
+from qkv.training.exam import EXAM, read_exam, write_exam
+from qkv.training.loop import train
+from qkv.training.run import evaluate, load
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    table = tmp_path / "table.csv"
+    table.write_text("text,label\n" + "good film,1\nbad plot,0\n" * 20)
+    model = {
+        "width": 16,
+        "context_length": 8,
+        "blocks": [{"branches": ["attention(2, mask=full)", "feed_forward"]}],
+        "head": "classification",
+    }
+    training = {"steps": 6, "batch_size": 4, "optimizer": "adamw(lr=0.01)", "schedule": "constant", "validation": {"every": 3}}
+    return Recipe.parse(
+        {"data": {"source": str(table), "test": str(table)}, "model": model, "task": "classification", "training": training}
+    )
+
+
+def figures(folder: Path) -> dict[str, dict[str, float]]:
+    found = json.loads((folder / EXAM).read_text())["splits"]
+    return {split: {name: value for name, value in exam["figures"].items() if name != "seconds"} for split, exam in found.items()}
+
+
+def test_a_finished_run_is_examined_on_all_that_was_held_out(recipe: Recipe, tmp_path: Path) -> None:
+    events: list[Event] = []
+    run = train(recipe, tmp_path / "run", on_event=events.append)
+    assert [event.split for event in events if isinstance(event, Examined)] == ["validation", "test"]
+    assert run.exam is not None
+    assert run.exam["step"] == run.step
+    assert {split: found["targets"] for split, found in figures(run.folder).items()} == {"validation": 4, "test": 40}
+    measured = evaluate(run, "test").figures
+    assert figures(run.folder)["test"] == pytest.approx({name: value for name, value in measured.items() if name != "seconds"})
+    assert run.exam["splits"]["test"]["sections"][0]["kind"] == "confusion"
+
+
+def test_a_part_of_a_split_is_no_exam(recipe: Recipe, tmp_path: Path) -> None:
+    run = train(recipe, tmp_path / "run", on_event=ignore)
+    assert evaluate(run, "test", batches=1).figures["targets"] == 4
+    assert evaluate(run, "test", batches=1).sections == []
+    assert evaluate(run, "test").sections != []
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+def test_an_exam_that_was_killed_is_taken_at_the_next_start(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = train(recipe, tmp_path / "whole", on_event=ignore)
+    plain = ClassificationTask.examine
+
+    def killed(self: Any, model: Any, material: Any, split: str, *rest: Any) -> Exam:
+        if split == "test":
+            raise Killed
+        return plain(self, model, material, split, *rest)
+
+    monkeypatch.setattr(ClassificationTask, "examine", killed)
+    with pytest.raises(Killed):
+        train(recipe, tmp_path / "run", on_event=ignore)
+    assert not (tmp_path / "run" / EXAM).exists()
+    assert load(tmp_path / "run").exam is None
+    monkeypatch.setattr(ClassificationTask, "examine", plain)
+    train(recipe, tmp_path / "run", on_event=ignore)
+    assert figures(tmp_path / "run") == figures(whole.folder)
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+
+
+def test_a_signal_leaves_the_exam_for_the_next_start(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = ClassificationTask.examine
+
+    def signalled(*args: Any) -> Exam:
+        signal.raise_signal(signal.SIGTERM)
+        return plain(*args)
+
+    monkeypatch.setattr(ClassificationTask, "examine", signalled)
+    events: list[Event] = []
+    train(recipe, tmp_path / "run", on_event=events.append)
+    ended = [(event.status, event.message) for event in events if isinstance(event, Ended)]
+    assert ended == [("stopped", "stopped by SIGTERM during the exam after the last step; the same command takes it again")]
+    assert not (tmp_path / "run" / EXAM).exists()
+    monkeypatch.setattr(ClassificationTask, "examine", plain)
+    assert train(recipe, tmp_path / "run", on_event=ignore).exam is not None
+
+
+def test_a_figure_that_cannot_be_computed_does_not_cost_the_run(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(*_: Any) -> Exam:
+        raise UserError("the library is not installed")
+
+    plain = ClassificationTask.examine
+    monkeypatch.setattr(ClassificationTask, "examine", lacking)
+    events: list[Event] = []
+    run = train(recipe, tmp_path / "run", on_event=events.append)
+    assert run.exam is None
+    assert "the exam was not taken: the library is not installed" in " ".join(e.text for e in events if isinstance(e, Notice))
+    assert [event.status for event in events if isinstance(event, Ended)] == ["finished"]
+    monkeypatch.setattr(ClassificationTask, "examine", plain)
+    assert train(recipe, tmp_path / "run", on_event=ignore).exam is not None
+
+
+def test_a_longer_run_is_examined_anew(recipe: Recipe, tmp_path: Path) -> None:
+    first = train(recipe, tmp_path / "run", on_event=ignore)
+    longer = train(recipe.changed(training=recipe.training.changed(steps=12)), tmp_path / "run", on_event=ignore)
+    assert longer.step > first.step  # or there was nothing to examine
+    assert longer.exam is not None
+    assert longer.exam["step"] == longer.step
+
+
+def test_an_exam_of_other_weights_or_half_of_one_is_none(tmp_path: Path) -> None:
+    write_exam(tmp_path, 5, {"validation": Exam({"loss": float("nan"), "accuracy": 50.0})})
+    found = read_exam(tmp_path, 5)
+    assert found is not None
+    assert found["splits"]["validation"]["figures"] == {"loss": None, "accuracy": 50.0}
+    assert read_exam(tmp_path, 6) is None
+    (tmp_path / EXAM).write_text((tmp_path / EXAM).read_text()[:30])
+    assert read_exam(tmp_path, 5) is None
+    (tmp_path / EXAM).write_text("[]")
+    assert read_exam(tmp_path, 5) is None
+
+
+def test_a_language_model_has_no_exam(straight: Path) -> None:
+    assert not (straight / EXAM).exists()
+    assert load(straight).exam is None
