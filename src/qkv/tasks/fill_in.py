@@ -71,8 +71,8 @@ class FillInTask(TextTask):
     asks = ("text",)
 
     @abstractmethod
-    def chances(self, model: Transformer, ids: list[int], places: list[int]) -> Tensor:
-        """(places, V): the probability of each token at each of ``places`` of ``ids``, where the masks stand."""
+    def logits(self, model: Transformer, ids: list[int], places: list[int]) -> Tensor:
+        """(places, V): of each token at each of ``places`` of ``ids``, where the masks stand."""
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return [self._answer(model, vocabulary.tokenizer, recipe, row["text"]) for row in rows]
@@ -84,9 +84,9 @@ class FillInTask(TextTask):
         if len(gapped.ids) > recipe.model.context_length:
             raise UserError(f"the text has {len(gapped.ids)} tokens, and the model reads {recipe.model.context_length}; give a shorter one")
         with torch.inference_mode(), evaluating(model):
-            chances = self.chances(model, gapped.ids, gapped.places).float()
-            chances[:, mask] = 0
-            best = chances.topk(min(BEST, chances.shape[1]))
+            logits = self.logits(model, gapped.ids, gapped.places).float()
+            logits[:, mask] = -torch.inf
+            best = logits.softmax(-1).topk(min(BEST, logits.shape[1] - 1))
         words = [[word_of(tokenizer, index) for index in row] for row in best.indices.tolist()]
         shown = [
             [{"word": word, "probability": p} for word, p in zip(*pair, strict=True)]

@@ -95,9 +95,9 @@ class MaskedTokensTask(FillInTask):
         answers = self.predict(model, material.vocabulary, recipe, [{"text": t} for t in text])
         return "\n\n".join(f"{t}\n→ {a['answer']}" for t, a in zip(text, answers, strict=True))
 
-    def chances(self, model: Transformer, ids: list[int], places: list[int]) -> Tensor:
+    def logits(self, model: Transformer, ids: list[int], places: list[int]) -> Tensor:
         hidden, _ = model.features(torch.tensor([ids], device=model.frontend.table.device))
-        return model.head(hidden[0, places]).float().softmax(-1)
+        return model.head(hidden[0, places])
 
 
 def padding(batch: Batch) -> np.ndarray:

@@ -70,7 +70,7 @@ class PermutationTask(FillInTask):
         loss = seen.loss / seen.count if seen.count else math.nan
         return {"loss": loss, "perplexity": exponential(loss)}
 
-    def chances(self, model: Transformer, ids: list[int], places: list[int]) -> Tensor:
+    def logits(self, model: Transformer, ids: list[int], places: list[int]) -> Tensor:
         """Gaps are filled from left to right, each by the most probable token given the text and the gaps before it."""
         known, found = np.array([ids]), []
         mask = ids[places[0]]
@@ -78,10 +78,10 @@ class PermutationTask(FillInTask):
             batch = streams(_gaps(known, places, number), mask).to(model.frontend.table.device)
             hidden, _ = model.features(batch.ids, positions=batch.positions, visible=batch.visible)
             (vector,), _ = at_targets(hidden, batch.targets)
-            chances = model.head(vector[None])[0].float().softmax(-1)
-            chances[mask] = 0
-            known[0, place] = int(chances.argmax())
-            found.append(chances)
+            logits = model.head(vector[None])[0].float()
+            logits[mask] = -torch.inf
+            known[0, place] = int(logits.argmax())
+            found.append(logits)
         return torch.stack(found)
 
 
