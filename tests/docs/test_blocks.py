@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.tables import write_tables
 from tests.docs.blocks import PAGES, ROOT, Block, blocks
 
 from qkv.cli.main import main
@@ -51,6 +52,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.chdir(folder)
     (folder / "my.txt").write_text(TEXT, encoding="utf-8")
+    write_tables(folder)
     return folder
 
 

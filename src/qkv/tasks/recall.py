@@ -33,6 +33,7 @@ QUERY = "?"
 class RecallTask(GeneratedTask):
     """-log p(symbol) after the query mark. A model that reads from left to right answers by its last vector (``pooling: last``)."""
 
+    loss_unit = "nats an example"
     examines = True
     asks = ("text",)
 

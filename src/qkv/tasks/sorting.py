@@ -37,6 +37,7 @@ _AT_ONCE = 64
 class SortingTask(GeneratedTask):
     """-Σ_k log p(the k-th smallest). Exact match is that of greedy writing too, whose first mistake teacher forcing shows as well."""
 
+    loss_unit = "nats a number"
     examines = True
     asks = ("text",)
 

@@ -56,6 +56,7 @@ class WordBatch(Batch):
 class WordVectorsTask(TextTask):
     """Both objectives; they differ in whether the neighbours of a word speak one by one or by their mean."""
 
+    loss_unit = "nats a prediction"
     examines = True
     asks = ("text",)
 

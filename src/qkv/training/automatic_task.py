@@ -16,6 +16,7 @@ from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.cross import CrossAttention
 from qkv.spec.data import Data, LengthBuckets, TokenBuckets
 from qkv.spec.errors import UserError, nearest
+from qkv.spec.generation import Generation
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Encoder, Model, Text
@@ -108,6 +109,7 @@ def automatic_task(
         model=model,
         task=task,
         training=training,
+        sample=Generation(max_new_tokens=model.context_length - 1, temperature=0.0 if plan.writes else 1.0),
         quick={"training.steps": max(1, training.steps // 10), "training.validation.every": max(1, training.steps // 40)},
     )
     return override(recipe, [*(quick_form(recipe.quick) if quick else ()), *overrides])

@@ -33,9 +33,11 @@ def read_inputs(recipe: Recipe, source: str, columns: Mapping[str, str]) -> Inpu
     Raises ``UserError`` for a task that predicts nothing, for what is no table, for columns that are not there, and if no row can be used.
     """
     task = build_task(recipe.task)
-    roles = tuple(role for role in getattr(task, "roles", ()) if role.name in task.asks)
-    if not roles:
-        raise UserError(f"a model of the task {recipe.task.kind!r} predicts nothing from a table")
+    if not task.asks:
+        raise UserError(f"a model of the task {recipe.task.kind!r} has no answer to predict; 'qkv generate' lets it write")
+    # A task that learns from running text asks for one all the same.
+    known = {role.name: role for role in getattr(task, "roles", ())}
+    roles = tuple(known.get(name) or Role(name, "text", (name, "sentence")) for name in task.asks)
     table = table_of(source, recipe.data.changed(format=None, columns={}), roles, "--data")
     learned = {role.name: recipe.data.columns[role.name] for role in roles if recipe.data.columns.get(role.name) in table.columns}
     choice = choose(table, roles, {**learned, **columns}, "--data")
