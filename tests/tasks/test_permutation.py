@@ -179,6 +179,6 @@ def test_other_mixers_are_refused(branch: str, tmp_path: Path) -> None:
 def test_the_last_row_of_a_text_is_padded_and_its_padding_predicts_nothing(tmp_path: Path) -> None:
     _, material, _ = opened(recipe_of("permutation(rate=1.0)", ROPE, tmp_path))
     *_, last = material.rows("validation")
-    plain: Batch = list(material._batches.validation(None))[-1]  # type: ignore[attr-defined]  # noqa: SLF001
+    plain: Batch = list(material._batches.validation(None))[-1]  # type: ignore[attr-defined]
     assert plain.lengths is not None
     assert last.num_targets == int(plain.lengths.sum())

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from qkv.data.batch import IGNORED, PairBatch
 from qkv.data.corruption.denoise import SentencePermutation, TextInfilling, denoise
-from qkv.data.corruption.spans import corrupt_spans
 from qkv.data.rows import random
 from qkv.spec.data import Data
 from qkv.spec.errors import SpecError, UserError

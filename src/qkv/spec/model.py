@@ -53,6 +53,9 @@ class Text(Frontend, kind="text"):
     join: Literal["add", "concatenate"] = "add"
     dropout: float = Field(default=0.0, ge=0, lt=1)
     scale: bool = Field(default=False, description="multiply token vectors by √width, as in Vaswani et al. 2017")
+    vectors: str | None = Field(
+        default=None, min_length=1, description="a run folder, or a text file of words and numbers, whose vectors training starts with"
+    )
 
     def problems(self) -> list[Problem]:
         if self.join == "concatenate" and isinstance(self.positions, NoPositions):
