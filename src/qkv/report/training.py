@@ -289,7 +289,8 @@ def _add_samples(page: Page, run: TrainingRun) -> None:
     if not samples:
         return
     *earlier, last = samples
-    with page.section("What it writes" if run.loss_unit == "nats a token" else "What it answers"):
+    writes = "What it writes" if run.counted == "tokens" else "What it answers"
+    with page.section("The first answers, and how they came about" if run.exam else writes):
         page.prose(f"After {int(last['step']):,} steps:")
         page.sample(_cut(str(last["text"])))
         if earlier:

@@ -19,6 +19,7 @@ from qkv.spec.errors import Problem, SpecError
 from qkv.spec.generation import Generation
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Summarization, Translation
+from qkv.tasks.aligned import MOST_TOKENS, aligned
 from qkv.tasks.example_task import Collate, Cut, ExampleTask, column, trained
 from qkv.tasks.material import Example, ExampleMaterial, Material
 from qkv.tasks.pairs import joined, marks, pair_loss, paired, write_after
@@ -125,7 +126,20 @@ class SequenceToSequenceTask(ExampleTask):
         shown = [[row["source"], text, row["target"]] for row, text in zip(rows[:_SHOWN], written, strict=False)]
         table = {"kind": "examples", "title": "What it writes", "columns": ["source", "written", "reference"], "rows": shown}
         figures = {**self.figures(seen, material.scale(split)), **found.figures}
-        return Exam(figures, [*found.sections, table], found.notes)
+        return Exam(figures, [*found.sections, table, *self._looked_at(model, material.vocabulary, recipe, rows, written)], found.notes)
+
+    def _looked_at(
+        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[Mapping[str, Any]], written: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """The attention of the first sentence, of a few, that is neither a word nor a page."""
+        cut, (bos, eos) = Cut(self.limits(recipe)), marks(vocabulary)
+        for row, text in zip(rows[:_AT_ONCE], written, strict=False):
+            source, target = self._source(row, vocabulary, cut), cut(vocabulary.target.encode(text), "target")
+            if len(source) > 4 and len(target) > 3:
+                sections = aligned(model, vocabulary, source.tolist(), [bos, *target.tolist(), eos])
+                if sections or len(source) <= MOST_TOKENS:
+                    return sections
+        return []
 
     def compare(self, written: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Exam:
         """The task's own figures of what was written."""
