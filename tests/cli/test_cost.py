@@ -75,6 +75,48 @@ def test_a_vocabulary_that_the_recipe_tells(qkv: Call, folder: Path, tokenizer: 
     assert found["parameters"]["embedding"] == (ids + 16) * 16
 
 
+TRANSLATION = """\
+data: {source: pairs.csv, columns: {source: de, target: en}, tokenizer: words(50)}
+task: translation
+model:
+  width: 16
+  context_length: 12
+  blocks: [{branches: ["gru", "additive_attention"]}]
+  encoder: {context_length: 9, blocks: [{branches: ["gru(direction=both)"]}]}
+training: {batch_size: 3}
+"""
+LABELS = """\
+data: {source: pairs.csv, columns: {text: de, label: en}, tokenizer: characters}
+task: classification
+model: {width: 16, context_length: 12, blocks: [{branches: ["attention(2, mask=full)"]}], head: classification}
+"""
+
+
+def recipe_of_pairs(folder: Path, text: str) -> Path:
+    rows = [f"ein Wort {i},{'one' if i % 2 else 'two'}" for i in range(40)]
+    (folder / "pairs.csv").write_text("\n".join(["de,en", *rows]), encoding="utf-8")
+    path = folder / "recipe.yaml"
+    path.write_text(text.replace("pairs.csv", str(folder / "pairs.csv")), encoding="utf-8")
+    return path
+
+
+def test_an_encoder_decoder_takes_its_sizes_from_its_pairs(qkv: Call, tmp_path: Path) -> None:
+    path = recipe_of_pairs(tmp_path, TRANSLATION)
+    said = qkv("cost", path, "--source-length", 5, "--length", 7)
+    assert "1 encoder layer and 1 layer of width 16; 3 rows of 5 and 7 positions, fp32" in said.out
+    assert "encoder gru" in said.out
+    found = json.loads(qkv("cost", path, "--json", "--check").out)
+    assert found["source_length"] == 9
+    assert {"parameters", "decoding state"} <= {row["quantity"] for row in found["check"] if row["error"] == 0}
+    assert found["parameters"]["encoder embedding"] == found["parameters"]["embedding"] - 3 * 16
+
+
+def test_a_classifier_takes_its_classes_from_its_labels(qkv: Call, tmp_path: Path) -> None:
+    found = json.loads(qkv("cost", recipe_of_pairs(tmp_path, LABELS), "--json").out)
+    assert found["parameters"]["head"] == 2 * 16 + 2
+    assert "decoding state" not in qkv("cost", recipe_of_pairs(tmp_path, LABELS)).out
+
+
 def test_a_run_folder(qkv: Call, run: Path) -> None:
     said = qkv("cost", run)
     assert said.code == 0
@@ -121,6 +163,7 @@ def test_checked_in_json(qkv: Call, model: Path) -> None:
         (["missing.yaml"], "missing.yaml"),
         (["gpt3", "--check"], "a training step needs about"),
         (["gpt2", "--length", "4096"], "4096 positions are more than the 1024"),
+        (["gpt2", "--source-length", "5"], "the model has no encoder to read it"),
         (["gpt2", "--batch-size", "0"], "the batch size is 0"),
         (["gpt2", "--precision", "fp8"], "there is no precision 'fp8'"),
         (["gpt2", "widht=3"], "did you mean 'width'?"),

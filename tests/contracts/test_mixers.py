@@ -16,8 +16,10 @@ from tests.contracts.subjects import OneBranch
 
 from qkv.inspection import cost as _registers_the_formulas  # noqa: F401
 from qkv.inspection.shares import FORMULAS, Setting, share
+from qkv.layers.context import Memory
 from qkv.mixers.registry import BRANCHES, build_branch
 from qkv.spec.branches import Branch
+from qkv.state.tree import nbytes
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = {describe(part): part for parts in SAMPLES.values() for part in parts}
@@ -66,9 +68,10 @@ def test_what_sees_later_positions_fails(part: Branch) -> None:
 def test_cost_says_what_is_there(part: Branch) -> None:
     module = build_branch(part, WIDTH)
     for length, batch in ((1, 2), (40, 3)):
-        said = share(part, Setting(WIDTH, batch, length, context_length=64, vocab_size=VOCABULARY))
+        said = share(part, Setting(WIDTH, batch, length, context_length=64, vocab_size=VOCABULARY, memory=5))
         assert said.parameters == sum(p.numel() for p in module.parameters())
-        assert said.state == module.state_bytes(length, batch)
+        known = module.remember(Memory((torch.zeros(batch, 5, WIDTH),), torch.full((batch,), 5))) if part.reads_memory else ()
+        assert said.state == module.state_bytes(length, batch) + nbytes(known)
 
 
 def test_a_missing_kind_is_noticed() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from qkv.spec import branches as branch
-from qkv.spec import heads, parts
+from qkv.spec import cross, heads, parts
 from qkv.spec.masks import Causal, Full, Window
-from qkv.spec.model import Block, Model, Text
+from qkv.spec.model import Block, Encoder, Model, Text
 
 WIDTH = 16
 MASKS = st.sampled_from([Causal(), Full(), Causal() & Window(size=3, sinks=2), Causal() & Window(size=99)])
@@ -96,3 +96,60 @@ def _causal(part: branch.Branch) -> branch.Branch:
     if isinstance(part, branch.Convolution):
         return branch.CausalConvolution(kernel_size=part.kernel_size, gated=part.gated)
     return part.changed(direction="forward") if isinstance(part, branch.Recurrent) else part.changed(mask=Causal())
+
+
+MEMORY_BRANCHES: dict[type[cross.MemoryBranch], st.SearchStrategy[Any]] = {
+    cross.CrossAttention: st.builds(
+        cross.CrossAttention,
+        num_heads=st.just(4),
+        num_kv_heads=st.sampled_from([None, 1, 2]),
+        head_dim=SIZES,
+        value_dim=SIZES,
+        bias=st.booleans(),
+        qk_norm=st.booleans(),
+    ),
+    cross.AdditiveAttention: st.builds(cross.AdditiveAttention, hidden=SIZES),
+    cross.FixedContext: st.builds(cross.FixedContext, pooling=st.sampled_from(["first", "last", "mean", "max"])),
+}
+POOLINGS = st.sampled_from(["first", "last", "mean", "max", "attention"])
+HEADS: dict[type[heads.Head], st.SearchStrategy[Any]] = {
+    heads.LanguageModelHead: st.builds(
+        heads.LanguageModelHead,
+        tied=st.booleans(),
+        bias=st.booleans(),
+        transform=st.none() | ACTIVATIONS,
+        softcap=st.sampled_from([None, 5.0]),
+    ),
+    heads.ClassificationHead: st.builds(heads.ClassificationHead, num_classes=st.integers(1, 5), pooling=POOLINGS, hidden=SIZES),
+    heads.RegressionHead: st.builds(heads.RegressionHead, pooling=POOLINGS, hidden=SIZES),
+    heads.TokenHead: st.builds(heads.TokenHead, num_classes=st.integers(1, 5)),
+    heads.SpanHead: st.just(heads.SpanHead()),
+}
+
+
+@st.composite
+def encoder_decoders(draw: st.DrawFn) -> Model:
+    """Causal models of one to three layers whose every block reads the output of an encoder of as many."""
+    layers, share = draw(st.integers(1, 3)), draw(st.booleans())
+    text = Text(vocab_size=draw(st.integers(2, 40)), positions=draw(POSITIONS))
+    encoder = Encoder(
+        num_layers=layers,
+        context_length=9,
+        frontend=text if share else Text(vocab_size=draw(st.integers(2, 40)), positions=draw(POSITIONS)),
+        blocks=(draw(blocks(st.one_of(*BRANCHES.values()))),),
+        norm=draw(NORMS),
+        memory=draw(st.sampled_from(["last", "layers"])),
+        share_embedding=share,
+    )
+    block = draw(blocks(st.one_of(*BRANCHES.values(), *MEMORY_BRANCHES.values())))
+    reads = draw(st.one_of(*MEMORY_BRANCHES.values()))
+    model = Model(
+        width=WIDTH,
+        num_layers=layers,
+        context_length=12,
+        frontend=text,
+        blocks=(block.changed(branches=(*block.branches, reads)),),
+        norm=draw(NORMS),
+        encoder=encoder,
+    )
+    return _decoding(model)

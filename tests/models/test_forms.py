@@ -350,6 +350,20 @@ def test_one_table_for_source_and_target() -> None:
     assert shared.frontend.table.grad is not None
 
 
+@pytest.mark.parametrize("memory", ["last", "layers"])
+def test_computing_blocks_again_changes_nothing_in_either_stack(memory: str) -> None:
+    m, source, target, grads = double(layered(memory)), some_ids(2, 5), some_ids(2, 4, seed=2), []
+    for again in (False, True):
+        m.zero_grad()
+        m.recompute_blocks(again)
+        assert m.encoder is not None
+        assert (m.recompute, m.encoder.recompute) == (again, again)
+        m(target, memory=m.encode(source))[0].square().sum().backward()
+        grads.append([p.grad.clone() for p in m.parameters()])
+    for first, second in zip(*grads, strict=True):
+        torch.testing.assert_close(first, second)
+
+
 # A prefix in place of an encoder.
 
 

@@ -6,20 +6,25 @@ from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from typing import Any
 
-from qkv.inspection import cost_attention, cost_formulas
+from qkv.inspection import cost_attention, cost_formulas, cost_heads, cost_memory
 from qkv.inspection.machine import Machine
 from qkv.inspection.shares import FLOAT, Setting, Share, share
-from qkv.inspection.training_memory import Memory, Stages, training_memory
+from qkv.inspection.training_memory import Memory, Stage, training_memory
 from qkv.spec.errors import UserError, nearest
-from qkv.spec.model import Block, Model, Text
+from qkv.spec.heads import LanguageModelHead
+from qkv.spec.model import Block, Encoder, Model, Stack, Text
 from qkv.spec.parts import Add, Learned, NoResidual
 from qkv.spec.training import Training
 
 __all__ = ["BUILT_IN", "PRECISIONS", "Cost", "Memory", "Speed", "cost"]
 
-BUILT_IN = (cost_attention, cost_formulas)
+BUILT_IN = (cost_attention, cost_formulas, cost_heads, cost_memory)
 PRECISIONS = {"fp32": 4, "bf16": 2}
 """Bytes of a number."""
+Blocks = tuple[tuple[Share, ...], ...]
+"""Of each block its branches."""
+ENCODER = "encoder "
+"""What stands before the names of an encoder's parts."""
 _COUNTERS = 16
 """Bytes a row in which a model's state counts positions."""
 
@@ -35,10 +40,11 @@ class Speed:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of ``batch_size`` rows of ``length`` positions.
+    """The cost of ``batch_size`` rows of ``length`` positions, and in an encoder–decoder of sources of ``source_length``.
 
-    parts: by name, in the order of the data's way: embedding, each kind of branch, norm, residual, final norm, head.
-    blocks: of each block its branches, each with the norms and the residual around it.
+    parts: by name, in the order of the data's way: embedding, each kind of branch, norm, residual, final norm, head; those of an encoder
+    come first, ``encoder`` before their names.
+    blocks: of each block its branches, each with the norms and the residual around it.   encoder: the same of the encoder's blocks.
     """
 
     model: Model
@@ -48,7 +54,9 @@ class Cost:
     training: Training
     attention: str
     parts: dict[str, Share]
-    blocks: tuple[tuple[Share, ...], ...]
+    blocks: Blocks
+    encoder: Blocks = ()
+    source_length: int = 0
 
     @property
     def total(self) -> Share:
@@ -57,8 +65,13 @@ class Cost:
 
     @property
     def tokens(self) -> int:
-        """Positions of the batch."""
+        """Positions of the batch, without those of the sources."""
         return self.batch_size * self.length
+
+    @property
+    def writes(self) -> bool:
+        """True if the model gives one token after the other."""
+        return self.model.decodes and isinstance(self.model.head, LanguageModelHead)
 
     @property
     def parameters(self) -> int:
@@ -78,36 +91,58 @@ class Cost:
     @property
     def train_flops(self) -> int:
         """Of an update: forward, twice that backward, and with recomputation what each block keeps once more."""
-        again = sum(branch.flops - branch.ending for block in self.blocks for branch in block) if self.training.recompute else 0
+        every = [branch for block in (*self.encoder, *self.blocks) for branch in block]
+        again = sum(branch.flops - branch.ending for branch in every) if self.training.recompute else 0
         return self.training.accumulate * (3 * self.total.flops + again)
 
     @property
     def memory(self) -> Memory:
         """Of a training step."""
+        ending = Stage((_sum(self.parts["final norm"], self.parts["head"]),), 0)
+        return training_memory(
+            [*self._reading(), *self._writing()],
+            ending,
+            FLOAT * _table(self.model, self.model.width, self.model.vocab_size),
+            self.total,
+            self.training,
+        )
+
+    def _reading(self) -> list[Stage]:
+        """The stages of the encoder."""
+        if not self.encoder:
+            return []
+        stream = FLOAT * self.batch_size * self.source_length * self.model.width
+        first, norm = self.parts["encoder embedding"], self.parts["encoder final norm"]
+        return [Stage((first,), 0, stream), *(Stage(block, stream) for block in self.encoder), Stage((norm,), stream)]
+
+    def _writing(self) -> list[Stage]:
+        """The stages of the model's own stack; while one goes backward, the gradient of the memory is there too."""
         stream = FLOAT * self.tokens * self.model.width
-        ending = _sum(self.parts["final norm"], self.parts["head"])
-        table = FLOAT * _table(self.model)
-        return training_memory(Stages(self.parts["embedding"], self.blocks, ending, stream, table), self.total, self.training)
+        beside = FLOAT * self.batch_size * self.source_length * self.model.width
+        return [Stage((self.parts["embedding"],), 0, stream + beside), *(Stage(block, stream, beside) for block in self.blocks)]
 
     def state_bytes(self, length: int | None = None) -> int:
         """Bytes that the batch's decoding state takes after ``length`` positions, with room for as many."""
         return self.at(length).total.state + _COUNTERS * self.batch_size
 
     def step_flops(self, length: int | None = None) -> int:
-        """FLOPs of one more token in each row, after ``length`` positions."""
+        """FLOPs of one more token in each row, after ``length`` positions; the encoder has been run, and what branches need of it is known."""
         return self.at(length).total.step
 
     def step_bytes(self, length: int | None = None) -> int:
-        """Bytes read for one more token in each row: the weights once, but of a table that is only looked up, and the state."""
-        looked_up = self.parts["embedding"].parameters - (_table(self.model) if self.model.tied else 0)
-        return PRECISIONS[self.precision] * (self.parameters - looked_up) + self.state_bytes(length)
+        """Bytes read for one more token in each row: the weights once, but of an encoder and of a table that is only looked up; the state."""
+        unread = self.parts["embedding"].parameters - (
+            _table(self.model, self.model.width, self.model.vocab_size) if self.model.tied else 0
+        )
+        unread += sum(part.parameters for name, part in self.parts.items() if name.startswith(ENCODER))
+        return PRECISIONS[self.precision] * (self.parameters - unread) + self.state_bytes(length)
 
     def at(self, length: int | None = None, attention: str | None = None) -> Cost:
         """The same for rows of another length, or with attention on another path."""
         length, attention = self.length if length is None else length, attention or self.attention
         if (length, attention) == (self.length, self.attention):
             return self
-        return cost(self.model, self.batch_size, length, self.precision, self.training, attention)
+        return cost(self.model, self.batch_size, length, self.precision, self.training, attention, self.source_length or None)
 
     def speed(self, machine: Machine) -> Speed:
         """Linear maps, attention and the rest at the machine's rates, one after the other, and every operator's own time.
@@ -142,6 +177,7 @@ class Cost:
         return {
             "batch_size": self.batch_size,
             "length": self.length,
+            **({"source_length": self.source_length} if self.encoder else {}),
             "precision": self.precision,
             "parameters": {"total": self.parameters, **{name: part.parameters for name, part in self.parts.items()}},
             "flops": flops,
@@ -158,25 +194,78 @@ def cost(
     precision: str = "fp32",
     training: Training | None = None,
     attention: str = "sdpa",
+    source_length: int | None = None,
 ) -> Cost:
     """The cost of ``model`` on ``batch_size`` rows of ``length`` positions (default: its context length).
 
+    ``source_length``: positions of each source that an encoder reads (default: the encoder's context length).
     ``training`` gives optimiser, accumulation and recomputation; its own batch size and precision are not read. ``attention`` is
     the path that plain attention takes in training where the machine chooses one (``qkv why``): "sdpa", "sdpa, oneDNN" or "tiled";
     memory depends on it. Raises ``UserError`` where the vocabulary is not known, a size is not positive, ``length`` does not fit a
     learned position table, or no formula is registered for a part.
     """
     length = model.context_length if length is None else length
-    _check(model, batch_size, length, precision)
+    source = _source_length(model, source_length)
+    _check(model, batch_size, {"length": length, **({"source length": source} if model.encoder else {})}, precision)
     at = Setting(model.width, batch_size, length, model.context_length, model.vocab_size or 0, PRECISIONS[precision], attention=attention)
-    known = [_block(block, at) for block in model.blocks]
-    blocks = [known[i % len(known)] for i in range(len(model.layers))]
-    parts = {"embedding": share(model.frontend, at)}
+    read, reading = _encoder(model.encoder, at, source) if model.encoder else ({}, ())
+    blocks = _blocks(model, replace(at, memory=source))
+    parts = {**read, "embedding": share(model.frontend, at), **_by_name(blocks)}
+    parts |= {"final norm": share(model.norm, at), "head": share(model.head, at)}
+    return Cost(model, batch_size, length, precision, training or Training(), attention, parts, _sums(blocks), reading, source)
+
+
+def _source_length(model: Model, given: int | None) -> int:
+    """Positions of a source; 0 where there is none."""
+    if model.encoder:
+        return model.encoder.context_length if given is None else given
+    if given is not None:
+        raise UserError(f"a source of {given} positions is given, and the model has no encoder to read it; leave the source length out")
+    return 0
+
+
+def _encoder(encoder: Encoder, at: Setting, length: int) -> tuple[dict[str, Share], Blocks]:
+    """The parts and blocks of an encoder. It decodes nothing, so it has no state and no steps."""
+    ids = at.vocab_size if encoder.share_embedding else encoder.vocab_size or 0
+    at = replace(at, length=length, context_length=encoder.context_length, vocab_size=ids)
+    embedding, blocks = share(encoder.frontend, at), _blocks(encoder, at)
+    if encoder.share_embedding:
+        embedding = replace(embedding, parameters=embedding.parameters - _table(encoder, at.width, ids))
+    norms = _sum(*[share(encoder.norm, at)] * (len(encoder.layers) if encoder.memory == "layers" else 1))
+    if encoder.memory == "layers":
+        norms = replace(norms, parameters=share(encoder.norm, at).parameters)
+    parts = {"embedding": embedding, **_by_name(blocks), "final norm": norms}
+    once = {f"{ENCODER}{name}": replace(part, state=0, step=0, step_calls=0) for name, part in parts.items()}
+    return once, _sums(blocks)
+
+
+def _blocks(stack: Stack, at: Setting) -> list[list[dict[str, Share]]]:
+    """Every block of a stack; the first branch that reads the memory keeps it for the others."""
+    found, shared = [], False
+    known: dict[tuple[int, bool], list[dict[str, Share]]] = {}
+    for i, block in enumerate(stack.layers):
+        key = i % len(stack.blocks), shared
+        if key not in known:
+            known[key] = _block(block, replace(at, shared_memory=shared))
+        found.append(known[key])
+        shared = not _layered(stack) and (shared or any(branch.reads_memory for branch in block.branches))
+    return found
+
+
+def _layered(stack: Stack) -> bool:
+    """True if every layer reads a memory of its own."""
+    return isinstance(stack, Model) and stack.encoder is not None and stack.encoder.memory == "layers"
+
+
+def _by_name(blocks: list[list[dict[str, Share]]]) -> dict[str, Share]:
+    parts: dict[str, Share] = {}
     for name, part in (named for block in blocks for branch in block for named in branch.items()):
         parts[name] = parts.get(name, Share()) + part
-    parts |= {"final norm": share(model.norm, at), "head": share(model.head, at)}
-    sums = tuple(tuple(_sum(*branch.values()) for branch in block) for block in blocks)
-    return Cost(model, batch_size, length, precision, training or Training(), attention, parts, sums)
+    return parts
+
+
+def _sums(blocks: list[list[dict[str, Share]]]) -> Blocks:
+    return tuple(tuple(_sum(*branch.values()) for branch in block) for block in blocks)
 
 
 def _block(block: Block, at: Setting) -> list[dict[str, Share]]:
@@ -201,25 +290,34 @@ def _keeps_result(block: Block) -> bool:
     )
 
 
-def _check(model: Model, batch_size: int, length: int, precision: str) -> None:
+def _check(model: Model, batch_size: int, lengths: dict[str, int], precision: str) -> None:
     if precision not in PRECISIONS:
         raise UserError(f"there is no precision {precision!r}; {nearest(precision, PRECISIONS)}")
-    for name, value in (("batch size", batch_size), ("length", length)):
+    for name, value in {"batch size": batch_size, **lengths}.items():
         if value <= 0:
             raise UserError(f"the {name} is {value}; it must be at least 1")
-    if not isinstance(model.frontend, Text):
+    for stack, path, length in zip((model, model.encoder), ("model", "model.encoder"), lengths.values(), strict=False):
+        assert stack is not None
+        _check_frontend(stack, path, length)
+
+
+def _check_frontend(stack: Stack, path: str, length: int) -> None:
+    if not isinstance(stack.frontend, Text):
         return
-    if model.frontend.vocab_size is None:
-        raise UserError("model.frontend.vocab_size is not known without the tokenizer; give it, as in frontend.vocab_size=8192")
-    if isinstance(model.frontend.positions, Learned) and length > model.context_length:
-        raise UserError(f"{length} positions are more than the {model.context_length} of the learned position table (model.context_length)")
+    if stack.frontend.vocab_size is None and not (isinstance(stack, Encoder) and stack.share_embedding):
+        key = f"{path}.frontend.vocab_size"
+        raise UserError(f"{key} is not known without the tokenizer; give it, as in {key.removeprefix('model.')}=8192")
+    if isinstance(stack.frontend.positions, Learned) and length > stack.context_length:
+        raise UserError(
+            f"{length} positions are more than the {stack.context_length} of the learned position table ({path}.context_length)"
+        )
 
 
-def _table(model: Model) -> int:
+def _table(stack: Stack, width: int, vocab_size: int | None) -> int:
     """Parameters of the token table."""
-    if not isinstance(model.frontend, Text) or model.vocab_size is None:
+    if not isinstance(stack.frontend, Text) or vocab_size is None:
         return 0
-    return model.vocab_size * (model.width if model.frontend.join == "add" else model.width // 2)
+    return vocab_size * (width if stack.frontend.join == "add" else width // 2)
 
 
 def _sum(*shares: Share) -> Share:

@@ -53,7 +53,11 @@ def scores_of(part: Attention, at: Setting) -> Scores:
     if part.top_k is not None and part.top_k < length:
         return Scores(every, every, every, 1, 4 * length * part.top_k)
     learned = isinstance(part.relative, (Shaw, T5Buckets))
-    plain = not learned and not isinstance(part.relative, Alibi) and (visible == every or (part.mask.causal and visible == length * (length + 1) // 2))
+    plain = (
+        not learned
+        and not isinstance(part.relative, Alibi)
+        and (visible == every or (part.mask.causal and visible == length * (length + 1) // 2))
+    )
     key_width, value_width = part.dims(at.width)
     # Dropout keeps the weights, what it drew and their product; unequal widths keep torch from its fused kernel.
     copies = 3 if part.dropout else 1 + isinstance(part.relative, Shaw) if learned else 1 if key_width != value_width else 0

@@ -1,4 +1,4 @@
-"""The cost of every built-in part but attention, one function each. Imports no torch."""
+"""The cost of every built-in part but attention, what reads a memory, and heads, one function each. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,8 @@ from dataclasses import replace
 
 from qkv.inspection.shares import FLOAT, Setting, Share, formula, last, linear, share
 from qkv.spec import branches as branch
-from qkv.spec import heads, parts
+from qkv.spec import parts
 from qkv.spec.model import Text
-
-MOST_LOGITS = 1 << 24
-"""Above this many logits the loss takes them in shares of about ``LOSS_SHARE``, at least ``FEWEST_ROWS`` positions each."""
-LOSS_SHARE = 1 << 23
-FEWEST_ROWS = 256
 
 # What an activation keeps besides its output, and whether its backward pass reads that output.
 _KEEPS_INPUT = {"gelu", "gelu_tanh", "silu", "relu2"}
@@ -231,22 +226,3 @@ def text(part: Text, at: Setting) -> Share:
     width = at.width if part.join == "add" else at.width // 2
     drawn = at.tokens * at.width * FLOAT if part.dropout else 0
     return Share(parameters=at.vocab_size * width, saved=drawn, calls=12, step_calls=12) + share(part.positions, replace(at, width=width))
-
-
-@formula(heads.LanguageModelHead)
-def head(part: heads.LanguageModelHead, at: Setting) -> Share:
-    """Logits and the cross entropy over them. A tied head's matrix is the token table and is counted there."""
-    product = linear(at.width, at.vocab_size, part.bias, at)
-    logits = at.tokens * at.vocab_size
-    if logits <= MOST_LOGITS:
-        # Kept: log probabilities. Their gradient, the logits' and, in bf16, its rounded copy follow.
-        extra = at.item if at.item != FLOAT else 0
-        loss = Share(saved=logits * (FLOAT + (at.item if part.softcap else 0)), working=logits * (2 * FLOAT + extra))
-    else:
-        # The gradients of head and input are taken share by share in the forward pass and scaled in the backward pass.
-        rows = max(FEWEST_ROWS, LOSS_SHARE // at.vocab_size)
-        table, vectors = at.vocab_size * at.width * FLOAT, at.tokens * at.width * FLOAT
-        product = replace(product, saved=table + vectors)
-        loss = Share(working=table + max(vectors, 3 * rows * at.vocab_size * FLOAT))
-    tied = at.vocab_size * at.width if part.tied else 0
-    return replace(product, parameters=product.parameters - tied, matrices=0) + loss + Share(calls=3)

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from qkv.data.batch import Batch
+from qkv.data.batch import Batch, PairBatch
 from qkv.inspection.cost import Cost
+from qkv.inspection.losses import memory_of, random_batch
 from qkv.inspection.machine import Machine, physical_memory
 from qkv.inspection.memory import LiveBytes
 from qkv.models.build import build
-from qkv.models.transformer import Transformer
+from qkv.models.transformer import State, Transformer
 from qkv.ops.attention import choose, reference
 from qkv.ops.attention.problem import Problem
 from qkv.ops.masks import Causal, Sites
@@ -82,10 +83,10 @@ def check(cost: Cost, update_of: Callable[[Transformer], Update], machine: Machi
     """
     _fits(cost)
     model = build(cost.model)
-    update, batch = update_of(model), _batch(cost)
+    update, batch = update_of(model), random_batch(cost)
     # One step fills the optimiser's state and lets every operation choose its path.
     update(batch)
-    model.recompute = cost.training.recompute
+    model.recompute_blocks(cost.training.recompute)
     memory = cost.at(attention=attention_path(cost)).memory
     forward, training = count_flops(cost)
     rows = [
@@ -97,7 +98,7 @@ def check(cost: Cost, update_of: Callable[[Transformer], Update], machine: Machi
     if machine:
         per_update = cost.training.accumulate * cost.tokens
         rows.append(Row("training", "tokens/s", cost.speed(machine).train, per_update / seconds(lambda: update(batch))))
-    return rows + _decoding(cost, machine, model, batch.ids) if cost.model.causal else rows
+    return rows + _decoding(cost, machine, model, batch) if cost.writes else rows
 
 
 def _fits(cost: Cost) -> None:
@@ -121,12 +122,6 @@ def attention_path(cost: Cost) -> str:
     return choose.choice(q, q, q, Problem(Causal(), Sites(positions, positions, aligned=True), 1.0)).twin
 
 
-def _batch(cost: Cost) -> Batch:
-    assert cost.model.vocab_size is not None
-    ids = torch.randint(cost.model.vocab_size, (cost.batch_size, cost.length + 1), generator=torch.Generator().manual_seed(0))
-    return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
-
-
 def count_flops(cost: Cost) -> tuple[int, int]:
     """(forward, whole training step) by torch's FLOP counter.
 
@@ -135,14 +130,15 @@ def count_flops(cost: Cost) -> tuple[int, int]:
     """
     with torch.device("meta"):
         model = build(cost.model)
-        ids = torch.zeros(cost.batch_size, cost.length, dtype=torch.long)
-    model.recompute = cost.training.recompute
+        ids, source = (torch.zeros(cost.batch_size, length, dtype=torch.long) for length in (cost.length, cost.source_length))
+    batch = PairBatch(ids, ids, source=source if cost.model.encoder else None)
+    model.recompute_blocks(cost.training.recompute)
     with _reference_attention(), torch.device("meta"):
         with FlopCounterMode(display=False) as forward, torch.no_grad():
-            model(ids)
+            model(ids, **memory_of(model, batch))
         with FlopCounterMode(display=False) as training:
-            logits, _ = model(ids)
-            logits.sum().backward()
+            answer, _ = model(ids, **memory_of(model, batch))
+            answer.sum().backward()
     return forward.get_total_flops(), cost.training.accumulate * training.get_total_flops()
 
 
@@ -159,32 +155,35 @@ def _reference_attention() -> Iterator[None]:
 def peak_bytes(update: Update, batch: Batch) -> int:
     """Most bytes of live tensors during a training step, weights and what the optimiser remembers by then included."""
     model = update.model
-    with LiveBytes([*model.parameters(), *model.buffers(), *update.optimizer.state_dict().values(), batch.ids, batch.targets]) as memory:
+    given = [t for t in (batch.ids, batch.targets, getattr(batch, "source", None)) if t is not None]
+    with LiveBytes([*model.parameters(), *model.buffers(), *update.optimizer.state_dict().values(), *given]) as memory:
         update(batch)
     return memory.peak
 
 
-def _decoding(cost: Cost, machine: Machine | None, model: Transformer, ids: Tensor) -> list[Row]:
+def _decoding(cost: Cost, machine: Machine | None, model: Transformer, batch: Batch) -> list[Row]:
     model.eval()
     if cost.precision == "bf16":
         model.to(torch.bfloat16)
-    rows = [Row("decoding state", "B", cost.state_bytes(), nbytes(model.init_state(cost.batch_size, cost.length)))]
+    rows = [Row("decoding state", "B", cost.state_bytes(), nbytes(_started(model, batch)))]
     if machine is None:
         return rows
     speed = cost.speed(machine)
     with torch.inference_mode():
-        rows.append(Row("prefill", "tokens/s", speed.prefill, cost.tokens / seconds(lambda: _fill(model, ids))))
-        rows.append(Row("decoding", "tokens/s", speed.decode, cost.batch_size / _step_seconds(model, ids)))
+        rows.append(Row("prefill", "tokens/s", speed.prefill, cost.tokens / seconds(lambda: model(batch.ids, _started(model, batch)))))
+        rows.append(Row("decoding", "tokens/s", speed.decode, cost.batch_size / _step_seconds(model, batch)))
     return rows
 
 
-def _fill(model: Transformer, ids: Tensor) -> None:
-    model(ids, model.init_state(ids.shape[0], ids.shape[1]))
+def _started(model: Transformer, batch: Batch) -> State:
+    """The state before the first position of the batch; the sources have been read."""
+    with torch.no_grad():
+        return model.init_state(*batch.ids.shape, **memory_of(model, batch))
 
 
-def _step_seconds(model: Transformer, ids: Tensor) -> float:
-    """Median seconds of one more token in each row, over the last positions of ``ids``."""
-    state = model.init_state(ids.shape[0], ids.shape[1])
+def _step_seconds(model: Transformer, batch: Batch) -> float:
+    """Median seconds of one more token in each row, over the last positions of the batch."""
+    ids, state = batch.ids, _started(model, batch)
     first = max(ids.shape[1] - _DECODED, 0)
     taken = []
     for start, stop in [(0, first), *((i, i + 1) for i in range(first, ids.shape[1]))]:

@@ -28,6 +28,7 @@ class Setting:
     context_length, vocab_size: the model's own, the sizes of its position and token tables.
     shared_input: True if another branch keeps the same input for the backward pass already.
     attention: the path that plain attention takes in training, where the machine at hand chooses (``qkv why``).
+    memory: vectors of an encoder's output that each row reads.   shared_memory: True if another branch keeps them already.
     """
 
     width: int
@@ -38,6 +39,8 @@ class Setting:
     item: int = FLOAT
     shared_input: bool = False
     attention: str = "sdpa"
+    memory: int = 0
+    shared_memory: bool = False
 
     @property
     def tokens(self) -> int:

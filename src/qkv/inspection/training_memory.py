@@ -23,17 +23,20 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Stages:
-    """The shares of a model in the order of the data's way; of each block, those of its branches with what stands around them.
+class Stage:
+    """What is kept or computed again as a whole: an embedding, a block, a final norm; ``branches`` in the order of the data's way.
 
-    stream: bytes of the vectors between two blocks.   table: bytes of the token table's gradient.
+    stream: bytes of the vectors that come in, 0 for ids.   beside: bytes of gradients of other vectors that live while it goes backward.
     """
 
-    embedding: Share
-    blocks: Sequence[Sequence[Share]]
-    ending: Share
+    branches: Sequence[Share]
     stream: int
-    table: int
+    beside: int = 0
+
+    @property
+    def saved(self) -> int:
+        """Bytes kept for the backward pass."""
+        return sum(branch.saved for branch in self.branches)
 
 
 @singledispatch
@@ -54,35 +57,40 @@ def _muon(optimizer: Muon, total: Share) -> int:
     return FLOAT * total.matrices + 2 * FLOAT * (total.parameters - total.matrices)
 
 
-def training_memory(stages: Stages, total: Share, training: Training) -> Memory:
-    """Weights, gradients and optimiser are fp32 in every precision."""
+def training_memory(stages: Sequence[Stage], ending: Stage, table: int, total: Share, training: Training) -> Memory:
+    """``stages`` in the order of the data's way, ``ending`` the last norm and the head, ``table`` the bytes of the token table's gradient.
+
+    Weights, gradients and optimiser are fp32 in every precision.
+    """
     weights = FLOAT * total.parameters
     optimizer = optimizer_bytes(training.optimizer, total)
     # With recomputation a block keeps its input alone, and all else again while its own backward pass runs.
-    whole = [sum(branch.saved for branch in block) for block in stages.blocks]
-    kept = [stages.stream] * len(whole) if training.recompute else whole
-    again = max(whole) if training.recompute else 0
-    activations = stages.embedding.saved + sum(kept) + again + stages.ending.saved
-    busiest = max(_moments(stages, kept, 0 if training.accumulate == 1 else weights))
-    return Memory(weights, weights, optimizer, activations, weights + optimizer + max(busiest, weights))
+    whole = [stage.saved for stage in stages]
+    again = [training.recompute and len(stage.branches) > 0 and stage.stream > 0 for stage in stages]
+    kept = [stage.stream if repeated else stage.saved for stage, repeated in zip(stages, again, strict=True)]
+    most = max((size for size, repeated in zip(whole, again, strict=True) if repeated), default=0)
+    busiest = max(_moments(stages, kept, ending, table, 0 if training.accumulate == 1 else weights))
+    return Memory(weights, weights, optimizer, sum(kept) + most + ending.saved, weights + optimizer + max(busiest, weights))
 
 
-def _moments(stages: Stages, kept: list[int], accumulated: int) -> list[int]:
+def _moments(stages: Sequence[Stage], kept: list[int], ending: Stage, table: int, accumulated: int) -> list[int]:
     """Bytes beside weights and optimiser, going backward from head to embedding: activations go as gradients come.
 
     ``accumulated``: bytes of gradients that are there from the start.
     """
-    below = stages.embedding.saved + sum(kept)
-    moments = [below + stages.ending.saved + stages.ending.working + accumulated]
+    below, (last,) = sum(kept), ending.branches
+    moments = [below + last.saved + last.working + accumulated]
     # A tied head leaves its gradient in the token table's.
-    gradients = accumulated or max(FLOAT * stages.ending.parameters, stages.table)
-    for block, bytes_kept in zip(reversed(stages.blocks), reversed(kept), strict=True):
+    gradients = accumulated or max(FLOAT * last.parameters, table)
+    for stage, bytes_kept in zip(reversed(stages), reversed(kept), strict=True):
         below -= bytes_kept
-        inside = sum(branch.saved for branch in block)
-        for branch in reversed(block):
+        if not stage.stream:
+            # The table's gradient from below is whole before it is added to the one from the head.
+            moments.append(below + stage.saved + stage.beside + table + gradients)
+            continue
+        inside = stage.saved
+        for branch in reversed(stage.branches):
             gradients += 0 if accumulated else FLOAT * branch.parameters
-            moments.append(below + inside + branch.working + stages.stream + gradients)
+            moments.append(below + inside + branch.working + stage.stream + stage.beside + gradients)
             inside -= branch.saved
-    # The table's gradient from below is whole before it is added to the one from the head.
-    moments.append(below + stages.stream + stages.table + gradients)
     return moments

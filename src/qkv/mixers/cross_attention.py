@@ -79,7 +79,8 @@ class CrossAttention(Branch):
     def _sites(known: MemoryKeys, context: Context) -> Sites:
         count = known.keys.shape[2]
         steps = torch.arange(count, device=known.keys.device)[None]
-        if bool((known.lengths == count).all()):
+        # On the meta device there are shapes and no values: nothing is padded there.
+        if known.lengths.is_meta or bool((known.lengths == count).all()):
             return Sites(context.positions, steps, full=True)
         return Sites(context.positions, steps.masked_fill(steps >= known.lengths[:, None], -1))
 

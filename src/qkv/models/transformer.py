@@ -127,6 +127,12 @@ class Transformer(Stack):
         """Those of the encoder, then those of the model's own stack."""
         return [*(self.encoder.branches if self.encoder else []), *self.branches]
 
+    def recompute_blocks(self, on: bool) -> None:
+        """Switch activation checkpointing for every block, those of an encoder included."""
+        self.recompute = on
+        if self.encoder is not None:
+            self.encoder.recompute = on
+
     @property
     def rewindable(self) -> bool:
         """True if the latest positions can be taken back."""

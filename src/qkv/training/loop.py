@@ -65,7 +65,7 @@ class Trainer:
         self.setup, self.tell = setup, tell
         self.training = setup.recipe.training
         self.model = setup.model
-        self.model.recompute = self.training.recompute
+        self.model.recompute_blocks(self.training.recompute)
         self.optimizer = build_optimizer(self.training.optimizer, self.model)
         self._parameters = list(self.optimizer.names)
         self.loss = setup.task.summed_loss

@@ -1,0 +1,95 @@
+"""What the heads cost, their loss included. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qkv.inspection.shares import FLOAT, Setting, Share, formula, linear
+from qkv.spec import heads
+from qkv.spec.errors import UserError
+
+MOST_LOGITS = 1 << 24
+"""Above this many logits the loss takes them in shares of about ``LOSS_SHARE``, at least ``FEWEST_ROWS`` positions each."""
+LOSS_SHARE = 1 << 23
+FEWEST_ROWS = 256
+
+
+@formula(heads.LanguageModelHead)
+def head(part: heads.LanguageModelHead, at: Setting) -> Share:
+    """Logits and the cross entropy over them. A tied head's matrix is the token table and is counted there."""
+    product = linear(at.width, at.vocab_size, part.bias, at)
+    before = _transform(part, at)
+    logits = at.tokens * at.vocab_size
+    if logits <= MOST_LOGITS:
+        # Kept: log probabilities. Their gradient, the logits' and, in bf16, its rounded copy follow.
+        extra = at.item if at.item != FLOAT else 0
+        loss = Share(saved=logits * (FLOAT + (at.item if part.softcap else 0)), working=logits * (2 * FLOAT + extra))
+    else:
+        # The gradients of head and input are taken share by share in the forward pass and scaled in the backward pass.
+        rows = max(FEWEST_ROWS, LOSS_SHARE // at.vocab_size)
+        table, vectors = at.vocab_size * at.width * FLOAT, at.tokens * at.width * FLOAT
+        product = replace(product, saved=table + vectors)
+        loss = Share(working=table + max(vectors, 3 * rows * at.vocab_size * FLOAT))
+    tied = at.vocab_size * at.width if part.tied else 0
+    return before + replace(product, parameters=product.parameters - tied, matrices=0) + loss + Share(calls=3)
+
+
+def _transform(part: heads.LanguageModelHead, at: Setting) -> Share:
+    """The dense layer before the logits, its activation, which keeps input or output, and its norm."""
+    if part.transform is None:
+        return Share()
+    kept = at.tokens * (2 * at.width * at.item + 2 * FLOAT)
+    return replace(linear(at.width, at.width, True, at), matrices=0) + Share(
+        parameters=2 * at.width, saved=kept, working=at.tokens * at.width * FLOAT, calls=4, step_calls=4
+    )
+
+
+@formula(heads.ClassificationHead)
+def classification_head(part: heads.ClassificationHead, at: Setting) -> Share:
+    """One row of logits a sequence."""
+    return _pooled(part, at, _known(part.num_classes))
+
+
+@formula(heads.RegressionHead)
+def regression_head(part: heads.RegressionHead, at: Setting) -> Share:
+    """One number a sequence."""
+    return _pooled(part, at, 1)
+
+
+@formula(heads.TokenHead)
+def token_head(part: heads.TokenHead, at: Setting) -> Share:
+    """One row of logits a position."""
+    return _answers(at, at.width, _known(part.num_classes), part.dropout)
+
+
+@formula(heads.SpanHead)
+def span_head(part: heads.SpanHead, at: Setting) -> Share:
+    """Two logits a position."""
+    return _answers(at, at.width, 2, part.dropout)
+
+
+def _pooled(part: heads.ClassificationHead | heads.RegressionHead, at: Setting, outputs: int) -> Share:
+    """Pooling over the positions, and what then stands on one vector a row."""
+    one = replace(at, length=1)
+    pooling = Share(working=at.tokens * at.width * FLOAT, calls=6)
+    if part.pooling == "attention":
+        # Scores, and the sum of the positions by their weights; one vector serves both.
+        pooling += replace(linear(at.width, 1, True, at), matrices=0) + Share(flops=2 * at.tokens * at.width, saved=at.tokens * FLOAT)
+    elif part.pooling == "max":
+        pooling += Share(saved=at.tokens * at.width + 2 * one.tokens * at.width * FLOAT)
+    hidden = Share()
+    if part.hidden:
+        hidden = replace(linear(at.width, part.hidden, True, one), matrices=0) + Share(calls=1)
+    return pooling + hidden + _answers(one, part.hidden or at.width, outputs, part.dropout)
+
+
+def _answers(at: Setting, inputs: int, outputs: int, dropout: float) -> Share:
+    """A linear map to the answers, dropout before it, and the loss over them."""
+    answers, drawn = at.tokens * outputs * FLOAT, at.tokens * inputs * at.item if dropout else 0
+    return replace(linear(inputs, outputs, True, at), matrices=0) + Share(saved=answers + drawn, working=2 * answers, calls=3)
+
+
+def _known(count: int | None) -> int:
+    if count is None:
+        raise UserError("model.head.num_classes is not known without the data; give it, as in head.num_classes=2")
+    return count
