@@ -274,6 +274,20 @@ def test_a_language_model_predicts_nothing(qkv: Call, run: Path, here: Path) -> 
         assert "'next_token'" in said.err
 
 
+def test_a_task_on_running_text_answers_a_table_too(qkv: Call, here: Path) -> None:
+    (here / "fill.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
+    (here / "fill.yaml").write_text(
+        "data: {source: fill.txt, tokenizer: wordpiece(300)}\ntask: masked_tokens\n"
+        "model: {width: 16, context_length: 32, blocks: [{branches: ['attention(2, mask=full)', feed_forward]}]}\n"
+        "training: {steps: 3, batch_size: 4, validation: {every: 3, batches: 2}}\n"
+    )
+    (here / "gaps.csv").write_text("text,id\nthe quick <mask> fox,7\n")
+    assert qkv("train", "fill.yaml", "--out", "fill").code == 0
+    said = qkv("predict", "fill", "--data", "gaps.csv")
+    (row,) = csv.DictReader(io.StringIO(said.out))
+    assert (row["id"], row["answer"][:9]) == ("7", "the quick")
+
+
 def test_a_lost_exam_is_taken_again(qkv: Call, stars: Path, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tables)
     copy = Path(shutil.copytree(stars, tmp_path / "copy"))

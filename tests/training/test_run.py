@@ -149,6 +149,18 @@ def test_the_line_shows_steps_losses_and_notices(capsys: pytest.CaptureFixture[s
     assert "validation 2.250" in told
 
 
+def test_the_line_counts_what_the_task_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    with Show() as show:
+        show(Started(0, 10, 1000, 96, "examples"))
+        show(Stepped(10, 10, 2.5, 1.0, 1e-3, 960, 5000.0, 1.0))
+        show(Validated(10, 2.25, True, 1.0, {"loss": 2.25, "perplexity": 9.5, "accuracy": 71.0, "macro_f1": 70.0}))
+    told = capsys.readouterr().err
+    assert "accuracy 71.00" in told
+    assert "5,000 examples/s" in told
+    assert "tokens" not in told
+    assert "perplexity" not in told
+
+
 def test_a_compiled_step_has_the_losses_of_a_plain_one(text: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[object] = []
     real = torch.compile

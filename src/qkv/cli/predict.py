@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -189,7 +189,8 @@ def _is_figure(name: str, value: Any) -> bool:
 
 
 def _shortened(value: Any) -> str:
-    text = " ".join(value if isinstance(value, list) else str(value).split())
+    words = cast("list[str]", value) if isinstance(value, list) else str(value).split()
+    text = " ".join(words)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
