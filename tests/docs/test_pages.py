@@ -17,10 +17,11 @@ from qkv.cli.main import COMMANDS
 from qkv.spec.base import Part
 from qkv.spec.branches import Branch
 from qkv.spec.data import Batching
+from qkv.spec.heads import Head
 from qkv.spec.masks import Mask
 from qkv.spec.model import Block, Frontend
 from qkv.spec.parts import Activation, Norm, Positions, Relative, Residual, RopeScaling
-from qkv.spec.tasks import Task
+from qkv.spec.tasks import Noise, Task
 from qkv.spec.tokenizers import Tokenizer
 from qkv.spec.training import Optimizer, Schedule
 
@@ -31,9 +32,11 @@ def own(slot: type[Part]) -> set[str]:
 
 
 MIXERS = {kind for kind in own(Branch) if Branch.kinds()[kind]().mixes}
+MEMORY = {kind for kind in own(Branch) if Branch.kinds()[kind]().reads_memory}
 KINDS: dict[str, set[str]] = {
     "Mixers": MIXERS,
-    "Feed-forward": own(Branch) - MIXERS,
+    "Reading an encoder": MEMORY,
+    "Feed-forward": own(Branch) - MIXERS - MEMORY,
     "Masks": own(Mask),
     "Positions": own(Positions),
     "Relative positions": own(Relative),
@@ -41,10 +44,12 @@ KINDS: dict[str, set[str]] = {
     "Norms": own(Norm),
     "Orders": set(get_args(Block.model_fields["order"].annotation)),
     "Residuals": own(Residual),
+    "Heads": own(Head),
     "Front ends": own(Frontend),
     "Tokenizers": own(Tokenizer),
     "Batching": own(Batching),
     "Tasks": own(Task),
+    "Noises": own(Noise),
     "Optimisers": own(Optimizer),
     "Schedules": own(Schedule),
 }
