@@ -50,7 +50,7 @@ def test_rows_of_a_text_file_are_matched_by_word(header: bool, tmp_path: Path) -
     model, tokenizer, (sentence,) = started(recipe)
     plain = build(model.spec, 1)
     assert rows(model, tokenizer, "cat") == [[2.0] * 16] * 2  # " cat" and "cat" are written alike
-    assert rows(model, tokenizer, "The") == [[1.0] * 16]  # by its small letters
+    assert {tuple(row) for row in rows(model, tokenizer, "The")} == {(1.0,) * 16}  # by its small letters
     named = [i for i, word in words_of(tokenizer).items() if word.lower() in VECTORS_16]
     others = [i for i in range(tokenizer.vocab_size) if i not in named]
     assert model.frontend.table[others].equal(plain.frontend.table[others])

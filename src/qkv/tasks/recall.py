@@ -80,10 +80,11 @@ class RecallTask(GeneratedTask):
         figures |= {f"accuracy_at_{d}": accuracy for d, accuracy in zip(distances, accuracies, strict=True)}
         figures |= {f"gradient_norm_at_{d}": norm for d, norm in zip(distances, norms, strict=True)}
         remembered = [{"name": "the model", "y": accuracies}, {"name": "chance", "y": [chance] * len(distances)}]
-        both = {"kind": "curves", "x": distances, "x_label": "tokens between the symbol and the question"}
+        both = {"kind": "curves", "x": distances, "x_log": distances[0] > 0, "x_label": "tokens between the symbol and the question"}
+        heard = [{"name": "the model", "y": [norm if norm > 0 else None for norm in norms]}]  # 0 has no place on a logarithmic axis
         sections = [
-            both | {"title": "Right answers by distance", "y_label": "share that is right", "lines": remembered},
-            both | {"title": "Gradient by distance", "y_label": GRADIENT, "lines": [{"name": "the model", "y": norms}]},
+            both | {"title": "Right answers by distance", "y_label": "share that is right", "y_zero": True, "lines": remembered},
+            both | {"title": "Gradient by distance", "y_label": GRADIENT, "y_log": True, "lines": heard},
         ]
         return Exam(figures, sections)
 
