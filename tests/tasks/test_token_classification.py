@@ -64,15 +64,21 @@ def test_other_pieces_have_no_target() -> None:
     assert batch.num_targets == 2
 
 
-def test_the_loss_is_the_sum_over_words_in_float64() -> None:
-    task, material = opened()
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_the_loss_is_the_sum_over_words_in_float64(smoothing: float) -> None:
+    recipe = recipe_for(f"token_classification(label_smoothing={smoothing})", data={"tokenizer": "bpe(300)"})
+    task, material = material_of(recipe, ROWS)
     model, batch = model_of(material), next(material.rows("validation", 1))
     assert batch.lengths is not None
-    wanted = 0.0
+    wanted = plain = 0.0
     for ids, targets, length in zip(batch.ids, batch.targets, batch.lengths.tolist(), strict=True):
-        chances = model(ids[None, :length])[0][0].double().log_softmax(-1)
-        wanted -= sum(float(chances[i, target]) for i, target in enumerate(targets.tolist()[:length]) if target != IGNORED)
+        nats = -model(ids[None, :length])[0][0].double().log_softmax(-1)
+        for i, target in enumerate(targets.tolist()[:length]):
+            if target != IGNORED:
+                wanted += float((1 - smoothing) * nats[i, target] + smoothing * nats[i].mean())
+                plain += float(nats[i, target])
     assert float(task.summed_loss(model, batch)) == pytest.approx(wanted, rel=1e-4)
+    assert float(task.observe(model, batch).loss) == pytest.approx(plain, rel=1e-4)
 
 
 def test_words_that_do_not_fit_are_noted_and_count_as_wrong() -> None:

@@ -97,6 +97,8 @@ class Classification(Task, kind="classification"):
 class TokenClassification(Task, kind="token_classification"):
     """A tag for each word: -Σ log p(tag | sentence); measured by entity F1. Columns ``words`` and ``tags``."""
 
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+
     @property
     def reads(self) -> Literal["text", "examples", "nothing"]:
         return "examples"

@@ -87,7 +87,7 @@ class TokenClassificationTask(ExampleTask):
         return _collated
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        return cross_entropy(_logits(model, batch, tap).flatten(0, 1), batch.targets.flatten())
+        return cross_entropy(_logits(model, batch, tap).flatten(0, 1), batch.targets.flatten(), self.spec.label_smoothing)
 
     def observe(self, model: Transformer, batch: TagBatch) -> Observed:
         """An outcome is the (true, predicted) class of every word of a row, the latter -1 where a word was not read."""
