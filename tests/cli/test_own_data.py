@@ -163,9 +163,9 @@ def test_answers_for_people(qkv: Call, stars: Path, monkeypatch: pytest.MonkeyPa
     assert [line.split()[0] for line in one.out.splitlines()] == ["answer", "5", "1"]
     two = qkv("predict", stars, "film good plot", "film bad plot")
     assert [line.split()[-2] for line in two.out.splitlines()] == ["answer", "5", "1"]
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"good plot\n\nbad plot\n")))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"film good plot\n\nfilm bad plot\n")))
     lines = [json.loads(line) for line in qkv("predict", stars, "-", "--json").out.splitlines()]
-    assert [(line["text"], line["answer"]) for line in lines] == [("good plot", "5"), ("bad plot", "1")]
+    assert [(line["text"], line["answer"]) for line in lines] == [("film good plot", "5"), ("film bad plot", "1")]
     assert lines[0]["probabilities"]["5"] == lines[0]["probability"] > 0.5
     cut = qkv("predict", stars, "good " * 200)
     assert cut.err.startswith("note: the input has 200 tokens and the model reads 31")
@@ -173,7 +173,7 @@ def test_answers_for_people(qkv: Call, stars: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl"])
 def test_every_row_of_a_table_is_answered(qkv: Call, stars: Path, here: Path, tmp_path: Path, ending: str) -> None:
-    (here / "new.csv").write_text('stars,review,answer\n?,"good, very good",x\n?,film bad scene,y\n')
+    (here / "new.csv").write_text('stars,review,answer\n?,"film, good plot",x\n?,film bad scene,y\n')
     out = tmp_path / f"out.{ending}"
     said = qkv("predict", stars, "--data", "new.csv", "--out", out)
     assert (said.code, said.out) == (0, "")
@@ -184,14 +184,14 @@ def test_every_row_of_a_table_is_answered(qkv: Call, stars: Path, here: Path, tm
     else:
         rows = list(csv.DictReader(io.StringIO(text), delimiter="\t" if ending == "tsv" else ","))
     assert [(row["review"], row["answer"], row["predicted_answer"]) for row in rows] == [
-        ("good, very good", "x", "5"),
+        ("film, good plot", "x", "5"),
         ("film bad scene", "y", "1"),
     ]
     assert all(0.5 < float(row["probability"]) <= 1 for row in rows)
 
 
 def test_rows_that_cannot_be_answered_are_named(qkv: Call, stars: Path, here: Path) -> None:
-    (here / "holes.csv").write_text("number,review\n1,good\n2,\n3,bad\n")
+    (here / "holes.csv").write_text("number,review\n1,film good plot\n2,\n3,film bad plot\n")
     said = qkv("predict", stars, "--data", "holes.csv", "--column", "text=review")
     assert [row["answer"] for row in csv.DictReader(io.StringIO(said.out))] == ["5", "1"]
     assert "1 of 3 rows of holes.csv has no answer: line 3" in said.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ _SHARE = 0.75
 _EPOCHS = 40
 """The most often that an example is seen; training stops earlier where the validation loss no longer falls."""
 _FEWEST = 200
-_PATIENCE = 5
+_PATIENCE = 6
 _CHARACTERS = 3.0
 """About how many characters one id stands for."""
 _VOCABULARIES = (512, 1024, 2048, 4096, 8192)
@@ -50,6 +51,8 @@ class _Plan(NamedTuple):
     tokenizer: Callable[[int], Tokenizer] = lambda ids: BPE(vocab_size=ids)
     lengths: tuple[int, ...] = (32, 64, 128, 256, 512)
     """Context lengths to choose from."""
+    task: Mapping[str, Any] = MappingProxyType({})
+    """Fields of the task that are not its defaults."""
 
 
 def _lowercase(ids: int) -> Tokenizer:
@@ -57,7 +60,7 @@ def _lowercase(ids: int) -> Tokenizer:
 
 
 _PLANS: dict[str, _Plan] = {
-    "classification": _Plan(ClassificationHead, ("text",), tokenizer=_lowercase),
+    "classification": _Plan(ClassificationHead, ("text",), tokenizer=_lowercase, task={"label_smoothing": 0.1}),
     "regression": _Plan(RegressionHead, ("text",), tokenizer=_lowercase),
     "token_classification": _Plan(TokenHead, ("words",)),
     "question_answering": _Plan(SpanHead, ("question", "context"), tokenizer=_lowercase, lengths=(128, 256)),
@@ -80,7 +83,7 @@ def task_of(kind: str) -> TaskSpec:
     known = TaskSpec.kinds()
     if kind not in known or kind not in _PLANS:
         raise UserError(f"there is no task {kind!r} that a table of examples is enough for; {nearest(kind, _PLANS.keys() & known.keys())}")
-    return known[kind]()
+    return known[kind].parse(dict(_PLANS[kind].task))
 
 
 def automatic_task(
@@ -154,42 +157,44 @@ def _width(examples: int, writes: bool) -> tuple[int, int]:
     return next((size for most, size in ladder if examples < most), (256, 3))
 
 
-def _dropout(width: int) -> float:
-    return 0.2 if width < 128 else 0.1
+def _dropout(width: int, writes: bool) -> float:
+    """A text that is only read says less than one that is written, and is sooner learned by heart."""
+    return 0.1 if writes or width >= 192 else 0.3
 
 
 def _heads(width: int) -> int:
     return max(1, width // _HEAD)
 
 
-def _encoder_block(width: int) -> Block:
-    return Block(branches=(Attention(num_heads=_heads(width), mask=Full()), FeedForward()), dropout=_dropout(width))
+def _encoder_block(width: int, dropout: float) -> Block:
+    return Block(branches=(Attention(num_heads=_heads(width), mask=Full()), FeedForward()), dropout=dropout)
 
 
-def _frontend(width: int) -> Text:
-    return Text(positions=Learned(), dropout=_dropout(width))
+def _frontend(dropout: float) -> Text:
+    return Text(positions=Learned(), dropout=dropout)
 
 
 def _reader(width: int, layers: int, sizes: _Sizes, plan: _Plan) -> Model:
+    dropout = _dropout(width, writes=False)
     return Model(
         width=width,
         num_layers=layers,
         context_length=_context(sizes.read[1], plan.lengths),
-        frontend=_frontend(width),
-        blocks=(_encoder_block(width),),
+        frontend=_frontend(dropout),
+        blocks=(_encoder_block(width, dropout),),
         head=plan.head(),
     )
 
 
 def _writer(width: int, layers: int, sizes: _Sizes, plan: _Plan) -> Model:
-    heads = _heads(width)
+    heads, dropout = _heads(width), _dropout(width, writes=True)
     branches = (Attention(num_heads=heads), CrossAttention(num_heads=heads), FeedForward())
-    frontend = _frontend(width)
+    frontend = _frontend(dropout)
     encoder = Encoder(
         num_layers=layers,
         context_length=_context(sizes.read[1], plan.lengths),
         frontend=frontend,
-        blocks=(_encoder_block(width),),
+        blocks=(_encoder_block(width, dropout),),
         share_embedding=True,
     )
     return Model(
@@ -197,7 +202,7 @@ def _writer(width: int, layers: int, sizes: _Sizes, plan: _Plan) -> Model:
         num_layers=layers,
         context_length=_context(sizes.written[1], plan.lengths),
         frontend=frontend,
-        blocks=(Block(branches=branches, dropout=_dropout(width)),),
+        blocks=(Block(branches=branches, dropout=dropout),),
         encoder=encoder,
     )
 
@@ -214,11 +219,11 @@ def _training(
     seconds = _seconds(batch, max(2, round(tokens)), width, layers * (2 if writes else 1), ids, machine, precision)
     epoch = max(1, sizes.examples // batch)
     steps = max(_FEWEST, min(round(60 * _SHARE * MINUTES / seconds), _EPOCHS * epoch))
-    every = max(10, min(steps // 10, epoch))
+    every = max(10, min(steps // 10, epoch // 2))
     training = Training(
         steps=steps,
         batch_size=min(batch, 64),
-        optimizer=AdamW(lr=1e-3, beta2=0.98),
+        optimizer=AdamW(lr=1e-3 if writes or width < 128 else 5e-4, beta2=0.98),
         precision=precision,
         schedule=Cosine(warmup=min(100, steps // 10), final=0.05),
         validation=Validation(every=every, batches=100, patience=_PATIENCE),
@@ -234,7 +239,7 @@ def _seconds(batch: int, length: int, width: int, layers: int, ids: int, machine
         num_layers=layers,
         context_length=length,
         frontend=Text(vocab_size=ids, positions=Learned()),
-        blocks=(_encoder_block(width),),
+        blocks=(_encoder_block(width, 0.0),),
     )
     found = cost(model, batch, length, precision, Training(batch_size=batch, precision=precision))
     return 1.5 * found.tokens / found.speed(machine).train
