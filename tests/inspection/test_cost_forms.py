@@ -109,12 +109,14 @@ MEASURED: dict[str, Model] = {
 }
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("name", MEASURED)
-def test_what_is_predicted_is_what_is_measured(name: str, recompute: bool) -> None:
+CASES = [*((name, False, "fp32") for name in MEASURED), ("cross attention", True, "fp32"), ("cross attention", False, "bf16")]
+
+
+@pytest.mark.parametrize(("name", "recompute", "precision"), CASES)
+def test_what_is_predicted_is_what_is_measured(name: str, recompute: bool, precision: str) -> None:
     training = Training(recompute=recompute)
-    counted = cost(MEASURED[name], 16, 24, training=training)
-    rows = check(counted, lambda m: Update(m, loss_by_head(language_loss), build_optimizer(training.optimizer, m)))
+    counted = cost(MEASURED[name], 16, 24, precision, training)
+    rows = check(counted, lambda m: Update(m, loss_by_head(language_loss), build_optimizer(training.optimizer, m), 1, precision))
     found = {row.quantity: row.error for row in rows}
     assert found["parameters"] == 0
     assert abs(found["FLOPs, forward"]) <= 0.05

@@ -57,6 +57,7 @@ class Cost:
     blocks: Blocks
     encoder: Blocks = ()
     source_length: int = 0
+    irregular: str = "sdpa"
 
     @property
     def total(self) -> Share:
@@ -137,12 +138,13 @@ class Cost:
         unread += sum(part.parameters for name, part in self.parts.items() if name.startswith(ENCODER))
         return PRECISIONS[self.precision] * (self.parameters - unread) + self.state_bytes(length)
 
-    def at(self, length: int | None = None, attention: str | None = None) -> Cost:
-        """The same for rows of another length, or with attention on another path."""
-        length, attention = self.length if length is None else length, attention or self.attention
-        if (length, attention) == (self.length, self.attention):
+    def at(self, length: int | None = None, attention: str | None = None, irregular: str | None = None) -> Cost:
+        """The same for rows of another length, or with attention on other paths."""
+        length, paths = self.length if length is None else length, (attention or self.attention, irregular or self.irregular)
+        if (length, *paths) == (self.length, self.attention, self.irregular):
             return self
-        return cost(self.model, self.batch_size, length, self.precision, self.training, attention, self.source_length or None)
+        source = self.source_length or None
+        return cost(self.model, self.batch_size, length, self.precision, self.training, paths[0], source, paths[1])
 
     def speed(self, machine: Machine) -> Speed:
         """Linear maps, attention and the rest at the machine's rates, one after the other, and every operator's own time.
@@ -195,24 +197,34 @@ def cost(
     training: Training | None = None,
     attention: str = "sdpa",
     source_length: int | None = None,
+    irregular: str = "sdpa",
 ) -> Cost:
     """The cost of ``model`` on ``batch_size`` rows of ``length`` positions (default: its context length).
 
     ``source_length``: positions of each source that an encoder reads (default: the encoder's context length).
     ``training`` gives optimiser, accumulation and recomputation; its own batch size and precision are not read. ``attention`` is
     the path that plain attention takes in training where the machine chooses one (``qkv why``): "sdpa", "sdpa, oneDNN" or "tiled";
-    memory depends on it. Raises ``UserError`` where the vocabulary is not known, a size is not positive, ``length`` does not fit a
+    memory depends on it. So it does on ``irregular``, the path under any other mask: "sdpa" or "products". Raises ``UserError`` where the vocabulary is not known, a size is not positive, ``length`` does not fit a
     learned position table, or no formula is registered for a part.
     """
     length = model.context_length if length is None else length
     source = _source_length(model, source_length)
     _check(model, batch_size, {"length": length, **({"source length": source} if model.encoder else {})}, precision)
-    at = Setting(model.width, batch_size, length, model.context_length, model.vocab_size or 0, PRECISIONS[precision], attention=attention)
+    at = Setting(
+        model.width,
+        batch_size,
+        length,
+        model.context_length,
+        model.vocab_size or 0,
+        PRECISIONS[precision],
+        attention=attention,
+        irregular=irregular,
+    )
     read, reading = _encoder(model.encoder, at, source) if model.encoder else ({}, ())
     blocks = _blocks(model, replace(at, memory=source))
     parts = {**read, "embedding": share(model.frontend, at), **_by_name(blocks)}
     parts |= {"final norm": share(model.norm, at), "head": share(model.head, at)}
-    return Cost(model, batch_size, length, precision, training or Training(), attention, parts, _sums(blocks), reading, source)
+    return Cost(model, batch_size, length, precision, training or Training(), attention, parts, _sums(blocks), reading, source, irregular)
 
 
 def _source_length(model: Model, given: int | None) -> int:

@@ -23,6 +23,7 @@ class Scores:
 
     pairs: (query, key) pairs that are multiplied.   mask: pairs of the dense mask that is kept.
     weights: pairs whose softmax is kept, ``copies`` times.   chosen: numbers kept of the largest scores.   joined: keys and values copied to lay a band's pieces side by side.
+    item: bytes of a weight that is kept.
     timed: True if the machine chooses among the paths of plain attention.
     """
 
@@ -33,6 +34,7 @@ class Scores:
     chosen: int = 0
     joined: int = 0
     timed: bool = False
+    item: int = FLOAT
 
     def tiled(self, at: Setting) -> bool:
         """True if blocks of queries go through batched products, and the backward pass does so again."""
@@ -67,6 +69,9 @@ def scores_of(part: Attention, at: Setting) -> Scores:
     if every > LARGEST_MASK and not plain and not learned and not part.dropout:
         # Blocks without a visible key are left out, and the weights are computed again in the backward pass.
         return Scores(visible_tiles(part.mask, length, BAND).pairs)
+    if at.irregular == "products" and not plain and not copies:
+        # The weights, and once more without the rows that see nothing.
+        return Scores(every, weights=every, copies=2, item=at.item)
     # Where the scores are kept, the mask is part of them.
     return Scores(every, 0 if plain or copies else every, every if copies else 0, copies, timed=plain and not copies)
 
@@ -105,7 +110,7 @@ def _kept(part: Attention, at: Setting, scores: Scores) -> int:
     whole = heads * (2 * key_width + value_width)
     if scores.laid_out(at):
         # Batched products take heads one after the other: a copy, unless there is one row and no head is repeated.
-        item = FLOAT if scores.weights else at.item
+        item = scores.item if scores.weights else at.item
         if at.batch > 1 or heads != shared:
             return whole * item + (joined * at.item if part.qk_norm else 0)
         return joined * at.item + heads * key_width * item * (2 if scores.weights or changed else 1)
@@ -134,8 +139,8 @@ def _scored(part: Attention, at: Setting, scores: Scores) -> Share:
         masked=flops * (every - visible_pairs(part.mask, at.length)),
         skipped=flops * (every - scores.pairs),
         step=flops * seen,
-        saved=mask + joined + FLOAT * rows * (scores.copies * scores.weights + scores.chosen + (0 if tiled else at.length)),
-        working=FLOAT * rows * scores.weights * (1 if part.dropout else 2) + tile + (gradients if tiled else 0),
+        saved=mask + joined + rows * (scores.item * scores.copies * scores.weights + FLOAT * (scores.chosen + (0 if tiled else at.length))),
+        working=scores.item * rows * scores.weights * (1 if part.dropout else 2) + tile + (gradients if tiled else 0),
         scores=rows * every * at.item,
         calls=24 + turned,
         step_calls=42 + turned,

@@ -38,12 +38,13 @@ def cross_attention(part: cross.CrossAttention, at: Setting) -> Share:
     queries = at.tokens * heads * key_width
     # Dropout keeps the weights, what it drew and their product; unequal widths keep torch from its fused kernel.
     copies = 3 if part.dropout else int(key_width != value_width)
+    weights = FLOAT * copies if copies else 2 * at.item * (at.irregular == "products")
     scores = Share(
         flops=flops * pairs,
         attended=flops * pairs,
         step=flops * at.memory,
-        saved=(queries + mapped) * at.item + FLOAT * rows * (copies * pairs + at.length),
-        working=2 * (queries + mapped) * at.item + 2 * FLOAT * rows * pairs * min(copies, 1),
+        saved=(queries + mapped) * at.item + rows * (weights * pairs + FLOAT * at.length),
+        working=2 * (queries + mapped) * at.item + rows * pairs * (2 * at.item if weights else 0),
         scores=rows * pairs * at.item,
         state=mapped * at.item + _LENGTHS * at.batch,
         calls=20,

@@ -87,7 +87,7 @@ def check(cost: Cost, update_of: Callable[[Transformer], Update], machine: Machi
     # One step fills the optimiser's state and lets every operation choose its path.
     update(batch)
     model.recompute_blocks(cost.training.recompute)
-    memory = cost.at(attention=attention_path(cost)).memory
+    memory = cost.at(attention=attention_path(cost), irregular=attention_path(cost, irregular=True)).memory
     forward, training = count_flops(cost)
     rows = [
         Row("parameters", "", cost.parameters, sum(p.numel() for p in model.parameters())),
@@ -110,16 +110,16 @@ def _fits(cost: Cost) -> None:
         )
 
 
-def attention_path(cost: Cost) -> str:
-    """The path that this machine chooses for plain causal attention of the model's shape in training."""
+def attention_path(cost: Cost, irregular: bool = False) -> str:
+    """The path that this machine chooses for plain causal attention of the model's shape in training, or for that under any other mask."""
     parts = [part for block in cost.model.blocks for part in block.branches if isinstance(part, Attention)]
     if not parts:
-        return cost.attention
+        return cost.irregular if irregular else cost.attention
     dtype = torch.bfloat16 if cost.precision == "bf16" else torch.float32
     shape = (cost.batch_size, parts[0].num_heads, cost.length, parts[0].dims(cost.model.width)[0])
     q = torch.empty(1, dtype=dtype).expand(shape)
     positions = torch.arange(cost.length)[None]
-    return choose.choice(q, q, q, Problem(Causal(), Sites(positions, positions, aligned=True), 1.0)).twin
+    return choose.choice(q, q, q, Problem(Causal(), Sites(positions, positions, aligned=not irregular), 1.0)).twin
 
 
 def count_flops(cost: Cost) -> tuple[int, int]:
@@ -177,8 +177,9 @@ def _decoding(cost: Cost, machine: Machine | None, model: Transformer, batch: Ba
 
 def _started(model: Transformer, batch: Batch) -> State:
     """The state before the first position of the batch; the sources have been read."""
+    rows, length = batch.ids.shape
     with torch.no_grad():
-        return model.init_state(*batch.ids.shape, **memory_of(model, batch))
+        return model.init_state(rows, length, **memory_of(model, batch))
 
 
 def _step_seconds(model: Transformer, batch: Batch) -> float:

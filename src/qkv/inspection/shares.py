@@ -27,7 +27,8 @@ class Setting:
     item: bytes of what matrix products read and write, 4 in fp32 and 2 in bf16.
     context_length, vocab_size: the model's own, the sizes of its position and token tables.
     shared_input: True if another branch keeps the same input for the backward pass already.
-    attention: the path that plain attention takes in training, where the machine at hand chooses (``qkv why``).
+    attention, irregular: the paths that attention takes in training, plain and under any other mask, where the machine at hand chooses
+    (``qkv why``).
     memory: vectors of an encoder's output that each row reads.   shared_memory: True if another branch keeps them already.
     """
 
@@ -39,6 +40,7 @@ class Setting:
     item: int = FLOAT
     shared_input: bool = False
     attention: str = "sdpa"
+    irregular: str = "sdpa"
     memory: int = 0
     shared_memory: bool = False
 
