@@ -59,7 +59,7 @@ def test_the_state_holds_what_is_needed_of_the_memory(model: Model, batch: int, 
     assert cost(model, batch, source_length=source).state_bytes(length) == nbytes(state)
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(model=encoder_decoders(), batch=st.integers(1, 3), length=st.integers(2, 12), source=st.integers(2, 9))
 def test_forward_flops_of_an_encoder_decoder_are_those_of_torchs_counter(model: Model, batch: int, length: int, source: int) -> None:
     counted = cost(model, batch, length, source_length=source)
