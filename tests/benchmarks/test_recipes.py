@@ -16,7 +16,7 @@ from qkv.spec.overrides import override
 
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
 README = RECIPES[0].parent / "README.md"
-TEXT = "the cat sat on the mat and the dog sat on the log, and neither of them saw the frog\n" * 80
+TEXT = "the cat sat on the mat and the dog sat on the log, and neither of them saw the frog\n" * 640
 
 
 @pytest.fixture
@@ -40,7 +40,8 @@ def test_it_describes_itself(path: Path) -> None:
 
 def test_it_is_built(path: Path) -> None:
     spec = qkv.read_recipe(path).model
-    model = qkv.build(spec.changed(frontend=spec.frontend.changed(vocab_size=65)))
+    head = spec.head.changed(num_classes=7) if "num_classes" in type(spec.head).model_fields else spec.head
+    model = qkv.build(spec.changed(frontend=spec.frontend.changed(vocab_size=65), head=head))
     assert isinstance(spec.frontend, Text)
     assert sum(p.numel() for p in model.parameters()) == qkv.cost(model.spec).parameters
 
@@ -68,11 +69,15 @@ def test_the_page_shows_its_results(path: Path) -> None:
 
 
 def test_it_trains_in_its_short_form(path: Path, tiny: Path, tmp_path: Path) -> None:
-    recipe = override(qkv.read_recipe(path, quick=True), [f"data.source={tiny}", "training.steps=4", "training.schedule.warmup=1"])
+    recipe = qkv.read_recipe(path, quick=True)
+    reads_text = recipe.task.reads == "text"
+    data = [f"data.source={tiny}"] if reads_text else []
+    recipe = override(recipe, [*data, "training.steps=4", "training.schedule.warmup=1"])
     recipe = override(recipe, ["training.batch_size=2", "training.validation.batches=1", "sample.max_new_tokens=2"])
     losses = [row["loss"] for row in qkv.train(recipe, tmp_path / "run", on_event=lambda _: None).metrics if row.get("loss") is not None]
     assert len(losses) == 4
-    assert losses[-1] < losses[0]
+    assert all(map(math.isfinite, losses))
+    assert losses[-1] < losses[0] or not reads_text  # what a task draws itself differs more from step to step than four steps change
 
 
 def test_the_short_form_is_shorter(path: Path) -> None:

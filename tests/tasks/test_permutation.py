@@ -19,7 +19,10 @@ from qkv.spec.errors import SpecError
 from qkv.tasks.permutation import StreamBatch, streams
 from qkv.tasks.task import Totals
 
-LEARNED = {"blocks": [{"branches": ["attention(2, mask=full)", "feed_forward(16)"]}] * 2}
+LEARNED = {
+    "context_length": 7,
+    "blocks": [{"branches": ["attention(2, mask=full)", "feed_forward(16)"]}] * 2,
+}  # no position beyond the text
 ROPE = {**SEES_ALL, "num_layers": 2}
 POST = {"blocks": [{"branches": ["attention(4, mask=full, num_kv_heads=2)", "feed_forward(16)"], "order": "post"}] * 2}
 MODELS = {"rope": ROPE, "learned": LEARNED, "post-norm": POST}

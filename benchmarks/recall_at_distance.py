@@ -1,0 +1,117 @@
+"""What models remember: each recipe recall_*.yaml is trained, and accuracy and gradient are set against distance, in one table and one page.
+
+    python benchmarks/recall_at_distance.py
+    python benchmarks/recall_at_distance.py --only rnn lstm --steps 500 --out recall.html
+
+The gradient is that of the right answer's logit by the embedded symbol, its norm meant over rows; before training it shows what a model
+can learn from at all, after it what the model has come to listen to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import qkv
+from qkv.models.build import build
+from qkv.report.chart import LineChart
+from qkv.report.page import Page
+from qkv.report.series import Line
+from qkv.report.table import print_table
+from qkv.spec.recipe import Recipe
+from qkv.tasks.recall import RecallTask
+from qkv.tasks.registry import build_task
+from side_by_side import parser, say_where
+
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+SMOKE = ("training.steps=3", "training.batch_size=2", "task.distances=[1,4]", "training.validation.batches=1")
+
+
+class Curves(NamedTuple):
+    """One model: its figures at each distance, and the seconds of its training."""
+
+    name: str
+    distances: list[int]
+    accuracy: list[float]
+    gradient: list[float]
+    gradient_before: list[float]
+    seconds: float
+
+
+def arguments(names: list[str]) -> argparse.Namespace:
+    """What is asked on the command line."""
+    options = parser(__doc__ or "")
+    options.add_argument("--only", nargs="+", choices=names, default=names, metavar="MODEL", help=f"of {', '.join(names)}")
+    options.add_argument("--steps", type=int, help="instead of the recipes' own")
+    options.add_argument("--seed", type=int, default=1337)
+    options.add_argument("--out", type=Path, default=Path("recall_at_distance.html"), help="the page")
+    return options.parse_args()
+
+
+def curves(name: str, asked: argparse.Namespace) -> Curves:
+    """Train one recipe and measure it, before and after."""
+    overrides = list(SMOKE) if asked.smoke else [f"training.seed={asked.seed}"]
+    if asked.steps:
+        overrides.append(f"training.steps={asked.steps}")
+    recipe = qkv.read_recipe(RECIPES / f"recall_{name}.yaml", overrides)
+    before = measured(recipe, None)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        run = qkv.train(recipe, Path(folder) / "run", on_event=lambda _: None)
+    seconds = time.perf_counter() - began
+    after = measured(recipe, run.model)
+    distances = sorted(set(recipe.task.distances))  # type: ignore[attr-defined]
+    return Curves(name, distances, [a for a, _ in after], [g for _, g in after], [g for _, g in before], seconds)
+
+
+def measured(recipe: Recipe, model: Any) -> list[tuple[float, float]]:
+    """(accuracy, gradient norm) at each distance; of an untrained model where none is given."""
+    task = build_task(recipe.task)
+    assert isinstance(task, RecallTask)
+    material = task.open(recipe)
+    model = model or build(material.recipe.model, recipe.training.seed)
+    return [task.at_distance(model, material.vocabulary, distance) for distance in sorted(set(task.spec.distances))]
+
+
+def page(found: list[Curves]) -> str:
+    """Both curves of every model."""
+    shown = Page("Recall at a distance")
+    shown.header("A symbol is shown, other tokens follow, and the model is asked for the symbol.")
+    charts = {
+        "Right answers": ("share", [Line(c.name, c.distances, c.accuracy, points=True) for c in found], False),
+        "Gradient before training": ("norm", [Line(c.name, c.distances, positive(c.gradient_before), points=True) for c in found], True),
+        "Gradient after training": ("norm", [Line(c.name, c.distances, positive(c.gradient), points=True) for c in found], True),
+    }
+    for title, (unit, lines, log) in charts.items():
+        shown.chart(LineChart(title, lines, "tokens between symbol and question", unit, x_log=True, y_log=log, y_zero=not log))
+    shown.prose("The gradient is that of the right answer's logit by the embedded symbol. Where it is exactly 0 nothing is drawn.")
+    return shown.html()
+
+
+def positive(values: list[float]) -> list[float | None]:
+    """What a logarithmic axis can show."""
+    return [value if value > 0 else None for value in values]
+
+
+def main() -> None:
+    """One table and one page."""
+    names = sorted(path.stem.removeprefix("recall_") for path in RECIPES.glob("recall_*.yaml"))
+    asked = arguments(names)
+    say_where()
+    found = [curves(name, asked) for name in asked.only]
+    columns = ["model", "figure", *(str(distance) for distance in found[0].distances), "seconds"]
+    rows: list[list[object]] = []
+    for c in found:
+        rows.append([c.name, "right answers", *(f"{value:.3f}" for value in c.accuracy), f"{c.seconds:.0f}"])
+        rows.append(["", "gradient, before", *(f"{value:.1e}" for value in c.gradient_before), ""])
+        rows.append(["", "gradient, after", *(f"{value:.1e}" for value in c.gradient), ""])
+    print_table("\nrecall by distance: tokens between the symbol and the question", columns, rows)
+    asked.out.write_text(page(found), encoding="utf-8")
+    print(f"both curves are in {asked.out}")
+
+
+if __name__ == "__main__":
+    main()
