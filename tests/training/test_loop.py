@@ -17,6 +17,7 @@ from qkv.models.build import build
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.material import with_vocabulary
+from qkv.tasks.next_token import NextTokenTask
 from qkv.training.events import Ended, Event, Notice, Stepped, Validated
 from qkv.training.files import read_tensors
 from qkv.training.loop import train
@@ -133,7 +134,7 @@ def test_training_stops_early_when_held_out_loss_no_longer_falls(text: Path, tmp
     losses = [e.loss for e in events if isinstance(e, Validated)]
     assert isinstance(events[-1], Ended)
     assert events[-1].status == "finished"
-    assert "3 validations had brought no lower loss" in events[-1].message
+    assert "3 validations had brought no better loss" in events[-1].message
     assert min(losses[-3:]) >= min(losses[:-3])
     assert events[-1].step == 2 * len(losses) < 200
     again: list[Event] = []
@@ -174,3 +175,18 @@ def test_tensorboard_gets_the_same_figures(text: Path, tmp_path: Path) -> None:
     events.Reload()
     losses = [(s.step, s.value) for s in events.Scalars("loss")]
     assert losses == [(row["step"], pytest.approx(row["loss"], rel=1e-6)) for row in run.metrics if "loss" in row]
+
+
+def test_the_figure_that_chooses_the_weights_can_be_another_than_the_loss(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter([{"loss": 3.0, "accuracy": 10.0}, {"loss": 2.0, "accuracy": 30.0}, {"loss": 1.0, "accuracy": 20.0}])
+    monkeypatch.setattr(NextTokenTask, "figures", lambda self, seen, scale: next(found))
+    recipe = plain_recipe(text, validation={"every": 2, "batches": 1, "best": "accuracy"})
+    assert train(recipe, tmp_path / "run", on_event=ignore).step == 4
+
+
+def test_a_figure_that_is_not_measured_cannot_choose(text: Path, tmp_path: Path) -> None:
+    recipe = plain_recipe(text, validation={"every": 2, "batches": 1, "best": "accuracy"})
+    with pytest.raises(UserError, match=r"training\.validation\.best: 'accuracy' is not measured in this task; allowed: .*loss"):
+        train(recipe, tmp_path / "run", on_event=ignore)

@@ -75,7 +75,12 @@ class Validation(Spec):
 
     every: int = Field(default=250, gt=0, description="steps")
     batches: int | None = Field(default=20, gt=0, description="how many; null for the whole split")
-    patience: int | None = Field(default=None, gt=0, description="stop after this many validations without a better loss")
+    best: str = Field(
+        default="loss",
+        min_length=1,
+        description="the figure whose best weights are kept: loss and other errors at their lowest, accuracy and the like at their highest",
+    )
+    patience: int | None = Field(default=None, gt=0, description="stop after this many validations without a better figure")
 
 
 class Checkpoints(Spec):

@@ -53,6 +53,8 @@ class _Plan(NamedTuple):
     """Context lengths to choose from."""
     task: Mapping[str, Any] = MappingProxyType({})
     """Fields of the task that are not its defaults."""
+    best: str = "loss"
+    """The figure that chooses the weights: a loss rises again while more and more labels are right."""
 
 
 def _lowercase(ids: int) -> Tokenizer:
@@ -60,9 +62,9 @@ def _lowercase(ids: int) -> Tokenizer:
 
 
 _PLANS: dict[str, _Plan] = {
-    "classification": _Plan(ClassificationHead, ("text",), tokenizer=_lowercase, task={"label_smoothing": 0.1}),
+    "classification": _Plan(ClassificationHead, ("text",), tokenizer=_lowercase, task={"label_smoothing": 0.1}, best="accuracy"),
     "regression": _Plan(RegressionHead, ("text",), tokenizer=_lowercase),
-    "token_classification": _Plan(TokenHead, ("words",)),
+    "token_classification": _Plan(TokenHead, ("words",), best="accuracy"),
     "question_answering": _Plan(SpanHead, ("question", "context"), tokenizer=_lowercase, lengths=(128, 256)),
     "translation": _Plan(LanguageModelHead, ("source",), "target"),
     "summarization": _Plan(LanguageModelHead, ("source",), "target"),
@@ -104,6 +106,7 @@ def automatic_task(
     width, layers = _width(sizes.examples, bool(plan.writes))
     model = _writer(width, layers, sizes, plan) if plan.writes else _reader(width, layers, sizes, plan)
     training, batching = _training(sizes, width, layers, ids if plan.writes else 2, machine, bool(plan.writes))
+    training = training.changed(validation=training.validation.changed(best=plan.best))
     recipe = Recipe(
         name=name_of(given.source),
         description=f"{sizes.examples:,} examples, {ids:,} ids ({tokenizer.kind}), {_described(model)}, at most {training.steps:,} steps: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import NoReturn
@@ -15,7 +16,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from qkv.data.batch import Batch
 from qkv.data.corpus import VALIDATION
 from qkv.report.training import Status
-from qkv.spec.errors import UserError
+from qkv.spec.errors import UserError, nearest
 from qkv.spec.recipe import Recipe
 from qkv.training import random_state
 from qkv.training.checkpoint import Checkpoint, load_weights, save_weights, weights
@@ -34,6 +35,9 @@ from qkv.training.setup import WEIGHTS, Setup, locked, prepare
 from qkv.training.show import Show
 from qkv.training.usage import counted
 
+ERRORS = {"loss", "perplexity", "rmse", "mae", "bits_per_token", "bits_per_character", "bits_per_byte"}
+"""Figures that are better where they are lower."""
+
 # Saving by the clock, and samples nobody asked for, may take this share of the training time.
 _OVERHEAD = 0.02
 
@@ -45,7 +49,8 @@ class Standing:
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    best_loss: float | None = None
+    best_figure: float | None = None
+    """Of the kind that ``training.validation.best`` names."""
     best_step: int = 0
     stale: int = 0
     """Validations since the best one."""
@@ -90,7 +95,7 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        """True if all steps are done, or held-out loss has not fallen for as long as the recipe's patience."""
+        """True if all steps are done, or the held-out figure has not become better for as long as the recipe's patience."""
         return self.now.step >= self.training.steps or self._impatient
 
     @property
@@ -141,9 +146,7 @@ class Trainer:
     def why_finished(self) -> str:
         """A clause that says why there is nothing left to do."""
         if self._impatient and self.now.step < self.training.steps:
-            return (
-                f"after step {self.now.step}, {self.now.stale} validations had brought no lower loss than that of step {self.now.best_step}"
-            )
+            return f"after step {self.now.step}, {self.now.stale} validations had brought no better {self.training.validation.best} than that of step {self.now.best_step}"
         return f"all {self.training.steps} steps are done"
 
     def _update(self) -> None:
@@ -206,18 +209,28 @@ class Trainer:
         if found is None:
             return False
         figures = self.setup.task.figures(found, self.setup.material.scale())
-        loss, now = figures["loss"], self.now
-        best = loss < (math.inf if now.best_loss is None else now.best_loss)
+        best = self._better(figures)
         if best:
-            now.best_loss, now.best_step, now.stale = loss, now.step, 0
+            self.now.best_step, self.now.stale = self.now.step, 0
             self._save_best()
         else:
-            now.stale += 1
-        self._tell(Validated(now.step, loss, best, self._seconds(), figures))
+            self.now.stale += 1
+        self._tell(Validated(self.now.step, figures["loss"], best, self._seconds(), figures))
         return True
 
+    def _better(self, figures: Mapping[str, float]) -> bool:
+        """Whether the figure that decides is better than ever; if so, it is remembered."""
+        name, before = self.training.validation.best, self.now.best_figure
+        if name not in figures:
+            raise UserError(f"training.validation.best: {name!r} is not measured in this task; {nearest(name, figures)}")
+        figure, lower = figures[name], name in ERRORS
+        better = math.isfinite(figure) and (before is None or (figure < before if lower else figure > before))
+        if better:
+            self.now.best_figure = figure
+        return better
+
     def _save_best(self) -> None:
-        save_weights(self.setup.folder / WEIGHTS, self.model, {"step": self.now.step, "val_loss": self.now.best_loss})
+        save_weights(self.setup.folder / WEIGHTS, self.model, {"step": self.now.step, f"val_{self.training.validation.best}": self.now.best_figure})
 
     def _sample_is_due(self, validates: bool) -> bool:
         every, step = self.training.sample_every, self.now.step

@@ -26,7 +26,7 @@ from qkv.training.setup import SPEC, WEIGHTS
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder holds. ``model`` has the weights of ``step``, after which the held-out loss was lowest."""
+    """What a run folder holds. ``model`` has the weights of ``step``, after which the held-out loss, or what the recipe names, was best."""
 
     folder: Path
     recipe: Recipe
