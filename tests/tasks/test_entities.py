@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.metrics.sequence_labeling import get_entities
 
-from qkv.tasks.entities import MostFrequent, entities, entity_scores, marked, marks_entities
+from qkv.tasks.entities import MostFrequent, entities, entity_f1, entity_scores, marked, marks_entities
 
 tags = st.lists(st.sampled_from(["O", "O", "B-a", "I-a", "B-b", "I-b", "E-a", "S-b"]), min_size=1, max_size=12)
 
@@ -23,6 +23,7 @@ def test_scores_are_those_of_seqeval_and_of_counting_whole_entities(pairs: list[
     cut = [(a[: min(len(a), len(b))], b[: min(len(a), len(b))]) for a, b in pairs]
     truth, found = [a for a, _ in cut], [b for _, b in cut]
     scores = entity_scores(truth, found).figures
+    assert entity_f1(truth, found) == pytest.approx(scores["f1"])
     assert scores["f1"] == pytest.approx(100 * f1_score(truth, found, zero_division=0))
     assert scores["precision"] == pytest.approx(100 * precision_score(truth, found, zero_division=0))
     assert scores["recall"] == pytest.approx(100 * recall_score(truth, found, zero_division=0))

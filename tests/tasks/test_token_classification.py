@@ -127,7 +127,7 @@ def test_tags_that_mark_no_entities_are_measured_word_by_word() -> None:
     seen = measure(model, task, material.rows("validation"), "fp32")
     assert seen is not None
     exam = task.examine(model, material, "validation", seen, material.recipe)
-    assert exam.figures.keys() == {"loss", "accuracy", "macro_f1", "accuracy_of_most_frequent_tag"}
+    assert exam.figures.keys() == {"loss", "accuracy", "f1", "accuracy_of_most_frequent_tag"}
     assert exam.figures["accuracy_of_most_frequent_tag"] == 75
     (answer,) = task.predict(model, material.vocabulary, material.recipe, [{"words": "the dog"}])
     assert answer["answer"] == " ".join(f"{word}/{tag}" for word, tag in zip(["the", "dog"], answer["tags"], strict=True))

@@ -57,6 +57,15 @@ def marked(words: Sequence[str], tags: Sequence[str]) -> str:
     return " ".join([*parts, *words[done:]])
 
 
+def entity_f1(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> float:
+    """2 TP / (true + found) over whole entities, 0 to 100: the F1 of ``entity_scores`` alone, without its library; 0 where there are none."""
+    hits = total = 0
+    for true, guess in zip(truth, found, strict=True):
+        wanted, given = set(entities(true)), set(entities(guess))
+        hits, total = hits + len(wanted & given), total + len(wanted) + len(given)
+    return 100 * 2 * hits / total if total else 0.0
+
+
 def entity_scores(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> Exam:
     """Precision, recall and F1 of whole entities, type and both borders right, over all sentences; 0 to 100, and a table by type.
 

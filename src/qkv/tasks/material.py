@@ -27,10 +27,11 @@ HELD_OUT = 1 << 63
 
 
 class Scale(NamedTuple):
-    """How much text a token stands for, on average."""
+    """What figures need to know of the data: how much text a token stands for, on average, and the names of classes."""
 
     characters_per_token: float
     bytes_per_token: float
+    labels: tuple[str, ...] = ()
 
 
 class Material(ABC):
@@ -64,8 +65,8 @@ class Material(ABC):
         """How many targets the training part has."""
 
     def scale(self, split: str = VALIDATION) -> Scale:
-        """How much text a token of a split stands for."""
-        return Scale(1.0, 1.0)
+        """What figures of a split need to know of it."""
+        return Scale(1.0, 1.0, self.vocabulary.labels)
 
     def checked(self, split: str) -> str:
         """``split`` if it is one. Raises ``UserError`` otherwise."""

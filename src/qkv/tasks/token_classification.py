@@ -22,7 +22,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import TokenClassification
 from qkv.tasks.cross_entropy import cross_entropy
-from qkv.tasks.entities import OUTSIDE, MostFrequent, entity_scores, marked, marks_entities
+from qkv.tasks.entities import OUTSIDE, MostFrequent, entity_f1, entity_scores, marked, marks_entities
 from qkv.tasks.example_task import Collate, Cut, ExampleTask, lengths_or_none, padded, trained
 from qkv.tasks.label_metrics import agreement
 from qkv.tasks.material import Example, ExampleMaterial, Material
@@ -100,10 +100,16 @@ class TokenClassificationTask(ExampleTask):
         return Observed(cross_entropy(logits.flatten(0, 1), batch.targets.flatten()), batch.num_targets, pairs)
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
-        """The loss of the words that were read, and the accuracy over all words: what was not read is wrong."""
+        """The loss of the words that were read, and over all words, where what was not read is wrong, accuracy and F1.
+
+        F1 is that of whole entities, or, where the tags mark none, the mean over the tags.
+        """
         pairs = [pair for row in seen.outcomes for pair in row]
         right = sum(true == found for true, found in pairs)
-        return {"loss": seen.loss / max(1, seen.count), "accuracy": 100 * right / len(pairs) if pairs else float("nan")}
+        figures = {"loss": seen.loss / max(1, seen.count), "accuracy": 100 * right / len(pairs) if pairs else float("nan")}
+        if marks_entities(scale.labels):
+            return figures | {"f1": entity_f1(*_named(seen, scale.labels))}
+        return figures | {"f1": agreement([(true, found) for true, found in pairs if found >= 0])["macro_f1"]}
 
     def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
         assert isinstance(material, ExampleMaterial)
@@ -112,11 +118,9 @@ class TokenClassificationTask(ExampleTask):
         rows, guess = material.records[split], MostFrequent(material.records[TRAIN])
         if not marks_entities(labels):
             pairs = [(labels.index(tag), labels.index(g)) for row in rows for tag, g in zip(row["tags"], guess(row["words"]), strict=True)]
-            figures["macro_f1"] = agreement([(t, f) for row in seen.outcomes for t, f in row if f >= 0])["macro_f1"]
             figures["accuracy_of_most_frequent_tag"] = agreement(pairs)["accuracy"]
             return Exam(figures, [shown])
-        named = [[(labels[true], labels[found] if found >= 0 else OUTSIDE) for true, found in row] for row in seen.outcomes]
-        found = entity_scores([[t for t, _ in row] for row in named], [[f for _, f in row] for row in named])
+        found = entity_scores(*_named(seen, labels))
         baseline = entity_scores([row["tags"] for row in rows], [guess(row["words"]) for row in rows])
         figures |= found.figures | {"f1_of_most_frequent_tag": baseline.figures["f1"]}
         return Exam(figures, [*found.sections, shown])
@@ -145,6 +149,12 @@ class TokenClassificationTask(ExampleTask):
                 best = _logits(model, batch).argmax(-1).tolist()
             found += [[vocabulary.labels[row[head]] for head in heads] for row, (_, heads) in zip(best, read, strict=True)]
         return [_answer(words, tags, vocabulary.labels) for words, tags in zip(sentences, found, strict=True)]
+
+
+def _named(seen: Totals, labels: Sequence[str]) -> tuple[list[list[str]], list[list[str]]]:
+    """The true and the predicted tags of each sentence; a word that was not read is taken for outside."""
+    truth = [[labels[true] for true, _ in row] for row in seen.outcomes]
+    return truth, [[labels[found] if found >= 0 else OUTSIDE for _, found in row] for row in seen.outcomes]
 
 
 def pieces_of(tokenizer: Tokenizer) -> Pieces:

@@ -64,7 +64,7 @@ def _lowercase(ids: int) -> Tokenizer:
 _PLANS: dict[str, _Plan] = {
     "classification": _Plan(ClassificationHead, ("text",), tokenizer=_lowercase, task={"label_smoothing": 0.1}, best="accuracy"),
     "regression": _Plan(RegressionHead, ("text",), tokenizer=_lowercase),
-    "token_classification": _Plan(TokenHead, ("words",), best="accuracy"),
+    "token_classification": _Plan(TokenHead, ("words",), best="f1"),
     "question_answering": _Plan(SpanHead, ("question", "context"), tokenizer=_lowercase, lengths=(128, 256)),
     "translation": _Plan(LanguageModelHead, ("source",), "target"),
     "summarization": _Plan(LanguageModelHead, ("source",), "target"),
