@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from datetime import date
@@ -26,6 +27,23 @@ def tiny(tmp_path: Path) -> Path:
     return path
 
 
+def tiny_table(kind: str, folder: Path) -> Path:
+    """A table of 60 rows that fits the task."""
+    path = folder / {"token_classification": "tiny.conll", "question_answering": "tiny.json"}.get(kind, "tiny.tsv")
+    pairs = [(f"the cat number {i} sat on the mat", "up" if i % 2 else "down") for i in range(60)]
+    if kind == "token_classification":
+        rows = ["\n".join(f"{word}\t{'B-animal' if word == 'cat' else 'O'}" for word in text.split()) + "\n" for text, _ in pairs]
+    elif kind == "question_answering":
+        asked = {"question": "who sat on the mat", "answers": [{"text": "cat", "answer_start": 4}]}
+        paragraphs = [{"context": text, "qas": [{"id": str(i), **asked}]} for i, (text, _) in enumerate(pairs)]
+        rows = [json.dumps({"data": [{"title": "cats", "paragraphs": paragraphs}]})]
+    else:
+        names = ("text", "label") if kind == "classification" else ("source", "target")
+        rows = ["\t".join(names), *("\t".join(pair) for pair in pairs)]
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
 @pytest.fixture(params=RECIPES, ids=lambda path: path.stem)
 def path(request: pytest.FixtureRequest) -> Path:
     return request.param
@@ -41,7 +59,8 @@ def test_it_describes_itself(path: Path) -> None:
 def test_it_is_built(path: Path) -> None:
     spec = qkv.read_recipe(path).model
     head = spec.head.changed(num_classes=7) if "num_classes" in type(spec.head).model_fields else spec.head
-    model = qkv.build(spec.changed(frontend=spec.frontend.changed(vocab_size=65), head=head))
+    encoder = spec.encoder and spec.encoder.changed(frontend=spec.encoder.frontend.changed(vocab_size=65))
+    model = qkv.build(spec.changed(frontend=spec.frontend.changed(vocab_size=65), encoder=encoder, head=head))
     assert isinstance(spec.frontend, Text)
     assert sum(p.numel() for p in model.parameters()) == qkv.cost(model.spec).parameters
 
@@ -72,6 +91,8 @@ def test_it_trains_in_its_short_form(path: Path, tiny: Path, tmp_path: Path) -> 
     recipe = qkv.read_recipe(path, quick=True)
     reads_text = recipe.task.reads == "text"
     data = [f"data.source={tiny}"] if reads_text else []
+    if recipe.task.reads == "examples":
+        data = [f"data.source={tiny_table(recipe.task.kind, tmp_path)}", "data.columns={}"]
     recipe = override(recipe, [*data, "training.steps=4", "training.schedule.warmup=1"])
     recipe = override(recipe, ["training.batch_size=2", "training.validation.batches=1", "sample.max_new_tokens=2"])
     losses = [row["loss"] for row in qkv.train(recipe, tmp_path / "run", on_event=lambda _: None).metrics if row.get("loss") is not None]
