@@ -57,7 +57,9 @@ def test_every_example_says_what_it_prints() -> None:
 def test_example(example: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
     command = [sys.executable, "-W", "error", str(example)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8", cwd=tmp_path, env=environment, timeout=300)
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, encoding="utf-8", cwd=tmp_path, env=environment, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     rest = done.stdout
     for part in PRINTS[example.stem]:

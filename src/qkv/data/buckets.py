@@ -26,7 +26,7 @@ class LengthBuckets(Layout):
     for each document, and four bytes for each row, are held in memory.
     """
 
-    def __init__(self, batching: spec.LengthBuckets, split: Split, batch_size: int, length: int, seed: int):
+    def __init__(self, batching: spec.LengthBuckets | spec.TokenBuckets, split: Split, batch_size: int, length: int, seed: int):
         super().__init__(batching, split, batch_size, length, seed)
         targets = np.maximum(np.diff(split.documents, append=len(split.ids)) - 1, 0)
         full, rest = np.divmod(targets, length)

@@ -151,7 +151,7 @@ class TokenClassificationTask(ExampleTask):
         return [_answer(words, tags, vocabulary.labels) for words, tags in zip(sentences, found, strict=True)]
 
 
-def _named(seen: Totals, labels: Sequence[str]) -> tuple[list[list[str]], list[list[str]]]:
+def _named(seen: Totals, labels: tuple[str, ...]) -> tuple[list[list[str]], list[list[str]]]:
     """The true and the predicted tags of each sentence; a word that was not read is taken for outside."""
     truth = [[labels[true] for true, _ in row] for row in seen.outcomes]
     return truth, [[labels[found] if found >= 0 else OUTSIDE for _, found in row] for row in seen.outcomes]

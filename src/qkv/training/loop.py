@@ -230,7 +230,9 @@ class Trainer:
         return better
 
     def _save_best(self) -> None:
-        save_weights(self.setup.folder / WEIGHTS, self.model, {"step": self.now.step, f"val_{self.training.validation.best}": self.now.best_figure})
+        save_weights(
+            self.setup.folder / WEIGHTS, self.model, {"step": self.now.step, f"val_{self.training.validation.best}": self.now.best_figure}
+        )
 
     def _sample_is_due(self, validates: bool) -> bool:
         every, step = self.training.sample_every, self.now.step
