@@ -47,7 +47,7 @@ class ClassificationTask(ExampleTask):
         labels = tuple(sorted(set(column(records, "label")), key=_natural))
         if len(labels) < 2:
             raise UserError(
-                f"data.source: every example of {records.name!r} has the label {"".join(labels)!r}, and there is nothing to tell apart"
+                f"data.source: every example of {records.name!r} has the label {next(iter(labels))!r}, and there is nothing to tell apart"
             )
         return Vocabulary(tokenizer, tokenizer, labels)
 
