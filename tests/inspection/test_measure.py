@@ -103,7 +103,7 @@ def test_every_path_of_attention(path: str, shared: int | None, monkeypatch: pyt
     """Whichever path the machine would choose, its memory is known."""
     for name in ("sdpa", "sdpa, oneDNN", "tiled"):
         monkeypatch.setitem(choose.TWINS, name, choose.TWINS[path])
-    monkeypatch.setattr("qkv.inspection.measure.attention_path", lambda cost: path)
+    monkeypatch.setattr("qkv.inspection.measure.attention_path", lambda cost, irregular=False: path)
     model = model_of(branch.Attention(num_heads=8, num_kv_heads=shared, relative=parts.Rope()), branch.FeedForward(), **SIZES)
     assert abs(errors(model)["peak memory, training step"]) <= 0.1
 
