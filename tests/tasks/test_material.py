@@ -183,7 +183,7 @@ def test_a_running_text_knows_its_digest_and_its_scale(tmp_path: Path) -> None:
     corpus, material = text_material(tmp_path)
     assert material.digest() == text_material(tmp_path)[1].digest()
     assert material.epoch_targets == len(corpus.train)
-    assert material.scale() [:2] == (1.0, 1.0)
+    assert material.scale()[:2] == (1.0, 1.0)
     ids = corpus.splits["train"].ids.copy()
     ids[100] += 1
     changed = replace(corpus, splits={**corpus.splits, "train": replace(corpus.splits["train"], ids=ids)})
