@@ -48,32 +48,17 @@ def heads_divide(width: int, num_heads: int) -> list[Problem]:
     return [Problem(("num_heads",), f"{num_heads} heads do not divide the width {width}; heads that do: {allowed}; or give head_dim")]
 
 
-class Attention(Branch, kind="attention"):
-    """concat_h(softmax(Q_h K_g^T / (temperature √Dk) + bias, masked) V_g) W_o (Vaswani et al. 2017).
-
-    ``top_k`` leaves weight to the k largest logits of a query alone (Gupta et al. 2021); 1 is a hard lookup.
-    ``num_kv_heads`` < ``num_heads`` shares each K/V head g by a group of query heads (Ainslie et al. 2023); 1 is multi-query (Shazeer 2019).
-    """
+class DotProduct(Branch):
+    """What attention by inner products has, whatever its keys are: H heads of queries, G of keys and values, Dk and Dv features each."""
 
     num_heads: int = Field(default=4, gt=0)
     num_kv_heads: int | None = Field(default=None, gt=0, description="default: num_heads")
     head_dim: int | None = Field(default=None, gt=0, description="default: width / num_heads")
     value_dim: int | None = Field(default=None, gt=0, description="default: head_dim")
-    mask: Mask = Causal()
-    relative: Relative = NoRelative()
     temperature: float = Field(default=1.0, gt=0)
-    top_k: int | None = Field(default=None, gt=0, description="only so many of the largest logits of a query keep weight; default: all")
     bias: bool = True
     qk_norm: bool = Field(default=False, description="RMSNorm of each query and key over its head width")
     dropout: float = Field(default=0.0, ge=0, lt=1)
-
-    @property
-    def causal(self) -> bool:
-        return self.mask.causal
-
-    @property
-    def decodes(self) -> bool:
-        return self.mask.decodes
 
     @property
     def kv_heads(self) -> int:
@@ -86,15 +71,41 @@ class Attention(Branch, kind="attention"):
         return head_dim, self.value_dim or head_dim
 
     def problems(self) -> list[Problem]:
-        found: list[Problem] = []
-        if self.num_heads % self.kv_heads:
-            found.append(Problem(("num_kv_heads",), f"{self.kv_heads} K/V heads cannot be shared evenly by {self.num_heads} query heads"))
+        if self.num_heads % self.kv_heads == 0:
+            return []
+        return [Problem(("num_kv_heads",), f"{self.kv_heads} K/V heads cannot be shared evenly by {self.num_heads} query heads")]
+
+    def width_problems(self, width: int) -> list[Problem]:
+        return [] if self.head_dim else heads_divide(width, self.num_heads)
+
+
+class Attention(DotProduct, kind="attention"):
+    """concat_h(softmax(Q_h K_g^T / (temperature √Dk) + bias, masked) V_g) W_o (Vaswani et al. 2017).
+
+    ``top_k`` leaves weight to the k largest logits of a query alone (Gupta et al. 2021); 1 is a hard lookup.
+    ``num_kv_heads`` < ``num_heads`` shares each K/V head g by a group of query heads (Ainslie et al. 2023); 1 is multi-query (Shazeer 2019).
+    """
+
+    mask: Mask = Causal()
+    relative: Relative = NoRelative()
+    top_k: int | None = Field(default=None, gt=0, description="only so many of the largest logits of a query keep weight; default: all")
+
+    @property
+    def causal(self) -> bool:
+        return self.mask.causal
+
+    @property
+    def decodes(self) -> bool:
+        return self.mask.decodes
+
+    def problems(self) -> list[Problem]:
+        found = super().problems()
         if isinstance(self.relative, Alibi) and not self.causal:
             found.append(Problem(("relative",), "ALiBi is defined for causal attention; use a causal mask or another relative part"))
         return found
 
     def width_problems(self, width: int) -> list[Problem]:
-        found = [] if self.head_dim else heads_divide(width, self.num_heads)
+        found = super().width_problems(width)
         if not found and isinstance(self.relative, Rope):
             rotated = rotary_dim(self.dims(width)[0], self.relative)
             if rotated % 2 or rotated == 0:

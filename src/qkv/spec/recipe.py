@@ -77,7 +77,7 @@ class Recipe(Spec):
             kinds = f"a head of the kind {self.task.head!r}, and the model's is {self.model.head.kind!r}"
             found.append(Problem(("model", "head"), f"the task {self.task.kind!r} asks {kinds}; give model.head={self.task.head}"))
         if self.model.encoder and not self.task.takes_encoder:
-            takers = ", ".join(sorted(kind for kind, task in Task.kinds().items() if task.model_construct().takes_encoder))
+            takers = ", ".join(sorted(kind for kind, task in Task.kinds().items() if task.takes_encoder))
             found.append(
                 Problem(
                     ("model", "encoder"), f"the task {self.task.kind!r} has no source for an encoder to read; tasks that have one: {takers}"

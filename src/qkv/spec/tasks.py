@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,29 +12,21 @@ from qkv.spec.errors import Problem
 from qkv.spec.masks import Full
 from qkv.spec.model import Model
 
+Reads = Literal["text", "examples", "nothing"]
+Needs = Literal["causal", "decodes", "anything"]
+
 
 class Task(Part, slot=True):
     """What is learned."""
 
-    @property
-    def reads(self) -> Literal["text", "examples", "nothing"]:
-        """A running text, a table of examples, or nothing: the task draws its own data."""
-        return "text"
-
-    @property
-    def needs(self) -> Literal["causal", "decodes", "anything"]:
-        """causal: no position may see a later one; decodes: none after a row's own prefix; anything: the model need not write."""
-        return "anything"
-
-    @property
-    def takes_encoder(self) -> bool:
-        """True if the model may be an encoder–decoder."""
-        return False
-
-    @property
-    def head(self) -> str:
-        """The kind of head that answers."""
-        return "language_model"
+    reads: ClassVar[Reads] = "text"
+    """A running text, a table of examples, or nothing: the task draws its own data."""
+    needs: ClassVar[Needs] = "anything"
+    """causal: no position may see a later one; decodes: none after a row's own prefix; anything: the model need not write."""
+    takes_encoder: ClassVar[bool] = False
+    """True if the model may be an encoder–decoder."""
+    head: ClassVar[str] = "language_model"
+    """The kind of head that answers."""
 
     def model_problems(self, model: Model) -> list[Problem]:
         """What else of the model does not fit the task, by its path in the model."""
@@ -44,9 +36,7 @@ class Task(Part, slot=True):
 class NextToken(Task, kind="next_token"):
     """Language modelling: -Σ log p(x_i | x_<i)."""
 
-    @property
-    def needs(self) -> Literal["causal", "decodes", "anything"]:
-        return "causal"
+    needs: ClassVar[Needs] = "causal"
 
 
 class SequenceToSequence(Task):
@@ -59,17 +49,9 @@ class SequenceToSequence(Task):
         default=0.1, ge=0, lt=1, description="share of the target's probability that is spread over the vocabulary"
     )
 
-    @property
-    def reads(self) -> Literal["text", "examples", "nothing"]:
-        return "examples"
-
-    @property
-    def needs(self) -> Literal["causal", "decodes", "anything"]:
-        return "decodes"
-
-    @property
-    def takes_encoder(self) -> bool:
-        return True
+    reads: ClassVar[Reads] = "examples"
+    needs: ClassVar[Needs] = "decodes"
+    takes_encoder: ClassVar[bool] = True
 
 
 class Translation(SequenceToSequence, kind="translation"):
@@ -85,13 +67,8 @@ class Classification(Task, kind="classification"):
 
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
 
-    @property
-    def reads(self) -> Literal["text", "examples", "nothing"]:
-        return "examples"
-
-    @property
-    def head(self) -> str:
-        return "classification"
+    reads: ClassVar[Reads] = "examples"
+    head: ClassVar[str] = "classification"
 
 
 class TokenClassification(Task, kind="token_classification"):
@@ -99,13 +76,8 @@ class TokenClassification(Task, kind="token_classification"):
 
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
 
-    @property
-    def reads(self) -> Literal["text", "examples", "nothing"]:
-        return "examples"
-
-    @property
-    def head(self) -> str:
-        return "tokens"
+    reads: ClassVar[Reads] = "examples"
+    head: ClassVar[str] = "tokens"
 
 
 class QuestionAnswering(Task, kind="question_answering"):
@@ -123,13 +95,8 @@ class QuestionAnswering(Task, kind="question_answering"):
         default=None, description="whether a question may have none (Rajpurkar et al. 2018); default: whether one of the training part has"
     )
 
-    @property
-    def reads(self) -> Literal["text", "examples", "nothing"]:
-        return "examples"
-
-    @property
-    def head(self) -> str:
-        return "spans"
+    reads: ClassVar[Reads] = "examples"
+    head: ClassVar[str] = "spans"
 
 
 class Regression(Task, kind="regression"):
@@ -138,13 +105,8 @@ class Regression(Task, kind="regression"):
     mean: float | None = Field(default=None, description="default: that of the training values")
     deviation: float | None = Field(default=None, gt=0, description="the unit in which the model counts; default: the training values' own")
 
-    @property
-    def reads(self) -> Literal["text", "examples", "nothing"]:
-        return "examples"
-
-    @property
-    def head(self) -> str:
-        return "regression"
+    reads: ClassVar[Reads] = "examples"
+    head: ClassVar[str] = "regression"
 
 
 class MaskedTokens(Task, kind="masked_tokens"):
@@ -167,13 +129,8 @@ class MaskedTokens(Task, kind="masked_tokens"):
 class Restoration(Task):
     """A damaged text is read, and what is missing, or all of it, is written."""
 
-    @property
-    def needs(self) -> Literal["causal", "decodes", "anything"]:
-        return "decodes"
-
-    @property
-    def takes_encoder(self) -> bool:
-        return True
+    needs: ClassVar[Needs] = "decodes"
+    takes_encoder: ClassVar[bool] = True
 
 
 class SpanCorruption(Restoration, kind="span_corruption"):
@@ -273,9 +230,7 @@ class CBOW(WordVectors, kind="cbow"):
 class Generated(Task):
     """A task that draws its own data."""
 
-    @property
-    def reads(self) -> Literal["text", "examples", "nothing"]:
-        return "nothing"
+    reads: ClassVar[Reads] = "nothing"
 
 
 class Sorting(Generated, kind="sorting"):
@@ -289,9 +244,7 @@ class Sorting(Generated, kind="sorting"):
     high: int = Field(default=100, ge=2, description="numbers are 0 to high - 1")
     longer: Seq[int] = Field(default=(2, 4), description="rows this many times as long are examined too")
 
-    @property
-    def head(self) -> str:
-        return "tokens"
+    head: ClassVar[str] = "tokens"
 
 
 class Recall(Generated, kind="recall"):
@@ -301,9 +254,7 @@ class Recall(Generated, kind="recall"):
     symbols: int = Field(default=16, ge=2)
     fillers: int = Field(default=16, ge=1)
 
-    @property
-    def head(self) -> str:
-        return "classification"
+    head: ClassVar[str] = "classification"
 
     def problems(self) -> list[Problem]:
         wrong = next((distance for distance in self.distances if distance < 0), None)
