@@ -72,6 +72,8 @@ def wrong_imports(room: str, tree: ast.AST) -> list[str]:
 
 def room_of_file(path: Path) -> str:
     parts = path.relative_to(PACKAGE).parts
+    if parts == ("__main__.py",):
+        return "cli"
     return parts[0] if len(parts) > 1 else ""
 
 

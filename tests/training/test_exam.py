@@ -16,6 +16,7 @@ from qkv.tasks.classification import ClassificationTask
 from qkv.tasks.task import Exam
 from qkv.training.events import Ended, Event, Examined, Notice
 from qkv.training.exam import EXAM, read_exam, write_exam
+from qkv.training.interrupt import Interrupted
 from qkv.training.loop import train
 from qkv.training.run import evaluate, load
 
@@ -93,7 +94,8 @@ def test_a_signal_leaves_the_exam_for_the_next_start(recipe: Recipe, tmp_path: P
 
     monkeypatch.setattr(ClassificationTask, "examine", signalled)
     events: list[Event] = []
-    train(recipe, tmp_path / "run", on_event=events.append)
+    with pytest.raises(Interrupted):
+        train(recipe, tmp_path / "run", on_event=events.append)
     ended = [(event.status, event.message) for event in events if isinstance(event, Ended)]
     assert ended == [("stopped", "stopped by SIGTERM during the exam after the last step; the same command takes it again")]
     assert not (tmp_path / "run" / EXAM).exists()

@@ -13,6 +13,7 @@ from tests.training.kill_storm import STEPS, differences, ignore, small_recipe
 
 from qkv.training import loop
 from qkv.training.events import Ended, Event, Saved, Stepped
+from qkv.training.interrupt import Interrupted
 from qkv.training.loop import train
 from qkv.training.record import rows_of
 
@@ -28,7 +29,9 @@ def test_a_signal_finishes_the_step_and_saves(text: Path, straight: Path, tmp_pa
             os.kill(os.getpid(), number)
 
     recipe = small_recipe(text, STEPS)
-    train(recipe, tmp_path / "run", on_event=interrupt)
+    with pytest.raises(Interrupted, match="after step 9 of 24") as caught:
+        train(recipe, tmp_path / "run", on_event=interrupt)
+    assert caught.value.number == number
     assert events[-1] == Ended("stopped", 9, f"stopped by {number.name} after step 9 of 24; the same command goes on from there")
     assert Saved(9) in events
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
@@ -48,11 +51,25 @@ def test_a_signal_during_validation_leaves_it_for_the_next_start(
 
     monkeypatch.setattr(loop, "measure", interrupted)
     recipe = small_recipe(text, STEPS)
-    train(recipe, tmp_path / "run", on_event=ignore)
+    with pytest.raises(Interrupted):
+        train(recipe, tmp_path / "run", on_event=ignore)
     assert not [row for row in rows_of(tmp_path / "run") if "val_loss" in row]
     monkeypatch.undo()
     train(recipe, tmp_path / "run", on_event=ignore)
     assert differences(straight, tmp_path / "run") == []
+
+
+def test_a_signal_in_the_last_step_leaves_a_finished_run_and_still_ends_the_program(text: Path, tmp_path: Path) -> None:
+    events: list[Event] = []
+
+    def interrupt(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Stepped) and event.step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="run is finished"):
+        train(small_recipe(text, 4), tmp_path / "run", on_event=interrupt)
+    assert events[-1] == Ended("finished", 4, "")
 
 
 def test_a_second_ctrl_c_aborts_at_once(text: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from qkv.spec.errors import UserError, nearest
+from qkv.training.interrupt import Interrupted
 
 COMMANDS = {
     "train": "Train a recipe, a text file as it is, or a task on a table of examples.",
@@ -53,6 +54,8 @@ def main(args: Sequence[str] | None = None) -> int:
         return code
     except UserError as error:
         return _say(str(error), 2)
+    except Interrupted as stopped:
+        return _say(str(stopped), 128 + stopped.number)
     except KeyboardInterrupt:
         return _say("interrupted", 130)
     except BrokenPipeError:

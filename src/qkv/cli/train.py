@@ -87,25 +87,18 @@ def _assignments(verb: str, changes: list[str]) -> list[str]:
 
 
 def run_and_tell(recipe: Recipe, folder: Path, note: str = "") -> Run:
-    """Train, and say at the end how it went and how to go on; ``note`` when a new run begins. Raises typer.Exit if it was stopped."""
-    from qkv.training.events import Ended, Event, Started
+    """Train, and say at the end how it went and how to go on; ``note`` when a new run begins."""
+    from qkv.training.events import Event, Started
     from qkv.training.loop import train
     from qkv.training.show import Show
 
-    ended: list[Ended] = []
-
     def tell(event: Event) -> None:
-        if isinstance(event, Ended):
-            ended.append(event)
         if isinstance(event, Started) and not event.step and note:
             typer.echo(note, err=True)
         show(event)
 
     with Show() as show:
         run = train(recipe, folder, on_event=tell)
-    if ended and ended[-1].status == "stopped":
-        typer.echo(ended[-1].message, err=True)
-        raise typer.Exit(130)
     _tell(run)
     return run
 

@@ -8,6 +8,17 @@ from types import FrameType, TracebackType
 from typing import Any
 
 
+class Interrupted(KeyboardInterrupt):
+    """A signal ended the training after its step was finished and saved; ``number`` is the signal's.
+
+    As Ctrl-C does anywhere else, it ends the program unless it is caught by name: a script never goes on with a half-trained model.
+    """
+
+    def __init__(self, number: signal.Signals, message: str):
+        super().__init__(message)
+        self.number = number
+
+
 class StopRequest:
     """Inside ``with StopRequest() as stop:``, the first SIGINT or SIGTERM sets ``stop.signal``; a second SIGINT aborts at once.
 

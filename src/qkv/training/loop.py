@@ -26,7 +26,7 @@ from qkv.training.exam import examine, held_out, read_exam, write_exam
 from qkv.training.files import read_tensors
 from qkv.training.health import diagnose
 from qkv.training.identity import recipe_digest
-from qkv.training.interrupt import StopRequest
+from qkv.training.interrupt import Interrupted, StopRequest
 from qkv.training.optimisers import build_optimizer
 from qkv.training.record import Record
 from qkv.training.run import Run, load
@@ -86,6 +86,7 @@ class Trainer:
         self._save_seconds = 0.0
         self._before = self.now.seconds
         self._samples = True
+        self.message = ""
 
     def _go_on(self, checkpoint: Checkpoint) -> None:
         self.optimizer.load_state_dict(checkpoint.tensors["optimizer"])
@@ -332,6 +333,7 @@ class Trainer:
     def _end(self, status: Status, message: str) -> None:
         """The last report, and the last event."""
         self.record.report(status, message, self.now.tokens)
+        self.message = message
         self.tell(Ended(status, self.now.step, message))
 
 
@@ -339,7 +341,7 @@ def train(recipe: Recipe, out: str | Path, resume: bool = True, on_event: OnEven
     """Train ``recipe`` in the run folder ``out``, or go on with the run that is there; the run with its best weights.
 
     A run that was cut goes on where its newest checkpoint left it and computes what it would have computed, bit for bit; one that is
-    finished is only loaded. Ctrl-C and SIGTERM finish the step, save and return; a second Ctrl-C raises KeyboardInterrupt at once.
+    finished is only loaded. Ctrl-C and SIGTERM finish the step, save, and raise Interrupted, a KeyboardInterrupt; a second Ctrl-C does not wait.
     ``on_event`` is called with everything in ``qkv.training.events``; None shows a line on standard error.
     Raises UserError where recipe, text, folder or checkpoint cannot be used, the disk is full, or a loss is not finite.
     """
@@ -352,10 +354,10 @@ def train(recipe: Recipe, out: str | Path, resume: bool = True, on_event: OnEven
         trainer = Trainer(*prepare(recipe, folder, resume, on_event), on_event)
         if trainer.finished:
             on_event(Notice(f"the run in {folder} is finished: {trainer.why_finished()}"))
-            if trainer.owes_exam:
-                with StopRequest() as stop, Record(trainer.setup, trainer.now.step) as record:
-                    trainer.examine(stop, record)
-        else:
+        if not trainer.finished or trainer.owes_exam:
             with StopRequest() as stop, Record(trainer.setup, trainer.now.step) as record:
-                trainer.train(stop, record)
+                go_on = trainer.examine if trainer.finished else trainer.train
+                go_on(stop, record)
+            if stop.signal:
+                raise Interrupted(stop.signal, trainer.message or f"stopped by {stop}; the run in {folder} is finished")
     return load(folder)
