@@ -37,6 +37,9 @@ class Recipe(Spec):
     description: str = ""
     data: Data = NO_DATA
     model: Model = Model()
+    start: str | None = Field(
+        default=None, min_length=1, description="a run folder whose weights the model begins with, and whose tokenizer the data takes"
+    )
     task: Task = NextToken()
     training: Training = Training()
     sample: Generation = Generation(max_new_tokens=200, temperature=0.8, seed=1)

@@ -17,7 +17,8 @@ _FREE = {"validation", "checkpoints", "sample_every", "tensorboard"}
 def deciding(recipe: Recipe) -> dict[str, Any]:
     """The part of a recipe from which, with the text, every weight follows."""
     training = {name: value for name, value in recipe.training.to_dict().items() if name not in _FREE}
-    return {"data": recipe.data.to_dict(), "model": recipe.model.to_dict(), "task": recipe.task.to_dict(), "training": training}
+    start = {"start": recipe.start} if recipe.start else {}
+    return {"data": recipe.data.to_dict(), "model": recipe.model.to_dict(), "task": recipe.task.to_dict(), "training": training, **start}
 
 
 def recipe_digest(recipe: Recipe) -> str:

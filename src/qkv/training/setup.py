@@ -24,6 +24,7 @@ from qkv.training.checkpoint import Checkpoint, Checkpoints, load_weights
 from qkv.training.events import Notice, OnEvent
 from qkv.training.files import clear_errors, remove_partial
 from qkv.training.identity import check_same_recipe, recipe_digest
+from qkv.training.start import start_weights, with_start
 from qkv.training.surroundings import Surroundings
 from qkv.training.vectors import start_vectors
 
@@ -83,6 +84,7 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     with clear_errors(f"the run folder {folder}"):
         remove_partial(folder)
     known = _known(folder, resume)
+    recipe = with_start(recipe, known)
     material = build_task(recipe.task).open(recipe, Vocabulary.load(folder) if known else None)
     recipe = material.recipe
     task = build_task(recipe.task)  # with what the data decides
@@ -97,7 +99,7 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
         _check_facts(checkpoint.state, known, material, folder)
         load_weights(model, checkpoint.tensors["weights"], folder / "resume")
     else:
-        for note in start_vectors(model, recipe.model, material.vocabulary):
+        for note in (*start_weights(model, recipe), *start_vectors(model, recipe.model, material.vocabulary)):
             tell(Notice(note))
     surroundings = Surroundings(checkpoints.folder, device)
     different = surroundings.adopt()
