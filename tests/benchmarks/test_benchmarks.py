@@ -20,6 +20,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "recall_at_distance": ("recall by distance", "right answers", "gradient, before", "gradient, after", "both curves are in"),
     "startup": ("import qkv", "qkv --help"),
     "time_to_loss": ("left out: nanoGPT", "loss over the whole validation split", "qkv fast"),
+    "translation": ("German to English", "BLEU tokenized", "nrefs:1", "the table and the curves are in"),
     "train_step": ("left out: nanoGPT", "fp32", "bf16", "ratio: none"),
 }
 """Parts of what each prints, in order."""
@@ -39,7 +40,10 @@ def test_every_benchmark_is_run() -> None:
 def test_benchmark(script: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the cat sat on the mat and the dog sat on the log\n" * 60)
-    done = run(script, tmp_path, "--smoke", "--repeats", "1", *(("--data", str(text)) if script.stem == "time_to_loss" else ()))
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("source\ttarget\n" + "a b c\tone two three\n" * 40)
+    data = {"time_to_loss": ("--data", str(text)), "translation": ("--data", str(pairs), "--quick", "--only", "gru_fixed")}
+    done = run(script, tmp_path, "--smoke", "--repeats", "1", *data.get(script.stem, ()))
     assert done.returncode == 0, done.stderr
     rest = done.stdout
     for part in ("machine ", "versions ", "date ", *PRINTS[script.stem]):

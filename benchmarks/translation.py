@@ -1,0 +1,106 @@
+"""Five ways to translate at the same number of steps: each recipe multi30k_*.yaml is trained, and the exams stand in one table and on one page.
+
+    QKV_DATA=folder python benchmarks/translation.py --quick
+    QKV_DATA=folder python benchmarks/translation.py --runs runs/multi30k
+    QKV_DATA=folder python benchmarks/translation.py --only transformer convolution
+
+A run that is in the folder already goes on, or is only read if it is finished. BLEU is that of sacreBLEU with its signature; the tokenised one is of
+lower-cased words and marks, as the tutorials have it whose figures stand beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import qkv
+from qkv.report.chart import LineChart
+from qkv.report.page import Page
+from qkv.report.series import Line
+from qkv.report.table import print_table
+from qkv.training.run import Run
+from side_by_side import parser, say_where
+
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+SMOKE = ("training.steps=2", "training.schedule.warmup=1", "training.batch_size=2", "sample.max_new_tokens=3", "data.columns={}")
+COLUMNS = ("model", "parameters", "steps", "minutes", "loss", "BLEU", "BLEU tokenized", "published")
+
+
+class Found(NamedTuple):
+    """One finished run and its exam: of the test part, or of the validation part where there is no other."""
+
+    name: str
+    run: Run
+    exam: dict[str, Any]
+    published: float | None
+
+    def row(self) -> tuple[object, ...]:
+        """What stands in the table."""
+        figures, steps = self.exam["figures"], self.run.recipe.training.steps
+        seconds = max(row["time"] for row in self.run.metrics if row.get("loss") is not None)
+        parameters = sum(p.numel() for p in self.run.model.parameters())
+        scores = (f"{figures[name]:.2f}" for name in ("bleu", "bleu_tokenized"))
+        return (self.name, parameters, steps, f"{seconds / 60:.1f}", f"{figures['loss']:.3f}", *scores, self.published or "")
+
+
+def arguments(names: list[str]) -> argparse.Namespace:
+    """What is asked on the command line."""
+    options = parser(__doc__ or "")
+    options.add_argument("--only", nargs="+", choices=names, default=names, metavar="MODEL", help=f"of {', '.join(names)}")
+    options.add_argument("--quick", action="store_true", help="the recipes' short forms")
+    options.add_argument("--seed", type=int, default=1337)
+    options.add_argument("--runs", type=Path, default=Path("runs/translation"), help="where the runs are kept")
+    options.add_argument("--data", help="another table of sentence pairs")
+    options.add_argument("--out", type=Path, default=Path("translation.html"), help="the page")
+    return options.parse_args()
+
+
+def examined(name: str, asked: argparse.Namespace) -> Found:
+    """Train one recipe to its end and read its exam."""
+    changes = [f"training.seed={asked.seed}", *([f"data.source={asked.data}"] if asked.data else []), *(SMOKE if asked.smoke else ())]
+    recipe = qkv.read_recipe(RECIPES / f"multi30k_{name}.yaml", changes, quick=asked.quick)
+    run = qkv.train(recipe, out=asked.runs / (f"{name}_quick" if asked.quick else name))
+    assert run.exam is not None
+    splits = run.exam["splits"]
+    return Found(name, run, splits.get("test", splits["validation"]), recipe.results[0].published if recipe.results else None)
+
+
+def signatures(found: list[Found]) -> list[str]:
+    """sacreBLEU's signatures, each once."""
+    return list(dict.fromkeys(note for f in found for note in f.exam["notes"] if note.startswith("BLEU:")))
+
+
+def page(found: list[Found]) -> str:
+    """The table, and the held-out loss of every model while it was trained."""
+    shown = Page("German to English")
+    shown.header("The same sentences, steps, optimiser and search; what differs is how the source reaches the words that are written.")
+    shown.table(COLUMNS, [f.row() for f in found])
+    for signature in signatures(found):
+        shown.prose(signature)
+    lines = []
+    for f in found:
+        points = [(row["step"], row["val_loss"]) for row in f.run.metrics if "val_loss" in row]
+        lines.append(Line(f.name, [step for step, _ in points], [loss for _, loss in points], points=True))
+    shown.chart(LineChart("Held-out loss", lines, "step", "nats a token"))
+    for f in found:
+        with shown.details(f"What the {f.name.replace('_', ' ')} writes"):
+            for section in (s for s in f.exam["sections"] if s["kind"] == "examples"):
+                shown.table(section["columns"], section["rows"])
+    return shown.html()
+
+
+def main() -> None:
+    """One table and one page, the best last."""
+    names = sorted(path.stem.removeprefix("multi30k_") for path in RECIPES.glob("multi30k_*.yaml"))
+    asked = arguments(names)
+    say_where()
+    found = sorted((examined(name, asked) for name in asked.only), key=lambda f: f.exam["figures"]["bleu_tokenized"])
+    print_table("\nGerman to English, test part", list(COLUMNS), [f.row() for f in found])
+    print(*signatures(found), sep="\n")
+    asked.out.write_text(page(found), encoding="utf-8")
+    print(f"the table and the curves are in {asked.out}")
+
+
+if __name__ == "__main__":
+    main()
