@@ -42,8 +42,8 @@ def cross_attention(m: Any, v: Tensor, memory: Tensor) -> Tensor:
     queries, mapped, mixed = affine(m.query, v), [affine(m.memory, slot) for slot in memory], []
     for h in range(heads):
         g = h * groups // heads
-        q = normed(queries[h * dk : (h + 1) * dk], m.query_norm)
-        keys = [normed(slot[g * dk : (g + 1) * dk], m.key_norm) for slot in mapped]
+        q = normed(queries[h * dk : (h + 1) * dk], m.query_norm, part.qk_norm)
+        keys = [normed(slot[g * dk : (g + 1) * dk], m.key_norm, part.qk_norm) for slot in mapped]
         weights = softmax([float(q @ k) / (part.temperature * math.sqrt(dk)) for k in keys])
         values = [slot[groups * dk + g * dv : groups * dk + (g + 1) * dv] for slot in mapped]
         mixed.append(sum(w * value for w, value in zip(weights, values, strict=True)))

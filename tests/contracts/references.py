@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qkv.spec import masks
-from qkv.spec.parts import Alibi, LinearScaling, Rope, Shaw, T5Buckets
+from qkv.spec.parts import Alibi, LayerNorm, LinearScaling, NoNorm, Norm, RMSNorm, Rope, Shaw, T5Buckets
 
 Reference = Callable[[Any, Tensor], Tensor]
 REFERENCES: dict[str, Reference] = {}
@@ -68,8 +68,17 @@ def turned(x: Tensor, position: int, rope: Rope) -> Tensor:
     return y
 
 
-def normed(x: Tensor, norm: Any) -> Tensor:
-    return x if norm is None else x / math.sqrt(float((x * x).mean()) + 1e-6) * norm.weight
+def normed(x: Tensor, norm: Any, part: Norm) -> Tensor:
+    """One vector of a head."""
+    match part:
+        case NoNorm():
+            return x
+        case RMSNorm():
+            return x / math.sqrt(float((x * x).mean()) + part.eps) * norm.weight
+        case LayerNorm():
+            away = x - x.mean()
+            return away / math.sqrt(float((away * away).mean()) + part.eps) * norm.weight + norm.bias
+    raise TypeError(f"no formula is known for {part}")
 
 
 @reference("attention")
@@ -83,13 +92,13 @@ def attention(m: Any, x: Tensor) -> Tensor:
             mixed = []
             for h in range(heads):
                 g = h * groups // heads
-                q = normed(rows[i][h * dk : (h + 1) * dk], m.query_norm)
+                q = normed(rows[i][h * dk : (h + 1) * dk], m.query_norm, part.qk_norm)
                 scores, values = [], []
                 learned = Learned(m, part, h)
                 for j in range(x.shape[1]):
                     if not visible(part.mask, i, j):
                         continue
-                    k = normed(rows[j][heads * dk + g * dk : heads * dk + (g + 1) * dk], m.key_norm)
+                    k = normed(rows[j][heads * dk + g * dk : heads * dk + (g + 1) * dk], m.key_norm, part.qk_norm)
                     turn = isinstance(part.relative, Rope)
                     dot = float(turned(q, i, part.relative) @ turned(k, j, part.relative) if turn else q @ k)
                     slope = 2.0 ** (-8.0 * (h + 1) / heads) if isinstance(part.relative, Alibi) else 0.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.contracts.relative_samples import RELATIVE_SAMPLES, RELATIVE_TWO_WAY
+
 from qkv.spec.branches import (
     GRU,
     LSTM,
@@ -27,6 +29,7 @@ from qkv.spec.parts import (
     Alibi,
     BatchNorm,
     Gated,
+    LayerNorm,
     Learned,
     LearnedSinusoidal,
     LinearScaling,
@@ -50,11 +53,13 @@ def masked(mask: Mask, **fields: Any) -> Attention:
 
 
 SAMPLES: dict[str, tuple[Branch, ...]] = {
+    **RELATIVE_SAMPLES,
     "attention": (
         Attention(),
         Attention(num_heads=1, bias=False, temperature=0.5),
         Attention(num_kv_heads=2, relative=Rope()),
-        Attention(num_kv_heads=1, head_dim=6, value_dim=3, qk_norm=True),
+        Attention(num_kv_heads=1, head_dim=6, value_dim=3, qk_norm=RMSNorm()),
+        Attention(num_kv_heads=2, relative=Rope(), qk_norm=LayerNorm(eps=0.1)),
         Attention(relative=Rope(fraction=0.5, base=100.0, scaling=LinearScaling(factor=4.0))),
         Attention(relative=Alibi()),
         masked(Window(size=1)),
@@ -99,7 +104,8 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
     "cross_attention": (
         CrossAttention(),
         CrossAttention(num_kv_heads=2, bias=False, temperature=0.5),
-        CrossAttention(num_heads=2, num_kv_heads=1, head_dim=6, value_dim=3, qk_norm=True),
+        CrossAttention(num_heads=2, num_kv_heads=1, head_dim=6, value_dim=3, qk_norm=RMSNorm()),
+        CrossAttention(num_heads=2, qk_norm=LayerNorm(eps=0.1)),
     ),
     "additive_attention": (AdditiveAttention(), AdditiveAttention(hidden=5)),
     "fixed_context": tuple(FixedContext(pooling=pooling) for pooling in ("first", "last", "mean", "max")),
@@ -107,6 +113,7 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
 }
 
 BIDIRECTIONAL: tuple[Branch, ...] = (
+    *RELATIVE_TWO_WAY,
     Attention(mask=Full()),
     Attention(mask=Causal() | Prefix(length=6)),
     Attention(mask=Window(size=3), relative=Rope()),
@@ -215,7 +222,7 @@ FORMS: dict[str, Model] = {
         encoder=encoder(LSTM(), frontend=positions(NoPositions()), norm=BatchNorm()),
     ),
     "convolution, cross attention": stack(
-        (Block(branches=(CausalConvolution(dilation=2), CrossAttention(num_heads=2, qk_norm=True)), order="parallel"),),
+        (Block(branches=(CausalConvolution(dilation=2), CrossAttention(num_heads=2, qk_norm=RMSNorm())), order="parallel"),),
         num_layers=2,
         encoder=encoder(Convolution(kernel_size=4), num_layers=2),
     ),

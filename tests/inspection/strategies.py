@@ -10,6 +10,7 @@ from qkv.spec import branches as branch
 from qkv.spec import cross, heads, parts
 from qkv.spec.masks import Causal, Full, Window
 from qkv.spec.model import Block, Encoder, Model, Text
+from qkv.spec.relative_attention import DisentangledAttention, RelativeAttention
 
 WIDTH = 16
 MASKS = st.sampled_from([Causal(), Full(), Causal() & Window(size=3, sinks=2), Causal() & Window(size=99)])
@@ -19,6 +20,8 @@ RELATIVES = st.sampled_from(
 ACTIVATIONS = st.sampled_from(["relu", "relu2", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "identity"])
 DIRECTIONS = st.sampled_from(["forward", "backward", "both"])
 SIZES = st.none() | st.sampled_from([6, 20])
+
+HEAD_NORMS = st.sampled_from([parts.NoNorm(), parts.RMSNorm(), parts.RMSNorm(weight=False), parts.LayerNorm(), parts.LayerNorm(bias=False)])
 
 BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
     branch.Attention: st.builds(
@@ -31,7 +34,29 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
         relative=RELATIVES,
         top_k=st.sampled_from([None, 3]),
         bias=st.booleans(),
-        qk_norm=st.booleans(),
+        qk_norm=HEAD_NORMS,
+    ),
+    DisentangledAttention: st.builds(
+        DisentangledAttention,
+        num_heads=st.just(4),
+        num_kv_heads=st.sampled_from([None, 2]),
+        head_dim=SIZES,
+        mask=MASKS,
+        position_buckets=st.sampled_from([None, 6]),
+        max_distance=st.just(9),
+        position_to_content=st.booleans(),
+        share_projections=st.booleans(),
+        table_norm=st.sampled_from([parts.NoNorm(), parts.LayerNorm()]),
+        qk_norm=HEAD_NORMS,
+    ),
+    RelativeAttention: st.builds(
+        RelativeAttention,
+        num_heads=st.just(4),
+        num_kv_heads=st.sampled_from([None, 2]),
+        value_dim=SIZES,
+        mask=MASKS,
+        max_distance=st.sampled_from([None, 4]),
+        bias=st.booleans(),
     ),
     branch.LinearAttention: st.builds(
         branch.LinearAttention, num_heads=st.sampled_from([1, 4]), chunk=st.sampled_from([3, 64]), bias=st.booleans()
@@ -106,7 +131,7 @@ MEMORY_BRANCHES: dict[type[cross.MemoryBranch], st.SearchStrategy[Any]] = {
         head_dim=SIZES,
         value_dim=SIZES,
         bias=st.booleans(),
-        qk_norm=st.booleans(),
+        qk_norm=HEAD_NORMS,
     ),
     cross.AdditiveAttention: st.builds(cross.AdditiveAttention, hidden=SIZES),
     cross.FixedContext: st.builds(cross.FixedContext, pooling=st.sampled_from(["first", "last", "mean", "max"])),

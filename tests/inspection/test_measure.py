@@ -86,12 +86,13 @@ def test_mixers_in_bf16(name: str) -> None:
         Block(branches=(branch.Attention(dropout=0.1), branch.FeedForward(dropout=0.1)), dropout=0.1, order="post"),
         Block(branches=(branch.Attention(), branch.FeedForward(activation="relu2")), order="parallel", norm=parts.RMSNorm()),
         Block(branches=(branch.Attention(value_dim=24), branch.GatedFeedForward()), order="sandwich", residual=parts.Scaled()),
-        Block(branches=(branch.Attention(relative=parts.Alibi(), qk_norm=True), branch.FeedForward()), residual=parts.Gated()),
+        Block(branches=(branch.Attention(relative=parts.Alibi(), qk_norm=parts.RMSNorm()), branch.FeedForward()), residual=parts.Gated()),
+        Block(branches=(branch.Attention(relative=parts.Rope(), qk_norm=parts.LayerNorm()), branch.FeedForward())),
         Block(branches=(branch.Attention(mask=Full()), branch.FeedForward()), norm=parts.BatchNorm()),
         Block(branches=(branch.Attention(relative=parts.T5Buckets()), branch.Attention(relative=parts.Shaw()))),
         Block(branches=(branch.Attention(relative=parts.Shaw(values=True)), branch.Attention(top_k=16, num_kv_heads=2))),
     ],
-    ids=["post, dropout", "parallel", "sandwich", "ALiBi", "batch norm", "learned distances", "relative values, top k"],
+    ids=["post, dropout", "parallel", "sandwich", "ALiBi", "normed heads", "batch norm", "learned distances", "relative values, top k"],
 )
 def test_blocks(block: Block) -> None:
     assert_close(errors(model_of(**SIZES, blocks=(block,))))

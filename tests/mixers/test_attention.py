@@ -13,8 +13,10 @@ from qkv.ops import choices
 from qkv.ops.attention import choose
 from qkv.ops.choices import Choice
 from qkv.spec.branches import Attention
+from qkv.spec.cross import CrossAttention
+from qkv.spec.errors import SpecError
 from qkv.spec.masks import Blocks, Causal, Full, Prefix, Strided, Window
-from qkv.spec.parts import Rope
+from qkv.spec.parts import LayerNorm, NoNorm, RMSNorm, Rope
 from qkv.state.tree import nbytes, tensors
 
 
@@ -148,13 +150,37 @@ def test_a_low_temperature_looks_one_position_up() -> None:
 
 
 def test_query_and_key_norm_make_scores_independent_of_their_length() -> None:
-    ours = built(Attention(num_heads=3, qk_norm=True, bias=False))
+    ours = built(Attention(num_heads=3, qk_norm=RMSNorm(), bias=False))
     x = some()
     before = applied(ours, x)
     ours.qkv.weight.data[: 2 * WIDTH] *= 100.0
     torch.testing.assert_close(applied(ours, x), before, rtol=1e-4, atol=1e-4)
     ours.query_norm.weight.data *= 2
     assert not torch.allclose(applied(ours, x), before, atol=1e-2)
+
+
+@pytest.mark.parametrize("norm", [RMSNorm(eps=1e-2), LayerNorm(eps=1e-2, bias=False)], ids=lambda norm: norm.kind)
+def test_queries_and_keys_are_normed_over_the_width_of_a_head(norm: Any) -> None:
+    """What torch's own norm makes of each head goes into torch's own attention."""
+    ours, x = built(Attention(num_heads=3, num_kv_heads=1, qk_norm=norm)), some()
+    f = torch.nn.functional.rms_norm if isinstance(norm, RMSNorm) else torch.nn.functional.layer_norm
+    q, k, v = ours.qkv(x).split((12, 4, 4), -1)
+    q = f(q.unflatten(-1, (3, 4)), (4,), ours.query_norm.weight, eps=1e-2)
+    k = f(k, (4,), ours.key_norm.weight, eps=1e-2)
+    out = nn.functional.scaled_dot_product_attention(
+        q.transpose(1, 2), k[:, None].expand(-1, 3, -1, -1), v[:, None].expand(-1, 3, -1, -1), is_causal=True
+    )
+    torch.testing.assert_close(applied(ours, x), ours.output(out.transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.parametrize(("written", "meant"), [(True, RMSNorm()), (False, NoNorm()), ("layer_norm(1e-3)", LayerNorm(eps=1e-3))])
+def test_the_norm_of_heads_is_a_norm_or_a_switch(written: Any, meant: Any) -> None:
+    assert Attention.parse({"qk_norm": written}).qk_norm == CrossAttention.parse({"qk_norm": written}).qk_norm == meant
+
+
+def test_heads_have_no_batch_norm() -> None:
+    with pytest.raises(SpecError, match="qk_norm: batch_norm norms positions, not heads"):
+        Attention.parse({"qk_norm": "batch_norm"})
 
 
 @pytest.mark.parametrize("sinks", [0, 2])
@@ -170,7 +196,7 @@ def test_every_fast_path_serves_mixed_precision(monkeypatch: pytest.MonkeyPatch,
     """Large enough for the measured choice, with everything that touches the precision of q and k."""
     monkeypatch.setattr(choices, "_chosen", {})
     monkeypatch.setattr(choose, "_measured", lambda case, *_: Choice("attention", case, twin, "given"))
-    ours = built(Attention(num_heads=4, num_kv_heads=2, head_dim=8, qk_norm=True, relative=Rope()), dtype=torch.float32)
+    ours = built(Attention(num_heads=4, num_kv_heads=2, head_dim=8, qk_norm=RMSNorm(), relative=Rope()), dtype=torch.float32)
     x = some(2, 70, dtype=torch.float32)
     expected = applied(ours, x)
     (wanted,) = torch.autograd.grad(expected.pow(2).sum(), ours.qkv.weight)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from qkv.inspection.shares import FLOAT, Setting, Share, formula, last, linear
+from qkv.inspection.shares import FLOAT, Setting, Share, formula, last, linear, share
 from qkv.inspection.visible import visible_pairs, visible_tiles
 from qkv.spec.branches import Attention
-from qkv.spec.parts import Alibi, Rope, Shaw, T5Buckets
+from qkv.spec.parts import Alibi, LayerNorm, Norm, RMSNorm, Rope, Shaw, T5Buckets
 
 BAND = 256
 """Queries of one band, and keys of one block of it."""
@@ -93,12 +93,25 @@ def _projected(part: Attention, at: Setting, scores: Scores) -> Share:
     heads, shared = part.num_heads, part.kv_heads
     queries_keys = (heads + shared) * key_width
     saved = _kept(part, at, scores)
-    if part.qk_norm:
-        # Each vector times its scale, its root mean square, and in bf16 the vectors in fp32 once more.
-        saved += (queries_keys * (1 if at.item == FLOAT else 2) + heads + shared) * FLOAT
+    if part.norms_heads:
+        saved += kept_by_norm(part.qk_norm, queries_keys, heads + shared, at)
         saved += 0 if scores.laid_out(at) else heads * key_width * at.item
     gradients = queries_keys + (heads + shared) * value_width
-    return Share(parameters=2 * key_width if part.qk_norm else 0, saved=at.tokens * saved, working=at.tokens * gradients * at.item)
+    return Share(
+        parameters=2 * share(part.qk_norm, replace(at, width=key_width)).parameters,
+        saved=at.tokens * saved,
+        working=at.tokens * gradients * at.item,
+    )
+
+
+def kept_by_norm(norm: Norm, numbers: int, vectors: int, at: Setting) -> int:
+    """Bytes that the norm of so many ``vectors`` of ``numbers`` in all keeps, beside what went in.
+
+    Of each vector its root mean square, or its mean and deviation; where a weight multiplies the rest by itself, that too; in bf16 the
+    vectors in fp32 once more.
+    """
+    copies = int(isinstance(norm, RMSNorm) and norm.weight) + (at.item != FLOAT)
+    return (copies * numbers + (2 if isinstance(norm, LayerNorm) else 1) * vectors) * FLOAT
 
 
 def _kept(part: Attention, at: Setting, scores: Scores) -> int:
@@ -106,17 +119,17 @@ def _kept(part: Attention, at: Setting, scores: Scores) -> int:
     key_width, value_width = part.dims(at.width)
     heads, shared = part.num_heads, part.kv_heads
     joined = (heads + shared) * key_width + shared * value_width
-    changed = isinstance(part.relative, Rope) or part.qk_norm
+    changed = isinstance(part.relative, Rope) or part.norms_heads
     whole = heads * (2 * key_width + value_width)
     if scores.laid_out(at):
         # Batched products take heads one after the other: a copy, unless there is one row and no head is repeated.
         item = scores.item if scores.weights else at.item
         if at.batch > 1 or heads != shared:
-            return whole * item + (joined * at.item if part.qk_norm else 0)
+            return whole * item + (joined * at.item if part.norms_heads else 0)
         return joined * at.item + heads * key_width * item * (2 if scores.weights or changed else 1)
     if scores.timed and at.attention == "sdpa, oneDNN" and heads != shared:
         repeated = whole if changed else whole - heads * key_width
-        return (repeated + (joined if part.qk_norm or not changed else 0)) * at.item
+        return (repeated + (joined if part.norms_heads or not changed else 0)) * at.item
     return (joined + ((heads + shared) * key_width if changed else 0)) * at.item
 
 

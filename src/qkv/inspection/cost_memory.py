@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qkv.inspection.shares import FLOAT, Setting, Share, formula, last, linear
+from qkv.inspection.shares import FLOAT, Setting, Share, formula, last, linear, share
 from qkv.spec import cross
 
 MOST_PAIRS = 1 << 26
@@ -55,12 +55,17 @@ def cross_attention(part: cross.CrossAttention, at: Setting) -> Share:
 
 
 def _normed(part: cross.CrossAttention, at: Setting) -> Share:
-    """The norm of queries and keys: its two weights, and what it normed."""
-    if not part.qk_norm:
+    """The norm of queries and keys: its weights, and what it normed."""
+    if not part.norms_heads:
         return Share()
     key_width = part.dims(at.width)[0]
     vectors = at.tokens * part.num_heads + at.batch * at.memory * part.kv_heads
-    return Share(parameters=2 * key_width, saved=vectors * (key_width + 1) * FLOAT, calls=4, step_calls=2)
+    return Share(
+        parameters=2 * share(part.qk_norm, replace(at, width=key_width)).parameters,
+        saved=vectors * (key_width + 1) * FLOAT,
+        calls=4,
+        step_calls=2,
+    )
 
 
 @formula(cross.AdditiveAttention)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from qkv.layers.branch import Branch, State, implements
 from qkv.layers.context import Context
 from qkv.layers.linear import Linear
-from qkv.layers.norms import RMSNorm
+from qkv.layers.norms import build_norm
 from qkv.layers.positions import rope_frequencies
 from qkv.layers.relative import build_relative
 from qkv.mixers.masks import build_mask
@@ -19,7 +19,6 @@ from qkv.ops.masks import Sites
 from qkv.spec import branches as spec
 from qkv.spec.masks import AllOf, Mask
 from qkv.spec.parts import Alibi, Rope
-from qkv.spec.parts import RMSNorm as RMSNormSpec
 from qkv.state.kinds import Arrival, KeyValue, append, append_ring, key_value, ring_positions
 
 
@@ -42,8 +41,8 @@ class Attention(Branch):
         self.sizes = (self.num_heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim)
         self.qkv = Linear(width, sum(self.sizes), bias=part.bias)
         self.output = Linear(self.num_heads * self.value_dim, width, bias=part.bias)
-        self.query_norm = RMSNorm(RMSNormSpec(), self.head_dim) if part.qk_norm else None
-        self.key_norm = RMSNorm(RMSNormSpec(), self.head_dim) if part.qk_norm else None
+        self.query_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
+        self.key_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
         self.relative = build_relative(part, width)
         self.mask = build_mask(part.mask)
         self.scale = 1.0 / (part.temperature * self.head_dim**0.5)

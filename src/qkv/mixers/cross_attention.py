@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from qkv.layers.branch import Branch, State, implements
 from qkv.layers.context import Context, Memory
 from qkv.layers.linear import Linear
-from qkv.layers.norms import RMSNorm
+from qkv.layers.norms import build_norm
 from qkv.ops.attention import reference
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import Problem
 from qkv.ops.masks import Full, Sites
 from qkv.spec import cross as spec
-from qkv.spec.parts import RMSNorm as RMSNormSpec
 
 
 class MemoryKeys(NamedTuple):
@@ -46,8 +45,8 @@ class CrossAttention(Branch):
         self.query = Linear(width, part.num_heads * self.head_dim, bias=part.bias)
         self.memory = Linear(width, sum(self.sizes), bias=part.bias)
         self.output = Linear(part.num_heads * self.value_dim, width, bias=part.bias)
-        self.query_norm = RMSNorm(RMSNormSpec(), self.head_dim) if part.qk_norm else None
-        self.key_norm = RMSNorm(RMSNormSpec(), self.head_dim) if part.qk_norm else None
+        self.query_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
+        self.key_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
         self.scale = 1.0 / (part.temperature * self.head_dim**0.5)
 
     def remember(self, memory: Memory) -> MemoryKeys:
@@ -92,4 +91,4 @@ class CrossAttention(Branch):
 
 
 _NOWHERE = Context(torch.zeros(1, 1, dtype=torch.long))
-"""RMSNorm acts on each vector alone, wherever it stands."""
+"""The norm of a head acts on each vector alone, wherever it stands."""

@@ -9,7 +9,7 @@ from pydantic import Field
 from qkv.spec.base import Part
 from qkv.spec.errors import Problem
 from qkv.spec.masks import Causal, Mask
-from qkv.spec.parts import Activation, Alibi, NoRelative, Relative, Rope
+from qkv.spec.parts import Activation, Alibi, BatchNorm, NoNorm, NoRelative, Relative, Rope, SwitchedNorm
 
 
 class Branch(Part, slot=True):
@@ -57,7 +57,7 @@ class DotProduct(Branch):
     value_dim: int | None = Field(default=None, gt=0, description="default: head_dim")
     temperature: float = Field(default=1.0, gt=0)
     bias: bool = True
-    qk_norm: bool = Field(default=False, description="RMSNorm of each query and key over its head width")
+    qk_norm: SwitchedNorm = Field(default=NoNorm(), description="of each query and key over its head width; true is rms_norm")
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
     @property
@@ -70,10 +70,18 @@ class DotProduct(Branch):
         head_dim = self.head_dim or width // self.num_heads
         return head_dim, self.value_dim or head_dim
 
+    @property
+    def norms_heads(self) -> bool:
+        """True if queries and keys are normed."""
+        return not isinstance(self.qk_norm, NoNorm)
+
     def problems(self) -> list[Problem]:
-        if self.num_heads % self.kv_heads == 0:
-            return []
-        return [Problem(("num_kv_heads",), f"{self.kv_heads} K/V heads cannot be shared evenly by {self.num_heads} query heads")]
+        found: list[Problem] = []
+        if self.num_heads % self.kv_heads:
+            found.append(Problem(("num_kv_heads",), f"{self.kv_heads} K/V heads cannot be shared evenly by {self.num_heads} query heads"))
+        if isinstance(self.qk_norm, BatchNorm):
+            found.append(Problem(("qk_norm",), "batch_norm norms positions, not heads; use layer_norm, rms_norm or none"))
+        return found
 
     def width_problems(self, width: int) -> list[Problem]:
         return [] if self.head_dim else heads_divide(width, self.num_heads)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from qkv.spec.base import Part
 from qkv.spec.errors import Problem
@@ -39,6 +39,14 @@ class BatchNorm(Norm, kind="batch_norm"):
 
 class NoNorm(Norm, kind="none"):
     """x, unchanged."""
+
+
+def _switched(value: Any) -> Any:
+    return ("rms_norm" if value else "none") if isinstance(value, bool) else value
+
+
+SwitchedNorm = Annotated[Norm, BeforeValidator(_switched, json_schema_input_type=bool | Norm)]
+"""A norm that may also be written ``true``, for ``rms_norm``, and ``false``, for ``none``."""
 
 
 class Residual(Part, slot=True):

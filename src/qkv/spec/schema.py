@@ -31,7 +31,8 @@ class _Generator(GenerateJsonSchema):
         found = super().default_schema(schema)
         default: Any = schema.get("default")
         if "default" in found and isinstance(default, (Spec, tuple)):
-            found["default"] = plain(default, in_slot="x-slot" in found or "x-slot" in found.get("items", {}))
+            choices: list[Node] = [found, found.get("items", {}), *found.get("anyOf", [])]
+            found["default"] = plain(default, in_slot=any("x-slot" in choice for choice in choices))
         return found
 
     def field_title_should_be_set(self, schema: Any) -> bool:

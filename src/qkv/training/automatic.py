@@ -92,7 +92,7 @@ def expected_loss(parameters: float, tokens: float, distinct: float) -> float:
 
 def _fit(size: _Size, tokens: float, vocabulary: int, machine: Machine) -> _Fit:
     context = _context(tokens)
-    branches = (Attention(num_heads=max(1, size.width // _HEAD), relative=Rope(), bias=False, qk_norm=True), GatedFeedForward())
+    branches = (Attention(num_heads=max(1, size.width // _HEAD), relative=Rope(), bias=False, qk_norm=RMSNorm()), GatedFeedForward())
     model = Model(
         width=size.width,
         num_layers=size.layers,
