@@ -74,7 +74,15 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
     branch.GatedFeedForward: st.builds(branch.GatedFeedForward, hidden=SIZES, activation=ACTIVATIONS, bias=st.booleans()),
 }
 NORMS = st.sampled_from(
-    [parts.LayerNorm(), parts.LayerNorm(bias=False), parts.RMSNorm(), parts.RMSNorm(weight=False), parts.BatchNorm(), parts.NoNorm()]
+    [
+        parts.LayerNorm(),
+        parts.LayerNorm(bias=False),
+        parts.RMSNorm(),
+        parts.RMSNorm(weight=False),
+        parts.RMSNorm(zero_centred=True),
+        parts.BatchNorm(),
+        parts.NoNorm(),
+    ]
 )
 RESIDUALS = st.sampled_from([parts.Add(), parts.Scaled(), parts.Gated(), parts.NoResidual()])
 POSITIONS = st.sampled_from([parts.Learned(), parts.Sinusoidal(), parts.LearnedSinusoidal(hidden=7), parts.NoPositions()])

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 
 from qkv.layers.context import Context
 from qkv.layers.norms import build_norm
 from qkv.spec import parts as spec
+from qkv.spec.errors import SpecError
 
 WIDTH = 6
 
@@ -53,7 +55,41 @@ def test_norms_of_a_position_equal_torch_with_gradients(name: str) -> None:
         torch.testing.assert_close(p.grad, q.grad)
 
 
-@pytest.mark.parametrize("part", [spec.LayerNorm(), spec.RMSNorm(), spec.BatchNorm()], ids=lambda p: p.kind)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=["fp64", "fp32", "bf16"])
+def test_a_zero_centred_norm_is_gemma_s(dtype: torch.dtype) -> None:
+    """In bf16 too: what multiplies by 1 + w is not rounded before."""
+    ours = scrambled(build_norm(spec.RMSNorm(eps=1e-2, zero_centred=True), WIDTH)).to(dtype)
+    theirs = GemmaRMSNorm(WIDTH, eps=1e-2).to(dtype)
+    theirs.load_state_dict(ours.state_dict())
+    x = some().to(dtype)
+    if dtype == torch.float64:  # Gemma's own norm has no more than fp32
+        expected = x / (x.square().mean(-1, keepdim=True) + 1e-2).sqrt() * (1 + ours.weight)
+    else:
+        expected = theirs(x)
+    assert ours(x, context(5)).dtype == dtype
+    torch.testing.assert_close(ours(x, context(5)), expected, rtol=2**-8 if dtype == torch.bfloat16 else 1e-6, atol=0.0)
+
+
+def test_a_zero_centred_norm_starts_at_the_scale_1_and_learns_the_deviation() -> None:
+    part = spec.RMSNorm(zero_centred=True)
+    ours, plain, x = build_norm(part, WIDTH).double(), build_norm(spec.RMSNorm(), WIDTH).double(), some()
+    assert not ours.weight.any()  # type: ignore[operator]
+    torch.testing.assert_close(ours(x, context(5)), plain(x, context(5)))
+    for norm in (ours, plain):
+        norm(x, context(5)).pow(3).sum().backward()
+    torch.testing.assert_close(ours.weight.grad, plain.weight.grad)
+
+
+def test_a_scale_that_is_not_there_has_no_centre() -> None:
+    with pytest.raises(SpecError, match="zero_centred: there is no weight to add 1 to"):
+        spec.RMSNorm.parse({"weight": False, "zero_centred": True})
+
+
+@pytest.mark.parametrize(
+    "part",
+    [spec.LayerNorm(), spec.RMSNorm(), spec.RMSNorm(zero_centred=True), spec.BatchNorm()],
+    ids=["layer", "rms", "zero-centred", "batch"],
+)
 @pytest.mark.parametrize("training", [True, False])
 def test_under_autocast_both_precisions_are_taken(part: spec.Norm, training: bool) -> None:
     norm = build_norm(part, WIDTH).train(training)

@@ -167,7 +167,13 @@ WRITERS: dict[str, tuple[Branch, ...]] = {
     "fixed context": (LSTM(), FixedContext(pooling="last")),
     "convolution": (CausalConvolution(), CrossAttention(num_heads=1)),
 }
-NORMS: dict[str, Norm] = {"layer": LayerNorm(), "rms": RMSNorm(), "batch": BatchNorm(), "none": NoNorm()}
+NORMS: dict[str, Norm] = {
+    "layer": LayerNorm(),
+    "rms": RMSNorm(),
+    "rms, zero-centred": RMSNorm(zero_centred=True),
+    "batch": BatchNorm(),
+    "none": NoNorm(),
+}
 LENGTHS = torch.tensor([9, 1, 4])
 
 

@@ -47,6 +47,23 @@ class RMSNorm(Norm):
         return F.rms_norm(x, (self.width,), weight, self.eps)
 
 
+class ZeroCentredRMSNorm(Norm):
+    """x / sqrt(mean(x²) + eps) * (1 + weight) over D (Gemma, 2024). Computed in fp32 where x is narrower, and rounded at the end."""
+
+    def __init__(self, part: spec.RMSNorm, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+        self.eps = part.eps
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return F.rms_norm(x.to(wide), self.weight.shape, 1 + self.weight.to(wide), self.eps).to(x.dtype)
+
+
+def _rms_norm(part: spec.RMSNorm, width: int) -> Norm:
+    return (ZeroCentredRMSNorm if part.zero_centred else RMSNorm)(part, width)
+
+
 class BatchNorm(Norm):
     """(x - mean) / sqrt(var + eps) * weight + bias, mean and var of each feature over all real tokens of the batch.
 
@@ -93,7 +110,7 @@ class NoNorm(Norm):
 
 NORMS: dict[type[spec.Norm], Callable[[Any, int], Norm]] = {
     spec.LayerNorm: LayerNorm,
-    spec.RMSNorm: RMSNorm,
+    spec.RMSNorm: _rms_norm,
     spec.BatchNorm: BatchNorm,
     spec.NoNorm: NoNorm,
 }

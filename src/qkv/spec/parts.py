@@ -24,10 +24,19 @@ class LayerNorm(Norm, kind="layer_norm"):
 
 
 class RMSNorm(Norm, kind="rms_norm"):
-    """x / sqrt(mean(x²) + eps) * weight, over the features of one position (Zhang & Sennrich 2019)."""
+    """x / sqrt(mean(x²) + eps) * weight, over the features of one position (Zhang & Sennrich 2019).
+
+    ``zero_centred``: times 1 + weight, the weight starting at 0, so that weight decay pulls the scale to 1 (Gemma, 2024).
+    """
 
     eps: float = Field(default=1e-6, gt=0)
     weight: bool = True
+    zero_centred: bool = Field(default=False, description="the scale is 1 + weight")
+
+    def problems(self) -> list[Problem]:
+        if self.zero_centred and not self.weight:
+            return [Problem(("zero_centred",), "there is no weight to add 1 to; leave weight true, or zero_centred false")]
+        return []
 
 
 class BatchNorm(Norm, kind="batch_norm"):
