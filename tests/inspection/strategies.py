@@ -85,7 +85,9 @@ NORMS = st.sampled_from(
     ]
 )
 RESIDUALS = st.sampled_from([parts.Add(), parts.Scaled(), parts.Gated(), parts.NoResidual()])
-POSITIONS = st.sampled_from([parts.Learned(), parts.Sinusoidal(), parts.LearnedSinusoidal(hidden=7), parts.NoPositions()])
+POSITIONS = st.sampled_from(
+    [parts.Learned(), parts.Learned(offset=2), parts.Sinusoidal(), parts.LearnedSinusoidal(hidden=7), parts.NoPositions()]
+)
 
 
 def blocks(branches: st.SearchStrategy[Any]) -> st.SearchStrategy[Block]:

@@ -59,6 +59,20 @@ def test_a_learned_table_is_read_by_position() -> None:
     assert torch.equal(table(torch.tensor([[3, 0]])), table.table[[3, 0]][None])
 
 
+def test_an_offset_leaves_the_first_rows_out() -> None:
+    plain, moved = build_positions(spec.Learned(), 10, 4), build_positions(spec.Learned(offset=2), 10, 4)
+    assert isinstance(plain, Learned)
+    assert isinstance(moved, Learned)
+    assert moved.table.shape == (12, 4)
+    moved.table.data = torch.arange(48.0).view(12, 4)
+    plain.table.data = moved.table.data[2:]
+    positions = torch.tensor([[0, 3, 9]])
+    assert torch.equal(moved(positions), plain(positions))
+    moved(positions).sum().backward()
+    assert moved.table.grad is not None
+    assert moved.table.grad.any(-1).nonzero().flatten().tolist() == [2, 5, 11]
+
+
 def test_sinusoids_have_no_parameters_and_know_no_end() -> None:
     module = build_positions(spec.Sinusoidal(base=50.0), 10, 4)
     assert isinstance(module, Sinusoidal)

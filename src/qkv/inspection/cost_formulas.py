@@ -196,7 +196,7 @@ def no_residual(part: parts.NoResidual, at: Setting) -> Share:
 @formula(parts.Learned)
 def learned(part: parts.Learned, at: Setting) -> Share:
     """A table of one vector a position."""
-    return Share(parameters=at.context_length * at.width, calls=2, step_calls=2)
+    return Share(parameters=(at.context_length + part.offset) * at.width, calls=2, step_calls=2)
 
 
 @formula(parts.Sinusoidal)

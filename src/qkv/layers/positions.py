@@ -17,14 +17,15 @@ from qkv.spec.errors import UserError
 
 
 class Learned(nn.Module):
-    """One trained vector a position: table (L, D)."""
+    """One trained vector a position, row p + offset: table (L + offset, D)."""
 
     def __init__(self, part: spec.Learned, length: int, width: int):
         super().__init__()
-        self.table = nn.Parameter(torch.zeros(length, width))
+        self.offset = part.offset
+        self.table = nn.Parameter(torch.zeros(length + part.offset, width))
 
     def forward(self, positions: Tensor) -> Tensor:
-        return F.embedding(positions, self.table)
+        return F.embedding(positions + self.offset if self.offset else positions, self.table)
 
 
 class Sinusoidal(nn.Module):

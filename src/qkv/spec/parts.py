@@ -87,7 +87,12 @@ class Positions(Part, slot=True):
 
 
 class Learned(Positions, kind="learned"):
-    """One trained vector a position, up to the model's ``context_length``."""
+    """One trained vector a position, up to the model's ``context_length``.
+
+    Position p is row p + ``offset`` of a table that is longer by it; the first rows stand for nothing (RoBERTa and BART: 2).
+    """
+
+    offset: int = Field(default=0, ge=0, description="rows before that of the first position")
 
 
 class Sinusoidal(Positions, kind="sinusoidal"):
