@@ -8,13 +8,15 @@ from typing import Literal
 import pytest
 import torch
 from torch import Tensor
+from transformers import BertConfig
+from transformers.models.bert.modeling_bert import BertEmbeddings
 
 from qkv.frontends.text import TextFrontend
 from qkv.layers.context import Context
 from qkv.ops.positions import sinusoid
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.model import Model, Text
-from qkv.spec.parts import Learned, NoPositions, Positions, Sinusoidal
+from qkv.spec.parts import LayerNorm, Learned, NoPositions, Positions, Sinusoidal
 
 WIDTH, LENGTH = 8, 10
 IDS = torch.tensor([[3, 0, 6], [1, 1, 5]])
@@ -111,3 +113,49 @@ def test_concatenating_nothing_is_refused() -> None:
         SpecError, match=r"frontend\.join: there are no positions to concatenate; use 'add', or other positions than 'none'"
     ):
         Model.parse({"frontend": {"kind": "text", "positions": "none", "join": "concatenate"}})
+
+
+def bert(**fields: int) -> BertEmbeddings:
+    sizes = {"vocab_size": 7, "hidden_size": WIDTH, "max_position_embeddings": LENGTH, "type_vocab_size": 3, "num_attention_heads": 1}
+    theirs = BertEmbeddings(BertConfig(**{**sizes, **fields}, layer_norm_eps=1e-3, pad_token_id=None)).eval()
+    generator = torch.Generator().manual_seed(3)
+    for parameter in theirs.parameters():
+        parameter.data.normal_(generator=generator)
+    return theirs
+
+
+@pytest.mark.parametrize("types", [None, torch.tensor([[0, 2, 1], [1, 1, 0]]), torch.tensor([[0, 2, 2]])], ids=["none", "each", "one row"])
+def test_types_and_norm_are_bert_s(types: Tensor | None) -> None:
+    theirs, frontend = bert(), built(Text(vocab_size=7, types=3, norm=LayerNorm(eps=1e-3)))
+    frontend.load_state_dict(
+        {
+            "table": theirs.word_embeddings.weight,
+            "types": theirs.token_type_embeddings.weight,
+            "positions.table": theirs.position_embeddings.weight,
+            "norm.weight": theirs.LayerNorm.weight,
+            "norm.bias": theirs.LayerNorm.bias,
+        }
+    )
+    expected = theirs(IDS, token_type_ids=None if types is None else types.expand(2, -1))
+    seen = frontend(IDS, Context(torch.arange(3)[None], end=3, types=types))
+    torch.testing.assert_close(seen, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_types_stand_beside_the_tokens_and_before_the_positions() -> None:
+    """Concatenated positions leave the types half of the width; scaled are the tokens alone."""
+    frontend = built(Text(vocab_size=7, types=2, join="concatenate", scale=True))
+    assert frontend.types is not None
+    seen = frontend(IDS, Context(torch.arange(3)[None], end=3, types=torch.ones_like(IDS)))
+    torch.testing.assert_close(seen[..., : WIDTH // 2], frontend.table[IDS] * math.sqrt(WIDTH) + frontend.types[1])
+
+
+@pytest.mark.parametrize(
+    ("part", "types", "sentence"),
+    [
+        (Text(vocab_size=7), IDS, "types of tokens are given, and the front end has none; give frontend.types"),
+        (Text(vocab_size=7, types=2), IDS[:, :2], "2 × 2 types are given for 2 × 3 tokens; give one for each"),
+    ],
+)
+def test_types_that_do_not_fit_are_refused(part: Text, types: Tensor, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        built(part)(IDS, Context(torch.arange(3)[None], end=3, types=types))

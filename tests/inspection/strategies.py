@@ -112,7 +112,9 @@ def models(draw: st.DrawFn, causal: bool = False) -> Model:
         width=WIDTH,
         num_layers=draw(st.sampled_from([None, 3, 4])),
         context_length=12,
-        frontend=Text(vocab_size=draw(st.integers(2, 40)), positions=positions, join=join),
+        frontend=Text(
+            vocab_size=draw(st.integers(2, 40)), positions=positions, join=join, norm=draw(NORMS), types=draw(st.sampled_from([0, 0, 3]))
+        ),
         blocks=pattern,
         norm=draw(NORMS),
         head=heads.LanguageModelHead(tied=tied, bias=draw(st.booleans())),

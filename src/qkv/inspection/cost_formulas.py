@@ -222,7 +222,9 @@ def no_positions(part: parts.NoPositions, at: Setting) -> Share:
 
 @formula(Text)
 def text(part: Text, at: Setting) -> Share:
-    """The token table and what its position vectors cost; dropout keeps what it drew."""
+    """The tables of tokens and types, what position vectors and norm cost; dropout keeps what it drew."""
     width = at.width if part.join == "add" else at.width // 2
     drawn = at.tokens * at.width * FLOAT if part.dropout else 0
-    return Share(parameters=at.vocab_size * width, saved=drawn, calls=12, step_calls=12) + share(part.positions, replace(at, width=width))
+    tables = (at.vocab_size + part.types) * width
+    joined = share(part.positions, replace(at, width=width)) + share(part.norm, at)
+    return Share(parameters=tables, saved=drawn, calls=12, step_calls=12) + joined

@@ -56,6 +56,7 @@ class Given(TypedDict, total=False):
     positions (B or 1, N): where each vector stands, where that is not its place in the row.
     visible (B, N, N): which keys a query may see, joined with every mask by and.
     memory: the encoder's output, without a state; with a state it was given to ``init_state``.
+    types (B or 1, N): the type of each token, where the front end has types; 0 where nothing is given.
     """
 
     segments: Tensor | None
@@ -63,6 +64,7 @@ class Given(TypedDict, total=False):
     positions: Tensor | None
     visible: Tensor | None
     memory: Memory | None
+    types: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Context:
     """positions (B or 1, N): where each vector stands in its row (in its document, for packed rows).
 
     lengths (B): how many of the N are real, the rest is padding on the right; None for all.
-    segments, prefix, visible, memory: see ``Given``.
+    segments, prefix, visible, memory, types: see ``Given``.
     past (B): positions seen before this call; None where nothing is remembered.
     start: ``past`` as a number where it is the same in every row and nothing is padded, else None.
     end: the largest past + length.
@@ -86,6 +88,7 @@ class Context:
     prefix: Tensor | None = None
     visible: Tensor | None = None
     memory: Memory | None = None
+    types: Tensor | None = None
     memo: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def of_layer(self, i: int) -> Context:

@@ -42,6 +42,8 @@ def _initialise(model: Transformer, spec: Model) -> None:
 
 def _initialise_stack(stack: Stack, std: float) -> None:
     nn.init.normal_(stack.frontend.table, std=std)
+    if stack.frontend.types is not None:
+        nn.init.normal_(stack.frontend.types, std=std)
     endings = [branch.ending() for branch in stack.branches]
     for ending in endings:
         if isinstance(ending, Linear):

@@ -78,6 +78,7 @@ class Stack(nn.Module):
             prefix=given.get("prefix"),
             visible=given.get("visible"),
             memory=given.get("memory"),
+            types=given.get("types"),
         )
 
     def fits(self, end: int) -> None:
@@ -217,7 +218,8 @@ class Transformer(Stack):
         positions = steps + first if level else past[:, None] + steps
         if self.frontend.limit is not None:  # padding may stand past the table's end
             positions = positions.clamp(max=self.frontend.limit - 1)
-        return Context(positions, lengths, None, past, first if level else None, end, tap, given.get("prefix"))
+        start = first if level else None
+        return Context(positions, lengths, None, past, start, end, tap, given.get("prefix"), types=given.get("types"))
 
     def _needs_decoding(self) -> None:
         if not self.spec.decodes:

@@ -13,7 +13,7 @@ from qkv.spec.cross import MemoryBranch
 from qkv.spec.errors import Problem
 from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.masks import Full
-from qkv.spec.parts import Add, LayerNorm, Learned, NoPositions, Norm, Positions, Residual
+from qkv.spec.parts import Add, LayerNorm, Learned, NoNorm, NoPositions, Norm, Positions, Residual
 
 
 class Block(Spec):
@@ -46,7 +46,10 @@ class Frontend(Part, slot=True):
 
 
 class Text(Frontend, kind="text"):
-    """Token ids -> a table of ``vocab_size`` vectors, joined by position vectors."""
+    """Token ids -> a table of ``vocab_size`` vectors, joined by position vectors, then normed.
+
+    With ``types`` one of so many learned vectors joins each token's, as the call says (BERT, Devlin et al. 2019).
+    """
 
     vocab_size: int | None = Field(default=None, gt=0, description="default: the tokenizer's")
     positions: Positions = Learned()
@@ -56,6 +59,8 @@ class Text(Frontend, kind="text"):
     vectors: str | None = Field(
         default=None, min_length=1, description="a run folder, or a text file of words and numbers, whose vectors training starts with"
     )
+    norm: Norm = Field(default=NoNorm(), description="of the sum")
+    types: int = Field(default=0, ge=0, description="how many types a token can be of, such as first and second text")
 
     def problems(self) -> list[Problem]:
         if self.join == "concatenate" and isinstance(self.positions, NoPositions):
