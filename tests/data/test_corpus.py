@@ -55,9 +55,9 @@ def test_ids_are_those_of_each_part_encoded_whole(scheme: schemes.Tokenizer, tmp
 def test_the_last_characters_are_held_out_and_nothing_is_lost(text: str, fraction: float, tmp_path: Path) -> None:
     text = "x" + text
     corpus = corpus_of(tmp_path, text, fraction=fraction)
-    counts = corpus.summary()
-    assert counts.train.characters == int(len(text) * (1 - fraction))
-    assert counts.train.characters + counts.validation.characters == len(text)
+    train, validation = (corpus.splits[name].counts for name in ("train", "validation"))
+    assert train.characters == int(len(text) * (1 - fraction))
+    assert train.characters + validation.characters == len(text)
     assert both(corpus) == text, "bytes are cut between characters"
 
 
@@ -71,26 +71,17 @@ def test_the_tokenizer_is_trained_on_the_training_part_alone(tmp_path: Path) -> 
     corpus = corpus_of(tmp_path, "abc " * 30 + "xyz " * 10, tokenizer=schemes.Characters())
     assert corpus.tokenizer.vocab_size == 5
     assert corpus.tokenizer.unknown("xa") == ["x"]
-    summary = corpus.summary()
-    assert (summary.train.unknown, summary.validation.unknown) == (0, 30)
+    assert [corpus.splits[name].counts.unknown for name in ("train", "validation")] == [0, 30]
 
 
-def test_the_summary_counts_by_hand(tmp_path: Path) -> None:
+def test_the_counts_are_those_by_hand(tmp_path: Path) -> None:
     text = "ä b\n\n\n\n" + "cc\n\n" + "d" * 5 + "\n\n" + "é漢\n\n" + "f"
     corpus = corpus_of(tmp_path, text, Packed(), fraction=6 / len(text))
-    summary = corpus.summary().to_dict()
-    assert summary["source"] == str(tmp_path / "text.txt")
-    assert summary["vocab_size"] == 256
-    assert summary["train"] == {
-        "characters": 17,
-        "bytes": 18,
-        "tokens": 18,
-        "documents": 3,
-        "unknown": 0,
-        "bytes_per_token": 1.0,
-        "characters_per_token": 17 / 18,
-    }
-    assert (summary["validation"]["characters"], summary["validation"]["bytes"], summary["validation"]["documents"]) == (6, 9, 2)
+    assert corpus.name == str(tmp_path / "text.txt")
+    train, validation = (corpus.splits[name].counts for name in ("train", "validation"))
+    assert (train.characters, train.bytes, train.tokens, train.documents, train.unknown) == (17, 18, 18, 3, 0)
+    assert (train.bytes_per_token, train.characters_per_token) == (1.0, 17 / 18)
+    assert (validation.characters, validation.bytes, validation.documents) == (6, 9, 2)
     assert corpus.splits["train"].documents.tolist() == [0, 8, 12]
 
 
@@ -110,7 +101,7 @@ def test_each_document_is_encoded_by_itself(scheme: schemes.Tokenizer, batching:
         else:
             expected.append(ids)
     assert found == expected
-    assert len(found) == corpus.summary().train.documents > 3
+    assert len(found) == corpus.splits["train"].counts.documents > 3
 
 
 def test_a_text_that_begins_with_separators_has_a_first_document(tmp_path: Path) -> None:
@@ -148,7 +139,7 @@ def test_a_corpus_is_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert counted.times == 1
     assert np.array_equal(first.train, again.train)
     assert first.tokenizer.core.to_str() == again.tokenizer.core.to_str()
-    assert first.summary() == again.summary()
+    assert [split.counts for split in first.splits.values()] == [split.counts for split in again.splits.values()]
 
 
 def test_whatever_decides_the_ids_makes_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

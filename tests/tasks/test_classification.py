@@ -57,6 +57,12 @@ def test_the_loss_is_cross_entropy_with_smoothed_targets_in_float64(smoothing: f
     assert float(task.observe(model, batch).loss) == pytest.approx(plain, rel=1e-4)
 
 
+def test_a_text_that_is_none_is_refused() -> None:
+    task, material = opened(labelled("a", "b"))
+    with pytest.raises(UserError, match="text: 5 is not a text"):
+        task.predict(model_of(material), material.vocabulary, material.recipe, [{"text": 5}])
+
+
 def test_an_exam_is_that_of_what_predict_answers() -> None:
     task, material = opened()
     model, labels = model_of(material), material.vocabulary.labels

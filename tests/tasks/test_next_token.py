@@ -116,7 +116,7 @@ def test_the_task_sums_nats_over_real_targets(most_logits: int, monkeypatch: pyt
     targets = torch.randint(5, (3, 6))
     targets[1, 4:] = targets[2, 2:] = -100
     batch = Batch(ids, targets, lengths=torch.tensor([6, 4, 2]))
-    loss, count = build_task(NextToken()).loss(model, batch)
+    loss, count = build_task(NextToken()).summed_loss(model, batch), batch.num_targets
     assert count == 12
     expected = sum(-model(ids[i : i + 1, :n])[0].log_softmax(-1)[0, j, targets[i, j]] for i, n in enumerate((6, 4, 2)) for j in range(n))
     torch.testing.assert_close(loss.double(), torch.as_tensor(expected), rtol=1e-5, atol=1e-5)
@@ -126,7 +126,7 @@ def test_the_tap_sees_every_branch() -> None:
     model = build(Model(width=8, num_layers=2, context_length=6, frontend=Text(vocab_size=5)))
     batch = Batch(torch.randint(5, (2, 6)), torch.randint(5, (2, 6)))
     seen: list[str] = []
-    build_task(NextToken()).loss(model, batch, lambda name, x: seen.append(name))
+    build_task(NextToken()).summed_loss(model, batch, lambda name, x: seen.append(name))
     assert seen == [f"blocks.{i}.branches.{j}" for i in range(2) for j in range(2)]
 
 

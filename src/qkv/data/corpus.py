@@ -75,23 +75,6 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What a corpus holds, for tables and files."""
-
-    source: str
-    vocab_size: int
-    train: Counts
-    validation: Counts
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain nested data with the rates written out."""
-        found = asdict(self)
-        for name, counts in ((TRAIN, self.train), (VALIDATION, self.validation)):
-            found[name] |= {"bytes_per_token": counts.bytes_per_token, "characters_per_token": counts.characters_per_token}
-        return found
-
-
-@dataclass(frozen=True)
 class Corpus:
     """Two parts of one text under one tokenizer."""
 
@@ -108,10 +91,6 @@ class Corpus:
     def validation(self) -> np.ndarray:
         """The ids that are held out."""
         return self.splits[VALIDATION].ids
-
-    def summary(self) -> Summary:
-        """How long both parts are, in characters, bytes, tokens and documents."""
-        return Summary(self.name, self.tokenizer.vocab_size, self.splits[TRAIN].counts, self.splits[VALIDATION].counts)
 
 
 def open_corpus(data: spec.Data, tokenizer: Tokenizer | None = None) -> Corpus:

@@ -15,30 +15,29 @@ from qkv.data.batch import Batch
 from qkv.data.corpus import TRAIN
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
-from qkv.generation.sample import evaluating
 from qkv.layers.context import Tap
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Classification
 from qkv.tasks.baselines import bag_of_words_accuracy
-from qkv.tasks.example_task import Collate, Cut, ExampleTask, column, lengths_or_none, padded, trained
+from qkv.tasks.example_task import Collate, Cut, column, lengths_or_none, padded, trained
 from qkv.tasks.label_metrics import agreement, confusion
 from qkv.tasks.material import Example, ExampleMaterial, Material
+from qkv.tasks.pooled import TEXT, PooledTask, marked, outputs
 from qkv.tasks.task import Exam, Observed, Scale, Totals, register
 
 _SHOWN = 12
 
 
 @register(Classification)
-class ClassificationTask(ExampleTask):
-    """-log p(label | text), the text preceded by the mark ``cls``, whose vector the pooling ``first`` takes."""
+class ClassificationTask(PooledTask):
+    """-log p(label | text)."""
 
     loss_unit = "nats an example"
-    examines = True
-    asks = ("text",)
+    unknown = 0
     roles = (
-        Role("text", "text", ("text", "sentence", "review", "content", "sequence", "comment", "tweet", "body", "message")),
+        TEXT,
         Role("label", "label", ("label", "class", "category", "stars", "sentiment", "target", "rating", "location", "y")),
     )
 
@@ -51,11 +50,8 @@ class ClassificationTask(ExampleTask):
             )
         return Vocabulary(tokenizer, tokenizer, labels)
 
-    def limits(self, recipe: Recipe) -> dict[str, int]:
-        return {"text": recipe.model.context_length - 1}
-
     def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Example:
-        ids = _read(row["text"], vocabulary, cut)
+        ids = marked(vocabulary.tokenizer.encode(row["text"]), vocabulary, cut)
         if row["label"] not in vocabulary.labels:
             raise UserError(
                 f"data: the label {row['label']!r} stands in the held-out part alone, and nothing can be learned of it; leave such rows out"
@@ -66,10 +62,10 @@ class ClassificationTask(ExampleTask):
         return _collated
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        return _nats(_logits(model, batch, tap), batch.targets, self.spec.label_smoothing)
+        return _nats(outputs(model, batch, tap), batch.targets, self.spec.label_smoothing)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
-        logits = _logits(model, batch)
+        logits = outputs(model, batch)
         pairs = list(zip(batch.targets.tolist(), logits.argmax(-1).tolist(), strict=True))
         return Observed(_nats(logits, batch.targets, 0.0), batch.num_targets, pairs)
 
@@ -90,37 +86,20 @@ class ClassificationTask(ExampleTask):
         return Exam(figures, [confusion(labels, seen.outcomes), *([table] if wrong else [])])
 
     def _mistakes(self, model: Any, material: ExampleMaterial, split: str, recipe: Recipe) -> list[list[Any]]:
-        rows = material.records[split][:2000]
-        answers = self.predict(model, material.vocabulary, recipe, rows)
-        wrong = [(a["probability"], row, a) for row, a in zip(rows, answers, strict=True) if a["answer"] != row["label"]]
-        wrong.sort(key=lambda item: -item[0])
-        return [[row["text"], a["answer"], row["label"], f"{p:.3f}"] for p, row, a in wrong[:_SHOWN]]
+        wrong = [(row, a) for row, a in self.answered(model, material, split, recipe) if a["answer"] != row["label"]]
+        wrong.sort(key=lambda pair: -pair[1]["probability"])
+        return [[row["text"], a["answer"], row["label"], f"{a['probability']:.3f}"] for row, a in wrong[:_SHOWN]]
 
-    def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
-        assert isinstance(material, ExampleMaterial)
-        rows = material.records["validation"][:5]
-        answers = self.predict(model, material.vocabulary, recipe, rows)
-        return "\n".join(
-            f"{a['answer']} ({a['probability']:.2f}; truth: {row['label']})  {row['text']}" for row, a in zip(rows, answers, strict=True)
-        )
+    def shown(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
+        return f"{answer['answer']} ({answer['probability']:.2f}; truth: {row['label']})"
 
-    def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        cut, found = Cut(self.limits(recipe)), []
-        for begin in range(0, len(rows), 64):
-            texts = [_read(row["text"], vocabulary, cut) for row in rows[begin : begin + 64]]
-            batch = _collated([(ids, 0) for ids in texts]).to(model.frontend.table.device)
-            with torch.inference_mode(), evaluating(model):
-                found += _logits(model, batch).float().softmax(-1).tolist()
-        answers = []
-        for row, chances in zip(rows, found, strict=True):
+    def answers(self, outputs: Tensor, vocabulary: Vocabulary, recipe: Recipe) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for chances in outputs.softmax(-1).tolist():
             best = int(np.argmax(chances))
-            answer: dict[str, Any] = {"answer": vocabulary.labels[best], "probability": chances[best]}
-            answer["probabilities"] = dict(zip(vocabulary.labels, chances, strict=True))
-            length = len(vocabulary.tokenizer.encode(row["text"]))
-            if length > cut.limits["text"]:
-                answer["note"] = f"the input has {length} tokens and the model reads {cut.limits['text']}; the rest was not read"
-            answers.append(answer)
-        return answers
+            each = dict(zip(vocabulary.labels, chances, strict=True))
+            found.append({"answer": vocabulary.labels[best], "probability": chances[best], "probabilities": each})
+        return found
 
 
 def _baselines(material: ExampleMaterial, split: str) -> dict[str, float]:
@@ -134,20 +113,9 @@ def _baselines(material: ExampleMaterial, split: str) -> dict[str, float]:
     return found if words is None else {**found, "accuracy_of_bag_of_words": words}
 
 
-def _read(text: str, vocabulary: Vocabulary, cut: Cut) -> np.ndarray:
-    mark = vocabulary.tokenizer.special("cls")
-    assert mark is not None
-    return np.concatenate(([mark], cut(vocabulary.tokenizer.encode(text), "text")))
-
-
 def _collated(rows: Sequence[tuple[np.ndarray, int]]) -> Batch:
     ids, lengths = padded([ids for ids, _ in rows])
     return Batch(ids, torch.tensor([label for _, label in rows]), lengths_or_none(ids, lengths))
-
-
-def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-    """(B, C)."""
-    return model(batch.ids, lengths=batch.lengths, segments=batch.segments, tap=tap)[0]
 
 
 def _nats(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:

@@ -80,6 +80,11 @@ class Cut:
             self.longest[role] = max(self.longest[role], len(ids))
         return np.asarray(ids[:most], np.int64)
 
+    def note(self, length: int, role: str) -> dict[str, str]:
+        """What to tell beside the answer to one input of so many tokens: that it was cut, if it was."""
+        most = self.limits[role]
+        return {"note": f"the input has {length} tokens and the model reads {most}; the rest was not read"} if length > most else {}
+
     def notes(self, examples: int) -> list[str]:
         """A sentence for each role that was cut."""
         return [

@@ -14,17 +14,16 @@ from torch import Tensor
 from qkv.data.batch import Batch
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
-from qkv.generation.sample import evaluating
 from qkv.layers.context import Tap
 from qkv.models.transformer import Transformer
 from qkv.spec import tasks as spec
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
-from qkv.tasks.example_task import Collate, Cut, ExampleTask, column, lengths_or_none, padded, text_in, trained
-from qkv.tasks.material import Example, ExampleMaterial, Material
+from qkv.tasks.example_task import Collate, Cut, column, lengths_or_none, padded, trained
+from qkv.tasks.material import Example, Material
+from qkv.tasks.pooled import TEXT, PooledTask, marked, outputs
 from qkv.tasks.task import Exam, Observed, Scale, Totals, register
 
-_AT_ONCE = 64
 _SHOWN = 12
 
 
@@ -38,18 +37,17 @@ class NumberBatch(Batch):
 
 
 @register(spec.Regression)
-class RegressionTask(ExampleTask):
-    """Σ (f(text) - z)², z = (y - mean) / deviation. The text is preceded by the mark ``cls``, whose vector the pooling ``first`` takes.
+class RegressionTask(PooledTask):
+    """Σ (f(text) - z)², z = (y - mean) / deviation.
 
     Mean and deviation are those of the training values; the completed recipe holds them. The loss is in squared deviations, so that 1 is
     what the mean alone reaches; the figures are in the units of the data.
     """
 
     loss_unit = "squared deviations an example"
-    examines = True
-    asks = ("text",)
+    unknown = 0.0
     roles = (
-        Role("text", "text", ("text", "sentence", "review", "content", "sequence", "comment", "tweet", "body", "message")),
+        TEXT,
         Role("value", "number", ("value", "score", "target", "number", "rating", "label", "price", "stars", "y")),
     )
 
@@ -66,11 +64,8 @@ class RegressionTask(ExampleTask):
         tokenizer = trained(recipe.data.tokenizer, column(records, "text"), ("cls",))
         return Vocabulary(tokenizer, tokenizer)
 
-    def limits(self, recipe: Recipe) -> dict[str, int]:
-        return {"text": recipe.model.context_length - 1}
-
     def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Example:
-        ids = _read(row["text"], vocabulary, cut)
+        ids = marked(vocabulary.tokenizer.encode(row["text"]), vocabulary, cut)
         return Example(len(ids), 1, (ids, row["value"]))
 
     def collator(self, recipe: Recipe) -> Collate:
@@ -96,38 +91,18 @@ class RegressionTask(ExampleTask):
         return {"loss": seen.loss / max(1, seen.count), **closeness(seen.outcomes, _units(self.spec)[0])}
 
     def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
-        assert isinstance(material, ExampleMaterial)
-        rows = material.records[split][:2000]
-        answers = self.predict(model, material.vocabulary, recipe, rows)
-        found = sorted(zip(rows, answers, strict=True), key=lambda pair: -abs(pair[1]["value"] - pair[0]["value"]))
+        found = sorted(self.answered(model, material, split, recipe), key=lambda pair: -abs(pair[1]["value"] - pair[0]["value"]))
         shown = [[row["text"], answer["answer"], f"{row['value']:.4g}"] for row, answer in found[:_SHOWN]]
         table = {"kind": "examples", "title": "Where it is most wrong", "columns": ["text", "answer", "truth"], "rows": shown}
         return Exam(self.figures(seen, material.scale(split)), [table])
 
-    def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
-        assert isinstance(material, ExampleMaterial)
-        rows = material.records["validation"][:5]
-        answers = self.predict(model, material.vocabulary, recipe, rows)
-        return "\n".join(
-            f"{answer['answer']} (truth: {row['value']:.4g})  {row['text']}" for row, answer in zip(rows, answers, strict=True)
-        )
+    def shown(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
+        return f"{answer['answer']} (truth: {row['value']:.4g})"
 
-    def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        cut, collate, (mean, deviation) = Cut(self.limits(recipe)), self.collator(recipe), _units(recipe.task)
-        found: list[float] = []
-        for begin in range(0, len(rows), _AT_ONCE):
-            texts = [_read(text_in(row, "text"), vocabulary, cut) for row in rows[begin : begin + _AT_ONCE]]
-            batch = collate([(ids, mean) for ids in texts]).to(model.frontend.table.device)
-            with torch.inference_mode(), evaluating(model):
-                found += (_numbers(model, batch).double() * deviation + mean).tolist()
-        return [self._answer(row, value, vocabulary, cut) for row, value in zip(rows, found, strict=True)]
-
-    def _answer(self, row: dict[str, Any], value: float, vocabulary: Vocabulary, cut: Cut) -> dict[str, Any]:
-        answer: dict[str, Any] = {"answer": f"{value:.4g}", "value": value}
-        length, most = len(vocabulary.tokenizer.encode(row["text"])), cut.limits["text"]
-        if length > most:
-            answer["note"] = f"the input has {length} tokens and the model reads {most}; the rest was not read"
-        return answer
+    def answers(self, outputs: Tensor, vocabulary: Vocabulary, recipe: Recipe) -> list[dict[str, Any]]:
+        mean, deviation = _units(recipe.task)
+        values = (outputs[:, 0].double() * deviation + mean).tolist()
+        return [{"answer": f"{value:.4g}", "value": value} for value in values]
 
 
 def closeness(pairs: Sequence[Sequence[float]], mean: float) -> dict[str, float]:
@@ -154,12 +129,6 @@ def _units(task: Any) -> tuple[float, float]:
     return task.mean, task.deviation
 
 
-def _read(text: str, vocabulary: Vocabulary, cut: Cut) -> np.ndarray:
-    mark = vocabulary.tokenizer.special("cls")
-    assert mark is not None
-    return np.concatenate(([mark], cut(vocabulary.tokenizer.encode(text), "text")))
-
-
 def _numbers(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
     """(B,), in deviations from the mean."""
-    return model(batch.ids, lengths=batch.lengths, segments=batch.segments, tap=tap)[0][:, 0].float()
+    return outputs(model, batch, tap)[:, 0].float()

@@ -20,7 +20,7 @@ from qkv.spec.generation import Generation
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Summarization, Translation
 from qkv.tasks.aligned import MOST_TOKENS, aligned
-from qkv.tasks.example_task import Collate, Cut, ExampleTask, column, trained
+from qkv.tasks.example_task import Collate, Cut, ExampleTask, column, text_in, trained
 from qkv.tasks.material import Example, ExampleMaterial, Material
 from qkv.tasks.pairs import joined, marks, pair_loss, paired, write_after
 from qkv.tasks.task import Exam, Observed, Scale, Totals, register
@@ -97,12 +97,9 @@ class SequenceToSequenceTask(ExampleTask):
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         cut = Cut(self.limits(recipe))
-        answers = [{"answer": text} for text in self.write(model, vocabulary, recipe, rows, cut)]
-        for answer, row in zip(answers, rows, strict=True):
-            length = len(vocabulary.tokenizer.encode(row["source"]))
-            if length > cut.limits["source"]:
-                answer["note"] = f"the input has {length} tokens and the model reads {cut.limits['source']}; the rest was not read"
-        return answers
+        lengths = [len(vocabulary.tokenizer.encode(text_in(row, "source"))) for row in rows]
+        texts = self.write(model, vocabulary, recipe, rows, cut)
+        return [{"answer": text} | cut.note(length, "source") for text, length in zip(texts, lengths, strict=True)]
 
     def write(
         self, model: Transformer, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[Mapping[str, Any]], cut: Cut | None = None

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from qkv.data.batch import Batch
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.context import Tap
 from qkv.spec.errors import UserError
@@ -92,10 +91,6 @@ class Task(ABC):
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """An answer for each row, plain data whose key ``answer`` is for people. Raises ``UserError`` if the task gives none."""
         raise UserError(f"a model of the task {self.spec.kind!r} has no answer to predict; 'qkv generate' lets it write")
-
-    def loss(self, model: Any, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, int]:
-        """(the summed loss, how many targets it is over)."""
-        return self.summed_loss(model, batch, tap), batch.num_targets
 
 
 C = TypeVar("C", bound=Callable[[Any], Task])
