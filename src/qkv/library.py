@@ -123,11 +123,15 @@ def train(
     return run_training(recipe, folder, resume, on_event)
 
 
-def load(run: str | Path) -> Run:
-    """The run in a folder, with its best weights. Raises ``UserError`` if it is no run, or a file in it is missing, torn or edited."""
+def load(run: str | Path, **published: Any) -> Run:
+    """The run in a folder, with its best weights; or a published checkpoint: a folder of the Hugging Face form, or a name such as "gpt2".
+
+    ``published`` says how the latter is read: dtype ("fp32", "bf16"), revision, pickles; see ``qkv.interop.load.load_published``.
+    Raises ``UserError`` if it is neither, or a file in it is missing, torn or edited.
+    """
     from qkv.training.run import load as load_run
 
-    return load_run(run)
+    return load_run(run, **published)
 
 
 def generate(run: Run | str | Path, prompt: str = "", **options: Any) -> str:

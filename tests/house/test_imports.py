@@ -13,7 +13,7 @@ from tests.house.source import PACKAGE, Source, dotted_name, package
 
 BELOW_MODELS = ("spec", "ops", "state", "layers", "mixers", "frontends")
 BELOW_TASKS = (*BELOW_MODELS, "models", "tokenizers", "data")
-BELOW_TRAINING = (*BELOW_TASKS, "tasks", "generation", "inspection", "report")
+BELOW_TRAINING = (*BELOW_TASKS, "tasks", "generation", "inspection", "interop", "report")
 
 ALLOWED: dict[str, tuple[str, ...]] = {
     "spec": (),
@@ -34,8 +34,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "distributed": BELOW_TRAINING,
     "comparison": (*BELOW_TRAINING, "training"),
     "serving": (*BELOW_TRAINING, "training"),
-    "cli": (*BELOW_TRAINING, "training", "distributed", "comparison", "serving", "interop", ""),
-    "": (*BELOW_TRAINING, "training", "interop"),
+    "cli": (*BELOW_TRAINING, "training", "distributed", "comparison", "serving", ""),
+    "": (*BELOW_TRAINING, "training"),
 }
 """Which rooms a room may import besides itself; "" is the public surface, the files directly in ``qkv``."""
 

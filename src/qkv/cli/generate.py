@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from qkv.cli.runs import run_folder
+from qkv.cli.runs import run_or_published
 from qkv.spec.errors import SpecError, UserError, nearest
 from qkv.spec.generation import Generation, Measure
 
@@ -53,7 +53,7 @@ def generate_command(
     # Before torch is imported, which takes longer than all that can be wrong here.
     _checked(Generation(), chosen)
     _check_choice(chosen, choose, choose_by, num_samples)
-    folder = run_folder(run)
+    folder = run_or_published(run)
     from qkv.training.run import load
 
     text = _prompt(prompt)

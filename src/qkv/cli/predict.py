@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from qkv.cli.runs import run_folder
+from qkv.cli.runs import run_or_published
 from qkv.spec.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def predict_command(
 ) -> None:
     """Ask a trained model. What it answers depends on its task: a label, tags, an answer, a translation, a summary, a number."""
     _check(inputs, data, out, column, context, part)
-    folder = run_folder(run)
+    folder = run_or_published(run)
     parts = {name: _value(value) for name, value in _named("--set", part)}
     if context is not None:
         parts["context"] = _value(context)

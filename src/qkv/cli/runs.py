@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from qkv.interop.places import is_published, may_be_name
 from qkv.spec.errors import UserError, nearest
 
 
@@ -20,6 +21,14 @@ def run_folder(path: Path) -> Path:
     runs = _runs_in(path.parent)
     hint = nearest(str(path), runs) if runs else "'qkv train' makes one"
     raise UserError(f"there is no run folder {path}; {hint}")
+
+
+def run_or_published(path: Path) -> Path:
+    """``path`` if it is a run folder, a folder of the Hugging Face form, or may be the name of a published model. Raises UserError."""
+    if is_published(path):
+        return path
+    mistyped = nearest(str(path), _runs_in(path.parent)).startswith("did you mean")
+    return path if not path.exists() and may_be_name(str(path)) and not mistyped else run_folder(path)
 
 
 def _runs_in(folder: Path) -> list[str]:

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from qkv.interop.safetensors_file import what_else
 from qkv.spec.errors import UserError
 
 PARTIAL = ".partial"
@@ -88,7 +89,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except FileNotFoundError:
         raise UserError(f"{path} is missing") from None
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} {_what_else(path)} ({error})") from None
+        raise UserError(f"{path} {what_else(path)} ({error})") from None
     if header is None:
         return tensors, {}
     metadata = json.loads(header)
@@ -105,17 +106,6 @@ def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
         total.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         total.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     return total.hexdigest()
-
-
-def _what_else(path: Path) -> str:
-    """What a file that safetensors refuses looks like."""
-    if path.is_dir():
-        return "is a folder, not a safetensors file"
-    with path.open("rb") as file:
-        start = file.read(9)
-    if start[:1] == b"\x80" or start[:4] == b"PK\x03\x04":
-        return "is a pickle under the name of a safetensors file; it could run code, so it was not loaded"
-    return "is empty" if not start else "is cut short or not a safetensors file"
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:

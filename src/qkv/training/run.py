@@ -9,6 +9,8 @@ from typing import Any
 
 from qkv.data.corpus import VALIDATION
 from qkv.data.vocabulary import Vocabulary
+from qkv.interop.load import load_published
+from qkv.interop.places import is_published, may_be_name
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
@@ -20,6 +22,7 @@ from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.training.checkpoint import Checkpoints, load_weights
 from qkv.training.exam import examine, read_exam
 from qkv.training.files import read_tensors
+from qkv.training.published import recipe_of
 from qkv.training.record import rows_of
 from qkv.training.setup import SPEC, WEIGHTS
 
@@ -51,14 +54,20 @@ class Run:
         return read_exam(self.folder, self.step)
 
 
-def load(folder: str | Path) -> Run:
-    """The run in ``folder``. Before the first validation of a run in progress, the weights are those of its newest checkpoint.
+def load(source: str | Path, **published: Any) -> Run:
+    """The run in the folder ``source``, or the published checkpoint there or of that name.
 
-    Raises UserError if the folder is no run, or a file in it is missing, torn, edited or belongs to another model.
+    Before the first validation of a run in progress, the weights are those of its newest checkpoint. ``published``: dtype, revision and
+    pickles as ``qkv.interop.load.load_published`` takes them. Raises UserError if the folder is neither, or a file in it is missing, torn,
+    edited or belongs to another model.
     """
-    folder = Path(folder)
+    folder = Path(source)
     if not (folder / SPEC).is_file():
+        if is_published(folder) or (not folder.exists() and may_be_name(str(source))):
+            return _published(source, published)
         raise UserError(f"{folder} is not a run folder: it holds no {SPEC}")
+    if published:
+        raise UserError(f"{next(iter(published))!r} says how a published checkpoint is read, and {folder} is a run")
     recipe = read_recipe(folder)
     vocabulary = Vocabulary.load(folder)
     model = build(recipe.model, recipe.training.seed)
@@ -73,6 +82,14 @@ def load(folder: str | Path) -> Run:
         tensors, step = checkpoint.tensors["weights"], checkpoint.step
     load_weights(model, tensors, path)
     return Run(folder, recipe, model.eval(), vocabulary, rows_of(folder), step)
+
+
+def _published(source: str | Path, options: dict[str, Any]) -> Run:
+    """A published checkpoint as a run that has not begun: whatever takes a run takes it."""
+    found = load_published(source, **options)
+    if found.tokenizer is None:
+        raise UserError(f"{found.folder} holds no tokenizer; qkv.interop.load.load_published loads the model alone")
+    return Run(found.folder, recipe_of(found), found.model, Vocabulary(found.tokenizer, found.tokenizer, found.labels), [], 0)
 
 
 def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None) -> Exam:

@@ -1,0 +1,105 @@
+"""A ``config.json``, read key by key: what is missing, of a wrong type or was never asked for gets one clear sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from qkv.spec.errors import UserError, nearest
+
+
+class Held(NamedTuple):
+    """What the files of weights hold: how many tensors, and how many numbers in all. No size of the model can exceed them."""
+
+    tensors: int
+    numbers: int
+
+
+class Config:
+    """The mapping in a ``config.json``. Null counts as missing. Everything raises ``UserError`` that names ``source`` and the key."""
+
+    def __init__(self, values: Mapping[str, Any], source: str = "config.json", held: Held | None = None):
+        self.values = {key: value for key, value in values.items() if value is not None}
+        self.source, self.held = source, held
+        self.asked: set[str] = set()
+
+    def has(self, key: str) -> bool:
+        """True if the key is there and not null."""
+        self.asked.add(key)
+        return key in self.values
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A count of features, of heads or of rows of a table: at least 1, and no more than the weights hold numbers."""
+        return self._limited(key, default, self.held.numbers if self.held else None, "numbers")
+
+    def layers(self, key: str, default: int | None = None) -> int:
+        """A count of layers: at least 1, and no more than the weights hold tensors."""
+        return self._limited(key, default, self.held.tensors if self.held else None, "tensors")
+
+    def _limited(self, key: str, default: int | None, most: int | None, what: str) -> int:
+        found = self.integer(key, default)
+        if found < 1:
+            raise UserError(f"{self.source}: {key} is {found}, but it should be at least 1")
+        if most is not None and found > most:
+            raise UserError(f"{self.source}: {key} is {found:,}, but the weights beside it hold only {most:,} {what}")
+        return found
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A whole number."""
+        return self._typed(key, default, (int,), "a whole number")
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number, as a float."""
+        return float(self._typed(key, default, (int, float), "a number"))
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """True or false."""
+        return self._typed(key, default, (bool,), "true or false")
+
+    def word(self, key: str, default: str | None = None, allowed: Mapping[str, Any] | None = None) -> Any:
+        """A text; with ``allowed`` what it stands for there."""
+        found = self._typed(key, default, (str,), "a text")
+        if allowed is None:
+            return found
+        if found not in allowed:
+            raise UserError(f"{self.source}: {key} is {found!r}, which qkv does not know; {nearest(found, allowed)}")
+        return allowed[found]
+
+    def items(self, key: str) -> list[Any]:
+        """A list; an empty one where the key is missing."""
+        return list(self._typed(key, [], (list,), "a list"))
+
+    def table(self, key: str) -> Config:
+        """A mapping inside, empty where the key is missing."""
+        return Config(self._typed(key, {}, (dict,), "a mapping"), f"{self.source}: {key}")
+
+    def fixed(self, key: str, only: Any, meaning: str) -> None:
+        """Refuse any value but ``only``, which is also what a missing key means. ``meaning``: what the key would change."""
+        if self.has(key) and self.values[key] != only:
+            raise UserError(f"{self.source}: {key} is {self.values[key]!r}, but qkv knows only {only!r} here; it changes {meaning}")
+
+    def finish(self, ignored: Iterable[str]) -> None:
+        """Refuse what was neither asked for nor is ``ignored``: it may change what the model computes."""
+        unknown = sorted(self.values.keys() - self.asked - set(ignored))
+        if unknown:
+            known = self.asked | set(ignored)
+            raise UserError(
+                f"{self.source}: the key {unknown[0]!r} is not known for this family and may change what it computes; "
+                f"{_near(unknown[0], known)}"
+            )
+
+    def _typed(self, key: str, default: Any, kinds: tuple[type, ...], noun: str) -> Any:
+        if not self.has(key):
+            if default is None:
+                raise UserError(f"{self.source}: the key {key!r} is missing; {_near(key, self.values)}")
+            return default
+        value = self.values[key]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            shown = repr(value)
+            raise UserError(f"{self.source}: {key} is {shown if len(shown) < 60 else shown[:57] + '...'}, but it should be {noun}")
+        return value
+
+
+def _near(key: str, known: Iterable[str]) -> str:
+    clause = nearest(key, known)
+    return clause if clause.startswith("did you mean") else "nothing there is named alike"

@@ -1,0 +1,29 @@
+"""The activations of qkv under the names that published configs use."""
+
+from __future__ import annotations
+
+INWARD = {
+    "relu": "relu",
+    "relu2": "relu2",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+    "sigmoid": "sigmoid",
+    "tanh": "tanh",
+    "linear": "identity",
+}
+
+OUTWARD = {
+    "relu": "relu",
+    "relu2": "relu2",
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_new",
+    "silu": "silu",
+    "sigmoid": "sigmoid",
+    "tanh": "tanh",
+    "identity": "linear",
+}

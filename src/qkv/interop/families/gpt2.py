@@ -1,0 +1,104 @@
+"""GPT-2 (Radford et al. 2019): pre-norm blocks, learned positions, q, k and v in one matrix, every matrix stored (in, out)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkv.interop.config import Config
+from qkv.interop.families.activations import INWARD, OUTWARD
+from qkv.interop.families.heads import language_model
+from qkv.interop.family import Family, Row
+from qkv.interop.ways import TRANSPOSED
+from qkv.spec.branches import Attention, FeedForward
+from qkv.spec.heads import Head
+from qkv.spec.model import Block, Model, Text
+from qkv.spec.parts import LayerNorm
+
+NAMES = (
+    Row("frontend.table", "transformer.wte.weight"),
+    Row("frontend.positions.table", "transformer.wpe.weight"),
+    Row("blocks.{i}.branches.0.norm.*", "transformer.h.{i}.ln_1.*"),
+    Row("blocks.{i}.branches.0.body.qkv.*", "transformer.h.{i}.attn.c_attn.*", TRANSPOSED),
+    Row("blocks.{i}.branches.0.body.output.*", "transformer.h.{i}.attn.c_proj.*", TRANSPOSED),
+    Row("blocks.{i}.branches.1.norm.*", "transformer.h.{i}.ln_2.*"),
+    Row("blocks.{i}.branches.1.body.up.*", "transformer.h.{i}.mlp.c_fc.*", TRANSPOSED),
+    Row("blocks.{i}.branches.1.body.down.*", "transformer.h.{i}.mlp.c_proj.*", TRANSPOSED),
+    Row("norm.*", "transformer.ln_f.*"),
+)
+
+
+def spec(config: Config, head: Head) -> Model:
+    """D = n_embd, n_layer blocks, n_head heads, n_inner features inside the feed-forward (4 D by default)."""
+    width = config.size("n_embd", 768)
+    norm = LayerNorm(eps=config.number("layer_norm_epsilon", 1e-5))
+    for key, only, meaning in FIXED:
+        config.fixed(key, only, meaning)
+    attention = Attention(num_heads=config.size("n_head", 12), dropout=config.number("attn_pdrop", 0.1))
+    hidden = config.size("n_inner", 4 * width)
+    feed_forward = FeedForward(hidden=hidden, activation=config.word("activation_function", "gelu_new", INWARD))
+    return Model(
+        width=width,
+        num_layers=config.layers("n_layer", 12),
+        context_length=config.size("n_positions", 1024),
+        frontend=Text(vocab_size=config.size("vocab_size", 50257), dropout=config.number("embd_pdrop", 0.1)),
+        blocks=(Block(branches=(attention, feed_forward), norm=norm, dropout=config.number("resid_pdrop", 0.1)),),
+        norm=norm,
+        head=head,
+        init_std=config.number("initializer_range", 0.02),
+    )
+
+
+FIXED = (
+    ("scale_attn_weights", True, "the scale of attention"),
+    ("scale_attn_by_inverse_layer_idx", False, "the scale of attention"),
+    ("add_cross_attention", False, "which branches a block has"),
+)
+
+
+def config(spec: Model) -> dict[str, Any] | None:
+    """The keys of ``spec`` where it is one of GPT-2's shape; ``spec`` of them is the judge."""
+    block = spec.layers[0] if spec.layers else None
+    match block:
+        case Block(branches=(Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm):
+            pass
+        case _:
+            return None
+    if not isinstance(spec.frontend, Text):
+        return None
+    return {
+        "n_embd": spec.width,
+        "n_layer": len(spec.layers),
+        "n_head": attention.num_heads,
+        "n_inner": feed_forward.hidden_at(spec.width),
+        "n_positions": spec.context_length,
+        "vocab_size": spec.frontend.vocab_size,
+        "activation_function": OUTWARD[feed_forward.activation],
+        "layer_norm_epsilon": norm.eps,
+        "embd_pdrop": spec.frontend.dropout,
+        "attn_pdrop": attention.dropout,
+        "resid_pdrop": block.dropout,
+        "initializer_range": spec.init_std,
+    }
+
+
+GPT2 = Family(
+    name="GPT-2",
+    model_types=("gpt2",),
+    architectures={"GPT2LMHeadModel": language_model(tied=True), "GPT2Model": language_model(tied=True)},
+    spec=spec,
+    config=config,
+    names=NAMES,
+    prefix="transformer.",
+    ignored={
+        "transformer.h.{i}.attn.bias": "a table of which positions are visible, which the mask says",
+        "transformer.h.{i}.attn.masked_bias": "a constant of old versions",
+    },
+    ignored_config={
+        **dict.fromkeys(
+            ("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
+            "of a head that this architecture does not have",
+        ),
+        "n_ctx": "the same as n_positions",
+        "reorder_and_upcast_attn": "how it is computed",
+    },
+)

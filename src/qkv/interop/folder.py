@@ -1,0 +1,134 @@
+"""A folder of the Hugging Face form, read with care: what a stranger put there can neither run nor lead out of it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from qkv.interop.config import Held
+from qkv.interop.places import INDEX, PICKLE, PICKLE_INDEX, WEIGHTS
+from qkv.interop.safetensors_file import Entry, entries
+from qkv.spec.errors import UserError
+
+_MOST_JSON = 256 << 20
+"""Bytes; the index of the largest published models has a few million."""
+
+
+class Stored(Protocol):
+    """A tensor that can be read, and what is known of it before."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its precision."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes."""
+        ...
+
+    @property
+    def numbers(self) -> int:
+        """How many there are in it."""
+        ...
+
+    def read(self) -> Tensor:
+        """The tensor, in memory of its own."""
+        ...
+
+
+class Unpickled:
+    """A tensor that came out of a pickle, with all the others of its file."""
+
+    def __init__(self, tensor: Tensor):
+        self.tensor = tensor
+        self.dtype, self.shape, self.numbers = tensor.dtype, tuple(tensor.shape), tensor.numel()
+
+    def read(self) -> Tensor:
+        """The tensor itself, in memory of its own."""
+        return self.tensor.clone()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The mapping in a JSON file. Raises ``UserError``."""
+    try:
+        if path.stat().st_size > _MOST_JSON:
+            raise UserError(f"{path} has {path.stat().st_size:,} bytes, which is no {path.name}")
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing") from None
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} should hold a mapping, and holds a {type(tree).__name__}")
+    return tree
+
+
+def stored_tensors(folder: Path, pickles: bool = False) -> dict[str, Stored]:
+    """Every tensor of the folder's weights by name: of one safetensors file or of the shards that an index lists.
+
+    ``pickles``: where there is no safetensors file, read ``pytorch_model.bin`` with ``weights_only``. Raises ``UserError``.
+    """
+    if (folder / WEIGHTS).is_file():
+        return {**entries(folder / WEIGHTS)}
+    if (folder / INDEX).is_file():
+        return _of_shards(folder, INDEX)
+    pickled = next((name for name in (PICKLE, PICKLE_INDEX) if (folder / name).is_file()), None)
+    if pickled is None:
+        raise UserError(f"{folder} holds no weights: neither {WEIGHTS} nor {INDEX}")
+    if not pickles:
+        raise UserError(
+            f"{folder} holds its weights as a pickle only ({pickled}), which qkv does not open unasked; give pickles=True (--pickles), "
+            "which reads tensors and nothing else, or convert them to safetensors"
+        )
+    files = [folder / PICKLE] if pickled == PICKLE else sorted(set(_listed(folder, PICKLE_INDEX).values()))
+    return {name: Unpickled(tensor) for file in files for name, tensor in _unpickled(file).items()}
+
+
+def _of_shards(folder: Path, index: str) -> dict[str, Stored]:
+    listed = _listed(folder, index)
+    found: dict[str, Stored] = {}
+    for file in sorted(set(listed.values())):
+        held: Mapping[str, Entry] = entries(file)
+        missing = next((name for name, where in listed.items() if where == file and name not in held), None)
+        if missing:
+            raise UserError(f"{folder / index} says that {missing!r} is in {file.name}, but it is not there")
+        twice = next((name for name in held if name in found), None)
+        if twice:
+            raise UserError(f"{folder}: the tensor {twice!r} is in more than one shard")
+        found.update(held)
+    return found
+
+
+def _listed(folder: Path, index: str) -> dict[str, Path]:
+    """The shard of each tensor. A shard lies in the folder itself, under a plain name."""
+    table = read_json(folder / index).get("weight_map")
+    if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
+        raise UserError(f"{folder / index} has no 'weight_map' from names to files")
+    for name in table.values():
+        if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+            raise UserError(f"{folder / index} names the shard {name!r}, which is outside of the folder; nothing was read from there")
+    return {tensor: folder / name for tensor, name in table.items()}
+
+
+def _unpickled(file: Path) -> dict[str, Tensor]:
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True, mmap=False)
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+        raise UserError(f"{file} cannot be read as tensors alone: {str(error).splitlines()[0]}") from None
+    if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        raise UserError(f"{file} holds something else than tensors by name")
+    return found
+
+
+def held_by(tensors: Mapping[str, Stored]) -> Held:
+    """How much there is, to be compared with what a config asks for."""
+    return Held(len(tensors), sum(tensor.numbers for tensor in tensors.values()))

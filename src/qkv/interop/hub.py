@@ -1,0 +1,40 @@
+"""A published name as a folder on this machine, through ``huggingface_hub``: its cache, its revisions, and ``HF_HUB_OFFLINE``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qkv.interop.places import CONFIG
+from qkv.spec.errors import UserError
+
+WANTED = ("*.json", "*.safetensors", "*.txt", "tokenizer.model", "spiece.model", "*.jinja")
+PICKLED = ("pytorch_model*.bin",)
+
+
+def fetch(name: str, revision: str | None = None, pickles: bool = False) -> Path:
+    """The folder that holds the files of ``name``, downloaded where they are not at hand. Raises ``UserError``."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    of = f" at revision {revision!r}" if revision else ""
+    try:
+        found = snapshot_download(name, revision=revision, allow_patterns=[*WANTED, *(PICKLED if pickles else ())])
+    except RevisionNotFoundError:
+        raise UserError(f"the published model {name!r} has no revision {revision!r}") from None
+    except (RepositoryNotFoundError, HFValidationError):
+        raise UserError(f"there is no folder {name!r} here and no published model of that name, or it asks for a login") from None
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled):
+        raise UserError(f"there is no folder {name!r} here, and {name!r}{of} is neither in the cache nor can it be fetched now") from None
+    except (HfHubHTTPError, OSError) as error:
+        raise UserError(f"the published model {name!r}{of} cannot be fetched: {str(error).splitlines()[0]}") from None
+    folder = Path(found)
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"the published model {name!r}{of} has no {CONFIG}, so it does not say what it is")
+    return folder

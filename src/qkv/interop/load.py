@@ -1,0 +1,252 @@
+"""A published checkpoint as a model of qkv's own parts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qkv.interop import hub
+from qkv.interop.config import Config
+from qkv.interop.family import Family, Match, choose, ignored_keys, matches, read_spec, reason_for, without_prefix
+from qkv.interop.folder import Stored, held_by, read_json, stored_tensors
+from qkv.interop.places import CONFIG, GENERATION, is_published, may_be_name
+from qkv.interop.registry import FAMILIES
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.generation import Generation
+from qkv.spec.model import Model
+from qkv.tokenizers.tokenizer import Tokenizer
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a folder of the Hugging Face form holds.
+
+    ``tokenizer`` is None where the folder has none, ``labels`` is empty where it names no classes. ``used`` counts tensors; ``ignored``
+    and ``ignored_config`` are pairs of a name and the reason why nothing was made of it.
+    """
+
+    folder: Path
+    family: str
+    architecture: str
+    model: Transformer
+    tokenizer: Tokenizer | None
+    sample: Generation
+    labels: tuple[str, ...]
+    used: int
+    ignored: tuple[tuple[str, str], ...]
+    ignored_config: tuple[tuple[str, str], ...]
+
+    @property
+    def spec(self) -> Model:
+        """What the model is."""
+        return self.model.spec
+
+
+def load_published(
+    source: str | Path, dtype: torch.dtype | str | None = None, revision: str | None = None, pickles: bool = False
+) -> Published:
+    """The checkpoint in a folder, or under a published name where no folder has that name.
+
+    ``dtype``: "fp32", "bf16", "fp16" or torch's; default: that of most numbers in the files. ``revision``: a branch, tag or commit of a
+    published name. ``pickles``: open ``pytorch_model.bin``, tensors alone, where nothing else is there. While loading, memory stays within
+    the weights and a few of their tensors. Raises ``UserError``.
+    """
+    folder = find_folder(source, revision, pickles)
+    stored = stored_tensors(folder, pickles)
+    config = Config(read_json(folder / CONFIG), str(folder / CONFIG), held_by(stored))
+    family, architecture = choose(FAMILIES, config)
+    model = _empty(read_spec(family, architecture, config), folder)
+    ignored = fill(model, family, architecture, stored, _precision(dtype, stored), str(folder))
+    tokenizer = _tokenizer(folder)
+    return Published(
+        folder,
+        family.name,
+        architecture,
+        model.eval(),
+        tokenizer,
+        _sample(folder, tokenizer),
+        labels_of(config),
+        len(stored) - len(ignored),
+        tuple(ignored),
+        tuple(ignored_keys(family, config)),
+    )
+
+
+def find_folder(source: str | Path, revision: str | None = None, pickles: bool = False) -> Path:
+    """``source`` if it is a folder, else the folder into which the published model of that name is fetched. Raises ``UserError``."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        if not is_published(folder):
+            raise UserError(f"{folder} holds no published checkpoint: there is no {CONFIG}")
+        if revision:
+            raise UserError(f"{folder} is a folder here, and only published names have revisions")
+        return folder
+    if folder.exists():
+        raise UserError(f"{folder} is a file; name the folder that holds it, or a published model")
+    if not may_be_name(str(source)):
+        raise UserError(f"there is no folder {str(source)!r}, and it is not the form of a published name ('gpt2', 'owner/name')")
+    return hub.fetch(str(source), revision, pickles)
+
+
+def _empty(spec: Model, folder: Path) -> Transformer:
+    """The module with no memory behind it."""
+    try:
+        with torch.device("meta"):
+            return Transformer(spec)
+    except (RuntimeError, OverflowError) as error:
+        raise UserError(f"{folder / CONFIG} asks for sizes that no tensor can have: {str(error).splitlines()[0]}") from None
+
+
+def fill(
+    model: nn.Module, family: Family, architecture: str, stored: Mapping[str, Stored], dtype: torch.dtype | None, source: str
+) -> list[tuple[str, str]]:
+    """Give ``model`` its tensors, one after another; the (name, reason) of those that were ignored. ``dtype`` None: as stored.
+
+    Raises ``UserError`` for a tensor that is missing, unexpected, or of another shape than the config says.
+    """
+    rows, reasons = family.rows(architecture), {**family.ignored, **family.architectures[architecture].ignored}
+    if family.prefix and not any(name.startswith(family.prefix) for name in stored):
+        rows = without_prefix(family, rows)
+        reasons = {name.removeprefix(family.prefix): reason for name, reason in reasons.items()}
+    found = matches(model, rows)
+    places = _places(model)
+    first, tied = _shared(model, found)
+    ignored = _ignored(stored, first, tied, reasons, source)
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    for match in first:
+        _check(match, shapes[match.ours], stored, source)
+    for match in first:
+        tensor = match.way.inward([_cast(stored[name].read(), dtype) for name in match.theirs], match.cut)
+        _place(places[match.ours], tensor)
+    _check_tied(model, tied, stored, dtype, source)
+    return ignored
+
+
+def _shared(model: nn.Module, found: Sequence[Match]) -> tuple[list[Match], list[Match]]:
+    """(one match for each tensor, the other names of those that are shared)."""
+    tensors, seen = model.state_dict(keep_vars=True), set[int]()
+    first, others = list[Match](), list[Match]()
+    for match in found:
+        (others if id(tensors[match.ours]) in seen else first).append(match)
+        seen.add(id(tensors[match.ours]))
+    return first, others
+
+
+def _ignored(
+    stored: Mapping[str, Stored], first: Sequence[Match], tied: Sequence[Match], reasons: Mapping[str, str], source: str
+) -> list[tuple[str, str]]:
+    wanted = {name for match in first for name in match.theirs}
+    again = {name for match in tied for name in match.theirs} - wanted
+    ignored, unexpected = list[tuple[str, str]](), list[str]()
+    for name in sorted(stored.keys() - wanted):
+        reason = "shared with another tensor, and equal to it" if name in again else reason_for(name, reasons)
+        if reason is None:
+            unexpected.append(name)
+        else:
+            ignored.append((name, reason))
+    missing = sorted(wanted - stored.keys())
+    if missing:
+        raise UserError(f"{source} lacks the tensor {missing[0]!r}{_more(missing)}, which its config asks for; {_near(missing[0], stored)}")
+    if unexpected:
+        expected = _near(unexpected[0], wanted)
+        raise UserError(f"{source} holds the tensor {unexpected[0]!r}{_more(unexpected)}, which nothing of its config reads; {expected}")
+    return ignored
+
+
+def _more(names: Sequence[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def _near(name: str, known: Mapping[str, Any] | set[str]) -> str:
+    clause = nearest(name, known)
+    return clause if clause.startswith("did you mean") else "no name there is close to it"
+
+
+def _check(match: Match, shape: torch.Size, stored: Mapping[str, Stored], source: str) -> None:
+    parts = match.way.outward(torch.empty(shape, device="meta"), match.cut)
+    for name, part in zip(match.theirs, parts, strict=True):
+        if stored[name].shape != tuple(part.shape):
+            given = f"{list(stored[name].shape)}, but its config asks for {list(part.shape)}"
+            raise UserError(f"{source}: the tensor {name!r} has the shape {given}")
+
+
+def _check_tied(model: nn.Module, tied: Sequence[Match], stored: Mapping[str, Stored], dtype: torch.dtype | None, source: str) -> None:
+    """A file may hold a shared tensor under each of its names, but only once as numbers."""
+    for match in tied:
+        for name, part in zip(match.theirs, match.way.outward(model.state_dict()[match.ours], match.cut), strict=True):
+            if name in stored and not torch.equal(_cast(stored[name].read(), dtype), part):
+                raise UserError(f"{source}: the config says that {name!r} is shared with another tensor, but their numbers differ")
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+Place = tuple[nn.Module, str]
+
+
+def _places(model: nn.Module) -> dict[str, list[Place]]:
+    """Every place of each tensor, by each of its names: those of a shared one are the same."""
+    by_tensor: dict[int, list[Place]] = {}
+    names = model.state_dict(keep_vars=True)
+    for name, tensor in names.items():
+        owner, _, leaf = name.rpartition(".")
+        by_tensor.setdefault(id(tensor), []).append((model.get_submodule(owner), leaf))
+    return {name: by_tensor[id(tensor)] for name, tensor in names.items()}
+
+
+def _place(places: Sequence[Place], tensor: Tensor) -> None:
+    owner, leaf = places[0]
+    value = nn.Parameter(tensor) if leaf in owner._parameters else tensor
+    for owner, leaf in places:
+        setattr(owner, leaf, value)
+
+
+def _precision(dtype: torch.dtype | str | None, stored: Mapping[str, Stored]) -> torch.dtype:
+    if isinstance(dtype, str):
+        if dtype not in PRECISIONS:
+            raise UserError(f"there is no precision {dtype!r}; {nearest(dtype, PRECISIONS)}")
+        return PRECISIONS[dtype]
+    if dtype is not None:
+        return dtype
+    numbers = Counter[torch.dtype]()
+    for tensor in stored.values():
+        if tensor.dtype.is_floating_point:
+            numbers[tensor.dtype] += tensor.numbers
+    return numbers.most_common(1)[0][0] if numbers else torch.float32
+
+
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    """None where the folder has no file of one. Raises ``UserError`` for one that cannot be used."""
+    files = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "spm.model")
+    return Tokenizer.load(folder) if any((folder / name).is_file() for name in files) else None
+
+
+def labels_of(config: Config) -> tuple[str, ...]:
+    """The names of the classes, by their number; empty where the config names none."""
+    named = config.table("id2label").values
+    return tuple(str(named[key]) for key in sorted(named, key=int)) if all(key.isdecimal() for key in named) else ()
+
+
+def _sample(folder: Path, tokenizer: Tokenizer | None) -> Generation:
+    """How its makers let it write: greedily, where they do not say that it draws. It stops at the end-of-text token."""
+    said = Config(read_json(folder / GENERATION), str(folder / GENERATION)) if (folder / GENERATION).is_file() else Config({})
+    draws = said.flag("do_sample", False)
+    end = tokenizer.specials.get("eos") if tokenizer else None
+    piece = tokenizer.core.id_to_token(end) if tokenizer and end is not None else None
+    return Generation(
+        temperature=said.number("temperature", 1.0) if draws else 0.0,
+        top_k=(said.integer("top_k", 0) or None) if draws else None,
+        top_p=said.number("top_p", 1.0) if draws and said.has("top_p") else None,
+        repetition_penalty=said.number("repetition_penalty", 1.0),
+        stop=(piece,) if piece else (),
+    )

@@ -1,0 +1,38 @@
+"""A spec with every default written out, so that two ways of writing one model are equal."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from qkv.spec.branches import Branch, DotProduct, FeedForward, GatedFeedForward
+from qkv.spec.model import Block, Model, Stack, Text
+
+
+def normal(spec: Model) -> Model:
+    """``spec`` with its blocks unrolled and its sizes as numbers, without what only decides how it is trained."""
+    plain = _stack(spec, spec.width)
+    return plain.changed(encoder=_stack(spec.encoder, spec.width) if spec.encoder else None, init_std=0.02)
+
+
+S = TypeVar("S", bound=Stack)
+
+
+def _stack(spec: S, width: int) -> S:
+    blocks = tuple(_block(block, width) for block in spec.layers)
+    frontend = spec.frontend.changed(vectors=None, dropout=0.0) if isinstance(spec.frontend, Text) else spec.frontend
+    return spec.changed(num_layers=len(blocks) or None, blocks=blocks, frontend=frontend)
+
+
+def _block(block: Block, width: int) -> Block:
+    return block.changed(branches=tuple(_branch(branch, width) for branch in block.branches), dropout=0.0, drop_path=0.0)
+
+
+def _branch(branch: Branch, width: int) -> Branch:
+    match branch:
+        case DotProduct():
+            head_dim, value_dim = branch.dims(width)
+            return branch.changed(head_dim=head_dim, value_dim=value_dim, num_kv_heads=branch.kv_heads, dropout=0.0)
+        case FeedForward() | GatedFeedForward():
+            return branch.changed(hidden=branch.hidden_at(width), dropout=0.0)
+        case _:
+            return branch

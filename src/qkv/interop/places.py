@@ -1,0 +1,22 @@
+"""The files of a folder of the Hugging Face form, and what may be a published name. Needs no torch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def is_published(folder: Path) -> bool:
+    """True if ``folder`` looks like one of the Hugging Face form."""
+    return (folder / CONFIG).is_file()
+
+
+def may_be_name(text: str) -> bool:
+    """True if ``text`` has the form of a published name, "gpt2" or "owner/name", and does not point into a folder that is here."""
+    owner, slash, _ = text.partition("/")
+    return bool(_NAME.fullmatch(text)) and not (slash and Path(owner).exists())

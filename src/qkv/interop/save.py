@@ -1,0 +1,127 @@
+"""A model of qkv as a folder of the Hugging Face form, which the transformers library and serving engines open."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from qkv.interop.config import Config
+from qkv.interop.family import Family, matches, read_spec
+from qkv.interop.normal import normal
+from qkv.interop.places import CONFIG, GENERATION, TOKENIZER_CONFIG, WEIGHTS
+from qkv.interop.registry import FAMILIES
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError
+from qkv.spec.model import Model
+from qkv.tokenizers.files import write_whole
+from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
+
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float64: "float64"}
+
+
+class Covering(NamedTuple):
+    """The family and architecture that a spec is one of, and the config that says so."""
+
+    family: Family
+    architecture: str
+    config: dict[str, Any]
+
+
+def covering(spec: Model) -> Covering | None:
+    """The published family whose config gives exactly this spec; None if there is none."""
+    for family in FAMILIES:
+        body = family.config(spec)
+        if body is None:
+            continue
+        for name, architecture in family.architectures.items():
+            head = architecture.config(spec.head)
+            if head is None:
+                continue
+            config = {"model_type": family.model_types[0], "architectures": [name], **body, **head}
+            if _gives(family, name, config, spec):
+                return Covering(family, name, config)
+    return None
+
+
+def _gives(family: Family, architecture: str, config: dict[str, Any], spec: Model) -> bool:
+    """True if reading the config back is the same model; what a config cannot say would be lost silently."""
+    try:
+        found = read_spec(family, architecture, Config(config))
+    except UserError:
+        return False
+    return normal(found) == normal(spec)
+
+
+def save_published(model: Transformer, folder: str | Path, tokenizer: Tokenizer | None = None, labels: Sequence[str] = ()) -> Covering:
+    """Write config.json, model.safetensors, generation_config.json and, given a tokenizer, its files; what family it is.
+
+    Raises ``UserError`` where no published family is this model, or the folder cannot be written.
+    """
+    found = covering(model.spec)
+    if found is None:
+        kinds = ", ".join(family.name for family in FAMILIES)
+        raise UserError(f"no published family that qkv knows is this model, so nobody else could open it; known: {kinds}")
+    folder = Path(folder).expanduser()
+    config = {**found.config, **_about(model, tokenizer, labels)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_tensors(folder / WEIGHTS, published_tensors(model, found.family, found.architecture))
+        _write_json(folder / CONFIG, config)
+        _write_json(folder / GENERATION, {key: value for key, value in config.items() if key.endswith("_token_id")})
+        if tokenizer is not None:
+            tokenizer.save(folder / FILE_NAME)
+            _write_json(folder / TOKENIZER_CONFIG, tokenizer_config(tokenizer, model.spec))
+    except OSError as error:
+        raise UserError(f"the folder {folder} cannot be written: {error.strerror or error}") from None
+    return found
+
+
+def published_tensors(model: nn.Module, family: Family, architecture: str, gradients: bool = False) -> dict[str, Tensor]:
+    """Every tensor of the model, or the gradient of each, under the name that the family gives it; one that is shared once."""
+    tensors, found, seen = model.state_dict(keep_vars=True), dict[str, Tensor](), set[int]()
+    for match in matches(model, family.rows(architecture)):
+        tensor = tensors[match.ours]
+        value = tensor.grad if gradients else tensor.detach()
+        if id(tensor) not in seen and value is not None:
+            seen.add(id(tensor))
+            found.update(zip(match.theirs, match.way.outward(value, match.cut), strict=True))
+    return found
+
+
+def _about(model: nn.Module, tokenizer: Tokenizer | None, labels: Sequence[str]) -> dict[str, Any]:
+    """What a config says beside the model itself."""
+    first = next(model.parameters())
+    found: dict[str, Any] = {"torch_dtype": _NAMES.get(first.dtype, "float32")}
+    if tokenizer is not None:
+        found |= {f"{role}_token_id": tokenizer.specials[role] for role in ("bos", "eos", "pad") if role in tokenizer.specials}
+    if labels:
+        found |= {"id2label": {str(i): label for i, label in enumerate(labels)}, "label2id": {label: i for i, label in enumerate(labels)}}
+    return found
+
+
+def tokenizer_config(tokenizer: Tokenizer, spec: Model) -> dict[str, Any]:
+    """What the transformers library reads beside tokenizer.json: the class that takes any, and the special tokens by role."""
+    roles = {f"{role}_token": tokenizer.core.id_to_token(index) for role, index in tokenizer.specials.items()}
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": spec.context_length, **roles}
+
+
+def _write_json(path: Path, tree: dict[str, Any]) -> None:
+    write_whole(path, (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.touch()
+        mode = partial.stat().st_mode
+        save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, partial, {"format": "pt"})
+        partial.chmod(mode)  # safetensors makes its files readable by their owner alone
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,33 @@
+"""A published checkpoint seen as a run: what its recipe says, and what nobody said."""
+
+from __future__ import annotations
+
+from qkv.interop.load import Published
+from qkv.spec.data import Data
+from qkv.spec.model import Model
+from qkv.spec.recipe import Recipe
+from qkv.spec.tasks import MaskedTokens, NextToken, Task, Translation
+from qkv.spec.tokenizers import TokenizerFile
+
+NOT_SAID = "not said"
+"""The source of data that a checkpoint was trained on, where it does not say; give another to train or measure it."""
+
+
+def recipe_of(found: Published) -> Recipe:
+    """The recipe of a run that begins with this checkpoint: its model, its tokenizer, and the task that its head is for."""
+    return Recipe(
+        name=found.folder.name,
+        description=f"{found.family}, published as {found.architecture}",
+        data=Data(source=NOT_SAID, tokenizer=TokenizerFile(path=str(found.folder))),
+        model=found.spec,
+        task=_task(found.spec),
+        sample=found.sample,
+    )
+
+
+def _task(spec: Model) -> Task:
+    if spec.encoder is not None:
+        return Translation()
+    if spec.head.kind == "language_model":
+        return NextToken() if spec.causal else MaskedTokens()
+    return next(task for task in Task.kinds().values() if task.head == spec.head.kind and task.reads == "examples")()

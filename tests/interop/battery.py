@@ -1,0 +1,131 @@
+"""Both libraries side by side: one random checkpoint, read by both, and the same rows given to both."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from tests.interop.cases.case import Case
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.interop.family import Family
+from qkv.interop.load import Published, load_published
+from qkv.interop.registry import FAMILIES
+from qkv.models.transformer import Transformer
+
+_FOLDER = Path(__file__).parent / "cases"
+
+
+def every_case() -> list[Case]:
+    """Those of every family, in the order of their files."""
+    names = sorted(path.stem for path in _FOLDER.glob("*.py") if path.stem != "case")
+    return [case for name in names for case in importlib.import_module(f"tests.interop.cases.{name}").CASES]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A case, the model of the transformers library, the folder that it wrote, and what qkv read there."""
+
+    case: Case
+    theirs: Any
+    folder: Path
+    published: Published
+    rows: list[list[int]]
+    targets: list[list[int]]
+    """What an encoder–decoder's decoder reads."""
+
+    @property
+    def ours(self) -> Transformer:
+        return self.published.model
+
+    @property
+    def family(self) -> Family:
+        return next(family for family in FAMILIES if family.name == self.published.family)
+
+
+def made(case: Case, folder: Path) -> Pair:
+    """The pair of a case. No weight keeps its initial value: a norm of ones or a bias of zeros would hide a wrong name."""
+    generator = torch.Generator().manual_seed(sum(map(ord, case.name)))
+    case.config._attn_implementation = "eager"
+    theirs = case.model(case.config).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    theirs.tie_weights()
+    theirs.save_pretrained(folder)
+    published = load_published(folder)
+    highest = published.spec.vocab_size or 0
+    rows = [torch.randint(4, highest, (length,), generator=generator).tolist() for length in case.lengths]
+    targets = [torch.randint(4, highest, (max(1, 7 - i),), generator=generator).tolist() for i, _ in enumerate(rows)]
+    return Pair(case, theirs, folder, published, rows, targets)
+
+
+def padded(rows: Sequence[Sequence[int]], left: bool = False) -> tuple[Tensor, Tensor]:
+    """(ids, which are real), each (B, N)."""
+    longest = max(map(len, rows))
+    ids, real = torch.ones(len(rows), longest, dtype=torch.long), torch.zeros(len(rows), longest, dtype=torch.long)
+    for i, row in enumerate(rows):
+        where = slice(longest - len(row), None) if left else slice(len(row))
+        ids[i, where], real[i, where] = torch.tensor(row), 1
+    return ids, real
+
+
+def our_answer(pair: Pair) -> Tensor:
+    """What qkv's model says of the rows, padded on the right: (B, N, C), or (B, C) of a head that pools."""
+    ids, real = padded(pair.rows)
+    lengths = real.sum(1)
+    if pair.ours.encoder is None:
+        return pair.ours(ids, lengths=lengths)[0]
+    targets, there = padded(pair.targets)
+    return pair.ours(targets, lengths=there.sum(1), memory=pair.ours.encode(ids, lengths))[0]
+
+
+def their_answer(pair: Pair, left: bool = False) -> Tensor:
+    """The same of the transformers library; rows padded on the left are moved to where ours are."""
+    ids, real = padded(pair.rows, left)
+    given: dict[str, Tensor] = {"input_ids": ids, "attention_mask": real}
+    if pair.ours.encoder is not None:
+        targets, there = padded(pair.targets)
+        given |= {"decoder_input_ids": targets, "decoder_attention_mask": there}
+    elif left and "position_ids" in inspect.signature(pair.theirs.forward).parameters:
+        given["position_ids"] = (real.cumsum(1) - 1).clamp(min=0)
+    found = pair.theirs(**given)
+    answer = found.logits if "logits" in found else torch.stack((found.start_logits, found.end_logits), -1)
+    return moved(answer, real) if left else answer
+
+
+def moved(answer: Tensor, real: Tensor) -> Tensor:
+    """(B, N, C) with what stands at the right of each row brought to its left."""
+    out = torch.zeros_like(answer)
+    for i, count in enumerate(real.sum(1).tolist()):
+        out[i, :count] = answer[i, real.shape[1] - count :]
+    return out
+
+
+def answered(pair: Pair, answer: Tensor) -> Tensor:
+    """The answers at real positions, (…, C)."""
+    if answer.dim() == 2:
+        return answer
+    _, real = padded(pair.rows if pair.ours.encoder is None else pair.targets)
+    return answer[real.bool()]
+
+
+def loss(pair: Pair, answer: Tensor) -> Tensor:
+    """A cross-entropy and a linear function of the answers, so that every number of them counts."""
+    logits = answered(pair, answer).float()
+    generator = torch.Generator().manual_seed(7)
+    chosen = torch.randint(0, logits.shape[-1], logits.shape[:-1], generator=generator)
+    weights = torch.randn(logits.shape, generator=generator)
+    return F.cross_entropy(logits, chosen) + (logits * weights).mean()
+
+
+def stored(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of a folder's one file."""
+    return load_file(folder / "model.safetensors")

@@ -1,0 +1,23 @@
+"""What a family's list of cases is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Case:
+    """A class of the transformers library and the config that it is built from, of small and unusual sizes.
+
+    ``lengths``: of the rows of a batch (of the sources, for an encoder–decoder).   ``steps``: tokens that decoders write.
+    """
+
+    name: str
+    model: type[Any]
+    config: Any
+    lengths: tuple[int, ...] = (9, 1, 5)
+    steps: int = 64
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,98 @@
+"""Every family against the transformers library, by registration: random checkpoints of unusual sizes, read by both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.interop.battery import Pair, answered, every_case, loss, made, our_answer, padded, stored, their_answer
+
+from qkv.generation.sample import generate
+from qkv.interop.load import load_published
+from qkv.interop.registry import FAMILIES
+from qkv.interop.save import published_tensors, save_published
+from qkv.spec.generation import Generation
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers")
+
+
+@pytest.fixture(scope="module", params=every_case(), ids=str)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return made(request.param, tmp_path_factory.mktemp(request.param.name))
+
+
+def test_every_family_has_cases() -> None:
+    shown = {case.config.model_type for case in every_case()}
+    missing = {name for family in FAMILIES for name in family.model_types} - shown
+    assert not missing
+
+
+def test_the_logits_are_equal(pair: Pair, record_property: Any) -> None:
+    with torch.no_grad():
+        ours, theirs = answered(pair, our_answer(pair)), answered(pair, their_answer(pair))
+    error = float((ours - theirs).abs().max() / theirs.abs().max())
+    record_property("error", error)
+    print(f"{pair.case}: largest difference {error:.1e} of the largest logit")
+    assert error < 1e-4
+
+
+def test_padding_on_the_left_changes_nothing(pair: Pair) -> None:
+    if pair.ours.encoder is not None or not pair.published.spec.decodes:
+        pytest.skip("only decoders are padded on the left")
+    with torch.no_grad():
+        ours, theirs = answered(pair, our_answer(pair)), answered(pair, their_answer(pair, left=True))
+    assert float((ours - theirs).abs().max() / theirs.abs().max()) < 1e-4
+
+
+def test_greedy_tokens_are_equal(pair: Pair) -> None:
+    if not pair.theirs.can_generate() or pair.ours.encoder is not None:
+        pytest.skip("only decoders write on")
+    ids, real = padded(pair.rows, left=True)
+    steps = pair.case.steps
+    theirs = pair.theirs.generate(ids, attention_mask=real, max_new_tokens=steps, do_sample=False, pad_token_id=0, eos_token_id=None)
+    ours = generate(pair.ours, pair.rows, Generation(max_new_tokens=steps, temperature=0.0))
+    assert ours == theirs[:, ids.shape[1] :].tolist()
+
+
+def test_loss_and_every_gradient_are_equal(pair: Pair) -> None:
+    """A gradient takes the way of its weight, so the name table compares them."""
+    ours, theirs = loss(pair, our_answer(pair)), loss(pair, their_answer(pair))
+    assert float((ours - theirs).detach().abs()) < 1e-4 * max(1.0, float(theirs.detach().abs()))
+    ours.backward()
+    theirs.backward()
+    with torch.no_grad():
+        tensors = published_tensors(pair.ours, pair.family, pair.published.architecture, gradients=True)
+    named = dict(pair.theirs.named_parameters())
+    compared = 0
+    for name, gradient in tensors.items():
+        if name in named and named[name].grad is not None:
+            wanted = named[name].grad
+            scale = wanted.abs().max().clamp(min=1e-6)
+            assert float((gradient - wanted).abs().max() / scale) < 1e-3, name
+            compared += 1
+    pair.ours.zero_grad()
+    pair.theirs.zero_grad()
+    assert compared == len([p for p in named.values() if p.requires_grad])
+
+
+def test_saved_and_loaded_by_the_other_library(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("saved")
+    save_published(pair.ours, folder)
+    again, info = type(pair.theirs).from_pretrained(folder, output_loading_info=True, attn_implementation="eager")
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    state = again.eval().state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in pair.theirs.state_dict().items())
+    with torch.no_grad():
+        before, after = their_answer(pair), their_answer(Pair(pair.case, again, folder, pair.published, pair.rows, pair.targets))
+    assert torch.equal(answered(pair, before), answered(pair, after))
+
+
+def test_the_round_trip_is_bit_equal(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("round")
+    save_published(pair.ours, folder)
+    first, second = stored(pair.folder), stored(folder)
+    ignored = {name for name, _ in pair.published.ignored}
+    assert second.keys() == first.keys() - ignored
+    assert all(torch.equal(first[name], tensor) for name, tensor in second.items())
+    assert load_published(folder).spec == pair.published.spec
