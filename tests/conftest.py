@@ -38,6 +38,12 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests on real data run where ``QKV_DATA`` names its folder."""
+    if item.get_closest_marker("data") and not os.environ.get("QKV_DATA"):
+        pytest.skip("QKV_DATA names no folder of real data")
+
+
 class NetworkBlocked(RuntimeError):
     """A test reached for another machine."""
 
