@@ -82,7 +82,7 @@ def attention(part: Attention, at: Setting) -> Share:
     key_width, value_width = part.dims(at.width)
     projected = part.num_heads * key_width + part.kv_heads * (key_width + value_width)
     before = linear(at.width, projected, part.bias, at, saved=at.input)
-    after = last(linear(part.num_heads * value_width, at.width, part.bias, at))
+    after = last(linear(part.num_heads * value_width, at.width, part.ends_with_bias, at))
     scores = scores_of(part, at)
     return before + after + _projected(part, at, scores) + _scored(part, at, scores) + _relative(part, at) + _remembered(part, at)
 

@@ -51,7 +51,7 @@ def cross_attention(part: cross.CrossAttention, at: Setting) -> Share:
         step_calls=20,
     )
     before = linear(at.width, heads * key_width, part.bias, at, at.input) + _mapped(shared * (key_width + value_width), part.bias, at)
-    return before + _normed(part, at) + scores + last(linear(heads * value_width, at.width, part.bias, at))
+    return before + _normed(part, at) + scores + last(linear(heads * value_width, at.width, part.ends_with_bias, at))
 
 
 def _normed(part: cross.CrossAttention, at: Setting) -> Share:

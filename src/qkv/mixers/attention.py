@@ -40,7 +40,7 @@ class Attention(Branch):
         self.head_dim, self.value_dim = part.dims(width)
         self.sizes = (self.num_heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim)
         self.qkv = Linear(width, sum(self.sizes), bias=part.bias)
-        self.output = Linear(self.num_heads * self.value_dim, width, bias=part.bias)
+        self.output = Linear(self.num_heads * self.value_dim, width, bias=part.ends_with_bias)
         self.query_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
         self.key_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
         self.relative = build_relative(part, width)

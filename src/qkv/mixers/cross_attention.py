@@ -44,7 +44,7 @@ class CrossAttention(Branch):
         self.sizes = (part.kv_heads * self.head_dim, part.kv_heads * self.value_dim)
         self.query = Linear(width, part.num_heads * self.head_dim, bias=part.bias)
         self.memory = Linear(width, sum(self.sizes), bias=part.bias)
-        self.output = Linear(part.num_heads * self.value_dim, width, bias=part.bias)
+        self.output = Linear(part.num_heads * self.value_dim, width, bias=part.ends_with_bias)
         self.query_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
         self.key_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
         self.scale = 1.0 / (part.temperature * self.head_dim**0.5)

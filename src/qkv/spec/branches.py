@@ -57,6 +57,7 @@ class DotProduct(Branch):
     value_dim: int | None = Field(default=None, gt=0, description="default: head_dim")
     temperature: float = Field(default=1.0, gt=0)
     bias: bool = True
+    output_bias: bool | None = Field(default=None, description="of the map that ends it; default: as bias")
     qk_norm: SwitchedNorm = Field(default=NoNorm(), description="of each query and key over its head width; true is rms_norm")
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
@@ -69,6 +70,11 @@ class DotProduct(Branch):
         """(Dk, Dv) at a model width."""
         head_dim = self.head_dim or width // self.num_heads
         return head_dim, self.value_dim or head_dim
+
+    @property
+    def ends_with_bias(self) -> bool:
+        """True if the map that ends it has a bias."""
+        return self.bias if self.output_bias is None else self.output_bias
 
     @property
     def norms_heads(self) -> bool:
