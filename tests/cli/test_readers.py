@@ -45,7 +45,7 @@ def test_evaluate_refuses(qkv: Call, run: Path, args: list[str], sentence: str) 
 def test_info_shows_the_installation(qkv: Call, cache_folder: Path) -> None:
     said = qkv("info")
     assert said.code == 0
-    for words in ("qkv", "Python", "torch", "threads", "QKV_DATA", str(cache_folder), "python-docs"):
+    for words in ("qkv", "Python", "torch", "threads", "QKV_DATA", str(cache_folder), "python-docs", "multi30k-en-de"):
         assert words in said.out
 
 

@@ -69,14 +69,19 @@ def _stored(folder: Path) -> str:
 
 
 def _data_sets() -> str:
-    """The known names, those marked that are on this machine."""
+    """The known names, and of those that are not on this machine whether they can be had."""
     from qkv.data.cache import cache_folder
     from qkv.data.named import KNOWN, NAMES
+    from qkv.data.records.named import TABLES
 
     folders = [Path(os.environ["QKV_DATA"])] if os.environ.get("QKV_DATA") else []
     folders.append(cache_folder() / "data")
-    at_hand = {name for name in NAMES if name not in KNOWN or any((folder / name).is_dir() for folder in folders)}
-    return ", ".join(name if name in at_hand else f"{name} (to be downloaded)" for name in NAMES)
+    told = []
+    for name in (*NAMES, *TABLES):
+        here = (name not in KNOWN and name not in TABLES) or any((folder / name).is_dir() for folder in folders)
+        files = [file for split in TABLES[name].splits.values() for file in split] if name in TABLES else []
+        told.append(name if here else f"{name} (to be downloaded)" if all(file.url for file in files) else f"{name} (not here)")
+    return ", ".join(told)
 
 
 def _run(folder: Path) -> list[tuple[str, Any]]:
