@@ -119,6 +119,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("ALiBi rewards distance", ATTENTION, result(positions, "alibi_slopes", torch.neg)),
     Mutant("ALiBi heads reversed", ATTENTION, result(positions, "alibi_slopes", lambda m: m.flip(0))),
     Mutant("K/V heads of the wrong group", ATTENTION, argument(attention, "attention", 1, lambda k: k.roll(1, 1))),
+    Mutant("soft cap of the scores dropped", ATTENTION, problem(lambda p: replace(p, softcap=None))),
+    Mutant("soft cap of the scores twice as high", ATTENTION, problem(lambda p: replace(p, softcap=p.softcap and 2 * p.softcap))),
     Mutant("top k keeps one more", ("top k",), problem(lambda p: replace(p, top_k=p.top_k and p.top_k + 1))),
     Mutant("top k keeps all", ("top k",), problem(lambda p: replace(p, top_k=None))),
     Mutant("distances turned round", LEARNED, instead(relative, "clipped_distances", lambda f: lambda i, j, reach: f(-i, -j, reach))),

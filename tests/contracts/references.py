@@ -102,8 +102,10 @@ def attention(m: Any, x: Tensor) -> Tensor:
                     turn = isinstance(part.relative, Rope)
                     dot = float(turned(q, i, part.relative) @ turned(k, j, part.relative) if turn else q @ k)
                     slope = 2.0 ** (-8.0 * (h + 1) / heads) if isinstance(part.relative, Alibi) else 0.0
-                    dot += float((q * learned.key(j - i)).sum())
-                    scores.append(dot / (part.temperature * math.sqrt(dk)) - slope * (i - j) + learned.score(j - i))
+                    scale = 1 / (part.temperature * math.sqrt(dk))
+                    score = scale * dot if part.softcap is None else part.softcap * math.tanh(scale * dot / part.softcap)
+                    score += scale * float((q * learned.key(j - i)).sum())
+                    scores.append(score - slope * (i - j) + learned.score(j - i))
                     value = rows[j][(heads + groups) * dk + g * dv : (heads + groups) * dk + (g + 1) * dv]
                     values.append(value + learned.value(j - i, value))
                 kept = sorted(scores, reverse=True)[: part.top_k]

@@ -33,6 +33,7 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
         mask=MASKS,
         relative=RELATIVES,
         top_k=st.sampled_from([None, 3]),
+        softcap=st.sampled_from([None, 2.0]),
         bias=st.booleans(),
         qk_norm=HEAD_NORMS,
     ),

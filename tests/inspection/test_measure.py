@@ -98,6 +98,13 @@ def test_blocks(block: Block) -> None:
     assert_close(errors(model_of(**SIZES, blocks=(block,))))
 
 
+@pytest.mark.parametrize(("length", "precision"), [(128, "fp32"), (128, "bf16"), (700, "fp32")])
+def test_a_soft_cap_keeps_the_scores(length: int, precision: str) -> None:
+    part = branch.Attention(num_heads=4, num_kv_heads=2, softcap=5.0, relative=parts.Rope())
+    found = errors(model_of(part, branch.FeedForward(), **{**SIZES, "context_length": length, "num_layers": 2}), precision=precision)
+    assert abs(found["peak memory, training step"]) <= 0.1
+
+
 @pytest.mark.parametrize("path", ["sdpa", "sdpa, oneDNN", "tiled"])
 @pytest.mark.parametrize("shared", [None, 2])
 def test_every_path_of_attention(path: str, shared: int | None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,7 @@ class Case:
     added: bool = False
     top_k: int | None = None
     values: bool = False
+    softcap: float | None = None
 
     @property
     def keys(self) -> int:
@@ -70,7 +71,7 @@ class Case:
         places = sites(self.sites, self.queries, self.keys)
         added = random(1, self.heads[0], self.queries, self.keys) if self.added else None
         values = RelativeValues(random(5, self.widths[1]), clipped_distances(places.query, places.key, 2)) if self.values else None
-        return Problem(MASKS[self.mask], places, self.widths[0] ** -0.5, slopes, self.dropout, added, self.top_k, values)
+        return Problem(MASKS[self.mask], places, self.widths[0] ** -0.5, slopes, self.dropout, added, self.top_k, values, self.softcap)
 
     def inputs(self, dtype: torch.dtype = torch.float64, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, N, Dk), k (B, G, M, Dk), v (B, G, M, Dv)."""
@@ -160,7 +161,10 @@ def one_query(q: Tensor, keys: Tensor, values: Tensor, problem: Problem, where: 
         if j < 0 or not sees(problem.mask, row, head, i, j) or other_document(places, row, n, m):
             continue
         slope = 0.0 if problem.slopes is None else float(problem.slopes[head])
-        score = problem.scale * (q * keys[m]).sum() - slope * (i - j)
+        score = problem.scale * (q * keys[m]).sum()
+        if problem.softcap is not None:
+            score = problem.softcap * torch.tanh(score / problem.softcap)
+        score = score - slope * (i - j)
         scores.append(score if problem.added is None else score + problem.added[row % problem.added.shape[0], head, n, m])
         more = problem.values
         seen.append(values[m] if more is None else values[m] + more.table[more.index[row % more.index.shape[0], n, m]])

@@ -17,6 +17,7 @@ CASES = [
     Case("causal", queries=70, widths=(8, 8)),
     Case("full", queries=9, heads=(3, 3), widths=(4, 4)),
     Case("wide window", widths=(4, 4)),
+    Case("causal", queries=70, softcap=0.5),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -39,11 +40,30 @@ def test_heads_and_alibi_equal_the_loops(heads: tuple[int, int], alibi: bool) ->
 
 @pytest.mark.parametrize("sites", SITES)
 @pytest.mark.parametrize(
-    "given", [{"added": True}, {"top_k": 1}, {"top_k": 3, "alibi": True}, {"values": True}, {"values": True, "top_k": 2}]
+    "given",
+    [
+        {"added": True},
+        {"top_k": 1},
+        {"top_k": 3, "alibi": True},
+        {"values": True},
+        {"values": True, "top_k": 2},
+        {"softcap": 0.4, "alibi": True},
+        {"softcap": 0.4, "added": True, "top_k": 3},
+    ],
 )
 def test_what_is_added_and_chosen_equals_the_loops(given: dict[str, Any], sites: str) -> None:
     for mask in ("causal", "window with sinks", "some see nothing"):
         assert_equals_loops(Case(mask, sites, queries=7).changed(**given))
+
+
+def test_a_soft_cap_bounds_the_scores_and_a_high_one_leaves_them_alone() -> None:
+    """Scores far beyond the cap differ by no more than twice the cap, so no weight is e^(2c) times another."""
+    case = Case("full", queries=9, softcap=1.5)
+    q, k, v = case.inputs()
+    p = reference.weights(1000 * q, k, case.problem())
+    assert float((p.amax(-1) / p.amin(-1)).max()) == pytest.approx(math.exp(3.0))
+    high, plain = (reference.attention(q, k, v, case.changed(softcap=cap).problem()) for cap in (1e6, None))
+    assert_same(high, plain, 1e-9)
 
 
 @pytest.mark.parametrize("count", [9, 100])

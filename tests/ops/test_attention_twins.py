@@ -53,6 +53,8 @@ def serves(twin: str, case: Case) -> bool:
         return True
     if case.values or (twin != "top k" and case.problem().chooses(case.keys)):
         return False
+    if case.softcap is not None and twin not in ("products", "banded", "top k"):
+        return False
     match twin:
         case "sdpa" | "products" | "top k":
             return True
@@ -83,6 +85,11 @@ CASES += [
         ((4, 4), True, True, 1),
         ((4, 4), False, True, 50),
     ]
+]
+CASES += [
+    Case(mask, sites, 11, heads, alibi=alibi, top_k=count, softcap=0.5)
+    for mask, sites in product(("causal", "window with sinks", "some see nothing", "adjacency by row and head, causal"), SITES)
+    for heads, alibi, count in [((4, 2), False, None), ((4, 1), True, None), ((4, 4), False, 3)]
 ]
 
 
@@ -197,6 +204,7 @@ cases = st.builds(
     added=st.booleans(),
     top_k=st.sampled_from([None, None, 1, 4, 100]),
     values=st.sampled_from([False, False, False, True]),
+    softcap=st.sampled_from([None, None, 0.5]),
 )
 
 
@@ -297,6 +305,7 @@ BF16_CASES = [
     Case("causal", queries=200, heads=(2, 1), widths=(32, 32)),
     Case("prefix or causal", queries=200, heads=(2, 2), widths=(32, 16)),
     Case("causal window", queries=200, heads=(2, 2), widths=(32, 32), alibi=True),
+    Case("causal", queries=200, heads=(2, 1), widths=(32, 32), softcap=1.0),
 ]
 
 

@@ -22,7 +22,8 @@ class Scores:
     """How the scores of one head are computed.
 
     pairs: (query, key) pairs that are multiplied.   mask: pairs of the dense mask that is kept.
-    weights: pairs whose softmax is kept, ``copies`` times.   chosen: numbers kept of the largest scores.   joined: keys and values copied to lay a band's pieces side by side.
+    weights: pairs whose softmax is kept, ``copies`` times.   at_once: of them those whose gradients are there together, if not all.
+    chosen: numbers kept of the largest scores.   joined: keys and values copied to lay a band's pieces side by side.
     item: bytes of a weight that is kept.
     timed: True if the machine chooses among the paths of plain attention.
     """
@@ -31,6 +32,7 @@ class Scores:
     mask: int = 0
     weights: int = 0
     copies: int = 1
+    at_once: int | None = None
     chosen: int = 0
     joined: int = 0
     timed: bool = False
@@ -53,7 +55,9 @@ def scores_of(part: Attention, at: Setting) -> Scores:
     if isinstance(part.relative, Shaw) and part.relative.values:
         return Scores(every, every, every, 2)
     if part.top_k is not None and part.top_k < length:
-        return Scores(every, every, every, 1, 4 * length * part.top_k)
+        return Scores(every, every, every, 1, chosen=4 * length * part.top_k)
+    if part.softcap is not None:
+        return _capped(part, at)
     learned = isinstance(part.relative, (Shaw, T5Buckets))
     plain = (
         not learned
@@ -74,6 +78,16 @@ def scores_of(part: Attention, at: Setting) -> Scores:
         return Scores(every, weights=every, copies=2, item=at.item)
     # Where the scores are kept, the mask is part of them.
     return Scores(every, 0 if plain or copies else every, every if copies else 0, copies, timed=plain and not copies)
+
+
+def _capped(part: Attention, at: Setting) -> Scores:
+    """Products of each block of queries with the blocks of keys that it may see; kept are tanh, the weights, and they once more."""
+    pairs, length = at.length**2, at.length
+    copies, blocked = 5 if part.dropout else 3, length > BAND
+    if blocked:
+        pairs = visible_tiles(part.mask, length, BAND).pairs
+    joined, at_once = (pairs // BAND, BAND * length) if blocked else (0, pairs)
+    return Scores(pairs, weights=pairs, copies=copies, at_once=at_once, joined=joined, item=at.item)
 
 
 @formula(Attention)
@@ -142,7 +156,7 @@ def _scored(part: Attention, at: Setting, scores: Scores) -> Share:
     # A mask is one for all rows; ALiBi's differs from head to head.
     mask = scores.mask * at.item * (part.num_heads if isinstance(part.relative, Alibi) else 1)
     joined = scores.joined * at.batch * part.kv_heads * (key_width + value_width) * at.item
-    tiled = scores.tiled(at)
+    tiled, at_once = scores.tiled(at), scores.weights if scores.at_once is None else scores.at_once
     turned = 14 if isinstance(part.relative, Rope) else 0
     tile = 2 * rows * min(TILE, at.length) * at.length * at.item if tiled else 0
     gradients = at.tokens * part.num_heads * (2 * key_width + 2 * value_width) * at.item
@@ -153,7 +167,7 @@ def _scored(part: Attention, at: Setting, scores: Scores) -> Share:
         skipped=flops * (every - scores.pairs),
         step=flops * seen,
         saved=mask + joined + rows * (scores.item * scores.copies * scores.weights + FLOAT * (scores.chosen + (0 if tiled else at.length))),
-        working=scores.item * rows * scores.weights * (1 if part.dropout else 2) + tile + (gradients if tiled else 0),
+        working=scores.item * rows * at_once * (1 if part.dropout else 2) + tile + (gradients if tiled else 0),
         scores=rows * every * at.item,
         calls=24 + turned,
         step_calls=42 + turned,

@@ -85,11 +85,12 @@ class Attention(Branch):
         return position_ops.rotation(context.positions[:, None], frequencies.to(context.positions.device), magnitude)
 
     def _problem(self, q: Tensor, sites: Sites) -> Problem:
-        dropout = self.part.dropout if self.training else 0.0
+        part = self.part
+        dropout = part.dropout if self.training else 0.0
         if self.relative is None:
-            return Problem(self.mask, sites, self.scale, self._slopes(q.device), dropout, top_k=self.part.top_k)
+            return Problem(self.mask, sites, self.scale, self._slopes(q.device), dropout, top_k=part.top_k, softcap=part.softcap)
         added, values = self.relative.added(q, sites, self.scale), self.relative.values(sites)
-        return Problem(self.mask, sites, self.scale, None, dropout, added, self.part.top_k, values)
+        return Problem(self.mask, sites, self.scale, None, dropout, added, part.top_k, values, part.softcap)
 
     def _slopes(self, device: torch.device) -> Tensor | None:
         return position_ops.alibi_slopes(self.num_heads, device) if isinstance(self.part.relative, Alibi) else None

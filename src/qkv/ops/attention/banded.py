@@ -1,6 +1,7 @@
 """Attention whose mask lets a block of queries see one band of keys and a few first ones: the fused kernel on each band.
 
 Cost and memory follow the window, not N²: for a window of W and query blocks of C, N / C products of C × (C + W + sinks).
+Scores with a soft cap, which the fused kernel does not know, go through plain products.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from qkv.ops.attention import sdpa
+from qkv.ops.attention import products, sdpa
 from qkv.ops.attention.blockwise import blocks
 from qkv.ops.attention.problem import Problem
 
@@ -19,6 +20,7 @@ BLOCK = 256
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BLOCK) -> Tensor:
     """O (B, H, N, Dv) for aligned sites; see ``reference`` for the shapes."""
+    of_band = sdpa.attention if problem.softcap is None else products.attention
     seen: dict[int, list[slice]] = {}
     for queries, keys, _ in blocks(problem, q.shape[2], k.shape[2], block):
         seen.setdefault(queries.start, []).append(keys)
@@ -31,7 +33,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BL
             continue
         part = _beside([problem.part(queries, band) for band in bands])
         keys, values = (torch.cat([t[:, :, band] for band in bands], 2) if len(bands) > 1 else t[:, :, bands[0]] for t in (k, v))
-        outs.append(sdpa.attention(q[:, :, queries], keys, values, part))
+        outs.append(of_band(q[:, :, queries], keys, values, part))
     return torch.cat(outs, 2)
 
 

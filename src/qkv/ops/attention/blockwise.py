@@ -30,7 +30,7 @@ BLOCK = 256
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BLOCK) -> Tensor:
-    """O (B, H, N, Dv); see ``reference`` for the shapes. Dropout is not offered here, nor a gradient of what is added."""
+    """O (B, H, N, Dv); see ``reference`` for the shapes. Dropout and a soft cap are not offered here, nor a gradient of what is added."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))

@@ -51,6 +51,10 @@ def choice(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Choice:
             "top k",
             "the largest are looked for among all scores that the mask shows; none is skipped or streamed, also under a window",
         )
+    if problem.softcap is not None:
+        if problem.sites.aligned and num_queries > banded.BLOCK and not torch.compiler.is_compiling():
+            return _fixed("soft cap, long", "banded", "each block of queries meets the keys that it may see only; the scores are kept")
+        return _fixed("soft cap", "products", "the fused kernels know no cap on the scores, so they are kept")
     if num_queries == 1:
         return _fixed("one query", "sdpa", "one fused pass over the keys")
     if _sees_a_band(problem, num_queries, num_keys):

@@ -16,7 +16,7 @@ from qkv.ops.onednn import allowed
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
-    """O (B, H, N, Dv) for aligned causal or unmasked sites with Dk = Dv, without ALiBi and dropout,
+    """O (B, H, N, Dv) for aligned causal or unmasked sites with Dk = Dv, without ALiBi, soft cap and dropout,
     and not empty; see ``reference``."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:

@@ -28,6 +28,7 @@ class Problem:
     added (B or 1, H or 1, N, M): joins the scaled scores, gradients included; None without.
     top_k: only so many of the largest scores of a query keep weight; None for all.
     values: what joins the values by their distance; None without.
+    softcap: c, where scaled scores s become c · tanh(s / c) before anything joins them; None without.
     """
 
     mask: Mask
@@ -38,6 +39,11 @@ class Problem:
     added: Tensor | None = None
     top_k: int | None = None
     values: RelativeValues | None = None
+    softcap: float | None = None
+
+    def capped(self, scores: Tensor) -> Tensor:
+        """Scaled scores, none of them further from 0 than ``softcap`` (Gemma 2, 2024)."""
+        return scores if self.softcap is None else self.softcap * (scores / self.softcap).tanh()
 
     def bias(self) -> Tensor | None:
         """What joins the scores: ALiBi's -m_h (i - j) and what is added, (B or 1, H or 1, N, M), or None."""

@@ -26,6 +26,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
     hidden = torch.zeros((), dtype=q.dtype, device=q.device) if bias is None else bias.to(q.dtype)
     hidden = torch.where(visible, hidden, -torch.inf)
     with torch.autocast(q.device.type, enabled=False):  # which would compute the softmax of bf16 scores in a copy of them
-        p = ((q * problem.scale) @ k.transpose(-1, -2) + hidden).softmax(-1)
+        p = (problem.capped((q * problem.scale) @ k.transpose(-1, -2)) + hidden).softmax(-1)
         p = p.masked_fill(blind, 0.0)
         return dropout(p, problem.dropout) @ v

@@ -2,7 +2,7 @@
 
     P = softmax(scale · Q K^T + bias, hidden keys at -inf)        O = P V
 
-With ``top_k`` all but the k largest scores of a query are at -inf as well (Gupta et al. 2021). With ``values`` a vector that depends on the
+With ``softcap`` c the scaled products s are c · tanh(s / c) (Gemma 2, 2024). With ``top_k`` all but the k largest scores of a query are at -inf as well (Gupta et al. 2021). With ``values`` a vector that depends on the
 distance joins each value: O_i = Σ_j P_ij (v_j + r_ij) (Shaw et al. 2018).
 
     q (B, H, N, Dk)   k (B, G, M, Dk)   v (B, G, M, Dv)   P (B, H, N, M)   O (B, H, N, Dv)
@@ -23,7 +23,7 @@ from qkv.ops.attention.problem import Problem
 def weights(q: Tensor, k: Tensor, problem: Problem) -> Tensor:
     """P (B, H, N, M), before dropout."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    scores = problem.scale * q @ k.transpose(-1, -2)
+    scores = problem.capped(problem.scale * q @ k.transpose(-1, -2))
     bias = problem.bias()
     if bias is not None:
         scores = scores + bias

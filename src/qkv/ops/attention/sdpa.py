@@ -11,7 +11,7 @@ from qkv.ops.masks import AllOf, Causal
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
-    """O (B, H, N, Dv); see ``reference`` for the shapes."""
+    """O (B, H, N, Dv), without a soft cap; see ``reference`` for the shapes."""
     sites, grouped = problem.sites, q.shape[1] != k.shape[1]
     options = {"scale": problem.scale, "dropout_p": problem.dropout, "enable_gqa": grouped}
     if problem.slopes is None and problem.added is None:

@@ -28,7 +28,7 @@ from qkv.ops.onednn import allowed, available
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int | None = None) -> Tensor:
     """O (B, H, N, Dv) for aligned sites and a mask that is one for all rows and heads and shows each query some key,
-    without ALiBi and dropout; see ``reference`` for the shapes."""
+    without ALiBi, soft cap and dropout; see ``reference`` for the shapes."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))

@@ -27,7 +27,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BL
 
 
 def _block(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
-    scores = _product(q * problem.scale, k.transpose(-1, -2))
+    scores = problem.capped(_product(q * problem.scale, k.transpose(-1, -2)))
     bias = problem.bias()
     if bias is not None:
         scores = scores + bias
