@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from qkv.interop.families.gpt2 import GPT2
+from qkv.interop.families.llama import LLAMA
+from qkv.interop.families.mistral import MISTRAL
+from qkv.interop.families.qwen2 import QWEN2
+from qkv.interop.families.qwen3 import QWEN3
 from qkv.interop.family import Family
 
-FAMILIES: tuple[Family, ...] = (GPT2,)
+FAMILIES: tuple[Family, ...] = (
+    GPT2,
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+)

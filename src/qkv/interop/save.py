@@ -33,9 +33,9 @@ class Covering(NamedTuple):
     config: dict[str, Any]
 
 
-def covering(spec: Model) -> Covering | None:
-    """The published family whose config gives exactly this spec; None if there is none."""
-    for family in FAMILIES:
+def covering(spec: Model, first: str = "") -> Covering | None:
+    """The published family whose config gives exactly this spec, that named ``first`` if it is one; None if there is none."""
+    for family in sorted(FAMILIES, key=lambda family: family.name != first):
         body = family.config(spec)
         if body is None:
             continue
@@ -58,12 +58,15 @@ def _gives(family: Family, architecture: str, config: dict[str, Any], spec: Mode
     return normal(found) == normal(spec)
 
 
-def save_published(model: Transformer, folder: str | Path, tokenizer: Tokenizer | None = None, labels: Sequence[str] = ()) -> Covering:
+def save_published(
+    model: Transformer, folder: str | Path, tokenizer: Tokenizer | None = None, labels: Sequence[str] = (), family: str = ""
+) -> Covering:
     """Write config.json, model.safetensors, generation_config.json and, given a tokenizer, its files; what family it is.
 
-    Raises ``UserError`` where no published family is this model, or the folder cannot be written.
+    ``family``: the one to take where several are this model, such as that which it was loaded from. Raises ``UserError`` where no published
+    family is this model, or the folder cannot be written.
     """
-    found = covering(model.spec)
+    found = covering(model.spec, family)
     if found is None:
         kinds = ", ".join(family.name for family in FAMILIES)
         raise UserError(f"no published family that qkv knows is this model, so nobody else could open it; known: {kinds}")

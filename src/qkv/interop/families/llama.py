@@ -1,0 +1,40 @@
+"""Llama 1, 2 and 3 (Touvron et al. 2023; Dubey et al. 2024)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkv.interop.config import Config
+from qkv.interop.families import gated
+from qkv.interop.families.heads import language_model
+from qkv.interop.family import Family
+from qkv.spec.heads import Head
+from qkv.spec.masks import Causal
+from qkv.spec.model import Model
+
+
+def spec(config: Config, head: Head) -> Model:
+    """Causal layers; ``attention_bias`` and ``mlp_bias`` give every map of theirs a bias."""
+    attention = gated.attention_of(config, bias=config.flag("attention_bias", False))
+    masks = [Causal()] * config.layers("num_hidden_layers")
+    return gated.model_of(config, head, attention, masks, config.flag("mlp_bias", False))
+
+
+def config(spec: Model) -> dict[str, Any] | None:
+    """The keys of ``spec`` where it is one of Llama's shape."""
+    found = gated.config_of(spec)
+    if found is None:
+        return None
+    return {**found, "attention_bias": gated.first_attention(spec).bias, "mlp_bias": gated.feed_forward_bias(spec)}
+
+
+LLAMA = Family(
+    name="Llama",
+    model_types=("llama",),
+    architectures={"LlamaForCausalLM": language_model(tied=False)},
+    spec=spec,
+    config=config,
+    names=gated.NAMES,
+    prefix="model.",
+    ignored=gated.IGNORED,
+)

@@ -1,0 +1,38 @@
+"""Mistral (Jiang et al. 2023): Llama's blocks, without biases, every layer under a sliding window if there is one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkv.interop.config import Config
+from qkv.interop.families import gated
+from qkv.interop.families.heads import language_model
+from qkv.interop.family import Family
+from qkv.spec.heads import Head
+from qkv.spec.masks import Causal
+from qkv.spec.model import Model
+
+
+def spec(config: Config, head: Head) -> Model:
+    """``sliding_window`` null: every position sees all before it."""
+    mask = gated.windowed(config.integer("sliding_window")) if config.has("sliding_window") else Causal()
+    masks = [mask] * config.layers("num_hidden_layers")
+    return gated.model_of(config, head, gated.attention_of(config), masks)
+
+
+def config(spec: Model) -> dict[str, Any] | None:
+    """The keys of ``spec`` where it is one of Mistral's shape."""
+    found = gated.config_of(spec)
+    return None if found is None else {**found, "sliding_window": gated.window_of(spec.layers[0])}
+
+
+MISTRAL = Family(
+    name="Mistral",
+    model_types=("mistral",),
+    architectures={"MistralForCausalLM": language_model(tied=False)},
+    spec=spec,
+    config=config,
+    names=gated.NAMES,
+    prefix="model.",
+    ignored=gated.IGNORED,
+)

@@ -1,0 +1,36 @@
+"""Qwen 2 and 2.5 (Yang et al. 2024): Llama's blocks, with a bias on queries, keys and values alone, some layers under a window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkv.interop.config import Config
+from qkv.interop.families import gated
+from qkv.interop.families.heads import language_model
+from qkv.interop.family import Family
+from qkv.spec.heads import Head
+from qkv.spec.model import Model
+
+
+def spec(config: Config, head: Head) -> Model:
+    """The map that ends attention has no bias."""
+    attention = gated.attention_of(config, bias=True, output_bias=False)
+    return gated.model_of(config, head, attention, gated.masks_of(config))
+
+
+def config(spec: Model) -> dict[str, Any] | None:
+    """The keys of ``spec`` where it is one of Qwen 2's shape."""
+    found = gated.config_of(spec)
+    return None if found is None else {**found, **gated.masks_config(spec)}
+
+
+QWEN2 = Family(
+    name="Qwen2",
+    model_types=("qwen2",),
+    architectures={"Qwen2ForCausalLM": language_model(tied=False)},
+    spec=spec,
+    config=config,
+    names=gated.NAMES,
+    prefix="model.",
+    ignored=gated.IGNORED,
+)

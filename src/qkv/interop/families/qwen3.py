@@ -1,0 +1,39 @@
+"""Qwen 3 (Yang et al. 2025): Llama's blocks, with every head's queries and keys normed, some layers under a window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkv.interop.config import Config
+from qkv.interop.families import gated
+from qkv.interop.families.heads import language_model
+from qkv.interop.family import Family
+from qkv.spec.heads import Head
+from qkv.spec.model import Model
+
+
+def spec(config: Config, head: Head) -> Model:
+    """The norm of heads has the epsilon of all the others."""
+    head_dim = config.size("head_dim", 128)
+    attention = gated.attention_of(config, bias=config.flag("attention_bias", False), head_dim=head_dim, qk_norm=gated.norm_of(config))
+    return gated.model_of(config, head, attention, gated.masks_of(config))
+
+
+def config(spec: Model) -> dict[str, Any] | None:
+    """The keys of ``spec`` where it is one of Qwen 3's shape."""
+    found = gated.config_of(spec)
+    if found is None:
+        return None
+    return {**found, **gated.masks_config(spec), "attention_bias": gated.first_attention(spec).bias}
+
+
+QWEN3 = Family(
+    name="Qwen3",
+    model_types=("qwen3",),
+    architectures={"Qwen3ForCausalLM": language_model(tied=False)},
+    spec=spec,
+    config=config,
+    names=gated.NAMES,
+    prefix="model.",
+    ignored=gated.IGNORED,
+)
