@@ -90,7 +90,7 @@ def _with_sizes(recipe: Recipe) -> Model:
         return model.changed(frontend=model.frontend.changed(vocab_size=ids))
     from qkv.tasks.registry import build_task
 
-    return build_task(recipe.task).open(recipe).recipe.model
+    return build_task(recipe.task).sized(recipe).model
 
 
 def _open_sizes(model: Model) -> bool:

@@ -20,11 +20,12 @@ from qkv.data.documents import Pieces, pieces
 from qkv.data.progress import progress
 from qkv.data.sources import Source, resolve
 from qkv.data.text import Text
+from qkv.data.trained import SHELF, load, save
 from qkv.spec import data as spec
 from qkv.spec.errors import UserError
 from qkv.tokenizers.coders import SpaceBorders
 from qkv.tokenizers.files import write_whole
-from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
+from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train, trainer_of
 
 FORMAT = 1
@@ -114,11 +115,10 @@ def _trained(source: Source, data: spec.Data, parts: Callable[[], dict[str, _Par
         return train(data.tokenizer, ())
 
     def build(folder: Path) -> None:
-        made = train(data.tokenizer, _sample(parts()[TRAIN], _separator(data), sample))
-        write_whole(folder / FILE_NAME, made.core.to_str().encode())
+        save(train(data.tokenizer, _sample(parts()[TRAIN], _separator(data), sample)), folder)
 
     key = _key(source, data, [data.tokenizer.to_dict(), tokenizers.__version__])
-    return stored("tokenizers", key, _load_tokenizer, build)
+    return stored(SHELF, key, load, build)
 
 
 def _ids_key(source: Source, data: spec.Data, tokenizer: Tokenizer) -> str:
@@ -224,13 +224,6 @@ def _load(folder: Path) -> dict[str, Split] | None:
         found = json.loads((folder / "counts.json").read_text(encoding="utf-8"))
         return {name: _split(folder, name, Counts(**found["splits"][name]), np.dtype(found["dtype"])) for name in (TRAIN, VALIDATION)}
     except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _load_tokenizer(folder: Path) -> Tokenizer | None:
-    try:
-        return Tokenizer.load(folder / FILE_NAME)
-    except UserError:
         return None
 
 

@@ -14,14 +14,14 @@ from qkv.data.batch import Batch
 from qkv.data.corpus import TRAIN
 from qkv.data.records.model import Records, Role
 from qkv.data.records.open import open_records
+from qkv.data.trained import trained_on
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
-from qkv.tasks.material import Example, ExampleMaterial, Material
+from qkv.tasks.material import Example, ExampleMaterial, Material, with_vocabulary
 from qkv.tasks.task import Task
 from qkv.tokenizers.tokenizer import Tokenizer
-from qkv.tokenizers.train import train
 
 Collate = Callable[[Sequence[Any]], Batch]
 
@@ -33,13 +33,20 @@ class ExampleTask(Task):
     """The columns that the task needs."""
 
     def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Material:
-        records = open_records(recipe.data, self.roles)
-        recipe = self.completed(recipe, records)
-        vocabulary = vocabulary or self.vocabulary(recipe, records)
+        records, recipe, vocabulary = self._read(recipe, vocabulary)
         cut = Cut(self.limits(recipe))
         examples = {split: self.examples(rows, vocabulary, cut) for split, rows in records.splits.items()}
         notes = (*records.notes, *cut.notes(sum(map(len, records.splits.values()))))
         return ExampleMaterial(recipe, records, vocabulary, examples, self.collator(recipe), notes)
+
+    def sized(self, recipe: Recipe) -> Recipe:
+        _, recipe, vocabulary = self._read(recipe, None)
+        return with_vocabulary(recipe, vocabulary)
+
+    def _read(self, recipe: Recipe, vocabulary: Vocabulary | None) -> tuple[Records, Recipe, Vocabulary]:
+        records = open_records(recipe.data, self.roles)
+        recipe = self.completed(recipe, records)
+        return records, recipe, vocabulary or self.vocabulary(recipe, records)
 
     def completed(self, recipe: Recipe, records: Records) -> Recipe:
         """The recipe with what the data decides beside sizes."""
@@ -97,7 +104,7 @@ class Cut:
 
 def trained(spec: TokenizerSpec, texts: Iterable[str], specials: Sequence[str] = ()) -> Tokenizer:
     """A tokenizer of texts that each stand alone, with special tokens of these roles."""
-    return train(spec, texts).with_specials(specials)
+    return trained_on(spec, list(texts)).with_specials(specials)
 
 
 def text_in(row: Mapping[str, Any], role: str) -> str:

@@ -68,6 +68,10 @@ class Task(ABC):
     def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Material:
         """The data of a recipe; with the vocabulary of a run that is already there, else with one made from the training part."""
 
+    def sized(self, recipe: Recipe) -> Recipe:
+        """The recipe with every size filled in that the data decides."""
+        return self.open(recipe).recipe
+
     @abstractmethod
     def summed_loss(self, model: Any, batch: Any, tap: Tap | None = None) -> Tensor:
         """The loss that training lowers, summed over the batch's targets. ``tap`` sees what each branch computes."""

@@ -1,0 +1,49 @@
+"""Tokenizers trained on texts that are at hand, from the cache or made now."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+
+from qkv.data.cache import stored
+from qkv.spec import tokenizers as spec
+from qkv.spec.errors import UserError
+from qkv.tokenizers.files import write_whole
+from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
+from qkv.tokenizers.train import train, trainer_of
+
+SHELF = "tokenizers"
+
+
+def trained_on(scheme: spec.Tokenizer, texts: Sequence[str]) -> Tokenizer:
+    """The tokenizer of ``scheme`` for ``texts``, each of which stands alone."""
+    if trainer_of(scheme).sample == 0:
+        return train(scheme, ())
+    return stored(SHELF, _key(scheme, texts), load, lambda folder: save(train(scheme, texts), folder))
+
+
+def _key(scheme: spec.Tokenizer, texts: Sequence[str]) -> str:
+    """All that decides the tokenizer, as a name for a folder."""
+    total = hashlib.sha256(json.dumps([scheme.to_dict(), tokenizers.__version__, len(texts)]).encode())
+    for text in texts:
+        content = text.encode(errors="surrogatepass")
+        total.update(len(content).to_bytes(8, "little"))
+        total.update(content)
+    return total.hexdigest()[:32]
+
+
+def save(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write what ``load`` reads."""
+    write_whole(folder / FILE_NAME, tokenizer.core.to_str().encode())
+
+
+def load(folder: Path) -> Tokenizer | None:
+    """The tokenizer of a folder, or None if it is missing or damaged."""
+    try:
+        return Tokenizer.load(folder / FILE_NAME)
+    except UserError:
+        return None
