@@ -58,6 +58,7 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
         mask=MASKS,
         max_distance=st.sampled_from([None, 4]),
         bias=st.booleans(),
+        by_type=st.booleans(),
     ),
     branch.LinearAttention: st.builds(
         branch.LinearAttention, num_heads=st.sampled_from([1, 4]), chunk=st.sampled_from([3, 64]), bias=st.booleans()

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from qkv.layers import feed_forward, memory_layer
 from qkv.layers.branch import BRANCHES, Branch
-from qkv.mixers import additive_attention, attention, convolution, cross_attention, fixed_context, linear_attention, recurrent, token_shift
+from qkv.mixers import (
+    additive_attention,
+    attention,
+    convolution,
+    cross_attention,
+    disentangled_attention,
+    fixed_context,
+    linear_attention,
+    recurrent,
+    relative_attention,
+    token_shift,
+)
 from qkv.spec.branches import Branch as BranchSpec
 
 __all__ = ["BRANCHES", "build_branch"]
@@ -16,9 +27,11 @@ BUILT_IN = (
     attention,
     convolution,
     cross_attention,
+    disentangled_attention,
     fixed_context,
     linear_attention,
     recurrent,
+    relative_attention,
     token_shift,
 )
 

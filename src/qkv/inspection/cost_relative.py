@@ -1,0 +1,81 @@
+"""What attention costs whose scores meet vectors of the distance. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qkv.inspection.cost_attention import attention
+from qkv.inspection.shares import FLOAT, Setting, Share, formula, linear, share
+from qkv.spec.branches import Attention
+from qkv.spec.parts import T5Buckets
+from qkv.spec.relative_attention import DisentangledAttention, MaskedAttention, RelativeAttention
+
+_LEARNED = T5Buckets(num_buckets=4, max_distance=3)
+
+
+def _plain(part: MaskedAttention, at: Setting) -> Share:
+    """Attention of the same sizes by content; scores that learn take the same path, whatever they learn from."""
+    shared = {name: getattr(part, name) for name in MaskedAttention.model_fields}
+    counted = attention(Attention(**shared, relative=_LEARNED), at)
+    return replace(counted, parameters=counted.parameters - _LEARNED.num_buckets * part.num_heads)
+
+
+def _remembered(part: MaskedAttention, at: Setting) -> int:
+    """How many keys one more position meets."""
+    reach = part.mask.reach if part.causal else None
+    return at.length if reach is None else min(at.length, reach + part.mask.first_visible)
+
+
+def _gathered(part: MaskedAttention, at: Setting, count: int) -> Share:
+    """Products of all heads' queries or keys with ``count`` vectors, of which each pair takes one."""
+    head_dim, rows = part.dims(at.width)[0], at.batch * part.num_heads
+    scores = rows * at.length * at.length * at.item
+    copied = at.tokens * part.num_heads * head_dim * at.item
+    return Share(
+        flops=2 * rows * at.length * count * head_dim,
+        # Torch keeps what is gathered from.
+        saved=copied + (part.num_heads * head_dim + rows * at.length) * count * at.item,
+        working=scores + rows * at.length * count * at.item,
+        calls=8,
+        step_calls=8,
+    )
+
+
+@formula(DisentangledAttention)
+def disentangled_attention(part: DisentangledAttention, at: Setting) -> Share:
+    """Attention by content, the table of 2 S vectors through one or two maps, and their products with queries and keys."""
+    count, head_dim = 2 * part.span, part.dims(at.width)[0]
+    table = replace(at, batch=1, length=count)
+    widths = (part.kv_heads * head_dim if part.content_to_position else 0, part.num_heads * head_dim if part.position_to_content else 0)
+    maps = Share()
+    for width in (width for width in widths if width):
+        one = linear(at.width, width, part.bias, table, 0)
+        one = replace(one, step=one.flops)
+        maps += replace(one, parameters=0, matrices=0) if part.share_projections else one
+        maps += _gathered(part, at, count)
+    keys = 1 if part.content_to_position else 0
+    steps = 2 * at.batch * part.num_heads * count * head_dim * (keys + (_remembered(part, at) if part.position_to_content else 0))
+    norm = share(part.table_norm, table)
+    index = 8 * at.length * at.length * 2
+    kept = Share(parameters=count * at.width, matrices=count * at.width, step=steps, saved=index + count * at.width * FLOAT, calls=12)
+    return _plain(part, at) + maps + norm + kept
+
+
+@formula(RelativeAttention)
+def relative_attention(part: RelativeAttention, at: Setting) -> Share:
+    """Attention by content, a sinusoid of every distance through one map, and its products with the queries."""
+    width = part.num_heads * part.dims(at.width)[0]
+    count = _distances(part, at.length)
+    position = linear(at.width, width, False, replace(at, batch=1, length=count))
+    met = 2 * at.batch * part.num_heads * at.width * min(_remembered(part, at), count)
+    biases = Share(parameters=2 * width, saved=8 * at.length * at.length, calls=12, step_calls=16)
+    if part.by_type:
+        types = Share(parameters=3 * width, matrices=2 * width, step=4 * at.batch * width, calls=6, step_calls=6)
+        biases += types + Share(flops=4 * at.tokens * width, saved=at.tokens * width * at.item)
+    return _plain(part, at) + replace(position, step=2 * at.batch * at.width * width + met) + _gathered(part, at, count) + biases
+
+
+def _distances(part: RelativeAttention, length: int) -> int:
+    """Distances there are between ``length`` positions, both ways unless the mask is causal."""
+    furthest = length - 1 if part.max_distance is None else min(length - 1, part.max_distance)
+    return furthest + 1 + (0 if part.causal else furthest)

@@ -1,0 +1,83 @@
+"""DeBERTa's attention: content meets content, content meets distance, and distance meets content."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.layers.branch import implements
+from qkv.layers.context import Context
+from qkv.layers.linear import Linear
+from qkv.layers.norms import build_norm
+from qkv.mixers.scored_attention import ScoredAttention
+from qkv.ops.masks import Sites
+from qkv.ops.relative_scores import by_key, by_query, log_buckets
+from qkv.spec import relative_attention as spec
+
+
+class DistanceVectors(nn.Module):
+    """P (2 S, D), one learned vector for each bucket of the distance, normed. The published models have one for all layers of a stack."""
+
+    def __init__(self, part: spec.DisentangledAttention, width: int):
+        super().__init__()
+        # Not 0, which a norm of the vectors could not tell apart.
+        self.table = nn.Parameter(torch.randn(2 * part.span, width) * 0.02)
+        self.norm = build_norm(part.table_norm, width)
+        self.dropout = part.table_dropout
+
+    def forward(self, context: Context) -> Tensor:
+        """(2 S, D)."""
+        return F.dropout(self.norm(self.table, context), self.dropout, self.training)
+
+
+@implements(spec.DisentangledAttention)
+class DisentangledAttention(ScoredAttention):
+    """softmax((q_i · k_j + q_i · a_d + b_d · k_j) / (τ √(f Dk)), masked) V, d = clip(bucket(i - j) + S, 0, 2 S - 1) (He et al. 2021).
+
+    a = P W_a (2 S, H, Dk) meets the query of each head, b = P W_b its key. f is the number of terms, 3 if both are there.
+    State: as of attention, keys and values.
+    """
+
+    def __init__(self, part: spec.DisentangledAttention, width: int):
+        super().__init__(part, width, part.terms)
+        self.part: spec.DisentangledAttention = part
+        self.relative = DistanceVectors(part, width)
+        apart = not part.share_projections
+        self.position_key = Linear(width, self.sizes[1], bias=part.bias) if apart and part.content_to_position else None
+        self.position_query = Linear(width, self.sizes[0], bias=part.bias) if apart and part.position_to_content else None
+
+    def scored(self, q: Tensor, k: Tensor, sites: Sites, context: Context) -> tuple[Tensor, Tensor]:
+        vectors = self.relative(context)
+        key = "distance buckets", self.part.position_buckets, self.part.max_distance, self.causal, self.ring, k.shape[2]
+        index = context.once(key, lambda: self._index(sites))
+        terms = []
+        if self.part.content_to_position:
+            terms.append(by_query(q, self._by_head(self._keys(vectors)), index))
+        if self.part.position_to_content:
+            terms.append(by_key(k.repeat_interleave(q.shape[1] // k.shape[1], 1), self._by_head(self._queries(vectors)), index))
+        return q, self.scale * sum(terms[1:], terms[0])
+
+    def _index(self, sites: Sites) -> Tensor:
+        """d of each query and key, (B or 1, N, M)."""
+        part, distance = self.part, sites.query[:, :, None] - sites.key[:, None, :]
+        bucket = distance if part.position_buckets is None else log_buckets(distance, part.position_buckets, part.max_distance)
+        return (bucket + part.span).clamp(0, 2 * part.span - 1)
+
+    def _keys(self, vectors: Tensor) -> Tensor:
+        """P W_a, (2 S, G Dk)."""
+        return self.position_key(vectors) if self.position_key is not None else self._part_of_qkv(vectors, 1)
+
+    def _queries(self, vectors: Tensor) -> Tensor:
+        """P W_b, (2 S, H Dk)."""
+        return self.position_query(vectors) if self.position_query is not None else self._part_of_qkv(vectors, 0)
+
+    def _part_of_qkv(self, vectors: Tensor, number: int) -> Tensor:
+        """Through the map that makes queries (0) or keys (1) of content."""
+        weight = self.qkv.weight.split(self.sizes)[number]
+        return F.linear(vectors, weight, None if self.qkv.bias is None else self.qkv.bias.split(self.sizes)[number])
+
+    def _by_head(self, vectors: Tensor) -> Tensor:
+        """(R, H or G heads times Dk) -> (H, R, Dk)."""
+        heads = vectors.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
+        return heads.repeat_interleave(self.part.num_heads // heads.shape[0], 0)

@@ -1,0 +1,90 @@
+"""Transformer-XL's attention: scores of content, and of content with the distance, each with a learned bias of the head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from qkv.layers.branch import implements
+from qkv.layers.context import Context
+from qkv.layers.linear import Linear
+from qkv.mixers.scored_attention import ScoredAttention
+from qkv.ops.masks import Sites
+from qkv.ops.relative_scores import by_query, sinusoid_halves
+from qkv.spec import relative_attention as spec
+from qkv.spec.errors import UserError
+
+
+class TypeScores(nn.Module):
+    """(q_i + w) · e_s, s = 0 if the tokens i and j are of one type, else 1. w (H Dk), e (2, H Dk); w starts at 0."""
+
+    def __init__(self, size: int, head_dim: int):
+        super().__init__()
+        self.head_dim = head_dim
+        self.bias = nn.Parameter(torch.zeros(size))
+        self.vectors = nn.Parameter(torch.randn(2, size) * 0.02)
+
+    def forward(self, q: Tensor, context: Context) -> Tensor:
+        """(B, H, N, N), or (B, H, N, 1) where nothing is said of types. q (B, H, N, Dk)."""
+        if context.types is not None and context.past is not None:
+            raise UserError("types of tokens cannot be joined with a state in relative attention; read the whole sequence at once")
+        w = self.bias.view(-1, 1, self.head_dim).to(q.dtype)
+        vectors = self.vectors.unflatten(1, (-1, self.head_dim)).transpose(0, 1).to(q.dtype)
+        scores = (q + w) @ vectors.transpose(-1, -2)
+        if context.types is None:
+            return scores[..., :1]
+        differs = context.types[:, None, :, None] != context.types[:, None, None, :]
+        return torch.where(differs, scores[..., 1:], scores[..., :1])
+
+
+@implements(spec.RelativeAttention)
+class RelativeAttention(ScoredAttention):
+    """softmax(((q_i + u) · k_j + (q_i + v) · W_r r_{i-j} + (q_i + w) · e_s) / (τ √Dk), masked) V (Dai et al. 2019; Yang et al. 2019).
+
+    r_d is a sinusoid of D features, its sines first; u, v and w (H Dk) start at 0. The last term is there with ``by_type``: s = 0 if i and
+    j are of one type, else 1. Without types all are of one, which changes nothing, as the term is the same for all keys.
+    State: as of attention, keys and values; what depends on the distance alone is computed again. The types of keys are not remembered.
+    """
+
+    def __init__(self, part: spec.RelativeAttention, width: int):
+        super().__init__(part, width)
+        self.part: spec.RelativeAttention = part
+        self.position = Linear(width, self.sizes[0], bias=False)
+        self.content_bias = nn.Parameter(torch.zeros(self.sizes[0]))
+        self.position_bias = nn.Parameter(torch.zeros(self.sizes[0]))
+        self.types = TypeScores(self.sizes[0], self.head_dim) if part.by_type else None
+
+    def scored(self, q: Tensor, k: Tensor, sites: Sites, context: Context) -> tuple[Tensor, Tensor]:
+        u, v = (bias.view(-1, 1, self.head_dim).to(q.dtype) for bias in (self.content_bias, self.position_bias))
+        key = "distances", self.part.max_distance, self.causal, self.ring, k.shape[2]
+        distances, index = context.once(key, lambda: self._distances(sites, context))
+        r = sinusoid_halves(distances, self.width).to(q.dtype)
+        added = self._by_distance(q + v, r, index)
+        if self.types is not None:
+            added = added + self.types(q, context)
+        return q + u, self.scale * added
+
+    def _by_distance(self, q: Tensor, r: Tensor, index: Tensor) -> Tensor:
+        """q_i · W_r r_{i-j}, (B, H, N, M). A single query is multiplied by W_r first, which costs R times less than all r."""
+        if q.shape[2] == 1:
+            weight = self.position.weight.unflatten(0, (-1, self.head_dim)).to(q.dtype)
+            return by_query(q @ weight, r.expand(q.shape[1], -1, -1), index)
+        return by_query(q, self.position(r).unflatten(-1, (-1, self.head_dim)).transpose(0, 1), index)
+
+    def _distances(self, sites: Sites, context: Context) -> tuple[Tensor, Tensor]:
+        """(every distance from the smallest to the largest (R), which of them it is (B or 1, N, M)). Hidden keys count as the nearest end."""
+        first, last = self._ends(sites, context)
+        distance = sites.query[:, :, None] - sites.key[:, None, :]
+        if self.part.max_distance is not None:
+            first, last = max(first, -self.part.max_distance), min(last, self.part.max_distance)
+        steps = torch.arange(first, max(first, last) + 1, device=distance.device)
+        return steps, distance.clamp(first, max(first, last)) - first
+
+    def _ends(self, sites: Sites, context: Context) -> tuple[int, int]:
+        """The smallest and the largest distance i - j of a visible key."""
+        count, ahead = sites.query.shape[1], 0 if self.causal else 1
+        if context.past is not None or sites.query.is_meta or not count:
+            return -ahead * max(count - 1, 0), max(context.end - 1, 0)
+        # Positions may be given by the caller, anywhere.
+        span = int(sites.query.max() - sites.query.min())
+        return -ahead * span, span
