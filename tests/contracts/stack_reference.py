@@ -70,7 +70,8 @@ def position_vector(m: Any, part: parts.Positions, position: int, width: int) ->
 
 def one_block(block: Any, spec: Block, x: Tensor, memory: Memories) -> Tensor:
     before = x
-    for slot, part in zip(block.branches, spec.branches, strict=True):
+    for j, (slot, part) in enumerate(zip(block.branches, spec.branches, strict=True)):
+        own = spec.norms[j] if spec.norms else spec.norm
 
         def f(v: Tensor, slot: Any = slot, kind: str = part.kind) -> Tensor:
             reads = MEMORY_REFERENCES.get(kind)
@@ -78,14 +79,14 @@ def one_block(block: Any, spec: Block, x: Tensor, memory: Memories) -> Tensor:
 
         match spec.order:
             case "pre":
-                x = joined(slot.residual, spec.residual, x, f(normed(slot.norm, spec.norm, x)))
+                x = joined(slot.residual, spec.residual, x, f(normed(slot.norm, own, x)))
             case "post":
-                x = normed(slot.norm, spec.norm, joined(slot.residual, spec.residual, x, f(x)))
+                x = normed(slot.norm, own, joined(slot.residual, spec.residual, x, f(x)))
             case "sandwich":
-                inner = f(normed(slot.norm, spec.norm, x))
-                x = joined(slot.residual, spec.residual, x, normed(slot.norm_after, spec.norm, inner))
+                inner = f(normed(slot.norm, own, x))
+                x = joined(slot.residual, spec.residual, x, normed(slot.norm_after, own, inner))
             case "parallel":
-                x = joined(slot.residual, spec.residual, x, f(normed(block.norm, spec.norm, before)))
+                x = joined(slot.residual, spec.residual, x, f(normed(slot.norm if spec.norms else block.norm, own, before)))
     return x
 
 

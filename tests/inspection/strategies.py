@@ -94,12 +94,15 @@ POSITIONS = st.sampled_from(
 
 def blocks(branches: st.SearchStrategy[Any]) -> st.SearchStrategy[Block]:
     """Blocks of one to three of ``branches`` in any order, with any norm and residual."""
-    return st.builds(
-        Block,
-        branches=st.lists(branches, min_size=1, max_size=3).map(tuple),
-        order=st.sampled_from(["pre", "post", "sandwich", "parallel"]),
-        norm=NORMS,
-        residual=RESIDUALS,
+    return st.integers(1, 3).flatmap(
+        lambda count: st.builds(
+            Block,
+            branches=st.lists(branches, min_size=count, max_size=count).map(tuple),
+            order=st.sampled_from(["pre", "post", "sandwich", "parallel"]),
+            norm=NORMS,
+            residual=RESIDUALS,
+            norms=st.just(()) | st.lists(NORMS, min_size=count, max_size=count).map(tuple),
+        )
     )
 
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from qkv.layers.context import Context
 from qkv.models.build import build
 from qkv.spec.branches import Attention, FeedForward
+from qkv.spec.errors import SpecError
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Block
-from qkv.spec.parts import Gated, NoResidual, Residual, RMSNorm, Scaled
+from qkv.spec.parts import Gated, LayerNorm, NoNorm, NoResidual, Residual, RMSNorm, Scaled
 
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 HERE = Context(torch.arange(5)[None], end=5)
@@ -74,6 +75,37 @@ def test_parallel_branches_read_one_norm_and_are_summed() -> None:
     norm, f, _, g = parts(made)
     torch.testing.assert_close(made(X, HERE)[0], X + f(norm(X)) + g(norm(X)))
     assert sum("norm" in name for name, _ in made.named_parameters()) == 2, "one norm, with its weight and its bias"
+
+
+def test_parallel_branches_with_norms_of_their_own() -> None:
+    """GPT-NeoX, and Falcon's larger models."""
+    made = block("parallel", norms=(LayerNorm(), RMSNorm()))
+    norm1, f, norm2, g = parts(made)
+    torch.testing.assert_close(made(X, HERE)[0], X + f(norm1(X)) + g(norm2(X)))
+    assert made.norm is None
+    assert [name for name, _ in made.named_parameters() if "norm" in name] == [
+        "branches.0.norm.weight",
+        "branches.0.norm.bias",
+        "branches.1.norm.weight",
+    ]
+
+
+def test_a_branch_may_go_without_the_norm_of_the_others() -> None:
+    """ModernBERT's first layer: its front end has normed already."""
+    made = block("pre", norms=(NoNorm(), LayerNorm()))
+    _, f, norm, g = parts(made)
+    x = X + f(X)
+    torch.testing.assert_close(made(X, HERE)[0], x + g(norm(x)))
+
+
+def test_listed_norms_that_are_the_common_one_change_nothing() -> None:
+    for order in ("pre", "post", "sandwich"):
+        torch.testing.assert_close(block(order, norms=(LayerNorm(), LayerNorm()))(X, HERE)[0], block(order)(X, HERE)[0], rtol=0.0, atol=0.0)
+
+
+def test_as_many_norms_as_branches() -> None:
+    with pytest.raises(SpecError, match="norms: 1 norms are given for 2 branches; give one for each, or none"):
+        Block.parse({"norms": ["layer_norm"]})
 
 
 def test_parallel_branches_do_not_care_about_their_order() -> None:

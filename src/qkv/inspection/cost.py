@@ -286,12 +286,15 @@ def _block(block: Block, at: Setting) -> list[dict[str, Share]]:
     for i, branch in enumerate(block.branches):
         parallel, last = block.order == "parallel", i == len(block.branches) - 1
         # In bf16 each branch rounds the shared input for itself.
-        part = share(branch, replace(at, shared_input=parallel and i > 0 and at.item == FLOAT))
+        shared = parallel and i > 0 and not block.norms
+        part = share(branch, replace(at, shared_input=shared and at.item == FLOAT))
         if not last or _keeps_result(block):
             part = replace(part, ending=0)
-        norms = {"sandwich": 2, "parallel": int(i == 0)}.get(block.order, 1)
+        norms = 0 if shared else 2 if block.order == "sandwich" else 1
         drawn = Share(saved=at.tokens * at.width * at.item if block.dropout else 0)
-        found.append({branch.kind: part, "norm": _sum(*[share(block.norm, at)] * norms), "residual": share(block.residual, at) + drawn})
+        found.append(
+            {branch.kind: part, "norm": _sum(*[share(block.norm_of(i), at)] * norms), "residual": share(block.residual, at) + drawn}
+        )
     return found
 
 

@@ -6,6 +6,7 @@ pre         x ─┬─ norm ─ f ─┐         post      x ─┬─ f ─┐
 sandwich    x ─┬─ norm ─ f ─ norm ─┐  parallel  x ─┬─ norm ─┬─ f ─┐
                └────────────────── + ─             │        └─ g ─┤
                                                    └───────────── + ─
+A block that lists a norm for each branch gives the parallel order one before f and one before g.
 """
 
 from __future__ import annotations
@@ -19,17 +20,16 @@ from qkv.layers.context import Context, MemoryWeights
 from qkv.layers.norms import build_norm
 from qkv.layers.residuals import build_residual
 from qkv.mixers.registry import build_branch
-from qkv.spec import branches as branch_spec
 from qkv.spec.model import Block as BlockSpec
 
 
 class Slot(nn.Module):
-    """One branch with what its order puts around it."""
+    """Branch ``j`` of a block with what its order puts around it."""
 
-    def __init__(self, block: BlockSpec, part: branch_spec.Branch, width: int, name: str):
+    def __init__(self, block: BlockSpec, j: int, width: int, name: str):
         super().__init__()
         self.name = name
-        self.body: Branch = build_branch(part, width)
+        self.body: Branch = build_branch(block.branches[j], width)
         self.residual = build_residual(block.residual, width, block.dropout, block.drop_path)
 
     def computed(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
@@ -47,9 +47,9 @@ class Slot(nn.Module):
 class PreNorm(Slot):
     """x + f(norm x)."""
 
-    def __init__(self, block: BlockSpec, part: branch_spec.Branch, width: int, name: str):
-        super().__init__(block, part, width, name)
-        self.norm = build_norm(block.norm, width)
+    def __init__(self, block: BlockSpec, j: int, width: int, name: str):
+        super().__init__(block, j, width, name)
+        self.norm = build_norm(block.norm_of(j), width)
 
     def forward(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
         y, state = self.computed(self.norm(x, context), context, state)
@@ -67,9 +67,9 @@ class PostNorm(PreNorm):
 class Sandwich(PreNorm):
     """x + norm_after(f(norm x))."""
 
-    def __init__(self, block: BlockSpec, part: branch_spec.Branch, width: int, name: str):
-        super().__init__(block, part, width, name)
-        self.norm_after = build_norm(block.norm, width)
+    def __init__(self, block: BlockSpec, j: int, width: int, name: str):
+        super().__init__(block, j, width, name)
+        self.norm_after = build_norm(block.norm_of(j), width)
 
     def forward(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
         y, state = self.computed(self.norm(x, context), context, state)
@@ -77,10 +77,14 @@ class Sandwich(PreNorm):
 
 
 class Parallel(Slot):
-    """One of several branches that read the same norm of x; ``Block`` holds the norm."""
+    """One of several branches that read the same x, normed by ``Block``, or by each branch's own norm where the block lists them."""
+
+    def __init__(self, block: BlockSpec, j: int, width: int, name: str):
+        super().__init__(block, j, width, name)
+        self.norm = build_norm(block.norms[j], width) if block.norms else None
 
     def forward(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
-        return self.computed(x, context, state)
+        return self.computed(x if self.norm is None else self.norm(x, context), context, state)
 
 
 ORDERS: dict[str, type[Slot]] = {"pre": PreNorm, "post": PostNorm, "sandwich": Sandwich, "parallel": Parallel}
@@ -93,17 +97,17 @@ class Block(nn.Module):
         super().__init__()
         self.spec = spec
         order = ORDERS[spec.order]
-        self.branches = nn.ModuleList(order(spec, part, width, f"{name}.branches.{j}") for j, part in enumerate(spec.branches))
-        self.norm = build_norm(spec.norm, width) if order is Parallel else None
+        self.branches = nn.ModuleList(order(spec, j, width, f"{name}.branches.{j}") for j in range(len(spec.branches)))
+        self.norm = build_norm(spec.norm, width) if order is Parallel and not spec.norms else None
 
     def forward(self, x: Tensor, context: Context, state: tuple[State, ...] | None = None) -> tuple[Tensor, tuple[State, ...] | None]:
         after: list[Any] = []
-        if self.norm is None:
+        if self.spec.order != "parallel":
             for j, branch in enumerate(self.branches):
                 x, s = branch(x, context, None if state is None else state[j])
                 after.append(s)
             return x, None if state is None else tuple(after)
-        shared = self.norm(x, context)
+        shared = x if self.norm is None else self.norm(x, context)
         for j, branch in enumerate(self.branches):
             y, s = branch(shared, context, None if state is None else state[j])
             x = branch.residual(x, y)  # type: ignore[operator]

@@ -24,6 +24,9 @@ class Block(Spec):
     post       norm(x + f(x))               (Vaswani et al. 2017)
     sandwich   x + norm f(norm x)           (CogView, Ding et al. 2021)
     parallel   x + Σ_k f_k(norm x)          (GPT-J 2021), one norm for all branches
+
+    With ``norms`` branch k has norm k in the place of ``norm``: of another kind, or none; the parallel order becomes
+    x + Σ_k f_k(norm_k x) (GPT-NeoX, Black et al. 2022).
     """
 
     branches: Seq[Branch] = Field(default=(Attention(), FeedForward()), min_length=1)
@@ -32,6 +35,16 @@ class Block(Spec):
     residual: Residual = Add()
     dropout: float = Field(default=0.0, ge=0, lt=1, description="of what a branch adds")
     drop_path: float = Field(default=0.0, ge=0, lt=1, description="chance that a sequence skips a branch in training (Huang et al. 2016)")
+    norms: Seq[Norm] = Field(default=(), description="one for each branch, in the place of norm; default: norm for each")
+
+    def norm_of(self, i: int) -> Norm:
+        """What stands in the place of the norm of branch ``i``."""
+        return self.norms[i] if self.norms else self.norm
+
+    def problems(self) -> list[Problem]:
+        if len(self.norms) in (0, len(self.branches)):
+            return []
+        return [Problem(("norms",), f"{len(self.norms)} norms are given for {len(self.branches)} branches; give one for each, or none")]
 
     @property
     def causal(self) -> bool:
