@@ -82,9 +82,10 @@ def test_it_goes_on_where_the_first_run_is_gone(pretrained: Run, tmp_path: Path)
 def test_another_start_is_another_recipe(pretrained: Run, tmp_path: Path) -> None:
     recipe = classifier(tmp_path, pretrained.folder)
     train(recipe, tmp_path / "run", on_event=ignore)
+    tokenizer = {"kind": "file", "path": str(pretrained.folder / "tokenizer.json")}
+    other = recipe.changed(start=None, data={**recipe.data.to_dict(), "tokenizer": tokenizer})
     with pytest.raises(UserError, match="start is"):
-        tokenizer = {"kind": "file", "path": str(pretrained.folder / "tokenizer.json")}
-        train(recipe.changed(start=None, data={**recipe.data.to_dict(), "tokenizer": tokenizer}), tmp_path / "run", on_event=ignore)
+        train(other, tmp_path / "run", on_event=ignore)
 
 
 @pytest.mark.parametrize(
