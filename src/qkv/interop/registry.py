@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from qkv.interop.families.bloom import BLOOM
 from qkv.interop.families.gpt2 import GPT2
 from qkv.interop.families.llama import LLAMA
 from qkv.interop.families.mistral import MISTRAL
+from qkv.interop.families.mpt import MPT
 from qkv.interop.families.qwen2 import QWEN2
 from qkv.interop.families.qwen3 import QWEN3
 from qkv.interop.family import Family
@@ -15,4 +17,6 @@ FAMILIES: tuple[Family, ...] = (
     MISTRAL,
     QWEN2,
     QWEN3,
+    BLOOM,
+    MPT,
 )

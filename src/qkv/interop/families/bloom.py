@@ -1,0 +1,101 @@
+"""BLOOM (Le Scao et al. 2022): pre-norm blocks under ALiBi, the embedded tokens normed, q, k and v of each head beside one another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkv.interop.config import Config
+from qkv.interop.families.heads import language_model
+from qkv.interop.family import Family, Row
+from qkv.interop.ways import INTERLEAVED
+from qkv.spec.branches import Attention, FeedForward
+from qkv.spec.heads import Head
+from qkv.spec.model import Block, Model, Text
+from qkv.spec.parts import Alibi, LayerNorm, NoPositions
+
+NAMES = (
+    Row("frontend.table", "transformer.word_embeddings.weight"),
+    Row("frontend.norm.*", "transformer.word_embeddings_layernorm.*"),
+    Row("blocks.{i}.branches.0.norm.*", "transformer.h.{i}.input_layernorm.*"),
+    Row("blocks.{i}.branches.0.body.qkv.*", "transformer.h.{i}.self_attention.query_key_value.*", INTERLEAVED),
+    Row("blocks.{i}.branches.0.body.output.*", "transformer.h.{i}.self_attention.dense.*"),
+    Row("blocks.{i}.branches.1.norm.*", "transformer.h.{i}.post_attention_layernorm.*"),
+    Row("blocks.{i}.branches.1.body.up.*", "transformer.h.{i}.mlp.dense_h_to_4h.*"),
+    Row("blocks.{i}.branches.1.body.down.*", "transformer.h.{i}.mlp.dense_4h_to_h.*"),
+    Row("norm.*", "transformer.ln_f.*"),
+)
+
+
+def spec(config: Config, head: Head) -> Model:
+    """D = hidden_size, n_layer blocks, n_head heads, 4 D features inside the feed-forward; some files say it in older names."""
+    width = config.size(_said(config, "hidden_size", "n_embed"))
+    config.fixed("apply_residual_connection_post_layernorm", False, "what a branch is added to")
+    config.fixed("n_inner", 4 * width, "the features inside the feed-forward")
+    norm = LayerNorm(eps=config.number("layer_norm_epsilon", 1e-5))
+    heads = config.size(_said(config, "n_head", "num_attention_heads"))
+    attention = Attention(num_heads=heads, relative=Alibi(), dropout=config.number("attention_dropout", 0.0))
+    feed_forward = FeedForward(hidden=4 * width, activation="gelu_tanh")
+    return Model(
+        width=width,
+        num_layers=config.layers(_said(config, "n_layer", "num_hidden_layers")),
+        context_length=config.integer("seq_length", 2048),
+        frontend=Text(vocab_size=config.size("vocab_size", 250880), positions=NoPositions(), norm=norm),
+        blocks=(Block(branches=(attention, feed_forward), norm=norm, dropout=config.number("hidden_dropout", 0.0)),),
+        norm=norm,
+        head=head,
+        init_std=config.number("initializer_range", 0.02),
+    )
+
+
+def _said(config: Config, name: str, older: str) -> str:
+    """The key of two that the config has; of both, if they say the same."""
+    if config.has(older) and config.has(name):
+        config.fixed(older, config.values[name], f"what {name} says")
+    return older if config.has(older) else name
+
+
+def config(spec: Model) -> dict[str, Any] | None:
+    """The keys of ``spec`` where it is one of BLOOM's shape; ``spec`` of them is the judge."""
+    block = spec.layers[0] if spec.layers else None
+    match block:
+        case Block(branches=(Attention(relative=Alibi()) as attention, FeedForward()), norm=LayerNorm() as norm):
+            pass
+        case _:
+            return None
+    if not isinstance(spec.frontend, Text):
+        return None
+    return {
+        "hidden_size": spec.width,
+        "n_layer": len(spec.layers),
+        "n_head": attention.num_heads,
+        "seq_length": spec.context_length,
+        "vocab_size": spec.frontend.vocab_size,
+        "layer_norm_epsilon": norm.eps,
+        "attention_dropout": attention.dropout,
+        "hidden_dropout": block.dropout,
+        "initializer_range": spec.init_std,
+    }
+
+
+_FUSED = (
+    "masked_softmax_fusion",
+    "bias_dropout_fusion",
+    "attention_softmax_in_fp32",
+    "slow_but_exact",
+    "skip_bias_add",
+    "skip_bias_add_qkv",
+)
+
+BLOOM = Family(
+    name="BLOOM",
+    model_types=("bloom",),
+    architectures={"BloomForCausalLM": language_model(tied=True), "BloomModel": language_model(tied=True)},
+    spec=spec,
+    config=config,
+    names=NAMES,
+    prefix="transformer.",
+    ignored_config={
+        **dict.fromkeys(_FUSED, "how it is computed"),
+        "offset_alibi": "a softmax does not change when every score moves by the same",
+    },
+)

@@ -1,0 +1,126 @@
+"""MPT (MosaicML 2023): pre-norm blocks under ALiBi without any bias, norms included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkv.interop.config import Config
+from qkv.interop.families.heads import language_model
+from qkv.interop.family import COMMON, Family, Row
+from qkv.spec.branches import Attention, FeedForward
+from qkv.spec.errors import UserError
+from qkv.spec.heads import Head
+from qkv.spec.model import Block, Model, Text
+from qkv.spec.parts import Alibi, LayerNorm, NoPositions
+
+NAMES = (
+    Row("frontend.table", "transformer.wte.weight"),
+    Row("blocks.{i}.branches.0.norm.weight", "transformer.blocks.{i}.norm_1.weight"),
+    Row("blocks.{i}.branches.0.body.qkv.weight", "transformer.blocks.{i}.attn.Wqkv.weight"),
+    Row("blocks.{i}.branches.0.body.output.weight", "transformer.blocks.{i}.attn.out_proj.weight"),
+    Row("blocks.{i}.branches.1.norm.weight", "transformer.blocks.{i}.norm_2.weight"),
+    Row("blocks.{i}.branches.1.body.up.weight", "transformer.blocks.{i}.ffn.up_proj.weight"),
+    Row("blocks.{i}.branches.1.body.down.weight", "transformer.blocks.{i}.ffn.down_proj.weight"),
+    Row("norm.weight", "transformer.norm_f.weight"),
+)
+NORMS = {"low_precision_layernorm": LayerNorm, "layernorm": LayerNorm}
+FIXED = (
+    ("expansion_ratio", 4, "the features inside the feed-forward"),
+    ("no_bias", True, "which maps have a bias"),
+    ("logit_scale", None, "the logits"),
+    ("embedding_fraction", 1.0, "the gradient of the token vectors"),
+)
+FIXED_IN_ATTENTION = (
+    ("attn_type", "multihead_attention", "how many heads of keys and values there are"),
+    ("alibi", True, "what attention knows of positions"),
+    ("alibi_bias_max", 8, "the slopes of ALiBi"),
+    ("clip_qkv", None, "queries, keys and values"),
+    ("qk_ln", False, "queries and keys"),
+    ("prefix_lm", False, "which positions are visible"),
+    ("attn_uses_sequence_id", False, "which positions are visible"),
+    ("rope", False, "what attention knows of positions"),
+    ("sliding_window_size", -1, "which positions are visible"),
+)
+
+
+def spec(config: Config, head: Head) -> Model:
+    """D = d_model, n_layers blocks, n_heads heads, 4 D features inside the feed-forward."""
+    width, heads = config.size("d_model", 2048), config.size("n_heads", 16)
+    for key, only, meaning in FIXED:
+        config.fixed(key, only, meaning)
+    norm = config.word("norm_type", "low_precision_layernorm", NORMS)(eps=config.number("layer_norm_epsilon", 1e-5), bias=False)
+    feed_forward = FeedForward(hidden=4 * width, bias=False)
+    attention = _attention(config.table("attn_config"), heads, width / heads)
+    return Model(
+        width=width,
+        num_layers=config.layers("n_layers", 24),
+        context_length=config.integer("max_seq_len", 2048),
+        frontend=Text(vocab_size=config.size("vocab_size", 50368), positions=NoPositions(), dropout=config.number("emb_pdrop", 0.0)),
+        blocks=(Block(branches=(attention, feed_forward), norm=norm, dropout=config.number("resid_pdrop", 0.0)),),
+        norm=norm,
+        head=head,
+        init_std=config.number("initializer_range", 0.02),
+    )
+
+
+def _attention(table: Config, heads: int, head_dim: float) -> Attention:
+    """The temperature of a ``softmax_scale`` s is 1 / (s √Dk); of twelve digits, so that it comes back from the s that it gives."""
+    for key, only, meaning in FIXED_IN_ATTENTION:
+        table.fixed(key, only, meaning)
+    scale = table.number("softmax_scale", head_dim**-0.5)
+    if scale <= 0:
+        raise UserError(f"{table.source}: softmax_scale is {scale:g}, but it should be above 0")
+    temperature = float(f"{1.0 / (scale * head_dim**0.5):.12g}")
+    attention = Attention(num_heads=heads, relative=Alibi(), bias=False, temperature=temperature, dropout=table.number("attn_pdrop", 0.0))
+    table.finish({**COMMON, "attn_impl": "how it is computed"})
+    return attention
+
+
+def config(spec: Model) -> dict[str, Any] | None:
+    """The keys of ``spec`` where it is one of MPT's shape; ``spec`` of them is the judge."""
+    block = spec.layers[0] if spec.layers else None
+    match block:
+        case Block(branches=(Attention(relative=Alibi()) as attention, FeedForward()), norm=LayerNorm() as norm):
+            pass
+        case _:
+            return None
+    if not isinstance(spec.frontend, Text):
+        return None
+    return {
+        "d_model": spec.width,
+        "n_layers": len(spec.layers),
+        "n_heads": attention.num_heads,
+        "expansion_ratio": 4,
+        "max_seq_len": spec.context_length,
+        "vocab_size": spec.frontend.vocab_size,
+        "layer_norm_epsilon": norm.eps,
+        "emb_pdrop": spec.frontend.dropout,
+        "resid_pdrop": block.dropout,
+        "initializer_range": spec.init_std,
+        "attn_config": _attention_config(attention, spec.width),
+    }
+
+
+def _attention_config(attention: Attention, width: int) -> dict[str, Any]:
+    scale = 1.0 / (attention.temperature * (width / attention.num_heads) ** 0.5)
+    # Readers of this key want 0 and not 0.0.
+    dropout = attention.dropout or 0
+    return {"alibi": True, "attn_pdrop": dropout, "softmax_scale": None if attention.temperature == 1.0 else scale}
+
+
+MPT = Family(
+    name="MPT",
+    model_types=("mpt",),
+    architectures={name: language_model(tied=True) for name in ("MptForCausalLM", "MPTForCausalLM", "MptModel")},
+    spec=spec,
+    config=config,
+    names=NAMES,
+    prefix="transformer.",
+    ignored_config={
+        "learned_pos_emb": "ALiBi stands in their place",
+        "init_device": "how it is built",
+        "init_config": "how it is built",
+        "verbose": "how it is built",
+        "tokenizer_name": "the folder has its tokenizer",
+    },
+)
