@@ -66,7 +66,8 @@ def test_loss_and_every_gradient_are_equal(pair: Pair) -> None:
         tensors = published_tensors(pair.ours, pair.family, pair.published.architecture, gradients=True)
     named = dict(pair.theirs.named_parameters())
     compared = 0
-    for name, gradient in tensors.items():
+    for stored_name, gradient in tensors.items():
+        name = pair.case.renamed.get(stored_name, stored_name)
         if name in named and named[name].grad is not None:
             wanted = named[name].grad
             scale = wanted.abs().max().clamp(min=1e-6)

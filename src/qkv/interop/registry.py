@@ -7,6 +7,7 @@ from qkv.interop.families.gpt2 import GPT2
 from qkv.interop.families.llama import LLAMA
 from qkv.interop.families.mistral import MISTRAL
 from qkv.interop.families.mpt import MPT
+from qkv.interop.families.neox import NEOX
 from qkv.interop.families.qwen2 import QWEN2
 from qkv.interop.families.qwen3 import QWEN3
 from qkv.interop.family import Family
@@ -19,4 +20,5 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3,
     BLOOM,
     MPT,
+    NEOX,
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -11,6 +12,7 @@ class Case:
     """A class of the transformers library and the config that it is built from, of small and unusual sizes.
 
     ``lengths``: of the rows of a batch (of the sources, for an encoder–decoder).   ``steps``: tokens that decoders write.
+    ``renamed``: what the class calls a parameter that its files hold under another name.
     """
 
     name: str
@@ -18,6 +20,7 @@ class Case:
     config: Any
     lengths: tuple[int, ...] = (9, 1, 5)
     steps: int = 64
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.name

@@ -1,0 +1,111 @@
+"""GPT-NeoX (Black et al. 2022) and Pythia (Biderman et al. 2023): attention and feed-forward side by side, each behind a norm of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkv.interop.config import Config
+from qkv.interop.families.activations import INWARD, OUTWARD
+from qkv.interop.families.heads import language_model
+from qkv.interop.families.rope import rope_config, rope_of
+from qkv.interop.family import Family, Row
+from qkv.interop.ways import INTERLEAVED
+from qkv.spec.branches import Attention, FeedForward
+from qkv.spec.heads import Head
+from qkv.spec.model import Block, Model, Text
+from qkv.spec.parts import LayerNorm, NoPositions, Rope
+
+NAMES = (
+    Row("frontend.table", "gpt_neox.embed_in.weight"),
+    Row("blocks.{i}.branches.0.norm.*", "gpt_neox.layers.{i}.input_layernorm.*"),
+    Row("blocks.{i}.branches.0.body.qkv.*", "gpt_neox.layers.{i}.attention.query_key_value.*", INTERLEAVED),
+    Row("blocks.{i}.branches.0.body.output.*", "gpt_neox.layers.{i}.attention.dense.*"),
+    Row("blocks.{i}.branches.1.norm.*", "gpt_neox.layers.{i}.post_attention_layernorm.*"),
+    Row("blocks.{i}.branches.1.body.up.*", "gpt_neox.layers.{i}.mlp.dense_h_to_4h.*"),
+    Row("blocks.{i}.branches.1.body.down.*", "gpt_neox.layers.{i}.mlp.dense_4h_to_h.*"),
+    Row("norm.*", "gpt_neox.final_layer_norm.*"),
+)
+
+
+def spec(config: Config, head: Head) -> Model:
+    """The rotation turns a quarter of each head where the config does not say; without ``use_parallel_residual`` blocks are pre-norm."""
+    norm = LayerNorm(eps=config.number("layer_norm_eps", 1e-5))
+    dropout = config.number("hidden_dropout", 0.0)
+    attention = Attention(
+        num_heads=config.size("num_attention_heads", 64),
+        relative=_rope(config),
+        bias=config.flag("attention_bias", True),
+        dropout=config.number("attention_dropout", 0.0),
+    )
+    feed_forward = FeedForward(hidden=config.size("intermediate_size", 24576), activation=config.word("hidden_act", "gelu", INWARD))
+    block = Block(branches=(attention, feed_forward), norm=norm, dropout=dropout)
+    if config.flag("use_parallel_residual", True):
+        block = block.changed(order="parallel", norms=(norm, norm))
+    return Model(
+        width=config.size("hidden_size", 6144),
+        num_layers=config.layers("num_hidden_layers", 44),
+        context_length=config.integer("max_position_embeddings", 2048),
+        frontend=Text(vocab_size=config.size("vocab_size", 50432), positions=NoPositions(), dropout=dropout),
+        blocks=(block,),
+        norm=norm,
+        head=head,
+        init_std=config.number("initializer_range", 0.02),
+    )
+
+
+def _rope(config: Config) -> Rope:
+    """Older files call the base ``rotary_emb_base`` and the share of the head that is turned ``rotary_pct``."""
+    rope = rope_of(config, config.number("rotary_pct", 0.25))
+    older = config.number("rotary_emb_base", rope.base)
+    return rope if config.table("rope_parameters").has("rope_theta") else rope.changed(base=older)
+
+
+def config(spec: Model) -> dict[str, Any] | None:
+    """The keys of ``spec`` where it is one of GPT-NeoX's shape; ``spec`` of them is the judge."""
+    block = spec.layers[0] if spec.layers else None
+    match block:
+        case Block(branches=(Attention(relative=Rope() as rope) as attention, FeedForward() as feed_forward)):
+            norm, turned = block.norm_of(0), rope_config(rope)
+        case _:
+            return None
+    if not isinstance(spec.frontend, Text) or not isinstance(norm, LayerNorm) or turned is None:
+        return None
+    base, scaling = turned["rope_theta"], {key: turned[key] for key in ("rope_scaling",) if key in turned}
+    return {
+        "hidden_size": spec.width,
+        "num_hidden_layers": len(spec.layers),
+        "num_attention_heads": attention.num_heads,
+        "intermediate_size": feed_forward.hidden_at(spec.width),
+        "hidden_act": OUTWARD[feed_forward.activation],
+        "max_position_embeddings": spec.context_length,
+        "vocab_size": spec.frontend.vocab_size,
+        "layer_norm_eps": norm.eps,
+        "use_parallel_residual": block.order == "parallel",
+        "attention_bias": attention.bias,
+        "attention_dropout": attention.dropout,
+        "hidden_dropout": block.dropout,
+        "initializer_range": spec.init_std,
+        "rotary_emb_base": base,
+        "rotary_pct": rope.fraction,
+        **scaling,
+    }
+
+
+NEOX = Family(
+    name="GPT-NeoX",
+    model_types=("gpt_neox",),
+    architectures={"GPTNeoXForCausalLM": language_model(tied=False, theirs="embed_out.weight")},
+    spec=spec,
+    config=config,
+    names=NAMES,
+    prefix="gpt_neox.",
+    ignored={
+        "gpt_neox.layers.{i}.attention.bias": "a table of which positions are visible, which the mask says",
+        "gpt_neox.layers.{i}.attention.masked_bias": "a constant of old versions",
+        "gpt_neox.layers.{i}.attention.rotary_emb.inv_freq": "computed from the config",
+    },
+    ignored_config={
+        "classifier_dropout": "of a head that this architecture does not have",
+        "is_decoder": "the family says it",
+    },
+)
