@@ -29,6 +29,8 @@ COMMANDS = {
     "evaluate": "Measure a trained model on held-out text.",
     "cost": "Count parameters, operations, memory and time.",
     "why": "Say which implementation of each operation runs here, why, and what it gains.",
+    "load": "Say what a published checkpoint is, and what of its files is used.",
+    "where": "Say where a tensor of a model comes from: spec, module, file and line.",
     "tokenizer": "Train a tokenizer on text files, or show how one cuts a text.",
     "info": "Show this installation, or what a run folder holds.",
     "schema": "Print the JSON schema of recipes, for editors.",

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from pydantic import ValidationError
 from torch import nn
 
 from qkv.interop.config import Config
 from qkv.interop.ways import PLAIN, Cut, Way, cut_of
-from qkv.spec.errors import UserError, nearest
+from qkv.spec.base import problems_of
+from qkv.spec.errors import SpecError, UserError, nearest
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
 
@@ -57,6 +60,8 @@ class Family:
     """What stands before the body's names in a file of a model with a head; files of the body alone, and old ones, go without."""
     ignored: Reasons = field(default_factory=dict)
     ignored_config: Reasons = field(default_factory=dict)
+    older: Mapping[str, str] = field(default_factory=dict)
+    """Parts of names as old files write them, and as they are written now."""
 
     def rows(self, architecture: str) -> tuple[Row, ...]:
         """The table of body and head."""
@@ -97,6 +102,18 @@ def _filled(theirs: str, groups: Mapping[str, str]) -> str:
     return theirs.replace("{i}", groups.get("i", "")).replace("*", groups.get("leaf", "*"))
 
 
+T = TypeVar("T")
+
+
+def named_as_now(family: Family, stored: Mapping[str, T]) -> dict[str, T]:
+    """``stored`` with the names of old files as they are written now; one whose new name is there too keeps its own."""
+    found: dict[str, T] = {}
+    for name, tensor in stored.items():
+        now = functools.reduce(lambda so_far, pair: so_far.replace(*pair), family.older.items(), name)
+        found[name if now in stored else now] = tensor
+    return found
+
+
 def without_prefix(family: Family, rows: Iterable[Row]) -> tuple[Row, ...]:
     """The table of a file that holds the body's names bare."""
 
@@ -129,7 +146,10 @@ def choose(families: Iterable[Family], config: Config) -> tuple[Family, str]:
 
 def read_spec(family: Family, architecture: str, config: Config) -> Model:
     """The spec of a config, every key used or ignored for a reason. Raises ``UserError``."""
-    spec = family.spec(config, family.architectures[architecture].head(config))
+    try:
+        spec = family.spec(config, family.architectures[architecture].head(config))
+    except ValidationError as error:
+        raise SpecError(problems_of(error, Model), config.source) from None
     config.finish({**COMMON, **family.ignored_config})
     return spec
 

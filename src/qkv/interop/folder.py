@@ -126,7 +126,16 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
         raise UserError(f"{file} cannot be read as tensors alone: {str(error).splitlines()[0]}") from None
     if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
         raise UserError(f"{file} holds something else than tensors by name")
+    odd = next((name for name, tensor in found.items() if not _is_whole(tensor)), None)
+    if odd:
+        raise UserError(f"{file}: {odd!r} claims more numbers than the file holds for it")
     return found
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """False for a tensor that repeats few stored numbers, which a copy of it would write out."""
+    strided = tensor.layout == torch.strided and tensor.device.type == "cpu"
+    return strided and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
 
 
 def held_by(tensors: Mapping[str, Stored]) -> Held:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from qkv.interop import hub
 from qkv.interop.config import Config
-from qkv.interop.family import Family, Match, choose, ignored_keys, matches, read_spec, reason_for, without_prefix
+from qkv.interop.family import Family, Match, choose, ignored_keys, matches, named_as_now, read_spec, reason_for, without_prefix
 from qkv.interop.folder import Stored, held_by, read_json, stored_tensors
 from qkv.interop.places import CONFIG, GENERATION, is_published, may_be_name
 from qkv.interop.registry import FAMILIES
@@ -64,6 +64,7 @@ def load_published(
     stored = stored_tensors(folder, pickles)
     config = Config(read_json(folder / CONFIG), str(folder / CONFIG), held_by(stored))
     family, architecture = choose(FAMILIES, config)
+    stored = named_as_now(family, stored)
     model = _empty(read_spec(family, architecture, config), folder)
     ignored = fill(model, family, architecture, stored, _precision(dtype, stored), str(folder))
     tokenizer = _tokenizer(folder)
@@ -74,11 +75,19 @@ def load_published(
         model.eval(),
         tokenizer,
         _sample(folder, tokenizer),
-        labels_of(config),
+        labels_of(config) or _numbered(model.spec),
         len(stored) - len(ignored),
         tuple(ignored),
         tuple(ignored_keys(family, config)),
     )
+
+
+def described(source: str | Path, revision: str | None = None) -> tuple[Transformer, Family, str]:
+    """The module of a published checkpoint with no memory behind it, its family and its architecture. Raises ``UserError``."""
+    folder = find_folder(source, revision)
+    config = Config(read_json(folder / CONFIG), str(folder / CONFIG))
+    family, architecture = choose(FAMILIES, config)
+    return _empty(read_spec(family, architecture, config), folder), family, architecture
 
 
 def find_folder(source: str | Path, revision: str | None = None, pickles: bool = False) -> Path:
@@ -235,6 +244,11 @@ def labels_of(config: Config) -> tuple[str, ...]:
     """The names of the classes, by their number; empty where the config names none."""
     named = config.table("id2label").values
     return tuple(str(named[key]) for key in sorted(named, key=int)) if all(key.isdecimal() for key in named) else ()
+
+
+def _numbered(spec: Model) -> tuple[str, ...]:
+    """The names that classes have where a config gives them none."""
+    return tuple(f"LABEL_{i}" for i in range(getattr(spec.head, "num_classes", None) or 0))
 
 
 def _sample(folder: Path, tokenizer: Tokenizer | None) -> Generation:

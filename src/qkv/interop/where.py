@@ -1,0 +1,136 @@
+"""Where a tensor of a model lives, under its own name or a published one: its part of the spec, its module, and the line that is its code."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from qkv.interop.config import Config
+from qkv.interop.family import Family, Match, matches, read_spec, without_prefix
+from qkv.interop.registry import FAMILIES
+from qkv.interop.ways import Plain
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError, nearest
+
+_MOST_LAYERS = 200
+"""A number in a name that is larger than this is not that of a layer."""
+
+
+class Place(NamedTuple):
+    """One tensor: its name here and in published files, its shape, and who holds it."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    way: str
+    shape: tuple[int, ...]
+    spec_path: str
+    module: str
+    file: Path
+    line: int
+
+
+def where(model: Transformer, name: str, family: Family | None = None, architecture: str = "") -> Place:
+    """The place of the tensor that is called ``name`` here or in the files of ``family``. Raises ``UserError`` with the nearest name."""
+    own = model.state_dict(keep_vars=True)
+    table = _table(model, family, architecture)
+    ours = name if name in own else next((match.ours for match in table.values() if name in match.theirs), None)
+    bare = _table(model, family, architecture, bare=True)
+    if ours is None:
+        ours = next((match.ours for match in bare.values() if name in match.theirs), None)
+    if ours is None:
+        known = {*own, *(theirs for match in table.values() for theirs in match.theirs)}
+        raise UserError(f"the model has no tensor {name!r}, under its own names or the published ones; {_near(name, known)}")
+    owner = _owner(model, ours)
+    file, line = source_of(owner)
+    match = table.get(ours)
+    way = "" if match is None or isinstance(match.way, Plain) else type(match.way).__name__.lower()
+    theirs = match.theirs if match else ()
+    return Place(ours, theirs, way, tuple(own[ours].shape), spec_path(model, ours), type(owner).__name__, file, line)
+
+
+def everywhere(name: str) -> list[tuple[str, Place]]:
+    """(family, place) in each family that calls a tensor so, told without any checkpoint: sizes are sketches. Raises ``UserError``."""
+    layers = max((int(number) for number in re.findall(r"\d+", name)), default=0) + 1
+    found, known = list[tuple[str, Place]](), set[str]()
+    for family in FAMILIES:
+        for architecture in family.architectures:
+            model = sketch(family, architecture, layers)
+            known.update(theirs for match in _table(model, family, architecture).values() for theirs in match.theirs)
+            with contextlib.suppress(UserError):
+                found.append((family.name, where(model, name, family, architecture)))
+                break
+    if not found:
+        raise UserError(f"no family that qkv knows has a tensor {name!r}; {_near(name, known)}")
+    return found
+
+
+class _Sketch(Config):
+    """A config that answers every question: sizes of 8, two heads, and ``count`` layers."""
+
+    def __init__(self, family: Family, count: int):
+        super().__init__({"model_type": family.model_types[0]})
+        self.count = count
+
+    def layers(self, key: str, default: int | None = None) -> int:
+        return self.count
+
+    def size(self, key: str, default: int | None = None) -> int:
+        return 2 if "head" in key and "dim" not in key else 8
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        return 8 if default is None else default
+
+
+def sketch(family: Family, architecture: str, layers: int) -> Transformer:
+    """A model of the family with no memory behind it, of few layers and small sizes."""
+    with torch.device("meta"):
+        return Transformer(read_spec(family, architecture, _Sketch(family, min(layers, _MOST_LAYERS))))
+
+
+def _table(model: Transformer, family: Family | None, architecture: str, bare: bool = False) -> dict[str, Match]:
+    if family is None:
+        return {}
+    rows = family.rows(architecture)
+    return {match.ours: match for match in matches(model, without_prefix(family, rows) if bare else rows)}
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    clause = nearest(name, known)
+    return clause if clause.startswith("did you mean") else "'qkv load' lists none that is close"
+
+
+def _owner(model: nn.Module, name: str) -> nn.Module:
+    """The innermost module of qkv's own that holds the tensor: of a linear map the branch, norm or head that uses it."""
+    path = name.split(".")[:-1]
+    chain = [model.get_submodule(".".join(path[:end])) for end in range(len(path), -1, -1)]
+    owners = (module for module in chain if type(module).__module__.startswith("qkv.") and type(module).__name__ != "Linear")
+    return next(owners, model)
+
+
+def source_of(module: nn.Module) -> tuple[Path, int]:
+    """The file of a module's class, and the line where it begins."""
+    kind = type(module)
+    return Path(inspect.getfile(kind)), inspect.getsourcelines(kind)[1]
+
+
+def spec_path(model: Transformer, name: str) -> str:
+    """The path of what decides a tensor in ``model.spec``, the pattern of blocks taken into account.
+
+    ``blocks.5.branches.0.body.qkv.weight`` of a pattern of two blocks is decided by ``model.blocks.1.branches.0``.
+    """
+    stack, prefix, parts = model.spec, "model", name.split(".")
+    if parts[0] == "encoder" and model.spec.encoder is not None:
+        stack, prefix, parts = model.spec.encoder, "model.encoder", parts[1:]
+    if parts[0] != "blocks":
+        return f"{prefix}.{'frontend.positions' if parts[:2] == ['frontend', 'positions'] else parts[0]}"
+    block = f"{prefix}.blocks.{int(parts[1]) % len(stack.blocks)}"
+    if parts[2] != "branches" or parts[4].startswith("norm"):
+        return f"{block}.norm"
+    return f"{block}.residual" if parts[4] == "residual" else f"{block}.branches.{parts[3]}"
