@@ -25,12 +25,14 @@ Reasons = Mapping[str, str]
 class Row(NamedTuple):
     """One line of a name table. ``{i}`` is the number of a layer, and ``*`` is ``weight`` or ``bias``, on both sides the same.
 
-    A row holds where the model has ``ours``: a bias that a model lacks needs no row of its own.
+    A row holds where the model has ``ours``: a bias that a model lacks needs no row of its own. With ``where`` it holds only for specs
+    of which that is true, for families that name one thing in two ways; the first row that holds is taken.
     """
 
     ours: str
     theirs: str | tuple[str, ...]
     way: Way = PLAIN
+    where: Callable[[Model], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ class Match:
 
 def matches(model: nn.Module, rows: Sequence[Row]) -> list[Match]:
     """What the table says of each tensor of ``model``, every name of a shared one included. Raises ``LookupError`` for one without a row."""
-    patterns = [(re.compile(_pattern(row.ours)), row) for row in rows]
+    spec: Any = getattr(model, "spec", None)
+    patterns = [(re.compile(_pattern(row.ours)), row) for row in rows if row.where is None or row.where(spec)]
     found = []
     for name in model.state_dict(keep_vars=True):
         hit = next(((match, row) for pattern, row in patterns if (match := pattern.fullmatch(name))), None)

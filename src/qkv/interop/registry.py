@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qkv.interop.families.bloom import BLOOM
+from qkv.interop.families.falcon import FALCON
 from qkv.interop.families.gpt2 import GPT2
 from qkv.interop.families.llama import LLAMA
 from qkv.interop.families.mistral import MISTRAL
@@ -21,4 +22,5 @@ FAMILIES: tuple[Family, ...] = (
     BLOOM,
     MPT,
     NEOX,
+    FALCON,
 )

@@ -1,0 +1,131 @@
+"""Falcon (Almazrouei et al. 2023): attention and feed-forward side by side, few heads of keys and values, norms with biases, maps without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkv.interop.config import Config
+from qkv.interop.families.activations import INWARD, OUTWARD
+from qkv.interop.families.heads import language_model
+from qkv.interop.families.rope import rope_config, rope_of
+from qkv.interop.family import Family, Row
+from qkv.interop.ways import INTERLEAVED
+from qkv.spec.branches import Attention, FeedForward
+from qkv.spec.errors import UserError
+from qkv.spec.heads import Head
+from qkv.spec.model import Block, Model, Text
+from qkv.spec.parts import LayerNorm, NoPositions, Rope
+
+
+def _parallel(spec: Model) -> bool:
+    return all(block.order == "parallel" for block in spec.layers)
+
+
+NAMES = (
+    Row("frontend.table", "transformer.word_embeddings.weight"),
+    Row("blocks.{i}.norm.*", "transformer.h.{i}.input_layernorm.*"),
+    Row("blocks.{i}.branches.0.norm.*", "transformer.h.{i}.ln_attn.*", where=_parallel),
+    Row("blocks.{i}.branches.1.norm.*", "transformer.h.{i}.ln_mlp.*", where=_parallel),
+    Row("blocks.{i}.branches.0.norm.*", "transformer.h.{i}.input_layernorm.*"),
+    Row("blocks.{i}.branches.1.norm.*", "transformer.h.{i}.post_attention_layernorm.*"),
+    Row("blocks.{i}.branches.0.body.qkv.*", "transformer.h.{i}.self_attention.query_key_value.*", INTERLEAVED),
+    Row("blocks.{i}.branches.0.body.output.*", "transformer.h.{i}.self_attention.dense.*"),
+    Row("blocks.{i}.branches.1.body.up.*", "transformer.h.{i}.mlp.dense_h_to_4h.*"),
+    Row("blocks.{i}.branches.1.body.down.*", "transformer.h.{i}.mlp.dense_4h_to_h.*"),
+    Row("norm.*", "transformer.ln_f.*"),
+)
+
+
+def spec(config: Config, head: Head) -> Model:
+    """``new_decoder_architecture`` (40B, 11B): keys and values shared by groups, one or two norms. Else (7B) one norm for both branches."""
+    width, heads = config.size("hidden_size", 4544), config.size("num_attention_heads", 71)
+    config.fixed("alibi", False, "what attention knows of positions; Falcon's slopes are divided by √Dk and rounded to bfloat16")
+    config.fixed("apply_residual_connection_post_layernorm", False, "what a branch is added to")
+    config.fixed("ff_factor", 4, "the features inside the feed-forward")
+    norm, bias = LayerNorm(eps=config.number("layer_norm_epsilon", 1e-5)), config.flag("bias", False)
+    attention = Attention(
+        num_heads=heads,
+        num_kv_heads=_kv_heads(config, heads),
+        relative=rope_of(config),
+        bias=bias,
+        dropout=config.number("attention_dropout", 0.0),
+    )
+    hidden, activation = config.size("ffn_hidden_size", 4 * width), config.word("activation", "gelu", INWARD)
+    feed_forward = FeedForward(hidden=hidden, activation=activation, bias=bias)
+    block = Block(branches=(attention, feed_forward), norm=norm, dropout=config.number("hidden_dropout", 0.0))
+    return Model(
+        width=width,
+        num_layers=config.layers("num_hidden_layers", 32),
+        context_length=config.integer("max_position_embeddings", 2048),
+        frontend=Text(vocab_size=config.size("vocab_size", 65024), positions=NoPositions()),
+        blocks=(block.changed(**_order(config, norm)),),
+        norm=norm,
+        head=head,
+        init_std=config.number("initializer_range", 0.02),
+    )
+
+
+def _kv_heads(config: Config, heads: int) -> int:
+    """Only the newer architecture reads ``num_kv_heads``, and only the older one ``multi_query``."""
+    given, single = config.size("num_kv_heads", heads), config.flag("multi_query", True)
+    if config.flag("new_decoder_architecture", False):
+        return given
+    return 1 if single else heads
+
+
+def _order(config: Config, norm: LayerNorm) -> dict[str, Any]:
+    """The order of a block's branches, and a norm for each where there are two."""
+    newer, parallel = config.flag("new_decoder_architecture", False), config.flag("parallel_attn", True)
+    norms = config.integer("num_ln_in_parallel_attn", 2 if newer else 1)
+    if norms not in ((1, 2) if newer else (1,)) or (newer and not parallel):
+        said = f"num_ln_in_parallel_attn {norms}, parallel_attn {parallel} and new_decoder_architecture {newer}"
+        raise UserError(f"{config.source}: {said} do not go together; two norms belong to the newer architecture, which is always parallel")
+    if not parallel:
+        return {"order": "pre"}
+    return {"order": "parallel", "norms": (norm, norm) if norms == 2 else ()}
+
+
+def config(spec: Model) -> dict[str, Any] | None:
+    """The keys of ``spec`` where it is one of Falcon's shape; ``spec`` of them is the judge."""
+    block = spec.layers[0] if spec.layers else None
+    match block:
+        case Block(branches=(Attention(relative=Rope() as rope) as attention, FeedForward() as feed_forward)):
+            norm, turned = block.norm_of(0), rope_config(rope)
+        case _:
+            return None
+    if not isinstance(spec.frontend, Text) or not isinstance(norm, LayerNorm) or turned is None:
+        return None
+    newer = block.order == "parallel" and (bool(block.norms) or attention.kv_heads not in (1, attention.num_heads))
+    return {
+        "hidden_size": spec.width,
+        "num_hidden_layers": len(spec.layers),
+        "num_attention_heads": attention.num_heads,
+        "num_kv_heads": attention.kv_heads,
+        "multi_query": attention.kv_heads == 1,
+        "new_decoder_architecture": newer,
+        "parallel_attn": block.order == "parallel",
+        "num_ln_in_parallel_attn": (2 if block.norms else 1) if newer else None,
+        "ffn_hidden_size": feed_forward.hidden_at(spec.width),
+        "activation": OUTWARD[feed_forward.activation],
+        "bias": attention.bias,
+        "alibi": False,
+        "max_position_embeddings": spec.context_length,
+        "vocab_size": spec.frontend.vocab_size,
+        "layer_norm_epsilon": norm.eps,
+        "attention_dropout": attention.dropout,
+        "hidden_dropout": block.dropout,
+        "initializer_range": spec.init_std,
+        **turned,
+    }
+
+
+FALCON = Family(
+    name="Falcon",
+    model_types=("falcon",),
+    architectures={"FalconForCausalLM": language_model(tied=True), "FalconModel": language_model(tied=True)},
+    spec=spec,
+    config=config,
+    names=NAMES,
+    prefix="transformer.",
+    ignored={"transformer.h.{i}.self_attention.rotary_emb.inv_freq": "computed from the config"},
+)

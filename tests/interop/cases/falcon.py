@@ -1,0 +1,24 @@
+"""Falcon: one head of keys, one for each query or some shared; one norm, two, or branches in turn; biases on and off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.interop.cases.case import Case
+from transformers import FalconConfig, FalconForCausalLM
+
+
+def config(**changed: Any) -> FalconConfig:
+    sizes = {"vocab_size": 61, "hidden_size": 30, "num_hidden_layers": 2, "num_attention_heads": 3, "max_position_embeddings": 90}
+    return FalconConfig(**{**sizes, "bos_token_id": None, "eos_token_id": None, **changed})
+
+
+GROUPED = {"new_decoder_architecture": True, "num_attention_heads": 6, "num_kv_heads": 2, "hidden_size": 36}
+
+CASES = (
+    Case("falcon-7b", FalconForCausalLM, config(ffn_hidden_size=44)),
+    Case("falcon-40b", FalconForCausalLM, config(**GROUPED, tie_word_embeddings=False, layer_norm_epsilon=1e-3)),
+    Case("falcon-11b", FalconForCausalLM, config(**GROUPED, num_ln_in_parallel_attn=1, rope_theta=500.0, num_hidden_layers=3)),
+    Case("falcon-in-turn", FalconForCausalLM, config(parallel_attn=False, multi_query=False, bias=True, activation="relu")),
+    Case("falcon-biased", FalconForCausalLM, config(bias=True, multi_query=False, rope_scaling={"rope_type": "linear", "factor": 3.0})),
+)
