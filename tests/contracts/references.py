@@ -143,7 +143,8 @@ class Learned:
         exact = count // 2
         if away >= exact:
             away = exact + int(math.log(away / exact) / math.log(part.max_distance / exact) * (count - exact) + 1e-6)
-        return float(self.m.table[first + min(away, count - 1), self.h])
+        table = self.m.table if self.m.table is not None else self.m.owner[0].table
+        return float(table[first + min(away, count - 1), self.h])
 
 
 @reference("linear_attention")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.contracts.relative_samples import RELATIVE_SAMPLES, RELATIVE_TWO_WAY
+from tests.contracts.sparse_samples import SPARSE_TWO_WAY
 
 from qkv.spec.branches import (
     GRU,
@@ -116,6 +117,7 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
 
 BIDIRECTIONAL: tuple[Branch, ...] = (
     *RELATIVE_TWO_WAY,
+    *SPARSE_TWO_WAY,
     Attention(mask=Full()),
     Attention(mask=Causal() | Prefix(length=6)),
     Attention(mask=Window(size=3), relative=Rope()),
@@ -197,6 +199,12 @@ STACKS: dict[str, Model] = {
         ),
         positions(Learned(), join="concatenate"),
         head=LanguageModelHead(tied=False, bias=True, softcap=5.0),
+    ),
+    "one table of distances, scaled head": stack(
+        (Block(branches=(Attention(relative=T5Buckets(num_buckets=6, max_distance=9, shared=True), num_kv_heads=2), FeedForward())),),
+        positions(NoPositions()),
+        num_layers=3,
+        head=LanguageModelHead(scale=0.25),
     ),
     "plain": stack((Block(residual=Add()),), positions(Learned(), scale=True)),
 }

@@ -21,7 +21,7 @@ def model(m: Any, ids: Tensor, sources: list[list[int]] | None = None) -> Tensor
     for block, spec, memory in zip(m.blocks, m.spec.layers, memories, strict=True):
         x = one_block(block, spec, x, memory)
     x = normed(m.norm, m.spec.norm, x)
-    logits = per_position(x, lambda v: m.head.weight @ v + (0.0 if m.head.bias is None else m.head.bias))
+    logits = per_position(x, lambda v: m.spec.head.scale * m.head.weight @ v + (0.0 if m.head.bias is None else m.head.bias))
     cap = m.spec.head.softcap
     return logits if cap is None else cap * (logits / cap).tanh()
 

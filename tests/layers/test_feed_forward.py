@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers.activations import QuickGELUActivation
 
 from qkv.layers.activations import ACTIVATIONS
 from qkv.layers.context import Context
@@ -24,6 +25,7 @@ TORCH: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": torch.nn.GELU(),
     "gelu_tanh": torch.nn.GELU(approximate="tanh"),
     "silu": torch.nn.SiLU(),
+    "quick_gelu": QuickGELUActivation(),
     "sigmoid": torch.nn.Sigmoid(),
     "tanh": torch.nn.Tanh(),
     "identity": torch.nn.Identity(),

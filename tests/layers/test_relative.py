@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,18 +10,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.mixers.modules import applied, built, some
+from tests.models.stacks import ids, model
 from torch import Tensor
-from transformers import T5Config
+from transformers import T5Config, T5EncoderModel
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from qkv.inspection.cost import cost
 from qkv.layers.context import Context
 from qkv.layers.relative import T5Buckets, build_relative
+from qkv.models.build import build
 from qkv.ops.masks import Sites
 from qkv.ops.positions import clipped_distances, distance_buckets
 from qkv.spec import parts
-from qkv.spec.branches import Attention
+from qkv.spec.branches import Attention, FeedForward
+from qkv.spec.cross import CrossAttention
 from qkv.spec.errors import SpecError
+from qkv.spec.heads import LanguageModelHead
 from qkv.spec.masks import Causal, Full, Window
+from qkv.spec.model import Block, Encoder, Text
 
 
 @given(
@@ -136,3 +143,93 @@ def test_mixed_precision_gives_nearly_the_same(part: Any, cast: torch.dtype) -> 
 def test_a_largest_distance_within_the_exact_buckets_is_refused() -> None:
     with pytest.raises(SpecError, match="max_distance: 16 is within the buckets of one distance each; give at least 17"):
         parts.T5Buckets.parse({"num_buckets": 32, "max_distance": 16})
+
+
+def shared(causal: bool = True, layers: int = 3, **fields: Any) -> Any:
+    mask = Causal() if causal else Full()
+    block = Block(branches=(Attention(num_heads=2, mask=mask, relative=parts.T5Buckets(num_buckets=6, max_distance=9, shared=True)),))
+    return build(model(block, num_layers=layers, **fields)).double().eval()
+
+
+def tables(m: Any) -> list[str]:
+    return [name for name in m.state_dict() if name.endswith("relative.table")]
+
+
+def test_a_shared_table_is_held_once_and_serves_every_layer() -> None:
+    """The same weights in a table of each layer's own give the same, and its gradient is the sum of theirs."""
+    m = shared()
+    assert tables(m) == ["blocks.0.branches.0.body.relative.table"]
+    assert sum(name.endswith("relative.table") for name, _ in m.named_parameters()) == 1
+    m.blocks[0].branches[0].body.relative.table.data.normal_(generator=torch.Generator().manual_seed(1))
+    own = Attention(num_heads=2, relative=parts.T5Buckets(num_buckets=6, max_distance=9))
+    apart: Any = build(model(Block(branches=(own,)), num_layers=3)).double().eval()
+    table = m.state_dict()[tables(m)[0]]
+    apart.load_state_dict({**m.state_dict(), **{name: table.clone() for name in tables(apart)}})
+    assert len(tables(apart)) == 3
+    torch.testing.assert_close(m(ids())[0], apart(ids())[0])
+    for one in (m, apart):
+        one(ids())[0].square().sum().backward()
+    expected = sum(block.branches[0].body.relative.table.grad for block in apart.blocks)
+    torch.testing.assert_close(m.blocks[0].branches[0].body.relative.table.grad, expected)
+
+
+def test_a_shared_table_is_shared_after_copying_moving_and_computing_again() -> None:
+    m = copy.deepcopy(shared())
+    table = m.blocks[0].branches[0].body.relative.table
+    table.data.normal_(generator=torch.Generator().manual_seed(1))
+    expected = m(ids())[0]
+    assert m.blocks[2].branches[0].body.relative.owner[0].table is table
+    expected.square().sum().backward()
+    first, table.grad = table.grad, None
+    m.recompute_blocks(True)
+    m(ids())[0].square().sum().backward()
+    torch.testing.assert_close(table.grad, first)
+    torch.testing.assert_close(m.float()(ids())[0], expected.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_layers_of_other_sizes_and_the_two_stacks_have_tables_of_their_own() -> None:
+    relative = parts.T5Buckets(num_buckets=6, max_distance=9, shared=True)
+    two, one = (Attention(num_heads=heads, relative=relative) for heads in (2, 1))
+    reads = Encoder(
+        blocks=(Block(branches=(Attention(num_heads=2, mask=Full(), relative=relative),)),), num_layers=2, frontend=Text(vocab_size=5)
+    )
+    m = build(model(Block(branches=(two, CrossAttention(num_heads=2))), Block(branches=(one, two)), num_layers=4, encoder=reads))
+    names = [
+        "blocks.0.branches.0.body.relative.table",
+        "blocks.1.branches.0.body.relative.table",
+        "encoder.blocks.0.branches.0.body.relative.table",
+    ]
+    assert sorted(tables(m)) == names
+    assert cost(m.spec).parameters == sum(p.numel() for p in m.parameters())
+
+
+@torch.no_grad()
+def test_a_stack_of_t5_s_gives_its_vectors() -> None:
+    """T5's encoder: no scale, one table, rms norms, and the tied head of v1.0 times width^-1/2."""
+    config = T5Config(d_model=16, d_kv=4, num_heads=3, d_ff=20, num_layers=3, vocab_size=13, relative_attention_num_buckets=8)
+    config.dropout_rate, config.relative_attention_max_distance = 0.0, 10
+    theirs = T5EncoderModel(config).double().eval()
+    generator = torch.Generator().manual_seed(4)
+    for parameter in theirs.parameters():
+        parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    relative = parts.T5Buckets(num_buckets=8, max_distance=10, shared=True)
+    attention = Attention(num_heads=3, head_dim=4, mask=Full(), relative=relative, temperature=4**-0.5, bias=False)
+    norm = parts.RMSNorm(eps=config.layer_norm_epsilon)
+    block = Block(branches=(attention, FeedForward(hidden=20, activation="relu", bias=False)), norm=norm)
+    text = Text(vocab_size=13, positions=parts.NoPositions())
+    ours: Any = build(model(block, num_layers=3, norm=norm, frontend=text, head=LanguageModelHead(scale=16**-0.5))).double().eval()
+    ours.frontend.table.data, ours.norm.weight.data = theirs.shared.weight.data, theirs.encoder.final_layer_norm.weight.data
+    first = theirs.encoder.block[0].layer[0].SelfAttention
+    ours.blocks[0].branches[0].body.relative.table.data = first.relative_attention_bias.weight.data
+    for own, other in zip(ours.blocks, theirs.encoder.block, strict=True):
+        (mix, forward), (attends, feeds) = own.branches, other.layer
+        mix.norm.weight.data, forward.norm.weight.data = attends.layer_norm.weight.data, feeds.layer_norm.weight.data
+        mix.body.qkv.weight.data = torch.cat([getattr(attends.SelfAttention, name).weight for name in "qkv"])
+        mix.body.output.weight.data = attends.SelfAttention.o.weight.data
+        forward.body.up.weight.data, forward.body.down.weight.data = (
+            feeds.DenseReluDense.wi.weight.data,
+            feeds.DenseReluDense.wo.weight.data,
+        )
+    vectors = theirs(ids(2, 20)).last_hidden_state
+    torch.testing.assert_close(ours.features(ids(2, 20))[0], vectors, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(ours(ids(2, 20))[0], (vectors * 16**-0.5) @ theirs.shared.weight.T, rtol=1e-6, atol=1e-6)

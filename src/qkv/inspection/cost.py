@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from typing import Any
 
-from qkv.inspection import cost_attention, cost_formulas, cost_heads, cost_memory, cost_relative
+from qkv.inspection import cost_attention, cost_formulas, cost_heads, cost_memory, cost_relative, cost_sparse
 from qkv.inspection.machine import Machine
 from qkv.inspection.shares import FLOAT, Setting, Share, share
 from qkv.inspection.training_memory import Memory, Stage, training_memory
+from qkv.spec.branches import Branch
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Block, Encoder, Model, Stack, Text
@@ -18,7 +20,7 @@ from qkv.spec.training import Training
 
 __all__ = ["BUILT_IN", "PRECISIONS", "Cost", "Memory", "Speed", "cost"]
 
-BUILT_IN = (cost_attention, cost_formulas, cost_heads, cost_memory, cost_relative)
+BUILT_IN = (cost_attention, cost_formulas, cost_heads, cost_memory, cost_relative, cost_sparse)
 PRECISIONS = {"fp32": 4, "bf16": 2}
 """Bytes of a number."""
 Blocks = tuple[tuple[Share, ...], ...]
@@ -253,15 +255,21 @@ def _encoder(encoder: Encoder, at: Setting, length: int) -> tuple[dict[str, Shar
 
 def _blocks(stack: Stack, at: Setting) -> list[list[dict[str, Share]]]:
     """Every block of a stack; the first branch that reads the memory keeps it for the others."""
-    found, shared = [], False
-    known: dict[tuple[int, bool], list[dict[str, Share]]] = {}
+    found, shared, tables = [], False, at.shared_tables
+    known: dict[tuple[int, bool, frozenset[Hashable]], list[dict[str, Share]]] = {}
     for i, block in enumerate(stack.layers):
-        key = i % len(stack.blocks), shared
+        key = i % len(stack.blocks), shared, tables
         if key not in known:
-            known[key] = _block(block, replace(at, shared_memory=shared))
+            known[key] = _block(block, replace(at, shared_memory=shared, shared_tables=tables))
         found.append(known[key])
+        tables |= _tables(block.branches)
         shared = not _layered(stack) and (shared or any(branch.reads_memory for branch in block.branches))
     return found
+
+
+def _tables(branches: Sequence[Branch]) -> frozenset[Hashable]:
+    """The tables that these branches share with those behind them."""
+    return frozenset(cost_attention.shared_table(branch) for branch in branches) - {None}
 
 
 def _layered(stack: Stack) -> bool:
@@ -287,7 +295,8 @@ def _block(block: Block, at: Setting) -> list[dict[str, Share]]:
         parallel, last = block.order == "parallel", i == len(block.branches) - 1
         # In bf16 each branch rounds the shared input for itself.
         shared = parallel and i > 0 and not block.norms
-        part = share(branch, replace(at, shared_input=shared and at.item == FLOAT))
+        tables = at.shared_tables | _tables(block.branches[:i])
+        part = share(branch, replace(at, shared_input=shared and at.item == FLOAT, shared_tables=tables))
         if not last or _keeps_result(block):
             part = replace(part, ending=0)
         norms = 0 if shared else 2 if block.order == "sandwich" else 1

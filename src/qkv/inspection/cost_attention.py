@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from qkv.inspection.shares import FLOAT, Setting, Share, formula, last, linear, share
 from qkv.inspection.visible import visible_pairs, visible_tiles
-from qkv.spec.branches import Attention
+from qkv.spec.branches import Attention, Branch
 from qkv.spec.parts import Alibi, LayerNorm, Norm, RMSNorm, Rope, Shaw, T5Buckets
 
 BAND = 256
@@ -174,10 +175,18 @@ def _scored(part: Attention, at: Setting, scores: Scores) -> Share:
     )
 
 
+def shared_table(part: Branch) -> Hashable:
+    """What tells apart the tables that layers of a stack share; None where a layer has none or its own."""
+    if not isinstance(part, Attention) or not isinstance(part.relative, T5Buckets) or not part.relative.shared:
+        return None
+    return part.relative, part.num_heads, part.causal
+
+
 def _relative(part: Attention, at: Setting) -> Share:
     """Tables of what is learned for each distance, and the products of queries and weights with them."""
     if isinstance(part.relative, T5Buckets):
-        return Share(parameters=part.relative.num_buckets * part.num_heads, calls=20, step_calls=20)
+        table = 0 if shared_table(part) in at.shared_tables else part.relative.num_buckets * part.num_heads
+        return Share(parameters=table, calls=20, step_calls=20)
     if not isinstance(part.relative, Shaw):
         return Share()
     key_width, value_width = part.dims(at.width)

@@ -10,7 +10,7 @@ from qkv.spec import parts
 from qkv.spec.model import Text
 
 # What an activation keeps besides its output, and whether its backward pass reads that output.
-_KEEPS_INPUT = {"gelu", "gelu_tanh", "silu", "relu2"}
+_KEEPS_INPUT = {"gelu", "gelu_tanh", "silu", "quick_gelu", "relu2"}
 _READS_OUTPUT = {"relu", "sigmoid", "tanh"}
 
 

@@ -9,7 +9,7 @@ A part defined elsewhere joins by registering its own formula:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ class Setting:
     attention, irregular: the paths that attention takes in training, plain and under any other mask, where the machine at hand chooses
     (``qkv why``).
     memory: vectors of an encoder's output that each row reads.   shared_memory: True if another branch keeps them already.
+    shared_tables: what a branch before owns and lends to the others of its stack.
     """
 
     width: int
@@ -43,6 +44,7 @@ class Setting:
     irregular: str = "sdpa"
     memory: int = 0
     shared_memory: bool = False
+    shared_tables: frozenset[Hashable] = frozenset()
 
     @property
     def tokens(self) -> int:

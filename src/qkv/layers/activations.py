@@ -1,4 +1,4 @@
-"""Activation functions by name."""
+"""Activation functions by name; ``quick_gelu`` is x σ(1.702 x) (Hendrycks & Gimpel 2016)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
+    "quick_gelu": lambda x: F.silu(1.702 * x) / 1.702,
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "identity": lambda x: x,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -50,18 +52,41 @@ class Shaw(Relative):
 class T5Buckets(Relative):
     """table[bucket(j - i)], one number a head, not scaled (Raffel et al. 2020). table (buckets, H).
 
-    Each layer has a table of its own, where T5 shares that of the first. Starts at 0, as attention by content alone.
+    Each layer has a table of its own, or with ``shared`` that of the stack's first. Starts at 0, as attention by content alone.
     """
 
     def __init__(self, part: parts.T5Buckets, num_heads: int, causal: bool):
         super().__init__()
-        self.part, self.causal = part, causal
-        self.table = nn.Parameter(torch.zeros(part.num_buckets, num_heads))
+        self.part, self.num_heads, self.causal = part, num_heads, causal
+        self.table: nn.Parameter | None = nn.Parameter(torch.zeros(part.num_buckets, num_heads))
+        # In a tuple, so that another layer's weights are not registered as this one's too.
+        self.owner: tuple[T5Buckets, ...] = ()
+
+    @property
+    def key(self) -> tuple[parts.T5Buckets, int, bool]:
+        """Layers whose keys are equal can share a table."""
+        return self.part, self.num_heads, self.causal
+
+    def read_from(self, owner: T5Buckets) -> None:
+        """Use the table of another layer in the place of an own one."""
+        self.table, self.owner = None, (owner,)
 
     def added(self, q: Tensor, sites: Sites, scale: float) -> Tensor:
         distance = sites.key[:, None, :] - sites.query[:, :, None]
         buckets = distance_buckets(distance, self.part.num_buckets, self.part.max_distance, self.causal)
-        return F.embedding(buckets, self.table).permute(0, 3, 1, 2).to(q.dtype)
+        table = self.owner[0].table if self.table is None else self.table
+        assert table is not None
+        return F.embedding(buckets, table).permute(0, 3, 1, 2).to(q.dtype)
+
+
+def share_tables(modules: Iterable[nn.Module]) -> None:
+    """Let each layer whose buckets are ``shared`` read from the first one with the same."""
+    owners: dict[Hashable, T5Buckets] = {}
+    for module in modules:
+        if isinstance(module, T5Buckets) and module.part.shared:
+            owner = owners.setdefault(module.key, module)
+            if owner is not module:
+                module.read_from(owner)
 
 
 def build_relative(part: branches.Attention, width: int) -> Relative | None:

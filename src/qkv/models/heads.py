@@ -18,20 +18,22 @@ from qkv.spec.errors import UserError
 
 
 class LanguageModelHead(nn.Module):
-    """logits = f(x) W^T + b, optionally cap · tanh(logits / cap) (Gemma 2, 2024). x (B, N, D), W (V, D) -> (B, N, V).
+    """logits = (scale · f(x)) W^T + b, optionally cap · tanh(logits / cap) (Gemma 2, 2024). x (B, N, D), W (V, D) -> (B, N, V).
 
     f: the identity, or layer_norm(φ(x W_t + b_t)) (Devlin et al. 2019).
     """
 
     def __init__(self, part: spec.LanguageModelHead, vocab_size: int, width: int, table: nn.Parameter | None):
         super().__init__()
-        self.cap = part.softcap
+        self.cap, self.scale = part.softcap, part.scale
         self.transform = _Transform(part.transform, width) if part.transform else None
         self.weight = table if table is not None else nn.Parameter(torch.empty(vocab_size, width))
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if part.bias else None
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        logits = linear(x if self.transform is None else self.transform(x), self.weight, self.bias)
+        if self.transform is not None:
+            x = self.transform(x)
+        logits = linear(x if self.scale == 1.0 else x * self.scale, self.weight, self.bias)
         return logits if self.cap is None else self.cap * (logits / self.cap).tanh()
 
 

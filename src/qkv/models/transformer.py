@@ -12,6 +12,7 @@ from qkv.frontends.text import TextFrontend
 from qkv.layers.branch import Branch
 from qkv.layers.context import Context, Given, Memory, Tap
 from qkv.layers.norms import build_norm
+from qkv.layers.relative import share_tables
 from qkv.models.block import Block
 from qkv.models.heads import build_head
 from qkv.spec.errors import UserError, dotted
@@ -40,6 +41,7 @@ class Stack(nn.Module):
         assert isinstance(spec.frontend, Text)
         self.frontend = TextFrontend(spec.frontend, width, spec.context_length, table)
         self.blocks = nn.ModuleList(Block(block, width, f"{name}.{i}") for i, block in enumerate(spec.layers))
+        share_tables(self.blocks.modules())
         self.norm = build_norm(spec.norm, width)
         self.recompute = False
         """Activation checkpointing: each block's inner values are computed again in the backward pass."""

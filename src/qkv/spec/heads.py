@@ -15,7 +15,7 @@ class Head(Part, slot=True):
 
 
 class LanguageModelHead(Head, kind="language_model"):
-    """logits = f(x) W^T + bias, optionally soft-capped: cap · tanh(logits / cap).
+    """logits = scale · f(x) W^T + bias, optionally soft-capped: cap · tanh(logits / cap).
 
     f is the identity, or with ``transform`` norm(φ(x W_t + b_t)) as in BERT (Devlin et al. 2019).
     """
@@ -24,6 +24,7 @@ class LanguageModelHead(Head, kind="language_model"):
     bias: bool = False
     softcap: float | None = Field(default=None, gt=0)
     transform: Activation | None = Field(default=None, description="the φ of a dense layer before the logits; default: none")
+    scale: float = Field(default=1.0, gt=0, description="of the vectors that W meets; T5 with a tied head: width ** -0.5")
 
 
 class ClassificationHead(Head, kind="classification"):

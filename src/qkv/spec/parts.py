@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from qkv.spec.base import Part
 from qkv.spec.errors import Problem
 
-Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "identity"]
+Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "quick_gelu", "sigmoid", "tanh", "identity"]
 
 
 class Norm(Part, slot=True):
@@ -182,11 +182,13 @@ class T5Buckets(Relative, kind="t5"):
     """A learned number for each head and bucket of j - i added to the logits (T5, Raffel et al. 2020).
 
     Half of the buckets hold one distance each, the others ever more of them up to ``max_distance``, beyond which all share the last. Under
-    a mask that is not causal, earlier and later keys have half of the buckets each.
+    a mask that is not causal, earlier and later keys have half of the buckets each. With ``shared`` the table of a stack's first such layer
+    serves the others, as in T5.
     """
 
     num_buckets: int = Field(default=32, ge=4)
     max_distance: int = Field(default=128, gt=0)
+    shared: bool = Field(default=False, description="one table for all layers of a stack that ask for the same")
 
     def problems(self) -> list[Problem]:
         if self.max_distance > self.num_buckets // 2:
