@@ -220,13 +220,16 @@ def _place(places: Sequence[Place], tensor: Tensor) -> None:
         setattr(owner, leaf, value)
 
 
+def precision(name: str) -> torch.dtype:
+    """The precision of that name. Raises ``UserError``."""
+    if name not in PRECISIONS:
+        raise UserError(f"there is no precision {name!r}; {nearest(name, PRECISIONS)}")
+    return PRECISIONS[name]
+
+
 def _precision(dtype: torch.dtype | str | None, stored: Mapping[str, Stored]) -> torch.dtype:
-    if isinstance(dtype, str):
-        if dtype not in PRECISIONS:
-            raise UserError(f"there is no precision {dtype!r}; {nearest(dtype, PRECISIONS)}")
-        return PRECISIONS[dtype]
     if dtype is not None:
-        return dtype
+        return precision(dtype) if isinstance(dtype, str) else dtype
     numbers = Counter[torch.dtype]()
     for tensor in stored.values():
         if tensor.dtype.is_floating_point:

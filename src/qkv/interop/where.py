@@ -61,9 +61,9 @@ def everywhere(name: str) -> list[tuple[str, Place]]:
     found, known = list[tuple[str, Place]](), set[str]()
     for family in FAMILIES:
         for architecture in family.architectures:
-            model = sketch(family, architecture, layers)
-            known.update(theirs for match in _table(model, family, architecture).values() for theirs in match.theirs)
             with contextlib.suppress(UserError):
+                model = sketch(family, architecture, layers)
+                known.update(theirs for match in _table(model, family, architecture).values() for theirs in match.theirs)
                 found.append((family.name, where(model, name, family, architecture)))
                 break
     if not found:
@@ -72,7 +72,7 @@ def everywhere(name: str) -> list[tuple[str, Place]]:
 
 
 class _Sketch(Config):
-    """A config that answers every question: sizes of 8, two heads, and ``count`` layers."""
+    """A config that answers every question: sizes of 64, two heads or classes, and ``count`` layers."""
 
     def __init__(self, family: Family, count: int):
         super().__init__({"model_type": family.model_types[0]})
@@ -82,10 +82,10 @@ class _Sketch(Config):
         return self.count
 
     def size(self, key: str, default: int | None = None) -> int:
-        return 2 if "head" in key and "dim" not in key else 8
+        return 2 if key.startswith(("num", "n_")) and key.endswith(("heads", "head", "labels")) else 64
 
     def integer(self, key: str, default: int | None = None) -> int:
-        return 8 if default is None else default
+        return 64 if default is None else default
 
 
 def sketch(family: Family, architecture: str, layers: int) -> Transformer:

@@ -1,0 +1,41 @@
+"""Ways between tensors: exact inverses that only move numbers, and what each of them means."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qkv.interop.ways import INTERLEAVED, PAIR, PLAIN, QKV, TRANSPOSED, Cut, Way
+
+WAYS: dict[str, Way] = {"plain": PLAIN, "transposed": TRANSPOSED, "qkv": QKV, "pair": PAIR, "interleaved": INTERLEAVED}
+
+
+@pytest.mark.parametrize("name", WAYS)
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5), st.integers(1, 6), st.booleans())
+def test_there_and_back_is_the_same(name: str, groups: int, per_group: int, head_dim: int, width: int, is_bias: bool) -> None:
+    way, keys = WAYS[name], groups * head_dim
+    cut = Cut((keys * per_group, keys, keys), groups)
+    rows = sum(cut.sizes) + (sum(cut.sizes) % 2 if name == "pair" else 0)
+    ours = torch.randn(rows) if is_bias else torch.randn(rows, width)
+    if name == "pair":
+        cut = Cut((), 1)
+    theirs = way.outward(ours, cut)
+    assert len(theirs) == way.count
+    assert torch.equal(way.inward(theirs, cut), ours)
+    assert sorted(torch.cat([part.flatten() for part in theirs]).tolist()) == sorted(ours.flatten().tolist())
+    told = way.outward(torch.empty(ours.shape, device="meta"), cut)
+    assert [part.shape for part in told] == [part.shape for part in theirs]
+
+
+def test_interleaved_puts_the_queries_of_a_group_before_its_key_and_value() -> None:
+    """Two groups of two query heads of one feature: Falcon's q q k v | q q k v."""
+    ours = torch.tensor([0.0, 1, 2, 3, 10, 11, 20, 21])
+    (theirs,) = INTERLEAVED.outward(ours, Cut((4, 2, 2), 2))
+    assert theirs.tolist() == [0, 1, 10, 20, 2, 3, 11, 21]
+
+
+def test_joined_rows_are_cut_where_the_branch_says() -> None:
+    parts = QKV.outward(torch.arange(8.0), Cut((4, 2, 2), 2))
+    assert [part.tolist() for part in parts] == [[0, 1, 2, 3], [4, 5], [6, 7]]
