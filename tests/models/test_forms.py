@@ -153,6 +153,8 @@ HEADS: dict[str, Head] = {
     **{f"classes, {how}": ClassificationHead(num_classes=3, pooling=how) for how in ("first", "last", "mean", "max", "attention")},
     "regression": RegressionHead(pooling="max", hidden=6),
     "tags": TokenHead(num_classes=4),
+    "tags, hidden": TokenHead(num_classes=4, hidden=7, activation="gelu", norm=LayerNorm(eps=0.1), hidden_bias=False),
+    "classes, hidden": ClassificationHead(num_classes=3, pooling="first", hidden=6, activation="silu", norm=RMSNorm(), bias=False),
     "spans": SpanHead(),
     "masked words": LanguageModelHead(bias=True, transform="gelu"),
 }

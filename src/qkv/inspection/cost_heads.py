@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qkv.inspection.shares import FLOAT, Setting, Share, formula, linear
+from qkv.inspection.shares import FLOAT, Setting, Share, formula, linear, share
 from qkv.spec import heads
 from qkv.spec.errors import UserError
 
@@ -39,8 +39,9 @@ def _transform(part: heads.LanguageModelHead, at: Setting) -> Share:
     if part.transform is None:
         return Share()
     kept = at.tokens * (2 * at.width * at.item + 2 * FLOAT)
-    return replace(linear(at.width, at.width, True, at), matrices=0) + Share(
-        parameters=2 * at.width, saved=kept, working=at.tokens * at.width * FLOAT, calls=4, step_calls=4
+    norm = share(part.norm, at).parameters
+    return replace(linear(at.width, at.width, part.transform_bias, at), matrices=0) + Share(
+        parameters=norm, saved=kept, working=at.tokens * at.width * FLOAT, calls=4, step_calls=4
     )
 
 
@@ -59,7 +60,7 @@ def regression_head(part: heads.RegressionHead, at: Setting) -> Share:
 @formula(heads.TokenHead)
 def token_head(part: heads.TokenHead, at: Setting) -> Share:
     """One row of logits a position."""
-    return _answers(at, at.width, _known(part.num_classes), part.dropout)
+    return _hidden(part, at) + _answers(at, part.hidden or at.width, _known(part.num_classes), part.dropout, part.bias)
 
 
 @formula(heads.SpanHead)
@@ -77,16 +78,22 @@ def _pooled(part: heads.ClassificationHead | heads.RegressionHead, at: Setting, 
         pooling += replace(linear(at.width, 1, True, at), matrices=0) + Share(flops=2 * at.tokens * at.width, saved=at.tokens * FLOAT)
     elif part.pooling == "max":
         pooling += Share(saved=at.tokens * at.width + 2 * one.tokens * at.width * FLOAT)
-    hidden = Share()
-    if part.hidden:
-        hidden = replace(linear(at.width, part.hidden, True, one), matrices=0) + Share(calls=1)
-    return pooling + hidden + _answers(one, part.hidden or at.width, outputs, part.dropout)
+    return pooling + _hidden(part, one) + _answers(one, part.hidden or at.width, outputs, part.dropout, part.bias)
 
 
-def _answers(at: Setting, inputs: int, outputs: int, dropout: float) -> Share:
+def _hidden(part: heads.ClassificationHead | heads.RegressionHead | heads.TokenHead, at: Setting) -> Share:
+    """The layer before the answer, its activation, which keeps input or output, and its norm."""
+    if part.hidden is None:
+        return Share()
+    size = at.tokens * part.hidden * at.item
+    dense = replace(linear(at.width, part.hidden, part.hidden_bias, at), matrices=0)
+    return dense + Share(saved=size, calls=1) + share(part.norm, replace(at, width=part.hidden))
+
+
+def _answers(at: Setting, inputs: int, outputs: int, dropout: float, bias: bool = True) -> Share:
     """A linear map to the answers, dropout before it, and the loss over them."""
     answers, drawn = at.tokens * outputs * FLOAT, at.tokens * inputs * at.item if dropout else 0
-    return replace(linear(inputs, outputs, True, at), matrices=0) + Share(saved=answers + drawn, working=2 * answers, calls=3)
+    return replace(linear(inputs, outputs, bias, at), matrices=0) + Share(saved=answers + drawn, working=2 * answers, calls=3)
 
 
 def _known(count: int | None) -> int:

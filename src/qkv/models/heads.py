@@ -9,24 +9,30 @@ import torch
 from torch import Tensor, nn
 
 from qkv.layers.activations import ACTIVATIONS
+from qkv.layers.context import Context
 from qkv.layers.linear import Linear
+from qkv.layers.norms import build_norm
 from qkv.layers.pooling import pooled
 from qkv.ops.dropout import dropout
 from qkv.ops.linear.choose import linear
 from qkv.spec import heads as spec
 from qkv.spec.errors import UserError
 
+_Answering = spec.ClassificationHead | spec.RegressionHead | spec.TokenHead
+_NOWHERE = Context(torch.zeros(1, 1, dtype=torch.long))
+"""The norms of a head act on each vector alone, wherever it stands."""
+
 
 class LanguageModelHead(nn.Module):
     """logits = (scale · f(x)) W^T + b, optionally cap · tanh(logits / cap) (Gemma 2, 2024). x (B, N, D), W (V, D) -> (B, N, V).
 
-    f: the identity, or layer_norm(φ(x W_t + b_t)) (Devlin et al. 2019).
+    f: the identity, or norm(φ(x W_t + b_t)) (Devlin et al. 2019).
     """
 
     def __init__(self, part: spec.LanguageModelHead, vocab_size: int, width: int, table: nn.Parameter | None):
         super().__init__()
         self.cap, self.scale = part.softcap, part.scale
-        self.transform = _Transform(part.transform, width) if part.transform else None
+        self.transform = _Transform(part, part.transform, width) if part.transform else None
         self.weight = table if table is not None else nn.Parameter(torch.empty(vocab_size, width))
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if part.bias else None
 
@@ -38,14 +44,15 @@ class LanguageModelHead(nn.Module):
 
 
 class _Transform(nn.Module):
-    """layer_norm(φ(x W + b)) of (…, D)."""
+    """norm(φ(x W + b)) of (…, D)."""
 
-    def __init__(self, activation: str, width: int):
+    def __init__(self, part: spec.LanguageModelHead, activation: str, width: int):
         super().__init__()
-        self.dense, self.norm, self.activation = Linear(width, width), nn.LayerNorm(width), ACTIVATIONS[activation]
+        self.dense, self.activation = Linear(width, width, bias=part.transform_bias), ACTIVATIONS[activation]
+        self.norm = build_norm(part.norm, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.activation(self.dense(x)))
+        return self.norm(self.activation(self.dense(x)), _NOWHERE)
 
 
 class Pool(nn.Module):
@@ -65,27 +72,29 @@ class Pool(nn.Module):
         return (scores.softmax(-1).to(x.dtype)[:, None] @ x)[:, 0]
 
 
-class PooledHead(nn.Module):
-    """y = dropout(g(pool(x))) W^T + b, g the identity or a tanh layer. (B, N, D) -> (B, C)."""
+class Answer(nn.Module):
+    """y = dropout(g(x)) W^T + b, g the identity or norm(φ(x W_h + b_h)). (B, N, D) -> (B, N, C), or with a pool (B, C)."""
 
-    def __init__(self, part: spec.ClassificationHead | spec.RegressionHead, width: int, outputs: int):
+    def __init__(self, part: _Answering, width: int, outputs: int, pool: Pool | None = None):
         super().__init__()
-        self.pool = Pool(part.pooling, width)
-        self.hidden = Linear(width, part.hidden) if part.hidden else None
-        self.output = Linear(part.hidden or width, outputs)
+        self.pool = pool
+        self.hidden = Linear(width, part.hidden, bias=part.hidden_bias) if part.hidden else None
+        self.activation, self.norm = ACTIVATIONS[part.activation], build_norm(part.norm, part.hidden or width)
+        self.output = Linear(part.hidden or width, outputs, bias=part.bias)
         self.dropout = part.dropout
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        vector = self.pool(x, lengths)
+        if self.pool is not None:
+            x = self.pool(x, lengths)
         if self.hidden is not None:
-            vector = self.hidden(vector).tanh()
-        return self.output(dropout(vector, self.dropout, self.training))
+            x = self.norm(self.activation(self.hidden(x)), _NOWHERE)
+        return self.output(dropout(x, self.dropout, self.training))
 
 
 class PositionHead(nn.Module):
     """y = dropout(x) W^T + b at every position. (B, N, D) -> (B, N, C)."""
 
-    def __init__(self, part: spec.TokenHead | spec.SpanHead, width: int, outputs: int):
+    def __init__(self, part: spec.SpanHead, width: int, outputs: int):
         super().__init__()
         self.output, self.dropout = Linear(width, outputs), part.dropout
 
@@ -101,9 +110,9 @@ def _known(count: int | None) -> int:
 
 HEADS: dict[type[spec.Head], Callable[[Any, int, nn.Parameter], nn.Module]] = {
     spec.LanguageModelHead: lambda part, width, table: LanguageModelHead(part, table.shape[0], width, table if part.tied else None),
-    spec.ClassificationHead: lambda part, width, _: PooledHead(part, width, _known(part.num_classes)),
-    spec.RegressionHead: lambda part, width, _: PooledHead(part, width, 1),
-    spec.TokenHead: lambda part, width, _: PositionHead(part, width, _known(part.num_classes)),
+    spec.ClassificationHead: lambda part, width, _: Answer(part, width, _known(part.num_classes), Pool(part.pooling, width)),
+    spec.RegressionHead: lambda part, width, _: Answer(part, width, 1, Pool(part.pooling, width)),
+    spec.TokenHead: lambda part, width, _: Answer(part, width, _known(part.num_classes)),
     spec.SpanHead: lambda part, width, _: PositionHead(part, width, 2),
 }
 

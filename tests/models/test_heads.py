@@ -1,0 +1,112 @@
+"""The heads against those of published models, with the same weights on the same vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertForSequenceClassification, DebertaV2Config, RobertaConfig
+from transformers.models.bert.modeling_bert import BertLMPredictionHead
+from transformers.models.deberta_v2.modeling_deberta_v2 import ContextPooler
+from transformers.models.modernbert.configuration_modernbert import ModernBertConfig
+from transformers.models.modernbert.modeling_modernbert import ModernBertPredictionHead
+from transformers.models.roberta.modeling_roberta import RobertaClassificationHead
+
+from qkv.models.heads import build_head
+from qkv.spec.errors import SpecError
+from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, TokenHead
+from qkv.spec.parts import LayerNorm
+
+WIDTH, VOCABULARY = 12, 9
+X = torch.randn(3, 5, WIDTH, generator=torch.Generator().manual_seed(0))
+SIZES: dict[str, Any] = {"hidden_size": WIDTH, "num_attention_heads": 2, "vocab_size": VOCABULARY, "num_labels": 4, "intermediate_size": 8}
+
+
+def scrambled(module: Any, seed: int = 1) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        parameter.data = 0.5 * torch.randn(parameter.shape, generator=generator)
+    return module.eval()
+
+
+def head(part: Head) -> Any:
+    return scrambled(build_head(part, WIDTH, nn.Parameter(torch.zeros(VOCABULARY, WIDTH))), seed=2)
+
+
+def copied(pairs: list[tuple[Any, Any]]) -> None:
+    for ours, theirs in pairs:
+        ours.load_state_dict(theirs.state_dict())
+
+
+def same(seen: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(seen, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_bert_s_pooler_and_classifier() -> None:
+    theirs = scrambled(BertForSequenceClassification(BertConfig(**SIZES, num_hidden_layers=1)))
+    ours = head(ClassificationHead(num_classes=4, pooling="first", hidden=WIDTH, dropout=0.1))
+    copied([(ours.hidden, theirs.bert.pooler.dense), (ours.output, theirs.classifier)])
+    same(ours(X), theirs.classifier(theirs.bert.pooler(X)))
+
+
+def test_roberta_s_classifier() -> None:
+    theirs = scrambled(RobertaClassificationHead(RobertaConfig(**SIZES)))
+    ours = head(ClassificationHead(num_classes=4, pooling="first", hidden=WIDTH))
+    copied([(ours.hidden, theirs.dense), (ours.output, theirs.out_proj)])
+    same(ours(X), theirs(X))
+
+
+def test_deberta_s_pooler() -> None:
+    theirs, last = scrambled(ContextPooler(DebertaV2Config(**SIZES, pooler_hidden_size=WIDTH))), scrambled(nn.Linear(WIDTH, 4))
+    ours = head(ClassificationHead(num_classes=4, pooling="first", hidden=WIDTH, activation="gelu"))
+    copied([(ours.hidden, theirs.dense), (ours.output, last)])
+    same(ours(X), last(theirs(X)))
+
+
+@pytest.mark.parametrize("kind", [ClassificationHead, TokenHead])
+def test_modernbert_s_layer_with_its_norm(kind: Any) -> None:
+    """Of the mean of the positions, or of each."""
+    theirs = scrambled(ModernBertPredictionHead(ModernBertConfig(**SIZES, norm_eps=1e-3)))
+    last = scrambled(nn.Linear(WIDTH, 4))
+    ours = head(kind(num_classes=4, hidden=WIDTH, activation="gelu", norm=LayerNorm(eps=1e-3, bias=False), hidden_bias=False))
+    copied([(ours.hidden, theirs.dense), (ours.norm, theirs.norm), (ours.output, last)])
+    same(ours(X), last(theirs(X.mean(1) if kind is ClassificationHead else X)))
+
+
+@pytest.mark.parametrize("eps", [1e-12, 0.1])
+def test_bert_s_masked_words(eps: float) -> None:
+    theirs = scrambled(BertLMPredictionHead(BertConfig(**SIZES, layer_norm_eps=eps)))
+    ours = head(LanguageModelHead(tied=False, bias=True, transform="gelu", norm=LayerNorm(eps=eps)))
+    copied([(ours.transform.dense, theirs.transform.dense), (ours.transform.norm, theirs.transform.LayerNorm)])
+    ours.weight.data, ours.bias.data = theirs.decoder.weight.data, theirs.decoder.bias.data
+    same(ours(X), theirs(X))
+
+
+def test_modernbert_s_masked_words() -> None:
+    theirs, decoder = scrambled(ModernBertPredictionHead(ModernBertConfig(**SIZES))), scrambled(nn.Linear(WIDTH, VOCABULARY))
+    part = LanguageModelHead(tied=False, bias=True, transform="gelu", norm=LayerNorm(bias=False), transform_bias=False)
+    ours = head(part)
+    copied([(ours.transform.dense, theirs.dense), (ours.transform.norm, theirs.norm)])
+    ours.weight.data, ours.bias.data = decoder.weight.data, decoder.bias.data
+    same(ours(X), decoder(theirs(X)))
+
+
+def test_vectors_are_scaled_before_the_logits_and_the_bias_is_not() -> None:
+    plain, scaled = head(LanguageModelHead(bias=True)), head(LanguageModelHead(bias=True, scale=0.25))
+    scaled.load_state_dict(plain.state_dict())
+    same(scaled(X), (plain(X) - plain.bias) / 4 + plain.bias)
+
+
+@pytest.mark.parametrize("kind", [ClassificationHead, RegressionHead, TokenHead])
+def test_a_norm_needs_the_layer_that_it_ends(kind: type[Head]) -> None:
+    with pytest.raises(SpecError, match="norm: rms_norm ends the hidden layer, and there is none; give hidden"):
+        kind.parse({"norm": "rms_norm"})
+    with pytest.raises(SpecError, match="norm: a head norms each vector alone; use layer_norm, rms_norm or none, not batch_norm"):
+        kind.parse({"norm": "batch_norm", "hidden": 4})
+
+
+def test_a_transform_has_no_batch_norm() -> None:
+    with pytest.raises(SpecError, match="norm: a head norms each vector alone"):
+        LanguageModelHead.parse({"norm": "batch_norm"})
