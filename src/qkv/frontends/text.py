@@ -40,7 +40,8 @@ class TextFrontend(nn.Module):
     def placed(self, x: Tensor, context: Context) -> Tensor:
         """Vectors (B, N, width of the table) with their types and positions."""
         if self.scale != 1.0:
-            x = x * self.scale
+            # Rounded to the vectors' precision, as Gemma was trained; in fp32 it is the same product.
+            x = x * x.new_full((), self.scale)
         if self.types is not None:
             x = x + self._of_types(self.types, x, context)
         elif context.types is not None:

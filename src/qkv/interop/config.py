@@ -20,6 +20,7 @@ class Config:
 
     def __init__(self, values: Mapping[str, Any], source: str = "config.json", held: Held | None = None):
         self.values = {key: value for key, value in values.items() if value is not None}
+        self.nulls = values.keys() - self.values.keys()
         self.source, self.held = source, held
         self.asked: set[str] = set()
 
@@ -51,6 +52,12 @@ class Config:
     def number(self, key: str, default: float | None = None) -> float:
         """A number, as a float."""
         return float(self._typed(key, default, (int, float), "a number"))
+
+    def optional(self, key: str, default: float | None) -> float | None:
+        """A number, or None where the key is null; ``default`` only where it is not there at all."""
+        if key in self.nulls or (default is None and not self.has(key)):
+            return None
+        return self.number(key, default)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """True or false."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qkv.interop.families.bloom import BLOOM
 from qkv.interop.families.falcon import FALCON
+from qkv.interop.families.gemma import GEMMA, GEMMA2, GEMMA3
 from qkv.interop.families.gpt2 import GPT2
 from qkv.interop.families.llama import LLAMA
 from qkv.interop.families.mistral import MISTRAL
@@ -23,4 +24,7 @@ FAMILIES: tuple[Family, ...] = (
     MPT,
     NEOX,
     FALCON,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
 )

@@ -1,0 +1,238 @@
+"""Gemma 1, 2 and 3, the models of text (Gemma Team 2024, 2024, 2025): token vectors times √D, every norm times 1 + weight, wide heads.
+
+Gemma 2 norms what a branch computed, caps scores and logits and has a window in every other layer. Gemma 3 norms queries and keys in the
+place of the caps; its layers with a window have a rotation of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from qkv.interop.config import Config
+from qkv.interop.families import gated
+from qkv.interop.families.activations import INWARD, OUTWARD
+from qkv.interop.families.heads import language_model
+from qkv.interop.families.rope import rope_config, rope_of
+from qkv.interop.family import Architecture, Family, Row
+from qkv.spec.branches import Attention, GatedFeedForward
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.heads import Head, LanguageModelHead
+from qkv.spec.masks import Causal, Mask
+from qkv.spec.model import Block, Model, Text
+from qkv.spec.parts import NoPositions, RMSNorm, Rope
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+SANDWICH_NAMES = (
+    Row("blocks.{i}.branches.0.norm_after.weight", "model.layers.{i}.post_attention_layernorm.weight"),
+    Row("blocks.{i}.branches.1.norm.weight", "model.layers.{i}.pre_feedforward_layernorm.weight"),
+    Row("blocks.{i}.branches.1.norm_after.weight", "model.layers.{i}.post_feedforward_layernorm.weight"),
+    *gated.NAMES,
+)
+"""The first row that fits is taken: Llama's own for the norm before the feed-forward comes too late."""
+
+
+def spec_of_gemma(config: Config, head: Head) -> Model:
+    """Pre-norm blocks, all alike. ``hidden_act`` "gelu" means its tanh form, as the models were trained."""
+    attention = _attention(config, num_heads=16, num_kv_heads=16).changed(relative=rope_of(config))
+    activation = config.word("hidden_act", "gelu_pytorch_tanh", {**INWARD, "gelu": "gelu_tanh"})
+    activation = config.word("hidden_activation", allowed=INWARD) if config.has("hidden_activation") else activation
+    feed_forward = GatedFeedForward(hidden=config.size("intermediate_size", 24576), activation=activation, bias=False)
+    blocks = [Block(branches=(attention, feed_forward), norm=_norm(config))] * config.layers("num_hidden_layers", 28)
+    return _model(config, head, blocks, width=3072, length=8192)
+
+
+def spec_of_gemma2(config: Config, head: Head) -> Model:
+    """Sandwich blocks; every second one sees all positions, the others a window, where ``layer_types`` does not say it."""
+    rope, cap = rope_of(config), config.optional("attn_logit_softcapping", 50.0)
+    attention = _attention(config, num_heads=8, num_kv_heads=4, scaled=True).changed(softcap=cap)
+    return _layered(config, head, attention, {SLIDING: rope, FULL: rope}, pattern=2, length=8192)
+
+
+def spec_of_gemma3(config: Config, head: Head) -> Model:
+    """Sandwich blocks; every sixth one sees all positions, where nothing else is said."""
+    config.fixed("attn_logit_softcapping", None, "the scores of attention, and the library that wrote this file does not apply it")
+    attention = _attention(config, num_heads=8, num_kv_heads=4, scaled=True).changed(qk_norm=_norm(config))
+    pattern = config.integer("sliding_window_pattern", config.integer("_sliding_window_pattern", 6))
+    return _layered(config, head, attention, _ropes(config), pattern, length=131072)
+
+
+def _attention(config: Config, num_heads: int, num_kv_heads: int, scaled: bool = False) -> Attention:
+    """Without rotation and mask. ``scaled``: by 1 / √query_pre_attn_scalar in the place of 1 / √Dk."""
+    config.fixed("use_bidirectional_attention", False, "which positions are visible")
+    head_dim = config.size("head_dim", 256)
+    scalar = config.number("query_pre_attn_scalar", 256) if scaled else head_dim
+    if scalar <= 0:
+        raise UserError(f"{config.source}: query_pre_attn_scalar is {scalar:g}, but it should be above 0")
+    return Attention(
+        num_heads=config.size("num_attention_heads", num_heads),
+        num_kv_heads=config.size("num_key_value_heads", num_kv_heads),
+        head_dim=head_dim,
+        temperature=(scalar / head_dim) ** 0.5,
+        bias=config.flag("attention_bias", False),
+        dropout=config.number("attention_dropout", 0.0),
+    )
+
+
+def _norm(config: Config) -> RMSNorm:
+    return RMSNorm(eps=config.number("rms_norm_eps", 1e-6), zero_centred=True)
+
+
+def _ropes(config: Config) -> dict[str, Rope]:
+    """Gemma 3's rotation of each kind of layer: in tables by kind, or in older keys of which ``rope_scaling`` is of full layers alone."""
+    tables, length = config.table("rope_parameters"), config.integer("max_position_embeddings", 131072)
+    bases = {FULL: config.number("rope_theta", 1e6), SLIDING: config.number("rope_local_base_freq", 1e4)}
+    scalings: dict[str, Mapping[str, Any]] = {FULL: config.table("rope_scaling").values, SLIDING: {}}
+    found = {}
+    for kind, base in bases.items():
+        said = {"rope_parameters": {**tables.table(kind).values, **scalings[kind]}, "rope_theta": base, "max_position_embeddings": length}
+        found[kind] = rope_of(Config(said, f"{config.source}: {kind}"))
+    tables.finish(())
+    return found
+
+
+def _layered(config: Config, head: Head, attention: Attention, ropes: Mapping[str, Rope], pattern: int, length: int) -> Model:
+    """Sandwich blocks of two kinds, the shortest pattern that repeats."""
+    kinds, norm = _kinds(config, pattern), _norm(config)
+    activation = config.word("hidden_activation", "gelu_pytorch_tanh", INWARD)
+    feed_forward = GatedFeedForward(hidden=config.size("intermediate_size", 9216), activation=activation, bias=False)
+    window: Mask = gated.windowed(config.integer("sliding_window")) if SLIDING in kinds else Causal()
+    config.fixed("sliding_window_size", config.values.get("sliding_window"), "what sliding_window says")
+    config.has("sliding_window")
+    of_kind = {
+        kind: Block(branches=(attention.changed(mask=mask, relative=ropes[kind]), feed_forward), norm=norm, order="sandwich")
+        for kind, mask in ((SLIDING, window), (FULL, Causal()))
+    }
+    return _model(config, head, [of_kind[kind] for kind in kinds], width=2304, length=length)
+
+
+def _kinds(config: Config, pattern: int) -> list[str]:
+    """Which layers have a window. Where nothing is said, all but every ``pattern``-th."""
+    layers, said = config.layers("num_hidden_layers", 26), config.items("layer_types")
+    if pattern < 1:
+        raise UserError(f"{config.source}: sliding_window_pattern is {pattern}, but it should be at least 1")
+    if not said:
+        return [SLIDING if (i + 1) % pattern else FULL for i in range(layers)]
+    if len(said) != layers:
+        raise UserError(f"{config.source}: layer_types names {len(said)} layers, but num_hidden_layers is {layers}")
+    unknown = next((str(kind) for kind in said if kind not in (SLIDING, FULL)), None)
+    if unknown is not None:
+        raise UserError(f"{config.source}: layer_types holds {unknown!r}; {nearest(unknown, (SLIDING, FULL))}")
+    return said
+
+
+def _model(config: Config, head: Head, blocks: Sequence[Block], width: int, length: int) -> Model:
+    return Model(
+        width=config.size("hidden_size", width),
+        num_layers=len(blocks),
+        context_length=config.integer("max_position_embeddings", length),
+        frontend=Text(vocab_size=config.size("vocab_size", 256000), positions=NoPositions(), scale=True),
+        blocks=_repeating(blocks),
+        norm=_norm(config),
+        head=head,
+        init_std=config.number("initializer_range", 0.02),
+    )
+
+
+def _repeating(blocks: Sequence[Block]) -> tuple[Block, ...]:
+    """The shortest start of the list that gives all of it when it is repeated."""
+    periods = range(1, len(blocks) + 1)
+    return tuple(blocks[: next(p for p in periods if all(block == blocks[i % p] for i, block in enumerate(blocks)))])
+
+
+def config_of_gemma(spec: Model) -> dict[str, Any] | None:
+    """The keys of ``spec`` where it is one of Gemma 1's shape; ``spec_of_gemma`` of them is the judge."""
+    return _config(spec, "hidden_act")
+
+
+def config_of_gemma2(spec: Model) -> dict[str, Any] | None:
+    """The same of Gemma 2's shape."""
+    found = _config(spec, "hidden_activation")
+    return None if found is None else {**found, **_scores_config(spec), **_layers_config(spec)}
+
+
+def config_of_gemma3(spec: Model) -> dict[str, Any] | None:
+    """The same of Gemma 3's shape."""
+    found = _config(spec, "hidden_activation")
+    if found is None:
+        return None
+    ropes = {FULL: Rope(base=1e6), SLIDING: Rope()}
+    for block in spec.layers:
+        attention = block.branches[0]
+        if isinstance(attention, Attention) and isinstance(attention.relative, Rope):
+            ropes[_kind(block)] = attention.relative
+    turned = rope_config(ropes[FULL])
+    if turned is None:
+        return None
+    return {**found, **_scores_config(spec), **_layers_config(spec), **turned, "rope_local_base_freq": ropes[SLIDING].base}
+
+
+def _config(spec: Model, activation: str) -> dict[str, Any] | None:
+    """The keys that all three have; ``activation``: what its key is called."""
+    found = gated.config_of(spec)
+    if found is None:
+        return None
+    name = found.pop("hidden_act")
+    # The tanh form has two names that differ in rounding; this one is Gemma's.
+    name = "gelu_pytorch_tanh" if name == OUTWARD["gelu_tanh"] else name
+    return {**found, activation: name, "attention_bias": gated.first_attention(spec).bias}
+
+
+def _scores_config(spec: Model) -> dict[str, Any]:
+    attention = gated.first_attention(spec)
+    scalar = attention.temperature**2 * attention.dims(spec.width)[0]
+    whole = abs(scalar - round(scalar)) < 1e-6
+    return {"query_pre_attn_scalar": round(scalar) if whole else scalar, "attn_logit_softcapping": attention.softcap}
+
+
+def _layers_config(spec: Model) -> dict[str, Any]:
+    sizes = [size for size in map(gated.window_of, spec.layers) if size]
+    # The transformers library makes a window's mask even where no layer has one.
+    return {"layer_types": [_kind(block) for block in spec.layers], "sliding_window": sizes[0] if sizes else 4096}
+
+
+def _kind(block: Block) -> str:
+    return SLIDING if gated.window_of(block) else FULL
+
+
+def _capped(default: float | None) -> Architecture:
+    """The head whose logits ``final_logit_softcapping`` caps; ``default``: where a config does not have the key."""
+
+    def head(config: Config) -> Head:
+        return LanguageModelHead(tied=config.flag("tie_word_embeddings", True), softcap=config.optional("final_logit_softcapping", default))
+
+    def keys(head: Head) -> dict[str, Any] | None:
+        if not isinstance(head, LanguageModelHead):
+            return None
+        return {"tie_word_embeddings": head.tied, "final_logit_softcapping": head.softcap}
+
+    return Architecture(head, keys, (Row("head.weight", "lm_head.weight"),))
+
+
+def _family(
+    name: str,
+    model_type: str,
+    architectures: Mapping[str, Architecture],
+    both: tuple[Callable[[Config, Head], Model], Callable[[Model], dict[str, Any] | None]],
+    names: tuple[Row, ...],
+) -> Family:
+    return Family(
+        name=name,
+        model_types=(model_type,),
+        architectures=architectures,
+        spec=both[0],
+        config=both[1],
+        names=names,
+        prefix="model.",
+        ignored=gated.IGNORED,
+        ignored_config={
+            "cache_implementation": "how keys and values are kept",
+            "hidden_act": "hidden_activation stands in its place",
+        },
+    )
+
+
+GEMMA = _family("Gemma", "gemma", {"GemmaForCausalLM": language_model(tied=True)}, (spec_of_gemma, config_of_gemma), gated.NAMES)
+GEMMA2 = _family("Gemma 2", "gemma2", {"Gemma2ForCausalLM": _capped(30.0)}, (spec_of_gemma2, config_of_gemma2), SANDWICH_NAMES)
+GEMMA3 = _family("Gemma 3", "gemma3_text", {"Gemma3ForCausalLM": _capped(None)}, (spec_of_gemma3, config_of_gemma3), SANDWICH_NAMES)
