@@ -15,9 +15,16 @@ from qkv.spec.relative_attention import DisentangledAttention, RelativeAttention
 WIDTH = 16
 MASKS = st.sampled_from([Causal(), Full(), Causal() & Window(size=3, sinks=2), Causal() & Window(size=99)])
 RELATIVES = st.sampled_from(
-    [parts.NoRelative(), parts.Rope(), parts.Shaw(max_distance=3), parts.Shaw(values=True), parts.T5Buckets(num_buckets=6)]
+    [
+        parts.NoRelative(),
+        parts.Rope(),
+        parts.Shaw(max_distance=3),
+        parts.Shaw(values=True),
+        parts.T5Buckets(num_buckets=6),
+        parts.T5Buckets(num_buckets=6, shared=True),
+    ]
 )
-ACTIVATIONS = st.sampled_from(["relu", "relu2", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "identity"])
+ACTIVATIONS = st.sampled_from(["relu", "relu2", "gelu", "gelu_tanh", "silu", "quick_gelu", "sigmoid", "tanh", "identity"])
 DIRECTIONS = st.sampled_from(["forward", "backward", "both"])
 SIZES = st.none() | st.sampled_from([6, 20])
 
@@ -153,6 +160,15 @@ MEMORY_BRANCHES: dict[type[cross.MemoryBranch], st.SearchStrategy[Any]] = {
     cross.AdditiveAttention: st.builds(cross.AdditiveAttention, hidden=SIZES),
     cross.FixedContext: st.builds(cross.FixedContext, pooling=st.sampled_from(["first", "last", "mean", "max"])),
 }
+
+
+def answering(head: type[heads.Head], **fields: Any) -> st.SearchStrategy[Any]:
+    """Heads with a layer before the answer, or without."""
+    biases = {"hidden_bias": st.booleans(), "bias": st.booleans()}
+    with_layer = st.builds(head, hidden=st.sampled_from([6, 20]), activation=ACTIVATIONS, norm=HEAD_NORMS, **biases, **fields)
+    return with_layer | st.builds(head, **biases, **fields)
+
+
 POOLINGS = st.sampled_from(["first", "last", "mean", "max", "attention"])
 HEADS: dict[type[heads.Head], st.SearchStrategy[Any]] = {
     heads.LanguageModelHead: st.builds(
@@ -161,10 +177,13 @@ HEADS: dict[type[heads.Head], st.SearchStrategy[Any]] = {
         bias=st.booleans(),
         transform=st.none() | ACTIVATIONS,
         softcap=st.sampled_from([None, 5.0]),
+        scale=st.sampled_from([1.0, 0.25]),
+        norm=HEAD_NORMS,
+        transform_bias=st.booleans(),
     ),
-    heads.ClassificationHead: st.builds(heads.ClassificationHead, num_classes=st.integers(1, 5), pooling=POOLINGS, hidden=SIZES),
-    heads.RegressionHead: st.builds(heads.RegressionHead, pooling=POOLINGS, hidden=SIZES),
-    heads.TokenHead: st.builds(heads.TokenHead, num_classes=st.integers(1, 5)),
+    heads.ClassificationHead: answering(heads.ClassificationHead, num_classes=st.integers(1, 5), pooling=POOLINGS),
+    heads.RegressionHead: answering(heads.RegressionHead, pooling=POOLINGS),
+    heads.TokenHead: answering(heads.TokenHead, num_classes=st.integers(1, 5)),
     heads.SpanHead: st.just(heads.SpanHead()),
 }
 
@@ -190,7 +209,7 @@ def encoder_decoders(draw: st.DrawFn) -> Model:
         num_layers=layers,
         context_length=12,
         frontend=text,
-        blocks=(block.changed(branches=(*block.branches, reads)),),
+        blocks=(block.changed(branches=(*block.branches, reads), norms=(*block.norms, draw(NORMS)) if block.norms else ()),),
         norm=draw(NORMS),
         encoder=encoder,
     )
