@@ -25,6 +25,7 @@ NAMES = {
     "UserError",
     "build",
     "cost",
+    "embed",
     "evaluate",
     "find_recipe",
     "generate",

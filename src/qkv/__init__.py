@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qkv import spec as spec
     from qkv.library import cost as cost
+    from qkv.library import embed as embed
     from qkv.library import evaluate as evaluate
     from qkv.library import find_recipe as find_recipe
     from qkv.library import generate as generate
@@ -53,6 +54,7 @@ _HOMES = {
     "UserError": "qkv.spec.errors",
     "build": "qkv.models.build",
     "cost": "qkv.library",
+    "embed": "qkv.library",
     "evaluate": "qkv.library",
     "find_recipe": "qkv.library",
     "generate": "qkv.library",
@@ -76,6 +78,7 @@ __all__ = [
     "UserError",
     "build",
     "cost",
+    "embed",
     "evaluate",
     "find_recipe",
     "generate",

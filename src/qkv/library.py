@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ from qkv.spec.training import Training
 from qkv.spec.yaml_io import read_recipe
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from qkv.inspection.cost import Cost
     from qkv.training.events import OnEvent
     from qkv.training.run import Run
@@ -168,6 +170,19 @@ def predict(run: Run | str | Path, *inputs: Any) -> list[dict[str, Any]]:
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
     return predict_run(loaded, rows_for(loaded, inputs))
+
+
+def embed(run: Run | str | Path, texts: Sequence[str], prompt: str | None = None, prefix: str | None = None, **options: Any) -> np.ndarray:
+    """A vector for each text, (texts, D) float32: what stands before the head, pooled over the tokens of the text.
+
+    A folder of sentence-transformers says how: its pooling, length, norm and prompts. ``prompt`` is the name of one of these, and
+    ``prefix`` a text of one's own in its place. Elsewhere the mean is taken of every token. ``options`` are fields of
+    ``qkv.generation.embed.Embedding`` (poolings, normalise, max_length) in the place of what the folder says, and batch_size.
+    Raises ``UserError``.
+    """
+    from qkv.training.embed import embed as embed_with
+
+    return embed_with(run, texts, prompt, prefix, **options)
 
 
 def cost(spec: Model | Recipe, batch_size: int | None = None, length: int | None = None, precision: str | None = None) -> Cost:

@@ -97,8 +97,17 @@ def their_answer(pair: Pair, left: bool = False) -> Tensor:
     elif left and "position_ids" in inspect.signature(pair.theirs.forward).parameters:
         given["position_ids"] = (real.cumsum(1) - 1).clamp(min=0)
     found = pair.theirs(**given)
-    answer = found.logits if "logits" in found else torch.stack((found.start_logits, found.end_logits), -1)
+    answer = _answer_of(found, pair.theirs)
     return moved(answer, real) if left else answer
+
+
+def _answer_of(found: Any, model: Any) -> Tensor:
+    """The logits; where an answer begins and ends, side by side; of a body alone the products of its vectors with those of the tokens."""
+    if "logits" in found:
+        return found.logits
+    if "start_logits" in found:
+        return torch.stack((found.start_logits, found.end_logits), -1)
+    return found.last_hidden_state @ model.get_input_embeddings().weight.t()
 
 
 def moved(answer: Tensor, real: Tensor) -> Tensor:

@@ -45,6 +45,8 @@ class Architecture:
     names: tuple[Row, ...] = ()
     ignored: Reasons = field(default_factory=dict)
     """Names of tensors that this architecture's files may hold and that nothing here needs."""
+    bare: bool = False
+    """True if it is the body alone, whose names are written without the family's prefix."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,11 @@ class Family:
     def rows(self, architecture: str) -> tuple[Row, ...]:
         """The table of body and head."""
         return (*self.names, *self.architectures[architecture].names)
+
+    def written(self, architecture: str) -> tuple[Row, ...]:
+        """The table of the files that are written."""
+        rows = self.rows(architecture)
+        return without_prefix(self, rows) if self.architectures[architecture].bare else rows
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,18 @@ from pathlib import Path
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
+MODULES = "modules.json"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def is_published(folder: Path) -> bool:
     """True if ``folder`` looks like one of the Hugging Face form."""
     return (folder / CONFIG).is_file()
+
+
+def is_sentence_folder(folder: Path) -> bool:
+    """True if ``folder`` looks like one of sentence-transformers."""
+    return (folder / MODULES).is_file()
 
 
 def may_be_name(text: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qkv.interop.families.bert import BERT
 from qkv.interop.families.bloom import BLOOM
 from qkv.interop.families.falcon import FALCON
 from qkv.interop.families.gemma import GEMMA, GEMMA2, GEMMA3
@@ -12,9 +13,11 @@ from qkv.interop.families.mpt import MPT
 from qkv.interop.families.neox import NEOX
 from qkv.interop.families.qwen2 import QWEN2
 from qkv.interop.families.qwen3 import QWEN3
+from qkv.interop.families.roberta import ROBERTA, XLM_ROBERTA
 from qkv.interop.family import Family
 
 FAMILIES: tuple[Family, ...] = (
+    BERT,
     GPT2,
     LLAMA,
     MISTRAL,
@@ -27,4 +30,6 @@ FAMILIES: tuple[Family, ...] = (
     GEMMA,
     GEMMA2,
     GEMMA3,
+    ROBERTA,
+    XLM_ROBERTA,
 )

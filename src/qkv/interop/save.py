@@ -88,7 +88,7 @@ def save_published(
 def published_tensors(model: nn.Module, family: Family, architecture: str, gradients: bool = False) -> dict[str, Tensor]:
     """Every tensor of the model, or the gradient of each, under the name that the family gives it; one that is shared once."""
     tensors, found, seen = model.state_dict(keep_vars=True), dict[str, Tensor](), set[int]()
-    for match in matches(model, family.rows(architecture)):
+    for match in matches(model, family.written(architecture)):
         tensor = tensors[match.ours]
         value = tensor.grad if gradients else tensor.detach()
         if id(tensor) not in seen and value is not None:

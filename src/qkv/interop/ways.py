@@ -91,8 +91,22 @@ class Interleaved(Way):
         return (torch.cat(parts, 1).flatten(0, 1),)
 
 
+@dataclass(frozen=True)
+class Copied(Way):
+    """Two tensors of which the second is read by nobody: ours is the first, and both are written, the other library misses it otherwise."""
+
+    count: int = 2
+
+    def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
+        return theirs[0]
+
+    def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
+        return ours, ours.clone()
+
+
 PLAIN = Plain()
 TRANSPOSED = Transposed()
 QKV = Joined(3)
 PAIR = Joined(2)
 INTERLEAVED = Interleaved()
+COPIED = Copied()

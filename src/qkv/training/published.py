@@ -6,7 +6,7 @@ from qkv.interop.load import Published
 from qkv.spec.data import Data
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
-from qkv.spec.tasks import MaskedTokens, NextToken, Task, Translation
+from qkv.spec.tasks import MaskedTokens, NextToken, Regression, Task, Translation
 from qkv.spec.tokenizers import TokenizerFile
 
 NOT_SAID = "not said"
@@ -30,4 +30,6 @@ def _task(spec: Model) -> Task:
         return Translation()
     if spec.head.kind == "language_model":
         return NextToken() if spec.causal else MaskedTokens()
+    if spec.head.kind == "regression":
+        return Regression(mean=0.0, deviation=1.0)  # its numbers are already in the units that it was trained on
     return next(task for task in Task.kinds().values() if task.head == spec.head.kind and task.reads == "examples")()

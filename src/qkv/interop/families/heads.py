@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from qkv.interop.config import Config
-from qkv.interop.family import Architecture, Row
-from qkv.spec.heads import Head, LanguageModelHead
+from qkv.interop.families.activations import INWARD
+from qkv.interop.family import Architecture, Reasons, Row
+from qkv.interop.ways import COPIED
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
+from qkv.spec.parts import LayerNorm
+
+Reader = Callable[[Config], Head]
+Writer = Callable[[Head], dict[str, Any] | None]
 
 
 def language_model(tied: bool, ours: str = "head.weight", theirs: str = "lm_head.weight") -> Architecture:
@@ -15,7 +22,16 @@ def language_model(tied: bool, ours: str = "head.weight", theirs: str = "lm_head
     return Architecture(_language_model(tied), _tie, (Row(ours, theirs),))
 
 
-def _language_model(tied: bool) -> Callable[[Config], Head]:
+def body(theirs: str, ignored: Reasons) -> Architecture:
+    """A body without a head, which here has the tied one: vectors are its answer, not logits. ``theirs``: the name of the token vectors."""
+    return Architecture(lambda config: LanguageModelHead(), _no_head, (Row("head.weight", theirs),), ignored, bare=True)
+
+
+def _no_head(head: Head) -> dict[str, Any] | None:
+    return {} if head == LanguageModelHead() else None
+
+
+def _language_model(tied: bool) -> Reader:
     return lambda config: LanguageModelHead(tied=config.flag("tie_word_embeddings", tied))
 
 
@@ -23,3 +39,106 @@ def _tie(head: Head) -> dict[str, Any] | None:
     if not isinstance(head, LanguageModelHead):
         return None
     return {"tie_word_embeddings": head.tied}
+
+
+def masked(names: Mapping[str, str], activation: str | None = None, ignored: Reasons | None = None) -> Architecture:
+    """logits = norm(φ(x W_t + b_t)) W^T + b, the answer at a hidden position. ``names``: ours and a file's.
+
+    φ is ``activation``, or where there is none that of the body, ``hidden_act``. Where W is not the token table, b has the name of W's
+    bias, and the one that it has otherwise is there too, unread.
+    """
+    rows = tuple(Row(*pair) for pair in names.items())
+    bias, weight = names["head.bias"], names["head.weight"]
+    untied = Row("head.bias", (weight.removesuffix("weight") + "bias", bias), COPIED, lambda spec: not spec.tied)
+
+    def read(config: Config) -> Head:
+        tied = config.flag("tie_word_embeddings", True)
+        norm = LayerNorm(eps=config.number("layer_norm_eps", 1e-12))
+        return LanguageModelHead(tied=tied, bias=True, transform=activation or config.word("hidden_act", "gelu", INWARD), norm=norm)
+
+    def write(head: Head) -> dict[str, Any] | None:
+        fits = isinstance(head, LanguageModelHead) and head.bias and head.transform and head.softcap is None
+        return {"tie_word_embeddings": head.tied} if fits else None
+
+    return Architecture(read, write, (untied, *rows), ignored or {})
+
+
+def classification(hidden: str, output: str, ignored: Reasons | None = None) -> Architecture:
+    """W dropout(tanh(W_h x_0 + b_h)) + b of the first position: classes, or one number where there is one class or the config says so.
+
+    ``hidden`` and ``output`` name the two layers in a file.
+    """
+    return Architecture(
+        _classification, _classes, (Row("head.hidden.*", f"{hidden}.*"), Row("head.output.*", f"{output}.*")), ignored or {}
+    )
+
+
+def _classification(config: Config) -> Head:
+    width, count, dropout = config.size("hidden_size", 768), _labels(config), _dropout(config)
+    problem = config.word("problem_type", "regression" if count == 1 else "single_label_classification")
+    if problem == "regression" and count == 1:
+        return RegressionHead(pooling="first", hidden=width, dropout=dropout)
+    if problem == "single_label_classification" and count > 1:
+        return ClassificationHead(num_classes=count, pooling="first", hidden=width, dropout=dropout)
+    if problem in ("regression", "single_label_classification"):
+        known = "a regression of one number and a classification of several labels are"
+        raise UserError(f"{config.source}: problem_type is {problem!r} with a num_labels of {count}; {known} known")
+    known = ("regression", "single_label_classification")
+    raise UserError(f"{config.source}: problem_type is {problem!r}, which qkv does not know; {nearest(problem, known)}")
+
+
+def _classes(head: Head) -> dict[str, Any] | None:
+    match head:
+        case ClassificationHead(pooling="first", num_classes=int() as count):
+            problem = "single_label_classification"
+        case RegressionHead(pooling="first"):
+            count, problem = 1, "regression"
+        case _:
+            return None
+    return {**_named(count), "problem_type": problem, "classifier_dropout": head.dropout}
+
+
+def tagging(output: str, ignored: Reasons | None = None) -> Architecture:
+    """W dropout(x_i) + b at every position. ``output`` names the layer in a file."""
+    return Architecture(_tagging, _tags, (Row("head.output.*", f"{output}.*"),), ignored or {})
+
+
+def _tagging(config: Config) -> Head:
+    return TokenHead(num_classes=_labels(config), dropout=_dropout(config))
+
+
+def _tags(head: Head) -> dict[str, Any] | None:
+    if not isinstance(head, TokenHead) or head.num_classes is None:
+        return None
+    return {**_named(head.num_classes), "classifier_dropout": head.dropout}
+
+
+def answering(output: str, ignored: Reasons | None = None) -> Architecture:
+    """Two logits a position: that an answer begins, and that it ends, there. ``output`` names the layer in a file."""
+    return Architecture(
+        _answering, lambda head: {} if isinstance(head, SpanHead) else None, (Row("head.output.*", f"{output}.*"),), ignored or {}
+    )
+
+
+def _answering(config: Config) -> Head:
+    count = _labels(config)
+    if count != 2:
+        raise UserError(f"{config.source}: num_labels is {count}, but a span has 2 logits, where it begins and where it ends")
+    return SpanHead()
+
+
+def _labels(config: Config) -> int:
+    """How many classes there are: those that have names, else what is said of them, else two, as everywhere in that library."""
+    named = len(config.table("id2label").values)
+    return named or config.size("num_labels", 2)
+
+
+def _named(count: int) -> dict[str, Any]:
+    """So many classes without names of their own."""
+    names = [f"LABEL_{i}" for i in range(count)]
+    return {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": {name: i for i, name in enumerate(names)}}
+
+
+def _dropout(config: Config) -> float:
+    """Before the last layer; that of the body where nothing is said."""
+    return config.number("classifier_dropout", config.number("hidden_dropout_prob", 0.1))

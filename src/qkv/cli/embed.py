@@ -1,0 +1,79 @@
+"""``qkv embed``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qkv.cli.runs import run_or_published
+from qkv.interop.places import is_sentence_folder
+from qkv.spec.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+EXAMPLES = """\
+qkv embed all-MiniLM-L6-v2/ "A stitch in time" "saves nine"
+qkv embed e5-small/ --prompt query "how tall is it"
+qkv embed runs/my --pooling max --normalise "Once upon a time"
+cat lines.txt | qkv embed all-MiniLM-L6-v2/ - --out vectors.npy
+"""
+
+
+def embed_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a published model.")],
+    inputs: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Texts; '-' reads one a line from standard input.")],
+    prompt: Annotated[str | None, typer.Option(metavar="NAME", help="One of the model's own prompts, put before every text.")] = None,
+    prefix: Annotated[str | None, typer.Option(metavar="TEXT", help="A text of your own, put before every text.")] = None,
+    pooling: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="cls, mean, max, mean_sqrt_len, weightedmean or lasttoken; default: the model's."),
+    ] = None,
+    normalise: Annotated[bool | None, typer.Option(help="Vectors of length 1; default: as the model says.")] = None,
+    max_length: Annotated[int | None, typer.Option(metavar="N", min=1, help="Most tokens of a text that are read.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A .npy file for all vectors; default: JSON, one line a text.")] = None,
+) -> None:
+    """Turn texts into vectors, one each, as sentence-transformers does where the folder says how."""
+    if out is not None and out.suffix != ".npy":
+        raise UserError(f"--out: {str(out)!r} should end in .npy")
+    folder = run if is_sentence_folder(run) else run_or_published(run)
+    texts = [line for text in inputs for line in (_lines() if text == "-" else [text])]
+    options = {"poolings": tuple(pooling) if pooling else None, "normalise": normalise, "max_length": max_length}
+    from qkv.training.embed import embed
+
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        vectors = embed(folder, texts, prompt, prefix, **{name: value for name, value in options.items() if value is not None})
+    for note in notes:
+        typer.echo(f"note: {note.message}", err=True)
+    if out is not None:
+        _write(out, vectors)
+        return
+    for text, vector in zip(texts, vectors.tolist(), strict=True):
+        typer.echo(json.dumps({"text": text, "vector": vector}, ensure_ascii=False))
+
+
+def _lines() -> list[str]:
+    try:
+        return [line for line in sys.stdin.buffer.read().decode("utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError:
+        raise UserError("standard input is not UTF-8") from None
+
+
+def _write(path: Path, vectors: np.ndarray) -> None:
+    import io
+
+    import numpy as np
+
+    from qkv.training.files import clear_errors, write_file
+
+    file = io.BytesIO()
+    np.save(file, vectors, allow_pickle=False)
+    with clear_errors(str(path)):
+        write_file(path, file.getvalue())
+    typer.echo(f"{len(vectors):,} vectors of {vectors.shape[1]:,} numbers in {path}", err=True)

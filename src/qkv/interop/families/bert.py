@@ -1,0 +1,163 @@
+"""BERT (Devlin et al. 2019): post-norm blocks that see both ways, learned positions and token types, a norm before the first block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkv.interop.config import Config
+from qkv.interop.families import heads
+from qkv.interop.families.activations import INWARD, OUTWARD
+from qkv.interop.families.heads import answering, classification, masked, tagging
+from qkv.interop.family import Family, Row
+from qkv.interop.ways import QKV
+from qkv.spec.branches import Attention, FeedForward
+from qkv.spec.errors import UserError
+from qkv.spec.heads import Head
+from qkv.spec.masks import Full
+from qkv.spec.model import Block, Model, Text
+from qkv.spec.parts import LayerNorm, Learned, NoNorm
+
+POOLER = {"bert.pooler.dense.*": "of the pooled output, which this architecture does not read"}
+OTHER_HEADS = {
+    **POOLER,
+    "cls.predictions.decoder.bias": "the same as cls.predictions.bias",
+    "cls.seq_relationship.*": "the head that says whether the second text follows the first, of pretraining alone",
+}
+IGNORED = {
+    "bert.embeddings.position_ids": "the numbers 0, 1, 2, …",
+}
+IGNORED_CONFIG = {
+    **dict.fromkeys(
+        ("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type", "directionality"),
+        "of the first release; nothing reads it",
+    ),
+    **dict.fromkeys(("classifier_dropout", "tie_word_embeddings"), "of a head that this architecture does not have"),
+    **dict.fromkeys(("output_past", "use_bfloat16", "xla_device", "_num_labels"), "of older versions; changes nothing that is computed"),
+}
+OLDER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+"""How the files of the first release name the numbers of a norm."""
+
+MASKED_NAMES = {
+    "head.weight": "cls.predictions.decoder.weight",
+    "head.bias": "cls.predictions.bias",
+    "head.transform.dense.*": "cls.predictions.transform.dense.*",
+    "head.transform.norm.*": "cls.predictions.transform.LayerNorm.*",
+}
+
+
+def names(body: str) -> tuple[Row, ...]:
+    """The table of a body whose names begin with ``body``."""
+    rows = (
+        Row("frontend.table", "embeddings.word_embeddings.weight"),
+        Row("frontend.positions.table", "embeddings.position_embeddings.weight"),
+        Row("frontend.types", "embeddings.token_type_embeddings.weight"),
+        Row("frontend.norm.*", "embeddings.LayerNorm.*"),
+        Row("blocks.{i}.branches.0.body.output.*", "encoder.layer.{i}.attention.output.dense.*"),
+        Row("blocks.{i}.branches.0.norm.*", "encoder.layer.{i}.attention.output.LayerNorm.*"),
+        Row("blocks.{i}.branches.1.body.up.*", "encoder.layer.{i}.intermediate.dense.*"),
+        Row("blocks.{i}.branches.1.body.down.*", "encoder.layer.{i}.output.dense.*"),
+        Row("blocks.{i}.branches.1.norm.*", "encoder.layer.{i}.output.LayerNorm.*"),
+    )
+    joined = tuple(f"{body}encoder.layer.{{i}}.attention.self.{part}.*" for part in ("query", "key", "value"))
+    return (*(row._replace(theirs=f"{body}{row.theirs}") for row in rows), Row("blocks.{i}.branches.0.body.qkv.*", joined, QKV))
+
+
+def spec(config: Config, head: Head) -> Model:
+    """D = hidden_size, num_hidden_layers blocks, intermediate_size features inside the feed-forward."""
+    return body(config, head, reserved=0)
+
+
+def body(config: Config, head: Head, reserved: int) -> Model:
+    """The spec of BERT's shape, with so many ``reserved`` rows of the position table before that of the first position."""
+    for key, only, meaning in FIXED:
+        config.fixed(key, only, meaning)
+    width, dropout = config.size("hidden_size", 768), config.number("hidden_dropout_prob", 0.1)
+    norm = LayerNorm(eps=config.number("layer_norm_eps", 1e-12))
+    attention = Attention(
+        num_heads=config.size("num_attention_heads", 12), mask=Full(), dropout=config.number("attention_probs_dropout_prob", 0.1)
+    )
+    activation = config.word("hidden_act", "gelu", INWARD)
+    feed_forward = FeedForward(hidden=config.size("intermediate_size", 3072), activation=activation)
+    return Model(
+        width=width,
+        num_layers=config.layers("num_hidden_layers", 12),
+        context_length=_positions(config, reserved),
+        frontend=Text(
+            vocab_size=config.size("vocab_size", 30522),
+            positions=Learned(offset=reserved),
+            types=config.size("type_vocab_size", 2),
+            norm=norm,
+            dropout=dropout,
+        ),
+        blocks=(Block(branches=(attention, feed_forward), order="post", norm=norm, dropout=dropout),),
+        norm=NoNorm(),
+        head=head,
+        init_std=config.number("initializer_range", 0.02),
+    )
+
+
+def _positions(config: Config, reserved: int) -> int:
+    rows = config.size("max_position_embeddings", 512)
+    if rows <= reserved:
+        raise UserError(f"{config.source}: max_position_embeddings is {rows}, and the first {reserved} rows of that table are no positions")
+    return rows - reserved
+
+
+FIXED = (
+    ("is_decoder", False, "what a position sees"),
+    ("add_cross_attention", False, "which branches a block has"),
+    ("position_embedding_type", "absolute", "how positions are told apart"),
+    ("pruned_heads", {}, "how many heads a layer has"),
+)
+
+
+def config(spec: Model) -> dict[str, Any] | None:
+    """The keys of ``spec`` where it is one of BERT's shape; ``spec`` of them is the judge."""
+    block = spec.layers[0] if spec.layers else None
+    match block:
+        case Block(branches=(Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm, order="post"):
+            pass
+        case _:
+            return None
+    match spec.frontend:
+        case Text(positions=Learned() as positions, types=types) as frontend if types:
+            pass
+        case _:
+            return None
+    return {
+        "hidden_size": spec.width,
+        "num_hidden_layers": len(spec.layers),
+        "num_attention_heads": attention.num_heads,
+        "intermediate_size": feed_forward.hidden_at(spec.width),
+        "max_position_embeddings": spec.context_length + positions.offset,
+        "type_vocab_size": types,
+        "vocab_size": frontend.vocab_size,
+        "hidden_act": OUTWARD[feed_forward.activation],
+        "layer_norm_eps": norm.eps,
+        "hidden_dropout_prob": block.dropout,
+        "attention_probs_dropout_prob": attention.dropout,
+        "initializer_range": spec.init_std,
+    }
+
+
+ARCHITECTURES = {
+    "BertForMaskedLM": masked(MASKED_NAMES, ignored=OTHER_HEADS),
+    "BertForPreTraining": masked(MASKED_NAMES, ignored=OTHER_HEADS),
+    "BertModel": heads.body("bert.embeddings.word_embeddings.weight", ignored=POOLER),
+    "BertForSequenceClassification": classification(hidden="bert.pooler.dense", output="classifier"),
+    "BertForTokenClassification": tagging("classifier", ignored=POOLER),
+    "BertForQuestionAnswering": answering("qa_outputs", ignored=POOLER),
+}
+
+BERT = Family(
+    name="BERT",
+    model_types=("bert",),
+    architectures=ARCHITECTURES,
+    spec=spec,
+    config=config,
+    names=names("bert."),
+    prefix="bert.",
+    ignored=IGNORED,
+    ignored_config=IGNORED_CONFIG,
+    older=OLDER,
+)

@@ -1,0 +1,69 @@
+"""RoBERTa (Liu et al. 2019): BERT's shape, the first rows of the position table left out; XLM-RoBERTa is the same under another name.
+
+Position p of a text has row p + pad_token_id + 1. Of the head for classes one thing differs in training: in that library the first position's
+vector itself goes through dropout too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from qkv.interop.config import Config
+from qkv.interop.families import bert, heads
+from qkv.interop.families.heads import answering, classification, masked, tagging
+from qkv.interop.family import Architecture, Family
+from qkv.spec.heads import Head
+from qkv.spec.model import Model, Text
+from qkv.spec.parts import Learned
+
+POOLER = {"roberta.pooler.dense.*": "of the pooled output, which this architecture does not read"}
+MASKED_NAMES = {
+    "head.weight": "lm_head.decoder.weight",
+    "head.bias": "lm_head.bias",
+    "head.transform.dense.*": "lm_head.dense.*",
+    "head.transform.norm.*": "lm_head.layer_norm.*",
+}
+
+
+def spec(config: Config, head: Head) -> Model:
+    """As BERT's. The rows up to that of padding, ``pad_token_id``, stand for no position."""
+    return bert.body(config, head, reserved=config.integer("pad_token_id", 1) + 1)
+
+
+def config(spec: Model) -> dict[str, Any] | None:
+    """The keys of ``spec`` where it is one of RoBERTa's shape; ``spec`` of them is the judge."""
+    found = bert.config(spec)
+    match spec.frontend:
+        case Text(positions=Learned(offset=offset)) if found and offset:
+            return {**found, "pad_token_id": offset - 1}
+        case _:
+            return None
+
+
+def architectures(stem: str) -> dict[str, Architecture]:
+    """By their names, which begin with ``stem``."""
+    return {
+        f"{stem}ForMaskedLM": masked(
+            MASKED_NAMES, activation="gelu", ignored={**POOLER, "lm_head.decoder.bias": "the same as lm_head.bias"}
+        ),
+        f"{stem}Model": heads.body("roberta.embeddings.word_embeddings.weight", ignored=POOLER),
+        f"{stem}ForSequenceClassification": classification(hidden="classifier.dense", output="classifier.out_proj", ignored=POOLER),
+        f"{stem}ForTokenClassification": tagging("classifier", ignored=POOLER),
+        f"{stem}ForQuestionAnswering": answering("qa_outputs", ignored=POOLER),
+    }
+
+
+ROBERTA = Family(
+    name="RoBERTa",
+    model_types=("roberta",),
+    architectures=architectures("Roberta"),
+    spec=spec,
+    config=config,
+    names=bert.names("roberta."),
+    prefix="roberta.",
+    ignored={"roberta.embeddings.position_ids": "the numbers 0, 1, 2, …"},
+    ignored_config=bert.IGNORED_CONFIG,
+    older=bert.OLDER,
+)
+XLM_ROBERTA = replace(ROBERTA, name="XLM-RoBERTa", model_types=("xlm-roberta",), architectures=architectures("XLMRoberta"))

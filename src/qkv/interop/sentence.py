@@ -1,0 +1,142 @@
+"""What a folder of sentence-transformers (Reimers & Gurevych 2019) says of how a text becomes one vector."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qkv.interop.config import Config
+from qkv.interop.folder import read_json
+from qkv.interop.places import MODULES
+from qkv.spec.errors import UserError, nearest
+
+SETTINGS = "config_sentence_transformers.json"
+READERS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlm-roberta_config.json")
+"""Where the reader of texts keeps its settings; the later ones are of old releases."""
+POOLINGS = {
+    "cls_token": "cls",
+    "max_tokens": "max",
+    "mean_tokens": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean_tokens": "weightedmean",
+    "lasttoken": "lasttoken",
+}
+"""The keys of a pooling's config behind "pooling_mode_", in the order in which several are put one behind the other."""
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """``body``: the folder of the Transformer. ``prompts``: texts to be put before a text, by name; ``default_prompt`` names one of them."""
+
+    body: Path
+    poolings: tuple[str, ...]
+    normalise: bool
+    max_length: int | None
+    lower_case: bool
+    pools_prompt: bool
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+
+    def prompt(self, name: str | None) -> str:
+        """The text of the prompt ``name``, by default the folder's default one, else none. Raises ``UserError`` for an unknown name."""
+        name = name if name is not None else self.default_prompt
+        if name is None:
+            return ""
+        if name not in self.prompts:
+            known = nearest(name, self.prompts) if self.prompts else "it has none"
+            raise UserError(f"the model has no prompt {name!r}; {known}")
+        return self.prompts[name]
+
+
+def read_sentence(folder: Path) -> Sentence:
+    """What the files in ``folder`` say. Raises ``UserError`` for a module or a setting that qkv does not know."""
+    modules = _modules(folder)
+    kinds = [kind for kind, _ in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        known = "Transformer, Pooling, and after them Normalize or nothing"
+        raise UserError(f"{folder / MODULES} lists {', '.join(kinds) or 'nothing'}, but qkv knows only {known}")
+    body, pooling = (path for _, path in modules[:2])
+    poolings, pools_prompt = _poolings(pooling)
+    max_length, lower_case = _reader(body)
+    prompts, default = _prompts(folder)
+    return Sentence(body, poolings, "Normalize" in kinds, max_length, lower_case, pools_prompt, prompts, default)
+
+
+def _modules(folder: Path) -> list[tuple[str, Path]]:
+    """The kind of each module and its folder, which lies inside."""
+    try:
+        listed = json.loads((folder / MODULES).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{folder / MODULES} cannot be read: {error}") from None
+    fits = isinstance(listed, list) and all(
+        isinstance(module, dict) and isinstance(module.get("type"), str) and isinstance(module.get("path"), str) for module in listed
+    )
+    if not fits:
+        raise UserError(f"{folder / MODULES} should hold a list of modules, each with a type and a path")
+    outside = next((module["path"] for module in listed if _climbs(module["path"])), None)
+    if outside is not None:
+        raise UserError(f"{folder / MODULES} names the folder {outside!r}, which is outside of it; nothing was read from there")
+    return [(module["type"].rpartition(".")[2], folder / module["path"]) for module in listed]
+
+
+def _climbs(path: str) -> bool:
+    return path.startswith(("/", "~")) or "\\" in path or "\0" in path or ".." in Path(path).parts
+
+
+def _poolings(folder: Path) -> tuple[tuple[str, ...], bool]:
+    """The poolings, and whether the tokens of a prompt count."""
+    config = _config(folder / "config.json")
+    for size in ("word_embedding_dimension", "embedding_dimension"):
+        config.has(size)
+    if config.has("pooling_mode"):
+        said: Any = config.values["pooling_mode"]
+        names = tuple(said) if isinstance(said, list) else (said,)
+        unknown = next((name for name in names if name not in POOLINGS.values()), None)
+        if unknown is not None or not names:
+            raise UserError(f"{config.source}: there is no pooling {unknown!r}; {nearest(str(unknown), POOLINGS.values())}")
+        names = tuple(name for name in POOLINGS.values() if name in names)
+        for key in POOLINGS:
+            config.has(f"pooling_mode_{key}")
+    else:
+        names = tuple(name for key, name in POOLINGS.items() if config.flag(f"pooling_mode_{key}", name == "mean"))
+    pools_prompt = config.flag("include_prompt", True)
+    config.finish(())
+    if not names:
+        raise UserError(f"{config.source} switches every pooling off")
+    return names, pools_prompt
+
+
+def _reader(folder: Path) -> tuple[int | None, bool]:
+    """(the most tokens that are read, whether texts are put in lower case)."""
+    file = next((folder / name for name in READERS if (folder / name).is_file()), None)
+    if file is None:
+        return None, False
+    config = _config(file)
+    most, lower = (config.integer("max_seq_length") if config.has("max_seq_length") else None), config.flag("do_lower_case", False)
+    config.fixed("transformer_task", "feature-extraction", "what is asked of the model")
+    config.finish(("model_args", "tokenizer_args", "config_args", "modality_config", "module_output_name", "processing_kwargs"))
+    if most is not None and most < 1:
+        raise UserError(f"{file}: max_seq_length is {most}, but it should be at least 1")
+    return most, lower
+
+
+def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
+    """The prompts by name, and the name of the default one."""
+    if not (folder / SETTINGS).is_file():
+        return {}, None
+    config = _config(folder / SETTINGS)
+    prompts = config.table("prompts").values
+    wrong = next((name for name, text in prompts.items() if not isinstance(text, str)), None)
+    if wrong is not None:
+        raise UserError(f"{config.source}: the prompt {wrong!r} is {prompts[wrong]!r}, but it should be a text")
+    default: str | None = config.word("default_prompt_name") if config.has("default_prompt_name") else None
+    config.fixed("truncate_dim", None, "how many numbers a vector has")
+    config.finish(("__version__", "similarity_fn_name", "model_type"))
+    return {str(name): text for name, text in prompts.items()}, default
+
+
+def _config(file: Path) -> Config:
+    return Config(read_json(file), str(file))

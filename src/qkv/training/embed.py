@@ -1,0 +1,58 @@
+"""Texts as vectors, by a run, a published checkpoint or a folder of sentence-transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qkv.generation.embed import Embedding, embed_texts
+from qkv.interop.places import is_sentence_folder
+from qkv.interop.sentence import Sentence, read_sentence
+from qkv.spec.errors import UserError, nearest
+from qkv.training.run import Run, load
+
+
+def embed(
+    source: Run | str | Path,
+    texts: Sequence[str],
+    prompt: str | None = None,
+    prefix: str | None = None,
+    batch_size: int = 32,
+    **options: Any,
+) -> np.ndarray:
+    """A vector for each text, (texts, D) float32; see ``qkv.embed``. Raises ``UserError``."""
+    if isinstance(texts, str):
+        raise UserError("one text is given where a list of texts is asked for; put it in brackets")
+    if prompt is not None and prefix is not None:
+        raise UserError("both a prompt and a prefix are given; the prompt is one of the model's own, the prefix one of yours: give one")
+    run, said = opened(source)
+    how, text = _how(said, options), prefix or ""
+    if said is not None and prefix is None:
+        text = said.prompt(prompt)
+    elif prompt is not None:
+        raise UserError(f"{run.folder} has no prompts, so there is none named {prompt!r}; give the text itself as prefix")
+    return embed_texts(run.model, run.vocabulary.tokenizer, texts, how, text, batch_size)
+
+
+def opened(source: Run | str | Path) -> tuple[Run, Sentence | None]:
+    """The run, and what its folder says of vectors; the Transformer of an old folder of sentence-transformers lies in a folder inside."""
+    if not isinstance(source, Run):
+        folder = Path(source).expanduser()
+        if is_sentence_folder(folder):
+            said = read_sentence(folder)
+            return load(said.body), said
+        source = load(source)
+    return source, read_sentence(source.folder) if is_sentence_folder(source.folder) else None
+
+
+def _how(said: Sentence | None, options: dict[str, Any]) -> Embedding:
+    unknown = next((name for name in options if name not in Embedding.__dataclass_fields__), None)
+    if unknown:
+        raise UserError(f"there is no option {unknown!r} of an embedding; {nearest(unknown, Embedding.__dataclass_fields__)}")
+    if said is None:
+        return Embedding(**options)
+    own = {"poolings": said.poolings, "normalise": said.normalise, "max_length": said.max_length, "lower_case": said.lower_case}
+    return Embedding(**{**own, "pools_prompt": said.pools_prompt, **options})

@@ -1,0 +1,300 @@
+"""Folders of sentence-transformers: their files written here, the vectors by transformers' own body and poolings as loops in float64."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from tokenizers import normalizers, pre_tokenizers, processors
+from tokenizers.models import WordPiece
+from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
+
+import qkv
+from qkv.cli.main import main
+from qkv.interop.sentence import read_sentence
+from qkv.spec.errors import UserError
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers")
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dogs", "ran", "far", "away", "from", "it", "query", ":", "passage", "##s", "##ing"]
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+TEXTS = ["the cat sat on the mat", "Dogs", "  a dog ran far away from the cat and the mat  ", "", "it sat"]
+MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+
+
+def tokenizer() -> tokenizers.Tokenizer:
+    core = tokenizers.Tokenizer(WordPiece({word: i for i, word in enumerate([*SPECIALS, *WORDS])}, unk_token="[UNK]"))
+    core.normalizer, core.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    core.add_special_tokens(SPECIALS)
+    core.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return core
+
+
+def body(roberta: bool = False) -> Any:
+    sizes = {"vocab_size": 30, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
+    torch.manual_seed(3)
+    model = (
+        RobertaModel(RobertaConfig(**sizes, max_position_embeddings=26, pad_token_id=0))
+        if roberta
+        else BertModel(BertConfig(**sizes, max_position_embeddings=25))
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def write(path: Path, tree: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(tree), encoding="utf-8")
+
+
+def sentence_folder(
+    folder: Path, model: Any, modes: Sequence[str] = ("mean_tokens",), normalise: bool = True, inner: str = "", **said: Any
+) -> Path:
+    """What sentence-transformers writes. ``said``: further keys of the pooling, the reader and the prompts."""
+    model.save_pretrained(folder / inner)
+    tokenizer().save(str(folder / inner / "tokenizer.json"))
+    stem = "sentence_transformers.models."
+    modules = [("", inner, "Transformer"), ("1", "1_Pooling", "Pooling"), *([("2", "2_Normalize", "Normalize")] if normalise else [])]
+    write(
+        folder / "modules.json",
+        [{"idx": i, "name": str(i), "path": path, "type": stem + kind} for i, (_, path, kind) in enumerate(modules)],
+    )
+    pooling = {f"pooling_mode_{mode}": mode in modes for mode in MODES}
+    write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 12, **pooling, **said.get("pooling", {})})
+    write(folder / inner / "sentence_bert_config.json", {"max_seq_length": 20, "do_lower_case": False, **said.get("reader", {})})
+    write(
+        folder / "config_sentence_transformers.json",
+        {"__version__": {"sentence_transformers": "3.0.0"}, "similarity_fn_name": "cosine", **said.get("prompts", {})},
+    )
+    return folder
+
+
+def rows(texts: Sequence[str], prompt: str = "", most: int = 20) -> list[list[int]]:
+    """The ids of each text alone, as the template of the tokenizer frames it."""
+    core = tokenizer()
+    core.enable_truncation(most)
+    return [core.encode((prompt + text).strip()).ids for text in texts]
+
+
+def vectors(model: Any, row: Sequence[int]) -> list[list[float]]:
+    with torch.no_grad():
+        return model.double()(torch.tensor([row])).last_hidden_state[0].tolist()
+
+
+def mean(x: list[list[float]], first: int = 0, power: float = 1.0, weigh: Callable[[int], float] = lambda i: 1.0) -> list[float]:
+    weights = [weigh(i) if i >= first else 0.0 for i in range(len(x))]
+    return [sum(w * v[d] for w, v in zip(weights, x, strict=True)) / sum(weights) ** power for d in range(len(x[0]))]
+
+
+BY_HAND: dict[str, Callable[[list[list[float]]], list[float]]] = {
+    "cls_token": lambda x: x[0],
+    "max_tokens": lambda x: [max(v[d] for v in x) for d in range(len(x[0]))],
+    "mean_tokens": mean,
+    "mean_sqrt_len_tokens": lambda x: mean(x, power=0.5),
+    "weightedmean_tokens": lambda x: mean(x, weigh=lambda i: i + 1.0),
+    "lasttoken": lambda x: x[-1],
+}
+
+
+def normed(vector: Sequence[float]) -> list[float]:
+    length = math.sqrt(sum(v * v for v in vector))
+    return [v / length for v in vector]
+
+
+def close(found: np.ndarray, wanted: Sequence[Sequence[float]]) -> bool:
+    truth = np.array(wanted)
+    return found.shape == truth.shape and float(np.abs(found - truth).max()) < 3e-6 * float(np.abs(truth).max())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("normalise", [False, True], ids=["raw", "normed"])
+def test_every_pooling_is_that_by_hand(mode: str, normalise: bool, tmp_path: Path) -> None:
+    model = body()
+    folder = sentence_folder(tmp_path, model, (mode,), normalise)
+    found = qkv.embed(folder, TEXTS)
+    by_hand = [BY_HAND[mode](vectors(model, row)) for row in rows(TEXTS)]
+    assert found.dtype == np.float32
+    assert close(found, [normed(v) for v in by_hand] if normalise else by_hand)
+
+
+def test_several_poolings_stand_one_behind_the_other(tmp_path: Path) -> None:
+    model = body()
+    found = qkv.embed(sentence_folder(tmp_path, model, ("mean_tokens", "cls_token", "lasttoken"), False), TEXTS)
+    by_hand = [[*BY_HAND["cls_token"](x), *mean(x), *x[-1]] for x in (vectors(model, row) for row in rows(TEXTS))]
+    assert close(found, by_hand)
+
+
+def test_a_body_of_roberta_in_a_folder_inside(tmp_path: Path) -> None:
+    model = body(roberta=True)
+    folder = sentence_folder(tmp_path, model, inner="0_Transformer", normalise=False)
+    assert close(qkv.embed(folder, TEXTS), [mean(vectors(model, row)) for row in rows(TEXTS)])
+
+
+def test_padding_and_the_size_of_batches_change_nothing(tmp_path: Path) -> None:
+    run = qkv.load(sentence_folder(tmp_path, body(), ("weightedmean_tokens",)))
+    together = qkv.embed(run, TEXTS, batch_size=2)
+    alone = np.concatenate([qkv.embed(run, [text]) for text in TEXTS])
+    assert float(np.abs(together - alone).max()) < 1e-6
+    assert not np.array_equal(together[0], together[1])
+
+
+PROMPTS = {"prompts": {"query": "query: ", "passage": "passage: "}, "default_prompt_name": None}
+
+
+def test_prompts_stand_before_every_text(tmp_path: Path) -> None:
+    model = body()
+    folder = sentence_folder(tmp_path, model, prompts=PROMPTS)
+    wanted = [normed(mean(vectors(model, row))) for row in rows(TEXTS, "query: ")]
+    assert close(qkv.embed(folder, TEXTS, prompt="query"), wanted)
+    assert close(qkv.embed(folder, TEXTS, prefix="query: "), wanted)
+    assert close(qkv.embed(folder, TEXTS), [normed(mean(vectors(model, row))) for row in rows(TEXTS)])
+    with pytest.raises(UserError, match="no prompt 'qeury'; did you mean 'query'"):
+        qkv.embed(folder, TEXTS, prompt="qeury")
+    with pytest.raises(UserError, match="give one"):
+        qkv.embed(folder, TEXTS, prompt="query", prefix="x")
+
+
+def test_the_default_prompt_and_one_that_is_not_pooled(tmp_path: Path) -> None:
+    model = body()
+    said = {"prompts": {**PROMPTS, "default_prompt_name": "passage"}, "pooling": {"include_prompt": False}}
+    folder = sentence_folder(tmp_path, model, normalise=False, **said)
+    # [CLS] passage : come before the text
+    wanted = [mean(vectors(model, row), first=3) for row in rows(TEXTS, "passage: ")]
+    assert close(qkv.embed(folder, TEXTS), wanted)
+
+
+def test_long_texts_are_cut_and_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = body()
+    folder = sentence_folder(tmp_path, model, reader={"max_seq_length": 7})
+    text = "the cat sat on the mat and ran"
+    wanted = [normed(mean(vectors(model, row))) for row in rows([text], most=7)]
+    with pytest.warns(UserWarning, match="1 of 1 texts were cut to the 7 tokens that are read; the longest has 10"):
+        assert close(qkv.embed(folder, [text]), wanted)
+    assert close(qkv.embed(folder, [text], max_length=10), [normed(mean(vectors(model, row))) for row in rows([text])])
+    assert main(["embed", str(folder), text]) == 0
+    out = capsys.readouterr()
+    assert close(np.array([json.loads(out.out)["vector"]]), wanted)
+    assert "note: 1 of 1 texts were cut" in out.err
+
+
+def test_the_command_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, file = sentence_folder(tmp_path / "model", body(), prompts=PROMPTS), tmp_path / "vectors.npy"
+    assert (
+        main(["embed", str(folder), "the cat", "it sat", "--prompt", "query", "--pooling", "max", "--no-normalise", "--out", str(file)])
+        == 0
+    )
+    wanted = qkv.embed(folder, ["the cat", "it sat"], prompt="query", poolings=("max",), normalise=False)
+    assert np.array_equal(np.load(file), wanted)
+    assert f"2 vectors of 12 numbers in {file}" in capsys.readouterr().err
+    assert main(["embed", str(folder), "x", "--out", "vectors.txt"]) == 2
+
+
+def test_texts_are_put_in_lower_case_where_the_folder_says_so(tmp_path: Path) -> None:
+    folder = sentence_folder(tmp_path, body(), reader={"do_lower_case": True})
+    core = json.loads((folder / "tokenizer.json").read_text())
+    core["normalizer"] = None
+    write(folder / "tokenizer.json", core)
+    assert np.array_equal(qkv.embed(folder, ["THE Cat"]), qkv.embed(folder, ["the cat"]))
+
+
+def test_a_vocabulary_of_old_is_framed_too(tmp_path: Path) -> None:
+    folder = sentence_folder(tmp_path, body())
+    wanted = qkv.embed(folder, TEXTS)
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").write_text("\n".join([*SPECIALS, *WORDS]) + "\n")
+    assert np.array_equal(qkv.embed(folder, TEXTS), wanted)
+
+
+def test_a_published_model_without_settings_takes_the_mean(tmp_path: Path) -> None:
+    model = body()
+    model.save_pretrained(tmp_path)
+    tokenizer().save(str(tmp_path / "tokenizer.json"))
+    assert close(qkv.embed(tmp_path, TEXTS), [mean(vectors(model, row)) for row in rows(TEXTS)])
+    with pytest.raises(UserError, match="has no prompts"):
+        qkv.embed(tmp_path, TEXTS, prompt="query")
+
+
+def test_a_run_is_embedded_too(tmp_path: Path) -> None:
+    (tmp_path / "my.txt").write_text("a stitch in time saves nine. " * 60)
+    small = ["model.width=16", "model.context_length=16", "training.steps=2", "training.batch_size=2", "model.blocks.mixer.num_heads=2"]
+    run = qkv.train(tmp_path / "my.txt", tmp_path / "run", overrides=small)
+    ids = [run.tokenizer.encode(text) for text in ("a stitch", "nine")]
+    with torch.no_grad():
+        wanted = [mean(run.model.features(torch.tensor([row]))[0][0].double().tolist()) for row in ids]
+    assert close(qkv.embed(run, ["a stitch", "nine"]), wanted)
+    assert close(qkv.embed(tmp_path / "run", ["a stitch", "nine"]), wanted)
+    with pytest.raises(UserError, match="text 2 has no token"):
+        qkv.embed(run, ["a", ""])
+
+
+@pytest.mark.parametrize(
+    ("file", "tree", "sentence"),
+    [
+        ("modules.json", [{"path": "", "type": "a.Transformer"}, {"path": "2_Dense", "type": "a.Dense"}], "lists Transformer, Dense"),
+        ("modules.json", [{"path": "../else", "type": "a.Transformer"}], "outside of it"),
+        ("modules.json", [{"path": "/etc", "type": "a.Transformer"}], "outside of it"),
+        ("modules.json", {"path": ""}, "a list of modules"),
+        ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False}, "switches every pooling off"),
+        ("1_Pooling/config.json", {"pooling_mode": "meen"}, "no pooling 'meen'; did you mean 'mean'"),
+        ("1_Pooling/config.json", {"pooling_mode_median": True}, "'pooling_mode_median' is not known"),
+        ("1_Pooling/config.json", {"pooling_mode_cls_token": 1}, "true or false"),
+        ("sentence_bert_config.json", {"max_seq_length": 0}, "at least 1"),
+        ("config_sentence_transformers.json", {"prompts": {"query": 7}}, "should be a text"),
+        ("config_sentence_transformers.json", {"truncate_dim": 4}, "how many numbers a vector has"),
+    ],
+    ids=[
+        "dense",
+        "climbs",
+        "absolute",
+        "no-list",
+        "no-pooling",
+        "unknown-pooling",
+        "unknown-key",
+        "no-flag",
+        "no-length",
+        "no-prompt",
+        "cut",
+    ],
+)
+def test_what_is_not_known_is_refused(file: str, tree: Any, sentence: str, tmp_path: Path) -> None:
+    folder = sentence_folder(tmp_path, body())
+    write(folder / file, tree)
+    with pytest.raises(UserError, match=sentence):
+        qkv.embed(folder, TEXTS)
+
+
+def test_the_pooling_of_new_releases_is_read(tmp_path: Path) -> None:
+    folder = sentence_folder(tmp_path, body())
+    write(folder / "1_Pooling" / "config.json", {"embedding_dimension": 12, "pooling_mode": "lasttoken", "include_prompt": True})
+    assert read_sentence(folder).poolings == ("lasttoken",)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"texts": "one"}, "a list of texts"),
+        ({"texts": ["a", 3]}, "text 2: 3 is not a text"),
+        ({"texts": ["a"], "poolings": ("meen",)}, "did you mean 'mean'"),
+        ({"texts": ["a"], "poolings": ()}, "no pooling is given"),
+        ({"texts": ["a"], "pooling": "mean"}, "no option 'pooling' of an embedding; did you mean 'poolings'"),
+    ],
+    ids=["one-text", "number", "pooling", "no-pooling", "option"],
+)
+def test_what_cannot_be_asked_for(given: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=sentence):
+        qkv.embed(sentence_folder(tmp_path, body()), **given)
+
+
+def test_no_text_gives_no_vector(tmp_path: Path) -> None:
+    assert qkv.embed(sentence_folder(tmp_path, body()), []).shape == (0, 12)
