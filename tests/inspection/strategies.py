@@ -11,6 +11,7 @@ from qkv.spec import cross, heads, parts
 from qkv.spec.masks import Causal, Full, Window
 from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.relative_attention import DisentangledAttention, RelativeAttention
+from qkv.spec.sparse_attention import GlobalLocalAttention, SparseAttention
 
 WIDTH = 16
 MASKS = st.sampled_from([Causal(), Full(), Causal() & Window(size=3, sinks=2), Causal() & Window(size=99)])
@@ -68,6 +69,14 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
         by_type=st.booleans(),
     ),
     branch.LinearAttention: st.builds(
+    GlobalLocalAttention: st.builds(
+        GlobalLocalAttention,
+        num_heads=st.sampled_from([2, 4]),
+        head_dim=SIZES,
+        window=st.sampled_from([0, 2, 99]),
+        num_global=st.sampled_from([None, 1, 5]),
+        bias=st.booleans(),
+    ),
         branch.LinearAttention, num_heads=st.sampled_from([1, 4]), chunk=st.sampled_from([3, 64]), bias=st.booleans()
     ),
     branch.TokenShift: st.builds(branch.TokenShift, groups=st.sampled_from([2, 4])),
@@ -145,6 +154,8 @@ def _causal(part: branch.Branch) -> branch.Branch:
     if isinstance(part, branch.Convolution):
         return branch.CausalConvolution(kernel_size=part.kernel_size, gated=part.gated)
     return part.changed(direction="forward") if isinstance(part, branch.Recurrent) else part.changed(mask=Causal())
+    if isinstance(part, SparseAttention):
+        return branch.Attention()
 
 
 MEMORY_BRANCHES: dict[type[cross.MemoryBranch], st.SearchStrategy[Any]] = {

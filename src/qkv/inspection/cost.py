@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from typing import Any
 
-from qkv.inspection import cost_attention, cost_formulas, cost_heads, cost_memory, cost_relative
+from qkv.inspection import cost_attention, cost_formulas, cost_heads, cost_memory, cost_relative, cost_sparse
 from qkv.inspection.machine import Machine
 from qkv.inspection.shares import FLOAT, Setting, Share, share
 from qkv.inspection.training_memory import Memory, Stage, training_memory
@@ -20,7 +20,7 @@ from qkv.spec.training import Training
 
 __all__ = ["BUILT_IN", "PRECISIONS", "Cost", "Memory", "Speed", "cost"]
 
-BUILT_IN = (cost_attention, cost_formulas, cost_heads, cost_memory, cost_relative)
+BUILT_IN = (cost_attention, cost_formulas, cost_heads, cost_memory, cost_relative, cost_sparse)
 PRECISIONS = {"fp32": 4, "bf16": 2}
 """Bytes of a number."""
 Blocks = tuple[tuple[Share, ...], ...]

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from qkv.spec import relative_attention as _registers_its_kinds  # noqa: F401
+from qkv.spec import sparse_attention as _registers_its_kinds_too  # noqa: F401
 from qkv.spec.base import Part, Seq, Spec
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.cross import MemoryBranch

@@ -1,0 +1,56 @@
+"""What attention costs that leaves most pairs out. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qkv.inspection.shares import FLOAT, Setting, Share, formula, last, linear
+from qkv.spec.sparse_attention import GlobalLocalAttention
+
+
+@formula(GlobalLocalAttention)
+def global_local_attention(part: GlobalLocalAttention, at: Setting) -> Share:
+    """The maps of all positions and those of the global ones, blocks of queries with their bands and the global keys, and a few whole rows.
+
+    Rows that are global by their own prefix are counted without one.
+    """
+    head_dim, size = part.head_width(at.width), part.num_heads * part.head_width(at.width)
+    few = min(part.num_global or 0, at.length)
+    blocks = _blocks(part, at.length, few)
+    rows, keys = at.batch * part.num_heads, few * at.length
+    computed = sum(queries * seen for queries, seen in blocks)
+    visible = sum(min(at.length, i + part.window + 1) - max(0, i - part.window) for i in range(at.length))
+    visible += sum(max(0, at.length - g - part.window - 1) + max(0, g - part.window) for g in range(few))
+    laid_out = sum(seen for _, seen in blocks) * 2 * at.batch * size
+    # Plain products keep the weights, and once more without the rows that see nothing.
+    weights = 2 * rows * (computed + keys) * at.item if at.irregular == "products" else 0
+    inner = Share(
+        flops=4 * rows * head_dim * (computed + keys),
+        attended=4 * rows * head_dim * (computed + keys),
+        masked=4 * rows * head_dim * max(computed - visible, 0),
+        saved=(laid_out + (3 + 2) * at.tokens * size) * at.item + FLOAT * rows * (at.length + few) + computed * at.item + weights,
+        working=(2 * laid_out + 3 * at.tokens * size) * at.item,
+        scores=rows * at.length * at.length * at.item,
+        calls=24 + 20 * len(blocks),
+        step_calls=0,
+    )
+    before = linear(at.width, 3 * size, part.bias, at, at.input)
+    return before + _global_maps(part, at, size, few) + inner + last(linear(size, at.width, part.bias, at))
+
+
+def _global_maps(part: GlobalLocalAttention, at: Setting, size: int, few: int) -> Share:
+    """Queries of the global positions, keys and values of all; without a global position neither is computed."""
+    query = linear(at.width, size, part.bias, replace(at, length=few))
+    others = linear(at.width, 2 * size, part.bias, at, 0)
+    if few:
+        return query + others
+    return Share(parameters=query.parameters + others.parameters, matrices=query.matrices + others.matrices)
+
+
+def _blocks(part: GlobalLocalAttention, length: int, few: int) -> list[tuple[int, int]]:
+    """(queries, keys) of each product, the ``few`` global keys included."""
+    found = []
+    for first in range(0, length, part.block):
+        stop = min(first + part.block, length)
+        found.append((stop - first, min(stop + part.window, length) - max(first - part.window, 0) + few))
+    return found

@@ -1,0 +1,112 @@
+"""Longformer's attention: a window on both sides, and global positions that see all and are seen by all."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from qkv.layers.branch import Branch, State, implements
+from qkv.layers.context import Context
+from qkv.layers.linear import Linear
+from qkv.ops.attention.choose import attention
+from qkv.ops.attention.problem import Problem
+from qkv.ops.global_local import Places, place, taken, windowed
+from qkv.ops.masks import Full, Sites
+from qkv.spec import sparse_attention as spec
+
+
+@implements(spec.GlobalLocalAttention)
+class GlobalLocalAttention(Branch):
+    """concat_h(O_h) W_o, O_i over the window of i and the global keys; O_g of a global position over all keys, by other maps.
+
+        x (B, N, D) ─┬─ qkv ── q, k, v (B, H, N, Dk) ────────── window ∪ global ─┐
+                     ├─ global_key_value ── k', v' (B, H, N, Dk) ─┐              ├─ output ─ (B, N, D)
+          x at g ────┴─ global_query ── q' (B, H, g, Dk) ─────────┴─ all ─ at g ─┘
+
+    Beltagy et al. 2020. It sees later positions and remembers nothing.
+    """
+
+    causal = False
+
+    def __init__(self, part: spec.GlobalLocalAttention, width: int):
+        super().__init__(part, width)
+        self.part = part
+        self.head_dim = part.head_width(width)
+        size = part.num_heads * self.head_dim
+        self.qkv = Linear(width, 3 * size, bias=part.bias)
+        self.global_query = Linear(width, size, bias=part.bias)
+        self.global_key_value = Linear(width, 2 * size, bias=part.bias)
+        self.output = Linear(size, width, bias=part.bias)
+        self.scale = self.head_dim**-0.5
+
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
+        places = context.once(("global places", self.part.num_global), lambda: self._places(context))
+        dropout = self.part.dropout if self.training else 0.0
+        q, k, v = self._heads(self.qkv(x))
+        out = windowed(q, k, v, places, self.part.window, self.part.block, (self.scale, dropout))
+        if places.index.shape[1]:
+            out = self._with_global(out, x, places, dropout)
+        return self.output(out.transpose(1, 2).flatten(2)), state
+
+    def _with_global(self, out: Tensor, x: Tensor, places: Places, dropout: float) -> Tensor:
+        """``out`` (B, H, N, Dk) with what the global positions see in its place."""
+        (q,) = self._heads(self.global_query(taken(x, places.index)))
+        k, v = self._heads(self.global_key_value(x))
+        seen = attention(q, k, v, Problem(Full(), _of_global(places, x.shape[0]), self.scale, dropout=dropout))
+        seen = torch.where(places.picked()[:, None, :, None], seen, taken(out, places.index))
+        index = places.index.expand(x.shape[0], -1)[:, None, :, None].expand_as(seen)
+        return out.scatter(2, index, seen)
+
+    def _heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        """(B, N, several times H Dk) -> several of (B, H, N, Dk)."""
+        return tuple(t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in x.split(self.part.num_heads * self.head_dim, -1))
+
+    def _places(self, context: Context) -> Places:
+        """Where the positions stand, and which of them are global."""
+        positions, valid = context.positions, context.valid
+        key = positions if valid is None else positions.masked_fill(~valid, -1)
+        sites = Sites(positions, key, context.segments, context.segments, given=context.visible)
+        number = self._number(context)
+        chosen = torch.zeros_like(key, dtype=torch.bool) if number is None else (key >= 0) & (key < number)
+        in_place = _in_place(positions)
+        if number is None:
+            count = 0
+        elif isinstance(number, int) and in_place:
+            count = min(number, positions.shape[1])
+        else:
+            count = int(chosen.sum(1).max()) if chosen.numel() else 0
+        return place(chosen, count, sites, in_place or _consecutive(positions, context.segments))
+
+    def _number(self, context: Context) -> Tensor | int | None:
+        """How many first positions are global: the same everywhere, or of each row (B, 1), or none."""
+        if self.part.num_global is not None:
+            return self.part.num_global
+        return None if context.prefix is None else context.prefix[:, None]
+
+    def ending(self) -> nn.Module:
+        return self.output
+
+
+def _of_global(places: Places, rows: int) -> Sites:
+    """Queries are the global positions of each row, keys all."""
+    sites, index = places.sites, places.index.expand(rows, -1)
+
+    def at(t: Tensor) -> Tensor:
+        return t.expand(rows, -1).gather(1, index)
+
+    given = None if sites.given is None else sites.given.gather(1, index[..., None].expand(-1, -1, sites.given.shape[2]))
+    segments = None if sites.query_segment is None else at(sites.query_segment)
+    return Sites(at(sites.query), sites.key, segments, sites.key_segment, given=given)
+
+
+def _in_place(positions: Tensor) -> bool:
+    """True if vector i stands at position i; on the meta device, where there are no values, it does."""
+    return positions.is_meta or torch.equal(positions, torch.arange(positions.shape[1], device=positions.device).expand_as(positions))
+
+
+def _consecutive(positions: Tensor, segments: Tensor | None) -> bool:
+    """True if each vector stands one further than the one before, or begins another document."""
+    follows = positions.diff(dim=1) == 1
+    if segments is not None:
+        follows = follows | (segments.diff(dim=1) != 0)
+    return bool(follows.all())
