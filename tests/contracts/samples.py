@@ -57,7 +57,7 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
     **RELATIVE_SAMPLES,
     "attention": (
         Attention(),
-        Attention(num_heads=1, bias=False, temperature=0.5),
+        Attention(num_heads=1, bias=False, output_bias=True, temperature=0.5),
         Attention(num_kv_heads=2, relative=Rope()),
         Attention(num_kv_heads=1, head_dim=6, value_dim=3, qk_norm=RMSNorm()),
         Attention(num_kv_heads=2, relative=Rope(), qk_norm=LayerNorm(eps=0.1)),
@@ -106,7 +106,7 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
     ),
     "cross_attention": (
         CrossAttention(),
-        CrossAttention(num_kv_heads=2, bias=False, temperature=0.5),
+        CrossAttention(num_kv_heads=2, bias=False, output_bias=True, temperature=0.5),
         CrossAttention(num_heads=2, num_kv_heads=1, head_dim=6, value_dim=3, qk_norm=RMSNorm()),
         CrossAttention(num_heads=2, qk_norm=LayerNorm(eps=0.1)),
     ),

@@ -31,7 +31,8 @@ def _branch(branch: Branch, width: int) -> Branch:
     match branch:
         case DotProduct():
             head_dim, value_dim = branch.dims(width)
-            return branch.changed(head_dim=head_dim, value_dim=value_dim, num_kv_heads=branch.kv_heads, dropout=0.0)
+            sizes = {"head_dim": head_dim, "value_dim": value_dim, "num_kv_heads": branch.kv_heads}
+            return branch.changed(**sizes, output_bias=branch.ends_with_bias, dropout=0.0)
         case FeedForward() | GatedFeedForward():
             return branch.changed(hidden=branch.hidden_at(width), dropout=0.0)
         case _:
