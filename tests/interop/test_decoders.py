@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.interop.cases import gemma as gemma_cases
-from transformers import Gemma2ForCausalLM
+from tests.interop.cases import neox as neox_cases
+from transformers import Gemma2ForCausalLM, GPTNeoXForCausalLM
 
 from qkv.interop.config import Config
 from qkv.interop.family import choose, read_spec
@@ -227,9 +229,18 @@ def test_what_changes_the_computation_is_refused(name: str) -> None:
     assert sentence in str(caught.value)
 
 
+def test_neox_reads_both_names_of_its_head(tmp_path: Path) -> None:
+    GPTNeoXForCausalLM(neox_cases.config()).save_pretrained(tmp_path)
+    before = load_published(tmp_path).model.state_dict()
+    stored = load_file(tmp_path / "model.safetensors")
+    stored["lm_head.weight"] = stored.pop("embed_out.weight")
+    save_file(stored, tmp_path / "model.safetensors")
+    assert all(torch.equal(before[name], tensor) for name, tensor in load_published(tmp_path).model.state_dict().items())
+
+
 def test_gemma_in_bf16_scales_by_the_rounded_root(tmp_path: Path) -> None:
     """√48 = 6.9282 is 6.9375 in bf16; vectors times the unrounded root would differ in many of their last bits."""
-    theirs = Gemma2ForCausalLM(gemma_cases.gemma2(hidden_size=48)).to(torch.bfloat16).eval()
+    theirs = Gemma2ForCausalLM(gemma_cases.gemma2(hidden_size=48)).bfloat16().eval()
     theirs.save_pretrained(tmp_path)
     ours = load_published(tmp_path).model
     ids = torch.arange(4, 61)[None]

@@ -99,6 +99,7 @@ NEOX = Family(
     config=config,
     names=NAMES,
     prefix="gpt_neox.",
+    older={"lm_head.": "embed_out."},
     ignored={
         "gpt_neox.layers.{i}.attention.bias": "a table of which positions are visible, which the mask says",
         "gpt_neox.layers.{i}.attention.masked_bias": "a constant of old versions",
