@@ -43,6 +43,7 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
         top_k=st.sampled_from([None, 3]),
         softcap=st.sampled_from([None, 2.0]),
         bias=st.booleans(),
+        output_bias=st.sampled_from([None, True, False]),
         qk_norm=HEAD_NORMS,
     ),
     DisentangledAttention: st.builds(
@@ -68,7 +69,6 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
         bias=st.booleans(),
         by_type=st.booleans(),
     ),
-    branch.LinearAttention: st.builds(
     GlobalLocalAttention: st.builds(
         GlobalLocalAttention,
         num_heads=st.sampled_from([2, 4]),
@@ -77,6 +77,7 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
         num_global=st.sampled_from([None, 1, 5]),
         bias=st.booleans(),
     ),
+    branch.LinearAttention: st.builds(
         branch.LinearAttention, num_heads=st.sampled_from([1, 4]), chunk=st.sampled_from([3, 64]), bias=st.booleans()
     ),
     branch.TokenShift: st.builds(branch.TokenShift, groups=st.sampled_from([2, 4])),
@@ -153,9 +154,9 @@ def _causal(part: branch.Branch) -> branch.Branch:
         return part
     if isinstance(part, branch.Convolution):
         return branch.CausalConvolution(kernel_size=part.kernel_size, gated=part.gated)
-    return part.changed(direction="forward") if isinstance(part, branch.Recurrent) else part.changed(mask=Causal())
     if isinstance(part, SparseAttention):
         return branch.Attention()
+    return part.changed(direction="forward") if isinstance(part, branch.Recurrent) else part.changed(mask=Causal())
 
 
 MEMORY_BRANCHES: dict[type[cross.MemoryBranch], st.SearchStrategy[Any]] = {
@@ -166,6 +167,7 @@ MEMORY_BRANCHES: dict[type[cross.MemoryBranch], st.SearchStrategy[Any]] = {
         head_dim=SIZES,
         value_dim=SIZES,
         bias=st.booleans(),
+        output_bias=st.sampled_from([None, True, False]),
         qk_norm=HEAD_NORMS,
     ),
     cross.AdditiveAttention: st.builds(cross.AdditiveAttention, hidden=SIZES),

@@ -178,6 +178,17 @@ def test_the_norm_of_heads_is_a_norm_or_a_switch(written: Any, meant: Any) -> No
     assert Attention.parse({"qk_norm": written}).qk_norm == CrossAttention.parse({"qk_norm": written}).qk_norm == meant
 
 
+@pytest.mark.parametrize(("bias", "output"), [(True, False), (False, True)])
+def test_the_last_map_may_differ_in_its_bias(bias: bool, output: bool) -> None:
+    """Qwen2 has biases for queries, keys and values alone; without a word the last map does as the others."""
+    for part in (Attention, CrossAttention):
+        ours = built(part(num_heads=3, bias=bias, output_bias=output))
+        assert (ours.output.bias is not None) is output
+        maps = [ours.qkv] if part is Attention else [ours.query, ours.memory]
+        assert all((one.bias is not None) is bias for one in maps)
+        assert (built(part(num_heads=3, bias=bias)).output.bias is not None) is bias
+
+
 def test_heads_have_no_batch_norm() -> None:
     with pytest.raises(SpecError, match="qk_norm: batch_norm norms positions, not heads"):
         Attention.parse({"qk_norm": "batch_norm"})
