@@ -9,6 +9,7 @@ from qkv.interop.families.gemma import GEMMA, GEMMA2, GEMMA3
 from qkv.interop.families.gpt2 import GPT2
 from qkv.interop.families.llama import LLAMA
 from qkv.interop.families.mistral import MISTRAL
+from qkv.interop.families.modernbert import MODERNBERT
 from qkv.interop.families.mpt import MPT
 from qkv.interop.families.neox import NEOX
 from qkv.interop.families.qwen2 import QWEN2
@@ -31,5 +32,6 @@ FAMILIES: tuple[Family, ...] = (
     GEMMA2,
     GEMMA3,
     ROBERTA,
+    MODERNBERT,
     XLM_ROBERTA,
 )

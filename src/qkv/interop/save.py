@@ -71,7 +71,8 @@ def save_published(
         kinds = ", ".join(family.name for family in FAMILIES)
         raise UserError(f"no published family that qkv knows is this model, so nobody else could open it; known: {kinds}")
     folder = Path(folder).expanduser()
-    config = {**found.config, **_about(model, tokenizer, labels)}
+    fixed = {key: value for key, value in found.config.items() if key.endswith("_token_id") and value is not None}
+    config = {**found.config, **_about(model, tokenizer, labels), **fixed}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write_tensors(folder / WEIGHTS, published_tensors(model, found.family, found.architecture))

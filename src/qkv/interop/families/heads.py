@@ -74,28 +74,33 @@ def classification(hidden: str, output: str, ignored: Reasons | None = None) -> 
 
 
 def _classification(config: Config) -> Head:
-    width, count, dropout = config.size("hidden_size", 768), _labels(config), _dropout(config)
-    problem = config.word("problem_type", "regression" if count == 1 else "single_label_classification")
-    if problem == "regression" and count == 1:
-        return RegressionHead(pooling="first", hidden=width, dropout=dropout)
-    if problem == "single_label_classification" and count > 1:
-        return ClassificationHead(num_classes=count, pooling="first", hidden=width, dropout=dropout)
-    if problem in ("regression", "single_label_classification"):
-        known = "a regression of one number and a classification of several labels are"
-        raise UserError(f"{config.source}: problem_type is {problem!r} with a num_labels of {count}; {known} known")
-    known = ("regression", "single_label_classification")
-    raise UserError(f"{config.source}: problem_type is {problem!r}, which qkv does not know; {nearest(problem, known)}")
+    return pooled_head(config, pooling="first", hidden=config.size("hidden_size", 768), dropout=_dropout(config))
 
 
 def _classes(head: Head) -> dict[str, Any] | None:
-    match head:
-        case ClassificationHead(pooling="first", num_classes=int() as count):
-            problem = "single_label_classification"
-        case RegressionHead(pooling="first"):
-            count, problem = 1, "regression"
-        case _:
-            return None
-    return {**_named(count), "problem_type": problem, "classifier_dropout": head.dropout}
+    if not isinstance(head, ClassificationHead | RegressionHead) or head.pooling != "first":
+        return None
+    return {**problem_keys(head), "classifier_dropout": head.dropout}
+
+
+def pooled_head(config: Config, **fields: Any) -> Head:
+    """Classes where a config has several, one number where it has one; ``fields`` of that head. Raises ``UserError`` for other problems."""
+    count = label_count(config)
+    known = {"regression": count == 1, "single_label_classification": count > 1}
+    problem = config.word("problem_type", "regression" if count == 1 else "single_label_classification")
+    if problem not in known:
+        raise UserError(f"{config.source}: problem_type is {problem!r}, which qkv does not know; {nearest(problem, known)}")
+    if not known[problem]:
+        sentence = "a regression of one number and a classification of several labels are known"
+        raise UserError(f"{config.source}: problem_type is {problem!r} with a num_labels of {count}; {sentence}")
+    return RegressionHead(**fields) if problem == "regression" else ClassificationHead(num_classes=count, **fields)
+
+
+def problem_keys(head: ClassificationHead | RegressionHead) -> dict[str, Any]:
+    """The keys of which ``pooled_head`` makes a head of this kind and number of classes."""
+    if isinstance(head, RegressionHead):
+        return {**label_keys(1), "problem_type": "regression"}
+    return {**label_keys(head.num_classes or 2), "problem_type": "single_label_classification"}
 
 
 def tagging(output: str, ignored: Reasons | None = None) -> Architecture:
@@ -104,13 +109,13 @@ def tagging(output: str, ignored: Reasons | None = None) -> Architecture:
 
 
 def _tagging(config: Config) -> Head:
-    return TokenHead(num_classes=_labels(config), dropout=_dropout(config))
+    return TokenHead(num_classes=label_count(config), dropout=_dropout(config))
 
 
 def _tags(head: Head) -> dict[str, Any] | None:
     if not isinstance(head, TokenHead) or head.num_classes is None:
         return None
-    return {**_named(head.num_classes), "classifier_dropout": head.dropout}
+    return {**label_keys(head.num_classes), "classifier_dropout": head.dropout}
 
 
 def answering(output: str, ignored: Reasons | None = None) -> Architecture:
@@ -121,19 +126,19 @@ def answering(output: str, ignored: Reasons | None = None) -> Architecture:
 
 
 def _answering(config: Config) -> Head:
-    count = _labels(config)
+    count = label_count(config)
     if count != 2:
         raise UserError(f"{config.source}: num_labels is {count}, but a span has 2 logits, where it begins and where it ends")
     return SpanHead()
 
 
-def _labels(config: Config) -> int:
+def label_count(config: Config) -> int:
     """How many classes there are: those that have names, else what is said of them, else two, as everywhere in that library."""
     named = len(config.table("id2label").values)
     return named or config.size("num_labels", 2)
 
 
-def _named(count: int) -> dict[str, Any]:
+def label_keys(count: int) -> dict[str, Any]:
     """So many classes without names of their own."""
     names = [f"LABEL_{i}" for i in range(count)]
     return {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": {name: i for i, name in enumerate(names)}}
