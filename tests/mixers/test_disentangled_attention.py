@@ -13,12 +13,15 @@ from torch import Tensor, nn
 from transformers import DebertaV2Config
 from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention, make_log_bucket_position
 
+from qkv.inspection.cost import cost
 from qkv.layers.context import Context
+from qkv.models.build import build
 from qkv.ops.relative_scores import log_buckets
 from qkv.spec.branches import Attention, DotProduct
 from qkv.spec.errors import SpecError
 from qkv.spec.masks import Causal, Full
-from qkv.spec.parts import BatchNorm, LayerNorm
+from qkv.spec.model import Block, Model, Text
+from qkv.spec.parts import BatchNorm, LayerNorm, NoPositions
 from qkv.spec.relative_attention import DisentangledAttention
 
 EPS = 1e-7
@@ -133,6 +136,29 @@ def test_the_table_is_dropped_in_training_alone() -> None:
     ours, x = drawn(table_dropout=0.5), some(width=15)
     torch.testing.assert_close(applied(ours.eval(), x), applied(drawn(), x))
     assert not torch.allclose(applied(ours.train(), x), applied(drawn(), x))
+
+
+def test_a_shared_table_is_held_once_and_serves_every_layer() -> None:
+    """The same as layers with equal tables of their own; its gradient is the sum of theirs."""
+    part = DisentangledAttention(num_heads=2, position_buckets=4, max_distance=7, table_norm=LayerNorm(), shared=True)
+    text = Text(vocab_size=9, positions=NoPositions())
+    models = [Model(width=8, num_layers=3, frontend=text, blocks=(Block(branches=(p,)),)) for p in (part, part.changed(shared=False))]
+    one, own = (build(model).double() for model in models)
+    own.load_state_dict(one.state_dict(), strict=False)
+    for layer in own.branches[1:]:
+        layer.relative.load_state_dict(own.branches[0].relative.state_dict())
+    assert [count_parameters(m) - cost(model).parameters for m, model in zip((one, own), models, strict=True)] == [0, 0]
+    assert count_parameters(own) - count_parameters(one) == 2 * (8 * 8 + 2 * 8)
+    ids = torch.tensor([[1, 4, 2, 8, 5, 7, 3]])
+    torch.testing.assert_close(one(ids)[0], own(ids)[0])
+    for model in (one, own):
+        model(ids)[0].pow(2).sum().backward()
+    total = sum(layer.relative.table.grad for layer in own.branches)
+    torch.testing.assert_close(one.branches[0].relative.table.grad, total)
+
+
+def count_parameters(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from qkv.inspection.shares import FLOAT, Setting, Share, formula, last, linear, 
 from qkv.inspection.visible import visible_pairs, visible_tiles
 from qkv.spec.branches import Attention, Branch
 from qkv.spec.parts import Alibi, LayerNorm, Norm, RMSNorm, Rope, Shaw, T5Buckets
+from qkv.spec.relative_attention import DisentangledAttention
 
 BAND = 256
 """Queries of one band, and keys of one block of it."""
@@ -177,6 +178,8 @@ def _scored(part: Attention, at: Setting, scores: Scores) -> Share:
 
 def shared_table(part: Branch) -> Hashable:
     """What tells apart the tables that layers of a stack share; None where a layer has none or its own."""
+    if isinstance(part, DisentangledAttention):
+        return part.table_key if part.shared else None
     if not isinstance(part, Attention) or not isinstance(part.relative, T5Buckets) or not part.relative.shared:
         return None
     return part.relative, part.num_heads, part.causal

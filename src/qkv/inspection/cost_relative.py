@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qkv.inspection.cost_attention import attention
+from qkv.inspection.cost_attention import attention, shared_table
 from qkv.inspection.shares import FLOAT, Setting, Share, formula, linear, share
 from qkv.spec.branches import Attention
 from qkv.spec.parts import T5Buckets
@@ -57,7 +57,12 @@ def disentangled_attention(part: DisentangledAttention, at: Setting) -> Share:
     steps = 2 * at.batch * part.num_heads * count * head_dim * (keys + (_remembered(part, at) if part.position_to_content else 0))
     norm = share(part.table_norm, table)
     index = 8 * at.length * at.length * 2
-    kept = Share(parameters=count * at.width, matrices=count * at.width, step=steps, saved=index + count * at.width * FLOAT, calls=12)
+    if shared_table(part) in at.shared_tables:
+        norm = replace(norm, parameters=0)
+        own = 0
+    else:
+        own = count * at.width
+    kept = Share(parameters=own, matrices=own, step=steps, saved=index + count * at.width * FLOAT, calls=12)
     return _plain(part, at) + maps + norm + kept
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,22 @@ class Shaw(Relative):
         return None if self.value_table is None else RelativeValues(self.value_table, self._index(sites))
 
 
-class T5Buckets(Relative):
+class SharedTable(nn.Module):
+    """A table of the distance that the layers of a stack have in common if their ``part`` says ``shared``."""
+
+    part: Any
+
+    @property
+    def key(self) -> Hashable:
+        """Layers whose keys are equal can share a table."""
+        raise NotImplementedError
+
+    def read_from(self, owner: Any) -> None:
+        """Use the table of another layer, with an equal key, in the place of an own one."""
+        raise NotImplementedError
+
+
+class T5Buckets(Relative, SharedTable):
     """table[bucket(j - i)], one number a head, not scaled (Raffel et al. 2020). table (buckets, H).
 
     Each layer has a table of its own, or with ``shared`` that of the stack's first. Starts at 0, as attention by content alone.
@@ -64,11 +80,9 @@ class T5Buckets(Relative):
 
     @property
     def key(self) -> tuple[parts.T5Buckets, int, bool]:
-        """Layers whose keys are equal can share a table."""
         return self.part, self.num_heads, self.causal
 
     def read_from(self, owner: T5Buckets) -> None:
-        """Use the table of another layer in the place of an own one."""
         self.table, self.owner = None, (owner,)
 
     def added(self, q: Tensor, sites: Sites, scale: float) -> Tensor:
@@ -80,10 +94,10 @@ class T5Buckets(Relative):
 
 
 def share_tables(modules: Iterable[nn.Module]) -> None:
-    """Let each layer whose buckets are ``shared`` read from the first one with the same."""
-    owners: dict[Hashable, T5Buckets] = {}
+    """Let each layer whose table is ``shared`` read from the first one with the same."""
+    owners: dict[Hashable, SharedTable] = {}
     for module in modules:
-        if isinstance(module, T5Buckets) and module.part.shared:
+        if isinstance(module, SharedTable) and module.part.shared:
             owner = owners.setdefault(module.key, module)
             if owner is not module:
                 module.read_from(owner)

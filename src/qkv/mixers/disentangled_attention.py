@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -9,26 +11,39 @@ from torch.nn import functional as F
 from qkv.layers.branch import implements
 from qkv.layers.context import Context
 from qkv.layers.linear import Linear
-from qkv.layers.norms import build_norm
+from qkv.layers.norms import Norm, build_norm
+from qkv.layers.relative import SharedTable
 from qkv.mixers.scored_attention import ScoredAttention
 from qkv.ops.masks import Sites
 from qkv.ops.relative_scores import by_key, by_query, log_buckets
 from qkv.spec import relative_attention as spec
 
 
-class DistanceVectors(nn.Module):
-    """P (2 S, D), one learned vector for each bucket of the distance, normed. The published models have one for all layers of a stack."""
+class DistanceVectors(SharedTable):
+    """P (2 S, D), one learned vector for each bucket of the distance, normed; with ``shared`` those of the stack's first such layer."""
 
     def __init__(self, part: spec.DisentangledAttention, width: int):
         super().__init__()
+        self.part, self.width = part, width
+        # In a tuple, so that another layer's weights are not registered as this one's too.
+        self.owner: tuple[DistanceVectors, ...] = ()
         # Not 0, which a norm of the vectors could not tell apart.
-        self.table = nn.Parameter(torch.randn(2 * part.span, width) * 0.02)
-        self.norm = build_norm(part.table_norm, width)
-        self.dropout = part.table_dropout
+        self.table: nn.Parameter | None = nn.Parameter(torch.randn(2 * part.span, width) * 0.02)
+        self.norm: Norm | None = build_norm(part.table_norm, width)
+
+    @property
+    def key(self) -> Hashable:
+        return self.width, *self.part.table_key
+
+    def read_from(self, owner: DistanceVectors) -> None:
+        self.table, self.norm, self.owner = None, None, (owner,)
 
     def forward(self, context: Context) -> Tensor:
         """(2 S, D)."""
-        return F.dropout(self.norm(self.table, context), self.dropout, self.training)
+        held = self.owner[0] if self.owner else self
+        assert held.table is not None
+        assert held.norm is not None
+        return F.dropout(held.norm(held.table, context), self.part.table_dropout, self.training)
 
 
 @implements(spec.DisentangledAttention)

@@ -74,8 +74,8 @@ def windowed(q: Tensor, k: Tensor, v: Tensor, places: Places, window: int, block
         shown = torch.cat((_global(places, queries), _near(places, queries, keys, window)), -1)[:, None]
         at = Sites(places.sites.query[:, queries], shown.new_zeros(1, shown.shape[-1], dtype=torch.long))
         problem = Problem(_Shown(shown), at, given[0], dropout=given[1])
-        sides = (torch.cat((far, near[:, :, keys]), 2) for far, near in ((far_keys, k), (far_values, v)))
-        outs.append(attention(q[:, :, queries], *sides, problem))
+        beside, values = (torch.cat((far, near[:, :, keys]), 2) for far, near in ((far_keys, k), (far_values, v)))
+        outs.append(attention(q[:, :, queries], beside, values, problem))
     return torch.cat(outs, 2) if outs else torch.zeros_like(v)
 
 

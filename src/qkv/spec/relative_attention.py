@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Any
+
 from pydantic import Field
 
 from qkv.spec.branches import DotProduct
@@ -30,7 +33,7 @@ class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
 
     With ``position_buckets`` S of them hold one distance each up to S / 2 and then ever more up to ``max_distance``; without them S is
     ``max_distance``. ``share_projections`` takes W_a = W_k and W_b = W_q, biases included, as DeBERTa-v3 does. ``qk_norm`` acts on q and k
-    and not on a and b.
+    and not on a and b. With ``shared`` the table of a stack's first such layer serves all that ask for the same, as in the published models.
     """
 
     mask: Mask = Full()
@@ -41,11 +44,18 @@ class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
     share_projections: bool = True
     table_norm: Norm = NoNorm()
     table_dropout: float = Field(default=0.0, ge=0, lt=1, description="of the vectors P in training")
+    shared: bool = Field(default=False, description="one table for all layers of a stack that ask for the same")
 
     @property
     def span(self) -> int:
         """S: the table has 2 S vectors."""
         return self.position_buckets or self.max_distance
+
+    @property
+    def table_key(self) -> tuple[Hashable, ...]:
+        """What is equal in layers that can share a table, beside the width."""
+        norm: Any = self.table_norm  # frozen, which its type does not say can be hashed
+        return "disentangled", self.position_buckets, self.max_distance, norm
 
     @property
     def terms(self) -> int:
