@@ -43,7 +43,7 @@ def visible(mask: masks.Mask, i: int, j: int) -> bool:
         case masks.Fixed():
             return i // mask.stride == j // mask.stride or j % mask.stride in range(mask.stride)[-mask.summary :]
         case masks.Blocks():
-            return i // mask.size == j // mask.size
+            return j // mask.size - i // mask.size in range(-mask.back, mask.ahead + 1)
         case masks.AllOf():
             return all(visible(m, i, j) for m in mask.masks)
         case masks.AnyOf():

@@ -72,6 +72,7 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
         masked(Window(size=2) | Strided(stride=3)),
         masked(Fixed(stride=4, summary=2)),
         masked(Blocks(size=3), relative=Rope()),
+        masked(Blocks(size=3, back=1), num_kv_heads=2),
         Attention(softcap=0.5, num_kv_heads=2, relative=Rope()),
         masked(Window(size=3, sinks=1), softcap=0.3, relative=T5Buckets()),
         Attention(top_k=3, num_kv_heads=2),

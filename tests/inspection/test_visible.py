@@ -20,7 +20,7 @@ plain = st.one_of(
     st.builds(Prefix, length=sizes),
     st.builds(Strided, stride=sizes),
     st.builds(Fixed, stride=sizes, summary=sizes),
-    st.builds(Blocks, size=sizes),
+    st.builds(Blocks, size=sizes, back=st.integers(0, 2), ahead=st.integers(0, 2)),
 )
 pairs = st.lists(plain, min_size=1, max_size=3).map(tuple)
 masks = st.one_of(plain, st.builds(AllOf, masks=pairs), st.builds(AnyOf, masks=pairs))

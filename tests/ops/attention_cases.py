@@ -33,6 +33,7 @@ MASKS: dict[str, Mask] = {
     "causal strided": Causal() & Strided(3),
     "causal fixed": Causal() & Fixed(4, summary=2),
     "blocks": Blocks(4),
+    "blocks and their neighbours": Blocks(3, 1, 2),
     "local and strided": Causal() & (Window(3) | Strided(4)),
     "wide window": Causal() & Window(100),
     "adjacency": Explicit(table(1, 1, 24, 24)),
@@ -131,7 +132,7 @@ def sees(mask: Mask, row: int, head: int, i: int, j: int) -> bool:
         case Fixed():
             return i // mask.stride == j // mask.stride or mask.stride - j % mask.stride <= mask.summary
         case Blocks():
-            return i // mask.size == j // mask.size
+            return j // mask.size - i // mask.size in range(-mask.back, mask.ahead + 1)
         case Explicit():
             shown = mask.table
             return bool(shown[row % shown.shape[0], head % shown.shape[1], i, j])

@@ -21,7 +21,7 @@ simple = st.one_of(
     st.builds(Prefix, st.integers(1, 12)),
     st.builds(Strided, st.integers(1, 6)),
     st.builds(Fixed, st.integers(1, 6), st.integers(1, 3)),
-    st.builds(Blocks, st.integers(1, 8)),
+    st.builds(Blocks, st.integers(1, 8), st.integers(0, 2), st.integers(0, 2)),
     st.just(Explicit(table(1, 1, POSITIONS, POSITIONS))),
 )
 joined = st.recursive(
@@ -105,7 +105,7 @@ part = st.one_of(
     st.builds(spec.Prefix, length=st.integers(1, 12)),
     st.builds(spec.Strided, stride=st.integers(1, 6)),
     st.builds(spec.Fixed, stride=st.integers(1, 6), summary=st.integers(1, 3)),
-    st.builds(spec.Blocks, size=st.integers(1, 8)),
+    st.builds(spec.Blocks, size=st.integers(1, 8), back=st.integers(0, 2), ahead=st.integers(0, 2)),
 )
 parts = st.recursive(
     part, lambda inner: st.tuples(inner, inner, st.booleans()).map(lambda t: t[0] & t[1] if t[2] else t[0] | t[1]), max_leaves=5

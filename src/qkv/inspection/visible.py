@@ -97,7 +97,7 @@ def _fixed(mask: Fixed, query: int, length: int) -> int:
 @visible_keys(Blocks)
 def _blocks(mask: Blocks, query: int, length: int) -> int:
     start = query // mask.size * mask.size
-    return _range(start, min(start + mask.size, length))
+    return _range(start - mask.back * mask.size, min(start + (mask.ahead + 1) * mask.size, length))
 
 
 @visible_keys(AllOf)

@@ -143,15 +143,19 @@ class Fixed(Mask):
 
 @dataclass(frozen=True)
 class Blocks(Mask):
-    """Keys of the query's own block of ``size``."""
+    """Keys of the query's own block of ``size``, of ``back`` blocks before and ``ahead`` blocks after it."""
 
     size: int
+    back: int = 0
+    ahead: int = 0
 
     def allowed(self, grid: Grid) -> Tensor:
-        return grid.query // self.size == grid.key // self.size
+        blocks_back = grid.query // self.size - grid.key // self.size
+        return (blocks_back <= self.back) & (blocks_back >= -self.ahead)
 
     def may_see(self, span: Span) -> bool:
-        return span.last_key // self.size >= span.first_query // self.size and span.first_key // self.size <= span.last_query // self.size
+        first, last = span.first_query // self.size - self.back, span.last_query // self.size + self.ahead
+        return span.last_key // self.size >= first and span.first_key // self.size <= last
 
 
 @dataclass(frozen=True)

@@ -131,9 +131,16 @@ class Fixed(Mask, kind="fixed"):
 
 
 class Blocks(Mask, kind="blocks"):
-    """Key j is visible to query i if both lie in the same block of ``size`` positions."""
+    """Key j is visible to query i if it lies in the same block of ``size`` positions, in one of the ``back`` blocks before or the ``ahead``
+    blocks after it (local attention of the Reformer, Kitaev et al. 2020)."""
 
     size: int = Field(gt=0)
+    back: int = Field(default=0, ge=0, description="how many blocks before its own a query sees")
+    ahead: int = Field(default=0, ge=0, description="how many blocks after its own a query sees")
+
+    @property
+    def reach(self) -> int | None:
+        return self.size * (self.back + 1)
 
 
 class AllOf(Mask, kind="all_of"):
