@@ -9,6 +9,7 @@ import torch
 from tests.inspection.test_cost import model_of
 
 from qkv.inspection.cost import Cost, cost
+from qkv.inspection.losses import loss_by_head
 from qkv.inspection.machine import Machine
 from qkv.inspection.measure import Row, Update, check, count_flops
 from qkv.inspection.memory import LiveBytes
@@ -18,9 +19,8 @@ from qkv.spec import parts
 from qkv.spec.errors import UserError
 from qkv.spec.masks import Causal, Full, Window
 from qkv.spec.model import Block, Model, Text
-from qkv.spec.tasks import NextToken
 from qkv.spec.training import Muon, Training
-from qkv.tasks.next_token import NextTokenTask
+from qkv.tasks.next_token import language_loss
 from qkv.training.optimisers import build_optimizer
 
 SIZES: dict[str, Any] = {"width": 64, "num_layers": 3, "context_length": 128, "frontend": Text(vocab_size=65)}
@@ -44,7 +44,7 @@ def sizes(name: str) -> dict[str, Any]:
 
 def updates(counted: Cost) -> Any:
     training = counted.training
-    loss = NextTokenTask(NextToken()).loss
+    loss = loss_by_head(language_loss)
     return lambda model: Update(model, loss, build_optimizer(training.optimizer, model), training.accumulate, counted.precision)
 
 
