@@ -187,9 +187,8 @@ STACKS: dict[str, Model] = {
     "a norm for each branch": stack(
         (
             Block(branches=(EVERYTHING[0], GRU()), order="parallel", norms=(LayerNorm(), RMSNorm(eps=0.1))),
-            Block(branches=(EVERYTHING[1], FeedForward(), EVERYTHING[2]), norms=(NoNorm(), LayerNorm(), RMSNorm(eps=0.1))),
-            Block(branches=(EVERYTHING[3], GatedFeedForward(hidden=24)), order="sandwich", norms=(RMSNorm(eps=0.1), NoNorm())),
-            Block(branches=(EVERYTHING[0], FeedForward()), order="post", norms=(RMSNorm(eps=0.1), LayerNorm())),
+            Block(branches=(EVERYTHING[1], FeedForward()), norms=(NoNorm(), LayerNorm())),
+            Block(branches=(EVERYTHING[3], GatedFeedForward(hidden=24)), order="sandwich", norms=(RMSNorm(eps=0.1), LayerNorm())),
         ),
     ),
     "what can be rewound": stack(
