@@ -17,6 +17,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "attention": ("causal attention", "chosen", "ratio chosen / torch sdpa"),
     "decode": ("left out: transformers", "batch 32", "first token after a prompt of 512, fp32", "first token after a prompt of 512, bf16"),
     "linear": ("GFLOP/s", "chosen", "GB/s of weights"),
+    "load_checkpoint": ("loading, and reading every weight once", "peak / weights", "qkv"),
     "recall_at_distance": ("recall by distance", "right answers", "gradient, before", "gradient, after", "both curves are in"),
     "startup": ("import qkv", "qkv --help"),
     "time_to_loss": ("left out: nanoGPT", "loss over the whole validation split", "qkv fast"),

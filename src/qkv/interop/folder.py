@@ -42,6 +42,10 @@ class Stored(Protocol):
         """The tensor, in memory of its own."""
         ...
 
+    def read_into(self, out: Tensor) -> None:
+        """Put the tensor into ``out``, of its shape."""
+        ...
+
 
 class Unpickled:
     """A tensor that came out of a pickle, with all the others of its file."""
@@ -53,6 +57,10 @@ class Unpickled:
     def read(self) -> Tensor:
         """The tensor itself, in memory of its own."""
         return self.tensor.clone()
+
+    def read_into(self, out: Tensor) -> None:
+        """Copy the tensor into ``out``."""
+        out.copy_(self.tensor)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -140,4 +148,4 @@ def _is_whole(tensor: Tensor) -> bool:
 
 def held_by(tensors: Mapping[str, Stored]) -> Held:
     """How much there is, to be compared with what a config asks for."""
-    return Held(len(tensors), sum(tensor.numbers for tensor in tensors.values()))
+    return Held(len(tensors), sum(tensor.numbers for tensor in tensors.values()), frozenset(tensors))

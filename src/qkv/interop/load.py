@@ -122,7 +122,8 @@ def fill(
 
     Raises ``UserError`` for a tensor that is missing, unexpected, or of another shape than the config says.
     """
-    rows, reasons = family.rows(architecture), {**family.ignored, **family.architectures[architecture].ignored}
+    said = family.architectures[architecture]
+    rows, reasons = family.rows(architecture), {**family.ignored, **said.ignored, **said.zeros}
     if family.prefix and not any(name.startswith(family.prefix) for name in stored):
         rows = without_prefix(family, rows)
         reasons = {name.removeprefix(family.prefix): reason for name, reason in reasons.items()}
@@ -130,12 +131,12 @@ def fill(
     places = _places(model)
     first, tied = _shared(model, found)
     ignored = _ignored(stored, first, tied, reasons, source)
+    _check_zeros(said.zeros, stored, source)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     for match in first:
         _check(match, shapes[match.ours], stored, source)
     for match in first:
-        tensor = match.way.inward([_cast(stored[name].read(), dtype) for name in match.theirs], match.cut)
-        _place(places[match.ours], tensor)
+        _place(places[match.ours], _read(match, shapes[match.ours], stored, dtype))
     _check_tied(model, tied, stored, dtype, source)
     return ignored
 
@@ -188,12 +189,30 @@ def _check(match: Match, shape: torch.Size, stored: Mapping[str, Stored], source
             raise UserError(f"{source}: the tensor {name!r} has the shape {given}")
 
 
+def _check_zeros(zeros: Mapping[str, str], stored: Mapping[str, Stored], source: str) -> None:
+    for name, reason in zeros.items():
+        if name in stored and bool(stored[name].read().any()):
+            raise UserError(f"{source}: the tensor {name!r} holds other numbers than 0, which qkv would not use; it knows {reason}")
+
+
 def _check_tied(model: nn.Module, tied: Sequence[Match], stored: Mapping[str, Stored], dtype: torch.dtype | None, source: str) -> None:
     """A file may hold a shared tensor under each of its names, but only once as numbers."""
     for match in tied:
         for name, part in zip(match.theirs, match.way.outward(model.state_dict()[match.ours], match.cut), strict=True):
             if name in stored and not torch.equal(_cast(stored[name].read(), dtype), part):
                 raise UserError(f"{source}: the config says that {name!r} is shared with another tensor, but their numbers differ")
+
+
+def _read(match: Match, shape: torch.Size, stored: Mapping[str, Stored], dtype: torch.dtype | None) -> Tensor:
+    """Our tensor. Where theirs are views of it they are read into their places, so that nothing is there twice."""
+    own = stored[match.theirs[0]].dtype
+    ours = torch.empty(shape, dtype=dtype if dtype is not None and own.is_floating_point else own)
+    parts = match.way.outward(ours, match.cut)
+    if any(part.untyped_storage().data_ptr() != ours.untyped_storage().data_ptr() for part in parts):
+        return match.way.inward([_cast(stored[name].read(), dtype) for name in match.theirs], match.cut)
+    for name, part in zip(match.theirs, parts, strict=True):
+        stored[name].read_into(part)
+    return ours
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -49,12 +49,17 @@ class Entry(NamedTuple):
     def read(self) -> Tensor:
         """The tensor, in memory that nothing else shares. Raises ``UserError`` if the file has become shorter."""
         tensor = torch.empty(self.shape, dtype=self.dtype)
-        count = self.numbers * self.dtype.itemsize
-        if count:
+        self.read_into(tensor)
+        return tensor
+
+    def read_into(self, out: Tensor) -> None:
+        """Put the tensor into ``out``, of its shape; without a copy between where precision and order are the same. Raises ``UserError``."""
+        if out.dtype != self.dtype or not out.is_contiguous():
+            out.copy_(self.read())
+        elif self.numbers:
             with self.file.open("rb", buffering=0) as file:
                 file.seek(self.begin)
-                self._fill(memoryview(tensor.view(-1).view(torch.uint8).numpy()), file)
-        return tensor
+                self._fill(out.view(-1).view(torch.uint8).numpy().data, file)
 
     def _fill(self, buffer: memoryview, file: Any) -> None:
         # One call of the system reads at most 2 GB.
