@@ -10,6 +10,7 @@ from qkv.spec.base import Seq, Spec
 from qkv.spec.data import NO_DATA, Data
 from qkv.spec.errors import Problem
 from qkv.spec.generation import Generation
+from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Model
 from qkv.spec.tasks import NextToken, Task
 from qkv.spec.training import Training
@@ -38,7 +39,10 @@ class Recipe(Spec):
     data: Data = NO_DATA
     model: Model = Model()
     start: str | None = Field(
-        default=None, min_length=1, description="a run folder whose weights the model begins with, and whose tokenizer the data takes"
+        default=None,
+        min_length=1,
+        description="a run folder or a published checkpoint, a folder or a name, whose weights the model begins with, whose tokenizer the data "
+        "takes, and whose description holds where the recipe's is left out",
     )
     task: Task = NextToken()
     training: Training = Training()
@@ -47,8 +51,12 @@ class Recipe(Spec):
     results: Seq[Result] = ()
 
     def problems(self) -> list[Problem]:
-        unfit = [problem.under("model") for problem in self.task.model_problems(self.model)]
-        return [*self._data_problems(), *self._decoding_problems(), *self._head_problems(), *unfit]
+        found = [*self._data_problems(), *self._decoding_problems()]
+        if self.start is None or self.model.head != LanguageModelHead():  # left out, it will be the task's
+            found += self._head_problems()
+        if self.start is None or self.model.blocks != Model.model_fields["blocks"].default:  # left out, they will be those of the start
+            found += [problem.under("model") for problem in self.task.model_problems(self.model)]
+        return found + self._encoder_problems()
 
     def _data_problems(self) -> list[Problem]:
         kind, draws = self.task.kind, self.task.reads == "nothing"
@@ -75,15 +83,14 @@ class Recipe(Spec):
         return []
 
     def _head_problems(self) -> list[Problem]:
-        found: list[Problem] = []
-        if self.model.head.kind != self.task.head:
-            kinds = f"a head of the kind {self.task.head!r}, and the model's is {self.model.head.kind!r}"
-            found.append(Problem(("model", "head"), f"the task {self.task.kind!r} asks {kinds}; give model.head={self.task.head}"))
-        if self.model.encoder and not self.task.takes_encoder:
-            takers = ", ".join(sorted(kind for kind, task in Task.kinds().items() if task.takes_encoder))
-            found.append(
-                Problem(
-                    ("model", "encoder"), f"the task {self.task.kind!r} has no source for an encoder to read; tasks that have one: {takers}"
-                )
-            )
-        return found
+        if self.model.head.kind == self.task.head:
+            return []
+        kinds = f"a head of the kind {self.task.head!r}, and the model's is {self.model.head.kind!r}"
+        return [Problem(("model", "head"), f"the task {self.task.kind!r} asks {kinds}; give model.head={self.task.head}")]
+
+    def _encoder_problems(self) -> list[Problem]:
+        if not self.model.encoder or self.task.takes_encoder:
+            return []
+        takers = ", ".join(sorted(kind for kind, task in Task.kinds().items() if task.takes_encoder))
+        sentence = f"the task {self.task.kind!r} has no source for an encoder to read; tasks that have one: {takers}"
+        return [Problem(("model", "encoder"), sentence)]

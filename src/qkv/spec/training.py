@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
-from qkv.spec.base import Part, Spec
+from qkv.spec.adapt import Adapt, Whole
+from qkv.spec.base import Part, Seq, Spec
 
 
 class Optimizer(Part, slot=True):
@@ -99,6 +100,11 @@ class Training(Spec):
     accumulate: int = Field(default=1, gt=0, description="forward passes before one update")
     optimizer: Optimizer = AdamW()
     schedule: Schedule = Cosine(warmup=100)
+    adapt: Adapt = Whole()
+    frozen: Seq[str] = Field(default=(), description="patterns of paths of parameters that do not learn, such as frontend or blocks.0.*")
+    rates: dict[str, PositiveFloat] = Field(
+        default={}, description="factors of the learning rate by patterns of parameter paths; the first that meets a parameter counts"
+    )
     clip_norm: float | None = Field(default=1.0, gt=0)
     precision: Literal["fp32", "bf16"] = "fp32"
     compile: bool = False

@@ -8,15 +8,19 @@ from typing import Any
 
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.spec.training import Training
 from qkv.training.schedules import same_so_far
 
 # What may change between two starts: it decides when something is measured, saved or shown, not the next weights.
 _FREE = {"validation", "checkpoints", "sample_every", "tensorboard"}
+_LATER = ("adapt", "frozen", "rates")
 
 
 def deciding(recipe: Recipe) -> dict[str, Any]:
     """The part of a recipe from which, with the text, every weight follows."""
-    training = {name: value for name, value in recipe.training.to_dict().items() if name not in _FREE}
+    # What a run of an earlier version did not have is left out where it changes nothing, so that such a run goes on.
+    plain = {name for name in _LATER if getattr(recipe.training, name) == getattr(Training(), name)}
+    training = {name: value for name, value in recipe.training.to_dict().items() if name not in _FREE | plain}
     start = {"start": recipe.start} if recipe.start else {}
     return {"data": recipe.data.to_dict(), "model": recipe.model.to_dict(), "task": recipe.task.to_dict(), "training": training, **start}
 

@@ -15,6 +15,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from qkv.data.batch import Batch
 from qkv.data.corpus import VALIDATION
+from qkv.layers.lora import merged
+from qkv.models.adapt import rate_factors
 from qkv.report.training import Status
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.recipe import Recipe
@@ -72,6 +74,8 @@ class Trainer:
         self.model = setup.model
         self.model.recompute_blocks(self.training.recompute)
         self.optimizer = build_optimizer(self.training.optimizer, self.model)
+        if self.training.rates:
+            self.optimizer.scale_rates(rate_factors(self.training.rates, [name for name, _ in self.model.named_parameters()]))
         self._parameters = list(self.optimizer.names)
         self.loss = setup.task.summed_loss
         self.now = Standing()
@@ -314,7 +318,8 @@ class Trainer:
         for split in held_out(setup.material):
             self.tell(Notice(f"examining the weights of step {step:,} on the {split} part"))
             try:
-                exam = examine(self.model, setup.task, setup.material, setup.recipe, split, stop=lambda: bool(stop))
+                with merged(self.model):
+                    exam = examine(self.model, setup.task, setup.material, setup.recipe, split, stop=lambda: bool(stop))
             except UserError as error:
                 self.tell(Notice(f"the exam was not taken: {error}; the same command takes it later"))
                 return True

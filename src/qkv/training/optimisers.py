@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import singledispatch
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,18 @@ class Optimizer:
         self.parts = tuple(parts)
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in named}
         self._rates = [[group["lr"] for group in part.param_groups] for part in self.parts]
+
+    def scale_rates(self, factors: Mapping[str, float]) -> None:
+        """Multiply the rate of each parameter by its factor, 1 where it has none. To be called before the first step."""
+        for part in self.parts:
+            part.param_groups[:] = [some for group in part.param_groups for some in self._by_factor(group, factors)]
+        self._rates = [[group["lr"] for group in part.param_groups] for part in self.parts]
+
+    def _by_factor(self, group: dict[str, Any], factors: Mapping[str, float]) -> list[dict[str, Any]]:
+        members: dict[float, list[Tensor]] = {}
+        for parameter in group["params"]:
+            members.setdefault(factors.get(self.names[parameter], 1.0), []).append(parameter)
+        return [{**group, "params": some, "lr": group["lr"] * factor} for factor, some in members.items()]
 
     def step(self, multiplier: float = 1.0) -> None:
         """One update, at ``multiplier`` times each group's rate."""

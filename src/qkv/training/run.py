@@ -11,6 +11,8 @@ from qkv.data.corpus import VALIDATION
 from qkv.data.vocabulary import Vocabulary
 from qkv.interop.load import load_published
 from qkv.interop.places import is_published, may_be_name
+from qkv.layers.lora import fold
+from qkv.models.adapt import add_adapters
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
@@ -68,9 +70,17 @@ def load(source: str | Path, **published: Any) -> Run:
         raise UserError(f"{folder} is not a run folder: it holds no {SPEC}")
     if published:
         raise UserError(f"{next(iter(published))!r} says how a published checkpoint is read, and {folder} is a run")
+    run = load_adapted(folder)
+    fold(run.model)
+    return run
+
+
+def load_adapted(folder: Path) -> Run:
+    """The run in ``folder`` as ``load`` gives it, but with its adapters, if it has such, beside the weights that they adapt."""
     recipe = read_recipe(folder)
     vocabulary = Vocabulary.load(folder)
     model = build(recipe.model, recipe.training.seed)
+    add_adapters(model, recipe.training)
     path = folder / WEIGHTS
     if path.exists():
         tensors, metadata = read_tensors(path)

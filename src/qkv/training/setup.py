@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from qkv.data.vocabulary import Vocabulary
+from qkv.models.adapt import adapt, learned_sentence
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
@@ -95,12 +96,15 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     training = recipe.training
     device = best_device()
     model = build(recipe.model, training.seed)
+    if not checkpoint:
+        for note in (*start_weights(model, recipe), *start_vectors(model, recipe.model, material.vocabulary)):
+            tell(Notice(note))
+    adapt(model, training)  # around weights that are there already
     if checkpoint and known:
         _check_facts(checkpoint.state, known, material, folder)
         load_weights(model, checkpoint.tensors["weights"], folder / "resume")
-    else:
-        for note in (*start_weights(model, recipe), *start_vectors(model, recipe.model, material.vocabulary)):
-            tell(Notice(note))
+    elif learned := learned_sentence(model, training):
+        tell(Notice(learned))
     surroundings = Surroundings(checkpoints.folder, device)
     different = surroundings.adopt()
     if different:

@@ -1,46 +1,83 @@
-"""Training that begins with the weights of another run: pretraining on one text, then a task of its own (Howard & Ruder 2018; Devlin et al. 2019).
+"""Training that begins with the weights of another run or of a published checkpoint: pretraining on one text, then a task of its own
+(Howard & Ruder 2018; Devlin et al. 2019).
 
-The stack takes every tensor of the run's; the two must be built alike. Of a table of vectors the rows that both have are taken, so a vocabulary
-may have grown by special tokens and a table of positions may be longer or shorter. A head of another kind begins at random.
+What the recipe leaves out of its model, or gives as the default is, is that of the start, with the head that the task asks for. The stack
+takes every tensor of the start's; the two must be built alike. Of a table of vectors the rows that both have are taken, so a vocabulary
+may have grown by special tokens and a table of positions may be longer or shorter; new rows begin as the initialisation draws them. A head
+of another kind begins at random.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from qkv.data.vocabulary import TARGET_FILE
+from qkv.interop.load import described, find_folder, load_published
+from qkv.interop.places import CONFIG, is_published, may_be_name
+from qkv.layers.lora import folded
 from qkv.models.transformer import Transformer
+from qkv.spec.adapt import LoRA
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError, nearest
+from qkv.spec.heads import Head, LanguageModelHead
+from qkv.spec.model import Model, Text
 from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
 from qkv.spec.tokenizers import TokenizerFile
+from qkv.spec.yaml_io import read_recipe
 from qkv.tokenizers.tokenizer import FILE_NAME
 from qkv.training.checkpoint import weights
 from qkv.training.files import read_tensors
 
-_WEIGHTS = "model.safetensors"
+_SPEC, _WEIGHTS = "spec.yaml", "model.safetensors"
 _TABLES = ("frontend.", "encoder.frontend.")
 _HEAD = "head."
+_VOCABULARY = ("head.weight", "head.bias")
+"""Of a language model's head: a row for each id."""
+
+
+class Start(NamedTuple):
+    """What a recipe takes over. ``model`` is None where the folder holds weights and no description of them."""
+
+    model: Model | None
+    tokenizer: TokenizerSpec
+    target_tokenizer: TokenizerSpec | None
 
 
 def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
-    """``recipe`` with the tokenizer of the run that it starts from; of a run that is ``known`` already, with what it was begun with.
+    """``recipe`` with tokenizer and model of what it starts from; of a run that is ``known`` already, with what it was begun with.
 
-    Raises ``UserError`` where there is no such run, or another tokenizer is asked for.
+    Raises ``UserError`` where there is nothing to start from, another tokenizer is asked for, or the model does not fit the task.
     """
     if recipe.start is None:
         return recipe
     if known and known.start == recipe.start:
-        return _with_tokenizers(recipe, known.data.tokenizer, known.data.target_tokenizer)
-    folder = Path(recipe.start).expanduser()
-    if not (folder / _WEIGHTS).is_file():
-        raise UserError(f"start: {recipe.start!r} holds no {_WEIGHTS}, so it is no trained run")
-    target = TokenizerFile(path=str(folder / TARGET_FILE)) if (folder / TARGET_FILE).exists() else None
-    return _with_tokenizers(recipe, TokenizerFile(path=str(folder / FILE_NAME)), target)
+        start = Start(known.model, known.data.tokenizer, known.data.target_tokenizer)
+    else:
+        start = find_start(recipe.start)
+    recipe = _with_tokenizers(recipe, start.tokenizer, start.target_tokenizer)
+    return recipe if start.model is None else recipe.changed(model=_described(recipe, start.model))
+
+
+def find_start(source: str) -> Start:
+    """What stands in a run folder, in a folder of the Hugging Face form, or under a published name. Raises ``UserError``."""
+    folder = Path(source).expanduser()
+    if _is_run(folder):
+        target = TokenizerFile(path=str(folder / TARGET_FILE)) if (folder / TARGET_FILE).exists() else None
+        model = read_recipe(folder).model if (folder / _SPEC).is_file() else None
+        return Start(model, TokenizerFile(path=str(folder / FILE_NAME)), target)
+    if is_published(folder) or (not folder.exists() and may_be_name(source)):
+        folder = find_folder(source)
+        return Start(described(folder)[0].spec, TokenizerFile(path=str(folder)), None)
+    raise UserError(f"start: {source!r} holds no {_WEIGHTS}, so it is no trained run, and no {CONFIG} of a published checkpoint")
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / _WEIGHTS).is_file() and ((folder / _SPEC).is_file() or not is_published(folder))
 
 
 def _with_tokenizers(recipe: Recipe, tokenizer: TokenizerSpec, target: TokenizerSpec | None) -> Recipe:
@@ -53,20 +90,72 @@ def _with_tokenizers(recipe: Recipe, tokenizer: TokenizerSpec, target: Tokenizer
     return recipe.changed(data=recipe.data.changed(tokenizer=tokenizer, target_tokenizer=target))
 
 
+def _described(recipe: Recipe, start: Model) -> Model:
+    """The start's model with whatever the recipe says otherwise than the defaults do."""
+    default = Model()
+    fields = [name for name in Model.model_fields if name != "head"]
+    given = {name: getattr(recipe.model, name) for name in fields if getattr(recipe.model, name) != getattr(default, name)}
+    inherited: dict[str, Any] = {"frontend": _open(start.frontend)}
+    if start.encoder:
+        inherited["encoder"] = start.encoder.changed(frontend=_open(start.encoder.frontend))
+    return start.changed(**{**inherited, **given, "head": _head(recipe, start)})
+
+
+def _open(frontend: Any) -> Any:
+    """A front end whose size its tokenizer decides, which may get further special tokens."""
+    return frontend.changed(vocab_size=None, vectors=None) if isinstance(frontend, Text) else frontend
+
+
+def _head(recipe: Recipe, start: Model) -> Head:
+    """The recipe's own head; where there is none, that of the start if it is of the task's kind, else a new one."""
+    own, kind = recipe.model.head, recipe.task.head
+    if own != LanguageModelHead():
+        return own
+    if start.head.kind == kind:
+        return start.head.changed(num_classes=None) if "num_classes" in type(start.head).model_fields else start.head
+    part = Head.kinds()[kind]
+    # The last position of a model that decodes is the only one that has seen all.
+    return part.parse({"pooling": "last" if start.causal else "mean"} if "pooling" in part.model_fields else {})
+
+
 def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
-    """Fill ``model`` with the weights of the run that ``recipe`` names, and say so. Raises ``UserError`` where they do not fit."""
+    """Fill ``model`` with the weights of what ``recipe`` starts from, and say so. Raises ``UserError`` where they do not fit."""
     if recipe.start is None:
         return []
-    tensors, _ = read_tensors(Path(recipe.start).expanduser() / _WEIGHTS)
+    tensors = _tensors(recipe.start)
     own = weights(model)
     stack = {name for name in own if not name.startswith(_HEAD)}
     _check_names(stack, {name for name in tensors if not name.startswith(_HEAD)}, recipe.start)
     head = {name for name in own if name.startswith(_HEAD)}
-    fits = all(name in tensors and tensors[name].shape == own[name].shape for name in head)
+    fits = all(name in tensors and _fits(name, own[name], tensors[name], model) for name in head)
     for name in sorted(stack | head if fits else stack):
-        _take(own[name], tensors[name], name, recipe.start)
+        _take(own[name], tensors[name], name, recipe.start, name in head)
     rest = "" if fits else "; its head begins at random"
-    return [f"the model starts with the weights of {recipe.start!r}{rest}"]
+    return [f"the model starts with the weights of {recipe.start!r}{rest}", *_new_rows(own, tensors)]
+
+
+def _tensors(source: str) -> dict[str, Tensor]:
+    """The weights of a start by qkv's names; those of a run with adapters are merged."""
+    folder = Path(source).expanduser()
+    if not _is_run(folder):
+        return weights(load_published(source, dtype="fp32").model)
+    tensors, _ = read_tensors(folder / _WEIGHTS)
+    part = read_recipe(folder).training.adapt if (folder / _SPEC).is_file() else None
+    return folded(tensors, part.scale) if isinstance(part, LoRA) else tensors
+
+
+def _fits(name: str, own: Tensor, given: Tensor, model: Transformer) -> bool:
+    """True if a tensor of the head can be taken, of a language model's the rows of the ids that both have."""
+    if model.spec.head.kind == "language_model" and name in _VOCABULARY:
+        return own.shape[1:] == given.shape[1:]
+    return own.shape == given.shape
+
+
+def _new_rows(own: dict[str, Tensor], tensors: dict[str, Tensor]) -> list[str]:
+    """A sentence for each table of token vectors that has grown."""
+    tables = [f"{path}table" for path in _TABLES if f"{path}table" in own and f"{path}table" in tensors]
+    grown = {name: own[name].shape[0] - tensors[name].shape[0] for name in tables}
+    return [f"{rows:,} rows of {name} belong to tokens that were added, and begin at random" for name, rows in grown.items() if rows > 0]
 
 
 def _check_names(own: set[str], there: set[str], source: str) -> None:
@@ -78,10 +167,11 @@ def _check_names(own: set[str], there: set[str], source: str) -> None:
 
 
 @torch.no_grad()
-def _take(own: Tensor, given: Tensor, name: str, source: str) -> None:
+def _take(own: Tensor, given: Tensor, name: str, source: str, by_row: bool) -> None:
+    """``by_row``: take the rows that both have, as of a table of the front end."""
     if own.shape == given.shape:
         own.copy_(given)
-    elif name.startswith(_TABLES) and own.dim() and own.shape[1:] == given.shape[1:]:
+    elif (by_row or name.startswith(_TABLES)) and own.dim() and own.shape[1:] == given.shape[1:]:
         rows = min(own.shape[0], given.shape[0])
         own[:rows] = given[:rows].to(own)
     else:

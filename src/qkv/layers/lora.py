@@ -1,0 +1,143 @@
+"""Low-rank adapters (Hu et al. 2021, "LoRA"), put around linear maps from outside, by their path."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qkv.layers.linear import Linear
+from qkv.ops.dropout import dropout
+from qkv.ops.linear.choose import linear
+from qkv.spec.adapt import LoRA
+
+A, B = "lora_a", "lora_b"
+"""What the two matrices are called beside ``weight`` and ``bias``, which keep their names."""
+
+
+def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """W + s B A in the precision of W, summed in fp32. W (O, I), A (R, I), B (O, R)."""
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    return torch.addmm(weight.to(wide), b.to(wide), a.to(wide), alpha=scale).to(weight.dtype)
+
+
+class LowRank(Linear):
+    """y = x W^T + b + s dropout(x) A^T B^T. x (…, I), W (O, I), A (R, I), B (O, R), y (…, O).
+
+    Whoever reads ``weight`` reads W + s B A, so that a part that uses the matrix of a map otherwise than by calling it is adapted too
+    (without the dropout). Under the name ``weight`` a state dict always holds W itself.
+    """
+
+    def __init__(self, base: nn.Linear, part: LoRA):
+        """``base`` lends its W and b, which do not learn any more. A ~ U(-1/√I, 1/√I) as the authors' code draws it, B = 0."""
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.scale, self.dropout = base.in_features, base.out_features, part.scale, part.dropout
+        # Not by assignment: the name is that of the property below.
+        self._parameters["weight"] = base.weight.requires_grad_(False)
+        self.register_parameter("bias", None if base.bias is None else base.bias.requires_grad_(False))
+        self.lora_a = nn.Parameter(torch.empty(part.rank, base.in_features).to(base.weight))
+        self.lora_b = nn.Parameter(torch.zeros(base.out_features, part.rank).to(base.weight))
+        nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
+        self.register_buffer("base", None, persistent=False)
+        self.train(base.training)
+
+    @property
+    def stored(self) -> nn.Parameter:
+        """W, or while merged W + s B A."""
+        found = self._parameters["weight"]
+        assert found is not None
+        return found
+
+    @property
+    def merged(self) -> bool:
+        """True if one matrix stands for all three."""
+        return self.base is not None
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """W + s B A."""
+        return self.stored if self.merged else merged_weight(self.stored, self.lora_a, self.lora_b, self.scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = linear(x, self.stored, self.bias)
+        if self.merged:
+            return y
+        return y + self.scale * linear(linear(dropout(x, self.dropout, self.training), self.lora_a), self.lora_b)
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Compute W + s B A once, and keep W. Gradients do not reach A and B until it is undone."""
+        if not self.merged:
+            base = self.stored.data
+            self.stored.data = merged_weight(base, self.lora_a, self.lora_b, self.scale)
+            self.base = base
+
+    @torch.no_grad()
+    def unmerge(self) -> None:
+        """Put back the W that was kept, bit for bit."""
+        if self.base is not None:
+            self.stored.data, self.base = self.base, None
+
+    def plain(self) -> Linear:
+        """A map without an adapter that computes the same."""
+        with torch.device("meta"):
+            found = Linear(self.in_features, self.out_features, bias=self.bias is not None)
+        found.weight = nn.Parameter(self.weight.detach())
+        if self.bias is not None:
+            found.bias = nn.Parameter(self.bias.detach())
+        return found.train(self.training)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.base is not None:
+            destination[f"{prefix}weight"] = self.base
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.unmerge()
+        super()._load_from_state_dict(*args, **kwargs)
+
+
+def wrap(model: nn.Module, paths: Iterable[str], part: LoRA) -> None:
+    """Put an adapter around the linear map at each of ``paths``."""
+    for path in paths:
+        base = model.get_submodule(path)
+        assert isinstance(base, nn.Linear)
+        model.set_submodule(path, LowRank(base, part))
+
+
+def adapters(model: nn.Module) -> dict[str, LowRank]:
+    """Every adapter by its path."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, LowRank)}
+
+
+def fold(model: nn.Module) -> None:
+    """Replace each adapter by the one linear map that it amounts to."""
+    for path, module in adapters(model).items():
+        model.set_submodule(path, module.plain())
+
+
+@contextmanager
+def merged(model: nn.Module) -> Iterator[None]:
+    """Within, the adapters of ``model`` cost nothing; afterwards it is what it was, bit for bit."""
+    found = [module for module in adapters(model).values() if not module.merged]
+    try:
+        for module in found:
+            module.merge()
+        yield
+    finally:
+        for module in found:
+            module.unmerge()
+
+
+def folded(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """The weights of a model with adapters as those of one without."""
+    found = {name: tensor for name, tensor in tensors.items() if not name.endswith((f".{A}", f".{B}"))}
+    for name in tensors:
+        path, dot, leaf = name.rpartition(".")
+        if leaf == A and dot:
+            found[f"{path}.weight"] = merged_weight(found[f"{path}.weight"], tensors[name], tensors[f"{path}.{B}"], scale)
+    return found

@@ -1,0 +1,140 @@
+"""Which parameters of a model learn, and at which multiple of the rate: chosen by their paths, from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from qkv.layers.lora import LowRank, wrap
+from qkv.models.transformer import Transformer
+from qkv.spec.adapt import Adapt, HeadOnly, Last, LoRA
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.training import Training
+
+_HEAD = "head."
+
+
+def adapt(model: Transformer, training: Training) -> None:
+    """Add the adapters that ``training.adapt`` asks for, drawn from ``training.seed`` alone; let only what shall learn have gradients.
+
+    Raises ``UserError`` where a target or a pattern meets nothing, or nothing would learn.
+    """
+    add_adapters(model, training)
+    names = [name for name, _ in model.named_parameters()]
+    learning = _learning(training.adapt, model, names) - matching(training.frozen, names, "training.frozen")
+    if not learning:
+        raise UserError("training.adapt and training.frozen leave no parameter that learns; let one of them name less")
+    for name, parameter in model.named_parameters():
+        if name not in learning:
+            parameter.requires_grad_(False)
+
+
+def add_adapters(model: nn.Module, training: Training) -> None:
+    """Put the adapters of ``training.adapt`` into ``model``, which has none yet. Raises ``UserError`` for a target that is not there."""
+    part = training.adapt
+    if not isinstance(part, LoRA):
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(training.seed)
+        wrap(model, _targets(model, part), part)
+
+
+def _targets(model: nn.Module, part: LoRA) -> list[str]:
+    """The paths of the linear maps of blocks that end in one of the targets, in the model's order."""
+    inside = ("blocks.", "encoder.blocks.")
+    maps = [path for path, module in model.named_modules() if isinstance(module, nn.Linear) and path.startswith(inside)]
+    for target in part.targets:
+        if not any(_ends(path, target) for path in maps):
+            raise UserError(f"training.adapt.targets: no linear map of a block has a path that ends in {target!r}; {_near(target, maps)}")
+    return [path for path in maps if any(_ends(path, target) for target in part.targets)]
+
+
+def _ends(path: str, target: str) -> bool:
+    return path == target or path.endswith(f".{target}")
+
+
+def _near(target: str, maps: Iterable[str]) -> str:
+    """The closest end of a path with as many names."""
+    count = target.count(".") + 1
+    return nearest(target, {".".join(path.split(".")[-count:]) for path in maps})
+
+
+def _learning(part: Adapt, model: Transformer, names: list[str]) -> set[str]:
+    match part:
+        case HeadOnly():
+            return _of_head(names, "head")
+        case Last():
+            return _last(part, model, names)
+        case LoRA():
+            beside = {name for name in names if name.startswith(_HEAD)} if model.spec.head.kind != "language_model" else set[str]()
+            return _own_matrices(model) | beside | matching(part.whole, names, "training.adapt.whole")
+        case _:
+            return set(names)
+
+
+def _of_head(names: Iterable[str], kind: str) -> set[str]:
+    found = {name for name in names if name.startswith(_HEAD)}
+    if not found:
+        raise UserError(
+            f"training.adapt: {kind!r} has nothing to learn, because the head's matrix is the table of token vectors; "
+            "give model.head.tied=false, or another way to adapt"
+        )
+    return found
+
+
+def _last(part: Last, model: Transformer, names: Iterable[str]) -> set[str]:
+    count = len(model.blocks)
+    if part.num_layers > count:
+        raise UserError(f"training.adapt: last({part.num_layers}) asks for more layers than the {count} that the model has")
+    ends = (_HEAD, "norm.", *(f"blocks.{i}." for i in range(count - part.num_layers, count)))
+    return {name for name in names if name.startswith(ends)}
+
+
+def _own_matrices(model: nn.Module) -> set[str]:
+    return {f"{path}.{leaf}" for path, module in model.named_modules() if isinstance(module, LowRank) for leaf in ("lora_a", "lora_b")}
+
+
+def matching(patterns: Iterable[str], names: Iterable[str], key: str) -> set[str]:
+    """The names that a pattern meets: ``*`` is any text, and the path of a module stands for all below it.
+
+    Raises ``UserError`` with the nearest path for a pattern that meets none; ``key`` is where it was given.
+    """
+    names, found = list(names), set[str]()
+    for pattern in patterns:
+        met = {name for name in names if meets(pattern, name)}
+        if not met:
+            raise UserError(f"{key}: no parameter has a path like {pattern!r}; {_nearest_path(pattern, names)}")
+        found |= met
+    return found
+
+
+def meets(pattern: str, name: str) -> bool:
+    """True if the path ``name`` is one that ``pattern`` stands for."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+
+
+def _nearest_path(pattern: str, names: Iterable[str]) -> str:
+    paths = {".".join(parts[:end]) for parts in (name.split(".") for name in names) for end in range(1, len(parts) + 1)}
+    found = nearest(pattern, paths)
+    return found if found.startswith("did you mean") else nearest("", {path.split(".")[0] for path in paths})
+
+
+def rate_factors(rates: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
+    """The factor of each name by the first pattern that meets it, 1 where none does. Raises ``UserError`` for a pattern that meets none."""
+    names = list(names)
+    matching(rates, names, "training.rates")
+    return {name: next((factor for pattern, factor in rates.items() if meets(pattern, name)), 1.0) for name in names}
+
+
+def learned_sentence(model: nn.Module, training: Training) -> str:
+    """What learns, for people; empty where all does."""
+    every: list[Any] = list(model.parameters())
+    learning = sum(p.numel() for p in every if p.requires_grad)
+    total = sum(p.numel() for p in every)
+    if learning == total:
+        return ""
+    return f"{learning:,} of {total:,} parameters learn, {learning / total:.1%} (training.adapt: {training.adapt.kind})"
