@@ -15,12 +15,17 @@ from tests.interop.cases.case import Case
 from torch import Tensor
 from torch.nn import functional as F
 
+from qkv.generation.beam import beam_search
+from qkv.generation.sample import generate
 from qkv.interop.family import Family
 from qkv.interop.load import Published, load_published
 from qkv.interop.registry import FAMILIES
 from qkv.models.transformer import Transformer
+from qkv.spec.generation import Generation
 
 _FOLDER = Path(__file__).parent / "cases"
+START = 5
+"""The token after which a decoder that reads an encoder begins."""
 
 
 def every_case() -> list[Case]:
@@ -65,6 +70,28 @@ def made(case: Case, folder: Path) -> Pair:
     rows = [torch.randint(4, highest, (length,), generator=generator).tolist() for length in case.lengths]
     targets = [torch.randint(4, highest, (max(1, 7 - i),), generator=generator).tolist() for i, _ in enumerate(rows)]
     return Pair(case, theirs, folder, published, rows, targets)
+
+
+def our_words(pair: Pair, beams: int = 1) -> list[list[int]]:
+    """The most probable tokens that qkv's model writes on after each row, or after each source, ``steps`` of them."""
+    search = Generation(max_new_tokens=pair.case.steps, temperature=0.0, num_beams=beams)
+    if pair.ours.encoder is None:
+        return generate(pair.ours, pair.rows, search)
+    ids, real = padded(pair.rows)
+    with torch.no_grad():
+        memory = pair.ours.encode(ids, real.sum(1))
+        found = beam_search(pair.ours, [[START]] * len(ids), search, memory=memory)
+    return [best[0].tokens for best in found]
+
+
+def their_words(pair: Pair, beams: int = 1) -> list[list[int]]:
+    """The same of the transformers library."""
+    decodes = pair.ours.encoder is None
+    ids, real = padded(pair.rows, left=decodes)
+    options = {"max_new_tokens": pair.case.steps, "do_sample": False, "pad_token_id": 0, "eos_token_id": None, "num_beams": beams}
+    if decodes:
+        return pair.theirs.generate(ids, attention_mask=real, **options)[:, ids.shape[1] :].tolist()
+    return pair.theirs.generate(ids, attention_mask=real, decoder_start_token_id=START, **options)[:, 1:].tolist()
 
 
 def padded(rows: Sequence[Sequence[int]], left: bool = False) -> tuple[Tensor, Tensor]:

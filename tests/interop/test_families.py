@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.interop.battery import Pair, answered, every_case, loss, made, our_answer, padded, stored, their_answer
+from tests.interop.battery import Pair, answered, every_case, loss, made, our_answer, our_words, stored, their_answer, their_words
 
-from qkv.generation.sample import generate
 from qkv.interop.load import load_published
 from qkv.interop.normal import normal
 from qkv.interop.registry import FAMILIES
 from qkv.interop.save import published_tensors, save_published
-from qkv.spec.generation import Generation
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers")
 
@@ -47,13 +45,15 @@ def test_padding_on_the_left_changes_nothing(pair: Pair) -> None:
 
 
 def test_greedy_tokens_are_equal(pair: Pair) -> None:
-    if not pair.theirs.can_generate() or pair.ours.encoder is not None:
-        pytest.skip("only decoders write on")
-    ids, real = padded(pair.rows, left=True)
-    steps = pair.case.steps
-    theirs = pair.theirs.generate(ids, attention_mask=real, max_new_tokens=steps, do_sample=False, pad_token_id=0, eos_token_id=None)
-    ours = generate(pair.ours, pair.rows, Generation(max_new_tokens=steps, temperature=0.0))
-    assert ours == theirs[:, ids.shape[1] :].tolist()
+    if not pair.theirs.can_generate():
+        pytest.skip("it does not write")
+    assert our_words(pair) == their_words(pair)
+
+
+def test_the_best_of_three_beams_is_equal(pair: Pair) -> None:
+    if pair.ours.encoder is None:
+        pytest.skip("of encoder–decoders; the search itself is tested with its own")
+    assert our_words(pair, beams=3) == their_words(pair, beams=3)
 
 
 def test_loss_and_every_gradient_are_equal(pair: Pair) -> None:
@@ -70,7 +70,7 @@ def test_loss_and_every_gradient_are_equal(pair: Pair) -> None:
         name = pair.case.renamed.get(stored_name, stored_name)
         if name in named and named[name].grad is not None:
             wanted = named[name].grad
-            scale = wanted.abs().max().clamp(min=1e-5 * largest)  # that of a key's bias is rounding alone
+            scale = wanted.abs().max().clamp(min=1e-4 * largest)  # that of a key's bias is rounding alone
             assert float((gradient - wanted).abs().max() / scale) < 1e-3, name
             compared += 1
     read = len([p for p in named.values() if p.grad is not None])

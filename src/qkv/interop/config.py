@@ -9,10 +9,11 @@ from qkv.spec.errors import UserError, nearest
 
 
 class Held(NamedTuple):
-    """What the files of weights hold: how many tensors, and how many numbers in all. No size of the model can exceed them."""
+    """What the files of weights hold: how many tensors, how many numbers in all, and the names. No size of the model can exceed them."""
 
     tensors: int
     numbers: int
+    names: frozenset[str] = frozenset()
 
 
 class Config:
@@ -28,6 +29,10 @@ class Config:
         """True if the key is there and not null."""
         self.asked.add(key)
         return key in self.values
+
+    def beside(self, name: str) -> bool:
+        """True if the weights beside it hold a tensor of that name."""
+        return self.held is not None and name in self.held.names
 
     def size(self, key: str, default: int | None = None) -> int:
         """A count of features, of heads or of rows of a table: at least 1, and no more than the weights hold numbers."""

@@ -45,6 +45,8 @@ class Architecture:
     names: tuple[Row, ...] = ()
     ignored: Reasons = field(default_factory=dict)
     """Names of tensors that this architecture's files may hold and that nothing here needs."""
+    zeros: Reasons = field(default_factory=dict)
+    """Names of tensors that are ignored where every number in them is 0, and refused where not."""
     bare: bool = False
     """True if it is the body alone, whose names are written without the family's prefix."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qkv.interop.families.bart import BART, MBART
 from qkv.interop.families.bert import BERT
 from qkv.interop.families.bloom import BLOOM
 from qkv.interop.families.falcon import FALCON
@@ -15,6 +16,7 @@ from qkv.interop.families.neox import NEOX
 from qkv.interop.families.qwen2 import QWEN2
 from qkv.interop.families.qwen3 import QWEN3
 from qkv.interop.families.roberta import ROBERTA, XLM_ROBERTA
+from qkv.interop.families.t5 import MT5, T5
 from qkv.interop.family import Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -34,4 +36,8 @@ FAMILIES: tuple[Family, ...] = (
     ROBERTA,
     MODERNBERT,
     XLM_ROBERTA,
+    T5,
+    MT5,
+    BART,
+    MBART,
 )

@@ -1,0 +1,179 @@
+"""BART (Lewis et al. 2019) and mBART (Liu et al. 2020): an encoder–decoder with learned positions from row 2 on, token vectors that are normed.
+
+BART's blocks are post-norm and its stacks end without a norm; mBART's are pre-norm and end with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from qkv.interop.config import Config
+from qkv.interop.families.activations import INWARD, OUTWARD
+from qkv.interop.families.heads import body, language_model
+from qkv.interop.family import Architecture, Family, Row
+from qkv.interop.ways import COPIED, PAIR, QKV
+from qkv.spec.branches import Attention, FeedForward
+from qkv.spec.cross import CrossAttention
+from qkv.spec.heads import Head
+from qkv.spec.masks import Full
+from qkv.spec.model import Block, Encoder, Model, Text
+from qkv.spec.parts import LayerNorm, Learned, NoNorm, Norm
+
+_OFFSET = 2
+
+
+def _stack(ours: str, theirs: str, last: int) -> tuple[Row, ...]:
+    """The names of one stack; ``last`` is the place of the feed-forward among a block's branches."""
+    slot, layer = f"{ours}blocks.{{i}}.branches.", f"{theirs}.layers.{{i}}."
+    attention = f"{layer}self_attn."
+    return (
+        Row(f"{ours}frontend.positions.table", f"{theirs}.embed_positions.weight"),
+        Row(f"{ours}frontend.norm.*", f"{theirs}.layernorm_embedding.*"),
+        Row(f"{slot}0.norm.*", f"{layer}self_attn_layer_norm.*"),
+        Row(f"{slot}0.body.qkv.*", (f"{attention}q_proj.*", f"{attention}k_proj.*", f"{attention}v_proj.*"), QKV),
+        Row(f"{slot}0.body.output.*", f"{attention}out_proj.*"),
+        Row(f"{slot}{last}.norm.*", f"{layer}final_layer_norm.*"),
+        Row(f"{slot}{last}.body.up.*", f"{layer}fc1.*"),
+        Row(f"{slot}{last}.body.down.*", f"{layer}fc2.*"),
+        Row(f"{ours}norm.*", f"{theirs}.layer_norm.*"),
+    )
+
+
+_SLOT, _CROSS = "blocks.{i}.branches.1.", "model.decoder.layers.{i}.encoder_attn."
+
+NAMES = (
+    Row("frontend.table", "model.shared.weight"),
+    Row("encoder.frontend.table", ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"), COPIED),
+    *_stack("encoder.", "model.encoder", 1),
+    *_stack("", "model.decoder", 2),
+    Row(_SLOT + "norm.*", "model.decoder.layers.{i}.encoder_attn_layer_norm.*"),
+    Row(_SLOT + "body.query.*", _CROSS + "q_proj.*"),
+    Row(_SLOT + "body.memory.*", (_CROSS + "k_proj.*", _CROSS + "v_proj.*"), PAIR),
+    Row(_SLOT + "body.output.*", _CROSS + "out_proj.*"),
+)
+
+
+def _spec(order: Literal["pre", "post"], last: Norm) -> Callable[[Config, Head], Model]:
+    """``last``: the norm that ends a stack."""
+
+    def spec(config: Config, head: Head) -> Model:
+        """D = d_model; encoder and decoder have layers, heads and feed-forwards of their own sizes."""
+        for key, only, meaning in _fixed(order, last):
+            config.fixed(key, only, meaning)
+        dropout, positions = config.number("dropout", 0.1), config.size("max_position_embeddings", 1024)
+        block = Block(order=order, norm=LayerNorm(), dropout=dropout)
+        frontend = Text(
+            vocab_size=config.size("vocab_size", 50265),
+            positions=Learned(offset=_OFFSET),
+            dropout=dropout,
+            scale=config.flag("scale_embedding", False),
+            norm=LayerNorm(),
+        )
+        read, look, think = _branches(config, "encoder")
+        encoder = block.changed(branches=(read.changed(mask=Full()), think))
+        read, look, think = _branches(config, "decoder")
+        stack = {"context_length": positions, "frontend": frontend, "norm": last}
+        return Model(
+            width=config.size("d_model", 1024),
+            num_layers=config.layers("decoder_layers", 12),
+            blocks=(block.changed(branches=(read, look, think)),),
+            encoder=Encoder(num_layers=config.layers("encoder_layers", 12), blocks=(encoder,), share_embedding=True, **stack),
+            head=head,
+            init_std=config.number("init_std", 0.02),
+            **stack,
+        )
+
+    return spec
+
+
+def _fixed(order: str, last: Norm) -> tuple[tuple[str, Any, str], ...]:
+    """What the first files say of the family itself."""
+    return (
+        ("normalize_before", order == "pre", "where the norms of a block stand"),
+        ("normalize_embedding", True, "whether token vectors are normed"),
+        ("add_final_layer_norm", not isinstance(last, NoNorm), "the norm that ends a stack"),
+        ("static_position_embeddings", False, "the position vectors"),
+        ("extra_pos_embeddings", _OFFSET, "the row of the first position"),
+        ("add_bias_logits", False, "the head"),
+    )
+
+
+def _branches(config: Config, stack: str) -> tuple[Attention, CrossAttention, FeedForward]:
+    """Those of one stack."""
+    sizes = {"num_heads": config.size(f"{stack}_attention_heads", 16), "dropout": config.number("attention_dropout", 0.0)}
+    feed_forward = FeedForward(
+        hidden=config.size(f"{stack}_ffn_dim", 4096),
+        activation=config.word("activation_function", "gelu", INWARD),
+        dropout=config.number("activation_dropout", 0.0),
+    )
+    return Attention(**sizes), CrossAttention(**sizes), feed_forward
+
+
+def config(spec: Model) -> dict[str, Any] | None:
+    """The keys of ``spec`` where it is one of BART's or mBART's shape; the family's ``spec`` of them is the judge."""
+    inner = spec.encoder
+    match (spec.layers[:1], inner.layers[:1] if inner else (), spec.frontend):
+        case (
+            (Block(branches=(Attention(), CrossAttention() as look, FeedForward() as think)) as block,),
+            (Block(branches=(Attention() as read, FeedForward() as first)),),
+            Text() as frontend,
+        ) if inner:
+            pass
+        case _:
+            return None
+    return {
+        "d_model": spec.width,
+        "encoder_layers": len(inner.layers),
+        "decoder_layers": len(spec.layers),
+        "encoder_attention_heads": read.num_heads,
+        "decoder_attention_heads": look.num_heads,
+        "encoder_ffn_dim": first.hidden_at(spec.width),
+        "decoder_ffn_dim": think.hidden_at(spec.width),
+        "activation_function": OUTWARD.get(think.activation),
+        "max_position_embeddings": spec.context_length,
+        "vocab_size": frontend.vocab_size,
+        "scale_embedding": frontend.scale,
+        "dropout": block.dropout,
+        "attention_dropout": look.dropout,
+        "activation_dropout": think.dropout,
+        "init_std": spec.init_std,
+        "is_encoder_decoder": True,
+        "forced_eos_token_id": None,
+    }
+
+
+_HEADS = ("tie_word_embeddings", "classifier_dropout", "classif_dropout")
+_WRITING = (
+    *("num_beams", "early_stopping", "length_penalty", "no_repeat_ngram_size", "min_length", "num_beam_groups", "diversity_penalty"),
+    *("force_bos_token_to_be_generated", "forced_eos_token_id", "prefix", "output_past", "save_step"),
+)
+_IGNORED_CONFIG = {
+    **dict.fromkeys(_HEADS, "of a head that this architecture does not have"),
+    **dict.fromkeys(_WRITING, "settings of generation and of tasks"),
+    **dict.fromkeys(("decoder_start_token_id", "forced_bos_token_id"), "read as what begins a text"),
+    **dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop"), "layers that training leaves out at random, which qkv's does not"),
+    **dict.fromkeys(("num_hidden_layers", "_num_labels", "is_decoder"), "said by other keys, or by the family"),
+    "tokenizer_class": "the tokenizer says it",
+}
+_WORDS = language_model(tied=True)
+_ZEROS = {"final_logits_bias": "a bias that is 0 in every published BART"}
+
+
+def _family(name: str, kind: str, order: Literal["pre", "post"], last: Norm) -> Family:
+    words = Architecture(_WORDS.head, _WORDS.config, _WORDS.names, zeros=_ZEROS)
+    return Family(
+        name=name,
+        model_types=(name.lower(),),
+        architectures={f"{kind}ForConditionalGeneration": words, f"{kind}Model": body("model.shared.weight", ignored={})},
+        spec=_spec(order, last),
+        config=config,
+        names=NAMES,
+        prefix="model.",
+        ignored={"model.encoder.version": "the form of the file", "model.decoder.version": "the form of the file"},
+        ignored_config=_IGNORED_CONFIG,
+    )
+
+
+BART = _family("BART", "Bart", "post", NoNorm())
+MBART = _family("mBART", "MBart", "pre", LayerNorm())

@@ -1,0 +1,190 @@
+"""T5 (Raffel et al. 2020) and mT5 (Xue et al. 2021): pre-norm encoder–decoder, no biases, scores that are not divided by √d_kv and that know
+the distance from one learned table for each stack. T5 1.1, Flan-T5 and T0 are T5 with a gated feed-forward and a head of their own.
+
+In training, that library also lets dropout act on what the final norms give.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkv.interop.config import Config
+from qkv.interop.families.activations import INWARD, OUTWARD
+from qkv.interop.families.heads import body
+from qkv.interop.family import Architecture, Family, Row
+from qkv.interop.ways import COPIED, PAIR, QKV
+from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
+from qkv.spec.cross import CrossAttention
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.heads import Head, LanguageModelHead
+from qkv.spec.masks import Full
+from qkv.spec.model import Block, Encoder, Model, Text
+from qkv.spec.parts import NoPositions, RMSNorm, T5Buckets
+
+
+def _stack(ours: str, theirs: str, last: int) -> tuple[Row, ...]:
+    """The names of the blocks of one stack; ``last`` is the place of the feed-forward among a block's branches."""
+    slot, layer = f"{ours}blocks.{{i}}.branches.", f"{theirs}.block.{{i}}.layer."
+    attention, feed_forward = f"{layer}0.SelfAttention.", f"{layer}{last}.DenseReluDense."
+    return (
+        Row(f"{slot}0.norm.weight", f"{layer}0.layer_norm.weight"),
+        Row(f"{slot}0.body.qkv.weight", (f"{attention}q.weight", f"{attention}k.weight", f"{attention}v.weight"), QKV),
+        Row(f"{slot}0.body.output.weight", f"{attention}o.weight"),
+        Row(f"{slot}0.body.relative.table", f"{attention}relative_attention_bias.weight"),
+        Row(f"{slot}{last}.norm.weight", f"{layer}{last}.layer_norm.weight"),
+        Row(f"{slot}{last}.body.up.weight", f"{feed_forward}wi.weight"),
+        Row(f"{slot}{last}.body.gate_up.weight", (f"{feed_forward}wi_0.weight", f"{feed_forward}wi_1.weight"), PAIR),
+        Row(f"{slot}{last}.body.down.weight", f"{feed_forward}wo.weight"),
+        Row(f"{ours}norm.weight", f"{theirs}.final_layer_norm.weight"),
+    )
+
+
+_SLOT, _CROSS = "blocks.{i}.branches.1.", "decoder.block.{i}.layer.1.EncDecAttention."
+
+NAMES = (
+    Row("frontend.table", "shared.weight"),
+    Row("encoder.frontend.table", ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), COPIED),
+    *_stack("encoder.", "encoder", 1),
+    *_stack("", "decoder", 2),
+    Row(_SLOT + "norm.weight", "decoder.block.{i}.layer.1.layer_norm.weight"),
+    Row(_SLOT + "body.query.weight", _CROSS + "q.weight"),
+    Row(_SLOT + "body.memory.weight", (_CROSS + "k.weight", _CROSS + "v.weight"), PAIR),
+    Row(_SLOT + "body.output.weight", _CROSS + "o.weight"),
+)
+
+
+def spec(config: Config, head: Head) -> Model:
+    """D = d_model, num_heads heads of d_kv features, d_ff inside the feed-forward; the decoder may have layers of its own number."""
+    heads, head_dim, dropout = config.size("num_heads", 8), config.size("d_kv", 64), config.number("dropout_rate", 0.1)
+    norm = RMSNorm(eps=config.number("layer_norm_epsilon", 1e-6))
+    sizes = {"num_heads": heads, "head_dim": head_dim, "temperature": head_dim**-0.5, "bias": False, "dropout": dropout}
+    relative = T5Buckets(
+        num_buckets=config.size("relative_attention_num_buckets", 32),
+        max_distance=config.integer("relative_attention_max_distance", 128),
+        shared=True,
+    )
+    attention, feed_forward = Attention(relative=relative, **sizes), _feed_forward(config, dropout)
+    layers = config.layers("num_layers", 6)
+    frontend = Text(vocab_size=config.size("vocab_size", 32128), positions=NoPositions(), dropout=dropout)
+    block = Block(branches=(attention.changed(mask=Full()), feed_forward), norm=norm, dropout=dropout)
+    stack = {"context_length": config.integer("n_positions", 512), "frontend": frontend, "norm": norm}
+    return Model(
+        width=config.size("d_model", 512),
+        num_layers=config.layers("num_decoder_layers", layers),
+        blocks=(block.changed(branches=(attention, CrossAttention(**sizes), feed_forward)),),
+        encoder=Encoder(num_layers=layers, blocks=(block,), share_embedding=True, **stack),
+        head=head,
+        **stack,
+    )
+
+
+def _feed_forward(config: Config, dropout: float) -> FeedForward | GatedFeedForward:
+    """``feed_forward_proj``: an activation, or one behind "gated-"; the gelu of "gated-gelu" is the one by tanh."""
+    said: str = config.word("feed_forward_proj", "relu")
+    name = said.removeprefix("gated-")
+    if name not in INWARD:
+        known = [*INWARD, *(f"gated-{each}" for each in INWARD)]
+        raise UserError(f"{config.source}: feed_forward_proj is {said!r}, which qkv does not know; {nearest(said, known)}")
+    name = "gelu_new" if said == "gated-gelu" else name
+    config.fixed("dense_act_fn", name, "the activation that feed_forward_proj names")
+    config.fixed("is_gated_act", said.startswith("gated-"), "what feed_forward_proj names")
+    kind = GatedFeedForward if said.startswith("gated-") else FeedForward
+    return kind(hidden=config.size("d_ff", 2048), activation=INWARD[name], bias=False, dropout=dropout)
+
+
+def config(spec: Model) -> dict[str, Any] | None:
+    """The keys of ``spec`` where it is one of T5's shape; ``spec`` of them is the judge."""
+    match spec.layers[0] if spec.layers else None:
+        case Block(branches=(Attention(relative=T5Buckets() as relative) as attention, CrossAttention(), last), norm=RMSNorm() as norm):
+            pass
+        case _:
+            return None
+    if not isinstance(spec.frontend, Text) or spec.encoder is None or not isinstance(last, FeedForward | GatedFeedForward):
+        return None
+    name = OUTWARD.get(last.activation, "")
+    if isinstance(last, GatedFeedForward):
+        name = "gated-gelu" if last.activation == "gelu_tanh" else f"gated-{name}"
+    return {
+        "d_model": spec.width,
+        "num_layers": len(spec.encoder.layers),
+        "num_decoder_layers": len(spec.layers),
+        "num_heads": attention.num_heads,
+        "d_kv": attention.dims(spec.width)[0],
+        "d_ff": last.hidden_at(spec.width),
+        "feed_forward_proj": name,
+        "relative_attention_num_buckets": relative.num_buckets,
+        "relative_attention_max_distance": relative.max_distance,
+        "n_positions": spec.context_length,
+        "vocab_size": spec.frontend.vocab_size,
+        "layer_norm_epsilon": norm.eps,
+        "dropout_rate": attention.dropout,
+        "is_encoder_decoder": True,
+    }
+
+
+def _scaled(config: Config) -> Head:
+    """A tied head reads vectors times d_model^-½, unless ``scale_decoder_outputs`` says otherwise, as later files do.
+
+    Those also say that every head is tied; where the scale is off and there are weights for the head, it is not.
+    """
+    tied = config.flag("tie_word_embeddings", True)
+    scaled = config.flag("scale_decoder_outputs", tied)
+    scale = config.size("d_model", 512) ** -0.5 if scaled else 1.0
+    return LanguageModelHead(tied=tied and (scaled or not config.beside(_HEAD)), scale=scale)
+
+
+def _scaled_keys(head: Head) -> dict[str, Any] | None:
+    if not isinstance(head, LanguageModelHead):
+        return None
+    scaled = head.scale != 1.0
+    return {"tie_word_embeddings": head.tied} | ({} if scaled == head.tied else {"scale_decoder_outputs": scaled})
+
+
+def _plain(config: Config) -> Head:
+    """mT5's has no scale, and is tied only where there are no weights for it."""
+    return LanguageModelHead(tied=config.flag("tie_word_embeddings", False) and not config.beside(_HEAD))
+
+
+def _plain_keys(head: Head) -> dict[str, Any] | None:
+    return {"tie_word_embeddings": head.tied} if isinstance(head, LanguageModelHead) else None
+
+
+_HEAD = "lm_head.weight"
+_ROWS = (Row("head.weight", _HEAD),)
+_IGNORED = {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": "of the first files; nothing has read it"}
+_IGNORED_CONFIG = {
+    **dict.fromkeys(("tie_word_embeddings", "scale_decoder_outputs"), "of a head that this architecture does not have"),
+    **dict.fromkeys(("classifier_dropout", "initializer_factor"), "of training that begins anew"),
+    **dict.fromkeys(("output_past", "is_decoder"), "how a call answers"),
+    "decoder_start_token_id": "read as what begins a text",
+    "tokenizer_class": "the tokenizer says it",
+}
+
+T5 = Family(
+    name="T5",
+    model_types=("t5",),
+    architectures={
+        "T5ForConditionalGeneration": Architecture(_scaled, _scaled_keys, _ROWS),
+        "T5WithLMHeadModel": Architecture(_scaled, _scaled_keys, _ROWS),
+        "T5Model": body("shared.weight", ignored={}),
+    },
+    spec=spec,
+    config=config,
+    names=NAMES,
+    ignored=_IGNORED,
+    ignored_config=_IGNORED_CONFIG,
+)
+
+MT5 = Family(
+    name="mT5",
+    model_types=("mt5",),
+    architectures={
+        "MT5ForConditionalGeneration": Architecture(_plain, _plain_keys, _ROWS),
+        "MT5Model": body("shared.weight", ignored={}),
+    },
+    spec=spec,
+    config=config,
+    names=NAMES,
+    ignored=_IGNORED,
+    ignored_config=_IGNORED_CONFIG,
+)

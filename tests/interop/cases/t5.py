@@ -1,0 +1,53 @@
+"""T5: heads that are not as wide as the model together, stacks of different depths, each feed-forward, a tied head and one of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+from tests.interop.cases.case import Case
+from transformers import MT5Config, T5Config, T5ForConditionalGeneration
+
+_SHARED = {"encoder.embed_tokens.weight": "shared.weight", "decoder.embed_tokens.weight": "shared.weight"}
+
+
+class UntiedT5(T5ForConditionalGeneration):
+    """With a head of its own, which that library makes of files alone that hold one."""
+
+    _tied_weights_keys = _SHARED
+
+
+class UntiedMT5(transformers.MT5ForConditionalGeneration):
+    """Likewise."""
+
+    _tied_weights_keys = _SHARED
+
+
+UntiedT5.__name__, UntiedMT5.__name__ = "T5ForConditionalGeneration", "MT5ForConditionalGeneration"
+
+
+def sizes(**changed: Any) -> dict[str, Any]:
+    given = {"vocab_size": 61, "d_model": 30, "d_kv": 7, "d_ff": 44, "num_layers": 2, "num_heads": 3, "decoder_start_token_id": 0}
+    return {**given, "bos_token_id": None, "eos_token_id": None, **changed}
+
+
+def config(**changed: Any) -> T5Config:
+    return T5Config(**sizes(**changed))
+
+
+CASES = (
+    Case("t5", T5ForConditionalGeneration, config()),
+    Case(
+        "t5-gated-untied",
+        UntiedT5,
+        config(feed_forward_proj="gated-gelu", tie_word_embeddings=False, num_layers=3, num_decoder_layers=2, layer_norm_epsilon=1e-3),
+    ),
+    Case(
+        "t5-few-buckets",
+        T5ForConditionalGeneration,
+        config(relative_attention_num_buckets=8, relative_attention_max_distance=13, num_decoder_layers=1, num_heads=5, d_kv=6),
+        lengths=(40, 17, 2),
+    ),
+    Case("t5-tied-unscaled", T5ForConditionalGeneration, config(feed_forward_proj="gated-silu", tie_word_embeddings=False)),
+    Case("mt5", UntiedMT5, MT5Config(**sizes(num_decoder_layers=1))),
+)
