@@ -34,7 +34,7 @@ class ExampleTask(Task):
 
     def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Material:
         records, recipe, vocabulary = self._read(recipe, vocabulary)
-        cut = Cut(self.limits(recipe))
+        cut = self.cut(recipe, vocabulary)
         examples = {split: self.examples(rows, vocabulary, cut) for split, rows in records.splits.items()}
         notes = (*records.notes, *cut.notes(sum(map(len, records.splits.values()))))
         return ExampleMaterial(recipe, records, vocabulary, examples, self.collator(recipe), notes)
@@ -59,6 +59,10 @@ class ExampleTask(Task):
     @abstractmethod
     def limits(self, recipe: Recipe) -> dict[str, int]:
         """The most tokens of each role that the model can read."""
+
+    def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Cut:
+        """What shortens the examples to these limits."""
+        return Cut(self.limits(recipe))
 
     def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Cut) -> list[Example]:
         """The rows of a split as numbers; one example each, where the task does not say otherwise."""

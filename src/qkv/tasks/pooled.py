@@ -45,6 +45,9 @@ class PooledTask(ExampleTask):
     def limits(self, recipe: Recipe) -> dict[str, int]:
         return {"text": recipe.model.context_length - 1}
 
+    def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Cut:
+        return Cut({"text": max(0, recipe.model.context_length - vocabulary.tokenizer.frame.size)})
+
     def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
         return "\n".join(
             f"{self.shown(row, answer)}  {row['text']}" for row, answer in self.answered(model, material, VALIDATION, recipe, 5)
@@ -59,7 +62,7 @@ class PooledTask(ExampleTask):
         return zip(rows, self.predict(model, material.vocabulary, recipe, rows), strict=True)
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        cut, collate = Cut(self.limits(recipe)), self.collator(recipe)
+        cut, collate = self.cut(recipe, vocabulary), self.collator(recipe)
         found: list[dict[str, Any]] = []
         for begin in range(0, len(rows), _AT_ONCE):
             texts = [vocabulary.tokenizer.encode(text_in(row, "text")) for row in rows[begin : begin + _AT_ONCE]]
@@ -70,11 +73,10 @@ class PooledTask(ExampleTask):
         return found
 
 
-def marked(ids: Sequence[int], vocabulary: Vocabulary, cut: Cut) -> np.ndarray:
-    """The ids of a text that fit, after the mark."""
-    mark = vocabulary.tokenizer.special("cls")
-    assert mark is not None
-    return np.concatenate(([mark], cut(ids, "text")))
+def marked(ids: list[int], vocabulary: Vocabulary, cut: Cut) -> np.ndarray:
+    """The ids of a text that fit, after the mark; between both marks where the tokenizer comes from a model that was so trained."""
+    frame = vocabulary.tokenizer.frame
+    return np.concatenate((frame.before, cut(ids, "text"), frame.behind)).astype(np.int64)
 
 
 def outputs(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:

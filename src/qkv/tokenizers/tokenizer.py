@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from qkv.tokenizers.coders import coder_for
 from qkv.tokenizers.files import write_whole
 from qkv.tokenizers.folder import FILE_NAME as FILE_NAME
 from qkv.tokenizers.folder import find
-from qkv.tokenizers.framing import Framed, framed
+from qkv.tokenizers.framing import Frame, Framed, frame_of, framed
 from qkv.tokenizers.special import deaf, missing, roles_by_content, special_ids, with_added, with_roles, written_roles
 
 _CHARACTER = re.compile("[\\ud800-\\udbff][\\udc00-\\udfff]|(?s:.)")  # a pair of surrogates is one character
@@ -114,8 +115,13 @@ class Tokenizer:
         return encoding.ids, [(starts[begin], starts[end]) for begin, end in encoding.offsets]
 
     def encode_framed(self, text: str, most: int | None = None) -> Framed:
-        """The ids of ``text`` within what its model expects round it, at most ``most`` in all; see ``qkv.tokenizers.framing``."""
-        return framed(self.core, self.specials, self._library(well_formed(text)), most)
+        """The ids of ``text`` within what its model expects round it, at most ``most`` in all."""
+        return framed(self.frame, self.encode(text), most)
+
+    @cached_property
+    def frame(self) -> Frame:
+        """What its model expects round a text; see ``qkv.tokenizers.framing``."""
+        return frame_of(self.core, self.specials)
 
     def _library(self, text: str) -> tokenizers.Encoding:
         try:

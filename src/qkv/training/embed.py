@@ -54,5 +54,10 @@ def _how(said: Sentence | None, options: dict[str, Any]) -> Embedding:
         raise UserError(f"there is no option {unknown!r} of an embedding; {nearest(unknown, Embedding.__dataclass_fields__)}")
     if said is None:
         return Embedding(**options)
-    own = {"poolings": said.poolings, "normalise": said.normalise, "max_length": said.max_length, "lower_case": said.lower_case}
+    own: dict[str, Any] = {
+        "poolings": said.poolings,
+        "normalise": said.normalise,
+        "max_length": said.max_length,
+        "lower_case": said.lower_case,
+    }
     return Embedding(**{**own, "pools_prompt": said.pools_prompt, **options})

@@ -11,7 +11,7 @@ from qkv.interop.family import Architecture, Reasons, Row
 from qkv.interop.ways import COPIED
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
-from qkv.spec.parts import LayerNorm
+from qkv.spec.parts import Activation, LayerNorm
 
 Reader = Callable[[Config], Head]
 Writer = Callable[[Head], dict[str, Any] | None]
@@ -41,7 +41,7 @@ def _tie(head: Head) -> dict[str, Any] | None:
     return {"tie_word_embeddings": head.tied}
 
 
-def masked(names: Mapping[str, str], activation: str | None = None, ignored: Reasons | None = None) -> Architecture:
+def masked(names: Mapping[str, str], activation: Activation | None = None, ignored: Reasons | None = None) -> Architecture:
     """logits = norm(φ(x W_t + b_t)) W^T + b, the answer at a hidden position. ``names``: ours and a file's.
 
     φ is ``activation``, or where there is none that of the body, ``hidden_act``. Where W is not the token table, b has the name of W's
@@ -57,8 +57,9 @@ def masked(names: Mapping[str, str], activation: str | None = None, ignored: Rea
         return LanguageModelHead(tied=tied, bias=True, transform=activation or config.word("hidden_act", "gelu", INWARD), norm=norm)
 
     def write(head: Head) -> dict[str, Any] | None:
-        fits = isinstance(head, LanguageModelHead) and head.bias and head.transform and head.softcap is None
-        return {"tie_word_embeddings": head.tied} if fits else None
+        if not isinstance(head, LanguageModelHead) or not head.bias or head.transform is None:
+            return None
+        return {"tie_word_embeddings": head.tied}
 
     return Architecture(read, write, (untied, *rows), ignored or {})
 

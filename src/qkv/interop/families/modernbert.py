@@ -116,18 +116,18 @@ def _ropes(config: Config) -> dict[str, Rope]:
 
 def config(spec: Model) -> dict[str, Any] | None:
     """The keys of ``spec`` where it is one of ModernBERT's shape; ``spec`` of them is the judge."""
-    blocks, norm, frontend = spec.layers, spec.norm, spec.frontend
-    attentions = [block.branches[0] for block in blocks if isinstance(block.branches[0], Attention)]
-    feed_forward = blocks[0].branches[-1] if blocks else None
-    fits = attentions and isinstance(feed_forward, GatedFeedForward) and isinstance(norm, LayerNorm) and isinstance(frontend, Text)
-    if not fits or len(attentions) != len(blocks):
-        return None
+    attentions = [block.branches[0] for block in spec.layers if isinstance(block.branches[0], Attention)]
     ropes = _ropes_config(attentions)
-    if ropes is None:
+    if not attentions or len(attentions) != len(spec.layers) or ropes is None:
         return None
+    match (spec.layers[0].branches[-1], spec.norm, spec.frontend):
+        case (GatedFeedForward() as feed_forward, LayerNorm() as norm, Text() as frontend):
+            pass
+        case _:
+            return None
     return {
         "hidden_size": spec.width,
-        "num_hidden_layers": len(blocks),
+        "num_hidden_layers": len(attentions),
         "layer_types": [_kind(attention) for attention in attentions],
         "local_attention": next((2 * (a.mask.size - 1) for a in attentions if isinstance(a.mask, Window)), 128),
         "num_attention_heads": attentions[0].num_heads,

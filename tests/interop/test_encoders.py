@@ -1,0 +1,180 @@
+"""BERT and its kin beside the battery: pairs of texts, what old files hold, answers with their labels, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.interop.cases import bert, modernbert, roberta
+from tests.interop.folders import edit
+from tests.interop.test_sentence import rows, tokenizer
+from transformers import (
+    BertForPreTraining,
+    BertForSequenceClassification,
+    BertModel,
+    ModernBertForMaskedLM,
+    RobertaForMaskedLM,
+    RobertaForSequenceClassification,
+)
+
+import qkv
+from qkv.interop.load import load_published
+from qkv.interop.save import save_published
+from qkv.spec.errors import UserError
+from qkv.tokenizers.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers")
+WEIGHTS = "model.safetensors"
+
+
+def written(kind: type[Any], config: Any, folder: Path, words: bool = False) -> Any:
+    """A random model of that library in ``folder``, with a tokenizer if ``words`` are to be read."""
+    torch.manual_seed(5)
+    model = kind(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    if words:
+        tokenizer().save(str(folder / "tokenizer.json"))
+    return model
+
+
+def apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def test_the_two_texts_of_a_pair_have_their_types(tmp_path: Path) -> None:
+    theirs = written(BertForSequenceClassification, bert.config(num_labels=3), tmp_path)
+    ids, lengths = torch.randint(4, 61, (3, 11)), torch.tensor([11, 6, 2])
+    real = torch.arange(11) < lengths[:, None]
+    types = (torch.arange(11) >= torch.tensor([4, 3, 1])[:, None]).long()
+    with torch.no_grad():
+        wanted = theirs(ids, attention_mask=real.long(), token_type_ids=types).logits
+        model = load_published(tmp_path).model
+        assert apart(model(ids, lengths=lengths, types=types)[0], wanted) < 1e-5
+        assert apart(model(ids, lengths=lengths)[0], wanted) > 1e-3
+
+
+def test_pretraining_has_one_head_more_which_is_ignored_for_a_reason(tmp_path: Path) -> None:
+    theirs = written(BertForPreTraining, bert.config(), tmp_path)
+    found = load_published(tmp_path)
+    ids = torch.randint(4, 61, (2, 9))
+    with torch.no_grad():
+        assert apart(found.model(ids)[0], theirs(ids).prediction_logits) < 1e-5
+    reasons = dict(found.ignored)
+    assert reasons.keys() == {f"{layer}.{leaf}" for layer in ("bert.pooler.dense", "cls.seq_relationship") for leaf in ("weight", "bias")}
+    assert "pooled output" in reasons["bert.pooler.dense.weight"]
+
+
+def test_a_body_with_its_pooler(tmp_path: Path) -> None:
+    theirs = written(BertModel, bert.config(), tmp_path)
+    found = load_published(tmp_path)
+    ids = torch.randint(4, 61, (2, 9))
+    with torch.no_grad():
+        assert apart(found.model.features(ids)[0], theirs(ids).last_hidden_state) < 1e-5
+    assert {name for name, _ in found.ignored} == {"pooler.dense.weight", "pooler.dense.bias"}
+
+
+def test_files_of_the_first_release(tmp_path: Path) -> None:
+    """They name the numbers of a norm gamma and beta, and hold the positions too."""
+    written(bert.BertForMaskedLM, bert.config(), tmp_path)
+    wanted = load_published(tmp_path).model.state_dict()
+    older = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    tensors = {}
+    for name, tensor in load_file(tmp_path / WEIGHTS).items():
+        stem, leaf = name.rsplit(".", 2)[0], ".".join(name.rsplit(".", 2)[1:])
+        tensors[f"{stem}.{older.get(leaf, leaf)}"] = tensor
+    assert any(name.endswith("gamma") for name in tensors)
+    save_file({**tensors, "bert.embeddings.position_ids": torch.arange(23)[None]}, tmp_path / WEIGHTS)
+    found = load_published(tmp_path)
+    assert all(torch.equal(tensor, found.model.state_dict()[name]) for name, tensor in wanted.items())
+    assert [name for name, _ in found.ignored] == ["bert.embeddings.position_ids"]
+
+
+TEXTS = ["the cat sat on the mat", "dogs ran"]
+
+
+@pytest.mark.parametrize("kind", [BertForSequenceClassification, RobertaForSequenceClassification], ids=["bert", "roberta"])
+def test_labels_are_the_answers(kind: type[Any], tmp_path: Path) -> None:
+    config = bert.config if kind is BertForSequenceClassification else roberta.config
+    theirs = written(kind, config(id2label=bert.LABELS), tmp_path, words=True)
+    answers = qkv.predict(tmp_path, *TEXTS)
+    for answer, row in zip(answers, rows(TEXTS), strict=True):
+        with torch.no_grad():
+            chances = theirs(torch.tensor([row])).logits.softmax(-1)[0].tolist()
+        assert list(answer["probabilities"]) == ["anger", "joy", "neither"]
+        assert list(answer["probabilities"].values()) == pytest.approx(chances, abs=1e-6)
+        assert answer["answer"] == bert.LABELS[max(range(3), key=chances.__getitem__)]
+
+
+def test_classes_without_names_are_numbered(tmp_path: Path) -> None:
+    written(BertForSequenceClassification, bert.config(), tmp_path, words=True)
+    assert load_published(tmp_path).labels == ("LABEL_0", "LABEL_1")
+    assert qkv.predict(tmp_path, "the cat")[0]["answer"] in ("LABEL_0", "LABEL_1")
+
+
+def test_a_number_is_the_answer(tmp_path: Path) -> None:
+    theirs = written(BertForSequenceClassification, bert.config(num_labels=1), tmp_path, words=True)
+    with torch.no_grad():
+        wanted = [float(theirs(torch.tensor([row])).logits) for row in rows(TEXTS)]
+    assert [answer["value"] for answer in qkv.predict(tmp_path, *TEXTS)] == pytest.approx(wanted, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"problem_type": "multi_label_classification"}, "'multi_label_classification', which qkv does not know"),
+        ({"problem_type": "regression"}, "with a num_labels of 3"),
+        ({"position_embedding_type": "relative_key"}, "how positions are told apart"),
+        ({"is_decoder": True}, "what a position sees"),
+        ({"pruned_heads": {"0": [1]}}, "how many heads a layer has"),
+        ({"hidden_act": "gelv"}, "did you mean 'gelu'"),
+        ({"embedding_size": 7}, "'embedding_size' is not known"),
+        ({"architectures": ["BertForQuestionAnswering"]}, "num_labels is 3, but a span has 2 logits"),
+        ({"architectures": ["BertForNextSentencePrediction"]}, "is not known for BERT"),
+    ],
+    ids=["multi-label", "numbers", "relative", "decoder", "pruned", "activation", "unknown-key", "span", "architecture"],
+)
+def test_what_is_not_known_is_refused(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    written(BertForSequenceClassification, bert.config(num_labels=3), tmp_path)
+    edit(tmp_path / "config.json", lambda tree: tree.update(change))
+    with pytest.raises(UserError, match=sentence):
+        load_published(tmp_path)
+
+
+def test_a_table_of_positions_without_one(tmp_path: Path) -> None:
+    written(RobertaForMaskedLM, roberta.config(), tmp_path)
+    edit(tmp_path / "config.json", lambda tree: tree.update(max_position_embeddings=2))
+    with pytest.raises(UserError, match="the first 2 rows of that table are no positions"):
+        load_published(tmp_path)
+
+
+def test_padding_of_a_tokenizer_does_not_move_the_positions(tmp_path: Path) -> None:
+    """pad_token_id decides where RoBERTa's positions begin, and this tokenizer pads with another id."""
+    theirs = written(RobertaForMaskedLM, roberta.config(pad_token_id=3), tmp_path / "a")
+    save_published(load_published(tmp_path / "a").model, tmp_path / "b", Tokenizer(tokenizer()))
+    again = RobertaForMaskedLM.from_pretrained(tmp_path / "b").eval()
+    ids = torch.randint(4, 61, (2, 9))
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, theirs(ids).logits)
+
+
+def test_modernbert_as_first_released(tmp_path: Path) -> None:
+    written(ModernBertForMaskedLM, modernbert.config(), tmp_path)
+    wanted = load_published(tmp_path).spec
+
+    def older(tree: dict[str, Any]) -> None:
+        del tree["layer_types"], tree["rope_parameters"]
+        tree.update(global_attn_every_n_layers=3, global_rope_theta=160000.0, local_rope_theta=10000.0, layer_norm_eps=1e-5)
+
+    edit(tmp_path / "config.json", older)
+    assert load_published(tmp_path).spec == wanted
+    edit(tmp_path / "config.json", lambda tree: tree.update(global_attn_every_n_layers=2, local_rope_theta=500.0))
+    assert load_published(tmp_path).spec != wanted
+    edit(tmp_path / "config.json", lambda tree: tree.update(global_attn_every_n_layers=0))
+    with pytest.raises(UserError, match="global_attn_every_n_layers is 0"):
+        load_published(tmp_path)
