@@ -5,12 +5,14 @@ from __future__ import annotations
 from qkv.interop.families.bart import BART, MBART
 from qkv.interop.families.bert import BERT
 from qkv.interop.families.bloom import BLOOM
+from qkv.interop.families.deberta import DEBERTA2
 from qkv.interop.families.falcon import FALCON
 from qkv.interop.families.gemma import GEMMA, GEMMA2, GEMMA3
 from qkv.interop.families.gpt2 import GPT2
 from qkv.interop.families.llama import LLAMA
 from qkv.interop.families.mistral import MISTRAL
 from qkv.interop.families.modernbert import MODERNBERT
+from qkv.interop.families.mpnet import MPNET
 from qkv.interop.families.mpt import MPT
 from qkv.interop.families.neox import NEOX
 from qkv.interop.families.qwen2 import QWEN2
@@ -35,6 +37,8 @@ FAMILIES: tuple[Family, ...] = (
     GEMMA3,
     ROBERTA,
     MODERNBERT,
+    DEBERTA2,
+    MPNET,
     XLM_ROBERTA,
     T5,
     MT5,

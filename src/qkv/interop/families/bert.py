@@ -64,10 +64,10 @@ def names(body: str) -> tuple[Row, ...]:
 
 def spec(config: Config, head: Head) -> Model:
     """D = hidden_size, num_hidden_layers blocks, intermediate_size features inside the feed-forward."""
-    return body(config, head, reserved=0)
+    return body(config, head, reserved=0, types=config.size("type_vocab_size", 2))
 
 
-def body(config: Config, head: Head, reserved: int) -> Model:
+def body(config: Config, head: Head, reserved: int, types: int) -> Model:
     """The spec of BERT's shape, with so many ``reserved`` rows of the position table before that of the first position."""
     for key, only, meaning in FIXED:
         config.fixed(key, only, meaning)
@@ -85,7 +85,7 @@ def body(config: Config, head: Head, reserved: int) -> Model:
         frontend=Text(
             vocab_size=config.size("vocab_size", 30522),
             positions=Learned(offset=reserved),
-            types=config.size("type_vocab_size", 2),
+            types=types,
             norm=norm,
             dropout=dropout,
         ),
@@ -113,6 +113,13 @@ FIXED = (
 
 def config(spec: Model) -> dict[str, Any] | None:
     """The keys of ``spec`` where it is one of BERT's shape; ``spec`` of them is the judge."""
+    found = keys(spec)
+    types = spec.frontend.types if isinstance(spec.frontend, Text) else 0
+    return {**found, "type_vocab_size": types} if found and types else None
+
+
+def keys(spec: Model) -> dict[str, Any] | None:
+    """Those of BERT's shape but for the types of tokens."""
     block = spec.layers[0] if spec.layers else None
     match block:
         case Block(branches=(Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm, order="post"):
@@ -120,7 +127,7 @@ def config(spec: Model) -> dict[str, Any] | None:
         case _:
             return None
     match spec.frontend:
-        case Text(positions=Learned() as positions, types=types) as frontend if types:
+        case Text(positions=Learned() as positions) as frontend:
             pass
         case _:
             return None
@@ -130,7 +137,6 @@ def config(spec: Model) -> dict[str, Any] | None:
         "num_attention_heads": attention.num_heads,
         "intermediate_size": feed_forward.hidden_at(spec.width),
         "max_position_embeddings": spec.context_length + positions.offset,
-        "type_vocab_size": types,
         "vocab_size": frontend.vocab_size,
         "hidden_act": OUTWARD[feed_forward.activation],
         "layer_norm_eps": norm.eps,

@@ -28,7 +28,7 @@ MASKED_NAMES = {
 
 def spec(config: Config, head: Head) -> Model:
     """As BERT's. The rows up to that of padding, ``pad_token_id``, stand for no position."""
-    return bert.body(config, head, reserved=config.integer("pad_token_id", 1) + 1)
+    return bert.body(config, head, reserved=config.integer("pad_token_id", 1) + 1, types=config.size("type_vocab_size", 2))
 
 
 def config(spec: Model) -> dict[str, Any] | None:

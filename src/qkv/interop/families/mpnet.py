@@ -1,0 +1,83 @@
+"""MPNet (Song et al. 2020), the body of many sentence models: RoBERTa's shape without token types, a number for each distance added to the scores.
+
+One table of these numbers serves all layers. Positions begin behind the row of padding, which is row 1 whatever ``pad_token_id`` says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkv.interop.config import Config
+from qkv.interop.families import bert, heads, roberta
+from qkv.interop.families.heads import answering, classification, masked, tagging
+from qkv.interop.family import Family, Row
+from qkv.interop.ways import QKV
+from qkv.spec.branches import Attention, FeedForward
+from qkv.spec.heads import Head
+from qkv.spec.model import Block, Model, Text
+from qkv.spec.parts import LayerNorm, Learned, T5Buckets
+
+RESERVED = 2
+DISTANCES = T5Buckets(num_buckets=32, max_distance=128, shared=True)
+POOLER = {"mpnet.pooler.dense.*": "of the pooled output, which this architecture does not read"}
+_LAYER = "mpnet.encoder.layer.{i}."
+
+NAMES = (
+    Row("frontend.table", "mpnet.embeddings.word_embeddings.weight"),
+    Row("frontend.positions.table", "mpnet.embeddings.position_embeddings.weight"),
+    Row("frontend.norm.*", "mpnet.embeddings.LayerNorm.*"),
+    Row("blocks.{i}.branches.0.body.relative.table", "mpnet.encoder.relative_attention_bias.weight"),
+    Row("blocks.{i}.branches.0.body.qkv.*", tuple(f"{_LAYER}attention.attn.{part}.*" for part in "qkv"), QKV),
+    Row("blocks.{i}.branches.0.body.output.*", f"{_LAYER}attention.attn.o.*"),
+    Row("blocks.{i}.branches.0.norm.*", f"{_LAYER}attention.LayerNorm.*"),
+    Row("blocks.{i}.branches.1.body.up.*", f"{_LAYER}intermediate.dense.*"),
+    Row("blocks.{i}.branches.1.body.down.*", f"{_LAYER}output.dense.*"),
+    Row("blocks.{i}.branches.1.norm.*", f"{_LAYER}output.LayerNorm.*"),
+)
+
+
+def spec(config: Config, head: Head) -> Model:
+    """As BERT's, with what is added to the scores and without token types. Of the table of distances only 32 rows are ever read."""
+    config.fixed("relative_attention_num_buckets", 32, "how distances are told apart")
+    found = bert.body(config, head, reserved=RESERVED, types=0)
+    return found.changed(blocks=tuple(_with(block, DISTANCES) for block in found.blocks))
+
+
+def _with(block: Block, distances: T5Buckets) -> Block:
+    attention, *others = block.branches
+    return block.changed(branches=(attention.changed(relative=distances), *others))
+
+
+def config(spec: Model) -> dict[str, Any] | None:
+    """The keys of ``spec`` where it is one of MPNet's shape; ``spec`` of them is the judge."""
+    block = spec.layers[0] if spec.layers else None
+    match block, spec.frontend:
+        case (
+            Block(branches=(Attention() as attention, FeedForward()), norm=LayerNorm(), order="post"),
+            Text(positions=Learned(), types=0),
+        ) if attention.relative == DISTANCES:
+            found = bert.keys(spec)
+        case _:
+            return None
+    return found and {**found, "relative_attention_num_buckets": 32}
+
+
+MPNET = Family(
+    name="MPNet",
+    model_types=("mpnet",),
+    architectures={
+        "MPNetForMaskedLM": masked(
+            roberta.MASKED_NAMES, activation="gelu", ignored={**POOLER, "lm_head.decoder.bias": "the same as lm_head.bias"}
+        ),
+        "MPNetModel": heads.body("mpnet.embeddings.word_embeddings.weight", ignored=POOLER),
+        "MPNetForSequenceClassification": classification(hidden="classifier.dense", output="classifier.out_proj", ignored=POOLER),
+        "MPNetForTokenClassification": tagging("classifier", ignored=POOLER),
+        "MPNetForQuestionAnswering": answering("qa_outputs", ignored=POOLER),
+    },
+    spec=spec,
+    config=config,
+    names=NAMES,
+    prefix="mpnet.",
+    ignored={"mpnet.embeddings.position_ids": "the numbers 0, 1, 2, …"},
+    ignored_config=bert.IGNORED_CONFIG,
+)
