@@ -31,6 +31,8 @@ def find_recipe(
     out: str | Path | None = None,
     resume: bool = True,
     task: str | None = None,
+    start: str | Path | None = None,
+    adapt: str | None = None,
     **data: Any,
 ) -> tuple[Recipe, Path]:
     """The recipe that ``source`` stands for, changed by dotted ``overrides``, and the folder of its run.
@@ -41,10 +43,14 @@ def find_recipe(
 
     With a ``task``, such as "classification", ``source`` is a table of examples: a file, two texts "a.txt | b.txt", or a known set's name. A
     recipe is made that learns the task from it; ``data`` are fields of ``qkv.spec.data.Data``: columns, validation, test, bad_rows, format.
+    ``start`` is a run or a published checkpoint whose model is changed for the task, as ``adapt`` says ("whole", "head", "lora(8)").
     Raises ``UserError``.
     """
     if task is not None:
-        return _recipe_of_table(task, {"source": str(source), **data}, overrides, quick, out, resume)
+        begun = None if start is None else str(start)
+        return _recipe_of_table(task, {"source": str(source), **data}, overrides, quick, out, resume, begun, adapt)
+    if start is not None or adapt is not None:
+        raise UserError("'start' and 'adapt' go with a table of examples and its task; a recipe says them itself: start, training.adapt")
     if data:
         raise UserError(f"{next(iter(data))!r} says how a table of examples is read; name the task too, such as task='classification'")
     path, folder = Path(source), Path(out) if out is not None else None
@@ -66,7 +72,14 @@ def _folder(name: str, quick: bool) -> Path:
 
 
 def _recipe_of_table(
-    task: str, data: dict[str, Any], overrides: Iterable[str], quick: bool, out: str | Path | None, resume: bool
+    task: str,
+    data: dict[str, Any],
+    overrides: Iterable[str],
+    quick: bool,
+    out: str | Path | None,
+    resume: bool,
+    start: str | None,
+    adapt: str | None,
 ) -> tuple[Recipe, Path]:
     from qkv.training.automatic_task import automatic_task, name_of
 
@@ -74,11 +87,13 @@ def _recipe_of_table(
     if resume and (folder / "spec.yaml").is_file():
         # Chosen anew it could differ; what is said of the data must be what was said then, which is checked when training goes on.
         known = read_recipe(folder)
-        if (known.data.source, known.task.kind) == (data["source"], task):
-            return override(known.changed(data=known.data.changed(**data)), overrides), folder
-        there = f"the task {known.task.kind!r} on {known.data.source!r}"
-        raise UserError(f"{folder} holds a run of {there}, not of {task!r} on {data['source']!r}; name another folder")
-    return automatic_task(task, data, overrides, quick), folder
+        if (known.data.source, known.task.kind, known.start) == (data["source"], task, start):
+            changes = [*([f"training.adapt={adapt}"] if adapt else []), *overrides]
+            return override(known.changed(data=known.data.changed(**data)), changes), folder
+        there = f"the task {known.task.kind!r} on {known.data.source!r}" + (f" from {known.start!r}" if known.start else "")
+        here = f"{task!r} on {data['source']!r}" + (f" from {start!r}" if start else "")
+        raise UserError(f"{folder} holds a run of {there}, not of {here}; name another folder")
+    return automatic_task(task, data, overrides, quick, start=start, adapt=adapt), folder
 
 
 def _recipe_of_text(source: str, overrides: Iterable[str], quick: bool, folder: Path | None) -> Recipe:
@@ -105,23 +120,26 @@ def train(
     resume: bool = True,
     on_event: OnEvent | None = None,
     task: str | None = None,
+    start: str | Path | None = None,
+    adapt: str | None = None,
     **data: Any,
 ) -> Run:
     """Train, or go on with the run that is in the folder ``out``; the run with its best weights.
 
     ``recipe`` is a ``Recipe`` or what ``find_recipe`` takes; ``out`` is by default ``runs/`` and the recipe's name. A table of examples is
-    learned from as ``task`` says: ``train("mine.csv", task="classification", columns={"text": "review", "label": "stars"})``. See
+    learned from as ``task`` says: ``train("mine.csv", task="classification", columns={"text": "review", "label": "stars"})``; with
+    ``start="bert-base-uncased"``, or a run, by changing what is there, as ``adapt`` says: "whole", "head", "last(2)", "lora(8)". See
     ``qkv.training.loop.train`` for resuming, signals, events and what is raised.
     """
     from qkv.training.loop import train as run_training
 
     if isinstance(recipe, Recipe):
-        if task is not None or data:
-            raise UserError("a recipe says itself what is learned from which data; leave 'task' and what is said of the data out")
+        if task is not None or start is not None or adapt is not None or data:
+            raise UserError("a recipe says itself what is learned from which data and what it starts from; leave all that out")
         recipe = override(recipe, [*(quick_form(recipe.quick) if quick else ()), *overrides])
         folder = Path(out) if out is not None else _folder(recipe.name or "unnamed", quick)
     else:
-        recipe, folder = find_recipe(recipe, overrides, quick, out, resume, task, **data)
+        recipe, folder = find_recipe(recipe, overrides, quick, out, resume, task, start, adapt, **data)
     return run_training(recipe, folder, resume, on_event)
 
 

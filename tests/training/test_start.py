@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from tests.training.kill_storm import ignore
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import BertConfig, BertForPreTraining, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 import qkv
+from qkv.interop.save import save_published
+from qkv.models.build import build
 from qkv.spec.errors import UserError
 from qkv.training.events import Event, Notice
 from qkv.training.loop import train
@@ -111,4 +116,109 @@ def test_a_folder_without_a_run_is_refused(pretrained: Run, tmp_path: Path) -> N
 def test_another_tokenizer_is_refused(pretrained: Run, tmp_path: Path) -> None:
     recipe = qkv.override(classifier(tmp_path, pretrained.folder), ["data.tokenizer=words"])
     with pytest.raises(UserError, match=r"data\.tokenizer: 'words' would give other ids"):
+        train(recipe, tmp_path / "run", on_event=ignore)
+
+
+def published_bert(folder: Path, words: tuple[str, ...] = ("good", "bad", "the", "film", "day"), positions: int = 32) -> Path:
+    """A random BERT that hides words, as its makers would publish it, with a pooler that its own head does not read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    (folder / "vocab.txt").write_text("\n".join(names) + "\n")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    config = BertConfig(vocab_size=len(names), max_position_embeddings=positions, **sizes)
+    BertForPreTraining(config).save_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": true}')
+    return folder
+
+
+def published_gpt2(folder: Path) -> Path:
+    """A random GPT-2 whose tokenizer has no mark for classes."""
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "the": 1, "good": 2, "bad": 3, "day": 4}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    folder.mkdir(parents=True, exist_ok=True)
+    words.save(str(folder / "tokenizer.json"))
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 24}
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(vocab_size=5, bos_token_id=None, eos_token_id=None, **sizes)).save_pretrained(folder)
+    return folder
+
+
+def alone(table: Path, start: Path, **more: object) -> qkv.Recipe:
+    """A classifier whose recipe says nothing of the model."""
+    table.write_text("text\tlabel\n" + "".join(f"the {word} day\t{word}\n" for word in ("good", "bad") * 20))
+    return qkv.Recipe.parse(
+        {"data": str(table), "task": "classification", "start": str(start), "training": {**TRAINING, "steps": 1}, **more}
+    )
+
+
+def test_a_published_checkpoint_is_a_start_that_describes_the_model(tmp_path: Path) -> None:
+    start = published_bert(tmp_path / "bert")
+    run, said = begun(alone(tmp_path / "rows.tsv", start), tmp_path / "run")
+    theirs = BertForPreTraining.from_pretrained(start)
+    mine = run.model.state_dict()
+    assert (run.recipe.model.width, len(run.recipe.model.layers), run.recipe.model.context_length) == (16, 2, 32)
+    torch.testing.assert_close(mine["frontend.table"], theirs.bert.embeddings.word_embeddings.weight, rtol=0, atol=1e-20)
+    layer = theirs.bert.encoder.layer[1]
+    torch.testing.assert_close(mine["blocks.1.branches.1.body.up.weight"], layer.intermediate.dense.weight, rtol=0, atol=1e-20)
+    torch.testing.assert_close(mine["head.hidden.weight"], theirs.bert.pooler.dense.weight, rtol=0, atol=1e-20)
+    assert mine["head.output.weight"].shape == (2, 16)
+    assert any("its head begins at random, but for head.hidden.bias, head.hidden.weight" in sentence for sentence in said)
+    assert run.tokenizer.specials["cls"] == 2
+
+
+def test_what_began_with_a_published_checkpoint_is_handed_back_and_goes_on(tmp_path: Path) -> None:
+    start = published_bert(tmp_path / "bert")
+    recipe = alone(tmp_path / "rows.tsv", start)
+    run = train(recipe, tmp_path / "run", on_event=ignore)
+    shutil.rmtree(start)
+    longer = train(qkv.override(recipe, ["training.steps=2"]), tmp_path / "run", on_event=ignore)
+    assert [row["step"] for row in longer.metrics if "loss" in row] == [1, 2]
+    save_published(run.model, tmp_path / "back", run.tokenizer, run.vocabulary.labels)
+    theirs = BertForSequenceClassification.from_pretrained(tmp_path / "back").eval()
+    ids = torch.tensor([[2, 7, 5, 9, 3]])
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(ids).logits, run.model(ids)[0], rtol=1e-4, atol=1e-5)
+    assert theirs.config.id2label == {0: "bad", 1: "good"}
+
+
+def test_rows_of_added_tokens_are_drawn_as_the_initialisation_does(tmp_path: Path) -> None:
+    start = published_gpt2(tmp_path / "gpt2")
+    run, said = begun(alone(tmp_path / "rows.tsv", start), tmp_path / "run")
+    table, theirs = run.model.frontend.table, GPT2LMHeadModel.from_pretrained(start).transformer.wte.weight
+    assert table.shape == (6, 16)
+    torch.testing.assert_close(table[:5], theirs, rtol=0, atol=1e-20)
+    drawn = build(run.recipe.model, run.recipe.training.seed).frontend.table
+    torch.testing.assert_close(table[5], drawn[5], rtol=0, atol=1e-20)
+    assert 0.2 * run.recipe.model.init_std < table[5].std() < 5 * run.recipe.model.init_std
+    assert any(sentence.startswith("1 rows of frontend.table belong to tokens that were added") for sentence in said)
+    assert run.recipe.model.head.to_dict()["pooling"] == "last"
+
+
+def test_a_run_is_a_start_that_describes_the_model_and_an_own_word_counts(pretrained: Run, tmp_path: Path) -> None:
+    model = {"context_length": 12, "head": "classification(pooling=max)"}
+    run, _ = begun(alone(tmp_path / "rows.tsv", pretrained.folder, model=model), tmp_path / "run")
+    assert run.recipe.model.blocks == pretrained.recipe.model.blocks
+    assert (run.recipe.model.width, run.recipe.model.context_length) == (16, 12)
+    assert run.recipe.model.head.to_dict()["pooling"] == "max"
+    theirs = pretrained.model.state_dict()["frontend.positions.table"]
+    torch.testing.assert_close(run.model.state_dict()["frontend.positions.table"], theirs[:12], rtol=0, atol=1e-20)
+
+
+def test_a_run_with_adapters_is_a_start_as_what_it_amounts_to(pretrained: Run, tmp_path: Path) -> None:
+    training = {**TRAINING, "adapt": "lora(2)", "optimizer": "adamw(lr=0.1)"}
+    first = train(alone(tmp_path / "rows.tsv", pretrained.folder, training=training), tmp_path / "first", on_event=ignore)
+    second, said = begun(alone(tmp_path / "rows.tsv", tmp_path / "first"), tmp_path / "second")
+    name = "blocks.0.branches.0.body.qkv.weight"
+    assert not torch.equal(first.model.state_dict()[name], pretrained.model.state_dict()[name])
+    for name, tensor in first.model.state_dict().items():
+        torch.testing.assert_close(second.model.state_dict()[name], tensor, rtol=0, atol=1e-20)
+    assert not any("at random" in sentence for sentence in said)
+
+
+def test_a_task_that_the_start_cannot_do_is_refused(tmp_path: Path) -> None:
+    start = published_bert(tmp_path / "bert")
+    (tmp_path / "text.txt").write_text("the good day " * 99)
+    recipe = qkv.Recipe.parse({"data": str(tmp_path / "text.txt"), "start": str(start), "training": TRAINING})
+    with pytest.raises(UserError, match="this branch sees later positions"):
         train(recipe, tmp_path / "run", on_event=ignore)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.cli.verbs import VERBS, refuse_without_verb, table_of
+from qkv.cli.verbs import FINETUNE, VERBS, refuse_without_verb, table_of
 from qkv.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,8 +25,10 @@ qkv train translate --source a.txt --target b.txt
 qkv train summarize --data mine.jsonl --text article --summary abstract
 qkv train tag --data mine.conll
 qkv train answer --data squad.json
+qkv train finetune --from bert-base-uncased --data mine.csv
+qkv train classify --from runs/pretrained --data mine.csv --adapt "lora(16)"
 """
-_FIRST = "A recipe, a run folder, a text file, a known data set's name; or classify, regress, tag, answer, translate, summarize."
+_FIRST = "A recipe, a run folder, a text file, a known data set's name; or classify, regress, tag, answer, translate, summarize, finetune."
 
 
 def train_command(
@@ -53,16 +55,24 @@ def train_command(
     question: Annotated[str | None, typer.Option(metavar="COLUMN", help="answer: the question.")] = None,
     context: Annotated[str | None, typer.Option(metavar="COLUMN", help="answer: the text that holds the answer.")] = None,
     answers: Annotated[str | None, typer.Option(metavar="COLUMN", help="answer: the answers.")] = None,
+    start: Annotated[
+        str | None, typer.Option("--from", metavar="RUN|FOLDER|NAME", help="Verbs: the run or published checkpoint that is changed.")
+    ] = None,
+    adapt: Annotated[
+        str | None, typer.Option(metavar="whole|head|last|lora", help="Verbs: what of it learns; 'lora(16)' gives a rank. Default: whole.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(metavar="VERB", help="finetune: what is learned; default: told by the data.")] = None,
 ) -> None:
     """Train a model. A run that is already in the folder goes on from where it stopped.
 
     Of a text file alone, tokenizer, size and length of training are chosen to fit the text and this machine. So they are of a table of
     examples after a verb: classify, regress, tag, answer, translate or summarize; columns that are not named are guessed, and said.
+    With --from a verb changes a model that is there; finetune is any of these verbs, told by the data.
     """
     given = {name: found for name, found in locals().items() if name in _OF_TABLES}
     changes = [*(overrides or []), *(["training.tensorboard=true"] if tensorboard else [])]
     table: dict[str, Any] = {"source": recipe}
-    if recipe in VERBS:
+    if recipe in VERBS or recipe == FINETUNE:
         changes = _assignments(recipe, changes)
         table = table_of(recipe, given)
     else:
@@ -72,10 +82,19 @@ def train_command(
     chosen, folder = find_recipe(overrides=changes, quick=quick, out=out, resume=not fresh, **table)
     if fresh:
         _set_aside(folder)
-    run_and_tell(chosen, folder, chosen.description if recipe in VERBS or is_text(recipe) else "")
+    run_and_tell(chosen, folder, chosen.description if recipe in (*VERBS, FINETUNE) or is_text(recipe) else "")
 
 
-_OF_TABLES = ("data", "validation", "test", "bad_rows", *dict.fromkeys(name for verb in VERBS.values() for name in verb.columns))
+_OF_TABLES = (
+    "data",
+    "validation",
+    "test",
+    "bad_rows",
+    "start",
+    "adapt",
+    "task",
+    *dict.fromkeys(name for verb in VERBS.values() for name in verb.columns),
+)
 
 
 def _assignments(verb: str, changes: list[str]) -> list[str]:

@@ -24,6 +24,8 @@ VERBS = {
     "translate": Verb("translation", {"source": "source", "target": "target"}),
     "summarize": Verb("summarization", {"text": "source", "summary": "target"}),
 }
+FINETUNE = "finetune"
+"""The verb whose task the data tells; it changes a model that is there."""
 TEXTS = ("source", "target")
 """Of ``translate``: two files where there is no ``--data``, else two columns of it."""
 
@@ -31,6 +33,12 @@ TEXTS = ("source", "target")
 def table_of(verb: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """What the options of ``qkv train VERB`` say of the data: arguments of ``find_recipe``. Raises ``UserError``."""
     given = {name: value for name, value in options.items() if value is not None}
+    begun = {name: given.pop(name) for name in ("start", "adapt") if name in given}
+    if verb == FINETUNE:
+        verb = _told(given, begun)
+    elif "task" in given:
+        raise UserError(f"--task goes with 'qkv train finetune'; {verb!r} says itself what is learned")
+    given.pop("task", None)
     task, columns = VERBS[verb]
     named = {name: given.pop(name) for name in list(given) if name not in ("data", "validation", "test", "bad_rows")}
     for name in named:
@@ -46,7 +54,29 @@ def table_of(verb: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("bad_rows") not in (None, "skip", "refuse"):
         raise UserError(f"--bad-rows: {given['bad_rows']!r} given; {nearest(str(given['bad_rows']), ('skip', 'refuse'))}")
     chosen = {columns[name]: column for name, column in named.items()}
-    return {"source": source, "task": task, **given, **({"columns": chosen} if chosen else {})}
+    return {"source": source, "task": task, **given, **begun, **({"columns": chosen} if chosen else {})}
+
+
+def _told(given: Mapping[str, Any], begun: Mapping[str, Any]) -> str:
+    """The verb that 'finetune' stands for: that of --task, else what the data is for. Raises ``UserError``."""
+    if "start" not in begun:
+        raise UserError("'qkv train finetune' changes a model that is there: name a run or a published checkpoint with --from")
+    if "task" in given:
+        kinds = {**{verb: verb for verb in VERBS}, **{found.task: verb for verb, found in VERBS.items()}}
+        if given["task"] not in kinds:
+            raise UserError(f"--task: {given['task']!r} given; {nearest(str(given['task']), VERBS)}")
+        return kinds[given["task"]]
+    options = {name for name in given if name not in ("data", "validation", "test", "bad_rows")}
+    if options:
+        fitting = [verb for verb, found in VERBS.items() if options <= set(found.columns)]
+        if len(fitting) == 1:
+            return fitting[0]
+    if "data" not in given:
+        raise UserError("'qkv train finetune' needs the data that it learns from: --data FILE")
+    from qkv.training.finetune import guess_task
+
+    task = guess_task({"source": given["data"]})
+    return next(verb for verb, found in VERBS.items() if found.task == task)
 
 
 def _two_texts(named: dict[str, Any]) -> str:
@@ -64,6 +94,7 @@ def refuse_without_verb(recipe: str, options: Mapping[str, Any]) -> None:
     """Raise ``UserError`` if something is said of a table although no verb says what is learned from it."""
     given = next((name for name, value in options.items() if value is not None), None)
     if given:
+        given = "from" if given == "start" else given
         raise UserError(
             f"--{given.replace('_', '-')} goes with a verb in the place of {recipe!r}: {', '.join(VERBS)}; "
             "as in: qkv train classify --data mine.csv"

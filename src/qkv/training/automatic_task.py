@@ -29,6 +29,7 @@ from qkv.spec.tokenizers import BPE, Tokenizer, WordPiece
 from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
 from qkv.tasks.registry import build_task
 from qkv.training.automatic import MINUTES, this_machine
+from qkv.training.finetune import finetuned
 
 _SHARE = 0.75
 """Of the time for training alone; the rest is for validations and the exam."""
@@ -89,12 +90,19 @@ def task_of(kind: str) -> TaskSpec:
 
 
 def automatic_task(
-    kind: str, data: Mapping[str, Any], overrides: Iterable[str] = (), quick: bool = False, machine: Machine | None = None
+    kind: str,
+    data: Mapping[str, Any],
+    overrides: Iterable[str] = (),
+    quick: bool = False,
+    machine: Machine | None = None,
+    start: str | None = None,
+    adapt: str | None = None,
 ) -> Recipe:
     """A recipe that learns the task ``kind`` from the table that ``data`` names (fields of ``qkv.spec.data.Data``), in about ``MINUTES``.
 
     A small Transformer: an encoder under the task's head, or an encoder–decoder where a text is written. Vocabulary, width and length
     grow with the data; it is read at most ``_EPOCHS`` times, and training stops where the validation loss no longer falls.
+    With ``start``, a run or a published checkpoint, its model is changed instead, as ``adapt`` says ("whole", "head", "lora(8)").
     Raises ``UserError`` for a table that cannot be used.
     """
     task, plan = task_of(kind), _PLANS[kind]
@@ -118,6 +126,10 @@ def automatic_task(
         sample=Generation(max_new_tokens=model.context_length - 1, temperature=0.0 if plan.writes else 1.0),
         quick={"training.steps": max(1, training.steps // 10), "training.validation.every": max(1, training.steps // 40)},
     )
+    if start is not None:
+        recipe = finetuned(recipe, start, adapt, sizes.examples, machine)
+    elif adapt is not None:
+        recipe = override(recipe, [f"training.adapt={adapt}"])
     return override(recipe, [*(quick_form(recipe.quick) if quick else ()), *overrides])
 
 

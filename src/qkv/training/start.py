@@ -9,7 +9,9 @@ of another kind begins at random.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor
 from qkv.data.vocabulary import TARGET_FILE
 from qkv.interop.load import described, find_folder, load_published
 from qkv.interop.places import CONFIG, is_published, may_be_name
+from qkv.interop.task_heads import head_tensors, task_heads
 from qkv.layers.lora import folded
 from qkv.models.transformer import Transformer
 from qkv.spec.adapt import LoRA
@@ -46,6 +49,8 @@ class Start(NamedTuple):
     model: Model | None
     tokenizer: TokenizerSpec
     target_tokenizer: TokenizerSpec | None
+    heads: Mapping[str, Head] = MappingProxyType({})
+    """By kind, those that a published family has."""
 
 
 def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
@@ -60,7 +65,7 @@ def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
     else:
         start = find_start(recipe.start)
     recipe = _with_tokenizers(recipe, start.tokenizer, start.target_tokenizer)
-    return recipe if start.model is None else recipe.changed(model=_described(recipe, start.model))
+    return recipe if start.model is None else recipe.changed(model=_described(recipe, start.model, start.heads))
 
 
 def find_start(source: str) -> Start:
@@ -72,7 +77,7 @@ def find_start(source: str) -> Start:
         return Start(model, TokenizerFile(path=str(folder / FILE_NAME)), target)
     if is_published(folder) or (not folder.exists() and may_be_name(source)):
         folder = find_folder(source)
-        return Start(described(folder)[0].spec, TokenizerFile(path=str(folder)), None)
+        return Start(described(folder)[0].spec, TokenizerFile(path=str(folder)), None, task_heads(folder))
     raise UserError(f"start: {source!r} holds no {_WEIGHTS}, so it is no trained run, and no {CONFIG} of a published checkpoint")
 
 
@@ -90,7 +95,7 @@ def _with_tokenizers(recipe: Recipe, tokenizer: TokenizerSpec, target: Tokenizer
     return recipe.changed(data=recipe.data.changed(tokenizer=tokenizer, target_tokenizer=target))
 
 
-def _described(recipe: Recipe, start: Model) -> Model:
+def _described(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Model:
     """The start's model with whatever the recipe says otherwise than the defaults do."""
     default = Model()
     fields = [name for name in Model.model_fields if name != "head"]
@@ -98,7 +103,7 @@ def _described(recipe: Recipe, start: Model) -> Model:
     inherited: dict[str, Any] = {"frontend": _open(start.frontend)}
     if start.encoder:
         inherited["encoder"] = start.encoder.changed(frontend=_open(start.encoder.frontend))
-    return start.changed(**{**inherited, **given, "head": _head(recipe, start)})
+    return start.changed(**{**inherited, **given, "head": _head(recipe, start, heads)})
 
 
 def _open(frontend: Any) -> Any:
@@ -106,13 +111,14 @@ def _open(frontend: Any) -> Any:
     return frontend.changed(vocab_size=None, vectors=None) if isinstance(frontend, Text) else frontend
 
 
-def _head(recipe: Recipe, start: Model) -> Head:
-    """The recipe's own head; where there is none, that of the start if it is of the task's kind, else a new one."""
+def _head(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Head:
+    """The recipe's own head; where there is none, that of the start if it is of the task's kind, that of its family, or a new one."""
     own, kind = recipe.model.head, recipe.task.head
     if own != LanguageModelHead():
         return own
-    if start.head.kind == kind:
-        return start.head.changed(num_classes=None) if "num_classes" in type(start.head).model_fields else start.head
+    known = start.head if start.head.kind == kind else heads.get(kind)
+    if known is not None:
+        return known.changed(num_classes=None) if "num_classes" in type(known).model_fields else known
     part = Head.kinds()[kind]
     # The last position of a model that decodes is the only one that has seen all.
     return part.parse({"pooling": "last" if start.causal else "mean"} if "pooling" in part.model_fields else {})
@@ -130,8 +136,21 @@ def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
     fits = all(name in tensors and _fits(name, own[name], tensors[name], model) for name in head)
     for name in sorted(stack | head if fits else stack):
         _take(own[name], tensors[name], name, recipe.start, name in head)
-    rest = "" if fits else "; its head begins at random"
+    some = set() if fits else _part_of_head(own, recipe.start, model)
+    rest = "" if fits else f"; its head begins at random{', but for ' * bool(some)}{', '.join(sorted(some))}"
     return [f"the model starts with the weights of {recipe.start!r}{rest}", *_new_rows(own, tensors)]
+
+
+@torch.no_grad()
+def _part_of_head(own: dict[str, Tensor], source: str, model: Transformer) -> set[str]:
+    """Take what the files of a published checkpoint hold of the head although they were saved with another, such as a pooler; its names."""
+    if _is_run(Path(source).expanduser()):
+        return set()
+    found = head_tensors(find_folder(source), model.spec)
+    for name, tensor in found.items():
+        if name in own:
+            own[name].copy_(tensor)
+    return found.keys() & own.keys()
 
 
 def _tensors(source: str) -> dict[str, Tensor]:

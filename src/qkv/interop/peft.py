@@ -1,0 +1,147 @@
+"""Adapters as the PEFT library writes them: adapter_config.json and adapter_model.safetensors.
+
+A map W of the model's is that of a published family where there is one; else it keeps its name here. PEFT names the two matrices of a map
+``base_model.model.<path>.lora_A.weight`` (R, I) and ``….lora_B.weight`` (O, R). Where a family holds one of our maps as several, q, k and v,
+each of them has the same A and its own rows of B. What learned as a whole beside the adapter, such as a head, stands under its name and in
+``modules_to_save``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from qkv.interop.family import Match, matches
+from qkv.interop.save import covering
+from qkv.interop.ways import PLAIN, Cut, Transposed
+from qkv.layers.lora import LowRank, adapters
+from qkv.models.adapt import adapt
+from qkv.models.transformer import Transformer
+from qkv.spec.adapt import LoRA
+from qkv.spec.errors import UserError
+from qkv.spec.training import Training
+from qkv.tokenizers.files import write_whole
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_TASKS = {"classification": "SEQ_CLS", "regression": "SEQ_CLS", "tokens": "TOKEN_CLS", "spans": "QUESTION_ANS"}
+
+
+class Adapter(NamedTuple):
+    """What PEFT's two files hold."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def save_adapter(model: Transformer, training: Training, folder: str | Path, base: str | None = None) -> Adapter:
+    """Write the adapters of ``model`` in PEFT's form; what was written. ``base``: the name or folder of the model that was adapted.
+
+    Raises ``UserError`` for a model without adapters, for maps that a family keeps in another way than by rows, and for a folder that cannot
+    be written.
+    """
+    found, folder = adapter(model, training, base), Path(folder).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / f".{WEIGHTS}.partial"
+        save_file({name: tensor.contiguous().cpu() for name, tensor in found.tensors.items()}, partial, {"format": "pt"})
+        partial.replace(folder / WEIGHTS)
+        write_whole(folder / CONFIG, (json.dumps(found.config, indent=2) + "\n").encode())
+    except OSError as error:
+        raise UserError(f"the folder {folder} cannot be written: {error.strerror or error}") from None
+    return found
+
+
+def adapter(model: Transformer, training: Training, base: str | None = None) -> Adapter:
+    """The adapters of ``model``, trained as ``training`` says, as PEFT's files hold them. Raises ``UserError``."""
+    maps, part = adapters(model), training.adapt
+    if not maps or not isinstance(part, LoRA):
+        raise UserError(f"there is no adapter to write: the weights were trained with training.adapt={part.kind}, not lora")
+    names = _names(model)
+    tensors: dict[str, Tensor] = {}
+    paths: list[str] = []
+    for path, module in maps.items():
+        found = _of_map(module, names[f"{path}.weight"])
+        paths += found
+        tensors |= {f"{_PREFIX}{name}.{leaf}.weight": tensor for name, pair in found.items() for leaf, tensor in pair.items()}
+    whole = _learned_whole(model, training, names)
+    tensors |= {f"{_PREFIX}{name}": tensor for name, tensor in whole.items()}
+    everything = {_owner(theirs) for match in names.values() for theirs in match.theirs}
+    transposed = any(isinstance(names[f"{path}.weight"].way, Transposed) for path in maps)
+    return Adapter(_config(model, part, base, _targets(paths, everything), sorted({_owner(name) for name in whole}), transposed), tensors)
+
+
+def _names(model: Transformer) -> dict[str, Match]:
+    """How a family, or where there is none qkv, names each tensor."""
+    plain = {name: name for name in model.state_dict() if not name.endswith((".lora_a", ".lora_b"))}
+    found = covering(model.spec)
+    if found is None:
+        return {name: Match(name, (name,), PLAIN, Cut((), 1)) for name in plain}
+    with torch.device("meta"):
+        bare = Transformer(model.spec)
+    return {match.ours: match for match in matches(bare, found.family.written(found.architecture))}
+
+
+def _of_map(module: LowRank, match: Match) -> dict[str, dict[str, Tensor]]:
+    """For each of a family's maps its two matrices. Raises ``UserError`` where they cannot be told apart by rows."""
+    a, b = module.lora_a.detach(), module.lora_b.detach()
+    parts = (b,) if isinstance(match.way, Transposed) else match.way.outward(b, match.cut)
+    changes = match.way.outward(b.float() @ a.float(), match.cut)
+    for some, change in zip(parts, changes, strict=True):
+        product = some.float() @ a.float()
+        product = product.t() if isinstance(match.way, Transposed) else product
+        if product.shape != change.shape or not torch.allclose(product, change, rtol=1e-4, atol=1e-6):
+            raise UserError(f"{match.theirs[0]} holds the numbers of a map in another order than by rows, which no low-rank pair can say")
+    return {_owner(name): {"lora_A": a.clone(), "lora_B": some.clone()} for name, some in zip(match.theirs, parts, strict=True)}
+
+
+def _learned_whole(model: Transformer, training: Training, names: Mapping[str, Match]) -> dict[str, Tensor]:
+    """What learned beside the adapters, by the family's names."""
+    with torch.device("meta"):
+        learner = Transformer(model.spec)
+    adapt(learner, training)
+    learned = [name for name, p in learner.named_parameters() if p.requires_grad and name in names]
+    tensors, found = model.state_dict(), dict[str, Tensor]()
+    for match in (names[name] for name in learned):
+        found.update(zip(match.theirs, match.way.outward(tensors[match.ours], match.cut), strict=True))
+    return {name: tensor.clone() for name, tensor in found.items()}
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _targets(paths: Iterable[str], everything: Iterable[str]) -> list[str]:
+    """What the paths end in, if nothing else ends so; else the paths themselves. PEFT adapts every map whose path ends in a target."""
+    paths = set(paths)
+    ends: set[str] = set()
+    for path in paths:
+        names = path.split(".")
+        tails = [".".join(names[-count:]) for count in range(1, len(names) + 1)]
+        ends.add(next(tail for tail in tails if all(p in paths for p in everything if p == tail or p.endswith(f".{tail}"))))
+    return sorted(ends)
+
+
+def _config(model: Transformer, part: LoRA, base: str | None, targets: list[str], whole: list[str], transposed: bool) -> dict[str, Any]:
+    writes = "SEQ_2_SEQ_LM" if model.spec.encoder else "CAUSAL_LM" if model.spec.causal else None
+    return {
+        "peft_type": "LORA",
+        "task_type": _TASKS.get(model.spec.head.kind, writes),
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": part.rank,
+        "lora_alpha": part.alpha,
+        "lora_dropout": part.dropout,
+        "use_rslora": part.use_rslora,
+        "target_modules": targets,
+        "modules_to_save": whole or None,
+        "fan_in_fan_out": transposed,
+        "bias": "none",
+        "init_lora_weights": True,
+    }

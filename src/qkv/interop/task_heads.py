@@ -1,0 +1,59 @@
+"""Heads that a published family has for other tasks than the one a folder was saved with, and what of them is in its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from qkv.interop.config import Config
+from qkv.interop.family import choose, matches, named_as_now, without_prefix
+from qkv.interop.folder import read_json, stored_tensors
+from qkv.interop.places import CONFIG
+from qkv.interop.registry import FAMILIES
+from qkv.interop.save import covering
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError
+from qkv.spec.heads import Head
+from qkv.spec.model import Model
+
+_OF_LABELS = ("id2label", "label2id", "num_labels", "problem_type")
+
+
+def task_heads(folder: Path) -> dict[str, Head]:
+    """The heads by kind that the family of the checkpoint in ``folder`` has, each with as many classes as it may be."""
+    values = {key: value for key, value in read_json(folder / CONFIG).items() if key not in _OF_LABELS}
+    family, _ = choose(FAMILIES, Config(values, str(folder / CONFIG)))
+    found: dict[str, Head] = {}
+    for architecture in family.architectures.values():
+        for labels in (2, 1):  # one label is a number
+            try:
+                head = architecture.head(Config({**values, "num_labels": labels}, str(folder / CONFIG)))
+            except UserError:
+                continue
+            found.setdefault(head.kind, head)
+    return found
+
+
+def head_tensors(folder: Path, spec: Model) -> dict[str, Tensor]:
+    """What the files in ``folder`` hold of the head of ``spec`` whatever head they were saved with, such as a pooler, in fp32."""
+    values = read_json(folder / CONFIG)
+    family, _ = choose(FAMILIES, Config(values, str(folder / CONFIG)))
+    cover = covering(spec, family.name)
+    if cover is None or cover.family is not family:
+        return {}
+    stored = named_as_now(family, stored_tensors(folder))
+    with torch.device("meta"):
+        bare = Transformer(spec)
+    shapes = {name: tensor.shape for name, tensor in bare.state_dict().items() if name.startswith("head.")}
+    rows = family.rows(cover.architecture)
+    if not any(name.startswith(family.prefix) for name in stored):
+        rows = without_prefix(family, rows)
+    found: dict[str, Tensor] = {}
+    for match in matches(bare, rows):
+        if match.ours in shapes and all(name in stored for name in match.theirs):
+            tensor = match.way.inward([stored[name].read().float() for name in match.theirs], match.cut)
+            if tensor.shape == shapes[match.ours]:
+                found[match.ours] = tensor
+    return found

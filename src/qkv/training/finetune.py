@@ -1,0 +1,145 @@
+"""A recipe that learns a task from a table by changing a model that is already there: its rate, its length, and which task a table is for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from qkv.data.records.formats import table_of
+from qkv.data.records.model import Records, Role
+from qkv.data.records.named import TABLES, named_tables
+from qkv.data.records.open import open_records
+from qkv.data.records.profile import plain
+from qkv.inspection.cost import cost
+from qkv.inspection.machine import Machine
+from qkv.spec.adapt import Adapt
+from qkv.spec.data import Data
+from qkv.spec.errors import UserError
+from qkv.spec.heads import LanguageModelHead
+from qkv.spec.model import Model, Text
+from qkv.spec.recipe import Recipe
+from qkv.spec.tasks import Task
+from qkv.spec.training import AdamW, Linear, Training
+from qkv.tasks.registry import build_task
+from qkv.training.start import with_start
+
+_RATE = (5e-5, 768)
+"""The rate at which all weights of a model of this width are changed (Devlin et al. 2019); narrower ones take more."""
+_FASTER = {"head": 20.0, "lora": 5.0, "last": 2.0}
+"""Times that rate, where fewer weights learn."""
+_MOST = 5e-3
+_EPOCHS = 10
+"""The most often that an example is seen: what is there already needs less than what begins at random."""
+_FEWEST = 100
+_LENGTH = 64
+_CLASSES = 20
+"""Whole numbers of more kinds than these are values, not labels."""
+
+
+def finetuned(recipe: Recipe, start: str, adapt: str | None, examples: int, machine: Machine) -> Recipe:
+    """``recipe``, which begins at random, made into one that changes the model of ``start``; of it only data, batches and task stay.
+
+    Raises ``UserError`` where there is no such start, or it cannot do the task.
+    """
+    data = recipe.data.changed(tokenizer=Data.model_fields["tokenizer"].default, target_tokenizer=None)
+    small, training = recipe.model, recipe.training
+    part = Training.parse({"adapt": adapt}, "--adapt").adapt if adapt else training.adapt
+    recipe = with_start(recipe.changed(data=data, model=Model(), start=start))
+    training = training.changed(
+        adapt=part,
+        steps=_steps(training, small, recipe.model, examples, machine),
+        optimizer=AdamW(lr=_rate(part, recipe.model.width), beta2=0.999, weight_decay=0.01),
+        schedule=Linear(warmup=10),
+    )
+    every = max(10, min(training.steps // 10, examples // training.batch_size // 2))
+    training = training.changed(
+        schedule=Linear(warmup=training.steps // 10),
+        validation=training.validation.changed(every=every),
+        checkpoints=training.checkpoints.changed(every=every),
+    )
+    return recipe.changed(
+        training=training,
+        description=f"{examples:,} examples, from {start}, at most {training.steps:,} steps, adapt: {part.kind}: "
+        "chosen for this data and this machine.",
+        sample=recipe.sample.changed(max_new_tokens=max(1, recipe.model.context_length - 1)),
+        quick={"training.steps": max(1, training.steps // 10), "training.validation.every": max(1, training.steps // 40)},
+    )
+
+
+def _rate(part: Adapt, width: int) -> float:
+    rate, at = _RATE
+    found = min(_MOST, rate * at / width * _FASTER.get(part.kind, 1.0))
+    return float(f"{found:.1g}")
+
+
+def _steps(training: Training, small: Model, large: Model, examples: int, machine: Machine) -> int:
+    """As many as take the time that those of the small model would, but no more than ``_EPOCHS`` times through the data."""
+    times = _seconds(large, training, machine) / _seconds(small, training, machine)
+    most = _EPOCHS * max(1, examples // training.batch_size)
+    return max(_FEWEST, min(round(training.steps / times), most))
+
+
+def _seconds(model: Model, training: Training, machine: Machine) -> float:
+    """Of a step on short rows, without the head."""
+
+    def counted(stack: Any) -> Any:
+        return stack.changed(frontend=stack.frontend.changed(vocab_size=2)) if isinstance(stack.frontend, Text) else stack
+
+    encoder = model.encoder and counted(model.encoder)
+    bare = counted(model.changed(encoder=encoder, head=LanguageModelHead(tied=False)))
+    length = min(_LENGTH, model.context_length)
+    found = cost(bare, training.batch_size, length, training.precision, training, source_length=length if encoder else None)
+    return found.tokens / found.speed(machine).train
+
+
+def guess_task(data: Mapping[str, Any]) -> str:
+    """The kind of task that a table of examples is for, by its format, the names of its columns and what stands in them.
+
+    Questions with answers, words with tags, texts with translations or summaries by name, numbers, labels. Raises ``UserError`` in doubt.
+    """
+    given = Data.parse(dict(data))
+    for kind in ("question_answering", "token_classification"):
+        if _opened(given, kind) is not None:
+            return kind
+    for kind in ("translation", "summarization"):
+        if _named(given, _roles(kind)):
+            return kind
+    labels, numbers = _opened(given, "classification"), _opened(given, "regression")
+    if numbers is not None and (labels is None or _are_values(labels)):
+        return "regression"
+    if labels is not None:
+        return "classification"
+    raise UserError(
+        f"the columns of {given.source!r} do not tell what is to be learned; say it, as in: qkv train classify --data {given.source} --text … --label …"
+    )
+
+
+def _roles(kind: str) -> tuple[Role, ...]:
+    return build_task(Task.kinds()[kind]()).roles  # type: ignore[attr-defined]
+
+
+def _opened(data: Data, kind: str) -> Records | None:
+    """The table read for that task; None if it cannot be."""
+    roles = _roles(kind)
+    try:
+        return open_records(
+            data.changed(columns={role: data.columns[role] for role in data.columns if role in {r.name for r in roles}}), roles
+        )
+    except UserError:
+        return None
+
+
+def _named(data: Data, roles: tuple[Role, ...]) -> bool:
+    """True if each role has a column that bears its name."""
+    table = named_tables(data.source)["train"] if data.source in TABLES else table_of(data.source, data, roles, "data.source")
+    columns = {plain(column) for column in table.columns}
+    return all(columns & {plain(name) for name in (role.name, *role.names)} for role in roles)
+
+
+def _are_values(records: Records) -> bool:
+    """True if the labels are numbers of a scale: with fractions, or of very many kinds."""
+    try:
+        values = {float(row["label"]) for row in records.splits["train"]}
+    except ValueError:
+        return False
+    return len(values) > _CLASSES or any(value != int(value) for value in values)
