@@ -6,6 +6,8 @@ from typing import TypeVar
 
 from qkv.spec.branches import Branch, DotProduct, FeedForward, GatedFeedForward
 from qkv.spec.model import Block, Model, Stack, Text
+from qkv.spec.relative_attention import DisentangledAttention
+from qkv.spec.sparse_attention import SparseAttention
 
 
 def normal(spec: Model) -> Model:
@@ -32,7 +34,10 @@ def _branch(branch: Branch, width: int) -> Branch:
         case DotProduct():
             head_dim, value_dim = branch.dims(width)
             sizes = {"head_dim": head_dim, "value_dim": value_dim, "num_kv_heads": branch.kv_heads}
-            return branch.changed(**sizes, output_bias=branch.ends_with_bias, dropout=0.0)
+            plain = branch.changed(**sizes, output_bias=branch.ends_with_bias, dropout=0.0)
+            return plain.changed(table_dropout=0.0) if isinstance(plain, DisentangledAttention) else plain
+        case SparseAttention():
+            return branch.changed(head_dim=branch.head_width(width), dropout=0.0)
         case FeedForward() | GatedFeedForward():
             return branch.changed(hidden=branch.hidden_at(width), dropout=0.0)
         case _:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from qkv.interop.families.bart import BART, MBART
 from qkv.interop.families.bert import BERT
 from qkv.interop.families.bloom import BLOOM
+from qkv.interop.families.deberta import DEBERTA2
 from qkv.interop.families.falcon import FALCON
 from qkv.interop.families.gemma import GEMMA, GEMMA2, GEMMA3
 from qkv.interop.families.gpt2 import GPT2
 from qkv.interop.families.llama import LLAMA
+from qkv.interop.families.longformer import LONGFORMER
 from qkv.interop.families.mistral import MISTRAL
 from qkv.interop.families.modernbert import MODERNBERT
 from qkv.interop.families.mpnet import MPNET
@@ -36,6 +38,8 @@ FAMILIES: tuple[Family, ...] = (
     GEMMA3,
     ROBERTA,
     MODERNBERT,
+    DEBERTA2,
+    LONGFORMER,
     MPNET,
     XLM_ROBERTA,
     T5,

@@ -1,0 +1,244 @@
+"""DeBERTa-v2 and v3 (He et al. 2021; 2023): BERT's blocks with disentangled attention, one table of distances for all of them.
+
+Two things differ in training alone: of the head for classes, that library lets dropout act on the first position's vector itself too
+(``pooler_dropout``, 0 in the published ones), and it sets the vectors of padding to 0, which no real position sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from qkv.interop.config import Config
+from qkv.interop.families import heads
+from qkv.interop.families.activations import INWARD, OUTWARD
+from qkv.interop.family import Architecture, Family, Row
+from qkv.interop.ways import QKV
+from qkv.spec.branches import Attention, Branch, FeedForward
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead
+from qkv.spec.masks import Full
+from qkv.spec.model import Block, Model, Text
+from qkv.spec.parts import LayerNorm, Learned, NoNorm, NoPositions
+from qkv.spec.relative_attention import DisentangledAttention
+
+_LAYER = "deberta.encoder.layer.{i}."
+NAMES = (
+    Row("frontend.table", "deberta.embeddings.word_embeddings.weight"),
+    Row("frontend.positions.table", "deberta.embeddings.position_embeddings.weight"),
+    Row("frontend.types", "deberta.embeddings.token_type_embeddings.weight"),
+    Row("frontend.norm.*", "deberta.embeddings.LayerNorm.*"),
+    Row("blocks.{i}.branches.0.body.relative.table", "deberta.encoder.rel_embeddings.weight"),
+    Row("blocks.{i}.branches.0.body.relative.norm.*", "deberta.encoder.LayerNorm.*"),
+    Row("blocks.{i}.branches.0.body.qkv.*", tuple(f"{_LAYER}attention.self.{part}_proj.*" for part in ("query", "key", "value")), QKV),
+    Row("blocks.{i}.branches.0.body.position_key.*", f"{_LAYER}attention.self.pos_key_proj.*"),
+    Row("blocks.{i}.branches.0.body.position_query.*", f"{_LAYER}attention.self.pos_query_proj.*"),
+    Row("blocks.{i}.branches.0.body.output.*", f"{_LAYER}attention.output.dense.*"),
+    Row("blocks.{i}.branches.0.norm.*", f"{_LAYER}attention.output.LayerNorm.*"),
+    Row("blocks.{i}.branches.1.body.up.*", f"{_LAYER}intermediate.dense.*"),
+    Row("blocks.{i}.branches.1.body.down.*", f"{_LAYER}output.dense.*"),
+    Row("blocks.{i}.branches.1.norm.*", f"{_LAYER}output.LayerNorm.*"),
+)
+IGNORED = {
+    "deberta.embeddings.position_ids": "the numbers 0, 1, 2, …",
+    "deberta.embeddings.position_embeddings.weight": "vectors of positions, which join nothing where position_biased_input is false",
+    "cls.predictions.decoder.bias": "the same as cls.predictions.bias",
+    **dict.fromkeys(("cls.predictions.*", "lm_predictions.*", "mask_predictions.*"), "heads of pretraining"),
+}
+MASKED_NAMES = {
+    "head.weight": "cls.predictions.decoder.weight",
+    "head.bias": "cls.predictions.bias",
+    "head.transform.dense.*": "cls.predictions.transform.dense.*",
+    "head.transform.norm.*": "cls.predictions.transform.LayerNorm.*",
+}
+OTHER_FORM = {
+    "lm_predictions.lm_head.dense.": "cls.predictions.transform.dense.",
+    "lm_predictions.lm_head.LayerNorm.": "cls.predictions.transform.LayerNorm.",
+    "lm_predictions.lm_head.bias": "cls.predictions.bias",
+}
+"""The head of masked words has two forms of names (``legacy``) and computes the same in both."""
+
+
+def spec(config: Config, head: Head) -> Model:
+    """D = hidden_size, num_hidden_layers blocks, intermediate_size features inside the feed-forward."""
+    width, dropout, norm = config.size("hidden_size", 1536), config.number("hidden_dropout_prob", 0.1), _norm(config)
+    for key, only, meaning in _fixed(width, config.size("num_attention_heads", 24)):
+        config.fixed(key, only, meaning)
+    placed = config.flag("position_biased_input", True)
+    attention = _relative(config, norm, dropout) if config.flag("relative_attention", False) else _plain(config)
+    feed_forward = FeedForward(hidden=config.size("intermediate_size", 6144), activation=config.word("hidden_act", "gelu", INWARD))
+    return Model(
+        width=width,
+        num_layers=config.layers("num_hidden_layers", 24),
+        context_length=_size(config, "max_position_embeddings", 512) if placed else config.integer("max_position_embeddings", 512),
+        frontend=Text(
+            vocab_size=config.size("vocab_size", 128100),
+            positions=Learned() if placed else NoPositions(),
+            types=_size(config, "type_vocab_size", 0),
+            norm=norm,
+            dropout=dropout,
+        ),
+        blocks=(Block(branches=(attention, feed_forward), order="post", norm=norm, dropout=dropout),),
+        norm=NoNorm(),
+        head=head,
+        init_std=config.number("initializer_range", 0.02),
+    )
+
+
+def _fixed(width: int, num_heads: int) -> tuple[tuple[str, Any, str], ...]:
+    return (
+        ("conv_kernel_size", 0, "the first layer, which a convolution over the positions would join"),
+        ("embedding_size", width, "the width of the token vectors"),
+        ("attention_head_size", width // num_heads, "the width of a head"),
+    )
+
+
+def _size(config: Config, key: str, default: int) -> int:
+    """A count of rows of a table, 0 where there is none."""
+    return config.size(key, default) if config.integer(key, default) > 0 else 0
+
+
+def _norm(config: Config) -> LayerNorm:
+    return LayerNorm(eps=config.number("layer_norm_eps", 1e-7))
+
+
+def _plain(config: Config) -> Branch:
+    """Attention without distances. Its scores are divided by a number that counts the terms, which then has to be 1."""
+    if _terms(config):
+        given = config.values["pos_att_type"]
+        raise UserError(
+            f"{config.source}: pos_att_type is {given!r}, but relative_attention is false; qkv knows it only where that is true"
+        )
+    return Attention(num_heads=config.size("num_attention_heads", 24), mask=Full(), dropout=_attention_dropout(config))
+
+
+def _relative(config: Config, norm: LayerNorm, dropout: float) -> Branch:
+    terms = _terms(config)
+    if not terms:
+        raise UserError(
+            f"{config.source}: relative_attention is true, but pos_att_type names no term of the scores; allowed: c2p, p2c, or both"
+        )
+    buckets = _size(config, "position_buckets", 0)
+    furthest = config.integer("max_relative_positions", -1)
+    if furthest < 1:
+        furthest = config.integer("max_position_embeddings", 512)
+    return DisentangledAttention(
+        num_heads=config.size("num_attention_heads", 24),
+        position_buckets=buckets or None,
+        max_distance=furthest,
+        content_to_position="c2p" in terms,
+        position_to_content="p2c" in terms,
+        share_projections=config.flag("share_att_key", False),
+        table_norm=config.word("norm_rel_ebd", "none", {"none": NoNorm(), "layer_norm": norm}),
+        table_dropout=dropout,
+        shared=True,
+        bias=True,
+        dropout=_attention_dropout(config),
+    )
+
+
+def _attention_dropout(config: Config) -> float:
+    return config.number("attention_probs_dropout_prob", 0.1)
+
+
+def _terms(config: Config) -> list[str]:
+    """What joins the product of content with content: a list of names, or a text with bars between them."""
+    said = config.values.get("pos_att_type")
+    terms = config.word("pos_att_type").lower().split("|") if isinstance(said, str) else config.items("pos_att_type")
+    terms = [str(term).strip() for term in terms if term]
+    unknown = next((term for term in terms if term not in ("c2p", "p2c")), None)
+    if unknown is not None:
+        raise UserError(f"{config.source}: pos_att_type holds {unknown!r}; {nearest(unknown, ('c2p', 'p2c'))}")
+    return terms
+
+
+def config(spec: Model) -> dict[str, Any] | None:
+    """The keys of ``spec`` where it is one of DeBERTa's shape; ``spec`` of them is the judge."""
+    block = spec.layers[0] if spec.layers else None
+    match block:
+        case Block(branches=(DisentangledAttention() | Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm):
+            pass
+        case _:
+            return None
+    if not isinstance(spec.frontend, Text):
+        return None
+    return {
+        "hidden_size": spec.width,
+        "num_hidden_layers": len(spec.layers),
+        "num_attention_heads": attention.num_heads,
+        "intermediate_size": feed_forward.hidden_at(spec.width),
+        "max_position_embeddings": spec.context_length,
+        "position_biased_input": isinstance(spec.frontend.positions, Learned),
+        "type_vocab_size": spec.frontend.types,
+        "vocab_size": spec.frontend.vocab_size,
+        "hidden_act": OUTWARD[feed_forward.activation],
+        "layer_norm_eps": norm.eps,
+        "hidden_dropout_prob": block.dropout,
+        "attention_probs_dropout_prob": attention.dropout,
+        "initializer_range": spec.init_std,
+        **(_relative_keys(attention) if isinstance(attention, DisentangledAttention) else {"relative_attention": False}),
+    }
+
+
+def _relative_keys(attention: DisentangledAttention) -> dict[str, Any]:
+    terms = {"c2p": attention.content_to_position, "p2c": attention.position_to_content}
+    return {
+        "relative_attention": True,
+        "pos_att_type": [name for name, there in terms.items() if there],
+        "position_buckets": attention.position_buckets or -1,
+        "max_relative_positions": attention.max_distance,
+        "share_att_key": attention.share_projections,
+        "norm_rel_ebd": "layer_norm" if isinstance(attention.table_norm, LayerNorm) else "none",
+    }
+
+
+def _masked(config: Config) -> Head:
+    """Not ``legacy``, its matrix is always the token table."""
+    tied = config.flag("tie_word_embeddings", True) or not config.flag("legacy", True)
+    return LanguageModelHead(tied=tied, bias=True, transform=config.word("hidden_act", "gelu", INWARD), norm=_norm(config))
+
+
+def _classes(config: Config) -> Head:
+    """W dropout(φ(W_h x_0 + b_h)) + b of the first position."""
+    width = config.size("hidden_size", 1536)
+    config.fixed("pooler_hidden_size", width, "the width of a layer of the head")
+    return heads.pooled_head(
+        config,
+        pooling="first",
+        hidden=width,
+        activation=config.word("pooler_hidden_act", "gelu", INWARD),
+        dropout=config.number("cls_dropout", config.number("hidden_dropout_prob", 0.1)),
+    )
+
+
+def _classes_keys(head: Head) -> dict[str, Any] | None:
+    if not isinstance(head, ClassificationHead | RegressionHead):
+        return None
+    return {**heads.problem_keys(head), "pooler_hidden_act": OUTWARD[head.activation], "cls_dropout": head.dropout}
+
+
+_CLASSES = Architecture(_classes, _classes_keys, (Row("head.hidden.*", "pooler.dense.*"), Row("head.output.*", "classifier.*")))
+
+DEBERTA2 = Family(
+    name="DeBERTa-v2",
+    model_types=("deberta-v2",),
+    architectures={
+        "DebertaV2ForMaskedLM": replace(heads.masked(MASKED_NAMES), head=_masked),
+        "DebertaV2Model": heads.body("deberta.embeddings.word_embeddings.weight", ignored={}),
+        "DebertaV2ForSequenceClassification": _CLASSES,
+        "DebertaV2ForTokenClassification": heads.tagging("classifier"),
+        "DebertaV2ForQuestionAnswering": heads.answering("qa_outputs"),
+    },
+    spec=spec,
+    config=config,
+    names=NAMES,
+    prefix="deberta.",
+    ignored=IGNORED,
+    ignored_config={
+        **dict.fromkeys(("pooler_dropout", "pooler_hidden_act", "pooler_hidden_size", "cls_dropout"), "of a layer of the head for classes"),
+        **dict.fromkeys(("classifier_dropout", "tie_word_embeddings", "legacy"), "of a head that this architecture does not have"),
+        **dict.fromkeys(("conv_act", "conv_groups"), "of a convolution that is not there"),
+        **dict.fromkeys(("max_relative_positions", "position_buckets", "share_att_key"), "of distances, which nothing reads"),
+    },
+    older=OTHER_FORM,
+)

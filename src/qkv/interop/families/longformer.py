@@ -1,0 +1,92 @@
+"""Longformer (Beltagy et al. 2020): RoBERTa's shape, whose positions see a window, and global positions all.
+
+Global is the first position where the head pools, else the prefix that a call gives, such as a question; without one there are none. In
+training, that library lets dropout act on the first position's vector itself too before the head for classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkv.interop.config import Config
+from qkv.interop.families import bert, heads, roberta
+from qkv.interop.family import Family, Row
+from qkv.interop.ways import PAIR
+from qkv.spec.branches import Attention
+from qkv.spec.errors import UserError
+from qkv.spec.heads import ClassificationHead, Head, RegressionHead
+from qkv.spec.masks import Full
+from qkv.spec.model import Model
+from qkv.spec.sparse_attention import GlobalLocalAttention
+
+_SELF = "longformer.encoder.layer.{i}.attention.self."
+NAMES = (
+    *bert.names("longformer."),
+    Row("blocks.{i}.branches.0.body.global_query.*", f"{_SELF}query_global.*"),
+    Row("blocks.{i}.branches.0.body.global_key_value.*", (f"{_SELF}key_global.*", f"{_SELF}value_global.*"), PAIR),
+)
+POOLER = {"longformer.pooler.dense.*": "of the pooled output, which this architecture does not read"}
+
+
+def spec(config: Config, head: Head) -> Model:
+    """As RoBERTa's; layer i sees ``attention_window[i]`` / 2 positions to each side."""
+    config.fixed("attention_mode", "longformer", "which positions see which")
+    config.fixed("ignore_attention_mask", False, "whether padding is seen")
+    model = roberta.spec(config, head)
+    few = 1 if isinstance(head, ClassificationHead | RegressionHead) else None
+    (block,) = model.blocks
+    attention, feed_forward = block.branches
+    assert isinstance(attention, Attention)
+    local = GlobalLocalAttention(num_heads=attention.num_heads, num_global=few, dropout=attention.dropout)
+    windows = _windows(config, len(model.layers))
+    return model.changed(blocks=tuple(block.changed(branches=(local.changed(window=reach), feed_forward)) for reach in windows))
+
+
+def _windows(config: Config, layers: int) -> list[int]:
+    """How far each layer sees to each side: one number for all, or one for each."""
+    said = config.values.get("attention_window")
+    given = config.items("attention_window") if isinstance(said, list) else [config.integer("attention_window", 512)] * layers
+    if len(given) != layers:
+        raise UserError(f"{config.source}: attention_window names {len(given)} layers, but num_hidden_layers is {layers}")
+    wrong = next((each for each in given if not isinstance(each, int) or each < 2 or each % 2), None)
+    if wrong is not None:
+        raise UserError(f"{config.source}: attention_window holds {wrong!r}, but a window should be an even number, at least 2")
+    return [each // 2 for each in given]
+
+
+def config(spec: Model) -> dict[str, Any] | None:
+    """The keys of ``spec`` where it is one of Longformer's shape; ``spec`` of them is the judge."""
+    windows, blocks = [], []
+    for block in spec.layers:
+        local = block.branches[0]
+        if not isinstance(local, GlobalLocalAttention):
+            return None
+        windows.append(2 * local.window)
+        attention = Attention(num_heads=local.num_heads, mask=Full(), dropout=local.dropout)
+        blocks.append(block.changed(branches=(attention, *block.branches[1:])))
+    found = roberta.config(spec.changed(blocks=tuple(blocks)))
+    return found and {**found, "attention_window": windows}
+
+
+LONGFORMER = Family(
+    name="Longformer",
+    model_types=("longformer",),
+    architectures={
+        "LongformerForMaskedLM": heads.masked(
+            roberta.MASKED_NAMES, activation="gelu", ignored={**POOLER, "lm_head.decoder.bias": "the same as lm_head.bias"}
+        ),
+        "LongformerModel": heads.body("longformer.embeddings.word_embeddings.weight", ignored=POOLER),
+        "LongformerForSequenceClassification": heads.classification(
+            hidden="classifier.dense", output="classifier.out_proj", ignored=POOLER
+        ),
+        "LongformerForTokenClassification": heads.tagging("classifier", ignored=POOLER),
+        "LongformerForQuestionAnswering": heads.answering("qa_outputs", ignored=POOLER),
+    },
+    spec=spec,
+    config=config,
+    names=NAMES,
+    prefix="longformer.",
+    ignored={"longformer.embeddings.position_ids": "the numbers 0, 1, 2, …"},
+    ignored_config={**bert.IGNORED_CONFIG, "onnx_export": "how it is computed"},
+    older=bert.OLDER,
+)

@@ -1,0 +1,94 @@
+"""DeBERTa, Longformer and XLNet beside the battery: what is refused, other names of a head, what a call says beside the tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.interop.cases import deberta, longformer
+from tests.interop.folders import edit
+
+from qkv.interop.load import load_published
+from qkv.spec.errors import UserError
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers")
+LENGTHS = torch.tensor([11, 6, 2])
+REAL = torch.arange(11) < LENGTHS[:, None]
+
+
+def written(kind: type[Any], config: Any, folder: Path) -> Any:
+    """A random model of that library in ``folder``."""
+    torch.manual_seed(5)
+    config._attn_implementation = "eager"
+    model = kind(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    return model
+
+
+def apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def test_the_other_form_of_debertas_head_is_read_too(tmp_path: Path) -> None:
+    """As the files of the third version hold it, whose configs do not say so, with the head of the other half of pretraining."""
+    theirs = written(transformers.DebertaV2ForMaskedLM, deberta.config(legacy=False), tmp_path)
+    ids = torch.randint(4, 61, (3, 11))
+    with torch.no_grad():
+        wanted = theirs(ids, attention_mask=REAL.long()).logits[REAL]
+        edit(tmp_path / "config.json", lambda tree: [tree.pop(key) for key in ("legacy", "architectures")])
+        published = load_published(tmp_path)
+        assert published.architecture == "DebertaV2ForMaskedLM"
+        assert apart(published.model(ids, lengths=LENGTHS)[0][REAL], wanted) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"conv_kernel_size": 3}, "conv_kernel_size is 3, but qkv knows only 0 here; it changes the first layer"),
+        ({"pos_att_type": "c2p|p2p"}, "pos_att_type holds 'p2p'"),
+        ({"pos_att_type": []}, "pos_att_type names no term"),
+        ({"relative_attention": False, "norm_rel_ebd": "none"}, "relative_attention is false"),
+        ({"embedding_size": 12}, "embedding_size is 12, but qkv knows only 30"),
+        ({"norm_rel_ebd": "batch_norm"}, "norm_rel_ebd is 'batch_norm', which qkv does not know"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_what_deberta_could_be_and_qkv_is_not_is_refused(tmp_path: Path, keys: dict[str, Any], sentence: str) -> None:
+    written(transformers.DebertaV2Model, deberta.config(), tmp_path)
+    edit(tmp_path / "config.json", lambda tree: tree.update(keys))
+    with pytest.raises(UserError, match=sentence):
+        load_published(tmp_path)
+
+
+def test_a_question_is_global_as_it_is_in_longformer(tmp_path: Path) -> None:
+    """Theirs looks for the first of three separators; ours is told how long the question is."""
+    separator, few = 60, torch.tensor([3, 1, 5])
+    theirs = written(transformers.LongformerForQuestionAnswering, longformer.config(sep_token_id=separator), tmp_path)
+    ids, lengths = torch.randint(4, separator, (3, 19)), torch.tensor([19, 13, 9])
+    for i, (first, last) in enumerate(zip(few.tolist(), lengths.tolist(), strict=True)):
+        ids[i, [first, first + 1, last - 1]] = separator
+    real = torch.arange(19) < lengths[:, None]
+    with torch.no_grad():
+        found = theirs(ids, attention_mask=real.long())
+        wanted = torch.stack((found.start_logits, found.end_logits), -1)[real]
+        model = load_published(tmp_path).model
+        assert apart(model(ids, lengths=lengths, prefix=few)[0][real], wanted) < 1e-5
+        assert apart(model(ids, lengths=lengths)[0][real], wanted) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("window", "sentence"),
+    [(5, "attention_window holds 5"), (0, "attention_window holds 0"), ([4, 4], "names 2 layers, but num_hidden_layers is 3")],
+    ids=["odd", "none", "too few"],
+)
+def test_windows_of_longformer_that_cannot_be_are_refused(tmp_path: Path, window: Any, sentence: str) -> None:
+    written(transformers.LongformerModel, longformer.config(), tmp_path)
+    edit(tmp_path / "config.json", lambda tree: tree.update(attention_window=window))
+    with pytest.raises(UserError, match=sentence):
+        load_published(tmp_path)
