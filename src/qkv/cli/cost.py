@@ -80,6 +80,10 @@ def _read(name: str, overrides: Iterable[str]) -> tuple[Model, Training]:
 def _with_sizes(recipe: Recipe) -> Model:
     """The recipe's model with the sizes that its data decides: of a text those that its tokenizer has, or may have at most, and of all
     else what the task finds when it opens the data."""
+    if recipe.start is not None:
+        from qkv.training.start import with_start
+
+        recipe = with_start(recipe)
     model, tokenizer = recipe.model, recipe.data.tokenizer
     if not _open_sizes(model):
         return model
@@ -125,6 +129,7 @@ def _figures(counted: Cost, machine: Machine | None) -> list[tuple[str, str]]:
         ("FLOPs, forward", short(counted.forward_flops)),
         ("… without scores that the mask hides", short(counted.needed_flops)),
         ("FLOPs, training step", short(counted.train_flops)),
+        *([("parameters that learn", f"{counted.trained_parameters:,}")] if counted.learned else []),
         ("memory, training step", size(memory.peak)),
         ("… weights", size(memory.weights)),
         ("… gradients", size(memory.gradients)),
@@ -170,6 +175,8 @@ def _checked(counted: Cost, machine: Machine | None) -> list[Row]:
     from qkv.training.optimisers import build_optimizer
 
     training, loss = counted.training, loss_by_head(language_loss)
+    if counted.learned:
+        raise UserError("--check measures a training of all weights; leave training.adapt and training.frozen out")
     return check(
         counted,
         lambda model: Update(model, loss, build_optimizer(training.optimizer, model), training.accumulate, counted.precision),

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qkv.inspection import cost_attention, cost_formulas, cost_heads, cost_memory, cost_relative, cost_sparse
 from qkv.inspection.machine import Machine
 from qkv.inspection.shares import FLOAT, Setting, Share, share
-from qkv.inspection.training_memory import Memory, Stage, training_memory
+from qkv.inspection.training_memory import Memory, Stage, partly, training_memory
+from qkv.spec.adapt import Whole
 from qkv.spec.branches import Branch
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Block, Encoder, Model, Stack, Text
 from qkv.spec.parts import Add, Learned, NoResidual
 from qkv.spec.training import Training
+
+if TYPE_CHECKING:
+    from qkv.inspection.learned import Learned
 
 __all__ = ["BUILT_IN", "PRECISIONS", "Cost", "Memory", "Speed", "cost"]
 
@@ -60,6 +64,8 @@ class Cost:
     encoder: Blocks = ()
     source_length: int = 0
     irregular: str = "sdpa"
+    learned: Learned | None = None
+    """None where all parameters learn."""
 
     @property
     def total(self) -> Share:
@@ -78,8 +84,13 @@ class Cost:
 
     @property
     def parameters(self) -> int:
-        """Numbers that are trained; a table that is both embedding and head counts once."""
+        """Numbers of the model, without those of adapters; a table that is both embedding and head counts once."""
         return self.total.parameters
+
+    @property
+    def trained_parameters(self) -> int:
+        """Those that ``training.adapt`` and ``training.frozen`` let learn, adapters included."""
+        return self.learned.parameters if self.learned else self.parameters
 
     @property
     def forward_flops(self) -> int:
@@ -100,15 +111,16 @@ class Cost:
 
     @property
     def memory(self) -> Memory:
-        """Of a training step."""
+        """Of a training step. Where not all learns, what is kept for the backward pass is an upper bound, as if all did."""
         ending = Stage((_sum(self.parts["final norm"], self.parts["head"]),), 0)
-        return training_memory(
+        whole = training_memory(
             [*self._reading(), *self._writing()],
             ending,
             FLOAT * _table(self.model, self.model.width, self.model.vocab_size),
             self.total,
             self.training,
         )
+        return partly(whole, self.learned, self.training) if self.learned else whole
 
     def _reading(self) -> list[Stage]:
         """The stages of the encoder."""
@@ -157,7 +169,7 @@ class Cost:
         again = self.train_flops / (3 * passes * total.flops)
         forward = self._products(machine) + (total.saved / (machine.elements or machine.bandwidth)) / 3 + total.calls * machine.call
         # Reads weights, gradients and two moments, and writes all but the gradients.
-        update = 7 * FLOAT * total.parameters / machine.bandwidth
+        update = 7 * FLOAT * self.trained_parameters / machine.bandwidth
         step = max(self.step_bytes() / machine.bandwidth, total.step / machine.flops_at(self.precision)) + total.step_calls * machine.call
         return Speed(
             train=passes * self.tokens / (3 * passes * again * forward + update),
@@ -183,6 +195,7 @@ class Cost:
             "length": self.length,
             **({"source_length": self.source_length} if self.encoder else {}),
             "precision": self.precision,
+            "trained_parameters": self.trained_parameters,
             "parameters": {"total": self.parameters, **{name: part.parameters for name, part in self.parts.items()}},
             "flops": flops,
             "memory": asdict(self.memory),
@@ -226,7 +239,18 @@ def cost(
     blocks = _blocks(model, replace(at, memory=source))
     parts = {**read, "embedding": share(model.frontend, at), **_by_name(blocks)}
     parts |= {"final norm": share(model.norm, at), "head": share(model.head, at)}
-    return Cost(model, batch_size, length, precision, training or Training(), attention, parts, _sums(blocks), reading, source, irregular)
+    training, sums = training or Training(), _sums(blocks)
+    learned = _learned(model, training)
+    return Cost(model, batch_size, length, precision, training, attention, parts, sums, reading, source, irregular, learned)
+
+
+def _learned(model: Model, training: Training) -> Learned | None:
+    """Counted by path, which needs the model itself and so torch; None, without torch, where all learns."""
+    if training.adapt == Whole() and not training.frozen:
+        return None
+    from qkv.inspection.learned import learned
+
+    return learned(model, training)
 
 
 def _source_length(model: Model, given: int | None) -> int:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import singledispatch
+from typing import TYPE_CHECKING
 
 from qkv.inspection.shares import FLOAT, Share
 from qkv.spec.errors import UserError
 from qkv.spec.training import AdamW, Muon, Optimizer, Training
+
+if TYPE_CHECKING:
+    from qkv.inspection.learned import Learned
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,16 @@ def training_memory(stages: Sequence[Stage], ending: Stage, table: int, total: S
     most = max((size for size, repeated in zip(whole, again, strict=True) if repeated), default=0)
     busiest = max(_moments(stages, kept, ending, table, 0 if training.accumulate == 1 else weights))
     return Memory(weights, weights, optimizer, sum(kept) + most + ending.saved, weights + optimizer + max(busiest, weights))
+
+
+def partly(whole: Memory, learned: Learned, training: Training) -> Memory:
+    """``whole`` where only some parameters learn: these alone have gradients and a state of the optimiser, and adapters are weights too.
+
+    The peak is an upper bound: activations as if all learned, and all gradients at once.
+    """
+    weights, gradients = whole.weights + FLOAT * learned.added, FLOAT * learned.parameters
+    optimizer = optimizer_bytes(training.optimizer, Share(parameters=learned.parameters, matrices=learned.matrices))
+    return Memory(weights, gradients, optimizer, whole.activations, weights + gradients + optimizer + whole.activations)
 
 
 def _moments(stages: Sequence[Stage], kept: list[int], ending: Stage, table: int, accumulated: int) -> list[int]:

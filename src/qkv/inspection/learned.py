@@ -1,0 +1,32 @@
+"""How many of a model's parameters a run learns: counted on the model itself, with no memory behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from qkv.models.adapt import adapt
+from qkv.models.transformer import Transformer
+from qkv.spec.model import Model
+from qkv.spec.training import Training
+
+
+@dataclass(frozen=True)
+class Learned:
+    """parameters: numbers that are trained.   matrices: those of them in matrices of the own blocks.   added: numbers of adapters."""
+
+    parameters: int
+    matrices: int
+    added: int
+
+
+def learned(model: Model, training: Training) -> Learned:
+    """What of ``model`` learns under ``training``. Raises ``UserError`` where a pattern or a target meets nothing."""
+    with torch.device("meta"):
+        module = Transformer(model)
+        before = sum(p.numel() for p in module.parameters())
+        adapt(module, training)
+    learning = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    matrices = sum(p.numel() for name, p in learning if p.ndim == 2 and name.startswith("blocks."))
+    return Learned(sum(p.numel() for _, p in learning), matrices, sum(p.numel() for p in module.parameters()) - before)
