@@ -159,3 +159,27 @@ def test_types_stand_beside_the_tokens_and_before_the_positions() -> None:
 def test_types_that_do_not_fit_are_refused(part: Text, types: Tensor, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         built(part)(IDS, Context(torch.arange(3)[None], end=3, types=types))
+
+
+def test_an_id_of_minus_one_is_the_query_vector() -> None:
+    """Scaled and placed as a token's vector is; without one such an id is none."""
+    frontend = built(Text(vocab_size=7, query=True, scale=True))
+    assert frontend.query is not None
+    context = Context(torch.arange(3)[None], end=3)
+    ids = IDS.clone()
+    ids[0, 1] = -1
+    seen, without = frontend(ids, context), frontend(IDS, context)
+    assert torch.equal(seen[1], without[1])
+    torch.testing.assert_close(seen[0, 1] - without[0, 1], math.sqrt(WIDTH) * (frontend.query[0, 0] - frontend.table[IDS[0, 1]]))
+    seen[0, 1].sum().backward()
+    assert frontend.table.grad is not None
+    assert not frontend.table.grad.any()
+    torch.testing.assert_close(frontend.query.grad, torch.full((1, 1, WIDTH), math.sqrt(WIDTH)))
+
+
+def test_types_may_be_read_by_someone_behind_the_front_end() -> None:
+    frontend, types = TextFrontend(Text(vocab_size=7, positions=NoPositions()), WIDTH, 8, typed=True), torch.ones_like(IDS)
+    frontend.table.data.normal_()
+    assert torch.equal(frontend(IDS, Context(torch.arange(3)[None], end=3, types=types)), frontend.table[IDS])
+    with pytest.raises(UserError, match="2 × 2 types are given for 2 × 3 tokens"):
+        frontend(IDS, Context(torch.arange(3)[None], end=3, types=types[:, :2]))

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests.interop.cases import deberta, longformer
+from tests.interop.cases import deberta, longformer, xlnet
 from tests.interop.folders import edit
 
+from qkv.inspection.cost import cost
 from qkv.interop.load import load_published
+from qkv.models.build import build
 from qkv.spec.errors import UserError
+from qkv.spec.model import Block, Model, Text
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers")
 LENGTHS = torch.tensor([11, 6, 2])
@@ -92,3 +95,66 @@ def test_windows_of_longformer_that_cannot_be_are_refused(tmp_path: Path, window
     edit(tmp_path / "config.json", lambda tree: tree.update(attention_window=window))
     with pytest.raises(UserError, match=sentence):
         load_published(tmp_path)
+
+
+def test_the_types_of_xlnet_are_read_by_its_attention(tmp_path: Path) -> None:
+    theirs = written(transformers.XLNetForTokenClassification, xlnet.config(num_labels=3), tmp_path)
+    ids, types = torch.randint(4, 61, (3, 11)), torch.randint(0, 3, (3, 11))
+    with torch.no_grad():
+        wanted = theirs(ids, attention_mask=REAL.float(), token_type_ids=types).logits[REAL]
+        model = load_published(tmp_path).model
+        assert apart(model(ids, lengths=LENGTHS, types=types)[0][REAL], wanted) < 1e-5
+        assert apart(model(ids, lengths=LENGTHS)[0][REAL], wanted) > 1e-3
+
+
+def test_a_text_that_xlnet_pads_on_the_left_has_the_same_classes(tmp_path: Path) -> None:
+    theirs = written(transformers.XLNetForSequenceClassification, xlnet.config(num_labels=3, summary_activation="linear"), tmp_path)
+    edit(tmp_path / "config.json", lambda tree: tree.update(summary_activation=None))  # as older files say it
+    ids = torch.randint(4, 61, (3, 11))
+    left = torch.stack([row.roll(11 - length) for row, length in zip(ids, LENGTHS.tolist(), strict=True)])
+    with torch.no_grad():
+        wanted = theirs(left, attention_mask=REAL.flip(1).float()).logits
+        assert apart(load_published(tmp_path).model(ids, lengths=LENGTHS)[0], wanted) < 1e-5
+
+
+def test_xlnets_query_stream_is_the_sequence_behind_the_text(tmp_path: Path) -> None:
+    """Two targets of each row, under an order of their own, with types."""
+    theirs = written(transformers.XLNetLMHeadModel, xlnet.config(), tmp_path)
+    model = load_published(tmp_path).model
+    ids, types, rank = torch.randint(4, 61, (3, 9)), torch.randint(0, 2, (3, 9)), torch.rand(3, 9).argsort(1)
+    hidden = rank[:, None, :] >= rank[:, :, None]  # i does not see j, itself included
+    places = rank.topk(2).indices
+    mapping = torch.nn.functional.one_hot(places, 9).float()
+    positions = torch.cat((torch.arange(9).expand(3, -1), places), 1)
+    visible = torch.zeros(3, 11, 11, dtype=torch.bool)
+    visible[:, :9, :9] = ~hidden | torch.eye(9, dtype=torch.bool)
+    visible[:, 9:, :9] = ~hidden.gather(1, places[..., None].expand(-1, -1, 9))
+    both = torch.cat((ids, torch.full((3, 2), -1)), 1)
+    given = {"positions": positions, "visible": visible, "types": torch.cat((types, types.gather(1, places)), 1)}
+    ours = model(both, **given)[0][:, 9:]
+    wanted = theirs(ids, perm_mask=hidden.float(), target_mapping=mapping, token_type_ids=types).logits
+    assert apart(ours.detach(), wanted.detach()) < 1e-5
+    ours.pow(2).sum().backward()
+    wanted.pow(2).sum().backward()
+    assert apart(model.frontend.query.grad, theirs.transformer.mask_emb.grad) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"attn_type": "uni"}, "attn_type is 'uni', but qkv knows only 'bi' here"),
+        ({"untie_r": False}, "untie_r is False"),
+        ({"summary_type": "cls_index"}, "summary_type is 'cls_index', which qkv does not know"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_what_xlnet_could_be_and_qkv_is_not_is_refused(tmp_path: Path, keys: dict[str, Any], sentence: str) -> None:
+    written(transformers.XLNetForSequenceClassification, xlnet.config(), tmp_path)
+    edit(tmp_path / "config.json", lambda tree: tree.update(keys))
+    with pytest.raises(UserError, match=sentence):
+        load_published(tmp_path)
+
+
+def test_the_query_vector_is_counted() -> None:
+    spec = Model(width=12, blocks=(Block(),), frontend=Text(vocab_size=9, query=True))
+    assert cost(spec).parameters == sum(parameter.numel() for parameter in build(spec).parameters())

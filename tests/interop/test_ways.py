@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.interop.ways import INTERLEAVED, PAIR, PLAIN, QKV, TRANSPOSED, Cut, Way
+from qkv.interop.ways import BY_HEAD, INTERLEAVED, ONE_BY_HEAD, PAIR, PLAIN, QKV, QKV_BY_HEAD, TRANSPOSED, Cut, Way
 
 WAYS: dict[str, Way] = {"plain": PLAIN, "transposed": TRANSPOSED, "qkv": QKV, "pair": PAIR, "interleaved": INTERLEAVED}
 
@@ -39,3 +39,23 @@ def test_interleaved_puts_the_queries_of_a_group_before_its_key_and_value() -> N
 def test_joined_rows_are_cut_where_the_branch_says() -> None:
     parts = QKV.outward(torch.arange(8.0), Cut((4, 2, 2), 2))
     assert [part.tolist() for part in parts] == [[0, 1, 2, 3], [4, 5], [6, 7]]
+
+
+@pytest.mark.parametrize(("way", "count"), [(ONE_BY_HEAD, 1), (QKV_BY_HEAD, 3)], ids=["one", "three"])
+@given(heads=st.integers(1, 4), head_dim=st.integers(1, 5), width=st.integers(1, 6))
+def test_rows_of_a_map_are_heads_behind_its_inputs(way: Way, count: int, heads: int, head_dim: int, width: int) -> None:
+    """W[h Dk + d, i] of part p is theirs_p[i, h, d], and back."""
+    cut, theirs = Cut((), heads), [torch.randn(width, heads, head_dim) for _ in range(count)]
+    ours = way.inward(theirs, cut)
+    wanted = torch.cat([torch.einsum("ihd->hdi", part).reshape(heads * head_dim, width) for part in theirs])
+    assert torch.equal(ours, wanted)
+    assert all(torch.equal(*pair) for pair in zip(way.outward(ours, cut), theirs, strict=True))
+
+
+@pytest.mark.parametrize("before", [(), (2,), (7, 3)], ids=len)
+def test_an_axis_of_heads_is_the_last_one_cut(before: tuple[int, ...]) -> None:
+    theirs = torch.randn(*before, 3, 5)
+    ours = BY_HEAD.inward([theirs], Cut((), 3))
+    assert ours.shape == (*before, 15)
+    assert torch.equal(ours[..., 5:10], theirs[..., 1, :])
+    assert torch.equal(BY_HEAD.outward(ours, Cut((), 3))[0], theirs)

@@ -24,8 +24,9 @@ LEARNED = {
     "blocks": [{"branches": ["attention(2, mask=full)", "feed_forward(16)"]}] * 2,
 }  # no position beyond the text
 ROPE = {**SEES_ALL, "num_layers": 2}
+QUERY = {**ROPE, "frontend": {"kind": "text", "positions": "none", "query": True}}
 POST = {"blocks": [{"branches": ["attention(4, mask=full, num_kv_heads=2)", "feed_forward(16)"], "order": "post"}] * 2}
-MODELS = {"rope": ROPE, "learned": LEARNED, "post-norm": POST}
+MODELS = {"rope": ROPE, "learned": LEARNED, "post-norm": POST, "query": QUERY}
 
 
 def turned(x: Tensor, position: int) -> Tensor:
@@ -61,7 +62,8 @@ def two_streams(model: Any, found: PermutationBatch, row: int, mask: int) -> lis
     table, places = model.frontend.table, range(found.ids.shape[1])
     position = model.frontend.positions.table if model.frontend.positions is not None else torch.zeros(len(places), table.shape[1])
     h = [table[found.ids[row, i]] + position[i] for i in places]
-    g = [table[mask] + position[i] for i in places]
+    start = table[mask] if model.frontend.query is None else model.frontend.query[0, 0]
+    g = [start + position[i] for i in places]
     for block in model.blocks:
         for slot in block.branches:
             post = type(slot).__name__ == "PostNorm"
@@ -93,7 +95,8 @@ def drawn(shape: tuple[int, int], seed: int, rate: float = 0.4, padded: int = 0)
 def test_one_sequence_is_two_streams(name: str, rate: float, padded: int, tmp_path: Path) -> None:
     _, _, model = opened(recipe_of("permutation", MODELS[name], tmp_path))
     found, mask = drawn((2, 7), 3, rate, padded), 60
-    batch = streams(found, mask)
+    batch = streams(found, model.frontend.part.asking(mask))
+    assert bool((batch.ids < 0).any()) == (name == "query")
     hidden, _ = model.features(batch.ids, positions=batch.positions, visible=batch.visible)
     compared = 0
     for row in range(2):

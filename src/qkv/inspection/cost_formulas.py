@@ -225,6 +225,6 @@ def text(part: Text, at: Setting) -> Share:
     """The tables of tokens and types, what position vectors and norm cost; dropout keeps what it drew."""
     width = at.width if part.join == "add" else at.width // 2
     drawn = at.tokens * at.width * FLOAT if part.dropout else 0
-    tables = (at.vocab_size + part.types) * width
+    tables = (at.vocab_size + part.types + part.query) * width
     joined = share(part.positions, replace(at, width=width)) + share(part.norm, at)
     return Share(parameters=tables, saved=drawn, calls=12, step_calls=12) + joined

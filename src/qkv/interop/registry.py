@@ -20,6 +20,7 @@ from qkv.interop.families.qwen2 import QWEN2
 from qkv.interop.families.qwen3 import QWEN3
 from qkv.interop.families.roberta import ROBERTA, XLM_ROBERTA
 from qkv.interop.families.t5 import MT5, T5
+from qkv.interop.families.xlnet import XLNET
 from qkv.interop.family import Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -40,6 +41,7 @@ FAMILIES: tuple[Family, ...] = (
     MODERNBERT,
     DEBERTA2,
     LONGFORMER,
+    XLNET,
     MPNET,
     XLM_ROBERTA,
     T5,

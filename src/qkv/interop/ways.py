@@ -21,8 +21,9 @@ class Cut(NamedTuple):
 
 
 def cut_of(owner: nn.Module) -> Cut:
-    """The cut of the matrices that ``owner``, a branch, keeps: what it says in ``sizes`` and ``kv_heads``; without them no parts, one group."""
-    said: Any = owner
+    """The cut of the matrices that ``owner``, a branch or the slot around it, keeps: what it says in ``sizes`` and ``kv_heads``; without them no
+    parts, one group."""
+    said: Any = getattr(owner, "body", owner)
     return Cut(tuple(getattr(said, "sizes", ())), getattr(said, "kv_heads", None) or 1)
 
 
@@ -92,6 +93,30 @@ class Interleaved(Way):
 
 
 @dataclass(frozen=True)
+class ByHead(Way):
+    """Theirs has an axis of heads, (…, H, Dk) where ours is (…, H Dk), as XLNet's vectors and the map that ends its attention."""
+
+    def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
+        return theirs[0].flatten(-2)
+
+    def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
+        return (ours.unflatten(-1, (cut.groups, -1)),)
+
+
+@dataclass(frozen=True)
+class JoinedByHead(Way):
+    """Ours are the rows of their tensors, one after another, each stored (in, H, Dk): XLNet's maps. As many groups of heads as heads."""
+
+    count: int = 1
+
+    def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
+        return torch.cat([tensor.flatten(1).t() for tensor in theirs])
+
+    def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
+        return tuple(part.t().unflatten(1, (cut.groups, -1)) for part in ours.tensor_split(self.count))
+
+
+@dataclass(frozen=True)
 class Copied(Way):
     """Two tensors of which the second is read by nobody: ours is the first, and both are written, the other library misses it otherwise."""
 
@@ -109,4 +134,7 @@ TRANSPOSED = Transposed()
 QKV = Joined(3)
 PAIR = Joined(2)
 INTERLEAVED = Interleaved()
+BY_HEAD = ByHead()
+ONE_BY_HEAD = JoinedByHead(1)
+QKV_BY_HEAD = JoinedByHead(3)
 COPIED = Copied()

@@ -33,6 +33,7 @@ class ScoredAttention(Branch):
         super().__init__(part, width)
         self.part = part
         self.head_dim, self.value_dim = part.dims(width)
+        self.kv_heads = part.kv_heads
         self.sizes = (part.num_heads * self.head_dim, part.kv_heads * self.head_dim, part.kv_heads * self.value_dim)
         self.qkv = Linear(width, sum(self.sizes), bias=part.bias)
         self.output = Linear(part.num_heads * self.value_dim, width, bias=part.ends_with_bias)

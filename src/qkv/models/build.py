@@ -42,8 +42,9 @@ def _initialise(model: Transformer, spec: Model) -> None:
 
 def _initialise_stack(stack: Stack, std: float) -> None:
     nn.init.normal_(stack.frontend.table, std=std)
-    if stack.frontend.types is not None:
-        nn.init.normal_(stack.frontend.types, std=std)
+    for vectors in (stack.frontend.types, stack.frontend.query):
+        if vectors is not None:
+            nn.init.normal_(vectors, std=std)
     endings = [branch.ending() for branch in stack.branches]
     for ending in endings:
         if isinstance(ending, Linear):

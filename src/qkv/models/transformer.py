@@ -39,7 +39,7 @@ class Stack(nn.Module):
         """``table``: the token vectors of another stack, to be shared."""
         super().__init__()
         assert isinstance(spec.frontend, Text)
-        self.frontend = TextFrontend(spec.frontend, width, spec.context_length, table)
+        self.frontend = TextFrontend(spec.frontend, width, spec.context_length, table, spec.reads_types)
         self.blocks = nn.ModuleList(Block(block, width, f"{name}.{i}") for i, block in enumerate(spec.layers))
         share_tables(self.blocks.modules())
         self.norm = build_norm(spec.norm, width)

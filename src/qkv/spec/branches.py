@@ -35,6 +35,11 @@ class Branch(Part, slot=True):
         """True if it reads the output of an encoder."""
         return False
 
+    @property
+    def reads_types(self) -> bool:
+        """True if it reads the types of tokens itself."""
+        return False
+
     def width_problems(self, width: int) -> list[Problem]:
         """What does not fit the model's width."""
         return []

@@ -63,7 +63,8 @@ class Frontend(Part, slot=True):
 class Text(Frontend, kind="text"):
     """Token ids -> a table of ``vocab_size`` vectors, joined by position vectors, then normed.
 
-    With ``types`` one of so many learned vectors joins each token's, as the call says (BERT, Devlin et al. 2019).
+    With ``types`` one of so many learned vectors joins each token's, as the call says (BERT, Devlin et al. 2019). With ``query`` an id of -1
+    stands for no token but for one more learned vector, with which a position begins that asks what its token is (XLNet, Yang et al. 2019).
     """
 
     vocab_size: int | None = Field(default=None, gt=0, description="default: the tokenizer's")
@@ -76,6 +77,11 @@ class Text(Frontend, kind="text"):
     )
     norm: Norm = Field(default=NoNorm(), description="of the sum")
     types: int = Field(default=0, ge=0, description="how many types a token can be of, such as first and second text")
+    query: bool = Field(default=False, description="a vector in the place of a token's where the id is -1, for a position that asks")
+
+    def asking(self, mask: int) -> int:
+        """The id of a position that asks what its token is: that of ``mask``, where there is no vector for it."""
+        return -1 if self.query else mask
 
     def problems(self) -> list[Problem]:
         if self.join == "concatenate" and isinstance(self.positions, NoPositions):
@@ -112,6 +118,11 @@ class Stack(Spec):
     def reads_memory(self) -> bool:
         """True if a branch reads the output of an encoder."""
         return any(branch.reads_memory for block in self.layers for branch in block.branches)
+
+    @property
+    def reads_types(self) -> bool:
+        """True if a branch reads the types of tokens, whether or not the front end does."""
+        return any(branch.reads_types for block in self.layers for branch in block.branches)
 
     @property
     def vocab_size(self) -> int | None:

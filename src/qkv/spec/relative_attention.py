@@ -91,3 +91,7 @@ class RelativeAttention(MaskedAttention, kind="relative_attention"):
     bias: bool = False
     max_distance: int | None = Field(default=None, gt=0, description="what is further away counts as this far; default: no limit")
     by_type: bool = Field(default=False, description="scores also say whether two tokens are of the same type")
+
+    @property
+    def reads_types(self) -> bool:
+        return self.by_type

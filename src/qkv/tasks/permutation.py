@@ -5,7 +5,7 @@
 
 h sees h as the order allows it, g sees the h that come earlier in the order, and nobody sees g, itself included. Every layer maps g by the
 weights that map h, and its keys and values are those of h: the two-stream attention of Yang et al. (2019, section 2.3), the learned start w
-of the query stream being the vector of the token ``<mask>``. Where XLNet's attention knows distances by Transformer-XL's encoding, here
+of the query stream being the front end's ``query``, or without one the vector of the token ``<mask>``. Where XLNet's attention knows distances by Transformer-XL's encoding, here
 it is what the attention's own ``relative``, or the front end's positions, say. No g but that of a target is computed.
 """
 
@@ -24,6 +24,7 @@ from qkv.data.corpus import Corpus
 from qkv.data.corruption.permutation import PermutationBatch, arrange, permutation_targets
 from qkv.layers.context import Tap
 from qkv.models.transformer import Transformer
+from qkv.spec.model import Text
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Permutation
 from qkv.tasks.fill_in import FillInTask
@@ -52,10 +53,11 @@ class PermutationTask(FillInTask):
     def changes(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Changes:
         mask = tokenizer.special("mask")
         assert mask is not None
+        query = recipe.model.frontend.asking(mask) if isinstance(recipe.model.frontend, Text) else mask
 
         def order(batch: Batch, rng: np.random.Generator) -> Batch:
             padded = padding(batch)
-            return streams(permutation_targets(batch.ids.numpy(), padded, rng, self.spec.rate, self.spec.max_span, padded), mask)
+            return streams(permutation_targets(batch.ids.numpy(), padded, rng, self.spec.rate, self.spec.max_span, padded), query)
 
         return order
 
@@ -75,7 +77,7 @@ class PermutationTask(FillInTask):
         known, found = np.array([ids]), []
         mask = ids[places[0]]
         for number, place in enumerate(places):
-            batch = streams(_gaps(known, places, number), mask).to(model.frontend.table.device)
+            batch = streams(_gaps(known, places, number), model.frontend.part.asking(mask)).to(model.frontend.table.device)
             hidden, _ = model.features(batch.ids, positions=batch.positions, visible=batch.visible)
             (vector,), _ = at_targets(hidden, batch.targets)
             logits = model.head(vector[None])[0].float()
@@ -85,10 +87,10 @@ class PermutationTask(FillInTask):
         return torch.stack(found)
 
 
-def streams(batch: PermutationBatch, mask: int) -> StreamBatch:
+def streams(batch: PermutationBatch, query: int) -> StreamBatch:
     """Content and queries as one sequence. Rows with fewer targets than others are filled up with queries that have none.
 
-    A filled-up query sees what the target that it stands on sees, the first position where a row has no target.
+    A filled-up query sees what the target that it stands on sees, the first position where a row has no target. ``query``: the id of each.
     """
     rows, length = batch.ids.shape
     wanted = batch.targets != IGNORED
@@ -100,7 +102,7 @@ def streams(batch: PermutationBatch, mask: int) -> StreamBatch:
     visible = np.zeros((rows, length + many, length + many), bool)
     visible[:, :length, :length] = batch.content_mask
     visible[:, length:, :length] = batch.query_mask[row, places]
-    ids = np.concatenate((batch.ids, np.full((rows, many), mask)), axis=1)
+    ids = np.concatenate((batch.ids, np.full((rows, many), query)), axis=1)
     targets = np.concatenate((np.full((rows, length), IGNORED), np.where(real, batch.targets[row, places], IGNORED)), axis=1)
     positions = np.concatenate((np.broadcast_to(np.arange(length), (rows, length)), places), axis=1)
     found = [torch.from_numpy(np.ascontiguousarray(array)) for array in (ids, targets, positions, visible)]

@@ -1,0 +1,169 @@
+"""XLNet (Yang et al. 2019): post-norm blocks whose attention knows distances and whether two tokens are of one type; no positions otherwise.
+
+This is the content stream, which sees all. Its query stream is the sequence behind it (``qkv.tasks.permutation``), begun with the front end's
+``query``. Where a head pools the last position, that is the last real one; in that library it is the last of the batch, as padding is put on
+the left. In training, that library lets dropout act on the sinusoids of the distances and on the vectors that the head reads too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkv.interop.config import Config
+from qkv.interop.families import heads
+from qkv.interop.families.activations import INWARD, OUTWARD
+from qkv.interop.family import Architecture, Family, Row
+from qkv.interop.ways import BY_HEAD, ONE_BY_HEAD, QKV_BY_HEAD
+from qkv.spec.branches import FeedForward
+from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, TokenHead
+from qkv.spec.masks import Full
+from qkv.spec.model import Block, Model, Text
+from qkv.spec.parts import LayerNorm, NoNorm, NoPositions
+from qkv.spec.relative_attention import RelativeAttention
+
+_OURS, _THEIRS = "blocks.{i}.branches.0.body.", "transformer.layer.{i}.rel_attn."
+NAMES = (
+    Row("frontend.table", "transformer.word_embedding.weight"),
+    Row("frontend.query", "transformer.mask_emb"),
+    Row(f"{_OURS}qkv.weight", tuple(f"{_THEIRS}{part}" for part in "qkv"), QKV_BY_HEAD),
+    Row(f"{_OURS}position.weight", f"{_THEIRS}r", ONE_BY_HEAD),
+    Row(f"{_OURS}output.weight", f"{_THEIRS}o", BY_HEAD),
+    Row(f"{_OURS}content_bias", f"{_THEIRS}r_w_bias", BY_HEAD),
+    Row(f"{_OURS}position_bias", f"{_THEIRS}r_r_bias", BY_HEAD),
+    Row(f"{_OURS}types.bias", f"{_THEIRS}r_s_bias", BY_HEAD),
+    Row(f"{_OURS}types.vectors", f"{_THEIRS}seg_embed", BY_HEAD),
+    Row("blocks.{i}.branches.0.norm.*", f"{_THEIRS}layer_norm.*"),
+    Row("blocks.{i}.branches.1.body.up.*", "transformer.layer.{i}.ff.layer_1.*"),
+    Row("blocks.{i}.branches.1.body.down.*", "transformer.layer.{i}.ff.layer_2.*"),
+    Row("blocks.{i}.branches.1.norm.*", "transformer.layer.{i}.ff.layer_norm.*"),
+)
+FIXED = (
+    ("attn_type", "bi", "what a position sees"),
+    ("bi_data", False, "in which direction half of a batch is read"),
+    ("untie_r", True, "which biases the layers share"),
+)
+LENGTH = "context_length"
+"""A key of qkv's own: that library's model is as long as its input."""
+
+
+def spec(config: Config, head: Head) -> Model:
+    """D = d_model, n_layer blocks, n_head heads of d_head features, d_inner features inside the feed-forward."""
+    for key, only, meaning in FIXED:
+        config.fixed(key, only, meaning)
+    width, num_heads, dropout = config.size("d_model", 1024), config.size("n_head", 16), config.number("dropout", 0.1)
+    clamp = config.integer("clamp_len", -1)
+    attention = RelativeAttention(
+        num_heads=num_heads,
+        head_dim=config.size("d_head", max(width // num_heads, 1)),
+        mask=Full(),
+        max_distance=clamp if clamp > 0 else None,
+        by_type=True,
+        dropout=dropout,
+    )
+    feed_forward = FeedForward(
+        hidden=config.size("d_inner", 4096), activation=config.word("ff_activation", "gelu", INWARD), dropout=dropout
+    )
+    norm = LayerNorm(eps=config.number("layer_norm_eps", 1e-12))
+    return Model(
+        width=width,
+        num_layers=config.layers("n_layer", 24),
+        context_length=config.integer(LENGTH, 512),
+        frontend=Text(vocab_size=config.size("vocab_size", 32000), positions=NoPositions(), query=True, dropout=dropout),
+        blocks=(Block(branches=(attention, feed_forward), order="post", norm=norm, dropout=dropout),),
+        norm=NoNorm(),
+        head=head,
+        init_std=config.number("initializer_range", 0.02),
+    )
+
+
+def config(spec: Model) -> dict[str, Any] | None:
+    """The keys of ``spec`` where it is one of XLNet's shape; ``spec`` of them is the judge."""
+    block = spec.layers[0] if spec.layers else None
+    match block:
+        case Block(branches=(RelativeAttention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm):
+            pass
+        case _:
+            return None
+    return {
+        "d_model": spec.width,
+        "n_layer": len(spec.layers),
+        "n_head": attention.num_heads,
+        "d_head": attention.dims(spec.width)[0],
+        "d_inner": feed_forward.hidden_at(spec.width),
+        "clamp_len": attention.max_distance or -1,
+        LENGTH: spec.context_length,
+        "vocab_size": spec.vocab_size,
+        "ff_activation": OUTWARD[feed_forward.activation],
+        "layer_norm_eps": norm.eps,
+        "dropout": block.dropout,
+        "initializer_range": spec.init_std,
+    }
+
+
+def _words(config: Config) -> Head:
+    return LanguageModelHead(tied=config.flag("tie_word_embeddings", True), bias=True)
+
+
+def _words_keys(head: Head) -> dict[str, Any] | None:
+    return {"tie_word_embeddings": head.tied} if isinstance(head, LanguageModelHead) and head.bias else None
+
+
+def _classes(config: Config) -> Head:
+    """W dropout(φ(W_h x + b_h)) + b, x the vector of one position or the mean."""
+    config.fixed("summary_use_proj", True, "which layers the head has")
+    config.fixed("summary_proj_to_labels", False, "the width of a layer of the head")
+    none = "summary_activation" in config.nulls
+    return heads.pooled_head(
+        config,
+        pooling=config.word("summary_type", "last", {"last": "last", "first": "first", "mean": "mean"}),
+        hidden=config.size("d_model", 1024),
+        activation="identity" if none else config.word("summary_activation", "tanh", INWARD),
+        dropout=config.number("summary_last_dropout", 0.1),
+    )
+
+
+def _classes_keys(head: Head) -> dict[str, Any] | None:
+    if not isinstance(head, ClassificationHead | RegressionHead):
+        return None
+    summary = {"summary_type": head.pooling, "summary_activation": OUTWARD[head.activation], "summary_last_dropout": head.dropout}
+    return {**heads.problem_keys(head), **summary}
+
+
+def _tags(config: Config) -> Head:
+    return TokenHead(num_classes=heads.label_count(config))
+
+
+def _tags_keys(head: Head) -> dict[str, Any] | None:
+    return heads.label_keys(head.num_classes) if isinstance(head, TokenHead) and head.num_classes else None
+
+
+_SUMMARY = ("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout", "summary_proj_to_labels")
+
+XLNET = Family(
+    name="XLNet",
+    model_types=("xlnet",),
+    architectures={
+        "XLNetLMHeadModel": Architecture(_words, _words_keys, (Row("head.weight", "lm_loss.weight"), Row("head.bias", "lm_loss.bias"))),
+        "XLNetModel": heads.body(
+            "transformer.word_embedding.weight", ignored={"lm_loss.*": "of a head that this architecture does not have"}
+        ),
+        "XLNetForSequenceClassification": Architecture(
+            _classes, _classes_keys, (Row("head.hidden.*", "sequence_summary.summary.*"), Row("head.output.*", "logits_proj.*"))
+        ),
+        "XLNetForTokenClassification": Architecture(_tags, _tags_keys, (Row("head.output.*", "classifier.*"),)),
+        "XLNetForQuestionAnsweringSimple": heads.answering("qa_outputs"),
+    },
+    spec=spec,
+    config=config,
+    names=NAMES,
+    prefix="transformer.",
+    ignored_config={
+        **dict.fromkeys(_SUMMARY, "of a head that this architecture does not have"),
+        **dict.fromkeys(("tie_word_embeddings", "start_n_top", "end_n_top"), "of a head that this architecture does not have"),
+        **dict.fromkeys(
+            ("mem_len", "reuse_len", "use_mems_eval", "use_mems_train"), "of the memory of earlier calls, which is not read here"
+        ),
+        "same_length": "of attention to earlier positions alone",
+        "summary_first_dropout": "of training, before a layer of the head for classes",
+    },
+)
