@@ -14,6 +14,7 @@ from tests.docs.blocks import PAGES, ROOT
 from tests.house.test_imports import ALLOWED
 
 from qkv.cli.main import COMMANDS
+from qkv.spec.adapt import Adapt
 from qkv.spec.base import Part
 from qkv.spec.branches import Branch
 from qkv.spec.data import Batching
@@ -119,6 +120,11 @@ def test_the_architecture_draws_every_room() -> None:
     left = "\n".join(line[:36] for line in drawing[1].splitlines())
     missing = {room for room in rooms if not re.search(rf"\b{room}\b", left)}
     assert not missing
+
+
+def test_the_page_of_recipes_lists_every_way_to_adapt() -> None:
+    section = read("docs/recipes.md").split("## What learns")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == own(Adapt)
 
 
 def test_the_changelog_knows_the_version_and_every_command() -> None:

@@ -30,6 +30,14 @@ qkv train classify --from runs/pretrained --data mine.csv --adapt "lora(16)"
 """
 _FIRST = "A recipe, a run folder, a text file, a known data set's name; or classify, regress, tag, answer, translate, summarize, finetune."
 
+_Text = Annotated[str | None, typer.Option(metavar="COLUMN", help="classify, regress, summarize: what is read; default: guessed.")]
+_Start = Annotated[
+    str | None, typer.Option("--from", metavar="RUN|FOLDER|NAME", help="Verbs: the run or published checkpoint that is changed.")
+]
+_Adapt = Annotated[
+    str | None, typer.Option(metavar="whole|head|last|lora", help="Verbs: what of it learns; 'lora(16)' gives a rank. Default: whole.")
+]
+
 
 def train_command(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help=_FIRST)],
@@ -42,9 +50,7 @@ def train_command(
     validation: Annotated[str | None, typer.Option(metavar="FILE", help="Verbs: the held-out part; default: a share of --data.")] = None,
     test: Annotated[str | None, typer.Option(metavar="FILE", help="Verbs: a part that the exam at the end measures too.")] = None,
     bad_rows: Annotated[str | None, typer.Option(metavar="skip|refuse", help="Verbs: what to do with rows that cannot be used.")] = None,
-    text: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="classify, regress, summarize: what is read; default: guessed.")
-    ] = None,
+    text: _Text = None,
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="classify: the class.")] = None,
     value: Annotated[str | None, typer.Option(metavar="COLUMN", help="regress: the number.")] = None,
     summary: Annotated[str | None, typer.Option(metavar="COLUMN", help="summarize: the summary.")] = None,
@@ -55,12 +61,8 @@ def train_command(
     question: Annotated[str | None, typer.Option(metavar="COLUMN", help="answer: the question.")] = None,
     context: Annotated[str | None, typer.Option(metavar="COLUMN", help="answer: the text that holds the answer.")] = None,
     answers: Annotated[str | None, typer.Option(metavar="COLUMN", help="answer: the answers.")] = None,
-    start: Annotated[
-        str | None, typer.Option("--from", metavar="RUN|FOLDER|NAME", help="Verbs: the run or published checkpoint that is changed.")
-    ] = None,
-    adapt: Annotated[
-        str | None, typer.Option(metavar="whole|head|last|lora", help="Verbs: what of it learns; 'lora(16)' gives a rank. Default: whole.")
-    ] = None,
+    start: _Start = None,
+    adapt: _Adapt = None,
     task: Annotated[str | None, typer.Option(metavar="VERB", help="finetune: what is learned; default: told by the data.")] = None,
 ) -> None:
     """Train a model. A run that is already in the folder goes on from where it stopped.

@@ -20,7 +20,7 @@ from qkv.spec.parts import Add, Learned, NoResidual
 from qkv.spec.training import Training
 
 if TYPE_CHECKING:
-    from qkv.inspection.learned import Learned
+    from qkv.inspection.learned import Trained
 
 __all__ = ["BUILT_IN", "PRECISIONS", "Cost", "Memory", "Speed", "cost"]
 
@@ -64,7 +64,7 @@ class Cost:
     encoder: Blocks = ()
     source_length: int = 0
     irregular: str = "sdpa"
-    learned: Learned | None = None
+    learned: Trained | None = None
     """None where all parameters learn."""
 
     @property
@@ -244,7 +244,7 @@ def cost(
     return Cost(model, batch_size, length, precision, training, attention, parts, sums, reading, source, irregular, learned)
 
 
-def _learned(model: Model, training: Training) -> Learned | None:
+def _learned(model: Model, training: Training) -> Trained | None:
     """Counted by path, which needs the model itself and so torch; None, without torch, where all learns."""
     if training.adapt == Whole() and not training.frozen:
         return None

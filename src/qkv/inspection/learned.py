@@ -13,7 +13,7 @@ from qkv.spec.training import Training
 
 
 @dataclass(frozen=True)
-class Learned:
+class Trained:
     """parameters: numbers that are trained.   matrices: those of them in matrices of the own blocks.   added: numbers of adapters."""
 
     parameters: int
@@ -21,7 +21,7 @@ class Learned:
     added: int
 
 
-def learned(model: Model, training: Training) -> Learned:
+def learned(model: Model, training: Training) -> Trained:
     """What of ``model`` learns under ``training``. Raises ``UserError`` where a pattern or a target meets nothing."""
     with torch.device("meta"):
         module = Transformer(model)
@@ -29,4 +29,4 @@ def learned(model: Model, training: Training) -> Learned:
         adapt(module, training)
     learning = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     matrices = sum(p.numel() for name, p in learning if p.ndim == 2 and name.startswith("blocks."))
-    return Learned(sum(p.numel() for _, p in learning), matrices, sum(p.numel() for p in module.parameters()) - before)
+    return Trained(sum(p.numel() for _, p in learning), matrices, sum(p.numel() for p in module.parameters()) - before)

@@ -12,7 +12,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.training import AdamW, Muon, Optimizer, Training
 
 if TYPE_CHECKING:
-    from qkv.inspection.learned import Learned
+    from qkv.inspection.learned import Trained
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def training_memory(stages: Sequence[Stage], ending: Stage, table: int, total: S
     return Memory(weights, weights, optimizer, sum(kept) + most + ending.saved, weights + optimizer + max(busiest, weights))
 
 
-def partly(whole: Memory, learned: Learned, training: Training) -> Memory:
+def partly(whole: Memory, learned: Trained, training: Training) -> Memory:
     """``whole`` where only some parameters learn: these alone have gradients and a state of the optimiser, and adapters are weights too.
 
     The peak is an upper bound: activations as if all learned, and all gradients at once.

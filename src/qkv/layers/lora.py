@@ -36,9 +36,11 @@ class LowRank(Linear):
         """``base`` lends its W and b, which do not learn any more. A ~ U(-1/√I, 1/√I) as the authors' code draws it, B = 0."""
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.scale, self.dropout = base.in_features, base.out_features, part.scale, part.dropout
+        base.requires_grad_(False)
         # Not by assignment: the name is that of the property below.
-        self._parameters["weight"] = base.weight.requires_grad_(False)
-        self.register_parameter("bias", None if base.bias is None else base.bias.requires_grad_(False))
+        weight: Any = base.weight
+        self._parameters["weight"] = weight
+        self.register_parameter("bias", base.bias)
         self.lora_a = nn.Parameter(torch.empty(part.rank, base.in_features).to(base.weight))
         self.lora_b = nn.Parameter(torch.zeros(base.out_features, part.rank).to(base.weight))
         nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
