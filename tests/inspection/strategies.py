@@ -56,6 +56,7 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
         max_distance=st.just(9),
         position_to_content=st.booleans(),
         share_projections=st.booleans(),
+        key_bias=st.booleans(),
         shared=st.booleans(),
         table_norm=st.sampled_from([parts.NoNorm(), parts.LayerNorm()]),
         qk_norm=HEAD_NORMS,

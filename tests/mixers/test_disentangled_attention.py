@@ -178,3 +178,29 @@ def test_every_option_of_the_shared_base_is_computed_here_too() -> None:
     """A field that joins the base must be read by ``ScoredAttention`` as well, and then be added to this list."""
     known = {"num_heads", "num_kv_heads", "head_dim", "value_dim", "temperature", "bias", "output_bias", "qk_norm", "dropout"}
     assert set(DotProduct.model_fields) == known
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_keys_without_a_bias_are_keys_whose_bias_is_zero(shared: bool) -> None:
+    """Outputs, and gradients of every bias that is there."""
+    ours, zero = drawn(key_bias=False, share_projections=shared), drawn(share_projections=shared)
+    width = ours.sizes[1]
+    with torch.no_grad():
+        for name in ("qkv", "position_key", "position_query", "output"):
+            mine, other = getattr(ours, name), getattr(zero, name)
+            if mine is not None:
+                other.load_state_dict({**other.state_dict(), **mine.state_dict()})
+        zero.relative.load_state_dict(ours.relative.state_dict())
+        zero.qkv.bias.copy_(torch.cat((ours.query_bias, torch.zeros(width), ours.value_bias)))
+        if zero.position_key is not None:
+            zero.position_key.bias.zero_()
+    assert ours.qkv.bias is None
+    assert ours.position_key is None or ours.position_key.bias is None
+    x, lengths = some(2, 9, 15), torch.tensor([9, 4])
+    seen, wanted = applied(ours, x, lengths), applied(zero, x, lengths)
+    torch.testing.assert_close(seen[0], wanted[0], rtol=1e-9, atol=1e-9)
+    seen[0].pow(3).sum().backward()
+    wanted[0].pow(3).sum().backward()
+    for mine, theirs in ((ours.query_bias, zero.qkv.bias.grad[:width]), (ours.value_bias, zero.qkv.bias.grad[-width:])):
+        torch.testing.assert_close(mine.grad, theirs, rtol=1e-7, atol=1e-9)
+    assert bool(zero.qkv.bias.grad[width:-width].any())

@@ -48,14 +48,18 @@ def disentangled_attention(part: DisentangledAttention, at: Setting) -> Share:
     table = replace(at, batch=1, length=count)
     widths = (part.kv_heads * head_dim if part.content_to_position else 0, part.num_heads * head_dim if part.position_to_content else 0)
     maps = Share()
-    for width in (width for width in widths if width):
-        one = linear(at.width, width, part.bias, table, 0)
+    for width, biased in ((widths[0], part.bias and part.key_bias), (widths[1], part.bias)):
+        if not width:
+            continue
+        one = linear(at.width, width, biased, table, 0)
         one = replace(one, step=one.flops)
         maps += replace(one, parameters=0, matrices=0) if part.share_projections else one
         maps += _gathered(part, at, count)
     keys = 1 if part.content_to_position else 0
     steps = 2 * at.batch * part.num_heads * count * head_dim * (keys + (_remembered(part, at) if part.position_to_content else 0))
     norm = share(part.table_norm, table)
+    if part.biases_apart:
+        maps += Share(parameters=-part.kv_heads * head_dim, calls=4, step_calls=4)
     index = 8 * at.length * at.length * 2
     if shared_table(part) in at.shared_tables:
         norm = replace(norm, parameters=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from qkv.interop.families.bart import BART, MBART
 from qkv.interop.families.bert import BERT
 from qkv.interop.families.bloom import BLOOM
-from qkv.interop.families.deberta import DEBERTA2
+from qkv.interop.families.deberta import DEBERTA, DEBERTA2
 from qkv.interop.families.falcon import FALCON
 from qkv.interop.families.gemma import GEMMA, GEMMA2, GEMMA3
 from qkv.interop.families.gpt2 import GPT2
@@ -39,6 +39,7 @@ FAMILIES: tuple[Family, ...] = (
     GEMMA3,
     ROBERTA,
     MODERNBERT,
+    DEBERTA,
     DEBERTA2,
     LONGFORMER,
     XLNET,

@@ -50,17 +50,28 @@ class DistanceVectors(SharedTable):
 class DisentangledAttention(ScoredAttention):
     """softmax((q_i · k_j + q_i · a_d + b_d · k_j) / (τ √(f Dk)), masked) V, d = clip(bucket(i - j) + S, 0, 2 S - 1) (He et al. 2021).
 
-    a = P W_a (2 S, H, Dk) meets the query of each head, b = P W_b its key. f is the number of terms, 3 if both are there.
+    a = P W_a (2 S, H, Dk) meets the query of each head, b = P W_b its key. f is the number of terms, 3 if both are there. Where keys have no
+    bias and the others do, ``query_bias`` (H Dk) and ``value_bias`` (G Dv) stand beside the maps, starting at 0.
     State: as of attention, keys and values.
     """
 
     def __init__(self, part: spec.DisentangledAttention, width: int):
         super().__init__(part, width, part.terms)
         self.part: spec.DisentangledAttention = part
+        if part.biases_apart:
+            self.qkv = Linear(width, sum(self.sizes), bias=False)
+        self.query_bias, self.value_bias = (nn.Parameter(torch.zeros(n)) if part.biases_apart else None for n in self.sizes[::2])
         self.relative = DistanceVectors(part, width)
         apart = not part.share_projections
-        self.position_key = Linear(width, self.sizes[1], bias=part.bias) if apart and part.content_to_position else None
+        keys_biased = part.bias and part.key_bias
+        self.position_key = Linear(width, self.sizes[1], bias=keys_biased) if apart and part.content_to_position else None
         self.position_query = Linear(width, self.sizes[0], bias=part.bias) if apart and part.position_to_content else None
+
+    def mapped(self, x: Tensor) -> Tensor:
+        y = self.qkv(x)
+        if self.query_bias is None or self.value_bias is None:
+            return y
+        return y + torch.cat((self.query_bias, self.query_bias.new_zeros(self.sizes[1]), self.value_bias)).to(y.dtype)
 
     def scored(self, q: Tensor, k: Tensor, sites: Sites, context: Context) -> tuple[Tensor, Tensor]:
         vectors = self.relative(context)
@@ -89,8 +100,8 @@ class DisentangledAttention(ScoredAttention):
 
     def _part_of_qkv(self, vectors: Tensor, number: int) -> Tensor:
         """Through the map that makes queries (0) or keys (1) of content."""
-        weight = self.qkv.weight.split(self.sizes)[number]
-        return F.linear(vectors, weight, None if self.qkv.bias is None else self.qkv.bias.split(self.sizes)[number])
+        bias = (self.query_bias, None)[number] if self.qkv.bias is None else self.qkv.bias.split(self.sizes)[number]
+        return F.linear(vectors, self.qkv.weight.split(self.sizes)[number], bias)
 
     def _by_head(self, vectors: Tensor) -> Tensor:
         """(R, H or G heads times Dk) -> (H, R, Dk)."""

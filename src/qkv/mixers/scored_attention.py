@@ -64,10 +64,14 @@ class ScoredAttention(Branch):
         """(the queries that meet the keys (B, H, N, Dk), what joins the scaled scores (B, H, N, M)). k (B, G, M, Dk)."""
         raise NotImplementedError
 
+    def mapped(self, x: Tensor) -> Tensor:
+        """Queries, keys and values of all heads side by side, (B, N, (H + G) Dk + G Dv)."""
+        return self.qkv(x)
+
     def _projected(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, N, Dk), k (B, G, N, Dk), v (B, G, N, Dv)."""
         widths = (self.head_dim, self.head_dim, self.value_dim)
-        q, k, v = (t.unflatten(-1, (-1, w)).transpose(1, 2) for t, w in zip(self.qkv(x).split(self.sizes, -1), widths, strict=True))
+        q, k, v = (t.unflatten(-1, (-1, w)).transpose(1, 2) for t, w in zip(self.mapped(x).split(self.sizes, -1), widths, strict=True))
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q, context), self.key_norm(k, context)
         return q, k, v

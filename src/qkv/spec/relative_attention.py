@@ -32,8 +32,8 @@ class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
     distance's bucket d = clip(bucket(i - j) + S, 0, 2 S - 1), f the number of terms (DeBERTa, He et al. 2021).
 
     With ``position_buckets`` S of them hold one distance each up to S / 2 and then ever more up to ``max_distance``; without them S is
-    ``max_distance``. ``share_projections`` takes W_a = W_k and W_b = W_q, biases included, as DeBERTa-v3 does. ``qk_norm`` acts on q and k
-    and not on a and b. With ``shared`` the table of a stack's first such layer serves all that ask for the same, as in the published models.
+    ``max_distance``. ``share_projections`` takes W_a = W_k and W_b = W_q, biases included, as DeBERTa-v3 does. Without ``key_bias`` k and a
+    have no bias where the others do, as in the first DeBERTa. ``qk_norm`` acts on q and k and not on a and b. With ``shared`` the table of a stack's first such layer serves all that ask for the same, as in the published models.
     """
 
     mask: Mask = Full()
@@ -42,6 +42,7 @@ class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
     content_to_position: bool = Field(default=True, description="q_i · a_d joins the scores")
     position_to_content: bool = Field(default=True, description="b_d · k_j joins the scores")
     share_projections: bool = True
+    key_bias: bool = Field(default=True, description="of the keys and of a, where there is bias")
     table_norm: Norm = NoNorm()
     table_dropout: float = Field(default=0.0, ge=0, lt=1, description="of the vectors P in training")
     shared: bool = Field(default=False, description="one table for all layers of a stack that ask for the same")
@@ -56,6 +57,11 @@ class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
         """What is equal in layers that can share a table, beside the width."""
         norm: Any = self.table_norm  # frozen, which its type does not say can be hashed
         return "disentangled", self.position_buckets, self.max_distance, norm
+
+    @property
+    def biases_apart(self) -> bool:
+        """True if queries and values have a bias and keys have none."""
+        return self.bias and not self.key_bias
 
     @property
     def terms(self) -> int:

@@ -1,4 +1,6 @@
-"""DeBERTa-v2 and v3 (He et al. 2021; 2023): BERT's blocks with disentangled attention, one table of distances for all of them.
+"""DeBERTa, v2 and v3 (He et al. 2021; 2023): BERT's blocks with disentangled attention, one table of distances for all of them.
+
+The first has a vector for each distance and no bias of the keys; the others may share vectors by buckets, norm them, and map them as content.
 
 Two things differ in training alone: of the head for classes, that library lets dropout act on the first position's vector itself too
 (``pooler_dropout``, 0 in the published ones), and it sets the vectors of padding to 0, which no real position sees.
@@ -7,13 +9,13 @@ Two things differ in training alone: of the head for classes, that library lets 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from qkv.interop.config import Config
 from qkv.interop.families import heads
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.family import Architecture, Family, Row
-from qkv.interop.ways import QKV
+from qkv.interop.ways import INTERLEAVED, QKV
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead
@@ -23,21 +25,33 @@ from qkv.spec.parts import LayerNorm, Learned, NoNorm, NoPositions
 from qkv.spec.relative_attention import DisentangledAttention
 
 _LAYER = "deberta.encoder.layer.{i}."
-NAMES = (
+_SELF = f"{_LAYER}attention.self."
+COMMON = (
     Row("frontend.table", "deberta.embeddings.word_embeddings.weight"),
     Row("frontend.positions.table", "deberta.embeddings.position_embeddings.weight"),
     Row("frontend.types", "deberta.embeddings.token_type_embeddings.weight"),
     Row("frontend.norm.*", "deberta.embeddings.LayerNorm.*"),
     Row("blocks.{i}.branches.0.body.relative.table", "deberta.encoder.rel_embeddings.weight"),
     Row("blocks.{i}.branches.0.body.relative.norm.*", "deberta.encoder.LayerNorm.*"),
-    Row("blocks.{i}.branches.0.body.qkv.*", tuple(f"{_LAYER}attention.self.{part}_proj.*" for part in ("query", "key", "value")), QKV),
-    Row("blocks.{i}.branches.0.body.position_key.*", f"{_LAYER}attention.self.pos_key_proj.*"),
-    Row("blocks.{i}.branches.0.body.position_query.*", f"{_LAYER}attention.self.pos_query_proj.*"),
     Row("blocks.{i}.branches.0.body.output.*", f"{_LAYER}attention.output.dense.*"),
     Row("blocks.{i}.branches.0.norm.*", f"{_LAYER}attention.output.LayerNorm.*"),
     Row("blocks.{i}.branches.1.body.up.*", f"{_LAYER}intermediate.dense.*"),
     Row("blocks.{i}.branches.1.body.down.*", f"{_LAYER}output.dense.*"),
     Row("blocks.{i}.branches.1.norm.*", f"{_LAYER}output.LayerNorm.*"),
+)
+NAMES = (
+    *COMMON,
+    Row("blocks.{i}.branches.0.body.qkv.*", tuple(f"{_SELF}{part}_proj.*" for part in ("query", "key", "value")), QKV),
+    Row("blocks.{i}.branches.0.body.position_key.*", f"{_SELF}pos_key_proj.*"),
+    Row("blocks.{i}.branches.0.body.position_query.*", f"{_SELF}pos_query_proj.*"),
+)
+FIRST_NAMES = (
+    *COMMON,
+    Row("blocks.{i}.branches.0.body.qkv.weight", f"{_SELF}in_proj.weight", INTERLEAVED),
+    Row("blocks.{i}.branches.0.body.query_bias", f"{_SELF}q_bias"),
+    Row("blocks.{i}.branches.0.body.value_bias", f"{_SELF}v_bias"),
+    Row("blocks.{i}.branches.0.body.position_key.*", f"{_SELF}pos_proj.*"),
+    Row("blocks.{i}.branches.0.body.position_query.*", f"{_SELF}pos_q_proj.*"),
 )
 IGNORED = {
     "deberta.embeddings.position_ids": "the numbers 0, 1, 2, …",
@@ -59,20 +73,52 @@ OTHER_FORM = {
 """The head of masked words has two forms of names (``legacy``) and computes the same in both."""
 
 
+class Sizes(NamedTuple):
+    """What a config means that says nothing."""
+
+    width: int
+    layers: int
+    heads: int
+    hidden: int
+    vocab: int
+
+
+FIRST, SECOND = Sizes(768, 12, 12, 3072, 50265), Sizes(1536, 24, 24, 6144, 128100)
+
+
 def spec(config: Config, head: Head) -> Model:
     """D = hidden_size, num_hidden_layers blocks, intermediate_size features inside the feed-forward."""
-    width, dropout, norm = config.size("hidden_size", 1536), config.number("hidden_dropout_prob", 0.1), _norm(config)
-    for key, only, meaning in _fixed(width, config.size("num_attention_heads", 24)):
+    attention = _relative(config) if config.flag("relative_attention", False) else _plain(config)
+    return _model(config, head, SECOND, attention)
+
+
+def first_spec(config: Config, head: Head) -> Model:
+    """As that of v2, with distances always, and without what only v2 has."""
+    config.fixed("talking_head", False, "which maps the heads have among one another")
+    if not config.flag("relative_attention", False):
+        raise UserError(f"{config.source}: relative_attention is false, and of the first DeBERTa qkv knows only that with distances")
+    attention = DisentangledAttention(
+        **_distances(config, FIRST),
+        position_buckets=None,
+        share_projections=False,
+        key_bias=False,
+    )
+    return _model(config, head, FIRST, attention)
+
+
+def _model(config: Config, head: Head, sizes: Sizes, attention: Branch) -> Model:
+    width, dropout, norm = config.size("hidden_size", sizes.width), config.number("hidden_dropout_prob", 0.1), _norm(config)
+    for key, only, meaning in _fixed(width, config.size("num_attention_heads", sizes.heads)):
         config.fixed(key, only, meaning)
     placed = config.flag("position_biased_input", True)
-    attention = _relative(config, norm, dropout) if config.flag("relative_attention", False) else _plain(config)
-    feed_forward = FeedForward(hidden=config.size("intermediate_size", 6144), activation=config.word("hidden_act", "gelu", INWARD))
+    hidden = config.size("intermediate_size", sizes.hidden)
+    feed_forward = FeedForward(hidden=hidden, activation=config.word("hidden_act", "gelu", INWARD))
     return Model(
         width=width,
-        num_layers=config.layers("num_hidden_layers", 24),
+        num_layers=config.layers("num_hidden_layers", sizes.layers),
         context_length=_size(config, "max_position_embeddings", 512) if placed else config.integer("max_position_embeddings", 512),
         frontend=Text(
-            vocab_size=config.size("vocab_size", 128100),
+            vocab_size=config.size("vocab_size", sizes.vocab),
             positions=Learned() if placed else NoPositions(),
             types=_size(config, "type_vocab_size", 0),
             norm=norm,
@@ -112,29 +158,34 @@ def _plain(config: Config) -> Branch:
     return Attention(num_heads=config.size("num_attention_heads", 24), mask=Full(), dropout=_attention_dropout(config))
 
 
-def _relative(config: Config, norm: LayerNorm, dropout: float) -> Branch:
+def _relative(config: Config) -> Branch:
+    return DisentangledAttention(
+        **_distances(config, SECOND),
+        position_buckets=_size(config, "position_buckets", 0) or None,
+        share_projections=config.flag("share_att_key", False),
+        table_norm=config.word("norm_rel_ebd", "none", {"none": NoNorm(), "layer_norm": _norm(config)}),
+    )
+
+
+def _distances(config: Config, sizes: Sizes) -> dict[str, Any]:
+    """What all versions have."""
     terms = _terms(config)
     if not terms:
         raise UserError(
             f"{config.source}: relative_attention is true, but pos_att_type names no term of the scores; allowed: c2p, p2c, or both"
         )
-    buckets = _size(config, "position_buckets", 0)
     furthest = config.integer("max_relative_positions", -1)
     if furthest < 1:
         furthest = config.integer("max_position_embeddings", 512)
-    return DisentangledAttention(
-        num_heads=config.size("num_attention_heads", 24),
-        position_buckets=buckets or None,
-        max_distance=furthest,
-        content_to_position="c2p" in terms,
-        position_to_content="p2c" in terms,
-        share_projections=config.flag("share_att_key", False),
-        table_norm=config.word("norm_rel_ebd", "none", {"none": NoNorm(), "layer_norm": norm}),
-        table_dropout=dropout,
-        shared=True,
-        bias=True,
-        dropout=_attention_dropout(config),
-    )
+    return {
+        "num_heads": config.size("num_attention_heads", sizes.heads),
+        "max_distance": furthest,
+        "content_to_position": "c2p" in terms,
+        "position_to_content": "p2c" in terms,
+        "table_dropout": config.number("hidden_dropout_prob", 0.1),
+        "shared": True,
+        "dropout": _attention_dropout(config),
+    }
 
 
 def _attention_dropout(config: Config) -> float:
@@ -180,6 +231,14 @@ def config(spec: Model) -> dict[str, Any] | None:
     }
 
 
+def first_config(spec: Model) -> dict[str, Any] | None:
+    """The keys of ``spec`` where it is one of the first version's shape; ``spec`` of them is the judge."""
+    found = config(spec)
+    if found is None or not found["relative_attention"]:
+        return None
+    return {key: value for key, value in found.items() if key not in ("position_buckets", "share_att_key", "norm_rel_ebd")}
+
+
 def _relative_keys(attention: DisentangledAttention) -> dict[str, Any]:
     terms = {"c2p": attention.content_to_position, "p2c": attention.position_to_content}
     return {
@@ -198,9 +257,9 @@ def _masked(config: Config) -> Head:
     return LanguageModelHead(tied=tied, bias=True, transform=config.word("hidden_act", "gelu", INWARD), norm=_norm(config))
 
 
-def _classes(config: Config) -> Head:
+def _classes(config: Config, sizes: Sizes) -> Head:
     """W dropout(φ(W_h x_0 + b_h)) + b of the first position."""
-    width = config.size("hidden_size", 1536)
+    width = config.size("hidden_size", sizes.width)
     config.fixed("pooler_hidden_size", width, "the width of a layer of the head")
     return heads.pooled_head(
         config,
@@ -217,18 +276,22 @@ def _classes_keys(head: Head) -> dict[str, Any] | None:
     return {**heads.problem_keys(head), "pooler_hidden_act": OUTWARD[head.activation], "cls_dropout": head.dropout}
 
 
-_CLASSES = Architecture(_classes, _classes_keys, (Row("head.hidden.*", "pooler.dense.*"), Row("head.output.*", "classifier.*")))
+def architectures(stem: str, sizes: Sizes) -> dict[str, Architecture]:
+    """By their names, which begin with ``stem``."""
+    rows = (Row("head.hidden.*", "pooler.dense.*"), Row("head.output.*", "classifier.*"))
+    return {
+        f"{stem}ForMaskedLM": replace(heads.masked(MASKED_NAMES), head=_masked),
+        f"{stem}Model": heads.body("deberta.embeddings.word_embeddings.weight", ignored={}),
+        f"{stem}ForSequenceClassification": Architecture(lambda config: _classes(config, sizes), _classes_keys, rows),
+        f"{stem}ForTokenClassification": heads.tagging("classifier"),
+        f"{stem}ForQuestionAnswering": heads.answering("qa_outputs"),
+    }
+
 
 DEBERTA2 = Family(
     name="DeBERTa-v2",
     model_types=("deberta-v2",),
-    architectures={
-        "DebertaV2ForMaskedLM": replace(heads.masked(MASKED_NAMES), head=_masked),
-        "DebertaV2Model": heads.body("deberta.embeddings.word_embeddings.weight", ignored={}),
-        "DebertaV2ForSequenceClassification": _CLASSES,
-        "DebertaV2ForTokenClassification": heads.tagging("classifier"),
-        "DebertaV2ForQuestionAnswering": heads.answering("qa_outputs"),
-    },
+    architectures=architectures("DebertaV2", SECOND),
     spec=spec,
     config=config,
     names=NAMES,
@@ -239,6 +302,16 @@ DEBERTA2 = Family(
         **dict.fromkeys(("classifier_dropout", "tie_word_embeddings", "legacy"), "of a head that this architecture does not have"),
         **dict.fromkeys(("conv_act", "conv_groups"), "of a convolution that is not there"),
         **dict.fromkeys(("max_relative_positions", "position_buckets", "share_att_key"), "of distances, which nothing reads"),
+        "padding_idx": "the tokenizer says it",
     },
     older=OTHER_FORM,
+)
+DEBERTA = replace(
+    DEBERTA2,
+    name="DeBERTa",
+    model_types=("deberta",),
+    architectures=architectures("Deberta", FIRST),
+    spec=first_spec,
+    config=first_config,
+    names=FIRST_NAMES,
 )
