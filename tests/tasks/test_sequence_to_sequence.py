@@ -9,12 +9,15 @@ import pytest
 import sacrebleu
 from rouge_score.rouge_scorer import RougeScorer
 from tests.tasks.tables import material_of, model_of, rows_of, translating
+from tokenizers.processors import TemplateProcessing
 
 from qkv.data.batch import IGNORED
-from qkv.spec.errors import SpecError
+from qkv.data.vocabulary import Vocabulary
+from qkv.spec.errors import SpecError, UserError
 from qkv.spec.generation import Generation
 from qkv.tasks.material import ExampleMaterial
 from qkv.tasks.task import Totals
+from qkv.tokenizers.tokenizer import Tokenizer
 
 ROWS = rows_of("translation", 6)
 BOTH = pytest.mark.parametrize("encoder", [True, False], ids=["encoder", "prefix"])
@@ -46,6 +49,49 @@ def test_with_an_encoder_source_and_target_are_two_rows() -> None:
         assert material.examples["train"][i].size == len(source) + 1 + len(target) + 1
     assert batch.num_targets == sum(len(row["target"].split()) + 1 for row in ROWS) == material.epoch_targets
     assert batch.num_tokens == sum(example.size for example in material.examples["train"])
+
+
+@BOTH
+def test_it_may_begin_with_tokens_of_its_own(encoder: bool) -> None:
+    """Those after the first are learned too, and none is learned anew that is not used."""
+    task, material = opened(encoder, "translation(begin=['<eos>', '<unk>'])")
+    target = material.vocabulary.target
+    end, unknown = target.special("eos"), target.special("unk")
+    assert end is not None
+    assert unknown is not None
+    assert target.special("bos") is None
+    batch = task.collator(material.recipe)([example.parts for example in material.examples["train"]])
+    for i, row in enumerate(ROWS):
+        source, written = material.vocabulary.tokenizer.encode(row["source"]), target.encode(row["target"])
+        before = [] if encoder else source
+        assert batch.ids[i].tolist()[: len(before) + len(written) + 2] == [*before, end, unknown, *written]
+        assert [one for one in batch.targets[i].tolist() if one != IGNORED] == [unknown, *written, end]
+    model = model_of(material, 0.3)
+    recipe = material.recipe.changed(sample=Generation(max_new_tokens=1, temperature=0.0))
+    for row, answer in zip(ROWS, task.predict(model, material.vocabulary, recipe, ROWS), strict=True):
+        first = next_id(model, encoder, material.vocabulary.tokenizer.encode(row["source"]), [unknown], end, end)
+        assert answer["answer"] == target.decode([first] if first != end else [], skip_special=True).strip()
+
+
+def test_a_token_that_begins_is_one_of_the_tokenizers() -> None:
+    with pytest.raises(UserError, match=r"task\.begin: the tokenizer of the target has no token '<eoss>'; did you mean '<eos>'"):
+        opened(True, "translation(begin=['<eoss>'])")
+
+
+def test_a_framed_source_stands_in_what_its_tokenizer_puts_round_it() -> None:
+    task, material = opened(True, "translation(framed=true)")
+    vocabulary = material.vocabulary
+    cut = task.cut(material.recipe, vocabulary)
+    end = vocabulary.tokenizer.special("eos")
+    plain = [vocabulary.tokenizer.encode(row["source"]) for row in ROWS]
+    assert [example.parts[0].tolist() for example in material.examples["train"]] == [[*ids, end] for ids in plain]  # it has no template
+    framing = Tokenizer.from_json(vocabulary.tokenizer.to_json())
+    framing.core.post_processor = TemplateProcessing(
+        single="<bos> $A <eos>", special_tokens=[("<bos>", framing.special("bos")), ("<eos>", end)]
+    )
+    framed = Vocabulary(framing, framing)
+    assert task.encode(ROWS[0], framed, task.cut(material.recipe, framed)).parts[0].tolist() == [framing.special("bos"), *plain[0], end]
+    assert task.cut(material.recipe, framed).limits["source"] == cut.limits["source"] - 1
 
 
 def test_without_one_they_are_one_row_with_a_prefix() -> None:

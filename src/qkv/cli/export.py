@@ -59,6 +59,7 @@ def _write(source: Path, folder: Path, dtype: str | None) -> str:
     """The family and architecture that were written."""
     from qkv.interop.load import load_published, precision
     from qkv.interop.save import save_published
+    from qkv.tasks.pairs import marks
     from qkv.training.run import load
 
     if (source / "spec.yaml").is_file():
@@ -66,8 +67,9 @@ def _write(source: Path, folder: Path, dtype: str | None) -> str:
         if not run.vocabulary.shared:
             raise UserError(f"{source} reads with one tokenizer and writes with another, which no published family does")
         model, tokenizer, labels, family = run.model, run.tokenizer, run.vocabulary.labels, ""
+        begin = marks(run.vocabulary, getattr(run.recipe.task, "begin", ())).begin if model.encoder else ()
     else:
         found = load_published(source)
-        model, tokenizer, labels, family = found.model, found.tokenizer, found.labels, found.family
-    written = save_published(model.to(precision(dtype)) if dtype else model, folder, tokenizer, labels, family)
+        model, tokenizer, labels, family, begin = found.model, found.tokenizer, found.labels, found.family, found.begin
+    written = save_published(model.to(precision(dtype)) if dtype else model, folder, tokenizer, labels, family, begin)
     return f"{written.family.name} ({written.architecture})"

@@ -15,8 +15,9 @@ from qkv.interop import hub
 from qkv.interop.config import Config
 from qkv.interop.family import Family, Match, choose, ignored_keys, matches, named_as_now, read_spec, reason_for, without_prefix
 from qkv.interop.folder import Stored, held_by, read_json, stored_tensors
-from qkv.interop.places import CONFIG, GENERATION, is_published, may_be_name
+from qkv.interop.places import CONFIG, is_published, may_be_name
 from qkv.interop.registry import FAMILIES
+from qkv.interop.writing import answering, beginning, going_on
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation
@@ -31,7 +32,8 @@ class Published:
     """What a folder of the Hugging Face form holds.
 
     ``tokenizer`` is None where the folder has none, ``labels`` is empty where it names no classes. ``used`` counts tensors; ``ignored``
-    and ``ignored_config`` are pairs of a name and the reason why nothing was made of it.
+    and ``ignored_config`` are pairs of a name and the reason why nothing was made of it. ``begin`` are the ids that an encoder–decoder's
+    texts begin with.
     """
 
     folder: Path
@@ -44,6 +46,7 @@ class Published:
     used: int
     ignored: tuple[tuple[str, str], ...]
     ignored_config: tuple[tuple[str, str], ...]
+    begin: tuple[int, ...] = ()
 
     @property
     def spec(self) -> Model:
@@ -74,11 +77,12 @@ def load_published(
         architecture,
         model.eval(),
         tokenizer,
-        _sample(folder, tokenizer),
+        answering(folder, config) if model.encoder is not None else going_on(folder, tokenizer),
         labels_of(config) or _numbered(model.spec),
         len(stored) - len(ignored),
         tuple(ignored),
         tuple(ignored_keys(family, config)),
+        beginning(folder, config) if model.encoder is not None else (),
     )
 
 
@@ -271,18 +275,3 @@ def labels_of(config: Config) -> tuple[str, ...]:
 def _numbered(spec: Model) -> tuple[str, ...]:
     """The names that classes have where a config gives them none."""
     return tuple(f"LABEL_{i}" for i in range(getattr(spec.head, "num_classes", None) or 0))
-
-
-def _sample(folder: Path, tokenizer: Tokenizer | None) -> Generation:
-    """How its makers let it write: greedily, where they do not say that it draws. It stops at the end-of-text token."""
-    said = Config(read_json(folder / GENERATION), str(folder / GENERATION)) if (folder / GENERATION).is_file() else Config({})
-    draws = said.flag("do_sample", False)
-    end = tokenizer.specials.get("eos") if tokenizer else None
-    piece = tokenizer.core.id_to_token(end) if tokenizer and end is not None else None
-    return Generation(
-        temperature=said.number("temperature", 1.0) if draws else 0.0,
-        top_k=(said.integer("top_k", 0) or None) if draws else None,
-        top_p=said.number("top_p", 1.0) if draws and said.has("top_p") else None,
-        repetition_penalty=said.number("repetition_penalty", 1.0),
-        stop=(piece,) if piece else (),
-    )

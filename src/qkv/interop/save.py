@@ -59,12 +59,18 @@ def _gives(family: Family, architecture: str, config: dict[str, Any], spec: Mode
 
 
 def save_published(
-    model: Transformer, folder: str | Path, tokenizer: Tokenizer | None = None, labels: Sequence[str] = (), family: str = ""
+    model: Transformer,
+    folder: str | Path,
+    tokenizer: Tokenizer | None = None,
+    labels: Sequence[str] = (),
+    family: str = "",
+    begin: Sequence[int] = (),
 ) -> Covering:
     """Write config.json, model.safetensors, generation_config.json and, given a tokenizer, its files; what family it is.
 
-    ``family``: the one to take where several are this model, such as that which it was loaded from. Raises ``UserError`` where no published
-    family is this model, or the folder cannot be written.
+    ``family``: the one to take where several are this model, such as that which it was loaded from. ``begin``: the one or two ids that an
+    encoder–decoder's texts begin with; default: the tokenizer's mark of a beginning. Raises ``UserError`` where no published family is this
+    model, or the folder cannot be written.
     """
     found = covering(model.spec, family)
     if found is None:
@@ -72,7 +78,7 @@ def save_published(
         raise UserError(f"no published family that qkv knows is this model, so nobody else could open it; known: {kinds}")
     folder = Path(folder).expanduser()
     fixed = {key: value for key, value in found.config.items() if key.endswith("_token_id") and value is not None}
-    config = {**found.config, **_about(model, tokenizer, labels), **fixed}
+    config = {**found.config, **_about(model, tokenizer, labels), **_start(model, tokenizer, begin), **fixed}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write_tensors(folder / WEIGHTS, published_tensors(model, found.family, found.architecture))
@@ -107,6 +113,15 @@ def _about(model: nn.Module, tokenizer: Tokenizer | None, labels: Sequence[str])
     if labels:
         found |= {"id2label": {str(i): label for i, label in enumerate(labels)}, "label2id": {label: i for i, label in enumerate(labels)}}
     return found
+
+
+def _start(model: Transformer, tokenizer: Tokenizer | None, begin: Sequence[int]) -> dict[str, int]:
+    """The token after which the decoder of an encoder–decoder begins, and the one that must come first."""
+    if model.encoder is None:
+        return {}
+    if not begin and tokenizer is not None and "bos" in tokenizer.specials:
+        begin = (tokenizer.specials["bos"],)
+    return dict(zip(("decoder_start_token_id", "forced_bos_token_id"), begin, strict=False))
 
 
 def tokenizer_config(tokenizer: Tokenizer, spec: Model) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -47,6 +47,12 @@ class SequenceToSequence(Task):
 
     label_smoothing: float = Field(
         default=0.1, ge=0, lt=1, description="share of the target's probability that is spread over the vocabulary"
+    )
+    begin: Seq[Annotated[str, Field(min_length=1)]] = Field(
+        default=(), description="special tokens that what is written begins with; default: the tokenizer's mark of a beginning"
+    )
+    framed: bool = Field(
+        default=False, description="the source stands in what the tokenizer puts round a text, if it does; else its end is marked"
     )
 
     reads: ClassVar[Reads] = "examples"

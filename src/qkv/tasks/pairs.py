@@ -7,6 +7,7 @@ Without:                               ids x bos y        targets (none for x) y
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +19,11 @@ from qkv.generation.beam import beam_search
 from qkv.generation.sample import evaluating
 from qkv.layers.context import Tap
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
+from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation
 from qkv.tasks.example_task import lengths_or_none, padded
 from qkv.tasks.next_token import at_targets, loss_of_vectors
+from qkv.tokenizers.special import special_ids
 
 
 def pair_loss(model: Transformer, batch: PairBatch, smoothing: float, tap: Tap | None = None) -> Tensor:
@@ -31,18 +33,23 @@ def pair_loss(model: Transformer, batch: PairBatch, smoothing: float, tap: Tap |
     return loss_of_vectors(model, *at_targets(hidden, batch.targets), smoothing)
 
 
-def write_after(model: Transformer, vocabulary: Vocabulary, generation: Generation, sources: Sequence[np.ndarray]) -> Iterator[list[int]]:
-    """What the model writes after each source, which ends with its end token; without the end token of what is written."""
-    bos, eos = marks(vocabulary)
+def write_after(
+    model: Transformer, vocabulary: Vocabulary, generation: Generation, sources: Sequence[np.ndarray], begin: Sequence[str] = ()
+) -> Iterator[list[int]]:
+    """What the model writes after each source, which ends with its end token; without the end token of what is written.
+
+    ``begin``: contents of the tokens that it begins with; default: the mark of a beginning.
+    """
+    first, end = marks(vocabulary, begin)
     device = model.frontend.table.device
     with torch.inference_mode(), evaluating(model):
         if model.encoder is None:
-            prompts, memory = [[*source[:-1].tolist(), bos] for source in sources], None
+            prompts, memory = [[*source[:-1].tolist(), *first] for source in sources], None
         else:
             ids, lengths = padded(sources)
-            prompts, memory = [[bos] for _ in sources], model.encode(ids.to(device), lengths.to(device))
-        for best in beam_search(model, prompts, generation, eos, memory=memory):
-            yield [token for token in best[0].tokens if token != eos] if best else []
+            prompts, memory = [list(first) for _ in sources], model.encode(ids.to(device), lengths.to(device))
+        for best in beam_search(model, prompts, generation, end, memory=memory):
+            yield [token for token in best[0].tokens if token != end] if best else []
 
 
 def paired(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> PairBatch:
@@ -60,11 +67,25 @@ def joined(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> PairBatch:
     return PairBatch(ids, targets, lengths_or_none(ids, lengths), prefix=torch.tensor([len(source) for source, _ in rows]))
 
 
-def marks(vocabulary: Vocabulary) -> tuple[int, int]:
-    """The ids that begin and end what is written."""
-    bos, eos = vocabulary.target.special("bos"), vocabulary.target.special("eos")
-    if bos is None or eos is None:
+class Marks(NamedTuple):
+    """The ids that begin what is written, and the one that ends it."""
+
+    begin: tuple[int, ...]
+    end: int
+
+
+def marks(vocabulary: Vocabulary, begin: Sequence[str] = ()) -> Marks:
+    """Those of the target's tokenizer; ``begin``: contents of tokens in the place of its mark of a beginning."""
+    bos, end = vocabulary.target.special("bos"), vocabulary.target.special("eos")
+    if (bos is None and not begin) or end is None:
         raise UserError(
             "the tokenizer of the target has no tokens that begin and end a text; train one, or give a folder whose tokenizer has them"
         )
-    return bos, eos
+    found = [bos] if bos is not None and not begin else [vocabulary.target.core.token_to_id(content) for content in begin]
+    ids = tuple(index for index in found if index is not None)
+    if len(ids) < len(found):
+        unknown = begin[found.index(None)]
+        raise UserError(
+            f"task.begin: the tokenizer of the target has no token {unknown!r}; {nearest(unknown, special_ids(vocabulary.target.core))}"
+        )
+    return Marks(ids, end)

@@ -68,7 +68,7 @@ class RestorationTask(TextTask):
 
     def changes(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Changes:
         vocabulary, damage = Vocabulary(tokenizer, tokenizer), self.damage(recipe, tokenizer, corpus)
-        bos, eos = marks(vocabulary)
+        (bos,), eos = marks(vocabulary)
         most, collate = self.sizes(self.window(recipe))[0], paired if recipe.model.encoder else joined
 
         def change(batch: Batch, rng: np.random.Generator) -> Batch:

@@ -36,6 +36,8 @@ class SequenceToSequenceTask(ExampleTask):
 
     With an encoder:  source x eos         ids bos y          targets y eos
     Without:                               ids x bos y        targets (none for x) y eos,  prefix len(x) + 1
+
+    ``begin`` of the task stands in the place of bos; its tokens after the first are targets too.
     """
 
     examines = True
@@ -51,27 +53,41 @@ class SequenceToSequenceTask(ExampleTask):
         data = recipe.data
         sources, targets = column(records, "source"), column(records, "target")
         if data.target_tokenizer is None:
-            both = trained(data.tokenizer, [*sources, *targets], ("bos", "eos"))
+            both = trained(data.tokenizer, [*sources, *targets], self._roles)
             return Vocabulary(both, both)
         if recipe.model.encoder is None:
             sentence = "source and target are one sequence in a model without an encoder, so they have one tokenizer; leave the key out"
             raise SpecError([Problem(("data", "target_tokenizer"), sentence)])
-        return Vocabulary(trained(data.tokenizer, sources, ("eos",)), trained(data.target_tokenizer, targets, ("bos", "eos")))
+        return Vocabulary(trained(data.tokenizer, sources, ("eos",)), trained(data.target_tokenizer, targets, self._roles))
+
+    @property
+    def _roles(self) -> tuple[str, ...]:
+        """Of the special tokens that what is written needs."""
+        return ("eos",) if self.spec.begin else ("bos", "eos")
 
     def limits(self, recipe: Recipe) -> dict[str, int]:
-        model = recipe.model
+        model, begin = recipe.model, max(1, len(self.spec.begin))
         if model.encoder:
-            return {"source": model.encoder.context_length - 1, "target": model.context_length - 1}
-        return {"source": model.context_length // 2 - 1, "target": model.context_length - model.context_length // 2 - 1}
+            return {"source": model.encoder.context_length - 1, "target": model.context_length - begin}
+        return {"source": model.context_length // 2 - 1, "target": model.context_length - model.context_length // 2 - begin}
+
+    def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Cut:
+        limits = self.limits(recipe)
+        if self.spec.framed:  # one place is left for the end already
+            limits["source"] = max(0, limits["source"] + 1 - max(1, vocabulary.tokenizer.frame.size))
+        return Cut(limits)
 
     def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Example:
         source, target = self._source(row, vocabulary, cut), cut(vocabulary.target.encode(row["target"]), "target")
-        bos, eos = marks(vocabulary)
-        written = np.concatenate(([bos], target, [eos]))
+        begin, end = marks(vocabulary, self.spec.begin)
+        written = np.concatenate((begin, target, [end]))
         return Example(len(source) + len(written) - 1, len(written) - 1, (source, written))
 
     def _source(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> np.ndarray:
         ids = cut(vocabulary.tokenizer.encode(row["source"]), "source")
+        frame = vocabulary.tokenizer.frame
+        if self.spec.framed and frame.size:
+            return np.concatenate((frame.before, ids, frame.behind)).astype(np.int64)
         end = vocabulary.tokenizer.special("eos")
         assert end is not None
         return np.append(ids, end)
@@ -96,7 +112,7 @@ class SequenceToSequenceTask(ExampleTask):
         return "\n\n".join(f"{row['source']}\n→ {text}\n  ({row['target']})" for row, text in zip(rows, written, strict=True))
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        cut = Cut(self.limits(recipe))
+        cut = self.cut(recipe, vocabulary)
         lengths = [len(vocabulary.tokenizer.encode(text_in(row, "source"))) for row in rows]
         texts = self.write(model, vocabulary, recipe, rows, cut)
         return [{"answer": text} | cut.note(length, "source") for text, length in zip(texts, lengths, strict=True)]
@@ -105,13 +121,14 @@ class SequenceToSequenceTask(ExampleTask):
         self, model: Transformer, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[Mapping[str, Any]], cut: Cut | None = None
     ) -> list[str]:
         """The text that the model writes for each row's source, as ``recipe.sample`` says."""
-        cut = cut or Cut(self.limits(recipe))
+        cut = cut or self.cut(recipe, vocabulary)
         sources = [self._source(row, vocabulary, cut) for row in rows]
         order = sorted(range(len(rows)), key=lambda i: len(sources[i]))
         found: dict[int, str] = {}
         for begin in range(0, len(order), _AT_ONCE):
             some = order[begin : begin + _AT_ONCE]
-            for i, ids in zip(some, write_after(model, vocabulary, recipe.sample, [sources[i] for i in some]), strict=True):
+            written = write_after(model, vocabulary, recipe.sample, [sources[i] for i in some], self.spec.begin)
+            for i, ids in zip(some, written, strict=True):
                 found[i] = vocabulary.target.decode(ids, skip_special=True).strip()
         return [found[i] for i in range(len(rows))]
 
@@ -129,11 +146,11 @@ class SequenceToSequenceTask(ExampleTask):
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[Mapping[str, Any]], written: Sequence[str]
     ) -> list[dict[str, Any]]:
         """The attention of the first sentence, of a few, that is neither a word nor a page."""
-        cut, (bos, eos) = Cut(self.limits(recipe)), marks(vocabulary)
+        cut, (begin, end) = self.cut(recipe, vocabulary), marks(vocabulary, self.spec.begin)
         for row, text in zip(rows[:_AT_ONCE], written, strict=False):
             source, target = self._source(row, vocabulary, cut), cut(vocabulary.target.encode(text), "target")
             if len(source) > 4 and len(target) > 3:
-                sections = aligned(model, vocabulary, source.tolist(), [bos, *target.tolist(), eos])
+                sections = aligned(model, vocabulary, source.tolist(), [*begin, *target.tolist(), end])
                 if sections or len(source) <= MOST_TOKENS:
                     return sections
         return []

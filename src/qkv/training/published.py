@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qkv.interop.load import Published
 from qkv.spec.data import Data
-from qkv.spec.model import Model
+from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import MaskedTokens, NextToken, Regression, Task, Translation
 from qkv.spec.tokenizers import TokenizerFile
@@ -20,16 +20,28 @@ def recipe_of(found: Published) -> Recipe:
         description=f"{found.family}, published as {found.architecture}",
         data=Data(source=NOT_SAID, tokenizer=TokenizerFile(path=str(found.folder))),
         model=found.spec,
-        task=_task(found.spec),
+        task=_task(found),
         sample=found.sample,
     )
 
 
-def _task(spec: Model) -> Task:
+def _task(found: Published) -> Task:
+    spec = found.spec
     if spec.encoder is not None:
-        return Translation()
+        return Translation(begin=_pieces(found), framed=True)
     if spec.head.kind == "language_model":
         return NextToken() if spec.causal else MaskedTokens()
     if spec.head.kind == "regression":
         return Regression(mean=0.0, deviation=1.0)  # its numbers are already in the units that it was trained on
     return next(task for task in Task.kinds().values() if task.head == spec.head.kind and task.reads == "examples")()
+
+
+def _pieces(found: Published) -> tuple[str, ...]:
+    """The tokens that its texts begin with, by content. Raises ``UserError``."""
+    assert found.tokenizer is not None
+    named = [found.tokenizer.core.id_to_token(index) for index in found.begin]
+    pieces = tuple(piece for piece in named if piece is not None)
+    if len(pieces) < len(named):
+        unknown = found.begin[named.index(None)]
+        raise UserError(f"{found.folder} says that texts begin with the id {unknown}, which its tokenizer does not have")
+    return pieces

@@ -88,8 +88,9 @@ def _feed_forward(config: Config, dropout: float) -> FeedForward | GatedFeedForw
     name = "gelu_new" if said == "gated-gelu" else name
     config.fixed("dense_act_fn", name, "the activation that feed_forward_proj names")
     config.fixed("is_gated_act", said.startswith("gated-"), "what feed_forward_proj names")
+    activation: Any = INWARD[name]
     kind = GatedFeedForward if said.startswith("gated-") else FeedForward
-    return kind(hidden=config.size("d_ff", 2048), activation=INWARD[name], bias=False, dropout=dropout)
+    return kind(hidden=config.size("d_ff", 2048), activation=activation, bias=False, dropout=dropout)
 
 
 def config(spec: Model) -> dict[str, Any] | None:
