@@ -47,6 +47,11 @@ class Spec(BaseModel):
         """Plain nested data with every field written out; ``type(self).parse`` of it is equal to ``self``."""
         return self.model_dump(mode="json")
 
+    def essential(self) -> dict[str, Any]:
+        """As ``to_dict``, without the fields that have their defaults: what a later version, with fields of its own, says of the same spec."""
+        given = ((name, getattr(self, name), field) for name, field in type(self).model_fields.items())
+        return {name: _essential(value) for name, value, field in given if value != field.get_default(call_default_factory=True)}
+
     def changed(self, **fields: Any) -> Self:
         """A validated copy with some fields replaced."""
         current = {name: getattr(self, name) for name in type(self).model_fields}
@@ -114,6 +119,15 @@ class Part(Spec):
 
     def to_dict(self) -> dict[str, Any]:
         return _dump_part(self)
+
+    def essential(self) -> dict[str, Any]:
+        return {"kind": self.kind, **super().essential()}
+
+
+def _essential(value: Any) -> Any:
+    if isinstance(value, Spec):
+        return value.essential()
+    return [_essential(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
 def _dump_part(part: Part) -> dict[str, Any]:

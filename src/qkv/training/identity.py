@@ -8,27 +8,25 @@ from typing import Any
 
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
-from qkv.spec.training import Training
 from qkv.training.schedules import same_so_far
 
 # What may change between two starts: it decides when something is measured, saved or shown, not the next weights.
+_DECIDING = ("data", "model", "start", "task", "training")
 _FREE = {"validation", "checkpoints", "sample_every", "tensorboard"}
-_LATER = ("adapt", "frozen", "rates")
 
 
 def deciding(recipe: Recipe) -> dict[str, Any]:
     """The part of a recipe from which, with the text, every weight follows."""
-    # What a run of an earlier version did not have is left out where it changes nothing, so that such a run goes on.
-    plain = {name for name in _LATER if getattr(recipe.training, name) == getattr(Training(), name)}
-    training = {name: value for name, value in recipe.training.to_dict().items() if name not in _FREE | plain}
-    start = {"start": recipe.start} if recipe.start else {}
-    return {"data": recipe.data.to_dict(), "model": recipe.model.to_dict(), "task": recipe.task.to_dict(), "training": training, **start}
+    plain = recipe.to_dict()
+    plain["training"] = {name: value for name, value in plain["training"].items() if name not in _FREE}
+    return {name: plain[name] for name in _DECIDING}
 
 
 def recipe_digest(recipe: Recipe) -> str:
-    """SHA-256 of what decides the weights, the number of steps left out, which a run may raise."""
-    content = deciding(recipe)
-    content["training"].pop("steps")
+    """SHA-256 of what decides the weights, without the number of steps, which a run may raise, and without defaults: a version of qkv that has
+    new fields goes on with the runs of older ones."""
+    content = {name: plain for name, plain in recipe.essential().items() if name in _DECIDING}
+    content["training"] = {name: value for name, value in content.get("training", {}).items() if name not in _FREE | {"steps"}}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
