@@ -84,7 +84,7 @@ def marks(vocabulary: Vocabulary, begin: Sequence[str] = ()) -> Marks:
     found = [bos] if bos is not None and not begin else [vocabulary.target.core.token_to_id(content) for content in begin]
     ids = tuple(index for index in found if index is not None)
     if len(ids) < len(found):
-        unknown = begin[found.index(None)]
+        unknown = next(content for content, index in zip(begin, found, strict=True) if index is None)
         raise UserError(
             f"task.begin: the tokenizer of the target has no token {unknown!r}; {nearest(unknown, special_ids(vocabulary.target.core))}"
         )
