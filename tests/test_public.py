@@ -35,6 +35,7 @@ NAMES = {
     "read_model",
     "read_recipe",
     "spec",
+    "swap",
     "train",
     "write_spec",
 }

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from qkv.library import generate as generate
     from qkv.library import load as load
     from qkv.library import predict as predict
+    from qkv.library import swap as swap
     from qkv.library import train as train
     from qkv.models.build import build as build
     from qkv.spec.errors import SpecError as SpecError
@@ -63,6 +64,7 @@ _HOMES = {
     "predict": "qkv.library",
     "read_model": "qkv.spec.yaml_io",
     "read_recipe": "qkv.spec.yaml_io",
+    "swap": "qkv.library",
     "train": "qkv.library",
     "write_spec": "qkv.spec.yaml_io",
 }
@@ -88,6 +90,7 @@ __all__ = [
     "read_model",
     "read_recipe",
     "spec",
+    "swap",
     "train",
     "write_spec",
 ]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from qkv.inspection.cost import Cost
     from qkv.training.events import OnEvent
     from qkv.training.run import Run
+    from qkv.training.swap import Swapped
 
 SPEC_SUFFIXES = (".yaml", ".yml", ".json")
 RUNS = Path("runs")
@@ -141,6 +142,27 @@ def train(
     else:
         recipe, folder = find_recipe(recipe, overrides, quick, out, resume, task, start, adapt, **data)
     return run_training(recipe, folder, resume, on_event)
+
+
+def swap(
+    run: Run | str | Path,
+    changes: Iterable[str],
+    heal: int = 100,
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    on_event: OnEvent | None = None,
+) -> Swapped:
+    """Put other parts into the model of a run or a published checkpoint: ``swap("runs/my", ["blocks.*.mixer=linear_attention"])``.
+
+    What weights fit stay; ``heal`` steps of training on ``data``, by default the run's own, bring the rest along. The answer holds the new
+    run, which is in the folder ``out`` (default: ``runs/`` and the name), and its figures before, after the swap and healed. Raises
+    ``UserError``; see ``qkv.training.swap.swap``.
+    """
+    from qkv.training.swap import swap as swap_parts
+
+    name = Path(run).name if isinstance(run, (str, Path)) else run.folder.name
+    text = None if data is None else str(data)
+    return swap_parts(run, changes, _folder(f"{name}-swapped", False) if out is None else out, heal, text, on_event)
 
 
 def load(run: str | Path, **published: Any) -> Run:

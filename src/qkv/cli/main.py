@@ -32,6 +32,7 @@ COMMANDS = {
     "why": "Say which implementation of each operation runs here, why, and what it gains.",
     "load": "Say what a published checkpoint is, and what of its files is used.",
     "export": "Write a trained model as a folder that other libraries open.",
+    "swap": "Put another part into a trained model, and say what that does.",
     "where": "Say where a tensor of a model comes from: spec, module, file and line.",
     "tokenizer": "Train a tokenizer on text files, or show how one cuts a text.",
     "info": "Show this installation, or what a run folder holds.",

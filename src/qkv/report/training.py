@@ -13,6 +13,7 @@ from qkv.report.chart import LineChart
 from qkv.report.exam import BESIDE_THE_POINT, add_exam, headline, named, words
 from qkv.report.figures import duration, fixed, short
 from qkv.report.page import Page, Tone
+from qkv.report.sections import add_sections
 from qkv.report.series import Line
 
 Status = Literal["running", "finished", "stopped", "failed"]
@@ -49,6 +50,8 @@ class TrainingRun:
     loss_unit: str = "nats a token"
     usage: tuple[str, str] = ("", "")
     exam: Mapping[str, Any] | None = None
+    sections: Sequence[Mapping[str, Any]] = ()
+    """Further ones, as ``qkv.report.sections`` draws them."""
 
     def series(self, key: str) -> tuple[list[float], list[float]]:
         """The steps at which ``key`` was measured, and its values."""
@@ -85,6 +88,7 @@ def training_report(run: TrainingRun) -> str:
     for sentence in _what_happened(run):
         page.note(sentence, "danger" if run.status == "failed" else "accent")
     page.cards([card for card in (_validation_card(run), *_task_cards(run), *(make(run) for make in _CARDS)) if card])
+    add_sections(page, run.sections)
     _add_curves(page, run)
     if run.exam:
         add_exam(page, run.exam["splits"], run.exam["step"])

@@ -22,6 +22,7 @@ from qkv.spec.yaml_io import dump
 from qkv.training.events import Event, Sampled, Stepped, Validated
 from qkv.training.exam import read_exam
 from qkv.training.files import clear_errors, read_tensors, write_file
+from qkv.training.sections import read_sections
 from qkv.training.setup import WEIGHTS, Setup
 from qkv.training.usage import counted, usage
 
@@ -126,6 +127,7 @@ class Record:
             loss_unit=setup.task.loss_unit,
             usage=usage(setup.task, setup.folder),
             exam=_exam(setup.folder) if status == "finished" else None,
+            sections=read_sections(setup.folder),
         )
 
     def _figures(self, tokens: int, rows: list[dict[str, Any]]) -> dict[str, float]:

@@ -1,0 +1,27 @@
+"""The longest sequence that a model can go on with in a memory."""
+
+from __future__ import annotations
+
+from qkv.models.transformer import Transformer
+from qkv.spec.model import Text
+from qkv.spec.parts import Learned
+
+_FAR = 1 << 40
+"""Positions; what still fits here has no limit."""
+
+
+def longest(model: Transformer, memory: int) -> int | None:
+    """The most positions of one row whose state fits into ``memory`` bytes beside the weights; None if any number does.
+
+    A table of learned positions ends it too. 0 where the weights alone do not fit.
+    """
+    room = memory - sum(p.numel() * p.element_size() for p in model.parameters())
+    table = isinstance(model.spec.frontend, Text) and isinstance(model.spec.frontend.positions, Learned)
+    most = model.spec.context_length if table else _FAR
+    if model.state_bytes(most) <= room:
+        return most if table else None
+    low, high = 0, most  # low fits, or is 0; high does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if model.state_bytes(middle) <= room else (low, middle)
+    return low

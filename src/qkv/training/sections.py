@@ -1,0 +1,31 @@
+"""What a command adds to the report of a run, kept in ``sections.json`` so that later reports show it too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qkv.report.markup import finite
+from qkv.report.sections import DRAWN
+from qkv.training.files import clear_errors, write_file
+
+SECTIONS = "sections.json"
+
+
+def write_sections(folder: Path, sections: Sequence[Mapping[str, Any]]) -> None:
+    """Put ``sections``, which ``qkv.report.sections`` draws, into the run folder: whole or not at all. Raises ``UserError``."""
+    path = folder / SECTIONS
+    with clear_errors(str(path)):
+        write_file(path, (json.dumps(finite(list(sections)), ensure_ascii=False, indent=1) + "\n").encode())
+
+
+def read_sections(folder: Path) -> list[dict[str, Any]]:
+    """What ``write_sections`` wrote; nothing if there is no such file, or it holds something else."""
+    try:
+        found = json.loads((folder / SECTIONS).read_bytes())
+    except (OSError, ValueError):
+        return []
+    known = isinstance(found, list) and all(isinstance(one, dict) and one.get("kind") in DRAWN and "title" in one for one in found)
+    return found if known else []

@@ -1,0 +1,247 @@
+"""Another part put into a trained model: which weights stay, what that does to its figures, and how far a short training heals it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qkv.data.corpus import VALIDATION
+from qkv.generation.sample import evaluating
+from qkv.inspection.cost import cost
+from qkv.inspection.longest import longest
+from qkv.inspection.losses import random_batch
+from qkv.inspection.machine import physical_memory
+from qkv.inspection.measure import rates
+from qkv.models.transformer import Transformer
+from qkv.models.transplant import KEPT, NEW, Moved, in_words, transplant
+from qkv.report.exam import words
+from qkv.report.figures import fixed, short, size
+from qkv.spec.adapt import LoRA, Whole
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.spec.surgery import operated, unrolled
+from qkv.spec.training import Constant
+from qkv.training import random_state
+from qkv.training.checkpoint import save_weights
+from qkv.training.evaluation import measure
+from qkv.training.events import Notice, OnEvent, Validated
+from qkv.training.interrupt import Interrupted, StopRequest
+from qkv.training.loop import Trainer
+from qkv.training.published import NOT_SAID
+from qkv.training.record import Record
+from qkv.training.run import Run, load
+from qkv.training.sections import write_sections
+from qkv.training.setup import WEIGHTS, Setup, locked, prepare
+from qkv.training.show import Show
+from qkv.training.start import find_start
+
+BEFORE, AFTER, HEALED = "before", "after the swap", "healed"
+_LENGTH = 256
+"""Most positions over which speed is measured."""
+_LOOKS = 5
+"""Validations of a healing run."""
+_RATE = (5e-4, 768)
+"""The highest rate at which a published checkpoint of this width is healed unless the overrides say another; narrower ones take more."""
+_SAID_ELSEWHERE = ("bits_per_token", "bits_per_character", "bits_per_byte")
+
+Figures = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """A run with other parts, what its weights are, and what that did.
+
+    figures: by moment ("before", "after the swap", and "healed" where it was trained) the held-out figures of the task, and of the first two
+    ``parameters``, ``reading`` and ``decoding`` in tokens/s, ``state`` in bytes at ``length`` positions and ``longest``, the positions that
+    fit into ``memory`` bytes beside the weights, infinite where any number does. Speeds and state only of models that write.
+    """
+
+    run: Run
+    moved: list[Moved]
+    figures: dict[str, dict[str, float]]
+    length: int
+    memory: int
+
+    @property
+    def kept(self) -> float:
+        """The share of the new model's numbers that come from the old one."""
+        return sum(one.taken for one in self.moved) / max(1, sum(one.numbers for one in self.moved))
+
+    @property
+    def columns(self) -> list[str]:
+        """The head of the table of ``rows``."""
+        return ["figure", *self.figures]
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The damage as a table: a row a figure."""
+        return _rows(self.figures, self.length, self.memory)
+
+
+def swap(
+    source: Run | str | Path,
+    changes: Iterable[str],
+    out: str | Path,
+    heal: int = 100,
+    data: str | None = None,
+    on_event: OnEvent | None = None,
+) -> Swapped:
+    """Put other parts into the model of a run or a published checkpoint, train ``heal`` steps, and write all of it as a run into ``out``.
+
+    ``changes`` are dotted overrides, see ``qkv.spec.surgery.operated``; those of ``training`` hold for the healing. ``data``: the text that
+    it is trained and measured on, by default the run's own. See ``qkv.models.transplant`` for which weights stay. Raises ``UserError``;
+    Ctrl-C saves, and ``qkv train`` goes on with the run.
+    """
+    if on_event is None:
+        with Show() as show:
+            return swap(source, changes, out, heal, data, show)
+    old = load(source) if isinstance(source, (str, Path)) else source
+    recipe, folder = _recipe(old, list(changes), heal, data), Path(out)
+    with locked(folder), random_state.own(recipe.training.seed):
+        setup, _ = prepare(recipe, folder, False, on_event)
+        moved = transplant(old.model, setup.model)
+        for sentence in told(moved):
+            on_event(Notice(sentence))
+        length, memory = min(_LENGTH, setup.recipe.model.context_length), physical_memory() or 1 << 34
+        figures = {BEFORE: _figures(old.model.to(setup.device), setup, length, memory)}
+        del old  # its memory is needed for the training
+        figures[AFTER] = _figures(setup.model, setup, length, memory)
+        healed = _heal(setup, heal, figures, (length, memory), on_event)
+    return Swapped(load(folder), moved, healed, length, memory)
+
+
+def told(moved: list[Moved]) -> list[str]:
+    """Sentences for people: how much was kept, and what was not or not as it was."""
+    total, taken = sum(one.numbers for one in moved), sum(one.taken for one in moved)
+    found = [f"{taken:,} of {total:,} parameters keep their weights ({taken / max(1, total):.1%})"]
+    new = [path for path, how in in_words(moved) if how == NEW]
+    if new:
+        found.append(f"what begins at random: {', '.join(new)}")
+    return found + [f"{path}: {how}" for path, how in in_words(moved) if how not in (NEW, KEPT)]
+
+
+def _recipe(old: Run, changes: list[str], heal: int, data: str | None) -> Recipe:
+    """What the new run is: the old one's recipe with other parts, its tokenizer as it is, and a training of ``heal`` steps."""
+    if heal < 0:
+        raise UserError(f"heal: {heal} steps are asked for; give 0 for none, or more")
+    source = data or old.recipe.data.source
+    if source == NOT_SAID:
+        raise UserError(f"{old.folder} does not say what it was trained on; give --data, a text to measure and heal it with")
+    recipe = operated(old.recipe.changed(start=None, model=old.model.spec, training=_training(old, heal)), changes)
+    if unrolled(recipe.model) == unrolled(old.model.spec):
+        raise UserError("the changes leave the model as it is; name another part, such as blocks.*.mixer=linear_attention")
+    if isinstance(recipe.training.adapt, LoRA):
+        raise UserError("training.adapt: a swapped model is healed by its own weights; adapt it afterwards, with start: and its folder")
+    start = find_start(str(old.folder))
+    other: dict[str, Any] = {"source": data, "validation": None, "test": None, "columns": {}} if data else {}
+    taken = recipe.data.changed(tokenizer=start.tokenizer, target_tokenizer=start.target_tokenizer, **other)
+    name = recipe.name or old.folder.name
+    said = f"{name} with {', '.join(changes)}"
+    return recipe.changed(data=taken, name=f"{name}-swapped", description=said, quick={}, results=())
+
+
+def _training(old: Run, heal: int) -> Any:
+    """That of the run at a constant rate, so that it may go on for any number of steps; without what named its parameters."""
+    training = old.recipe.training
+    steps = heal or training.steps
+    optimizer = training.optimizer
+    if old.recipe.data.source == NOT_SAID:
+        rate, width = _RATE
+        optimizer = optimizer.changed(lr=min(optimizer.lr, rate * width / old.model.spec.width))
+    return training.changed(
+        steps=steps,
+        optimizer=optimizer,
+        schedule=Constant(warmup=min(100, steps // 10)),
+        validation=training.validation.changed(every=max(1, steps // _LOOKS), patience=None),
+        adapt=Whole(),
+        frozen=(),
+        rates={},
+    )
+
+
+def _figures(model: Transformer, setup: Setup, length: int, memory: int) -> dict[str, float]:
+    """All of one moment; see ``Swapped``."""
+    recipe = setup.recipe
+    seen = measure(model, setup.task, setup.material.rows(VALIDATION, recipe.training.validation.batches), recipe.training.precision)
+    assert seen is not None
+    found = dict(setup.task.figures(seen, setup.material.scale()))
+    found["parameters"] = sum(p.numel() for p in model.parameters())
+    counted = cost(model.spec, 1, length, source_length=length if model.spec.encoder else None)
+    if counted.writes:
+        with evaluating(model):
+            found["reading"], found["decoding"] = rates(model, random_batch(counted).to(setup.device))
+        most = longest(model, memory)
+        found |= {"state": model.state_bytes(length), "longest": float("inf") if most is None else most}
+    return found
+
+
+def _heal(
+    setup: Setup, heal: int, figures: dict[str, dict[str, float]], measured: tuple[int, int], tell: OnEvent
+) -> dict[str, dict[str, float]]:
+    """Save the model as a run that stands before its first step, and train it if ``heal`` is not 0; the figures with those of the end."""
+    folder, task_figures = setup.folder, _of_task(figures[AFTER])
+    trainer = Trainer(setup, None, tell)
+    best = setup.recipe.training.validation.best
+    trainer.now.best_figure = task_figures.get(best)
+    save_weights(folder / WEIGHTS, setup.model, {"step": 0, f"val_{best}": trainer.now.best_figure})
+    with StopRequest() as stop, Record(setup, 0) as record:
+        trainer.record = record
+        record.add(Validated(0, task_figures["loss"], True, 0.0, task_figures))
+        trainer.save()
+        write_sections(folder, _sections(figures, measured))
+        if heal:
+            trainer.train(stop, record)
+        if heal and not stop:
+            figures = {**figures, HEALED: _best_figures(folder)}
+            write_sections(folder, _sections(figures, measured))
+        status = "finished" if heal and not stop else "stopped"
+        record.report(status, "" if status == "finished" else f"'qkv train {folder}' goes on from here", trainer.now.tokens)
+    if stop.signal:
+        raise Interrupted(stop.signal, f"stopped by {stop} after step {trainer.now.step}; 'qkv train {folder}' goes on from there")
+    return figures
+
+
+def _of_task(figures: Figures) -> dict[str, float]:
+    return {name: value for name, value in figures.items() if name not in _OF_MODEL}
+
+
+def _best_figures(folder: Path) -> dict[str, float]:
+    """The held-out figures of the weights that the run keeps."""
+    run = load(folder)
+    row = next(row for row in reversed(run.metrics) if row.get("step") == run.step and "val_loss" in row)
+    return {name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")}
+
+
+_OF_MODEL = ("parameters", "reading", "decoding", "state", "longest")
+
+
+def _rows(figures: Mapping[str, Figures], length: int, memory: int) -> list[list[str]]:
+    names = dict.fromkeys(name for of in figures.values() for name in of if name not in _SAID_ELSEWHERE)
+    titles = {
+        "loss": "held-out loss",
+        "reading": "reading, tokens/s",
+        "decoding": "decoding, tokens/s",
+        "state": f"state after {length:,} positions",
+        "longest": f"longest row in {size(memory)}",
+    }
+    return [[titles.get(name, words(name)), *(_shown(name, of.get(name)) for of in figures.values())] for name in names]
+
+
+def _shown(name: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    if name == "longest":
+        return "any" if value == float("inf") else f"{value:,.0f}"
+    if name == "state":
+        return size(value)
+    return f"{value:,.0f}" if name == "parameters" else short(value) if name in _OF_MODEL else fixed(value)
+
+
+def _sections(figures: Mapping[str, Figures], measured: tuple[int, int]) -> list[dict[str, Any]]:
+    """The table of the damage and the losses as bars, for the report."""
+    rows = _rows(figures, *measured)
+    table = {"kind": "examples", "title": "What the swap did", "columns": ["figure", *figures], "rows": rows}
+    bars = [(moment, of["loss"]) for moment, of in figures.items()]
+    return [table, {"kind": "bars", "title": "Held-out loss before and after", "bars": bars, "highlight": AFTER}]
