@@ -10,12 +10,20 @@ from tests.contracts.references import affine, normed, reference, visible
 from torch import Tensor
 
 
+def mapped(m: Any, v: Tensor) -> Tensor:
+    """Queries, keys and values of one vector; biases of the first and the last may stand beside the map."""
+    found = affine(m.qkv, v)
+    if getattr(m, "query_bias", None) is not None:
+        found = found + torch.cat((m.query_bias, torch.zeros(m.sizes[1]).to(v), m.value_bias))
+    return found
+
+
 class Heads:
     """The projections of one row, cut into heads by hand."""
 
     def __init__(self, m: Any, row: Tensor):
         self.m, self.part, (self.dk, self.dv) = m, m.spec, m.spec.dims(row.shape[-1])
-        self.rows = [affine(m.qkv, v) for v in row]
+        self.rows = [mapped(m, v) for v in row]
 
     def shared(self, h: int) -> int:
         """The K/V head that query head ``h`` reads."""
@@ -71,7 +79,7 @@ def disentangled_attention(m: Any, x: Tensor) -> Tensor:
         at = heads.shared(h) if keys else h
         if part.share_projections:
             first = (part.num_heads if keys else 0) * dk + at * dk
-            return affine(m.qkv, rows[d])[first : first + dk]
+            return mapped(m, rows[d])[first : first + dk]
         return affine(m.position_key if keys else m.position_query, rows[d])[at * dk : (at + 1) * dk]
 
     def score(heads: Heads, i: int, j: int, h: int) -> float:

@@ -9,10 +9,10 @@ from qkv.spec.relative_attention import DisentangledAttention, RelativeAttention
 
 RELATIVE_SAMPLES: dict[str, tuple[Branch, ...]] = {
     "disentangled_attention": (
-        DisentangledAttention(mask=Causal(), position_buckets=4, max_distance=7),
+        DisentangledAttention(mask=Causal(), position_buckets=4, max_distance=7, key_bias=False),
         DisentangledAttention(mask=Causal(), num_kv_heads=2, position_buckets=None, max_distance=3),
         DisentangledAttention(mask=Causal(), max_distance=9, position_buckets=5, position_to_content=False),
-        DisentangledAttention(mask=Causal() & Window(size=4, sinks=1), share_projections=False),
+        DisentangledAttention(mask=Causal() & Window(size=4, sinks=1), share_projections=False, key_bias=False),
         DisentangledAttention(mask=Causal(), num_kv_heads=1, share_projections=False, temperature=0.7),
         DisentangledAttention(mask=Causal(), head_dim=3, value_dim=5, bias=False, content_to_position=False),
     ),

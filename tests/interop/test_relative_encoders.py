@@ -136,6 +136,8 @@ def test_xlnets_query_stream_is_the_sequence_behind_the_text(tmp_path: Path) -> 
     assert apart(ours.detach(), wanted.detach()) < 1e-5
     ours.pow(2).sum().backward()
     wanted.pow(2).sum().backward()
+    assert model.frontend.query is not None
+    assert model.frontend.query.grad is not None
     assert apart(model.frontend.query.grad, theirs.transformer.mask_emb.grad) < 1e-5
 
 
