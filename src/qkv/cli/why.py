@@ -71,7 +71,7 @@ def _try(model: Model, number_format: str) -> None:
     transformer = build(model).to(device)
     ids = torch.randint(_VOCABULARY, (2, model.context_length + 1), device=device)
     with precision(number_format, device):
-        loss, _ = NextTokenTask(NextToken()).loss(transformer, Batch(ids[:, :-1], ids[:, 1:]))
+        loss = NextTokenTask(NextToken()).summed_loss(transformer, Batch(ids[:, :-1], ids[:, 1:]))
     loss.backward()  # pyright: ignore[reportUnknownMemberType]
     if not model.causal:
         return
