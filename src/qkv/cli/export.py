@@ -58,7 +58,8 @@ def _write_adapter(source: Path, folder: Path, dtype: str | None) -> str:
 def _write(source: Path, folder: Path, dtype: str | None) -> str:
     """The family and architecture that were written."""
     from qkv.interop.load import load_published, precision
-    from qkv.interop.save import save_published
+    from qkv.interop.remote.save import save_remote
+    from qkv.interop.save import covering, save_published
     from qkv.tasks.pairs import marks
     from qkv.training.run import load
 
@@ -71,5 +72,15 @@ def _write(source: Path, folder: Path, dtype: str | None) -> str:
     else:
         found = load_published(source)
         model, tokenizer, labels, family, begin = found.model, found.tokenizer, found.labels, found.family, found.begin
-    written = save_published(model.to(precision(dtype)) if dtype else model, folder, tokenizer, labels, family, begin)
+    model = model.to(precision(dtype)) if dtype else model
+    if covering(model.spec, family) is None:
+        try:
+            save_remote(model, folder, tokenizer)
+        except UserError as error:
+            raise UserError(f"no published family that qkv knows is this model, and {error}") from None
+        return (
+            "no published family is this model, so the folder holds a model file of its own, modeling_qkv.py; "
+            "transformers opens it with trust_remote_code=True"
+        )
+    written = save_published(model, folder, tokenizer, labels, family, begin)
     return f"{written.family.name} ({written.architecture})"

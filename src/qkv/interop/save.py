@@ -78,15 +78,15 @@ def save_published(
         raise UserError(f"no published family that qkv knows is this model, so nobody else could open it; known: {kinds}")
     folder = Path(folder).expanduser()
     fixed = {key: value for key, value in found.config.items() if key.endswith("_token_id") and value is not None}
-    config = {**found.config, **_about(model, tokenizer, labels), **_start(model, tokenizer, begin), **fixed}
+    config = {**found.config, **about(model, tokenizer, labels), **_start(model, tokenizer, begin), **fixed}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_tensors(folder / WEIGHTS, published_tensors(model, found.family, found.architecture))
-        _write_json(folder / CONFIG, config)
-        _write_json(folder / GENERATION, {key: value for key, value in config.items() if key.endswith("_token_id")})
+        write_tensors(folder / WEIGHTS, published_tensors(model, found.family, found.architecture))
+        write_json(folder / CONFIG, config)
+        write_json(folder / GENERATION, {key: value for key, value in config.items() if key.endswith("_token_id")})
         if tokenizer is not None:
             tokenizer.save(folder / FILE_NAME)
-            _write_json(folder / TOKENIZER_CONFIG, tokenizer_config(tokenizer, model.spec))
+            write_json(folder / TOKENIZER_CONFIG, tokenizer_config(tokenizer, model.spec))
     except OSError as error:
         raise UserError(f"the folder {folder} cannot be written: {error.strerror or error}") from None
     return found
@@ -104,7 +104,7 @@ def published_tensors(model: nn.Module, family: Family, architecture: str, gradi
     return found
 
 
-def _about(model: nn.Module, tokenizer: Tokenizer | None, labels: Sequence[str]) -> dict[str, Any]:
+def about(model: nn.Module, tokenizer: Tokenizer | None, labels: Sequence[str]) -> dict[str, Any]:
     """What a config says beside the model itself."""
     first = next(model.parameters())
     found: dict[str, Any] = {"torch_dtype": _NAMES.get(first.dtype, "float32")}
@@ -130,11 +130,13 @@ def tokenizer_config(tokenizer: Tokenizer, spec: Model) -> dict[str, Any]:
     return {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": spec.context_length, **roles}
 
 
-def _write_json(path: Path, tree: dict[str, Any]) -> None:
+def write_json(path: Path, tree: dict[str, Any]) -> None:
+    """Write plain data whole or not at all."""
     write_whole(path, (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a safetensors file whole or not at all, readable as other files of the folder are."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.touch()

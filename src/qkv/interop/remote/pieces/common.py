@@ -1,0 +1,52 @@
+"""What the pieces of a self-contained model share: a register of parts by slot and kind, where the positions stand, activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Part = dict[str, Any]
+"""A part as plain data: its ``kind`` and its sizes."""
+
+
+class Place(NamedTuple):
+    """positions (B or 1, N): of each token in its text. valid (B, N): False for padding; None where there is none."""
+
+    positions: Tensor
+    valid: Tensor | None
+
+
+PARTS: dict[str, Callable[[Part, int], nn.Module]] = {}
+"""The module of each part by ``slot.kind``."""
+
+
+def make(slot: str, part: Part, width: int) -> Any:
+    """The module that ``part`` describes."""
+    return PARTS[f"{slot}.{part['kind']}"](part, width)
+
+
+def only_real(x: Tensor, place: Place) -> Tensor:
+    """x (B, N, D) with 0 at padding."""
+    return x if place.valid is None else x * place.valid[..., None]
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """x σ(1.702 x) (Hendrycks & Gimpel 2016)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x) ** 2,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "quick_gelu": quick_gelu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "identity": lambda x: x,
+}
