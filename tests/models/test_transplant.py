@@ -127,7 +127,14 @@ def test_some_layers_are_named() -> None:
     )
     found = ways(transplant(model(attention(6), 1), new))
     assert found["blocks.*.branches.0.body.output.weight"] == "kept"
-    assert found["blocks.0.branches.0.body.qkv.weight" if "blocks.0.branches.0.body.qkv.weight" in found else f"{QKV}.weight"] == "kept"
+    assert found["blocks.0.branches.0.body.qkv.weight"] == "kept"
+    assert found["blocks.1.branches.0.body.cells.0.input_weight"] == "begins at random"
+    three = [Moved(f"blocks.{i}.a", "kept" if i == 1 else "begins at random", 1, 0) for i in range(3)]
+    assert in_words([*three, Moved("encoder.blocks.0.a", "kept", 1, 1)]) == [
+        ("blocks.{0,2}.a", "begins at random"),
+        ("blocks.1.a", "kept"),
+        ("encoder.blocks.*.a", "kept"),
+    ]
 
 
 def test_a_longer_table_of_positions_keeps_its_rows() -> None:

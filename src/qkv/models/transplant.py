@@ -52,12 +52,18 @@ def transplant(old: nn.Module, new: nn.Module) -> list[Moved]:
 def in_words(moved: list[Moved]) -> list[tuple[str, str]]:
     """(path, how) in the model's order; what is alike in all layers, or in some, stands there once: ``blocks.*``, ``blocks.{0,2}``."""
     layers: dict[tuple[str, str], list[str]] = {}
-    every: dict[str, int] = {}
+    every: dict[str, set[str]] = {}  # of each stack, by what stands before its layers
     for one in moved:
-        found, path = _LAYER.search(one.path), _LAYER.sub("*", one.path)
-        layers.setdefault((path, one.how), []).append(found[0] if found else "")
-        every[path] = every.get(path, 0) + 1
-    return [(path if len(known) == every[path] else path.replace("*", _some(known), 1), how) for (path, how), known in layers.items()]
+        found = _LAYER.search(one.path)
+        layer = found[0] if found else ""
+        layers.setdefault((_LAYER.sub("*", one.path, count=1), one.how), []).append(layer)
+        every.setdefault(one.path[: found.start()] if found else "", set()).add(layer)
+    return [(_named(path, known, every), how) for (path, how), known in layers.items()]
+
+
+def _named(path: str, known: list[str], every: dict[str, set[str]]) -> str:
+    stack, star, _ = path.partition("*")
+    return path if not star or len(known) == len(every[stack]) else path.replace("*", _some(known), 1)
 
 
 def _some(layers: list[str]) -> str:
