@@ -18,7 +18,6 @@ from qkv.spec.recipe import Recipe
 from qkv.training.checkpoint import Checkpoints
 from qkv.training.events import Notice
 from qkv.training.files import read_tensors
-from qkv.training.identity import deciding
 from qkv.training.loop import train
 from qkv.training.run import load_adapted
 from qkv.training.surroundings import FILE
@@ -107,8 +106,8 @@ def test_a_killed_run_with_adapters_ends_bit_for_bit_where_it_would_have(text: P
 def test_another_adapter_is_another_recipe_and_the_default_is_none(text: Path, tmp_path: Path) -> None:
     recipe = recipe_of(text, 1)
     train(recipe, tmp_path / "run", on_event=ignore)
-    assert not {"adapt", "frozen", "rates"} & deciding(recipe)["training"].keys()
-    with pytest.raises(UserError, match=r"training\.adapt is"):
+    assert not {"adapt", "frozen", "rates"} & recipe.essential()["training"].keys()
+    with pytest.raises(UserError, match=r"training\.adapt\.kind is"):
         train(recipe_of(text, 1, adapt=LORA), tmp_path / "run", on_event=ignore)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from qkv.interop.load import Published
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import MaskedTokens, NextToken, Regression, Task, Translation
 from qkv.spec.tokenizers import TokenizerFile
+from qkv.tokenizers.tokenizer import Tokenizer
 
 NOT_SAID = "not said"
 """The source of data that a checkpoint was trained on, where it does not say; give another to train or measure it."""
@@ -28,7 +32,8 @@ def recipe_of(found: Published) -> Recipe:
 def _task(found: Published) -> Task:
     spec = found.spec
     if spec.encoder is not None:
-        return Translation(begin=_pieces(found), framed=True)
+        assert found.tokenizer is not None
+        return Translation(begin=pieces(found.folder, found.tokenizer, found.begin), framed=True)
     if spec.head.kind == "language_model":
         return NextToken() if spec.causal else MaskedTokens()
     if spec.head.kind == "regression":
@@ -36,12 +41,11 @@ def _task(found: Published) -> Task:
     return next(task for task in Task.kinds().values() if task.head == spec.head.kind and task.reads == "examples")()
 
 
-def _pieces(found: Published) -> tuple[str, ...]:
-    """The tokens that its texts begin with, by content. Raises ``UserError``."""
-    assert found.tokenizer is not None
-    named = [found.tokenizer.core.id_to_token(index) for index in found.begin]
-    pieces = tuple(piece for piece in named if piece is not None)
-    if len(pieces) < len(named):
-        unknown = found.begin[named.index(None)]
-        raise UserError(f"{found.folder} says that texts begin with the id {unknown}, which its tokenizer does not have")
-    return pieces
+def pieces(folder: Path, tokenizer: Tokenizer, begin: Sequence[int]) -> tuple[str, ...]:
+    """The tokens that texts of the checkpoint in ``folder`` begin with, by content. Raises ``UserError``."""
+    named = [tokenizer.core.id_to_token(index) for index in begin]
+    found = tuple(piece for piece in named if piece is not None)
+    if len(found) < len(named):
+        unknown = begin[named.index(None)]
+        raise UserError(f"{folder} says that texts begin with the id {unknown}, which its tokenizer does not have")
+    return found

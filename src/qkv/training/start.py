@@ -18,9 +18,12 @@ import torch
 from torch import Tensor
 
 from qkv.data.vocabulary import TARGET_FILE
+from qkv.interop.config import Config
+from qkv.interop.folder import read_json
 from qkv.interop.load import described, find_folder, load_published
 from qkv.interop.places import CONFIG, is_published, may_be_name
 from qkv.interop.task_heads import head_tensors, task_heads
+from qkv.interop.writing import beginning
 from qkv.layers.lora import folded
 from qkv.models.transformer import Transformer
 from qkv.spec.adapt import LoRA
@@ -29,18 +32,22 @@ from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.model import Model, Text
 from qkv.spec.recipe import Recipe
+from qkv.spec.tasks import Task, Translation
 from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
 from qkv.spec.tokenizers import TokenizerFile
 from qkv.spec.yaml_io import read_recipe
-from qkv.tokenizers.tokenizer import FILE_NAME
+from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 from qkv.training.checkpoint import weights
 from qkv.training.files import read_tensors
+from qkv.training.published import pieces
 
 _SPEC, _WEIGHTS = "spec.yaml", "model.safetensors"
 _TABLES = ("frontend.", "encoder.frontend.")
 _HEAD = "head."
 _VOCABULARY = ("head.weight", "head.bias")
 """Of a language model's head: a row for each id."""
+_MARKS = ("begin", "framed")
+"""Of a task that writes a text from a text."""
 
 
 class Start(NamedTuple):
@@ -51,6 +58,7 @@ class Start(NamedTuple):
     target_tokenizer: TokenizerSpec | None
     heads: Mapping[str, Head] = MappingProxyType({})
     """By kind, those that a published family has."""
+    task: Task | None = None
 
 
 def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
@@ -61,10 +69,11 @@ def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
     if recipe.start is None:
         return recipe
     if known and known.start == recipe.start:
-        start = Start(known.model, known.data.tokenizer, known.data.target_tokenizer)
+        start = Start(known.model, known.data.tokenizer, known.data.target_tokenizer, task=known.task)
     else:
         start = find_start(recipe.start)
     recipe = _with_tokenizers(recipe, start.tokenizer, start.target_tokenizer)
+    recipe = recipe.changed(task=_written_alike(recipe.task, start.task)) if start.task else recipe
     return recipe if start.model is None else recipe.changed(model=_described(recipe, start.model, start.heads))
 
 
@@ -73,12 +82,19 @@ def find_start(source: str) -> Start:
     folder = Path(source).expanduser()
     if _is_run(folder):
         target = TokenizerFile(path=str(folder / TARGET_FILE)) if (folder / TARGET_FILE).exists() else None
-        model = read_recipe(folder).model if (folder / _SPEC).is_file() else None
-        return Start(model, TokenizerFile(path=str(folder / FILE_NAME)), target)
+        recipe = read_recipe(folder) if (folder / _SPEC).is_file() else None
+        return Start(recipe and recipe.model, TokenizerFile(path=str(folder / FILE_NAME)), target, task=recipe and recipe.task)
     if is_published(folder) or (not folder.exists() and may_be_name(source)):
         folder = find_folder(source)
-        return Start(described(folder)[0].spec, TokenizerFile(path=str(folder)), None, task_heads(folder))
+        model = described(folder)[0].spec
+        return Start(model, TokenizerFile(path=str(folder)), None, task_heads(folder), _published_task(folder) if model.encoder else None)
     raise UserError(f"start: {source!r} holds no {_WEIGHTS}, so it is no trained run, and no {CONFIG} of a published checkpoint")
+
+
+def _published_task(folder: Path) -> Task:
+    """What an encoder–decoder's makers say of the marks round texts."""
+    begin = beginning(folder, Config(read_json(folder / CONFIG), str(folder / CONFIG)))
+    return Translation(begin=pieces(folder, Tokenizer.load(folder), begin), framed=True)
 
 
 def _is_run(folder: Path) -> bool:
@@ -93,6 +109,12 @@ def _with_tokenizers(recipe: Recipe, tokenizer: TokenizerSpec, target: Tokenizer
             "leave the key out, and its tokenizer is taken"
         )
     return recipe.changed(data=recipe.data.changed(tokenizer=tokenizer, target_tokenizer=target))
+
+
+def _written_alike(task: Task, start: Task) -> Task:
+    """``task`` with the marks round texts that the start has learned, where the recipe says nothing of them."""
+    both = [name for name in _MARKS if name in type(task).model_fields and name in type(start).model_fields]
+    return task.changed(**{name: getattr(start, name) for name in both if getattr(task, name) == type(task).model_fields[name].default})
 
 
 def _described(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Model:
