@@ -173,3 +173,11 @@ def test_what_is_depended_on_is_constrained() -> None:
     names = {re.match(r"[\w-]+", wanted)[0].lower() for group in groups for wanted in group}  # type: ignore[index]
     pinned = {line.split("==")[0].lower() for line in read("constraints.txt").splitlines() if "==" in line}
     assert names - pinned == set()
+
+
+def test_the_page_of_checkpoints_names_every_family() -> None:
+    from qkv.interop.registry import FAMILIES
+
+    page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    assert FAMILIES
+    assert [family.name for family in FAMILIES if family.name not in page] == []
