@@ -152,6 +152,7 @@ EVERYTHING: tuple[Branch, ...] = (
     RNN(),
     GRU(),
     LSTM(),
+    *(parts[0] for parts in RELATIVE_SAMPLES.values()),
     GatedFeedForward(hidden=24),
 )
 """Every way for positions to exchange information, in one stack."""
@@ -159,7 +160,7 @@ EVERYTHING: tuple[Branch, ...] = (
 
 def stack(blocks: tuple[Block, ...], text: Text | None = None, **fields: Any) -> Model:
     text = text or Text(vocab_size=VOCABULARY)
-    return Model(width=WIDTH, context_length=1100, frontend=text, blocks=blocks, init_std=0.3, **fields)
+    return Model(width=WIDTH, context_length=1100, frontend=text, blocks=blocks, **{"init_std": 0.3, **fields})
 
 
 def positions(part: Any, **fields: Any) -> Text:
@@ -168,7 +169,9 @@ def positions(part: Any, **fields: Any) -> Text:
 
 STACKS: dict[str, Model] = {
     "pre": stack((Block(branches=EVERYTHING),)),
-    "post, batch norm": stack((Block(branches=EVERYTHING, order="post", norm=BatchNorm()),), positions(Sinusoidal()), norm=BatchNorm()),
+    "post, batch norm": stack(
+        (Block(branches=EVERYTHING, order="post", norm=BatchNorm()),), positions(Sinusoidal()), norm=BatchNorm(), init_std=0.2
+    ),
     "sandwich, rms norm, layer scale": stack(
         (Block(branches=EVERYTHING, order="sandwich", norm=RMSNorm(), residual=Scaled()),), positions(LearnedSinusoidal(hidden=9))
     ),
