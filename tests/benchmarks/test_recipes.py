@@ -93,7 +93,7 @@ def test_it_trains_in_its_short_form(path: Path, tiny: Path, tmp_path: Path) -> 
     data = [f"data.source={tiny}"] if reads_text else []
     if recipe.task.reads == "examples":
         data = [f"data.source={tiny_table(recipe.task.kind, tmp_path)}", "data.columns={}"]
-    recipe = override(recipe, [*data, "training.steps=4", "training.schedule.warmup=1"])
+    recipe = override(recipe, [*data, "start=null", "training.steps=4", "training.schedule.warmup=1"])
     recipe = override(recipe, ["training.batch_size=2", "training.validation.batches=1", "sample.max_new_tokens=2"])
     losses = [row["loss"] for row in qkv.train(recipe, tmp_path / "run", on_event=lambda _: None).metrics if row.get("loss") is not None]
     assert len(losses) == 4

@@ -6,7 +6,7 @@ import json
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -43,7 +43,7 @@ def embed_command(
         raise UserError(f"--out: {str(out)!r} should end in .npy")
     folder = run if is_sentence_folder(run) else run_or_published(run)
     texts = [line for text in inputs for line in (_lines() if text == "-" else [text])]
-    options = {"poolings": tuple(pooling) if pooling else None, "normalise": normalise, "max_length": max_length}
+    options: dict[str, Any] = {"poolings": tuple(pooling) if pooling else None, "normalise": normalise, "max_length": max_length}
     from qkv.training.embed import embed
 
     with warnings.catch_warnings(record=True) as notes:

@@ -76,7 +76,7 @@ def _data_sets() -> str:
 
     folders = [Path(os.environ["QKV_DATA"])] if os.environ.get("QKV_DATA") else []
     folders.append(cache_folder() / "data")
-    told = []
+    told: list[str] = []
     for name in (*NAMES, *TABLES):
         here = (name not in KNOWN and name not in TABLES) or any((folder / name).is_dir() for folder in folders)
         files = [file for split in TABLES[name].splits.values() for file in split] if name in TABLES else []

@@ -66,6 +66,8 @@ class Family:
     """What stands before the body's names in a file of a model with a head; files of the body alone, and old ones, go without."""
     ignored: Reasons = field(default_factory=dict)
     ignored_config: Reasons = field(default_factory=dict)
+    typical: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that published configs of the family say otherwise than the default."""
     older: Mapping[str, str] = field(default_factory=dict)
     """Parts of names as old files write them, and as they are written now."""
 

@@ -75,7 +75,7 @@ class _Sketch(Config):
     """A config that answers every question: sizes of 64, two heads or classes, and ``count`` layers."""
 
     def __init__(self, family: Family, count: int):
-        super().__init__({"model_type": family.model_types[0]})
+        super().__init__({"model_type": family.model_types[0], **family.typical})
         self.count = count
 
     def layers(self, key: str, default: int | None = None) -> int:

@@ -12,6 +12,7 @@ A part defined by a user joins its slot in the same way: by being defined.
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, NoReturn, Self, TypeVar, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
@@ -127,7 +128,7 @@ class Part(Spec):
 def _essential(value: Any) -> Any:
     if isinstance(value, Spec):
         return value.essential()
-    return [_essential(item) for item in value] if isinstance(value, (tuple, list)) else value
+    return [_essential(item) for item in cast("Sequence[Any]", value)] if isinstance(value, (tuple, list)) else value
 
 
 def _dump_part(part: Part) -> dict[str, Any]:

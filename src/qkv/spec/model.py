@@ -7,8 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from qkv.spec import relative_attention as _registers_its_kinds  # noqa: F401
-from qkv.spec import sparse_attention as _registers_its_kinds_too  # noqa: F401
+from qkv.spec import relative_attention, sparse_attention
 from qkv.spec.base import Part, Seq, Spec
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.cross import MemoryBranch
@@ -16,6 +15,9 @@ from qkv.spec.errors import Problem
 from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.masks import Full
 from qkv.spec.parts import Add, LayerNorm, Learned, NoNorm, NoPositions, Norm, Positions, Residual
+
+MORE_BRANCHES = (relative_attention, sparse_attention)
+"""Modules whose branches a block may list beside those named here; importing them registers these."""
 
 
 class Block(Spec):

@@ -314,4 +314,5 @@ DEBERTA = replace(
     spec=first_spec,
     config=first_config,
     names=FIRST_NAMES,
+    typical={"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
 )
