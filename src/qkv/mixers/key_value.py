@@ -1,0 +1,115 @@
+"""What attention of a sequence to itself is made of, whatever its scores are: the maps, the heads, and the keys and values that it remembers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from qkv.layers.branch import Branch, State
+from qkv.layers.context import Context
+from qkv.layers.linear import Linear
+from qkv.layers.norms import build_norm
+from qkv.mixers.masks import build_mask
+from qkv.ops.masks import Sites
+from qkv.spec.branches import Attention
+from qkv.spec.masks import AllOf, Mask
+from qkv.spec.relative_attention import MaskedAttention
+from qkv.state.kinds import Arrival, KeyValue, append, append_ring, key_value, ring_positions
+
+
+class KeyValueAttention(Branch):
+    """Queries, keys and values by one linear map, an output map, and a state of every key and value, or, if the mask is a causal window, of a
+    ring of the last ``size`` and the sinks. A subclass says how queries meet keys."""
+
+    def __init__(self, part: Attention | MaskedAttention, width: int, terms: int = 1):
+        """terms: how many products a score is the sum of; all are divided by √(terms · Dk)."""
+        super().__init__(part, width)
+        self.num_heads, self.kv_heads = part.num_heads, part.kv_heads
+        self.head_dim, self.value_dim = part.dims(width)
+        self.sizes = (self.num_heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim)
+        self.qkv = Linear(width, sum(self.sizes), bias=part.bias)
+        self.output = Linear(self.num_heads * self.value_dim, width, bias=part.ends_with_bias)
+        self.query_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
+        self.key_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
+        self.mask = build_mask(part.mask)
+        self.scale = 1.0 / (part.temperature * (terms * self.head_dim) ** 0.5)
+        self.causal = part.causal
+        self.ring = (part.mask.reach, part.mask.first_visible) if part.causal and part.mask.reach is not None else None
+        self.plain_window = _is_plain_window(part.mask)
+        self.rewindable = self.ring is None
+
+    def init_state(self, batch: int, capacity: int | None = None) -> KeyValue:
+        limit = None if self.ring is None else sum(self.ring)
+        return key_value(batch, self.kv_heads, (self.head_dim, self.value_dim), self.qkv.weight.detach(), (capacity, limit))
+
+    def mapped(self, x: Tensor) -> Tensor:
+        """Queries, keys and values of all heads side by side, (B, N, (H + G) Dk + G Dv)."""
+        return self.qkv(x)
+
+    def projected(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, H, N, Dk), k (B, G, N, Dk), v (B, G, N, Dv)."""
+        widths = (self.head_dim, self.head_dim, self.value_dim)
+        q, k, v = (t.unflatten(-1, (-1, w)).transpose(1, 2) for t, w in zip(self.mapped(x).split(self.sizes, -1), widths, strict=True))
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q, context), self.key_norm(k, context)
+        return q, k, v
+
+    def met(self, k: Tensor, v: Tensor, context: Context, state: State | None) -> tuple[Tensor, Tensor, State | None, Sites]:
+        """What the queries of a call meet: the keys and values, those remembered among them, the next state, and where all of them stand."""
+        if state is None:
+            return k, v, None, context.once(("sites", self.causal), lambda: self._whole(context))
+        return self._remembered(k, v, context, state) if self.ring is None else self._windowed(k, v, context, state)
+
+    def _whole(self, context: Context) -> Sites:
+        """Queries and keys are the same positions. Padding on the right is hidden from real queries by a causal mask alone."""
+        valid = context.valid
+        special = context.segments is not None or context.prefix is not None or context.visible is not None
+        if not special and (valid is None or self.causal):
+            return Sites(context.positions, context.positions, aligned=True)
+        key = context.positions if valid is None else context.positions.masked_fill(~valid, -1)
+        return Sites(context.positions, key, context.segments, context.segments, prefix=context.prefix, given=context.visible)
+
+    def _remembered(self, k: Tensor, v: Tensor, context: Context, state: KeyValue) -> tuple[Tensor, Tensor, KeyValue, Sites]:
+        state = append(state, k, v, _arrival(context), None if self.ring is None else sum(self.ring))
+        end = context.end
+
+        def sites() -> Sites:
+            key = torch.arange(end, device=k.device)[None]
+            return Sites(context.positions, key, aligned=context.start is not None, prefix=context.prefix)
+
+        return state.keys[:, :, :end], state.values[:, :, :end], state, context.once(("cached", end), sites)
+
+    def _windowed(self, k: Tensor, v: Tensor, context: Context, state: KeyValue) -> tuple[Tensor, Tensor, KeyValue, Sites]:
+        """While the ring is not full its slots are the positions; later one query sees all of it, and several see it joined by the new keys."""
+        ring = self.ring or (1, 0)
+        came, full = _arrival(context), sum(ring)
+        if came.start is not None and came.end <= full:
+            return self._remembered(k, v, context, state)
+        if k.shape[2] == 1:  # the slot that is overwritten holds a position that has just left the window
+            state = append_ring(state, k, v, came, ring)
+            after = came.past + (1 if came.lengths is None else came.lengths)
+            held = context.once(("ring", ring), lambda: ring_positions(after, full, ring))[:, : state.keys.shape[2]]
+            return state.keys, state.values, state, Sites(context.positions, held, full=came.start is not None and self.plain_window)
+        before = context.once(("ring", ring), lambda: ring_positions(came.past, full, ring))[:, : state.keys.shape[2]]
+        new = context.positions if context.valid is None else context.positions.masked_fill(~context.valid, -1)
+        keys, values = torch.cat((state.keys, k), 2), torch.cat((state.values, v), 2)
+        sites = Sites(context.positions, torch.cat((before, new.expand(before.shape[0], -1)), 1))
+        return keys, values, append_ring(state, k, v, came, ring), sites
+
+    def state_bytes(self, length: int, batch: int = 1) -> int:
+        kept = length if self.ring is None else min(length, sum(self.ring))
+        return batch * kept * self.kv_heads * (self.head_dim + self.value_dim) * self.qkv.weight.element_size()
+
+    def ending(self) -> nn.Module:
+        return self.output
+
+
+def _is_plain_window(mask: Mask) -> bool:
+    """True for ``causal & window(…)``: every key that the ring holds is visible to the newest query."""
+    return isinstance(mask, AllOf) and sorted(m.kind for m in mask.masks) == ["causal", "window"]
+
+
+def _arrival(context: Context) -> Arrival:
+    """What the state needs to know of a call."""
+    assert context.past is not None
+    return Arrival(context.past, context.lengths, context.start, context.end)
