@@ -119,6 +119,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("RoPE pairs neighbours", ATTENTION, instead(positions, "rotation", lambda f: lambda p, θ, m=1.0: f(p, θ.flip(0), m))),
     Mutant("ALiBi rewards distance", ATTENTION, result(positions, "alibi_slopes", torch.neg)),
     Mutant("ALiBi heads reversed", ATTENTION, result(positions, "alibi_slopes", lambda m: m.flip(0))),
+    Mutant("ALiBi in exact numbers", ATTENTION, instead(torch.Tensor, "bfloat16", lambda f: lambda x: x.double())),
+    Mutant("rounded ALiBi not scaled", ATTENTION, argument(relative.RoundedAlibi, "added", 3, lambda scale: 1.0)),
     Mutant("K/V heads of the wrong group", ATTENTION, argument(attention, "attention", 1, lambda k: k.roll(1, 1))),
     Mutant("soft cap of the scores dropped", ATTENTION, problem(lambda p: replace(p, softcap=None))),
     Mutant("soft cap of the scores twice as high", ATTENTION, problem(lambda p: replace(p, softcap=p.softcap and 2 * p.softcap))),

@@ -101,11 +101,10 @@ def attention(m: Any, x: Tensor) -> Tensor:
                     k = normed(rows[j][heads * dk + g * dk : heads * dk + (g + 1) * dk], m.key_norm, part.qk_norm)
                     turn = isinstance(part.relative, Rope)
                     dot = float(turned(q, i, part.relative) @ turned(k, j, part.relative) if turn else q @ k)
-                    slope = 2.0 ** (-8.0 * (h + 1) / heads) if isinstance(part.relative, Alibi) else 0.0
                     scale = 1 / (part.temperature * math.sqrt(dk))
                     score = scale * dot if part.softcap is None else part.softcap * math.tanh(scale * dot / part.softcap)
                     score += scale * float((q * learned.key(j - i)).sum())
-                    scores.append(score - slope * (i - j) + learned.score(j - i))
+                    scores.append(score + sloped(part.relative, h, heads, scale, i, j) + learned.score(j - i))
                     value = rows[j][(heads + groups) * dk + g * dv : (heads + groups) * dk + (g + 1) * dv]
                     values.append(value + learned.value(j - i, value))
                 kept = sorted(scores, reverse=True)[: part.top_k]
@@ -113,6 +112,21 @@ def attention(m: Any, x: Tensor) -> Tensor:
                 mixed.append(sum(r / sum(raw) * v for r, v in zip(raw, values, strict=True)))
             out[b, i] = affine(m.output, torch.cat(mixed))
     return out
+
+
+def sloped(part: Any, h: int, heads: int, scale: float, i: int, j: int) -> float:
+    """What ALiBi says of a key."""
+    if not isinstance(part, Alibi):
+        return 0.0
+    slope = 2.0 ** (-8.0 * (h + 1) / heads)
+    joined = bf16(bf16(slope) * bf16(j)) if part.rounded else -slope * (i - j)
+    return joined * scale if part.scaled else joined
+
+
+def bf16(x: float) -> float:
+    """The nearest number of eight digits of two, the even one of two that are as near."""
+    share, power = math.frexp(x)
+    return math.ldexp(round(share * 256), power - 8)
 
 
 class Learned:

@@ -58,7 +58,7 @@ class Pair:
 def made(case: Case, folder: Path) -> Pair:
     """The pair of a case. No weight keeps its initial value: a norm of ones or a bias of zeros would hide a wrong name."""
     generator = torch.Generator().manual_seed(sum(map(ord, case.name)))
-    case.config._attn_implementation = "eager"
+    case.config._attn_implementation = case.attention
     theirs = case.model(case.config).eval()
     with torch.no_grad():
         for parameter in theirs.parameters():

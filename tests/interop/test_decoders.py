@@ -208,7 +208,7 @@ REFUSED = {
     "mpt-unknown": (MPT, {"attn_config": {"kv_n_heads": 4}}, "attn_config: the key 'kv_n_heads' is not known"),
     "mpt-logits": (MPT, {"logit_scale": 0.5}, "logit_scale is 0.5"),
     "mpt-biases": (MPT, {"no_bias": False}, "no_bias is False"),
-    "falcon-alibi": (FALCON, {"alibi": True}, "alibi is True, but qkv knows only False"),
+    "falcon-residual": (FALCON, {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm is True"),
     "falcon-two-norms": (FALCON, {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn 2"),
     "falcon-in-turn": (FALCON, {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn False"),
     "gemma-sees-all": (GEMMA, {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),

@@ -22,7 +22,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 
 VOCAB, LENGTH, NEW = 13, 24, 8
-WINDOW = "attention(4, num_kv_heads=2, head_dim=6, mask='causal & window(3, sinks=1)', relative=alibi)"
+WINDOW = "attention(4, num_kv_heads=2, head_dim=6, mask='causal & window(3, sinks=1)', relative=alibi(scaled=true))"
 ROPE = {
     "kind": "attention",
     "num_heads": 3,
@@ -196,6 +196,7 @@ def test_the_file_imports_torch_and_transformers_alone_and_holds_only_what_is_us
             "model.blocks.0.branches.0.relative: there is no self-contained form of 'shaw'",
         ),
         ({"blocks": [{"branches": ["attention(2, top_k=3)"]}]}, "model.blocks.0.branches.0.top_k"),
+        ({"blocks": [{"branches": ["attention(2, relative=alibi(rounded=bf16))"]}]}, "model.blocks.0.branches.0.relative.rounded"),
         ({"blocks": [{"branches": ["attention(2, mask=full)"]}]}, "language models that decode alone"),
         ({"head": "classification(3)"}, "language models that decode alone"),
         ({"frontend": {"kind": "text", "types": 2}}, "without types of tokens"),

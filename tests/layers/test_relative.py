@@ -1,4 +1,5 @@
-"""Learned positions inside attention: T5's buckets and layer against the published ones, Shaw's distances against their definition."""
+"""Learned positions inside attention: T5's buckets and layer against the published ones, Shaw's distances against their definition;
+Falcon's slopes."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from tests.mixers.modules import applied, built, some
 from tests.models.stacks import ids, model
 from torch import Tensor
 from transformers import T5Config, T5EncoderModel
+from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from qkv.inspection.cost import cost
@@ -125,6 +127,17 @@ def test_the_mask_says_which_directions_have_buckets() -> None:
     assert causal.causal
     assert not full.causal
     assert build_relative(Attention(relative=parts.Rope()), 12) is None
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_rounded_slopes_are_falcons_for_every_count_of_heads(scaled: bool) -> None:
+    steps = torch.arange(600)[None]
+    for heads in range(1, 72):
+        ours = build_relative(Attention(num_heads=heads, head_dim=16, relative=parts.Alibi(scaled=scaled, rounded="bf16")), 12)
+        assert ours is not None
+        found = ours.added(torch.zeros(1, heads, 1, 16), Sites(steps[:, :1], steps), 0.25)[0, :, 0]
+        theirs = build_alibi_tensor(torch.ones_like(steps), heads, torch.float32)[:, 0]
+        assert torch.equal(found, theirs / 4 if scaled else theirs)
 
 
 @pytest.mark.parametrize("cast", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

@@ -1,4 +1,4 @@
-"""Learned position information inside attention: what joins its scores, and what joins its values."""
+"""Position information inside attention that is learned or rounded: what joins its scores, and what joins its values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from qkv.ops.attention.problem import RelativeValues
 from qkv.ops.masks import Sites
-from qkv.ops.positions import clipped_distances, distance_buckets
+from qkv.ops.positions import alibi_slopes, clipped_distances, distance_buckets
 from qkv.spec import branches, parts
 
 
@@ -93,6 +93,19 @@ class T5Buckets(Relative, SharedTable):
         return F.embedding(buckets, table).permute(0, 3, 1, 2).to(q.dtype)
 
 
+class RoundedAlibi(Relative):
+    """m_h j, with m_h, j and their product rounded to bf16; times the scores' scale where the part says so (Falcon, Almazrouei et al. 2023)."""
+
+    def __init__(self, part: parts.Alibi, num_heads: int):
+        super().__init__()
+        self.part, self.num_heads = part, num_heads
+
+    def added(self, q: Tensor, sites: Sites, scale: float) -> Tensor:
+        slopes = alibi_slopes(self.num_heads, q.device).bfloat16()
+        rounded = slopes[None, :, None, None] * sites.key.bfloat16()[:, None, None, :]
+        return (rounded.to(q.dtype) * (scale if self.part.scaled else 1.0)).expand(-1, -1, q.shape[2], -1)
+
+
 def share_tables(modules: Iterable[nn.Module]) -> None:
     """Let each layer whose table is ``shared`` read from the first one with the same."""
     owners: dict[Hashable, SharedTable] = {}
@@ -104,11 +117,13 @@ def share_tables(modules: Iterable[nn.Module]) -> None:
 
 
 def build_relative(part: branches.Attention, width: int) -> Relative | None:
-    """The module of a relative part that has weights; None of the others."""
+    """The module of a relative part that joins the scores with more than slopes; None of the others."""
     match part.relative:
         case parts.Shaw():
             return Shaw(part.relative, part.dims(width))
         case parts.T5Buckets():
             return T5Buckets(part.relative, part.num_heads, part.causal)
+        case parts.Alibi(rounded="bf16"):
+            return RoundedAlibi(part.relative, part.num_heads)
         case _:
             return None

@@ -62,4 +62,7 @@ class Attention(KeyValueAttention):
         return Problem(self.mask, sites, self.scale, None, dropout, added, part.top_k, values, part.softcap)
 
     def _slopes(self, device: torch.device) -> Tensor | None:
-        return position_ops.alibi_slopes(self.num_heads, device) if isinstance(self.part.relative, Alibi) else None
+        alibi = self.part.relative
+        if not isinstance(alibi, Alibi):
+            return None
+        return position_ops.alibi_slopes(self.num_heads, device) * (self.scale if alibi.scaled else 1.0)

@@ -165,7 +165,16 @@ class Rope(Relative, kind="rope"):
 
 
 class Alibi(Relative, kind="alibi"):
-    """-m_h (i - j) added to the logits, slopes m_h = 2^(-8h/H) (Press et al. 2022)."""
+    """-m_h (i - j) added to the logits, slopes m_h = 2^(-8h/H) (Press et al. 2022).
+
+    ``scaled``: divided by temperature √Dk, as the products q · k are. ``rounded``: m_h j in the place of it, with m_h, j and their product
+    in bf16; what a query has in common with all its keys a softmax does not see, so only the rounding differs. Falcon-RW has both.
+    """
+
+    scaled: bool = Field(default=False, description="divided by temperature √Dk, together with q · k")
+    rounded: Literal["bf16"] | None = Field(
+        default=None, description="the precision of slopes and of their products; default: as exact as the rest"
+    )
 
 
 class Shaw(Relative, kind="shaw"):

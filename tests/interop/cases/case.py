@@ -12,7 +12,7 @@ class Case:
     """A class of the transformers library and the config that it is built from, of small and unusual sizes.
 
     ``lengths``: of the rows of a batch (of the sources, for an encoder–decoder).   ``steps``: tokens that decoders write.
-    ``renamed``: what the class calls a parameter that its files hold under another name.
+    ``renamed``: what the class calls a parameter that its files hold under another name.   ``attention``: how that library computes it.
     """
 
     name: str
@@ -21,6 +21,7 @@ class Case:
     lengths: tuple[int, ...] = (9, 1, 5)
     steps: int = 64
     renamed: Mapping[str, str] = field(default_factory=dict)
+    attention: str = "eager"
 
     def __str__(self) -> str:
         return self.name

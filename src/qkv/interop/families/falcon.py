@@ -14,7 +14,9 @@ from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.model import Block, Model, Text
-from qkv.spec.parts import LayerNorm, NoPositions, Rope
+from qkv.spec.parts import Alibi, LayerNorm, NoPositions, Relative, Rope
+
+ALIBI = Alibi(scaled=True, rounded="bf16")
 
 
 def _parallel(spec: Model) -> bool:
@@ -39,14 +41,13 @@ NAMES = (
 def spec(config: Config, head: Head) -> Model:
     """``new_decoder_architecture`` (40B, 11B): keys and values shared by groups, one or two norms. Else (7B) one norm for both branches."""
     width, heads = config.size("hidden_size", 4544), config.size("num_attention_heads", 71)
-    config.fixed("alibi", False, "what attention knows of positions; Falcon's slopes are divided by √Dk and rounded to bfloat16")
     config.fixed("apply_residual_connection_post_layernorm", False, "what a branch is added to")
     config.fixed("ff_factor", 4, "the features inside the feed-forward")
     norm, bias = LayerNorm(eps=config.number("layer_norm_epsilon", 1e-5)), config.flag("bias", False)
     attention = Attention(
         num_heads=heads,
         num_kv_heads=_kv_heads(config, heads),
-        relative=rope_of(config),
+        relative=_relative(config),
         bias=bias,
         dropout=config.number("attention_dropout", 0.0),
     )
@@ -63,6 +64,12 @@ def spec(config: Config, head: Head) -> Model:
         head=head,
         init_std=config.number("initializer_range", 0.02),
     )
+
+
+def _relative(config: Config) -> Relative:
+    """ALiBi as Falcon-RW was trained with it, or a rotation. That library writes the keys of the rotation beside ALiBi too."""
+    rope = rope_of(config)
+    return ALIBI if config.flag("alibi", False) else rope
 
 
 def _kv_heads(config: Config, heads: int) -> int:
@@ -89,11 +96,11 @@ def config(spec: Model) -> dict[str, Any] | None:
     """The keys of ``spec`` where it is one of Falcon's shape; ``spec`` of them is the judge."""
     block = spec.layers[0] if spec.layers else None
     match block:
-        case Block(branches=(Attention(relative=Rope() as rope) as attention, FeedForward() as feed_forward)):
-            norm, turned = block.norm_of(0), rope_config(rope)
+        case Block(branches=(Attention(relative=relative) as attention, FeedForward() as feed_forward)):
+            norm, placed = block.norm_of(0), _relative_keys(relative)
         case _:
             return None
-    if not isinstance(spec.frontend, Text) or not isinstance(norm, LayerNorm) or turned is None:
+    if not isinstance(spec.frontend, Text) or not isinstance(norm, LayerNorm) or placed is None:
         return None
     newer = block.order == "parallel" and (bool(block.norms) or attention.kv_heads not in (1, attention.num_heads))
     return {
@@ -108,15 +115,22 @@ def config(spec: Model) -> dict[str, Any] | None:
         "ffn_hidden_size": feed_forward.hidden_at(spec.width),
         "activation": OUTWARD[feed_forward.activation],
         "bias": attention.bias,
-        "alibi": False,
         "max_position_embeddings": spec.context_length,
         "vocab_size": spec.frontend.vocab_size,
         "layer_norm_epsilon": norm.eps,
         "attention_dropout": attention.dropout,
         "hidden_dropout": block.dropout,
         "initializer_range": spec.init_std,
-        **turned,
+        **placed,
     }
+
+
+def _relative_keys(relative: Relative) -> dict[str, Any] | None:
+    """The inverse of ``_relative``."""
+    if relative == ALIBI:
+        return {"alibi": True}
+    turned = rope_config(relative) if isinstance(relative, Rope) else None
+    return None if turned is None else {"alibi": False, **turned}
 
 
 FALCON = Family(

@@ -77,10 +77,12 @@ def _attention(part: branches.Attention, width: int, path: str) -> dict[str, Any
     relative, (head_dim, value_dim) = part.relative, part.dims(width)
     if not isinstance(relative, (parts.Rope, parts.Alibi, parts.NoRelative)):
         raise _refused(f"{path}.relative", relative.kind, ["rope", "alibi", "none"])
+    if isinstance(relative, parts.Alibi) and relative.rounded:
+        raise UserError(f"{path}.relative.rounded: there is no self-contained form of slopes in {relative.rounded}")
     if part.top_k is not None:
         raise UserError(f"{path}.top_k: there is no self-contained form of attention to the largest logits alone")
     _check_mask(part.mask, f"{path}.mask")
-    rope = None
+    rope, scale = None, 1.0 / (part.temperature * head_dim**0.5)
     if isinstance(relative, parts.Rope):
         frequencies, magnitude = rope_frequencies(relative, branches.rotary_dim(head_dim, relative))
         rope = {"frequencies": frequencies.tolist(), "magnitude": magnitude}
@@ -89,15 +91,19 @@ def _attention(part: branches.Attention, width: int, path: str) -> dict[str, Any
         "kv_heads": part.kv_heads,
         "head_dim": head_dim,
         "value_dim": value_dim,
-        "scale": 1.0 / (part.temperature * head_dim**0.5),
+        "scale": scale,
         "bias": part.bias,
         "output_bias": part.ends_with_bias,
         "softcap": part.softcap,
         "qk_norm": _plain(part.qk_norm),
         "mask": _plain(part.mask),
         "rope": rope,
-        "slopes": alibi_slopes(part.num_heads).tolist() if isinstance(relative, parts.Alibi) else None,
+        "slopes": _slopes(relative, part.num_heads, scale) if isinstance(relative, parts.Alibi) else None,
     }
+
+
+def _slopes(relative: parts.Alibi, num_heads: int, scale: float) -> list[float]:
+    return (alibi_slopes(num_heads) * (scale if relative.scaled else 1.0)).tolist()
 
 
 def _check_mask(mask: Mask, path: str) -> None:
