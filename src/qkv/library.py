@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.model import Model
-from qkv.spec.overrides import override, quick_form
+from qkv.spec.overrides import measured, override, quick_form
 from qkv.spec.recipe import Recipe
 from qkv.spec.training import Training
 from qkv.spec.yaml_io import read_recipe
@@ -189,15 +190,20 @@ def generate(run: Run | str | Path, prompt: str = "", **options: Any) -> str:
     return generate_text(loaded.model, loaded.tokenizer, prompt, loaded.recipe.sample.requested(**{"seed": None, **options}))
 
 
-def evaluate(run: Run | str | Path, split: str = "validation", batches: int | None = None) -> dict[str, float]:
+def evaluate(
+    run: Run | str | Path, split: str = "validation", batches: int | None = None, overrides: Sequence[str] = ()
+) -> dict[str, float]:
     """The figures of a run's task over one split, "train", "validation" or "test": all of it, or so many batches.
+
+    ``overrides`` choose how it writes (``sample.num_beams=1``) or other data (``data.source=another.txt``).
 
     Of a language model loss (nats a token), perplexity, bits a token, character and byte; of other tasks accuracy, BLEU and so on, which
     are measured where all of the split is. Raises ``UserError``.
     """
     from qkv.training.run import evaluate as evaluate_run
 
-    return evaluate_run(load(run) if isinstance(run, (str, Path)) else run, split, batches).figures
+    loaded = load(run) if isinstance(run, (str, Path)) else run
+    return evaluate_run(replace(loaded, recipe=measured(loaded.recipe, overrides)), split, batches).figures
 
 
 def predict(run: Run | str | Path, *inputs: Any) -> list[dict[str, Any]]:

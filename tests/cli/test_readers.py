@@ -29,9 +29,21 @@ def test_evaluate_measures_the_split_that_is_named(qkv: Call, run: Path) -> None
     assert tokens[0] == pytest.approx(9 * tokens[1], rel=0.05)
 
 
+def test_evaluate_measures_on_other_data(qkv: Call, run: Path, folder: Path) -> None:
+    recipe = read_recipe(run)
+    text = (folder / recipe.data.source).read_text()
+    other = folder / "reversed.txt"
+    other.write_text(text[::-1])
+    loss, changed = (json.loads(qkv("evaluate", run, *args, "--json").out)["loss"] for args in ([], [f"data.source={other}"]))
+    assert changed > loss
+    assert read_recipe(run) == recipe
+
+
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
+        (["model.width=8"], "override 'model.width=8': model.width is part of what was trained; a measurement can change sample.…"),
+        (["sample.beams=8"], "did you mean 'num_beams'?"),
         (["--split", "valid"], "--split: there is no split 'valid'; did you mean 'validation'?"),
         (["--batches", "0"], "--batches: 0 given, but it should be at least 1"),
     ],

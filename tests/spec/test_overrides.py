@@ -17,7 +17,7 @@ from qkv.spec.data import Data
 from qkv.spec.errors import SpecError
 from qkv.spec.masks import Causal, Window
 from qkv.spec.model import Block, Model
-from qkv.spec.overrides import Assignment, apply, assignments, override
+from qkv.spec.overrides import Assignment, apply, assignments, measured, override
 from qkv.spec.parts import LinearScaling, RMSNorm, Rope
 from qkv.spec.plain import plain
 from qkv.spec.recipe import Recipe
@@ -228,3 +228,13 @@ def test_every_known_key_can_be_set_where_the_file_is_silent(path: tuple[str, ..
     value = dict(leaves(plain(default)))[path]
     text = f"{'.'.join(path)}={value if isinstance(value, str) else json.dumps(value)}"
     assert changed(text, data={"data": "x"}) == default
+
+
+def test_a_measurement_chooses_how_it_writes_and_on_what_and_nothing_else() -> None:
+    recipe = changed()
+    chosen = measured(recipe, ["sample.num_beams=3", "sample.temperature=0", "data.source=other.txt"])
+    assert (chosen.sample.num_beams, chosen.data.source, chosen.model) == (3, "other.txt", recipe.model)
+    assert measured(recipe, ()) is recipe
+    for path in ("training.seed=1", "data.tokenizer=bytes", "model.num_layers=2"):
+        with pytest.raises(SpecError, match="is part of what was trained"):
+            measured(recipe, [path])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +11,8 @@ import typer
 
 from qkv.cli.runs import run_folder
 from qkv.spec.errors import UserError, nearest
+from qkv.spec.overrides import measured
+from qkv.spec.yaml_io import read_recipe
 
 if TYPE_CHECKING:
     from qkv.tasks.task import Exam
@@ -20,12 +22,15 @@ qkv evaluate runs/my
 qkv evaluate runs/my --batches 20
 qkv evaluate runs/my --split train --json
 qkv evaluate runs/my --split test --report test.html
+qkv evaluate runs/translation sample.num_beams=1
+qkv evaluate runs/my data.source=another.txt
 """
 _SPLITS = ("train", "validation", "test")
 
 
 def evaluate_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by 'qkv train'.")],
+    changes: Annotated[list[str] | None, typer.Argument(metavar="[PATH=VALUE...]", help="How it writes, or other data.")] = None,
     split: Annotated[str, typer.Option(metavar="train|validation|test", help="Which part of the data.")] = "validation",
     batches: Annotated[int | None, typer.Option(metavar="N", help="Measure on so many batches, evenly spread; default: all of it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -39,9 +44,11 @@ def evaluate_command(
     folder = run_folder(run)
     from qkv.report.exam import words
     from qkv.report.table import print_table
+
+    recipe = measured(read_recipe(folder), changes or ())  # before torch is imported
     from qkv.training.run import evaluate, load
 
-    loaded = load(folder)
+    loaded = replace(load(folder), recipe=recipe)
     exam = evaluate(loaded, split, batches)
     if report:
         _write(report, str(run), loaded.recipe.description, split, exam, loaded.step)

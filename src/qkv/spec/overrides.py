@@ -23,6 +23,8 @@ from qkv.spec.plain import Shape, is_slot, plain, shape_of
 from qkv.spec.reader import Lines, SpecPath, read_yaml, scalar
 
 S = TypeVar("S", bound=Spec)
+MEASURED_ON = (("data", "source"), ("data", "columns"))
+"""What else of a recipe a measurement can choose, besides how the model writes."""
 
 
 class Assignment(NamedTuple):
@@ -70,6 +72,20 @@ def assignments(overrides: Iterable[str | Assignment]) -> Iterator[Assignment]:
 def override(spec: S, overrides: Iterable[str | Assignment]) -> S:
     """``spec`` changed by dotted overrides. Raises ``SpecError``."""
     return parsed(type(spec), plain(spec, in_slot=False), assignments(overrides))
+
+
+def measured(recipe: S, changes: Iterable[str | Assignment]) -> S:
+    """A recipe whose trained model is measured in another way: how it writes (``sample.…``), or other data. Raises ``SpecError``.
+
+    The rest says what the model is and how it came to be, so to change it here would say what is not true.
+    """
+    chosen = list(assignments(changes))
+    for change in chosen:
+        if change.path[0] != "sample" and change.path not in MEASURED_ON:
+            path = ".".join(change.path)
+            given = " and ".join(".".join(names) for names in MEASURED_ON)
+            raise _error(change.text, f"{path} is part of what was trained; a measurement can change sample.…, {given}")
+    return override(recipe, chosen) if chosen else recipe
 
 
 def quick_form(values: Mapping[str, Any]) -> list[Assignment]:
