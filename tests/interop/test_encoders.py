@@ -7,13 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from tests.interop.battery import answered, made, our_answer, stored, their_answer
 from tests.interop.cases import bert, modernbert, roberta
+from tests.interop.cases.case import Case
 from tests.interop.folders import edit
 from tests.interop.test_sentence import rows, tokenizer
 from transformers import (
     BertForPreTraining,
+    BertForQuestionAnswering,
     BertForSequenceClassification,
+    BertForTokenClassification,
     BertModel,
     ModernBertForMaskedLM,
     RobertaForMaskedLM,
@@ -22,6 +28,7 @@ from transformers import (
 
 import qkv
 from qkv.interop.load import load_published
+from qkv.interop.normal import normal
 from qkv.interop.save import save_published
 from qkv.spec.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
@@ -178,3 +185,36 @@ def test_modernbert_as_first_released(tmp_path: Path) -> None:
     edit(tmp_path / "config.json", lambda tree: tree.update(global_attn_every_n_layers=0))
     with pytest.raises(UserError, match="global_attn_every_n_layers is 0"):
         load_published(tmp_path)
+
+
+KINDS = {
+    "words": bert.BertForMaskedLM,
+    "classes": BertForSequenceClassification,
+    "tags": BertForTokenClassification,
+    "answers": BertForQuestionAnswering,
+}
+CONFIGS = st.fixed_dictionaries({
+    "num_attention_heads": st.integers(1, 4), "head_dim": st.integers(1, 6), "num_hidden_layers": st.integers(1, 3),
+    "intermediate_size": st.integers(1, 20), "max_position_embeddings": st.integers(9, 20), "type_vocab_size": st.integers(1, 4),
+    "vocab_size": st.integers(6, 40), "hidden_act": st.sampled_from(["gelu", "relu", "gelu_new", "silu", "tanh"]),
+    "layer_norm_eps": st.sampled_from([1e-12, 1e-5, 0.1]), "tie_word_embeddings": st.booleans(), "num_labels": st.integers(1, 5),
+    "classifier_dropout": st.sampled_from([None, 0.0, 0.5]),
+})  # fmt: skip
+
+
+@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("head", KINDS)
+@given(drawn=CONFIGS)
+def test_any_bert_has_the_same_answers_and_comes_back(head: str, drawn: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+    width = drawn["num_attention_heads"] * drawn["head_dim"]
+    said = {key: value for key, value in drawn.items() if key != "head_dim" and (key != "num_labels" or head in ("classes", "tags"))}
+    pair = made(Case(f"bert-drawn-{head}", KINDS[head], bert.config(**said, hidden_size=width)), tmp_path_factory.mktemp("drawn"))
+    with torch.no_grad():
+        ours, theirs = answered(pair, our_answer(pair)), answered(pair, their_answer(pair))
+    assert apart(ours, theirs) < 1e-4
+    folder = tmp_path_factory.mktemp("saved")
+    save_published(pair.ours, folder)
+    first, second = stored(pair.folder), stored(folder)
+    assert second.keys() == first.keys() - {name for name, _ in pair.published.ignored}
+    assert all(torch.equal(first[name], tensor) for name, tensor in second.items())
+    assert normal(load_published(folder).spec) == normal(pair.published.spec)
