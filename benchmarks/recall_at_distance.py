@@ -2,6 +2,10 @@
 
     python benchmarks/recall_at_distance.py
     python benchmarks/recall_at_distance.py --only rnn lstm --steps 500 --out recall.html
+    python benchmarks/recall_at_distance.py --alone
+
+A model that learns all distances at once can carry what it has learned of the short ones over to the long ones. With ``--alone`` a new
+model is also trained for each distance, which it must then learn from that distance alone.
 
 The gradient is that of the right answer's logit by the embedded symbol, its norm meant over rows; before training it shows what a model
 can learn from at all, after it what the model has come to listen to.
@@ -21,6 +25,7 @@ from qkv.report.chart import LineChart
 from qkv.report.page import Page
 from qkv.report.series import Line
 from qkv.report.table import print_table
+from qkv.spec.overrides import override
 from qkv.spec.recipe import Recipe
 from qkv.tasks.recall import RecallTask
 from qkv.tasks.registry import build_task
@@ -31,11 +36,12 @@ SMOKE = ("training.steps=3", "training.batch_size=2", "task.distances=[1,4]", "t
 
 
 class Curves(NamedTuple):
-    """One model: its figures at each distance, and the seconds of its training."""
+    """One model: its figures at each distance, and the seconds of its training. ``alone`` is empty where it was not asked for."""
 
     name: str
     distances: list[int]
     accuracy: list[float]
+    alone: list[float]
     gradient: list[float]
     gradient_before: list[float]
     seconds: float
@@ -47,24 +53,30 @@ def arguments(names: list[str]) -> argparse.Namespace:
     options.add_argument("--only", nargs="+", choices=names, default=names, metavar="MODEL", help=f"of {', '.join(names)}")
     options.add_argument("--steps", type=int, help="instead of the recipes' own")
     options.add_argument("--seed", type=int, default=1337)
+    options.add_argument("--alone", action="store_true", help="also train a model for each distance by itself")
     options.add_argument("--out", type=Path, default=Path("recall_at_distance.html"), help="the page")
     return options.parse_args()
 
 
 def curves(name: str, asked: argparse.Namespace) -> Curves:
     """Train one recipe and measure it, before and after."""
-    overrides = list(SMOKE) if asked.smoke else [f"training.seed={asked.seed}"]
+    overrides: list[str] = list(SMOKE) if asked.smoke else [f"training.seed={asked.seed}"]
     if asked.steps:
         overrides.append(f"training.steps={asked.steps}")
     recipe = qkv.read_recipe(RECIPES / f"recall_{name}.yaml", overrides)
     before = measured(recipe, None)
     began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        run = qkv.train(recipe, Path(folder) / "run", on_event=lambda _: None)
+    after = learned(recipe)
     seconds = time.perf_counter() - began
-    after = measured(recipe, run.model)
     distances = sorted(set(recipe.task.distances))  # type: ignore[attr-defined]
-    return Curves(name, distances, [a for a, _ in after], [g for _, g in after], [g for _, g in before], seconds)
+    each = [learned(override(recipe, [f"task.distances=[{distance}]"]))[0] for distance in distances] if asked.alone else []
+    return Curves(name, distances, [a for a, _ in after], [a for a, _ in each], [g for _, g in after], [g for _, g in before], seconds)
+
+
+def learned(recipe: Recipe) -> list[tuple[float, float]]:
+    """What a newly trained model is measured at."""
+    with tempfile.TemporaryDirectory() as folder:
+        return measured(recipe, qkv.train(recipe, Path(folder) / "run", on_event=lambda _: None).model)
 
 
 def measured(recipe: Recipe, model: Any) -> list[tuple[float, float]]:
@@ -85,6 +97,9 @@ def page(found: list[Curves]) -> str:
         "Gradient before training": ("norm", [Line(c.name, c.distances, positive(c.gradient_before), points=True) for c in found], True),
         "Gradient after training": ("norm", [Line(c.name, c.distances, positive(c.gradient), points=True) for c in found], True),
     }
+    if found[0].alone:
+        lines = [Line(c.name, c.distances, c.alone, points=True) for c in found]
+        charts["Right answers, each distance learned alone"] = ("share", lines, False)
     for title, (unit, lines, log) in charts.items():
         shown.chart(LineChart(title, lines, "tokens between symbol and question", unit, x_log=True, y_log=log, y_zero=not log))
     shown.prose("The gradient is that of the right answer's logit by the embedded symbol. Where it is exactly 0 nothing is drawn.")
@@ -106,11 +121,13 @@ def main() -> None:
     rows: list[list[object]] = []
     for c in found:
         rows.append([c.name, "right answers", *(f"{value:.3f}" for value in c.accuracy), f"{c.seconds:.0f}"])
+        if c.alone:
+            rows.append(["", "each alone", *(f"{value:.3f}" for value in c.alone), ""])
         rows.append(["", "gradient, before", *(f"{value:.1e}" for value in c.gradient_before), ""])
         rows.append(["", "gradient, after", *(f"{value:.1e}" for value in c.gradient), ""])
     print_table("\nrecall by distance: tokens between the symbol and the question", columns, rows)
     asked.out.write_text(page(found), encoding="utf-8")
-    print(f"both curves are in {asked.out}")
+    print(f"the curves are in {asked.out}")
 
 
 if __name__ == "__main__":
