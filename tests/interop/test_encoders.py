@@ -27,10 +27,13 @@ from transformers import (
 )
 
 import qkv
+from qkv.cli.main import main
 from qkv.interop.load import load_published
 from qkv.interop.normal import normal
 from qkv.interop.save import save_published
+from qkv.models.build import build
 from qkv.spec.errors import UserError
+from qkv.spec.heads import TokenHead
 from qkv.tokenizers.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers")
@@ -83,7 +86,26 @@ def test_a_body_with_its_pooler(tmp_path: Path) -> None:
     ids = torch.randint(4, 61, (2, 9))
     with torch.no_grad():
         assert apart(found.model.features(ids)[0], theirs(ids).last_hidden_state) < 1e-5
-    assert {name for name, _ in found.ignored} == {"pooler.dense.weight", "pooler.dense.bias"}
+    assert {name for name, _ in found.ignored} == {"pooler.dense.weight", "pooler.dense.bias"} == found.kept.keys()
+    assert all(reason.endswith("written again where the model is saved") for _, reason in found.ignored)
+
+
+def test_a_pooler_of_other_names_and_in_another_precision_is_written_again(tmp_path: Path) -> None:
+    """As in the files of the first release, which name the body's tensors as those of a model with a head do."""
+    theirs = written(BertModel, bert.config(), tmp_path / "a")
+    prefixed = {f"bert.{name}": tensor for name, tensor in load_file(tmp_path / "a" / WEIGHTS).items()}
+    save_file(prefixed, tmp_path / "a" / WEIGHTS)
+    assert main(["export", str(tmp_path / "a"), "--out", str(tmp_path / "b"), "--dtype", "bf16"]) == 0
+    again = BertModel.from_pretrained(tmp_path / "b", dtype=torch.bfloat16).state_dict()
+    assert all(torch.equal(tensor.bfloat16(), again[name]) for name, tensor in theirs.state_dict().items())
+
+
+def test_a_pooler_goes_where_a_head_reads_it_and_nowhere_else(tmp_path: Path) -> None:
+    written(BertModel, bert.config(), tmp_path / "a")
+    found = load_published(tmp_path / "a")
+    tagged = build(found.spec.changed(head=TokenHead(num_classes=3)), 0)
+    save_published(tagged, tmp_path / "b", family="BERT", kept=found.kept)
+    assert not any("pooler" in name for name in load_file(tmp_path / "b" / WEIGHTS))
 
 
 def test_files_of_the_first_release(tmp_path: Path) -> None:

@@ -67,11 +67,12 @@ def _write(source: Path, folder: Path, dtype: str | None) -> str:
         run = load(source)
         if not run.vocabulary.shared:
             raise UserError(f"{source} reads with one tokenizer and writes with another, which no published family does")
-        model, tokenizer, labels, family = run.model, run.tokenizer, run.vocabulary.labels, ""
+        model, tokenizer, labels, family, kept = run.model, run.tokenizer, run.vocabulary.labels, "", None
         begin = marks(run.vocabulary, getattr(run.recipe.task, "begin", ())).begin if model.encoder else ()
     else:
         found = load_published(source)
         model, tokenizer, labels, family, begin = found.model, found.tokenizer, found.labels, found.family, found.begin
+        kept = found.kept
     model = model.to(precision(dtype)) if dtype else model
     if covering(model.spec, family) is None:
         try:
@@ -82,5 +83,5 @@ def _write(source: Path, folder: Path, dtype: str | None) -> str:
             "no published family is this model, so the folder holds a model file of its own, modeling_qkv.py; "
             "transformers opens it with trust_remote_code=True"
         )
-    written = save_published(model, folder, tokenizer, labels, family, begin)
+    written = save_published(model, folder, tokenizer, labels, family, begin, kept)
     return f"{written.family.name} ({written.architecture})"

@@ -45,6 +45,8 @@ class Architecture:
     names: tuple[Row, ...] = ()
     ignored: Reasons = field(default_factory=dict)
     """Names of tensors that this architecture's files may hold and that nothing here needs."""
+    kept: Reasons = field(default_factory=dict)
+    """Names of tensors that are ignored too, and written again as they were read."""
     zeros: Reasons = field(default_factory=dict)
     """Names of tensors that are ignored where every number in them is 0, and refused where not."""
     bare: bool = False
@@ -79,6 +81,14 @@ class Family:
         """The table of the files that are written."""
         rows = self.rows(architecture)
         return without_prefix(self, rows) if self.architectures[architecture].bare else rows
+
+    def written_name(self, architecture: str, name: str) -> str:
+        """As a file that is written has it."""
+        return name.removeprefix(self.prefix) if self.architectures[architecture].bare else name
+
+    def kept(self, architecture: str) -> Reasons:
+        """What such a file may hold beside the model, by the names that it has there."""
+        return {self.written_name(architecture, name): reason for name, reason in self.architectures[architecture].kept.items()}
 
 
 @dataclass(frozen=True)

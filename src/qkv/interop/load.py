@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ class Published:
     """What a folder of the Hugging Face form holds.
 
     ``tokenizer`` is None where the folder has none, ``labels`` is empty where it names no classes. ``used`` counts tensors; ``ignored``
-    and ``ignored_config`` are pairs of a name and the reason why nothing was made of it. ``begin`` are the ids that an encoder–decoder's
-    texts begin with.
+    and ``ignored_config`` are pairs of a name and the reason why nothing was made of it; what of the ignored is written again with the
+    model is ``kept``, by the name of such a file. ``begin`` are the ids that an encoder–decoder's texts begin with.
     """
 
     folder: Path
@@ -47,6 +47,7 @@ class Published:
     ignored: tuple[tuple[str, str], ...]
     ignored_config: tuple[tuple[str, str], ...]
     begin: tuple[int, ...] = ()
+    kept: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def spec(self) -> Model:
@@ -68,8 +69,8 @@ def load_published(
     config = Config(read_json(folder / CONFIG), str(folder / CONFIG), held_by(stored))
     family, architecture = choose(FAMILIES, config)
     stored = named_as_now(family, stored)
-    model = _empty(read_spec(family, architecture, config), folder)
-    ignored = fill(model, family, architecture, stored, _precision(dtype, stored), str(folder))
+    model, precision = _empty(read_spec(family, architecture, config), folder), _precision(dtype, stored)
+    ignored = fill(model, family, architecture, stored, precision, str(folder))
     tokenizer = _tokenizer(folder)
     return Published(
         folder,
@@ -83,6 +84,7 @@ def load_published(
         tuple(ignored),
         tuple(ignored_keys(family, config)),
         beginning(folder, config) if model.encoder is not None else (),
+        _kept(family, architecture, stored, precision),
     )
 
 
@@ -127,7 +129,7 @@ def fill(
     Raises ``UserError`` for a tensor that is missing, unexpected, or of another shape than the config says.
     """
     said = family.architectures[architecture]
-    rows, reasons = family.rows(architecture), {**family.ignored, **said.ignored, **said.zeros}
+    rows, reasons = family.rows(architecture), {**family.ignored, **said.ignored, **said.kept, **said.zeros}
     if family.prefix and not any(name.startswith(family.prefix) for name in stored):
         rows = without_prefix(family, rows)
         reasons = {name.removeprefix(family.prefix): reason for name, reason in reasons.items()}
@@ -174,6 +176,13 @@ def _ignored(
         expected = _near(unexpected[0], wanted)
         raise UserError(f"{source} holds the tensor {unexpected[0]!r}{_more(unexpected)}, which nothing of its config reads; {expected}")
     return ignored
+
+
+def _kept(family: Family, architecture: str, stored: Mapping[str, Stored], dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """The tensors that are written again as they are, under the names of such a file."""
+    reasons = family.kept(architecture)
+    named = {family.written_name(architecture, name): tensor for name, tensor in stored.items()}
+    return {name: _cast(tensor.read(), dtype) for name, tensor in named.items() if reason_for(name, reasons) is not None}
 
 
 def _more(names: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from qkv.interop.config import Config
-from qkv.interop.family import Family, matches, read_spec
+from qkv.interop.family import Family, matches, read_spec, reason_for
 from qkv.interop.normal import normal
 from qkv.interop.places import CONFIG, GENERATION, TOKENIZER_CONFIG, WEIGHTS
 from qkv.interop.registry import FAMILIES
@@ -65,11 +65,13 @@ def save_published(
     labels: Sequence[str] = (),
     family: str = "",
     begin: Sequence[int] = (),
+    kept: Mapping[str, Tensor] | None = None,
 ) -> Covering:
     """Write config.json, model.safetensors, generation_config.json and, given a tokenizer, its files; what family it is.
 
     ``family``: the one to take where several are this model, such as that which it was loaded from. ``begin``: the one or two ids that an
-    encoder–decoder's texts begin with; default: the tokenizer's mark of a beginning. Raises ``UserError`` where no published family is this
+    encoder–decoder's texts begin with; default: the tokenizer's mark of a beginning. ``kept``: tensors of the folder that it was loaded
+    from, which are written again if files of this architecture may hold them. Raises ``UserError`` where no published family is this
     model, or the folder cannot be written.
     """
     found = covering(model.spec, family)
@@ -81,7 +83,8 @@ def save_published(
     config = {**found.config, **about(model, tokenizer, labels), **_start(model, tokenizer, begin), **fixed}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_tensors(folder / WEIGHTS, published_tensors(model, found.family, found.architecture))
+        tensors = published_tensors(model, found.family, found.architecture)
+        write_tensors(folder / WEIGHTS, {**tensors, **_kept(kept or {}, found, model)})
         write_json(folder / CONFIG, config)
         write_json(folder / GENERATION, {key: value for key, value in config.items() if key.endswith("_token_id")})
         if tokenizer is not None:
@@ -90,6 +93,12 @@ def save_published(
     except OSError as error:
         raise UserError(f"the folder {folder} cannot be written: {error.strerror or error}") from None
     return found
+
+
+def _kept(kept: Mapping[str, Tensor], found: Covering, model: nn.Module) -> dict[str, Tensor]:
+    """What of ``kept`` may be written, in the precision of the model."""
+    reasons, dtype = found.family.kept(found.architecture), next(model.parameters()).dtype
+    return {name: tensor.to(dtype) for name, tensor in kept.items() if reason_for(name, reasons) is not None}
 
 
 def published_tensors(model: nn.Module, family: Family, architecture: str, gradients: bool = False) -> dict[str, Tensor]:

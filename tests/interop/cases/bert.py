@@ -16,7 +16,7 @@ from transformers import (
 
 
 class BertModel(transformers.BertModel):
-    """The body without the layer on the pooled vector, which qkv does not read."""
+    """The body without the layer on the pooled vector."""
 
     def __init__(self, config: BertConfig):
         super().__init__(config, add_pooling_layer=False)
@@ -46,6 +46,7 @@ CASES = (
         config(tie_word_embeddings=False, hidden_act="relu", layer_norm_eps=1e-3, num_hidden_layers=3),
     ),
     Case("bert-body", BertModel, config(type_vocab_size=3, hidden_act="gelu_new", num_attention_heads=3)),
+    Case("bert-body-and-pooler", transformers.BertModel, config(num_attention_heads=2)),
     Case("bert-classes", BertForSequenceClassification, config(id2label=LABELS, classifier_dropout=0.3)),
     Case("bert-two-classes", BertForSequenceClassification, config(type_vocab_size=1, num_attention_heads=1)),
     Case("bert-number", BertForSequenceClassification, config(num_labels=1, problem_type="regression", layer_norm_eps=0.5)),

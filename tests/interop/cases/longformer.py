@@ -11,13 +11,6 @@ from torch import Tensor
 from transformers import LongformerConfig, LongformerForSequenceClassification, LongformerForTokenClassification
 
 
-class LongformerModel(transformers.LongformerModel):
-    """The body without the layer on the pooled vector, which qkv does not read."""
-
-    def __init__(self, config: LongformerConfig):
-        super().__init__(config, add_pooling_layer=False)
-
-
 class LongformerForMaskedLM(transformers.LongformerForMaskedLM):
     """With the unread bias equal to the one that is read, where the head is not tied."""
 
@@ -42,7 +35,9 @@ def config(**changed: Any) -> LongformerConfig:
 CASES = (
     Case("longformer-masked", LongformerForMaskedLM, config(), lengths=(19, 1, 12)),
     Case("longformer-masked-untied", LongformerForMaskedLM, config(tie_word_embeddings=False, attention_window=[4, 6, 12])),
-    Case("longformer-body", LongformerModel, config(pad_token_id=3, type_vocab_size=2, num_attention_heads=3, hidden_act="relu")),
+    Case(
+        "longformer-body", transformers.LongformerModel, config(pad_token_id=3, type_vocab_size=2, num_attention_heads=3, hidden_act="relu")
+    ),
     Case("longformer-classes", LongformerForSequenceClassification, config(num_labels=4, attention_window=[4, 6, 12]), lengths=(17, 2, 9)),
     Case("longformer-number", LongformerForSequenceClassification, config(num_labels=1, num_hidden_layers=1)),
     Case("longformer-tags", LongformerForTokenClassification, config(num_labels=3, layer_norm_eps=1e-3, pad_token_id=0)),

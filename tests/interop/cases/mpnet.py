@@ -21,13 +21,6 @@ class MPNetForMaskedLM(transformers.MPNetForMaskedLM):
             self.lm_head.bias.copy_(self.lm_head.decoder.bias)
 
 
-class MPNetModel(transformers.MPNetModel):
-    """The body without the layer on the pooled vector, which qkv does not read."""
-
-    def __init__(self, config: MPNetConfig):
-        super().__init__(config, add_pooling_layer=False)
-
-
 def config(**changed: Any) -> MPNetConfig:
     sizes = {"vocab_size": 61, "hidden_size": 30, "num_hidden_layers": 3, "num_attention_heads": 5, "intermediate_size": 44}
     return MPNetConfig(**{**sizes, "max_position_embeddings": 37, "hidden_dropout_prob": 0.2, **changed})
@@ -36,7 +29,7 @@ def config(**changed: Any) -> MPNetConfig:
 CASES = (
     Case("mpnet-masked", MPNetForMaskedLM, config(), LENGTHS),
     Case("mpnet-masked-untied", MPNetForMaskedLM, config(tie_word_embeddings=False, layer_norm_eps=1e-2, hidden_act="relu"), LENGTHS),
-    Case("mpnet-body", MPNetModel, config(num_attention_heads=3), LENGTHS),
+    Case("mpnet-body", transformers.MPNetModel, config(num_attention_heads=3), LENGTHS),
     Case("mpnet-classes", MPNetForSequenceClassification, config(num_labels=3), LENGTHS),
     Case("mpnet-tags", MPNetForTokenClassification, config(num_labels=4, num_hidden_layers=1), LENGTHS),
     Case("mpnet-answers", MPNetForQuestionAnswering, config(), LENGTHS),

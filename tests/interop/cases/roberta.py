@@ -20,13 +20,6 @@ from transformers import (
 SIZES = {"vocab_size": 61, "hidden_size": 30, "num_hidden_layers": 2, "num_attention_heads": 5, "intermediate_size": 44}
 
 
-class RobertaModel(transformers.RobertaModel):
-    """The body without the layer on the pooled vector, which qkv does not read."""
-
-    def __init__(self, config: RobertaConfig):
-        super().__init__(config, add_pooling_layer=False)
-
-
 class RobertaForMaskedLM(transformers.RobertaForMaskedLM):
     """With the unread bias equal to the one that is read, where the head is not tied."""
 
@@ -47,7 +40,7 @@ def multilingual(**changed: Any) -> XLMRobertaConfig:
 CASES = (
     Case("roberta-masked", RobertaForMaskedLM, config(hidden_act="relu")),
     Case("roberta-masked-untied", RobertaForMaskedLM, config(tie_word_embeddings=False, pad_token_id=0, layer_norm_eps=1e-2)),
-    Case("roberta-body", RobertaModel, config(pad_token_id=3, type_vocab_size=2, num_attention_heads=3)),
+    Case("roberta-body", transformers.RobertaModel, config(pad_token_id=3, type_vocab_size=2, num_attention_heads=3)),
     Case("roberta-classes", RobertaForSequenceClassification, config(num_labels=5)),
     Case("roberta-number", RobertaForSequenceClassification, config(num_labels=1, classifier_dropout=0.4)),
     Case("roberta-tags", RobertaForTokenClassification, config(num_labels=3, num_hidden_layers=3)),

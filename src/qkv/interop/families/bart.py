@@ -165,7 +165,7 @@ def _family(name: str, kind: str, order: Literal["pre", "post"], last: Norm) -> 
     return Family(
         name=name,
         model_types=(name.lower(),),
-        architectures={f"{kind}ForConditionalGeneration": words, f"{kind}Model": body("model.shared.weight", ignored={})},
+        architectures={f"{kind}ForConditionalGeneration": words, f"{kind}Model": body("model.shared.weight")},
         spec=_spec(order, last),
         config=config,
         names=NAMES,

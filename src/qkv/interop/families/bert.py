@@ -149,7 +149,7 @@ def keys(spec: Model) -> dict[str, Any] | None:
 ARCHITECTURES = {
     "BertForMaskedLM": masked(MASKED_NAMES, ignored=OTHER_HEADS),
     "BertForPreTraining": masked(MASKED_NAMES, ignored=OTHER_HEADS),
-    "BertModel": heads.body("bert.embeddings.word_embeddings.weight", ignored=POOLER),
+    "BertModel": heads.body("bert.embeddings.word_embeddings.weight", kept=POOLER),
     "BertForSequenceClassification": classification(hidden="bert.pooler.dense", output="classifier"),
     "BertForTokenClassification": tagging("classifier", ignored=POOLER),
     "BertForQuestionAnswering": answering("qa_outputs", ignored=POOLER),

@@ -281,7 +281,7 @@ def architectures(stem: str, sizes: Sizes) -> dict[str, Architecture]:
     rows = (Row("head.hidden.*", "pooler.dense.*"), Row("head.output.*", "classifier.*"))
     return {
         f"{stem}ForMaskedLM": replace(heads.masked(MASKED_NAMES), head=_masked),
-        f"{stem}Model": heads.body("deberta.embeddings.word_embeddings.weight", ignored={}),
+        f"{stem}Model": heads.body("deberta.embeddings.word_embeddings.weight"),
         f"{stem}ForSequenceClassification": Architecture(lambda config: _classes(config, sizes), _classes_keys, rows),
         f"{stem}ForTokenClassification": heads.tagging("classifier"),
         f"{stem}ForQuestionAnswering": heads.answering("qa_outputs"),

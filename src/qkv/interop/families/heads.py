@@ -22,9 +22,14 @@ def language_model(tied: bool, ours: str = "head.weight", theirs: str = "lm_head
     return Architecture(_language_model(tied), _tie, (Row(ours, theirs),))
 
 
-def body(theirs: str, ignored: Reasons) -> Architecture:
-    """A body without a head, which here has the tied one: vectors are its answer, not logits. ``theirs``: the name of the token vectors."""
-    return Architecture(lambda config: LanguageModelHead(), _no_head, (Row("head.weight", theirs),), ignored, bare=True)
+def body(theirs: str, ignored: Reasons | None = None, kept: Reasons | None = None) -> Architecture:
+    """A body without a head, which here has the tied one: vectors are its answer, not logits. ``theirs``: the name of the token vectors.
+
+    ``kept``: tensors of its files that nothing here reads, such as a pooler, and that are saved again as they were.
+    """
+    rows, again = (Row("head.weight", theirs),), "; written again where the model is saved"
+    reasons = {name: f"{reason}{again}" for name, reason in (kept or {}).items()}
+    return Architecture(lambda config: LanguageModelHead(), _no_head, rows, ignored or {}, reasons, bare=True)
 
 
 def _no_head(head: Head) -> dict[str, Any] | None:

@@ -75,7 +75,7 @@ LONGFORMER = Family(
         "LongformerForMaskedLM": heads.masked(
             roberta.MASKED_NAMES, activation="gelu", ignored={**POOLER, "lm_head.decoder.bias": "the same as lm_head.bias"}
         ),
-        "LongformerModel": heads.body("longformer.embeddings.word_embeddings.weight", ignored=POOLER),
+        "LongformerModel": heads.body("longformer.embeddings.word_embeddings.weight", kept=POOLER),
         "LongformerForSequenceClassification": heads.classification(
             hidden="classifier.dense", output="classifier.out_proj", ignored=POOLER
         ),

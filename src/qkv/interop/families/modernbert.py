@@ -239,7 +239,7 @@ MODERNBERT = Family(
     model_types=("modernbert",),
     architectures={
         "ModernBertForMaskedLM": Architecture(_masked, _masked_keys, _WORDS),
-        "ModernBertModel": heads.body("model.embeddings.tok_embeddings.weight", ignored={}),
+        "ModernBertModel": heads.body("model.embeddings.tok_embeddings.weight"),
         "ModernBertForSequenceClassification": Architecture(_classes, _classes_keys, _ANSWER),
         "ModernBertForTokenClassification": Architecture(_tags, _tags_keys, _ANSWER),
     },

@@ -69,7 +69,7 @@ MPNET = Family(
         "MPNetForMaskedLM": masked(
             roberta.MASKED_NAMES, activation="gelu", ignored={**POOLER, "lm_head.decoder.bias": "the same as lm_head.bias"}
         ),
-        "MPNetModel": heads.body("mpnet.embeddings.word_embeddings.weight", ignored=POOLER),
+        "MPNetModel": heads.body("mpnet.embeddings.word_embeddings.weight", kept=POOLER),
         "MPNetForSequenceClassification": classification(hidden="classifier.dense", output="classifier.out_proj", ignored=POOLER),
         "MPNetForTokenClassification": tagging("classifier", ignored=POOLER),
         "MPNetForQuestionAnswering": answering("qa_outputs", ignored=POOLER),

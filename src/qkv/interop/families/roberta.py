@@ -47,7 +47,7 @@ def architectures(stem: str) -> dict[str, Architecture]:
         f"{stem}ForMaskedLM": masked(
             MASKED_NAMES, activation="gelu", ignored={**POOLER, "lm_head.decoder.bias": "the same as lm_head.bias"}
         ),
-        f"{stem}Model": heads.body("roberta.embeddings.word_embeddings.weight", ignored=POOLER),
+        f"{stem}Model": heads.body("roberta.embeddings.word_embeddings.weight", kept=POOLER),
         f"{stem}ForSequenceClassification": classification(hidden="classifier.dense", output="classifier.out_proj", ignored=POOLER),
         f"{stem}ForTokenClassification": tagging("classifier", ignored=POOLER),
         f"{stem}ForQuestionAnswering": answering("qa_outputs", ignored=POOLER),
