@@ -16,9 +16,10 @@ SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if path.ste
 PRINTS: dict[str, tuple[str, ...]] = {
     "attention": ("causal attention", "chosen", "ratio chosen / torch sdpa"),
     "decode": ("left out: transformers", "batch 32", "first token after a prompt of 512, fp32", "first token after a prompt of 512, bf16"),
+    "finetuning": ("accuracy on the test part", "unmerged", "lora", "whole", "the table and the curves are in"),
     "linear": ("GFLOP/s", "chosen", "GB/s of weights"),
     "load_checkpoint": ("loading, and reading every weight once", "peak / weights", "qkv"),
-    "recall_at_distance": ("recall by distance", "right answers", "gradient, before", "gradient, after", "both curves are in"),
+    "recall_at_distance": ("recall by distance", "right answers", "each alone", "gradient, before", "gradient, after", "the curves are in"),
     "startup": ("import qkv", "qkv --help"),
     "time_to_loss": ("left out: nanoGPT", "loss over the whole validation split", "qkv fast"),
     "translation": ("German to English", "BLEU tokenized", "nrefs:1", "the table and the curves are in"),
@@ -43,7 +44,14 @@ def test_benchmark(script: Path, tmp_path: Path) -> None:
     text.write_text("the cat sat on the mat and the dog sat on the log\n" * 60)
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("source\ttarget\n" + "a b c\tone two three\n" * 40)
-    data = {"time_to_loss": ("--data", str(text)), "translation": ("--data", str(pairs), "--quick", "--only", "gru_fixed")}
+    rated = tmp_path / "rated.csv"
+    rated.write_text("sentence,label\n" + "a good film,1\na bad film,0\n" * 40)
+    data = {
+        "finetuning": ("--data", str(rated), "--only", "lora", "whole"),
+        "recall_at_distance": ("--alone", "--only", "attention", "rnn"),
+        "time_to_loss": ("--data", str(text)),
+        "translation": ("--data", str(pairs), "--quick", "--only", "gru_fixed"),
+    }
     done = run(script, tmp_path, "--smoke", "--repeats", "1", *data.get(script.stem, ()))
     assert done.returncode == 0, done.stderr
     rest = done.stdout
