@@ -223,6 +223,15 @@ def in_sequence(_: Any) -> Any:
     return forward
 
 
+def first_stream_alone(original: Any) -> Any:
+    """Zeros in the second of two streams."""
+
+    def entering(self: Any, x: Tensor) -> Tensor:
+        return torch.cat((x, torch.zeros_like(x)), -1) if self.reversible else original(self, x)
+
+    return entering
+
+
 def without_cap(head: Any) -> Any:
     head.cap = None
     return head

@@ -16,6 +16,7 @@ from tests.contracts.faults import (
     argument,
     clipped_early,
     documents_run_on,
+    first_stream_alone,
     forgetful,
     gates_swapped,
     grown_by_one,
@@ -174,7 +175,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "norm after the branch where it belongs before", ("stack",), instead(block.PreNorm, "forward", lambda _: block.PostNorm.forward)
     ),
-    Mutant("sandwich without its second norm", ("stack",), instead(block.Sandwich, "forward", lambda _: block.PreNorm.forward)),
+    Mutant("sandwich without its second norm", ("stack",), instead(block.Sandwich, "added", lambda _: block.PreNorm.added)),
+    Mutant("streams not exchanged", ("stack",), result(residuals.Reversible, "joined", lambda x: torch.cat(x.chunk(2, -1)[::-1], -1))),
+    Mutant("the second stream empty at first", ("stack",), instead(transformer.Stack, "_entering", first_stream_alone)),
+    Mutant("what went in not recomputed", ("stack",), instead(residuals.Reversible, "separated", lambda _: lambda self, x, y: x)),
     Mutant("residual dropped", ("stack",), instead(residuals.Residual, "joined", lambda _: lambda self, x, y: y)),
     Mutant("parallel branches in sequence", ("stack",), instead(block.Block, "forward", in_sequence)),
     Mutant("soft cap dropped", ("stack",), result(heads, "LanguageModelHead", without_cap)),

@@ -37,6 +37,7 @@ from qkv.spec.parts import (
     NoNorm,
     NoPositions,
     NoResidual,
+    Reversible,
     RMSNorm,
     Rope,
     Scaled,
@@ -180,6 +181,11 @@ STACKS: dict[str, Model] = {
     ),
     "parallel, gated residual": stack(
         (Block(branches=EVERYTHING, order="parallel", residual=Gated(initial=0.7)),), positions(NoPositions())
+    ),
+    "reversible": stack(
+        (Block(branches=EVERYTHING, residual=Reversible()), Block(order="sandwich", norm=RMSNorm(), residual=Reversible())),
+        head=LanguageModelHead(tied=False),
+        init_std=0.2,
     ),
     "one kind a block, mixed orders": stack(
         (

@@ -18,6 +18,8 @@ def model(m: Any, ids: Tensor, sources: list[list[int]] | None = None) -> Tensor
     """Logits (B, N, V) in float64; ``sources``: for each row what an encoder reads."""
     memories = [[] for _ in m.spec.layers] if sources is None else encoded(m, sources)
     x = embedded(m, m.spec, m.spec.width, ids)
+    if m.spec.reversible:
+        x = torch.cat((x, x), -1)
     for block, spec, memory in zip(m.blocks, m.spec.layers, memories, strict=True):
         x = one_block(block, spec, x, memory)
     x = normed(m.norm, m.spec.norm, x)
@@ -79,15 +81,20 @@ def one_block(block: Any, spec: Block, x: Tensor, memory: Memories) -> Tensor:
 
         match spec.order:
             case "pre":
-                x = joined(slot.residual, spec.residual, x, f(normed(slot.norm, own, x)))
+                x = joined(slot.residual, spec.residual, x, f(normed(slot.norm, own, seen(spec.residual, x))))
             case "post":
                 x = normed(slot.norm, own, joined(slot.residual, spec.residual, x, f(x)))
             case "sandwich":
-                inner = f(normed(slot.norm, own, x))
+                inner = f(normed(slot.norm, own, seen(spec.residual, x)))
                 x = joined(slot.residual, spec.residual, x, normed(slot.norm_after, own, inner))
             case "parallel":
                 x = joined(slot.residual, spec.residual, x, f(normed(slot.norm if spec.norms else block.norm, own, before)))
     return x
+
+
+def seen(part: parts.Residual, x: Tensor) -> Tensor:
+    """What a branch reads: of two streams the second."""
+    return x[..., x.shape[-1] // 2 :] if isinstance(part, parts.Reversible) else x
 
 
 def joined(residual: Any, part: parts.Residual, x: Tensor, y: Tensor) -> Tensor:
@@ -100,6 +107,8 @@ def joined(residual: Any, part: parts.Residual, x: Tensor, y: Tensor) -> Tensor:
             return x + math.tanh(float(residual.gate)) * y
         case parts.NoResidual():
             return y
+        case parts.Reversible():
+            return torch.cat((x[..., y.shape[-1] :], x[..., : y.shape[-1]] + y), -1)
     raise TypeError(f"no formula is known for {part}")
 
 

@@ -105,6 +105,7 @@ NORMS = st.sampled_from(
         parts.NoNorm(),
     ]
 )
+# Reversible blocks go with reversible blocks alone, and are counted in test_cost_forms.
 RESIDUALS = st.sampled_from([parts.Add(), parts.Scaled(), parts.Gated(), parts.NoResidual()])
 POSITIONS = st.sampled_from(
     [parts.Learned(), parts.Learned(offset=2), parts.Sinusoidal(), parts.LearnedSinusoidal(hidden=7), parts.NoPositions()]

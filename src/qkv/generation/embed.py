@@ -87,7 +87,7 @@ def embed_texts(
     read = [_read(tokenizer, text, how, prompt, most, i) for i, text in enumerate(texts)]
     _tell_cuts(read, most)
     skipped = 0 if how.pools_prompt or not prompt else _prompt_tokens(tokenizer, prompt, how)
-    found = np.zeros((len(read), model.spec.width * len(how.poolings)), np.float32)
+    found = np.zeros((len(read), model.spec.leaving(model.spec.width) * len(how.poolings)), np.float32)
     order = sorted(range(len(read)), key=lambda i: len(read[i].ids))
     with torch.inference_mode(), evaluating(model):
         for begin in range(0, len(order), batch_size):

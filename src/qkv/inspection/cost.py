@@ -104,9 +104,9 @@ class Cost:
 
     @property
     def train_flops(self) -> int:
-        """Of an update: forward, twice that backward, and with recomputation what each block keeps once more."""
-        every = [branch for block in (*self.encoder, *self.blocks) for branch in block]
-        again = sum(branch.flops - branch.ending for branch in every) if self.training.recompute else 0
+        """Of an update: forward, twice that backward, and what is computed again: with recomputation what each block keeps, or reversible blocks."""
+        repeated = (*self.encoder, *self.blocks) if self.training.recompute else self.blocks if self.model.reversible else ()
+        again = sum(branch.flops - branch.ending for block in repeated for branch in block)
         return self.training.accumulate * (3 * self.total.flops + again)
 
     @property
@@ -134,7 +134,11 @@ class Cost:
         """The stages of the model's own stack; while one goes backward, the gradient of the memory is there too."""
         stream = FLOAT * self.tokens * self.model.width
         beside = FLOAT * self.batch_size * self.source_length * self.model.width
-        return [Stage((self.parts["embedding"],), 0, stream + beside), *(Stage(block, stream, beside) for block in self.blocks)]
+        stages = [Stage((self.parts["embedding"],), 0, stream + beside)]
+        if not self.model.reversible:
+            return [*stages, *(Stage(block, stream, beside) for block in self.blocks)]
+        # Both streams and their gradients, and of all branches one at a time.
+        return [*stages, *(Stage((branch,), 4 * stream, beside, reversible=True) for block in self.blocks for branch in block)]
 
     def state_bytes(self, length: int | None = None) -> int:
         """Bytes that the batch's decoding state takes after ``length`` positions, with room for as many."""
@@ -238,7 +242,8 @@ def cost(
     read, reading = _encoder(model.encoder, at, source) if model.encoder else ({}, ())
     blocks = _blocks(model, replace(at, memory=source))
     parts = {**read, "embedding": share(model.frontend, at), **_by_name(blocks)}
-    parts |= {"final norm": share(model.norm, at), "head": share(model.head, at)}
+    leaving = replace(at, width=model.leaving(model.width))
+    parts |= {"final norm": share(model.norm, leaving), "head": share(model.head, leaving)}
     training, sums = training or Training(), _sums(blocks)
     learned = _learned(model, training)
     return Cost(model, batch_size, length, precision, training, attention, parts, sums, reading, source, irregular, learned)

@@ -187,6 +187,12 @@ def gated(part: parts.Gated, at: Setting) -> Share:
     return Share(parameters=1, saved=at.tokens * at.width * at.item, calls=3, step_calls=3)
 
 
+@formula(parts.Reversible)
+def reversible(part: parts.Reversible, at: Setting) -> Share:
+    """Two streams exchanged; what is kept of them is computed again."""
+    return Share(calls=4, step_calls=4)
+
+
 @formula(parts.NoResidual)
 def no_residual(part: parts.NoResidual, at: Setting) -> Share:
     """Nothing."""

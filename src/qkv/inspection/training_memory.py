@@ -31,11 +31,13 @@ class Stage:
     """What is kept or computed again as a whole: an embedding, a block, a final norm; ``branches`` in the order of the data's way.
 
     stream: bytes of the vectors that come in, 0 for ids.   beside: bytes of gradients of other vectors that live while it goes backward.
+    reversible: True if nothing is kept of it, what came in included; ``stream`` is then what its backward pass makes of that.
     """
 
     branches: Sequence[Share]
     stream: int
     beside: int = 0
+    reversible: bool = False
 
     @property
     def saved(self) -> int:
@@ -70,11 +72,18 @@ def training_memory(stages: Sequence[Stage], ending: Stage, table: int, total: S
     optimizer = optimizer_bytes(training.optimizer, total)
     # With recomputation a block keeps its input alone, and all else again while its own backward pass runs.
     whole = [stage.saved for stage in stages]
-    again = [training.recompute and len(stage.branches) > 0 and stage.stream > 0 for stage in stages]
-    kept = [stage.stream if repeated else stage.saved for stage, repeated in zip(stages, again, strict=True)]
+    again = [(training.recompute or stage.reversible) and len(stage.branches) > 0 and stage.stream > 0 for stage in stages]
+    kept = [_kept(stage, repeated) for stage, repeated in zip(stages, again, strict=True)]
     most = max((size for size, repeated in zip(whole, again, strict=True) if repeated), default=0)
     busiest = max(_moments(stages, kept, ending, table, 0 if training.accumulate == 1 else weights))
     return Memory(weights, weights, optimizer, sum(kept) + most + ending.saved, weights + optimizer + max(busiest, weights))
+
+
+def _kept(stage: Stage, repeated: bool) -> int:
+    """Bytes that are there until the backward pass comes to this stage."""
+    if stage.reversible:
+        return 0
+    return stage.stream if repeated else stage.saved
 
 
 def partly(whole: Memory, learned: Trained, training: Training) -> Memory:

@@ -23,17 +23,25 @@ class Residual(nn.Module):
     def _join(self, part: Any, width: int) -> None:
         """Make the parameters."""
 
+    def read(self, x: Tensor) -> Tensor:
+        """What the branch reads of x."""
+        return x
+
     def joined(self, x: Tensor, y: Tensor) -> Tensor:
         """The two in one, without dropout."""
         return x + y
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+    def dropped(self, y: Tensor) -> Tensor:
+        """What of y joins x in training."""
         if self.training and self.dropout:
             y = dropout(y, self.dropout)
         if self.training and self.drop_path:
             kept = torch.rand(y.shape[0], 1, 1, device=y.device) >= self.drop_path
             y = y * kept / (1 - self.drop_path)
-        return self.joined(x, y)
+        return y
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.joined(x, self.dropped(y))
 
 
 class Scaled(Residual):
@@ -63,11 +71,28 @@ class NoResidual(Residual):
         return y
 
 
+class Reversible(Residual):
+    """(a, b) -> (b, a + y), y computed of b. x (B, N, 2 D) are both streams side by side, y (B, N, D) (Gomez et al. 2017)."""
+
+    def read(self, x: Tensor) -> Tensor:
+        return x.chunk(2, -1)[1]
+
+    def joined(self, x: Tensor, y: Tensor) -> Tensor:
+        a, b = x.chunk(2, -1)
+        return torch.cat((b, a + y), -1)
+
+    def separated(self, x: Tensor, y: Tensor) -> Tensor:
+        """What ``joined`` made x of."""
+        b, a = x.chunk(2, -1)
+        return torch.cat((a - y, b), -1)
+
+
 RESIDUALS: dict[type[spec.Residual], Callable[..., Residual]] = {
     spec.Add: Residual,
     spec.Scaled: Scaled,
     spec.Gated: Gated,
     spec.NoResidual: NoResidual,
+    spec.Reversible: Reversible,
 }
 
 

@@ -45,14 +45,18 @@ class Slot(nn.Module):
 
 
 class PreNorm(Slot):
-    """x + f(norm x)."""
+    """x + f(norm x); of two streams the branch reads one and joins the other."""
 
     def __init__(self, block: BlockSpec, j: int, width: int, name: str):
         super().__init__(block, j, width, name)
         self.norm = build_norm(block.norm_of(j), width)
 
+    def added(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
+        """f(norm x)."""
+        return self.computed(self.norm(x, context), context, state)
+
     def forward(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
-        y, state = self.computed(self.norm(x, context), context, state)
+        y, state = self.added(self.residual.read(x), context, state)
         return self.residual(x, y), state
 
 
@@ -71,9 +75,10 @@ class Sandwich(PreNorm):
         super().__init__(block, j, width, name)
         self.norm_after = build_norm(block.norm_of(j), width)
 
-    def forward(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
+    def added(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
+        """norm_after(f(norm x))."""
         y, state = self.computed(self.norm(x, context), context, state)
-        return self.residual(x, self.norm_after(y, context)), state
+        return self.norm_after(y, context), state
 
 
 class Parallel(Slot):

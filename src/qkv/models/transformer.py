@@ -15,6 +15,7 @@ from qkv.layers.norms import build_norm
 from qkv.layers.relative import share_tables
 from qkv.models.block import Block
 from qkv.models.heads import build_head
+from qkv.models.reversible import through_reversible
 from qkv.spec.errors import UserError, dotted
 from qkv.spec.model import Encoder as EncoderSpec
 from qkv.spec.model import Model, Text
@@ -42,7 +43,8 @@ class Stack(nn.Module):
         self.frontend = TextFrontend(spec.frontend, width, spec.context_length, table, spec.reads_types)
         self.blocks = nn.ModuleList(Block(block, width, f"{name}.{i}") for i, block in enumerate(spec.layers))
         share_tables(self.blocks.modules())
-        self.norm = build_norm(spec.norm, width)
+        self.reversible = spec.reversible
+        self.norm = build_norm(spec.norm, spec.leaving(width))
         self.recompute = False
         """Activation checkpointing: each block's inner values are computed again in the backward pass."""
 
@@ -53,11 +55,22 @@ class Stack(nn.Module):
 
     def through(self, x: Tensor, context: Context) -> list[Tensor]:
         """The vectors after each block, all positions at once; x (B, N, D) is what the front end gives."""
-        after = []
+        after, x = [], self._entering(x)
         for i, block in enumerate(self.blocks):
             x = self._through(block, x, context.of_layer(i))
             after.append(x)
         return after
+
+    def last(self, x: Tensor, context: Context) -> Tensor:
+        """The vectors after the last block. Reversible blocks keep nothing for their backward pass, unless a tap wants to see it."""
+        if self.reversible and torch.is_grad_enabled() and context.tap is None:
+            slots = [(slot, context.of_layer(i)) for i, block in enumerate(self.blocks) for slot in block.branches]  # type: ignore[union-attr]
+            return through_reversible(slots, self._entering(x))
+        return [x, *self.through(x, context)][-1]
+
+    def _entering(self, x: Tensor) -> Tensor:
+        """What the first block reads: the same in both streams, where there are two."""
+        return torch.cat((x, x), -1) if self.reversible else x
 
     def _through(self, block: nn.Module, x: Tensor, context: Context) -> Tensor:
         if self.recompute and torch.is_grad_enabled():
@@ -123,7 +136,7 @@ class Transformer(Stack):
         self.encoder = Encoder(spec.encoder, spec.width, table) if spec.encoder else None
         if spec.tied and table.shape[1] != spec.width:
             raise UserError("model.head.tied: a tied head needs token vectors of the full width, and concatenated positions halve them")
-        self.head = build_head(spec.head, spec.width, table)
+        self.head = build_head(spec.head, spec.leaving(spec.width), table)
 
     @property
     def every_branch(self) -> list[Branch]:
@@ -190,7 +203,7 @@ class Transformer(Stack):
             context = self.whole(ids.shape[1], lengths, tap, given)
             return self.vectors(self.frontend(ids, context), context), None
         context = self._going_on(ids, state, lengths, tap, given)
-        x = self.frontend(ids, context)
+        x = self._entering(self.frontend(ids, context))
         after = []
         for block, remembered in zip(self.blocks, state.blocks, strict=True):
             x, kept = block(x, context, remembered)
@@ -200,7 +213,7 @@ class Transformer(Stack):
 
     def vectors(self, x: Tensor, context: Context) -> Tensor:
         """What the head reads, from what the front end gives: x (B, N, D) through blocks and norm."""
-        return self.norm([x, *self.through(x, context)][-1], context)
+        return self.norm(self.last(x, context), context)
 
     def _going_on(self, ids: Tensor, state: State, lengths: Tensor | None, tap: Tap | None, given: Given) -> Context:
         """The context of positions that come after those that ``state`` remembers."""

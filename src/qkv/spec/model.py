@@ -14,7 +14,7 @@ from qkv.spec.cross import MemoryBranch
 from qkv.spec.errors import Problem
 from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.masks import Full
-from qkv.spec.parts import Add, LayerNorm, Learned, NoNorm, NoPositions, Norm, Positions, Residual
+from qkv.spec.parts import Add, BatchNorm, LayerNorm, Learned, NoNorm, NoPositions, Norm, Positions, Residual, Reversible
 
 MORE_BRANCHES = (relative_attention, sparse_attention)
 """Modules whose branches a block may list beside those named here; importing them registers these."""
@@ -44,10 +44,25 @@ class Block(Spec):
         """What stands in the place of the norm of branch ``i``."""
         return self.norms[i] if self.norms else self.norm
 
+    @property
+    def reversible(self) -> bool:
+        """True if what goes into a branch follows from what comes out."""
+        return isinstance(self.residual, Reversible)
+
     def problems(self) -> list[Problem]:
-        if len(self.norms) in (0, len(self.branches)):
+        found = self._reversible_problems() if self.reversible else []
+        if len(self.norms) not in (0, len(self.branches)):
+            sentence = f"{len(self.norms)} norms are given for {len(self.branches)} branches; give one for each, or none"
+            found.append(Problem(("norms",), sentence))
+        return found
+
+    def _reversible_problems(self) -> list[Problem]:
+        if self.order not in ("pre", "sandwich"):
+            return [Problem(("order",), f"a reversible residual needs x back from what joined it: 'pre' or 'sandwich', not {self.order!r}")]
+        if not any(isinstance(norm, BatchNorm) for norm in (self.norm, *self.norms)):
             return []
-        return [Problem(("norms",), f"{len(self.norms)} norms are given for {len(self.branches)} branches; give one for each, or none")]
+        sentence = "batch_norm would count each batch twice, as a reversible block is computed again; use layer_norm, rms_norm or none"
+        return [Problem(("norm",), sentence)]
 
     @property
     def causal(self) -> bool:
@@ -107,6 +122,15 @@ class Stack(Spec):
         return tuple(self.blocks[i % len(self.blocks)] for i in range(count))
 
     @property
+    def reversible(self) -> bool:
+        """True if two streams go through the blocks, each branch changing one of them."""
+        return any(block.reversible for block in self.blocks)
+
+    def leaving(self, width: int) -> int:
+        """Features of a position behind the last block at a width: those of both streams, where there are two."""
+        return 2 * width if self.reversible else width
+
+    @property
     def causal(self) -> bool:
         """True if no position sees a later one in any branch."""
         return all(block.causal for block in self.layers)
@@ -155,6 +179,10 @@ class Stack(Spec):
             )
         if self.num_layers and self.num_layers < len(self.blocks):
             found.append(Problem(("num_layers",), f"{self.num_layers} layers are fewer than the {len(self.blocks)} blocks of the pattern"))
+        other = next((i for i, block in enumerate(self.blocks) if not block.reversible), None) if self.reversible else None
+        if other is not None:
+            sentence = "the other blocks are reversible and have two streams, and this one has one; make all of them reversible, or none"
+            found.append(Problem(("blocks", other, "residual"), sentence))
         if isinstance(self.frontend, Text) and self.frontend.join == "concatenate" and width % 2:
             found.append(Problem(("width",), f"concatenated positions take half of the width, and {width} is odd"))
         return found
@@ -194,7 +222,17 @@ class Model(Stack, Wide):
         return isinstance(self.head, LanguageModelHead) and self.head.tied
 
     def problems(self) -> list[Problem]:
-        return [*self.stack_problems(self.width), *self._memory_problems()]
+        return [*self.stack_problems(self.width), *self._memory_problems(), *self._stream_problems()]
+
+    def _stream_problems(self) -> list[Problem]:
+        found: list[Problem] = []
+        if self.tied and self.reversible:
+            sentence = "the head stands on two streams and is twice as wide as the table of token vectors, so it cannot be tied; say false"
+            found.append(Problem(("head", "tied"), sentence))
+        if self.encoder is not None and self.encoder.reversible:
+            sentence = "two streams are twice as wide as what the other stack reads; an encoder that is read as a memory is not reversible"
+            found.append(Problem(("encoder", "blocks"), sentence))
+        return found
 
     def _memory_problems(self) -> list[Problem]:
         encoder, reader = self.encoder, self.first_branch(lambda branch: branch.reads_memory)

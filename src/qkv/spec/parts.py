@@ -82,6 +82,15 @@ class NoResidual(Residual, kind="none"):
     """f(x) alone."""
 
 
+class Reversible(Residual, kind="reversible"):
+    """Two streams, at first both the input: (a, b) -> (b, a + f(b)), so that training computes what goes into a branch again from what comes
+    out, and keeps the activations of one branch at a time, however many there are (RevNet, Gomez et al. 2017; Reformer, Kitaev et al. 2020).
+
+    Attention f and feed-forward g make y1 = x1 + f(x2), y2 = x2 + g(y1). All blocks of a stack are reversible or none; its final norm and
+    its head stand on both streams side by side, so they are twice as wide as the model.
+    """
+
+
 class Positions(Part, slot=True):
     """Position vectors that join the embedded tokens."""
 

@@ -13,6 +13,7 @@ from qkv.spec.heads import LanguageModelHead
 from qkv.spec.masks import AllOf, AnyOf, Blocks, Causal, Fixed, Full, Mask, Strided, Window
 from qkv.spec.model import Block, Model, Text
 
+_RESIDUALS = (parts.Add, parts.Scaled, parts.Gated, parts.NoResidual)
 _MASKS = (AllOf, AnyOf, Blocks, Causal, Fixed, Full, Strided, Window)
 
 
@@ -57,6 +58,8 @@ def _frontend(spec: Model) -> dict[str, Any]:
 
 
 def _block(block: Block, width: int, path: str) -> dict[str, Any]:
+    if not isinstance(block.residual, _RESIDUALS):
+        raise _refused(f"{path}.residual", block.residual.kind, [part.kind for part in _RESIDUALS])
     return {
         "order": block.order,
         "residual": _plain(block.residual),

@@ -1,0 +1,117 @@
+"""Reversible blocks whose backward pass computes what went into each branch again, from what came out.
+
+    forward    (a, b) -> (b, a + f(b))            nothing is kept but what comes out of the last branch
+    backward   (b, c) -> (c - f(b), b)            f(b) once more, with its gradients and the same random numbers
+
+So the memory of training does not grow with the number of branches (RevNet, Gomez et al. 2017; Reformer, Kitaev et al. 2020). What is computed
+again differs from the first time by rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import get_device_states, set_device_states
+
+from qkv.layers.context import Context
+from qkv.models.block import PreNorm
+
+Slots = Sequence[tuple[Any, Context]]
+"""Branches with what stands around them, each with the context of its layer."""
+
+
+@torch.compiler.disable(reason="a backward pass that computes again cannot be traced")
+def through_reversible(slots: Slots, x: Tensor) -> Tensor:
+    """Both streams x (B, N, 2 D) after ``slots``. Gradients reach x, every parameter, and the vectors of a memory; only once."""
+    learned = {id(p): p for slot, _ in slots for p in slot.parameters() if p.requires_grad}
+    memories = {id(v): v for _, context in slots for v in (context.memory.vectors if context.memory else ()) if v.requires_grad}
+    return _Reversible.apply(slots, x, *learned.values(), *memories.values())  # type: ignore[no-any-return]
+
+
+class _Surroundings:
+    """Precision and random numbers as they are, to compute in again."""
+
+    def __init__(self, x: Tensor, random: bool):
+        self.kind = x.device.type
+        self.lowered = torch.amp.is_autocast_available(self.kind) and torch.is_autocast_enabled(self.kind)
+        self.dtype = torch.get_autocast_dtype(self.kind) if self.lowered else None
+        self.states = (torch.get_rng_state(), *get_device_states(x)) if random else None
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """Without the cache of rounded weights: each graph needs its own."""
+        if not torch.amp.is_autocast_available(self.kind):
+            return nullcontext()
+        return torch.autocast(self.kind, self.dtype, enabled=self.lowered, cache_enabled=False)
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Within, random numbers are those that were drawn since."""
+        with self.precision():
+            if self.states is None:
+                yield
+                return
+            here, devices, states = self.states
+            with torch.random.fork_rng(devices, device_type=self.kind if devices else "cuda"):
+                torch.set_rng_state(here)
+                set_device_states(devices, states)
+                yield
+
+
+class _Reversible(torch.autograd.Function):
+    """``leaves``: every tensor that a gradient is wanted of, beside x."""
+
+    @staticmethod
+    def forward(ctx: Any, slots: Slots, x: Tensor, *leaves: Tensor) -> Tensor:
+        ctx.slots, ctx.leaves, ctx.surroundings = slots, leaves, []
+        for slot, context in slots:
+            surroundings = _Surroundings(x, slot.training)
+            ctx.surroundings.append(surroundings)
+            with surroundings.precision():
+                _, y, _ = _computed(slot, x.chunk(2, -1)[1], context, leaves)
+            x = slot.residual.joined(x, y.detach())
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        found: list[Tensor | None] = [None] * len(ctx.leaves)
+        for (slot, context), surroundings in zip(reversed(ctx.slots), reversed(ctx.surroundings), strict=True):
+            with surroundings.again():
+                read, y, leaves = _computed(slot, x.chunk(2, -1)[0], context, ctx.leaves)
+            of_read, *of_leaves = _gradients(y, [read, *leaves], grad.chunk(2, -1)[1])
+            found = [a if b is None else b if a is None else a + b for a, b in zip(found, of_leaves, strict=True)]
+            with torch.no_grad():
+                x = slot.residual.separated(x, y.detach())
+                kept, passed = grad.chunk(2, -1)
+                grad = torch.cat((passed, kept if of_read is None else kept + of_read), -1)
+        return None, grad, *found
+
+
+@torch.enable_grad()
+def _computed(slot: PreNorm, b: Tensor, context: Context, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """(b, what it adds, the leaves), cut off from all that was computed before.
+
+    With a graph in the forward pass too, which nobody holds: an op may take another path where there is none, and draw other random numbers.
+    """
+    read = b.detach().requires_grad_()
+    cut = {id(leaf): leaf if leaf.is_leaf else leaf.detach().requires_grad_() for leaf in leaves}
+    if context.memory is not None:
+        context = replace(context, memory=context.memory._replace(vectors=tuple(cut.get(id(v), v) for v in context.memory.vectors)))
+    # A view, as hooks on what goes into a module take no leaf of a graph inside a backward pass; torch's counter of FLOPs sets some.
+    y, _ = slot.added(read.view_as(read), context, None)
+    return read, slot.residual.dropped(y), list(cut.values())
+
+
+def _gradients(y: Tensor, leaves: list[Tensor], grad: Tensor) -> Sequence[Tensor | None]:
+    """None for what y does not depend on."""
+    if not y.requires_grad:
+        return [None] * len(leaves)
+    return torch.autograd.grad(y, leaves, grad.to(y.dtype), allow_unused=True)
