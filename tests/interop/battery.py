@@ -125,7 +125,7 @@ def their_answer(pair: Pair, left: bool = False) -> Tensor:
         given["position_ids"] = (real.cumsum(1) - 1).clamp(min=0)
     found = pair.theirs(**given)
     answer = _answer_of(found, pair.theirs)
-    return moved(answer, real) if left else answer
+    return moved(answer, real) if left and answer.dim() == 3 else answer
 
 
 def _answer_of(found: Any, model: Any) -> Tensor:

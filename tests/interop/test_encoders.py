@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tests.interop.battery import answered, made, our_answer, stored, their_answer
-from tests.interop.cases import bert, modernbert, roberta
+from tests.interop.cases import bert, gpt2, llama, modernbert, roberta
 from tests.interop.cases.case import Case
 from tests.interop.folders import edit
 from tests.interop.test_sentence import rows, tokenizer
@@ -21,6 +21,8 @@ from transformers import (
     BertForSequenceClassification,
     BertForTokenClassification,
     BertModel,
+    GPT2ForSequenceClassification,
+    LlamaForSequenceClassification,
     ModernBertForMaskedLM,
     RobertaForMaskedLM,
     RobertaForSequenceClassification,
@@ -127,10 +129,18 @@ def test_files_of_the_first_release(tmp_path: Path) -> None:
 TEXTS = ["the cat sat on the mat", "dogs ran"]
 
 
-@pytest.mark.parametrize("kind", [BertForSequenceClassification, RobertaForSequenceClassification], ids=["bert", "roberta"])
+CLASSIFIERS = {
+    BertForSequenceClassification: bert.config,
+    RobertaForSequenceClassification: roberta.config,
+    LlamaForSequenceClassification: llama.config,
+    GPT2ForSequenceClassification: gpt2.config,
+}
+
+
+@pytest.mark.parametrize("kind", CLASSIFIERS, ids=["bert", "roberta", "llama", "gpt2"])
 def test_labels_are_the_answers(kind: type[Any], tmp_path: Path) -> None:
-    config = bert.config if kind is BertForSequenceClassification else roberta.config
-    theirs = written(kind, config(id2label=bert.LABELS), tmp_path, words=True)
+    """For a decoder, of the last token, of rows that are padded to one length."""
+    theirs = written(kind, CLASSIFIERS[kind](id2label=bert.LABELS), tmp_path, words=True)
     answers = qkv.predict(tmp_path, *TEXTS)
     for answer, row in zip(answers, rows(TEXTS), strict=True):
         with torch.no_grad():

@@ -16,7 +16,7 @@ from transformers.models.roberta.modeling_roberta import RobertaClassificationHe
 
 from qkv.models.heads import build_head
 from qkv.spec.errors import SpecError
-from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, TokenHead
+from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
 from qkv.spec.parts import LayerNorm
 
 WIDTH, VOCABULARY = 12, 9
@@ -99,7 +99,7 @@ def test_vectors_are_scaled_before_the_logits_and_the_bias_is_not() -> None:
     same(scaled(X), (plain(X) - plain.bias) / 4 + plain.bias)
 
 
-@pytest.mark.parametrize("kind", [ClassificationHead, RegressionHead, TokenHead])
+@pytest.mark.parametrize("kind", [ClassificationHead, RegressionHead, TokenHead, SpanHead])
 def test_a_norm_needs_the_layer_that_it_ends(kind: type[Head]) -> None:
     with pytest.raises(SpecError, match="norm: rms_norm ends the hidden layer, and there is none; give hidden"):
         kind.parse({"norm": "rms_norm"})

@@ -66,7 +66,7 @@ def token_head(part: heads.TokenHead, at: Setting) -> Share:
 @formula(heads.SpanHead)
 def span_head(part: heads.SpanHead, at: Setting) -> Share:
     """Two logits a position."""
-    return _answers(at, at.width, 2, part.dropout)
+    return _hidden(part, at) + _answers(at, part.hidden or at.width, 2, part.dropout, part.bias)
 
 
 def _pooled(part: heads.ClassificationHead | heads.RegressionHead, at: Setting, outputs: int) -> Share:
@@ -81,7 +81,7 @@ def _pooled(part: heads.ClassificationHead | heads.RegressionHead, at: Setting, 
     return pooling + _hidden(part, one) + _answers(one, part.hidden or at.width, outputs, part.dropout, part.bias)
 
 
-def _hidden(part: heads.ClassificationHead | heads.RegressionHead | heads.TokenHead, at: Setting) -> Share:
+def _hidden(part: heads.ClassificationHead | heads.RegressionHead | heads.TokenHead | heads.SpanHead, at: Setting) -> Share:
     """The layer before the answer, its activation, which keeps input or output, and its norm."""
     if part.hidden is None:
         return Share()

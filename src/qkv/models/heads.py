@@ -18,7 +18,7 @@ from qkv.ops.linear.choose import linear
 from qkv.spec import heads as spec
 from qkv.spec.errors import UserError
 
-_Answering = spec.ClassificationHead | spec.RegressionHead | spec.TokenHead
+_Answering = spec.ClassificationHead | spec.RegressionHead | spec.TokenHead | spec.SpanHead
 _NOWHERE = Context(torch.zeros(1, 1, dtype=torch.long))
 """The norms of a head act on each vector alone, wherever it stands."""
 
@@ -91,17 +91,6 @@ class Answer(nn.Module):
         return self.output(dropout(x, self.dropout, self.training))
 
 
-class PositionHead(nn.Module):
-    """y = dropout(x) W^T + b at every position. (B, N, D) -> (B, N, C)."""
-
-    def __init__(self, part: spec.SpanHead, width: int, outputs: int):
-        super().__init__()
-        self.output, self.dropout = Linear(width, outputs), part.dropout
-
-    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        return self.output(dropout(x, self.dropout, self.training))
-
-
 def _known(count: int | None) -> int:
     if count is None:
         raise UserError("model.head.num_classes is not known: give it, or build the model together with its data")
@@ -113,7 +102,7 @@ HEADS: dict[type[spec.Head], Callable[[Any, int, nn.Parameter], nn.Module]] = {
     spec.ClassificationHead: lambda part, width, _: Answer(part, width, _known(part.num_classes), Pool(part.pooling, width)),
     spec.RegressionHead: lambda part, width, _: Answer(part, width, 1, Pool(part.pooling, width)),
     spec.TokenHead: lambda part, width, _: Answer(part, width, _known(part.num_classes)),
-    spec.SpanHead: lambda part, width, _: PositionHead(part, width, 2),
+    spec.SpanHead: lambda part, width, _: Answer(part, width, 2),
 }
 
 

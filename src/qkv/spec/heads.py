@@ -101,6 +101,14 @@ class TokenHead(Head, kind="tokens"):
 
 
 class SpanHead(Head, kind="spans"):
-    """Two logits a position: that an answer begins, and that it ends, there (Devlin et al. 2019)."""
+    """Two logits a position: that an answer begins, and that it ends, there (Devlin et al. 2019). ``hidden`` as of ``tokens``."""
 
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    hidden: int | None = Field(default=None, gt=0, description="width of a layer before the logits; default: none")
+    activation: Activation = Field(default="tanh", description="the φ of the hidden layer")
+    norm: Norm = Field(default=NoNorm(), description="that ends the hidden layer")
+    hidden_bias: bool = True
+    bias: bool = True
+
+    def problems(self) -> list[Problem]:
+        return _hidden_problems(self.norm, self.hidden)

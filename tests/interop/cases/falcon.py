@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.interop.cases.case import Case
-from transformers import FalconConfig, FalconForCausalLM
+from transformers import FalconConfig, FalconForCausalLM, FalconForSequenceClassification, FalconForTokenClassification
 
 
 def config(**changed: Any) -> FalconConfig:
@@ -30,4 +30,6 @@ CASES = (
     Case("falcon-alibi-7b", FalconForCausalLM, config(alibi=True, hidden_size=28, num_attention_heads=7), attention="sdpa"),
     Case("falcon-alibi-40b", FalconForCausalLM, config(**GROUPED, alibi=True), attention="sdpa"),
     Case("falcon-alibi-11b", FalconForCausalLM, config(**GROUPED, alibi=True, num_ln_in_parallel_attn=1, bias=True), attention="sdpa"),
+    Case("falcon-classes", FalconForSequenceClassification, config(num_labels=3, pad_token_id=1)),
+    Case("falcon-tags", FalconForTokenClassification, config(num_labels=3, hidden_dropout=0.2)),
 )

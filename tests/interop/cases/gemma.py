@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from tests.interop.cases.case import Case
-from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GemmaConfig, GemmaForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma2ForSequenceClassification,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Gemma3TextForSequenceClassification,
+    GemmaConfig,
+    GemmaForCausalLM,
+    GemmaForTokenClassification,
+)
 
 SIZES = {
     "vocab_size": 61,
@@ -47,4 +57,7 @@ CASES = (
     Case("gemma3", Gemma3ForCausalLM, gemma3(num_hidden_layers=5, num_attention_heads=6, num_key_value_heads=2)),
     Case("gemma3-scaled", Gemma3ForCausalLM, gemma3(layer_types=[FULL, SLIDING], rope_parameters=LOCAL_AND_GLOBAL, rms_norm_eps=1e-3)),
     Case("gemma3-global-capped", Gemma3ForCausalLM, gemma3(layer_types=[FULL, FULL], final_logit_softcapping=2.0, attention_bias=True)),
+    Case("gemma-tags", GemmaForTokenClassification, gemma(num_labels=3)),
+    Case("gemma2-classes", Gemma2ForSequenceClassification, gemma2(num_labels=3, pad_token_id=1)),
+    Case("gemma3-classes", Gemma3TextForSequenceClassification, gemma3(num_labels=5, pad_token_id=1)),
 )

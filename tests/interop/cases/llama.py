@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.interop.cases.case import Case
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, LlamaForTokenClassification
 
 SIZES = {
     "vocab_size": 53,
@@ -35,4 +35,7 @@ CASES = (
     Case("llama3-scaled", LlamaForCausalLM, config(num_attention_heads=6, num_key_value_heads=2, head_dim=8, **rotated(**LLAMA3))),
     Case("llama-linear-biased", LlamaForCausalLM, config(attention_bias=True, mlp_bias=True, **rotated(rope_type="linear", factor=2.5))),
     Case("llama-yarn-tied", LlamaForCausalLM, config(tie_word_embeddings=True, head_dim=12, hidden_act="gelu", **rotated(**YARN))),
+    Case("llama-classes", LlamaForSequenceClassification, config(num_labels=3, pad_token_id=1)),
+    Case("llama-number", LlamaForSequenceClassification, config(num_labels=1, pad_token_id=1)),
+    Case("llama-tags", LlamaForTokenClassification, config(num_labels=2, classifier_dropout=0.3)),
 )

@@ -8,6 +8,7 @@ from tests.interop.cases.case import Case
 from transformers import (
     ModernBertConfig,
     ModernBertForMaskedLM,
+    ModernBertForQuestionAnswering,
     ModernBertForSequenceClassification,
     ModernBertForTokenClassification,
     ModernBertModel,
@@ -52,4 +53,6 @@ CASES = (
         LENGTHS,
     ),
     Case("modernbert-tags", ModernBertForTokenClassification, config(num_labels=5, num_hidden_layers=1), LENGTHS),
+    Case("modernbert-answers", ModernBertForQuestionAnswering, config(num_hidden_layers=2, classifier_activation="silu"), LENGTHS),
+    Case("modernbert-answers-biased", ModernBertForQuestionAnswering, config(**BIASES, num_hidden_layers=1), LENGTHS),
 )

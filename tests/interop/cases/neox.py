@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.interop.cases.case import Case
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, GPTNeoXForSequenceClassification, GPTNeoXForTokenClassification
 
 
 def config(**changed: Any) -> GPTNeoXConfig:
@@ -22,4 +22,6 @@ CASES = (
     case("neox-in-turn", use_parallel_residual=False, rotary_pct=1.0, rotary_emb_base=500, hidden_act="gelu_new", layer_norm_eps=1e-3),
     case("neox-no-bias-tied", attention_bias=False, tie_word_embeddings=True, hidden_size=70, num_attention_heads=5, rotary_pct=0.3),
     case("neox-scaled", rotary_pct=0.6, rope_scaling={"rope_type": "linear", "factor": 2.5}, num_hidden_layers=3, hidden_act="relu"),
+    Case("neox-classes", GPTNeoXForSequenceClassification, config(num_labels=3, pad_token_id=1)),
+    Case("neox-tags", GPTNeoXForTokenClassification, config(num_labels=3, classifier_dropout=0.4)),
 )

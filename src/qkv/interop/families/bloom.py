@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from qkv.interop.config import Config
-from qkv.interop.families.heads import language_model
+from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.family import Family, Row
 from qkv.interop.ways import INTERLEAVED
 from qkv.spec.branches import Attention, FeedForward
@@ -89,12 +89,17 @@ _FUSED = (
 BLOOM = Family(
     name="BLOOM",
     model_types=("bloom",),
-    architectures={"BloomForCausalLM": language_model(tied=True), "BloomModel": language_model(tied=True)},
+    architectures={
+        "BloomForCausalLM": language_model(tied=True),
+        "BloomModel": language_model(tied=True),
+        **of_decoder("Bloom", tags="classifier"),
+    },
     spec=spec,
     config=config,
     names=NAMES,
     prefix="transformer.",
     ignored_config={
+        **HEAD_KEYS,
         **dict.fromkeys(_FUSED, "how it is computed"),
         "offset_alibi": "a softmax does not change when every score moves by the same",
     },

@@ -6,7 +6,7 @@ from typing import Any
 
 from qkv.interop.config import Config
 from qkv.interop.families.activations import INWARD, OUTWARD
-from qkv.interop.families.heads import language_model
+from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.families.rope import rope_config, rope_of
 from qkv.interop.family import Family, Row
 from qkv.interop.ways import INTERLEAVED
@@ -136,10 +136,15 @@ def _relative_keys(relative: Relative) -> dict[str, Any] | None:
 FALCON = Family(
     name="Falcon",
     model_types=("falcon",),
-    architectures={"FalconForCausalLM": language_model(tied=True), "FalconModel": language_model(tied=True)},
+    architectures={
+        "FalconForCausalLM": language_model(tied=True),
+        "FalconModel": language_model(tied=True),
+        **of_decoder("Falcon", tags="classifier"),
+    },
     spec=spec,
     config=config,
     names=NAMES,
     prefix="transformer.",
     ignored={"transformer.h.{i}.self_attention.rotary_emb.inv_freq": "computed from the config"},
+    ignored_config=HEAD_KEYS,
 )

@@ -12,7 +12,7 @@ from typing import Any
 from qkv.interop.config import Config
 from qkv.interop.families import gated
 from qkv.interop.families.activations import INWARD, OUTWARD
-from qkv.interop.families.heads import language_model
+from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.families.rope import rope_config, rope_of
 from qkv.interop.family import Architecture, Family, Row
 from qkv.spec.branches import Attention, GatedFeedForward
@@ -227,12 +227,32 @@ def _family(
         prefix="model.",
         ignored=gated.IGNORED,
         ignored_config={
+            **HEAD_KEYS,
+            "final_logit_softcapping": "of a head that this architecture does not have",
             "cache_implementation": "how keys and values are kept",
             "hidden_act": "hidden_activation stands in its place",
         },
     )
 
 
-GEMMA = _family("Gemma", "gemma", {"GemmaForCausalLM": language_model(tied=True)}, (spec_of_gemma, config_of_gemma), gated.NAMES)
-GEMMA2 = _family("Gemma 2", "gemma2", {"Gemma2ForCausalLM": _capped(30.0)}, (spec_of_gemma2, config_of_gemma2), SANDWICH_NAMES)
-GEMMA3 = _family("Gemma 3", "gemma3_text", {"Gemma3ForCausalLM": _capped(None)}, (spec_of_gemma3, config_of_gemma3), SANDWICH_NAMES)
+GEMMA = _family(
+    "Gemma",
+    "gemma",
+    {"GemmaForCausalLM": language_model(tied=True), **of_decoder("Gemma", answers=False)},
+    (spec_of_gemma, config_of_gemma),
+    gated.NAMES,
+)
+GEMMA2 = _family(
+    "Gemma 2",
+    "gemma2",
+    {"Gemma2ForCausalLM": _capped(30.0), **of_decoder("Gemma2", answers=False)},
+    (spec_of_gemma2, config_of_gemma2),
+    SANDWICH_NAMES,
+)
+GEMMA3 = _family(
+    "Gemma 3",
+    "gemma3_text",
+    {"Gemma3ForCausalLM": _capped(None), **of_decoder("Gemma3Text", tags=None, answers=False)},
+    (spec_of_gemma3, config_of_gemma3),
+    SANDWICH_NAMES,
+)

@@ -6,7 +6,7 @@ from typing import Any
 
 from qkv.interop.config import Config
 from qkv.interop.families.activations import INWARD, OUTWARD
-from qkv.interop.families.heads import language_model
+from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.family import Family, Row
 from qkv.interop.ways import TRANSPOSED
 from qkv.spec.branches import Attention, FeedForward
@@ -84,7 +84,11 @@ def config(spec: Model) -> dict[str, Any] | None:
 GPT2 = Family(
     name="GPT-2",
     model_types=("gpt2",),
-    architectures={"GPT2LMHeadModel": language_model(tied=True), "GPT2Model": language_model(tied=True)},
+    architectures={
+        "GPT2LMHeadModel": language_model(tied=True),
+        "GPT2Model": language_model(tied=True),
+        **of_decoder("GPT2", tags="classifier"),
+    },
     spec=spec,
     config=config,
     names=NAMES,
@@ -94,6 +98,7 @@ GPT2 = Family(
         "transformer.h.{i}.attn.masked_bias": "a constant of old versions",
     },
     ignored_config={
+        **HEAD_KEYS,
         **dict.fromkeys(
             ("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
             "of a head that this architecture does not have",

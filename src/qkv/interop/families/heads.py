@@ -13,6 +13,8 @@ from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
 from qkv.spec.parts import Activation, LayerNorm
 
+HEAD_KEYS: Reasons = dict.fromkeys(("tie_word_embeddings", "classifier_dropout"), "of a head that this architecture does not have")
+"""Keys that configs have whatever their head is."""
 Reader = Callable[[Config], Head]
 Writer = Callable[[Head], dict[str, Any] | None]
 
@@ -109,13 +111,35 @@ def problem_keys(head: ClassificationHead | RegressionHead) -> dict[str, Any]:
     return {**label_keys(head.num_classes or 2), "problem_type": "single_label_classification"}
 
 
-def tagging(output: str, ignored: Reasons | None = None) -> Architecture:
-    """W dropout(x_i) + b at every position. ``output`` names the layer in a file."""
-    return Architecture(_tagging, _tags, (Row("head.output.*", f"{output}.*"),), ignored or {})
+def of_decoder(stem: str, tags: str | None = "score", answers: bool = True) -> dict[str, Architecture]:
+    """The heads that a family of decoders has for other tasks than the next word, by their names, which begin with ``stem``.
+
+    Classes or a number: W x of the last real token, without a bias. Tags and answers as of encoders; ``tags`` names the layer of the first
+    in a file, None where the family has none. Not ``answers`` where it has none, or names all other tensors differently there.
+    """
+    found = {f"{stem}ForSequenceClassification": Architecture(_last, _last_classes, (Row("head.output.*", "score.*"),))}
+    if tags:
+        found[f"{stem}ForTokenClassification"] = tagging(tags, body_dropout="hidden_dropout")
+    if answers:
+        found[f"{stem}ForQuestionAnswering"] = answering("qa_outputs")
+    return found
 
 
-def _tagging(config: Config) -> Head:
-    return TokenHead(num_classes=label_count(config), dropout=_dropout(config))
+def _last(config: Config) -> Head:
+    return pooled_head(config, pooling="last", bias=False)
+
+
+def _last_classes(head: Head) -> dict[str, Any] | None:
+    return problem_keys(head) if isinstance(head, ClassificationHead | RegressionHead) and head.pooling == "last" else None
+
+
+def tagging(output: str, ignored: Reasons | None = None, body_dropout: str = "hidden_dropout_prob") -> Architecture:
+    """W dropout(x_i) + b at every position. ``output`` names the layer in a file, ``body_dropout`` the key of the body's dropout."""
+
+    def read(config: Config) -> Head:
+        return TokenHead(num_classes=label_count(config), dropout=_dropout(config, body_dropout))
+
+    return Architecture(read, _tags, (Row("head.output.*", f"{output}.*"),), ignored or {})
 
 
 def _tags(head: Head) -> dict[str, Any] | None:
@@ -132,10 +156,15 @@ def answering(output: str, ignored: Reasons | None = None) -> Architecture:
 
 
 def _answering(config: Config) -> Head:
+    return span_head(config)
+
+
+def span_head(config: Config, **fields: Any) -> Head:
+    """The two logits of a config whose labels, if it has any, are two; ``fields`` of that head. Raises ``UserError`` for others."""
     count = label_count(config)
     if count != 2:
         raise UserError(f"{config.source}: num_labels is {count}, but a span has 2 logits, where it begins and where it ends")
-    return SpanHead()
+    return SpanHead(**fields)
 
 
 def label_count(config: Config) -> int:
@@ -150,6 +179,6 @@ def label_keys(count: int) -> dict[str, Any]:
     return {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": {name: i for i, name in enumerate(names)}}
 
 
-def _dropout(config: Config) -> float:
+def _dropout(config: Config, body: str = "hidden_dropout_prob") -> float:
     """Before the last layer; that of the body where nothing is said."""
-    return config.number("classifier_dropout", config.number("hidden_dropout_prob", 0.1))
+    return config.number("classifier_dropout", config.number(body, 0.1))

@@ -6,7 +6,7 @@ from typing import Any
 
 from qkv.interop.config import Config
 from qkv.interop.families import gated
-from qkv.interop.families.heads import language_model
+from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.family import Family
 from qkv.spec.heads import Head
 from qkv.spec.masks import Causal
@@ -29,10 +29,11 @@ def config(spec: Model) -> dict[str, Any] | None:
 MISTRAL = Family(
     name="Mistral",
     model_types=("mistral",),
-    architectures={"MistralForCausalLM": language_model(tied=False)},
+    architectures={"MistralForCausalLM": language_model(tied=False), **of_decoder("Mistral")},
     spec=spec,
     config=config,
     names=gated.NAMES,
     prefix="model.",
     ignored=gated.IGNORED,
+    ignored_config=HEAD_KEYS,
 )

@@ -16,7 +16,7 @@ from qkv.interop.families.rope import rope_config, rope_of
 from qkv.interop.family import Architecture, Family, Row
 from qkv.spec.branches import Attention, GatedFeedForward
 from qkv.spec.errors import UserError, nearest
-from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, TokenHead
+from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
 from qkv.spec.masks import Full, Window
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import LayerNorm, NoNorm, NoPositions, Rope
@@ -178,7 +178,7 @@ def _hidden(config: Config) -> dict[str, Any]:
     }
 
 
-def _hidden_keys(head: ClassificationHead | RegressionHead | TokenHead) -> dict[str, Any]:
+def _hidden_keys(head: ClassificationHead | RegressionHead | TokenHead | SpanHead) -> dict[str, Any]:
     return {
         "classifier_activation": OUTWARD[head.activation],
         "classifier_bias": head.hidden_bias,
@@ -226,6 +226,14 @@ def _tags_keys(head: Head) -> dict[str, Any] | None:
     return {**heads.label_keys(head.num_classes), **_hidden_keys(head)}
 
 
+def _spans(config: Config) -> Head:
+    return heads.span_head(config, **_hidden(config))
+
+
+def _spans_keys(head: Head) -> dict[str, Any] | None:
+    return _hidden_keys(head) if isinstance(head, SpanHead) else None
+
+
 _ANSWER = (Row("head.hidden.*", "head.dense.*"), Row("head.norm.*", "head.norm.*"), Row("head.output.*", "classifier.*"))
 _WORDS = (
     Row("head.transform.dense.*", "head.dense.*"),
@@ -242,6 +250,7 @@ MODERNBERT = Family(
         "ModernBertModel": heads.body("model.embeddings.tok_embeddings.weight"),
         "ModernBertForSequenceClassification": Architecture(_classes, _classes_keys, _ANSWER),
         "ModernBertForTokenClassification": Architecture(_tags, _tags_keys, _ANSWER),
+        "ModernBertForQuestionAnswering": Architecture(_spans, _spans_keys, _ANSWER),
     },
     spec=spec,
     config=config,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from qkv.interop.config import Config
-from qkv.interop.families.heads import language_model
+from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.family import COMMON, Family, Row
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.errors import UserError
@@ -111,12 +111,16 @@ def _attention_config(attention: Attention, width: int) -> dict[str, Any]:
 MPT = Family(
     name="MPT",
     model_types=("mpt",),
-    architectures={name: language_model(tied=True) for name in ("MptForCausalLM", "MPTForCausalLM", "MptModel")},
+    architectures={
+        **{name: language_model(tied=True) for name in ("MptForCausalLM", "MPTForCausalLM", "MptModel")},
+        **of_decoder("Mpt", tags="classifier"),
+    },
     spec=spec,
     config=config,
     names=NAMES,
     prefix="transformer.",
     ignored_config={
+        **HEAD_KEYS,
         "learned_pos_emb": "ALiBi stands in their place",
         "init_device": "how it is built",
         "init_config": "how it is built",

@@ -6,7 +6,7 @@ from typing import Any
 
 from qkv.interop.config import Config
 from qkv.interop.families.activations import INWARD, OUTWARD
-from qkv.interop.families.heads import language_model
+from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.families.rope import rope_config, rope_of
 from qkv.interop.family import Family, Row
 from qkv.interop.ways import INTERLEAVED
@@ -94,7 +94,10 @@ def config(spec: Model) -> dict[str, Any] | None:
 NEOX = Family(
     name="GPT-NeoX",
     model_types=("gpt_neox",),
-    architectures={"GPTNeoXForCausalLM": language_model(tied=False, theirs="embed_out.weight")},
+    architectures={
+        "GPTNeoXForCausalLM": language_model(tied=False, theirs="embed_out.weight"),
+        **of_decoder("GPTNeoX", tags="classifier"),
+    },
     spec=spec,
     config=config,
     names=NAMES,
@@ -106,7 +109,7 @@ NEOX = Family(
         "gpt_neox.layers.{i}.attention.rotary_emb.inv_freq": "computed from the config",
     },
     ignored_config={
-        "classifier_dropout": "of a head that this architecture does not have",
+        **HEAD_KEYS,
         "is_decoder": "the family says it",
     },
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from qkv.interop.config import Config
 from qkv.interop.families import gated
-from qkv.interop.families.heads import language_model
+from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.family import Family
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
@@ -27,10 +27,11 @@ def config(spec: Model) -> dict[str, Any] | None:
 QWEN2 = Family(
     name="Qwen2",
     model_types=("qwen2",),
-    architectures={"Qwen2ForCausalLM": language_model(tied=False)},
+    architectures={"Qwen2ForCausalLM": language_model(tied=False), **of_decoder("Qwen2", answers=False)},
     spec=spec,
     config=config,
     names=gated.NAMES,
     prefix="model.",
     ignored=gated.IGNORED,
+    ignored_config=HEAD_KEYS,
 )

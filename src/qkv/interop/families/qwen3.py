@@ -6,7 +6,7 @@ from typing import Any
 
 from qkv.interop.config import Config
 from qkv.interop.families import gated
-from qkv.interop.families.heads import language_model
+from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.family import Family
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
@@ -30,10 +30,11 @@ def config(spec: Model) -> dict[str, Any] | None:
 QWEN3 = Family(
     name="Qwen3",
     model_types=("qwen3",),
-    architectures={"Qwen3ForCausalLM": language_model(tied=False)},
+    architectures={"Qwen3ForCausalLM": language_model(tied=False), **of_decoder("Qwen3", answers=False)},
     spec=spec,
     config=config,
     names=gated.NAMES,
     prefix="model.",
     ignored=gated.IGNORED,
+    ignored_config=HEAD_KEYS,
 )
