@@ -238,7 +238,7 @@ def test_bad_data_gets_a_sentence(qkv: Call, here: Path, args: list[str], senten
 BAD_QUESTIONS = {
     "nothing": ([], "there is nothing to answer; give a text, '-' for lines on standard input, or --data FILE"),
     "an empty text": ([" "], "the input is empty"),
-    "a part of another task": (["x", "--context", "y"], "the task 'classification' predicts from text, not from 'context'"),
+    "a part of another task": (["x", "--context", "y"], "the task 'classification' predicts from text, pair, not from 'context'"),
     "a part without a value": (["--set", "text"], "--set: 'text' given, but it should be a name, '=' and a value"),
     "a file that is not there": (["--set", "text=@absent.txt"], "absent.txt cannot be read: no such file"),
     "two inputs": (["x", "--data", "reviews.csv"], "--data answers the rows of a file; give no other input beside it"),

@@ -16,7 +16,7 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.recipe import Recipe
-from qkv.tasks.example_task import Cut, ExampleTask
+from qkv.tasks.example_task import ExampleTask
 from qkv.tasks.material import ExampleMaterial
 from qkv.tasks.registry import build_task
 from qkv.training.events import Event, Stepped
@@ -104,7 +104,7 @@ def material_of(
     task = build_task(recipe.task)
     assert isinstance(task, ExampleTask)
     vocabulary = vocabulary or task.vocabulary(recipe, records)
-    cut = Cut(task.limits(recipe))
+    cut = task.cut(recipe, vocabulary)
     examples = {split: task.examples(part, vocabulary, cut) for split, part in records.splits.items()}
     notes = tuple(cut.notes(sum(map(len, records.splits.values()))))
     return task, ExampleMaterial(recipe, records, vocabulary, examples, task.collator(recipe), notes)

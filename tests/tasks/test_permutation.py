@@ -18,6 +18,7 @@ from qkv.data.rows import random
 from qkv.spec.errors import SpecError
 from qkv.tasks.permutation import StreamBatch, streams
 from qkv.tasks.task import Totals
+from qkv.tokenizers.framing import Frame
 
 LEARNED = {
     "context_length": 7,
@@ -161,7 +162,7 @@ def test_gaps_are_filled_from_left_to_right(tmp_path: Path) -> None:
     ids = [*tokenizer.encode("The cat"), mask, *tokenizer.encode(" on"), mask]
     places = [i for i, token in enumerate(ids) if token == mask]
     with torch.no_grad():
-        logits = task.logits(model, ids, places)  # type: ignore[attr-defined]
+        logits = task.logits(model, Frame().around(ids)._replace(types=[]), places)  # type: ignore[attr-defined]
         # What the text sees does not change; the second gap sees the first one's answer, which sees the text and itself.
         filled, order = np.array([ids]), np.zeros((1, len(ids)), np.int64)
         filled[0, places[0]] = int(logits[0].argmax())

@@ -12,6 +12,7 @@ from tests.tasks.tables import Oracle, material_of, model_of, recipe_for, rows_o
 from qkv.spec.errors import SpecError, UserError
 from qkv.tasks.answer_metrics import answer_scores
 from qkv.tasks.material import ExampleMaterial
+from qkv.tasks.question_answering import Window
 from qkv.tasks.task import Totals
 from qkv.training.evaluation import measure
 
@@ -104,10 +105,10 @@ def test_the_best_window_answers_and_none_must_win_in_every_window(cls: float, a
     rows = [row("a red cat sat on the mat and then the dog ran", "dog"), NO_ANSWER]
     task, material = opened(rows, length=14)
     assert material.recipe.task.no_answer
-    of_first = [window for window in material.examples["validation"] if window.parts[2] == 0]
+    of_first = [window for window in material.examples["validation"] if Window(*window.parts).question == 0]
     logits = [torch.zeros(1, window.size, 2) for window in material.examples["validation"]]
     logits[0][0, 0] = 9.0  # this window is sure that the answer is not in it
-    place = of_first[1].parts[3] + 10 - of_first[1].parts[4]
+    place = Window(*of_first[1].parts).begin + 10 - Window(*of_first[1].parts).offset
     logits[1][0, place] = 2.5
     logits[1][0, 0] = cls
     logits[2][0, 0] = 1.0

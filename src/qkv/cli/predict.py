@@ -128,12 +128,16 @@ def _rows(run: Run, texts: list[str], parts: dict[str, str]) -> list[dict[str, A
     """What the task predicts from: a mapping for each text, the parts that are the same for all beside it."""
     from qkv.training.run import predict, rows_for, task_of
 
-    asks = task_of(run).asks
+    task = task_of(run)
+    asks = task.asks
     if not asks:
         predict(run, [])  # which says that there is nothing to predict
     for name in parts:
-        if name not in asks:
-            raise UserError(f"the task {run.recipe.task.kind!r} predicts from {', '.join(asks)}, not from {name!r}; {nearest(name, asks)}")
+        known = (*asks, *task.may_ask)
+        if name not in known:
+            raise UserError(
+                f"the task {run.recipe.task.kind!r} predicts from {', '.join(known)}, not from {name!r}; {nearest(name, known)}"
+            )
         if not parts[name].strip():
             raise UserError(f"the {name} is empty")
     return rows_for(run, [{asks[0]: text, **parts} for text in texts] or [parts])

@@ -51,6 +51,7 @@ def train_command(
     test: Annotated[str | None, typer.Option(metavar="FILE", help="Verbs: a part that the exam at the end measures too.")] = None,
     bad_rows: Annotated[str | None, typer.Option(metavar="skip|refuse", help="Verbs: what to do with rows that cannot be used.")] = None,
     text: _Text = None,
+    pair: Annotated[str | None, typer.Option(metavar="COLUMN", help="classify, regress: a second text, read with the first.")] = None,
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="classify: the class.")] = None,
     value: Annotated[str | None, typer.Option(metavar="COLUMN", help="regress: the number.")] = None,
     summary: Annotated[str | None, typer.Option(metavar="COLUMN", help="summarize: the summary.")] = None,

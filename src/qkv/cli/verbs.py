@@ -17,8 +17,8 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "classify": Verb("classification", {"text": "text", "label": "label"}),
-    "regress": Verb("regression", {"text": "text", "value": "value"}),
+    "classify": Verb("classification", {"text": "text", "pair": "pair", "label": "label"}),
+    "regress": Verb("regression", {"text": "text", "pair": "pair", "value": "value"}),
     "tag": Verb("token_classification", {"words": "words", "tags": "tags"}),
     "answer": Verb("question_answering", {"question": "question", "context": "context", "answers": "answers"}),
     "translate": Verb("translation", {"source": "source", "target": "target"}),

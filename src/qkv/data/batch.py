@@ -17,13 +17,15 @@ class Batch:
     """``ids`` (B, N) and ``targets``: (B, N), the id that follows each position or ``IGNORED``; or what else the task predicts.
 
     ``lengths`` (B,): the real tokens of each row, the rest being padding on the right; None if no row is padded.
-    ``segments`` (B, N): the document of each position, counted from 0 in each row; None if rows are not packed. All int64.
+    ``segments`` (B, N): the document of each position, counted from 0 in each row; None if rows are not packed.
+    ``types`` (B, N): the type of each token, such as first and second text; None where the model tells none apart. All int64.
     """
 
     ids: Tensor
     targets: Tensor
     lengths: Tensor | None = None
     segments: Tensor | None = None
+    types: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Self:
         """The same batch on ``device``."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qkv.generation.reading import padded
 from qkv.generation.sample import evaluating
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
@@ -92,30 +93,29 @@ def embed_texts(
     with torch.inference_mode(), evaluating(model):
         for begin in range(0, len(order), batch_size):
             places = order[begin : begin + batch_size]
-            found[places] = _embedded(model, [read[i].ids for i in places], how, skipped).cpu().numpy()
+            found[places] = _embedded(model, [read[i] for i in places], how, skipped).cpu().numpy()
     return found
 
 
-def _embedded(model: Transformer, rows: Sequence[Sequence[int]], how: Embedding, skipped: int) -> Tensor:
-    """(B, D · poolings) of rows of ids."""
+def _embedded(model: Transformer, texts: Sequence[Framed], how: Embedding, skipped: int) -> Tensor:
+    """(B, D · poolings) of texts."""
     device = model.frontend.table.device
-    lengths = torch.tensor([len(row) for row in rows], device=device)
-    ids = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long, device=device)
-    for place, row in enumerate(rows):
-        ids[place, : len(row)] = torch.tensor(row, device=device)
+    ids, lengths = padded([text.ids for text in texts], device)
+    kinds = [(model.spec.encoder or model.spec).types_read(text.types) for text in texts]
+    types = padded(kinds, device)[0] if any(kinds) else None
     steps = torch.arange(ids.shape[1], device=device)
     real = steps < lengths[:, None]
-    x = _vectors(model, ids, None if bool(real.all()) else lengths).float()
+    x = _vectors(model, ids, None if bool(real.all()) else lengths, types).float()
     counted = real & (steps >= torch.minimum(lengths - 1, lengths.new_tensor(skipped))[:, None])
     pooled = torch.cat([POOLINGS[name](x, counted) for name in how.poolings], -1)
     return F.normalize(pooled, dim=-1) if how.normalise else pooled
 
 
-def _vectors(model: Transformer, ids: Tensor, lengths: Tensor | None) -> Tensor:
+def _vectors(model: Transformer, ids: Tensor, lengths: Tensor | None, types: Tensor | None) -> Tensor:
     """(B, N, D): what the head would read; of an encoder–decoder what the decoder would."""
     if model.encoder is not None:
         return model.encode(ids, lengths).vectors[-1]
-    return model.features(ids, lengths=lengths)[0]
+    return model.features(ids, lengths=lengths, types=types)[0]
 
 
 def _most(model: Transformer, how: Embedding) -> int:

@@ -40,6 +40,11 @@ class Branch(Part, slot=True):
         """True if it reads the types of tokens itself."""
         return False
 
+    @property
+    def reads_prefix(self) -> bool:
+        """True if the first positions of a row may be its prefix, in which other positions see each other than behind it."""
+        return self.decodes and not self.causal
+
     def width_problems(self, width: int) -> list[Problem]:
         """What does not fit the model's width."""
         return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -149,6 +149,18 @@ class Stack(Spec):
     def reads_types(self) -> bool:
         """True if a branch reads the types of tokens, whether or not the front end does."""
         return any(branch.reads_types for block in self.layers for branch in block.branches)
+
+    def types_read(self, types: Sequence[int]) -> list[int]:
+        """``types`` of tokens as the stack tells them apart: none where it reads none, and none above the last that its front end knows."""
+        known = self.frontend.types if isinstance(self.frontend, Text) else 0
+        if known:
+            return [min(kind, known - 1) for kind in types]
+        return list(types) if self.reads_types else []
+
+    @property
+    def reads_prefix(self) -> bool:
+        """True if a branch asks how long the prefix of each row is."""
+        return any(branch.reads_prefix for block in self.layers for branch in block.branches)
 
     @property
     def vocab_size(self) -> int | None:

@@ -40,6 +40,10 @@ class GlobalLocalAttention(SparseAttention, kind="global_local_attention"):
         return False
 
     @property
+    def reads_prefix(self) -> bool:
+        return self.num_global is None
+
+    @property
     def block(self) -> int:
         """How many queries meet their keys in one product."""
         return max(self.window, 64)

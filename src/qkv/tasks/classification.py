@@ -1,4 +1,4 @@
-"""One label for a text."""
+"""One label for a text, or for a pair of texts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Classification
 from qkv.tasks.baselines import bag_of_words_accuracy
-from qkv.tasks.example_task import Collate, Cut, column, lengths_or_none, padded, trained
+from qkv.tasks.example_task import Collate, Cut, column, lengths_or_none, padded, types_or_none
 from qkv.tasks.label_metrics import agreement, confusion
 from qkv.tasks.material import Example, ExampleMaterial, Material
-from qkv.tasks.pooled import TEXT, PooledTask, marked, outputs
+from qkv.tasks.pooled import PAIR, TEXT, PooledTask, example_of, outputs, told
 from qkv.tasks.task import Exam, Observed, Scale, Totals, register
 
 _SHOWN = 12
@@ -38,11 +38,12 @@ class ClassificationTask(PooledTask):
     unknown = 0
     roles = (
         TEXT,
+        PAIR,
         Role("label", "label", ("label", "class", "category", "stars", "sentiment", "target", "rating", "location", "y")),
     )
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
-        tokenizer = trained(recipe.data.tokenizer, column(records, "text"), ("cls",))
+        tokenizer = self.tokenizer(recipe, records)
         labels = tuple(sorted(set(column(records, "label")), key=_natural))
         if len(labels) < 2:
             raise UserError(
@@ -51,12 +52,11 @@ class ClassificationTask(PooledTask):
         return Vocabulary(tokenizer, tokenizer, labels)
 
     def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Example:
-        ids = marked(vocabulary.tokenizer.encode(row["text"]), vocabulary, cut)
         if row["label"] not in vocabulary.labels:
             raise UserError(
                 f"data: the label {row['label']!r} stands in the held-out part alone, and nothing can be learned of it; leave such rows out"
             )
-        return Example(len(ids), 1, (ids, vocabulary.labels.index(row["label"])))
+        return example_of(row, vocabulary, cut, vocabulary.labels.index(row["label"]))
 
     def collator(self, recipe: Recipe) -> Collate:
         return _collated
@@ -88,7 +88,7 @@ class ClassificationTask(PooledTask):
     def _mistakes(self, model: Any, material: ExampleMaterial, split: str, recipe: Recipe) -> list[list[Any]]:
         wrong = [(row, a) for row, a in self.answered(model, material, split, recipe) if a["answer"] != row["label"]]
         wrong.sort(key=lambda pair: -pair[1]["probability"])
-        return [[row["text"], a["answer"], row["label"], f"{a['probability']:.3f}"] for row, a in wrong[:_SHOWN]]
+        return [[told(row), a["answer"], row["label"], f"{a['probability']:.3f}"] for row, a in wrong[:_SHOWN]]
 
     def shown(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
         return f"{answer['answer']} ({answer['probability']:.2f}; truth: {row['label']})"
@@ -105,7 +105,7 @@ class ClassificationTask(PooledTask):
 def _baselines(material: ExampleMaterial, split: str) -> dict[str, float]:
     """What needs no model, or hardly one: the most frequent label, and logistic regression over words where scikit-learn is at hand."""
     (texts, labels), (unseen, truth) = (
-        ([row["text"] for row in material.records[part]], [row["label"] for row in material.records[part]]) for part in (TRAIN, split)
+        ([told(row) for row in material.records[part]], [row["label"] for row in material.records[part]]) for part in (TRAIN, split)
     )
     usual = Counter(labels).most_common(1)[0][0]
     found = {"accuracy_of_most_frequent_label": 100 * truth.count(usual) / max(1, len(truth))}
@@ -113,9 +113,10 @@ def _baselines(material: ExampleMaterial, split: str) -> dict[str, float]:
     return found if words is None else {**found, "accuracy_of_bag_of_words": words}
 
 
-def _collated(rows: Sequence[tuple[np.ndarray, int]]) -> Batch:
-    ids, lengths = padded([ids for ids, _ in rows])
-    return Batch(ids, torch.tensor([label for _, label in rows]), lengths_or_none(ids, lengths))
+def _collated(rows: Sequence[tuple[np.ndarray, np.ndarray, int]]) -> Batch:
+    ids, lengths = padded([ids for ids, _, _ in rows])
+    labels = torch.tensor([label for _, _, label in rows])
+    return Batch(ids, labels, lengths_or_none(ids, lengths), types=types_or_none([types for _, types, _ in rows]))
 
 
 def _nats(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:

@@ -21,6 +21,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
 from qkv.tasks.material import Example, ExampleMaterial, Material, with_vocabulary
 from qkv.tasks.task import Task
+from qkv.tokenizers.framing import Framed, shortened
 from qkv.tokenizers.tokenizer import Tokenizer
 
 Collate = Callable[[Sequence[Any]], Batch]
@@ -62,7 +63,7 @@ class ExampleTask(Task):
 
     def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Cut:
         """What shortens the examples to these limits."""
-        return Cut(self.limits(recipe))
+        return Cut(self.limits(recipe), recipe.model.types_read)
 
     def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Cut) -> list[Example]:
         """The rows of a split as numbers; one example each, where the task does not say otherwise."""
@@ -78,18 +79,34 @@ class ExampleTask(Task):
 
 
 class Cut:
-    """Shortens what is longer than the model can read, and counts how often: nothing is cut in silence."""
+    """Shortens what is longer than the model can read, and counts how often: nothing is cut in silence.
 
-    def __init__(self, limits: Mapping[str, int]):
+    ``types_read`` gives of the types of tokens those that the model reads.
+    """
+
+    def __init__(self, limits: Mapping[str, int], types_read: Callable[[Sequence[int]], list[int]] = lambda types: []):
         self.limits, self.counts, self.longest = limits, dict.fromkeys(limits, 0), dict.fromkeys(limits, 0)
+        self._types_read = types_read
 
     def __call__(self, ids: np.ndarray | list[int], role: str) -> np.ndarray:
         """The first ids of ``role`` that fit."""
-        most = self.limits[role]
-        if len(ids) > most:
+        self._count(len(ids), role)
+        return np.asarray(ids[: self.limits[role]], np.int64)
+
+    def together(self, first: Sequence[int], second: Sequence[int], role: str) -> tuple[Sequence[int], Sequence[int]]:
+        """The first ids of two texts that fit together; see ``qkv.tokenizers.framing.shortened``."""
+        self._count(len(first) + len(second), role)
+        kept = shortened((len(first), len(second)), self.limits[role])
+        return first[: kept[0]], second[: kept[1]]
+
+    def framed(self, found: Framed) -> Framed:
+        """What the model reads of texts in their frame: without types if it tells none apart."""
+        return found._replace(types=self._types_read(found.types))
+
+    def _count(self, length: int, role: str) -> None:
+        if length > self.limits[role]:
             self.counts[role] += 1
-            self.longest[role] = max(self.longest[role], len(ids))
-        return np.asarray(ids[:most], np.int64)
+            self.longest[role] = max(self.longest[role], length)
 
     def note(self, length: int, role: str) -> dict[str, str]:
         """What to tell beside the answer to one input of so many tokens: that it was cut, if it was."""
@@ -111,6 +128,13 @@ def trained(spec: TokenizerSpec, texts: Iterable[str], specials: Sequence[str] =
     return trained_on(spec, list(texts)).with_specials(specials)
 
 
+def framed_by(tokenizer: Tokenizer, texts: int) -> Tokenizer:
+    """``tokenizer`` if its own template marks one text, or two; else with the marks ``cls`` and, for two, ``sep``."""
+    marked = tokenizer.with_specials(("cls", "sep")[:texts])
+    alike = marked.pair_frame == tokenizer.pair_frame if texts == 2 else marked.frame == tokenizer.frame
+    return tokenizer if alike else marked
+
+
 def text_in(row: Mapping[str, Any], role: str) -> str:
     """The text of a row that somebody gave. Raises ``UserError`` if it is none."""
     if not isinstance(row[role], str):
@@ -130,6 +154,11 @@ def padded(rows: Sequence[np.ndarray], filler: int = 0) -> tuple[Tensor, Tensor]
     for place, row in enumerate(rows):
         found[place, : len(row)] = row
     return torch.from_numpy(found), torch.from_numpy(lengths)
+
+
+def types_or_none(rows: Sequence[np.ndarray]) -> Tensor | None:
+    """The types of tokens (B, longest), of padding 0; None where the model reads none, so that there are none."""
+    return padded(rows)[0] if any(len(row) for row in rows) else None
 
 
 def lengths_or_none(ids: Tensor, lengths: Tensor) -> Tensor | None:

@@ -15,7 +15,9 @@ from qkv.generation.sample import evaluating
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.tasks.example_task import text_in
 from qkv.tasks.text_task import TextTask
+from qkv.tokenizers.framing import Framed
 from qkv.tokenizers.tokenizer import Tokenizer
 
 GAP = re.compile(r"<mask>|\[MASK\]|<extra_id_\d+>")
@@ -66,27 +68,30 @@ def word_of(tokenizer: Tokenizer, index: int) -> str:
 
 
 class FillInTask(TextTask):
-    """A task whose model says what stands in a gap of one token."""
+    """A task whose model says what stands in a gap of one token. Round the text stands what the tokenizer's template says, if it has one."""
 
     asks = ("text",)
 
     @abstractmethod
-    def logits(self, model: Transformer, ids: list[int], places: list[int]) -> Tensor:
-        """(places, V): of each token at each of ``places`` of ``ids``, where the masks stand."""
+    def logits(self, model: Transformer, read: Framed, places: list[int]) -> Tensor:
+        """(places, V): of each token at each of ``places`` of the ids, where the masks stand; without types where the model reads none."""
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [self._answer(model, vocabulary.tokenizer, recipe, row["text"]) for row in rows]
+        return [self._answer(model, vocabulary.tokenizer, recipe, text_in(row, "text")) for row in rows]
 
     def _answer(self, model: Transformer, tokenizer: Tokenizer, recipe: Recipe, text: str) -> dict[str, Any]:
         mask = tokenizer.special("mask")
         assert mask is not None
         gapped = read_gaps(text, tokenizer, [mask])
-        if len(gapped.ids) > recipe.model.context_length:
-            raise UserError(f"the text has {len(gapped.ids)} tokens, and the model reads {recipe.model.context_length}; give a shorter one")
+        read = tokenizer.frame.around(gapped.ids)
+        if read.whole > recipe.model.context_length:
+            raise UserError(f"the text has {read.whole} tokens, and the model reads {recipe.model.context_length}; give a shorter one")
+        read = read._replace(types=recipe.model.types_read(read.types))
         with torch.inference_mode(), evaluating(model):
-            logits = self.logits(model, gapped.ids, gapped.places).float()
+            logits = self.logits(model, read, [read.begins[0] + place for place in gapped.places]).float()
             logits[:, mask] = -torch.inf
-            best = logits.softmax(-1).topk(min(BEST, logits.shape[1] - 1))
+            logits[:, tokenizer.vocab_size :] = -torch.inf  # rows that only fill up the table of a published checkpoint
+            best = logits.softmax(-1).topk(min(BEST, tokenizer.vocab_size - 1))
         words = [[word_of(tokenizer, index) for index in row] for row in best.indices.tolist()]
         shown = [
             [{"word": word, "probability": p} for word, p in zip(*pair, strict=True)]

@@ -26,6 +26,7 @@ from qkv.tasks.next_token import at_targets, exponential, loss_of_vectors
 from qkv.tasks.task import Exam, Observed, Scale, Totals, register
 from qkv.tasks.text_task import Changes
 from qkv.tasks.words import Words
+from qkv.tokenizers.framing import Framed
 from qkv.tokenizers.tokenizer import Tokenizer
 
 SENTENCES = 64
@@ -95,8 +96,10 @@ class MaskedTokensTask(FillInTask):
         answers = self.predict(model, material.vocabulary, recipe, [{"text": t} for t in text])
         return "\n\n".join(f"{t}\n→ {a['answer']}" for t, a in zip(text, answers, strict=True))
 
-    def logits(self, model: Transformer, ids: list[int], places: list[int]) -> Tensor:
-        hidden, _ = model.features(torch.tensor([ids], device=model.frontend.table.device))
+    def logits(self, model: Transformer, read: Framed, places: list[int]) -> Tensor:
+        device = model.frontend.table.device
+        types = torch.tensor([read.types], device=device) if read.types else None
+        hidden, _ = model.features(torch.tensor([read.ids], device=device), types=types)
         return model.head(hidden[0, places])
 
 

@@ -57,7 +57,7 @@ def paired(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> PairBatch:
     source, source_lengths = padded([source for source, _ in rows])
     ids, lengths = padded([written[:-1] for _, written in rows])
     targets, _ = padded([written[1:] for _, written in rows], IGNORED)
-    return PairBatch(ids, targets, lengths_or_none(ids, lengths), None, source, source_lengths)
+    return PairBatch(ids, targets, lengths_or_none(ids, lengths), source=source, source_lengths=source_lengths)
 
 
 def joined(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> PairBatch:

@@ -32,6 +32,7 @@ from qkv.tasks.masked_tokens import padding
 from qkv.tasks.next_token import at_targets, exponential, loss_of_vectors
 from qkv.tasks.task import Observed, Scale, Totals, register
 from qkv.tasks.text_task import Changes
+from qkv.tokenizers.framing import Framed
 from qkv.tokenizers.tokenizer import Tokenizer
 
 
@@ -72,13 +73,14 @@ class PermutationTask(FillInTask):
         loss = seen.loss / seen.count if seen.count else math.nan
         return {"loss": loss, "perplexity": exponential(loss)}
 
-    def logits(self, model: Transformer, ids: list[int], places: list[int]) -> Tensor:
+    def logits(self, model: Transformer, read: Framed, places: list[int]) -> Tensor:
         """Gaps are filled from left to right, each by the most probable token given the text and the gaps before it."""
-        known, found = np.array([ids]), []
-        mask = ids[places[0]]
+        known, found, device = np.array([read.ids]), [], model.frontend.table.device
+        mask = read.ids[places[0]]
         for number, place in enumerate(places):
-            batch = streams(_gaps(known, places, number), model.frontend.part.asking(mask)).to(model.frontend.table.device)
-            hidden, _ = model.features(batch.ids, positions=batch.positions, visible=batch.visible)
+            batch = streams(_gaps(known, places, number), model.frontend.part.asking(mask)).to(device)
+            types = torch.tensor([[*read.types, read.types[place]]], device=device) if read.types else None
+            hidden, _ = model.features(batch.ids, positions=batch.positions, visible=batch.visible, types=types)
             (vector,), _ = at_targets(hidden, batch.targets)
             logits = model.head(vector[None])[0].float()
             logits[mask] = -torch.inf

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from qkv.spec import tasks as spec
 from qkv.spec.errors import Problem, SpecError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.answer_metrics import answer_scores
-from qkv.tasks.example_task import Collate, Cut, ExampleTask, lengths_or_none, padded, text_in, trained
+from qkv.tasks.example_task import Collate, Cut, ExampleTask, framed_by, lengths_or_none, padded, text_in, trained, types_or_none
 from qkv.tasks.material import Example, ExampleMaterial, Material
 from qkv.tasks.spans import Offsets, Span, best_spans, characters_of, span_of, windows
 from qkv.tasks.task import Exam, Observed, Scale, Totals, register
@@ -38,13 +38,17 @@ Encode = Callable[[str], tuple[list[int], Offsets]]
 
 
 class Window(NamedTuple):
-    """``ids`` of cls question sep context sep; ``target``, the positions where the answer begins and ends; which question it is, where
-    the context begins in ``ids``, and the token of the context that stands there."""
+    """``ids`` of cls question sep context sep, and their ``types`` where the model reads such; ``target``, the positions where the answer
+    begins and ends; which question it is and where it ends in ``ids``, where the context begins and ends, and the token of the context that
+    stands at its beginning."""
 
     ids: np.ndarray
+    types: np.ndarray
     target: np.ndarray
     question: int
+    asked: int
     begin: int
+    end: int
     offset: int
 
 
@@ -53,13 +57,14 @@ class SpanBatch(Batch):
     """``targets`` (B, 2): the first and last position of the answer, 0 and 0 (the mark ``cls``) where the window holds none.
 
     ``question`` (B,): the row of the table; ``begin`` and ``end`` (B,): the positions of the context; ``offset`` (B,): the token of the whole
-    context that stands at ``begin``.
+    context that stands at ``begin``; ``prefix`` (B,): where the question ends, None where the model reads no prefix.
     """
 
     question: Tensor
     begin: Tensor
     end: Tensor
     offset: Tensor
+    prefix: Tensor | None = None
 
 
 class Seen(NamedTuple):
@@ -87,7 +92,8 @@ class QuestionAnsweringTask(ExampleTask):
 
         cls question sep context sep
 
-    A context that does not fit is read in windows. One that does not hold the whole answer points at ``cls``, as do all windows of a question
+    or what else the tokenizer's template puts round two texts; ``cls`` is then whatever stands first. What precedes the first ``sep`` is the
+    row's prefix, where the model reads one. A context that does not fit is read in windows. One that does not hold the whole answer points at ``cls``, as do all windows of a question
     without an answer (Devlin et al. 2019). The answer is the span of the highest s_first + e_last over all windows; none, if questions may
     have none and s_cls + e_cls is higher in every window. The model is trained on the first answer where a question has several.
     """
@@ -111,14 +117,20 @@ class QuestionAnsweringTask(ExampleTask):
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
         rows = records.splits[TRAIN]
         contexts = dict.fromkeys(row["context"] for row in rows)
-        tokenizer = trained(recipe.data.tokenizer, [*contexts, *(row["question"] for row in rows)], ("cls", "sep"))
+        tokenizer = framed_by(trained(recipe.data.tokenizer, [*contexts, *(row["question"] for row in rows)]), 2)
         return Vocabulary(tokenizer, tokenizer)
 
     def limits(self, recipe: Recipe) -> dict[str, int]:
         """``row``: of everything. Raises SpecError if the longest question leaves no place for a context."""
+        return self._limits(recipe, _MARKS)
+
+    def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Cut:
+        return Cut(self._limits(recipe, vocabulary.tokenizer.pair_frame.size), recipe.model.types_read)
+
+    def _limits(self, recipe: Recipe, marks: int) -> dict[str, int]:
         most, question = recipe.model.context_length, self.spec.max_question_tokens
-        if most <= question + _MARKS:
-            sentence = f"a question of {question} tokens and {_MARKS} marks leave no place for a context among {most} positions"
+        if most <= question + marks:
+            sentence = f"a question of {question} tokens and {marks} marks leave no place for a context among {most} positions"
             raise SpecError([Problem(("task", "max_question_tokens"), f"{sentence}; raise model.context_length or lower this")])
         return {"question": question, "row": most}
 
@@ -129,20 +141,21 @@ class QuestionAnsweringTask(ExampleTask):
 
     def _windows(self, number: int, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Iterator[Window]:
         tokenizer = vocabulary.tokenizer
-        cls, sep = tokenizer.specials["cls"], tokenizer.specials["sep"]
-        question = cut(tokenizer.encode(row["question"]), "question")
+        frame, question = tokenizer.pair_frame, cut(tokenizer.encode(row["question"]), "question").tolist()
         ids, offsets = _encoder(tokenizer)(row["context"])
         answer = _first_answer(row, offsets)
-        begin = len(question) + 2
-        for first, end in windows(len(ids), cut.limits["row"] - begin - 1, self.spec.stride):
+        for first, end in windows(len(ids), cut.limits["row"] - frame.size - len(question), self.spec.stride):
+            framed = cut.framed(frame.around(question, ids[first:end]))
+            asked, begin = framed.begins[0] + len(question), framed.begins[1]
             held = answer is not None and first <= answer.first and answer.last < end
             target = np.array([i - first + begin for i in answer] if answer and held else [0, 0], np.int64)
-            yield Window(np.concatenate(([cls], question, [sep], ids[first:end], [sep])).astype(np.int64), target, number, begin, first)
+            read = (np.array(numbers, np.int64) for numbers in (framed.ids, framed.types))
+            yield Window(*read, target, number, asked, begin, begin + end - first, first)
 
     def collator(self, recipe: Recipe) -> Collate:
-        return _collated
+        return partial(_collated, prefix=recipe.model.reads_prefix)
 
-    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+    def summed_loss(self, model: Transformer, batch: SpanBatch, tap: Tap | None = None) -> Tensor:
         return _nats(_logits(model, batch, tap), batch.targets)
 
     def observe(self, model: Transformer, batch: SpanBatch) -> Observed:
@@ -192,12 +205,12 @@ class QuestionAnsweringTask(ExampleTask):
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """``answer``, its characters [``start``, ``end``) in the context, and its ``probability``; no characters where there is none."""
-        cut, device = Cut(self.limits(recipe)), model.frontend.table.device
+        cut, device = self.cut(recipe, vocabulary), model.frontend.table.device
         rows = [{name: text_in(row, name) for name in self.asks} for row in rows]
         pieces = [tuple(window) for i, row in enumerate(rows) for window in self._windows(i, row, vocabulary, cut)]
         seen: list[Seen] = []
         for begin in range(0, len(pieces), _AT_ONCE):
-            batch = _collated(pieces[begin : begin + _AT_ONCE]).to(device)
+            batch = _collated(pieces[begin : begin + _AT_ONCE], recipe.model.reads_prefix).to(device)
             with torch.inference_mode(), evaluating(model):
                 seen += self._outcomes(_logits(model, batch), batch)
         told, answers = self._joined(seen, len(rows), recipe), []
@@ -254,17 +267,20 @@ def _together(seen: Sequence[Seen], may_have_none: bool) -> Answer:
     return Answer(None, math.exp(none - total)) if none > best.score else Answer(best.span, math.exp(best.score - total))
 
 
-def _collated(rows: Sequence[Any]) -> SpanBatch:
+def _collated(rows: Sequence[Any], prefix: bool) -> SpanBatch:
     read = [Window(*row) for row in rows]
     ids, lengths = padded([window.ids for window in read])
     targets = torch.from_numpy(np.stack([window.target for window in read]))
-    places = {name: torch.tensor([getattr(window, name) for window in read]) for name in ("question", "begin", "offset")}
-    return SpanBatch(ids, targets, lengths_or_none(ids, lengths), end=lengths - 1, **places)
+    places = {name: torch.tensor([getattr(window, name) for window in read]) for name in ("question", "begin", "end", "offset")}
+    if prefix:
+        places["prefix"] = torch.tensor([window.asked for window in read])
+    types = types_or_none([window.types for window in read])
+    return SpanBatch(ids, targets, lengths_or_none(ids, lengths), types=types, **places)
 
 
-def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+def _logits(model: Transformer, batch: SpanBatch, tap: Tap | None = None) -> Tensor:
     """(B, N, 2), of first and last; -∞ at padding."""
-    logits = model(batch.ids, lengths=batch.lengths, segments=batch.segments, tap=tap)[0].float()
+    logits = model(batch.ids, lengths=batch.lengths, segments=batch.segments, types=batch.types, prefix=batch.prefix, tap=tap)[0].float()
     if batch.lengths is None:
         return logits
     padding = torch.arange(logits.shape[1], device=logits.device) >= batch.lengths[:, None]

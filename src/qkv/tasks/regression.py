@@ -1,4 +1,4 @@
-"""A number for a text."""
+"""A number for a text, or for a pair of texts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from qkv.models.transformer import Transformer
 from qkv.spec import tasks as spec
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
-from qkv.tasks.example_task import Collate, Cut, column, lengths_or_none, padded, trained
+from qkv.tasks.example_task import Collate, Cut, column, lengths_or_none, padded, types_or_none
 from qkv.tasks.material import Example, Material
-from qkv.tasks.pooled import TEXT, PooledTask, marked, outputs
+from qkv.tasks.pooled import PAIR, TEXT, PooledTask, example_of, outputs, told
 from qkv.tasks.task import Exam, Observed, Scale, Totals, register
 
 _SHOWN = 12
@@ -48,6 +48,7 @@ class RegressionTask(PooledTask):
     unknown = 0.0
     roles = (
         TEXT,
+        PAIR,
         Role("value", "number", ("value", "score", "target", "number", "rating", "label", "price", "stars", "y")),
     )
 
@@ -61,20 +62,19 @@ class RegressionTask(PooledTask):
         return recipe.changed(task=task.changed(mean=mean, deviation=deviation))
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
-        tokenizer = trained(recipe.data.tokenizer, column(records, "text"), ("cls",))
+        tokenizer = self.tokenizer(recipe, records)
         return Vocabulary(tokenizer, tokenizer)
 
     def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Example:
-        ids = marked(vocabulary.tokenizer.encode(row["text"]), vocabulary, cut)
-        return Example(len(ids), 1, (ids, row["value"]))
+        return example_of(row, vocabulary, cut, row["value"])
 
     def collator(self, recipe: Recipe) -> Collate:
         mean, deviation = _units(recipe.task)
 
-        def collate(rows: Sequence[tuple[np.ndarray, float]]) -> NumberBatch:
-            ids, lengths = padded([ids for ids, _ in rows])
-            values = (np.array([value for _, value in rows], np.float64) - mean) / deviation
-            return NumberBatch(ids, torch.from_numpy(values.astype(np.float32)), lengths_or_none(ids, lengths))
+        def collate(rows: Sequence[tuple[np.ndarray, np.ndarray, float]]) -> NumberBatch:
+            ids, lengths = padded([ids for ids, _, _ in rows])
+            values = torch.from_numpy(((np.array([value for _, _, value in rows], np.float64) - mean) / deviation).astype(np.float32))
+            return NumberBatch(ids, values, lengths_or_none(ids, lengths), types=types_or_none([types for _, types, _ in rows]))
 
         return collate
 
@@ -92,7 +92,7 @@ class RegressionTask(PooledTask):
 
     def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
         found = sorted(self.answered(model, material, split, recipe), key=lambda pair: -abs(pair[1]["value"] - pair[0]["value"]))
-        shown = [[row["text"], answer["answer"], f"{row['value']:.4g}"] for row, answer in found[:_SHOWN]]
+        shown = [[told(row), answer["answer"], f"{row['value']:.4g}"] for row, answer in found[:_SHOWN]]
         table = {"kind": "examples", "title": "Where it is most wrong", "columns": ["text", "answer", "truth"], "rows": shown}
         return Exam(self.figures(seen, material.scale(split)), [table])
 

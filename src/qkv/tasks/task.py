@@ -60,6 +60,8 @@ class Task(ABC):
     """True if there is more to say of a trained model than the figures of each validation."""
     asks: tuple[str, ...] = ()
     """What ``predict`` is given, by name; the first is what a lone text stands for."""
+    may_ask: tuple[str, ...] = ()
+    """What it may be given beside that."""
 
     def __init__(self, spec: Any):
         self.spec = spec

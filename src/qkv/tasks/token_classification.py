@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import TokenClassification
 from qkv.tasks.cross_entropy import cross_entropy
 from qkv.tasks.entities import OUTSIDE, MostFrequent, entity_f1, entity_scores, marked, marks_entities
-from qkv.tasks.example_task import Collate, Cut, ExampleTask, lengths_or_none, padded, trained
+from qkv.tasks.example_task import Collate, Cut, ExampleTask, lengths_or_none, padded, trained, types_or_none
 from qkv.tasks.label_metrics import agreement
 from qkv.tasks.material import Example, ExampleMaterial, Material
 from qkv.tasks.task import Exam, Observed, Scale, Totals, register
@@ -32,6 +32,14 @@ from qkv.tokenizers.tokenizer import Tokenizer
 _AT_ONCE = 64
 _SHOWN = 20
 Pieces = Callable[[str, bool], tuple[list[int], int]]
+
+
+class Sentence(NamedTuple):
+    """``ids`` of a sentence that fit, their ``types`` where the model reads such, and the place of the tag of each word that has one there."""
+
+    ids: np.ndarray
+    types: np.ndarray
+    heads: list[int]
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,8 @@ class TokenClassificationTask(ExampleTask):
 
     Words are encoded one by one, each but the first with the space before it, so that the ids are those of the sentence wherever a tokenizer
     cuts at spaces. A space that is a piece of its own belongs to the word after it; the tag is read off at the first piece that holds a
-    character of the word. A word without one (nothing but control characters, say) is read as the unknown token.
+    character of the word. A word without one (nothing but control characters, say) is read as the unknown token. Round the sentence stands what
+    the tokenizer's template says, if it has one.
     """
 
     loss_unit = "nats a word"
@@ -69,19 +78,13 @@ class TokenClassificationTask(ExampleTask):
     def limits(self, recipe: Recipe) -> dict[str, int]:
         return {"sentence": recipe.model.context_length}
 
-    def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Cut) -> list[Example]:
-        pieces, classes = pieces_of(vocabulary.tokenizer), {tag: i for i, tag in enumerate(vocabulary.labels)}
-        return [self._example(row, pieces, classes, cut) for row in rows]
+    def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Cut:
+        most = self.limits(recipe)["sentence"] - vocabulary.tokenizer.frame.size
+        return Cut({"sentence": max(0, most)}, recipe.model.types_read)
 
-    def _example(self, row: Mapping[str, Any], pieces: Pieces, classes: dict[str, int], cut: Cut) -> Example:
-        ids, heads = _read(row["words"], pieces, cut)
-        unknown = next((tag for tag in row["tags"] if tag not in classes), None)
-        if unknown is not None:
-            raise UserError(f"data: the tag {unknown!r} is none of those that the run was trained with: {', '.join(classes)}")
-        tags = [classes[tag] for tag in row["tags"]]
-        targets = np.full(len(ids), IGNORED, np.int64)
-        targets[heads] = tags[: len(heads)]
-        return Example(len(ids), len(heads), (ids, targets, tuple(tags[len(heads) :])))
+    def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Cut) -> list[Example]:
+        read, classes = reader(vocabulary.tokenizer, cut), {tag: i for i, tag in enumerate(vocabulary.labels)}
+        return [_example(row, read(row["words"]), classes) for row in rows]
 
     def collator(self, recipe: Recipe) -> Collate:
         return _collated
@@ -140,14 +143,14 @@ class TokenClassificationTask(ExampleTask):
         return "\n".join(f"{answer['answer']}\n  ({marked(row['words'], row['tags'])})" for row, answer in zip(rows, answers, strict=True))
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        cut, pieces, found = Cut(self.limits(recipe)), pieces_of(vocabulary.tokenizer), []
+        read_words, found = reader(vocabulary.tokenizer, self.cut(recipe, vocabulary)), []
         sentences = [_words(row["words"]) for row in rows]
         for begin in range(0, len(rows), _AT_ONCE):
-            read = [_read(words, pieces, cut) for words in sentences[begin : begin + _AT_ONCE]]
-            batch = _collated([(ids, np.full(len(ids), IGNORED), ()) for ids, _ in read]).to(model.frontend.table.device)
+            read = [read_words(words) for words in sentences[begin : begin + _AT_ONCE]]
+            batch = _collated([(ids, types, np.full(len(ids), IGNORED), ()) for ids, types, _ in read]).to(model.frontend.table.device)
             with torch.inference_mode(), evaluating(model):
                 best = _logits(model, batch).argmax(-1).tolist()
-            found += [[vocabulary.labels[row[head]] for head in heads] for row, (_, heads) in zip(best, read, strict=True)]
+            found += [[vocabulary.labels[row[head]] for head in heads] for row, (_, _, heads) in zip(best, read, strict=True)]
         return [_answer(words, tags, vocabulary.labels) for words, tags in zip(sentences, found, strict=True)]
 
 
@@ -177,16 +180,33 @@ def pieces_of(tokenizer: Tokenizer) -> Pieces:
     return pieces
 
 
-def _read(words: Sequence[str], pieces: Pieces, cut: Cut) -> tuple[np.ndarray, list[int]]:
-    """The ids that fit, and the place of the tag of each word that has one among them."""
-    ids: list[int] = []
-    heads = []
-    for i, word in enumerate(words):
-        own, head = pieces(word, i > 0)
-        heads.append(len(ids) + head)
-        ids += own
-    kept = cut(ids, "sentence")
-    return kept, [head for head in heads if head < len(kept)]
+def reader(tokenizer: Tokenizer, cut: Cut) -> Callable[[Sequence[str]], Sentence]:
+    """The function that gives of words the ids that fit, within what stands round them; see ``pieces_of``."""
+    pieces, frame = pieces_of(tokenizer), tokenizer.frame
+
+    def read(words: Sequence[str]) -> Sentence:
+        ids: list[int] = []
+        heads = []
+        for i, word in enumerate(words):
+            own, head = pieces(word, i > 0)
+            heads.append(len(ids) + head)
+            ids += own
+        kept = cut(ids, "sentence").tolist()
+        found = cut.framed(frame.around(kept))
+        places = [found.begins[0] + head for head in heads if head < len(kept)]
+        return Sentence(np.array(found.ids, np.int64), np.array(found.types, np.int64), places)
+
+    return read
+
+
+def _example(row: Mapping[str, Any], read: Sentence, classes: Mapping[str, int]) -> Example:
+    unknown = next((tag for tag in row["tags"] if tag not in classes), None)
+    if unknown is not None:
+        raise UserError(f"data: the tag {unknown!r} is none of those that the run was trained with: {', '.join(classes)}")
+    tags, (ids, types, heads) = [classes[tag] for tag in row["tags"]], read
+    targets = np.full(len(ids), IGNORED, np.int64)
+    targets[heads] = tags[: len(heads)]
+    return Example(len(ids), len(heads), (ids, types, targets, tuple(tags[len(heads) :])))
 
 
 def _words(given: Any) -> list[str]:
@@ -207,12 +227,13 @@ def _answer(words: list[str], tags: list[str], labels: Sequence[str]) -> dict[st
     return answer
 
 
-def _collated(rows: Sequence[tuple[np.ndarray, np.ndarray, tuple[int, ...]]]) -> TagBatch:
-    ids, lengths = padded([ids for ids, _, _ in rows])
-    targets, _ = padded([targets for _, targets, _ in rows], IGNORED)
-    return TagBatch(ids, targets, lengths_or_none(ids, lengths), unread=tuple(unread for _, _, unread in rows))
+def _collated(rows: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, ...]]]) -> TagBatch:
+    ids, lengths = padded([row[0] for row in rows])
+    targets, _ = padded([row[2] for row in rows], IGNORED)
+    types, unread = types_or_none([row[1] for row in rows]), tuple(row[3] for row in rows)
+    return TagBatch(ids, targets, lengths_or_none(ids, lengths), types=types, unread=unread)
 
 
 def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
     """(B, N, C)."""
-    return model(batch.ids, lengths=batch.lengths, segments=batch.segments, tap=tap)[0]
+    return model(batch.ids, lengths=batch.lengths, segments=batch.segments, types=batch.types, tap=tap)[0]

@@ -123,6 +123,11 @@ class Tokenizer:
         """What its model expects round a text; see ``qkv.tokenizers.framing``."""
         return frame_of(self.core, self.specials)
 
+    @cached_property
+    def pair_frame(self) -> Frame:
+        """What its model expects round two texts and between them."""
+        return frame_of(self.core, self.specials, texts=2)
+
     def _library(self, text: str) -> tokenizers.Encoding:
         try:
             return self._plain.encode(text, add_special_tokens=False)

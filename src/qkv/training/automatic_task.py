@@ -63,8 +63,8 @@ def _lowercase(ids: int) -> Tokenizer:
 
 
 _PLANS: dict[str, _Plan] = {
-    "classification": _Plan(ClassificationHead, ("text",), tokenizer=_lowercase, task={"label_smoothing": 0.1}, best="accuracy"),
-    "regression": _Plan(RegressionHead, ("text",), tokenizer=_lowercase),
+    "classification": _Plan(ClassificationHead, ("text", "pair"), tokenizer=_lowercase, task={"label_smoothing": 0.1}, best="accuracy"),
+    "regression": _Plan(RegressionHead, ("text", "pair"), tokenizer=_lowercase),
     "token_classification": _Plan(TokenHead, ("words",), best="f1"),
     "question_answering": _Plan(SpanHead, ("question", "context"), tokenizer=_lowercase, lengths=(128, 256)),
     "translation": _Plan(LanguageModelHead, ("source",), "target"),
@@ -150,7 +150,7 @@ def _described(model: Model) -> str:
 
 def _sizes(records: Records, plan: _Plan) -> _Sizes:
     rows = records.splits["train"]
-    read = np.array([sum(_length(row[role]) for role in plan.reads) for row in rows])
+    read = np.array([sum(_length(row.get(role, "")) for role in plan.reads) for row in rows])
     written = np.array([_length(row[plan.writes]) for row in rows]) if plan.writes else np.zeros(1)
     sides = [(float(side.mean()) / _CHARACTERS, float(np.quantile(side, 0.99)) / _CHARACTERS) for side in (read, written)]
     return _Sizes(len(rows), int(read.sum() + written.sum()), sides[0], sides[1])

@@ -37,7 +37,7 @@ def read_inputs(recipe: Recipe, source: str, columns: Mapping[str, str]) -> Inpu
         raise UserError(f"a model of the task {recipe.task.kind!r} has no answer to predict; 'qkv generate' lets it write")
     # A task that learns from running text asks for one all the same.
     known = {role.name: role for role in getattr(task, "roles", ())}
-    roles = tuple(known.get(name) or Role(name, "text", (name, "sentence")) for name in task.asks)
+    roles = tuple(known.get(name) or Role(name, "text", (name, "sentence")) for name in (*task.asks, *task.may_ask))
     table = table_of(source, recipe.data.changed(format=None, columns={}), roles, "--data")
     learned = {role.name: recipe.data.columns[role.name] for role in roles if recipe.data.columns.get(role.name) in table.columns}
     choice = choose(table, roles, {**learned, **columns}, "--data")

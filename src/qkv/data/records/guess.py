@@ -32,7 +32,7 @@ def choose(table: Table, roles: Sequence[Role], given: Mapping[str, str], where:
     guess.by_format()
     guess.by_name()
     guess.by_content()
-    columns = {role.name: guess.taken[role.name] for role in roles}
+    columns = {role.name: guess.taken[role.name] for role in roles if role.name in guess.taken}
     guessed = [(role, column) for role, column in columns.items() if role not in given]
     parts = [f"{column!r} {'as' if i else 'is taken as'} {role}" for i, (role, column) in enumerate(guessed)]
     return Choice(columns, f"{', '.join(parts)} (guessed)" if parts else "")
@@ -52,7 +52,7 @@ class _Guess:
 
     @property
     def open_roles(self) -> list[Role]:
-        return [role for role in self.roles if role.name not in self.taken]
+        return [role for role in self.roles if role.name not in self.taken and not role.optional]
 
     @property
     def free(self) -> list[str]:
@@ -69,9 +69,10 @@ class _Guess:
                 raise UserError(f"{self.option}.{role}: the column {column!r} is given twice; each part needs its own")
             self.taken[role] = column
         if len(self.free) < len(self.open_roles):
+            needed = [role.name for role in self.roles if not role.optional or role.name in self.taken]
             raise UserError(
                 f"{self.table.name} has {len(self.table.columns)} column{'s' * (len(self.table.columns) != 1)} ({self._listed()}), "
-                f"but {len(self.roles)} are needed: {', '.join(known)}"
+                f"but {len(needed)} are needed: {', '.join(needed)}"
             )
 
     def by_format(self) -> None:

@@ -9,11 +9,15 @@ Kind = Literal["text", "label", "number", "words", "tags", "answers"]
 
 
 class Role(NamedTuple):
-    """A part that a column plays. ``names`` are common names of such a column, lower-case, the most usual first."""
+    """A part that a column plays. ``names`` are common names of such a column, lower-case, the most usual first.
+
+    One that is ``optional`` is there only where a column is given for it: it is never guessed.
+    """
 
     name: str
     kind: Kind
     names: tuple[str, ...]
+    optional: bool = False
 
 
 @dataclass(frozen=True)

@@ -136,5 +136,12 @@ def _digest(data: spec.Data, roles: Sequence[Role], tables: dict[str, Table], ch
     """Of the content of all files and of everything that decides what is made of it."""
     content = {split: [table.digest, table.columns, table.header] for split, table in tables.items()}
     fraction = None if "validation" in tables else data.validation_fraction
-    parts = [VERSION, content, [(role.name, role.kind) for role in roles], choice.columns, data.format, fraction]
+    parts = [
+        VERSION,
+        content,
+        [(role.name, role.kind) for role in roles if role.name in choice.columns],
+        choice.columns,
+        data.format,
+        fraction,
+    ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

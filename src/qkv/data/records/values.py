@@ -22,11 +22,11 @@ class Unusable(Exception):
 class Values:
     """Turns rows into examples, and counts what was kept or repaired on the way.
 
-    ``columns`` maps every role to its column; ``extra`` columns are kept under their own names.
+    ``columns`` maps every role that has one to its column; ``extra`` columns are kept under their own names.
     """
 
     def __init__(self, roles: Sequence[Role], columns: Mapping[str, str], extra: Sequence[str] = ()):
-        self._roles = roles
+        self._roles = [role for role in roles if role.name in columns]
         self._columns = columns
         self._extra = extra
         texts = [role.name for role in roles if role.kind == "text"]
