@@ -19,7 +19,14 @@ from tests.interop.cases.case import Case
 from tests.interop.folders import edit
 from tokenizers import pre_tokenizers, processors
 from tokenizers.models import WordLevel
-from transformers import BartConfig, BartForConditionalGeneration, BartModel, T5ForConditionalGeneration, T5Model
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BartForSequenceClassification,
+    BartModel,
+    T5ForConditionalGeneration,
+    T5Model,
+)
 
 import qkv
 from qkv.cli.main import main
@@ -56,7 +63,8 @@ def written(kind: Any, config: Any, folder: Path, core: tokenizers.Tokenizer, st
             scale = 0.1 if any(part in name for part in ("norm", "shared", "embed")) else strength
             parameter += scale * torch.randn_like(parameter)
     model.tie_weights()
-    model.generation_config.update(**generation)
+    if model.can_generate():
+        model.generation_config.update(**generation)
     model.save_pretrained(folder)
     core.save(str(folder / "tokenizer.json"))
     return model
@@ -199,6 +207,22 @@ def test_a_first_token_that_the_tokenizer_lacks_is_named(tmp_path: Path) -> None
     a_t5(tmp_path)
     edit(tmp_path / GENERATION, lambda said: said.update(decoder_start_token_id=99))
     with pytest.raises(UserError, match="texts begin with the id 99, which its tokenizer does not have"):
+        qkv.load(tmp_path)
+
+
+def test_classes_of_a_text_that_the_decoder_reads_one_token_later(tmp_path: Path) -> None:
+    """As the library reads a text by itself: the last mark of an end meets the vector of the token before it. No task here asks so."""
+    config = BartConfig(**bart.sizes(num_labels=3, eos_token_id=2, pad_token_id=1))
+    theirs = written(BartForSequenceClassification, config, tmp_path, words(("<s>", "<pad>", "</s>", "<unk>"), "<s> $A </s>"))
+    ids, lengths = torch.randint(4, 61, (3, 9)), torch.tensor([9, 4, 6])
+    ids = ids.masked_fill(torch.arange(9) >= lengths[:, None], 1).scatter(1, lengths[:, None] - 1, 2)
+    later = torch.cat((torch.full((3, 1), 2), ids[:, :-1]), 1)
+    model = load_published(tmp_path).model
+    with torch.no_grad():
+        wanted = theirs(ids, attention_mask=(ids != 1).long()).logits
+        found = model(later, lengths=lengths, memory=model.encode(ids, lengths))[0]
+    assert torch.allclose(found, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+    with pytest.raises(UserError, match="'classification' on an encoder–decoder, which no task of qkv asks"):
         qkv.load(tmp_path)
 
 

@@ -51,7 +51,7 @@ def test_greedy_tokens_are_equal(pair: Pair) -> None:
 
 
 def test_the_best_of_three_beams_is_equal(pair: Pair) -> None:
-    if pair.ours.encoder is None:
+    if pair.ours.encoder is None or not pair.theirs.can_generate():
         pytest.skip("of encoder–decoders; the search itself is tested with its own")
     assert our_words(pair, beams=3) == their_words(pair, beams=3)
 

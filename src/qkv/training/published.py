@@ -31,6 +31,9 @@ def recipe_of(found: Published) -> Recipe:
 
 def _task(found: Published) -> Task:
     spec = found.spec
+    if spec.encoder is not None and spec.head.kind != "language_model":
+        given = f"{found.architecture} ({found.family}) has a head of the kind {spec.head.kind!r} on an encoder–decoder"
+        raise UserError(f"{found.folder}: {given}, which no task of qkv asks; qkv.interop.load.load_published loads the model alone")
     if spec.encoder is not None:
         assert found.tokenizer is not None
         return Translation(begin=pieces(found.folder, found.tokenizer, found.begin), framed=True)

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+import transformers
 from tests.interop.cases.case import Case
-from transformers import BartConfig, BartForConditionalGeneration, MBartConfig, MBartForConditionalGeneration
+from torch import Tensor
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BartForQuestionAnswering,
+    MBartConfig,
+    MBartForConditionalGeneration,
+    MBartForQuestionAnswering,
+)
 
 
 class UntiedBart(BartForConditionalGeneration):
@@ -16,6 +26,28 @@ class UntiedBart(BartForConditionalGeneration):
 
 
 UntiedBart.__name__ = "BartForConditionalGeneration"
+
+
+def _marked(model: Any, **given: Tensor) -> dict[str, Any]:
+    """What that library is to be given of a decoder's text of its own: it looks for the last mark of an end in what the encoder reads."""
+    memory = model.model.encoder(given["input_ids"], attention_mask=given["attention_mask"])
+    last = given["decoder_attention_mask"].sum(1, keepdim=True) - 1
+    marks = torch.zeros_like(given["decoder_input_ids"]).scatter(1, last, model.config.eos_token_id)
+    return {**given, "input_ids": marks, "encoder_outputs": memory}
+
+
+class BartForSequenceClassification(transformers.BartForSequenceClassification):
+    """With a decoder's text that may have another length than the encoder's."""
+
+    def forward(self, **given: Any) -> Any:
+        return super().forward(**_marked(self, **given))
+
+
+class MBartForSequenceClassification(transformers.MBartForSequenceClassification):
+    """Likewise."""
+
+    def forward(self, **given: Any) -> Any:
+        return super().forward(**_marked(self, **given))
 
 
 def sizes(**changed: Any) -> dict[str, Any]:
@@ -43,4 +75,8 @@ CASES = (
         BartConfig(**sizes(tie_word_embeddings=False, encoder_ffn_dim=17, decoder_ffn_dim=90, decoder_attention_heads=1)),
     ),
     Case("mbart", MBartForConditionalGeneration, MBartConfig(**sizes(decoder_layers=1, scale_embedding=True))),
+    Case("bart-classes", BartForSequenceClassification, BartConfig(**sizes(num_labels=4, eos_token_id=2, classifier_dropout=0.3))),
+    Case("bart-answers", BartForQuestionAnswering, BartConfig(**sizes())),
+    Case("mbart-number", MBartForSequenceClassification, MBartConfig(**sizes(num_labels=1, eos_token_id=2))),
+    Case("mbart-answers", MBartForQuestionAnswering, MBartConfig(**sizes(encoder_layers=1))),
 )

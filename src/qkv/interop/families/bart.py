@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from qkv.interop.config import Config
 from qkv.interop.families.activations import INWARD, OUTWARD
-from qkv.interop.families.heads import body, language_model
+from qkv.interop.families.heads import answering, body, language_model, pooled_head, problem_keys
 from qkv.interop.family import Architecture, Family, Row
 from qkv.interop.ways import COPIED, PAIR, QKV
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.cross import CrossAttention
-from qkv.spec.heads import Head
+from qkv.spec.heads import ClassificationHead, Head, RegressionHead
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.parts import LayerNorm, Learned, NoNorm, Norm
@@ -160,12 +160,33 @@ _WORDS = language_model(tied=True)
 _ZEROS = {"final_logits_bias": "a bias that is 0 in every published BART"}
 
 
+def _classes(config: Config) -> Head:
+    """W dropout(tanh(W_h x + b_h)) + b, x the decoder's last vector. Its text is the encoder's, one token later, so x is at the last mark."""
+    return pooled_head(config, pooling="last", hidden=config.size("d_model", 1024), dropout=config.number("classifier_dropout", 0.0))
+
+
+def _classes_keys(head: Head) -> dict[str, Any] | None:
+    if not isinstance(head, ClassificationHead | RegressionHead) or head.pooling != "last":
+        return None
+    return {**problem_keys(head), "classifier_dropout": head.dropout}
+
+
+_CLASSES = Architecture(
+    _classes, _classes_keys, (Row("head.hidden.*", "classification_head.dense.*"), Row("head.output.*", "classification_head.out_proj.*"))
+)
+
+
 def _family(name: str, kind: str, order: Literal["pre", "post"], last: Norm) -> Family:
     words = Architecture(_WORDS.head, _WORDS.config, _WORDS.names, zeros=_ZEROS)
     return Family(
         name=name,
         model_types=(name.lower(),),
-        architectures={f"{kind}ForConditionalGeneration": words, f"{kind}Model": body("model.shared.weight")},
+        architectures={
+            f"{kind}ForConditionalGeneration": words,
+            f"{kind}Model": body("model.shared.weight"),
+            f"{kind}ForSequenceClassification": _CLASSES,
+            f"{kind}ForQuestionAnswering": answering("qa_outputs"),
+        },
         spec=_spec(order, last),
         config=config,
         names=NAMES,
