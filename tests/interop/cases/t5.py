@@ -50,4 +50,6 @@ CASES = (
     ),
     Case("t5-tied-unscaled", T5ForConditionalGeneration, config(feed_forward_proj="gated-silu", tie_word_embeddings=False)),
     Case("mt5", UntiedMT5, MT5Config(**sizes(num_decoder_layers=1))),
+    Case("t5-encoder", transformers.T5EncoderModel, config(feed_forward_proj="gated-gelu"), lengths=(40, 1, 12)),
+    Case("mt5-encoder", transformers.MT5EncoderModel, MT5Config(**sizes(num_layers=3, feed_forward_proj="relu"))),
 )

@@ -1,5 +1,6 @@
 """T5 (Raffel et al. 2020) and mT5 (Xue et al. 2021): pre-norm encoder–decoder, no biases, scores that are not divided by √d_kv and that know
-the distance from one learned table for each stack. T5 1.1, Flan-T5 and T0 are T5 with a gated feed-forward and a head of their own.
+the distance from one learned table for each stack. T5 1.1, Flan-T5 and T0 are T5 with a gated feed-forward and a head of their own. The
+encoder may be published alone.
 
 In training, that library also lets dropout act on what the final norms give.
 """
@@ -39,9 +40,14 @@ def _stack(ours: str, theirs: str, last: int) -> tuple[Row, ...]:
     )
 
 
+def _alone(spec: Model) -> bool:
+    return spec.encoder is None
+
+
 _SLOT, _CROSS = "blocks.{i}.branches.1.", "decoder.block.{i}.layer.1.EncDecAttention."
 
 NAMES = (
+    *(row._replace(where=_alone) for row in _stack("", "encoder", 1)),
     Row("frontend.table", "shared.weight"),
     Row("encoder.frontend.table", ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), COPIED),
     *_stack("encoder.", "encoder", 1),
@@ -68,14 +74,21 @@ def spec(config: Config, head: Head) -> Model:
     frontend = Text(vocab_size=config.size("vocab_size", 32128), positions=NoPositions(), dropout=dropout)
     block = Block(branches=(attention.changed(mask=Full()), feed_forward), norm=norm, dropout=dropout)
     stack = {"context_length": config.integer("n_positions", 512), "frontend": frontend, "norm": norm}
+    width = config.size("d_model", 512)
+    if config.items("architectures")[:1] in ENCODERS:
+        return Model(width=width, num_layers=layers, blocks=(block,), head=head, **stack)
     return Model(
-        width=config.size("d_model", 512),
+        width=width,
         num_layers=config.layers("num_decoder_layers", layers),
         blocks=(block.changed(branches=(attention, CrossAttention(**sizes), feed_forward)),),
         encoder=Encoder(num_layers=layers, blocks=(block,), share_embedding=True, **stack),
         head=head,
         **stack,
     )
+
+
+ENCODERS = (["T5EncoderModel"], ["MT5EncoderModel"])
+"""What a config names where there is no decoder."""
 
 
 def _feed_forward(config: Config, dropout: float) -> FeedForward | GatedFeedForward:
@@ -95,20 +108,21 @@ def _feed_forward(config: Config, dropout: float) -> FeedForward | GatedFeedForw
 
 def config(spec: Model) -> dict[str, Any] | None:
     """The keys of ``spec`` where it is one of T5's shape; ``spec`` of them is the judge."""
-    match spec.layers[0] if spec.layers else None:
-        case Block(branches=(Attention(relative=T5Buckets() as relative) as attention, CrossAttention(), last), norm=RMSNorm() as norm):
+    encoder = spec.encoder or spec
+    match encoder.layers[0] if encoder.layers else None:
+        case Block(branches=(Attention(relative=T5Buckets() as relative) as attention, last), norm=RMSNorm() as norm):
             pass
         case _:
             return None
-    if not isinstance(spec.frontend, Text) or spec.encoder is None or not isinstance(last, FeedForward | GatedFeedForward):
+    if not isinstance(spec.frontend, Text) or not isinstance(last, FeedForward | GatedFeedForward):
         return None
     name = OUTWARD.get(last.activation, "")
     if isinstance(last, GatedFeedForward):
         name = "gated-gelu" if last.activation == "gelu_tanh" else f"gated-{name}"
     return {
         "d_model": spec.width,
-        "num_layers": len(spec.encoder.layers),
-        "num_decoder_layers": len(spec.layers),
+        "num_layers": len(encoder.layers),
+        **({"num_decoder_layers": len(spec.layers)} if spec.encoder else {}),
         "num_heads": attention.num_heads,
         "d_kv": attention.dims(spec.width)[0],
         "d_ff": last.hidden_at(spec.width),
@@ -119,7 +133,7 @@ def config(spec: Model) -> dict[str, Any] | None:
         "vocab_size": spec.frontend.vocab_size,
         "layer_norm_epsilon": norm.eps,
         "dropout_rate": attention.dropout,
-        "is_encoder_decoder": True,
+        "is_encoder_decoder": spec.encoder is not None,
     }
 
 
@@ -157,9 +171,11 @@ _IGNORED_CONFIG = {
     **dict.fromkeys(("tie_word_embeddings", "scale_decoder_outputs"), "of a head that this architecture does not have"),
     **dict.fromkeys(("classifier_dropout", "initializer_factor"), "of training that begins anew"),
     **dict.fromkeys(("output_past", "is_decoder"), "how a call answers"),
+    "num_decoder_layers": "of a decoder that this architecture does not have",
     "decoder_start_token_id": "read as what begins a text",
     "tokenizer_class": "the tokenizer says it",
 }
+_ENCODER = body("shared.weight", ignored={"encoder.embed_tokens.weight": "the same as shared.weight"})
 
 T5 = Family(
     name="T5",
@@ -167,7 +183,8 @@ T5 = Family(
     architectures={
         "T5ForConditionalGeneration": Architecture(_scaled, _scaled_keys, _ROWS),
         "T5WithLMHeadModel": Architecture(_scaled, _scaled_keys, _ROWS),
-        "T5Model": body("shared.weight", ignored={}),
+        "T5Model": body("shared.weight"),
+        "T5EncoderModel": _ENCODER,
     },
     spec=spec,
     config=config,
@@ -181,7 +198,8 @@ MT5 = Family(
     model_types=("mt5",),
     architectures={
         "MT5ForConditionalGeneration": Architecture(_plain, _plain_keys, _ROWS),
-        "MT5Model": body("shared.weight", ignored={}),
+        "MT5Model": body("shared.weight"),
+        "MT5EncoderModel": _ENCODER,
     },
     spec=spec,
     config=config,
