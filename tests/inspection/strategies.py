@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from qkv.spec import branches as branch
 from qkv.spec import cross, heads, parts
 from qkv.spec.masks import Causal, Full, Window
-from qkv.spec.model import Block, Encoder, Model, Text
+from qkv.spec.model import Block, Encoder, Latents, Model, Queries, Text
 from qkv.spec.relative_attention import DisentangledAttention, RelativeAttention
 from qkv.spec.sparse_attention import GlobalLocalAttention, SparseAttention
 
@@ -202,6 +202,32 @@ HEADS: dict[type[heads.Head], st.SearchStrategy[Any]] = {
     heads.TokenHead: answering(heads.TokenHead, num_classes=st.integers(1, 5)),
     heads.SpanHead: st.just(heads.SpanHead()),
 }
+
+
+@st.composite
+def latent_models(draw: st.DrawFn) -> Model:
+    """Models whose input is read by latents, in widths of their own: blocks that begin with queries or with the input, or none."""
+    reads = Block(branches=(draw(st.one_of(*MEMORY_BRANCHES.values())), draw(BRANCHES[branch.FeedForward])), norm=draw(NORMS))
+    between = draw(blocks(BRANCHES[branch.Attention]))
+    form = draw(st.sampled_from(["positions", "count", "input", "latents"]))
+    queries = {"positions": Queries(positions=draw(POSITIONS.filter(lambda part: part.kind != "none"))), "count": Queries(count=3)}
+    head = heads.ClassificationHead(num_classes=3) if form in ("count", "latents") else heads.LanguageModelHead(tied=draw(st.booleans()))
+    own = draw(st.sampled_from([None, 12])) if form in ("count", "latents") else None
+    return Model(
+        width=WIDTH,
+        context_length=12,
+        frontend=Text(vocab_size=draw(st.integers(2, 40)), positions=draw(POSITIONS), width=own),
+        latents=Latents(
+            count=draw(st.integers(1, 5)),
+            width=None if form == "latents" else draw(st.sampled_from([None, 32])),
+            num_layers=draw(st.integers(2, 4)),
+            blocks=(reads, between),
+            norm=draw(NORMS),
+        ),
+        queries=queries.get(form),
+        blocks=() if form == "latents" else (reads,),
+        head=head,
+    )
 
 
 @st.composite

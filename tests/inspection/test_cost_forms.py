@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.inspection.strategies import HEADS, encoder_decoders
+from tests.inspection.strategies import HEADS, encoder_decoders, latent_models
 
 from qkv.inspection.cost import Cost, cost
 from qkv.inspection.losses import loss_by_head, random_batch
@@ -19,7 +19,7 @@ from qkv.spec.cross import AdditiveAttention, CrossAttention, FixedContext
 from qkv.spec.errors import UserError
 from qkv.spec.heads import ClassificationHead, Head, TokenHead
 from qkv.spec.masks import Causal, Full, Prefix
-from qkv.spec.model import Block, Encoder, Model, Text
+from qkv.spec.model import Block, Encoder, Latents, Model, Queries, Text
 from qkv.spec.parts import Learned, Sinusoidal
 from qkv.spec.training import Training
 from qkv.state.tree import nbytes
@@ -38,9 +38,17 @@ def model_of(*blocks: Block, **fields: Any) -> Model:
 
 def not_counted(counted: Cost) -> int:
     """Torch's counter leaves out products of a matrix and a vector: the scores of additive attention times v."""
-    branches = [branch for block in counted.model.layers for branch in block.branches]
-    hidden = sum(branch.hidden or counted.model.width for branch in branches if isinstance(branch, AdditiveAttention))
-    return 2 * counted.tokens * counted.source_length * hidden
+    model, found = counted.model, 0
+    own = (model.layers, model.width, model.answers or counted.length, counted.source_length)
+    stacks = [own]
+    if model.latents:
+        inside = (model.latents.layers, model.latent_width, model.latents.count, counted.length)
+        stacks = [(*own[:3], model.latents.count), inside]
+    for layers, width, length, memory in stacks:
+        branches = [branch for block in layers for branch in block.branches]
+        hidden = sum(branch.hidden or width for branch in branches if isinstance(branch, AdditiveAttention))
+        found += 2 * counted.batch_size * length * memory * hidden
+    return found
 
 
 @given(model=encoder_decoders())
@@ -64,6 +72,42 @@ def test_the_state_holds_what_is_needed_of_the_memory(model: Model, batch: int, 
 def test_forward_flops_of_an_encoder_decoder_are_those_of_torchs_counter(model: Model, batch: int, length: int, source: int) -> None:
     counted = cost(model, batch, length, source_length=source)
     assert counted.forward_flops == count_flops(counted)[0] + not_counted(counted)
+
+
+@given(model=latent_models())
+def test_parameters_of_a_model_with_latents_are_those_of_the_built_one(model: Model) -> None:
+    with torch.device("meta"):
+        built = build(model)
+    assert cost(model).parameters == sum(p.numel() for p in built.parameters())
+
+
+@settings(max_examples=8)
+@given(model=latent_models(), batch=st.integers(1, 3), length=st.integers(2, 12))
+def test_flops_of_a_model_with_latents_are_those_of_torchs_counter(model: Model, batch: int, length: int) -> None:
+    counted = cost(model, batch, length)
+    assert counted.forward_flops == count_flops(counted)[0] + not_counted(counted)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_training_flops_count_latents(recompute: bool) -> None:
+    counted = cost(MEASURED["latents"], 2, training=Training(recompute=recompute))
+    assert counted.train_flops == count_flops(counted)[1]
+
+
+def test_what_latents_cost_grows_with_the_input_times_their_number() -> None:
+    """O(N M): a further position of the input costs a constant, and of that constant each latent as much as another."""
+
+    def flops(latents: int, length: int) -> int:
+        reads = Block(branches=(CrossAttention(), FeedForward()))
+        model = model_of(
+            reads, encoder=None, latents=Latents(count=latents), queries=Queries(count=2), head=ClassificationHead(num_classes=2)
+        )
+        return cost(model.changed(context_length=96), 1, length).forward_flops
+
+    slopes = [[flops(m, n + 24) - flops(m, n) for n in (24, 48)] for m in (8, 16, 24)]
+    assert all(first == second for first, second in slopes)
+    few, more, most = (slope for slope, _ in slopes)
+    assert more - few == most - more == 24 * 8 * 2 * 2 * 32  # scores and sums of values, 32 features each
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -98,6 +142,13 @@ MEASURED: dict[str, Model] = {
     ),
     "convolution": model_of(
         Block(branches=(GRU(), CrossAttention(value_dim=8))), width=64, encoder=ENCODER.changed(blocks=(Block(branches=(Convolution(),)),))
+    ),
+    "latents": model_of(
+        Block(branches=(CrossAttention(), FeedForward())),
+        width=64,
+        encoder=None,
+        queries=Queries(),
+        latents=Latents(count=8, width=48, num_layers=4),
     ),
     "prefix": model_of(Block(branches=(Attention(mask=Causal() | Prefix()), FeedForward())), width=64, num_layers=3, encoder=None),
     **{

@@ -124,7 +124,7 @@ def _parts(counted: Cost) -> list[list[object]]:
 
 def _figures(counted: Cost, machine: Machine | None) -> list[tuple[str, str]]:
     memory, training = counted.memory, counted.training
-    scores = max((branch.scores for block in (*counted.encoder, *counted.blocks) for branch in block), default=0)
+    scores = max((branch.scores for block in (*counted.encoder, *counted.latents, *counted.blocks) for branch in block), default=0)
     rows = [
         ("FLOPs, forward", short(counted.forward_flops)),
         ("… without scores that the mask hides", short(counted.needed_flops)),

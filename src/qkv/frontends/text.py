@@ -17,6 +17,7 @@ from qkv.spec.parts import Learned
 
 class TextFrontend(nn.Module):
     """ids (B, N) -> vectors (B, N, D): E[id] · √D if scaled, + T[type] if there are types, joined by position vectors, normed, dropout.
+    D is the width of the stack, or its own.
 
     Joined by ``add``, both have width D; by ``concatenate``, each has D / 2. Types (BERT, Devlin et al. 2019) are 0 where none are given.
     With a query vector, E[-1] is it (XLNet, Yang et al. 2019).
@@ -28,6 +29,7 @@ class TextFrontend(nn.Module):
         if part.vocab_size is None:
             raise UserError("model.frontend.vocab_size is not known: give it, or build the model together with its tokenizer")
         self.part, self.limit = part, context_length if isinstance(part.positions, Learned) else None
+        width = part.width or width
         self.scale, self.typed = width**0.5 if part.scale else 1.0, typed or part.types > 0
         self.norm = build_norm(part.norm, width)
         width = width if part.join == "add" else width // 2

@@ -7,15 +7,16 @@ from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from qkv.inspection import cost_attention, cost_formulas, cost_heads, cost_memory, cost_relative, cost_sparse
+from qkv.inspection import cost_attention, cost_formulas, cost_heads, cost_lsh, cost_memory, cost_relative, cost_sparse
+from qkv.inspection.cost_checks import PRECISIONS, check
 from qkv.inspection.machine import Machine
 from qkv.inspection.shares import FLOAT, Setting, Share, share
 from qkv.inspection.training_memory import Memory, Stage, partly, training_memory
 from qkv.spec.adapt import Whole
 from qkv.spec.branches import Branch
-from qkv.spec.errors import UserError, nearest
+from qkv.spec.errors import UserError
 from qkv.spec.heads import LanguageModelHead
-from qkv.spec.model import Block, Encoder, Model, Stack, Text
+from qkv.spec.model import Block, Encoder, Latents, Layered, Model, Stack, Text
 from qkv.spec.parts import Add, Learned, NoResidual
 from qkv.spec.training import Training
 
@@ -24,13 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["BUILT_IN", "PRECISIONS", "Cost", "Memory", "Speed", "cost"]
 
-BUILT_IN = (cost_attention, cost_formulas, cost_heads, cost_memory, cost_relative, cost_sparse)
-PRECISIONS = {"fp32": 4, "bf16": 2}
-"""Bytes of a number."""
+BUILT_IN = (cost_attention, cost_formulas, cost_heads, cost_lsh, cost_memory, cost_relative, cost_sparse)
 Blocks = tuple[tuple[Share, ...], ...]
 """Of each block its branches."""
-ENCODER = "encoder "
-"""What stands before the names of an encoder's parts."""
+ENCODER, LATENTS = "encoder ", "latents' "
+"""What stands before the names of an encoder's parts, and of those of latents."""
 _COUNTERS = 16
 """Bytes a row in which a model's state counts positions."""
 
@@ -66,6 +65,8 @@ class Cost:
     irregular: str = "sdpa"
     learned: Trained | None = None
     """None where all parameters learn."""
+    latents: Blocks = ()
+    """Of each of their blocks its branches."""
 
     @property
     def total(self) -> Share:
@@ -105,7 +106,7 @@ class Cost:
     @property
     def train_flops(self) -> int:
         """Of an update: forward, twice that backward, and what is computed again: with recomputation what each block keeps, or reversible blocks."""
-        repeated = (*self.encoder, *self.blocks) if self.training.recompute else self.blocks if self.model.reversible else ()
+        repeated = (*self.encoder, *self.latents, *self.blocks) if self.training.recompute else self.blocks if self.model.reversible else ()
         again = sum(branch.flops - branch.ending for block in repeated for branch in block)
         return self.training.accumulate * (3 * self.total.flops + again)
 
@@ -116,7 +117,7 @@ class Cost:
         whole = training_memory(
             [*self._reading(), *self._writing()],
             ending,
-            FLOAT * _table(self.model, self.model.width, self.model.vocab_size),
+            FLOAT * _table(self.model, self.model.frontend_width(self.model.width), self.model.vocab_size),
             self.total,
             self.training,
         )
@@ -132,13 +133,23 @@ class Cost:
 
     def _writing(self) -> list[Stage]:
         """The stages of the model's own stack; while one goes backward, the gradient of the memory is there too."""
-        stream = FLOAT * self.tokens * self.model.width
-        beside = FLOAT * self.batch_size * self.source_length * self.model.width
-        stages = [Stage((self.parts["embedding"],), 0, stream + beside)]
+        stream = FLOAT * self.batch_size * (self.model.answers or self.length) * self.model.width
+        read = self.model.latents.count * self.model.latent_width if self.model.latents else self.source_length * self.model.width
+        beside = FLOAT * self.batch_size * read
+        stages = [Stage((self.parts["embedding"],), 0, stream + beside), *self._through_latents()]
         if not self.model.reversible:
             return [*stages, *(Stage(block, stream, beside) for block in self.blocks)]
         # Both streams and their gradients, and of all branches one at a time.
         return [*stages, *(Stage((branch,), 4 * stream, beside, reversible=True) for block in self.blocks for branch in block)]
+
+    def _through_latents(self) -> list[Stage]:
+        """The stages of latents; while one goes backward, the gradient of the front end's vectors is there too."""
+        if not self.model.latents:
+            return []
+        stream = FLOAT * self.batch_size * self.model.latents.count * self.model.latent_width
+        beside = FLOAT * self.tokens * self.model.frontend_width(self.model.width)
+        norm = self.parts[f"{LATENTS}final norm"]
+        return [*(Stage(block, stream, beside) for block in self.latents), Stage((norm,), stream, beside)]
 
     def state_bytes(self, length: int | None = None) -> int:
         """Bytes that the batch's decoding state takes after ``length`` positions, with room for as many."""
@@ -228,7 +239,7 @@ def cost(
     """
     length = model.context_length if length is None else length
     source = _source_length(model, source_length)
-    _check(model, batch_size, {"length": length, **({"source length": source} if model.encoder else {})}, precision)
+    check(model, batch_size, {"length": length, **({"source length": source} if model.encoder else {})}, precision)
     at = Setting(
         model.width,
         batch_size,
@@ -240,13 +251,18 @@ def cost(
         irregular=irregular,
     )
     read, reading = _encoder(model.encoder, at, source) if model.encoder else ({}, ())
-    blocks = _blocks(model, replace(at, memory=source))
-    parts = {**read, "embedding": share(model.frontend, at), **_by_name(blocks)}
+    parts = {**read, "embedding": share(model.frontend, replace(at, width=model.frontend_width(model.width)))}
+    at, (through, latents) = replace(at, memory=source), ({}, ())
+    if model.latents:
+        through, latents = _latents(model.latents, _inside(model, at))
+        at = replace(at, length=model.answers or length, memory=model.latents.count, memory_width=model.latent_width)
+    blocks = _blocks(model, at)
+    parts |= {**through, **_queries(model, at), **_by_name(blocks)}
     leaving = replace(at, width=model.leaving(model.width))
     parts |= {"final norm": share(model.norm, leaving), "head": share(model.head, leaving)}
     training, sums = training or Training(), _sums(blocks)
     learned = _learned(model, training)
-    return Cost(model, batch_size, length, precision, training, attention, parts, sums, reading, source, irregular, learned)
+    return Cost(model, batch_size, length, precision, training, attention, parts, sums, reading, source, irregular, learned, latents)
 
 
 def _learned(model: Model, training: Training) -> Trained | None:
@@ -282,7 +298,28 @@ def _encoder(encoder: Encoder, at: Setting, length: int) -> tuple[dict[str, Shar
     return once, _sums(blocks)
 
 
-def _blocks(stack: Stack, at: Setting) -> list[list[dict[str, Share]]]:
+def _inside(model: Model, at: Setting) -> Setting:
+    """That of the latents, which read what the front end gives."""
+    assert model.latents is not None
+    sizes = {"width": model.latent_width, "length": model.latents.count, "context_length": model.latents.count}
+    return replace(at, **sizes, memory=at.length, memory_width=model.frontend_width(model.width))
+
+
+def _latents(latents: Latents, at: Setting) -> tuple[dict[str, Share], Blocks]:
+    """The parts and blocks of latents: their table, and branches of which only those that read the input grow with it, in O(N M)."""
+    blocks = _blocks(latents, at)
+    parts = {"embedding": share(Learned(), at), **_by_name(blocks), "final norm": share(latents.norm, at)}
+    return {f"{LATENTS}{name}": part for name, part in parts.items()}, _sums(blocks)
+
+
+def _queries(model: Model, at: Setting) -> dict[str, Share]:
+    """The vectors that the blocks begin with in place of the front end's."""
+    if model.queries is None:
+        return {}
+    return {"queries": share(model.queries.positions, replace(at, context_length=model.queries.count or model.context_length))}
+
+
+def _blocks(stack: Layered, at: Setting) -> list[list[dict[str, Share]]]:
     """Every block of a stack; the first branch that reads the memory keeps it for the others."""
     found, shared, tables = [], False, at.shared_tables
     known: dict[tuple[int, bool, frozenset[Hashable]], list[dict[str, Share]]] = {}
@@ -301,7 +338,7 @@ def _tables(branches: Sequence[Branch]) -> frozenset[Hashable]:
     return frozenset(cost_attention.shared_table(branch) for branch in branches) - {None}
 
 
-def _layered(stack: Stack) -> bool:
+def _layered(stack: Layered) -> bool:
     """True if every layer reads a memory of its own."""
     return isinstance(stack, Model) and stack.encoder is not None and stack.encoder.memory == "layers"
 
@@ -341,29 +378,6 @@ def _keeps_result(block: Block) -> bool:
     return (
         block.order in ("post", "sandwich") or not isinstance(block.residual, (Add, NoResidual)) or bool(block.dropout or block.drop_path)
     )
-
-
-def _check(model: Model, batch_size: int, lengths: dict[str, int], precision: str) -> None:
-    if precision not in PRECISIONS:
-        raise UserError(f"there is no precision {precision!r}; {nearest(precision, PRECISIONS)}")
-    for name, value in {"batch size": batch_size, **lengths}.items():
-        if value <= 0:
-            raise UserError(f"the {name} is {value}; it must be at least 1")
-    for stack, path, length in zip((model, model.encoder), ("model", "model.encoder"), lengths.values(), strict=False):
-        assert stack is not None
-        _check_frontend(stack, path, length)
-
-
-def _check_frontend(stack: Stack, path: str, length: int) -> None:
-    if not isinstance(stack.frontend, Text):
-        return
-    if stack.frontend.vocab_size is None and not (isinstance(stack, Encoder) and stack.share_embedding):
-        key = f"{path}.frontend.vocab_size"
-        raise UserError(f"{key} is not known without the tokenizer; give it, as in {key.removeprefix('model.')}=8192")
-    if isinstance(stack.frontend.positions, Learned) and length > stack.context_length:
-        raise UserError(
-            f"{length} positions are more than the {stack.context_length} of the learned position table ({path}.context_length)"
-        )
 
 
 def _table(stack: Stack, width: int, vocab_size: int | None) -> int:

@@ -19,13 +19,13 @@ _LENGTHS = 8
 def _mapped(outputs: int, bias: bool, at: Setting) -> Share:
     """A linear map of the memory; the memory itself is kept once for all branches that read it, but rounded by each for itself."""
     kept = 0 if at.shared_memory and at.item == FLOAT else _vectors(at)
-    product = linear(at.width, outputs, bias, replace(at, length=at.memory), kept)
+    product = linear(at.read_width, outputs, bias, replace(at, length=at.memory), kept)
     return replace(product, step=0, step_calls=0)
 
 
 def _vectors(at: Setting) -> int:
     """Bytes of the memory's vectors."""
-    return at.batch * at.memory * at.width * at.item
+    return at.batch * at.memory * at.read_width * at.item
 
 
 @formula(cross.CrossAttention)
@@ -73,7 +73,7 @@ def additive_attention(part: cross.AdditiveAttention, at: Setting) -> Share:
     """tanh of every pair of position and vector of the memory, their products with v, and the sums of the memory by weight."""
     hidden, pairs = part.hidden or at.width, at.tokens * at.memory
     inside, again = pairs * hidden, at.length > 1 and pairs * hidden > MOST_PAIRS
-    flops = 2 * (hidden + at.width)
+    flops = 2 * (hidden + at.read_width)
     scores = Share(
         parameters=hidden,
         matrices=hidden,
@@ -83,16 +83,16 @@ def additive_attention(part: cross.AdditiveAttention, at: Setting) -> Share:
         saved=(0 if again else inside * at.item) + pairs * FLOAT,
         working=0 if again else 2 * inside * at.item,
         scores=pairs * at.item,
-        state=at.batch * at.memory * (hidden + at.width) * at.item + _LENGTHS * at.batch,
+        state=at.batch * at.memory * (hidden + at.read_width) * at.item + _LENGTHS * at.batch,
         calls=12,
         step_calls=12,
     )
     before = linear(at.width, hidden, False, at, at.input) + _mapped(hidden, False, at)
-    return before + scores + last(linear(at.width, at.width, True, at))
+    return before + scores + last(linear(at.read_width, at.width, True, at))
 
 
 @formula(cross.FixedContext)
 def fixed_context(part: cross.FixedContext, at: Setting) -> Share:
     """One linear map of one vector a row, pooled from the memory."""
-    state = Share(state=at.batch * at.width * at.item, working=_vectors(at), calls=6)
-    return state + last(linear(at.width, at.width, True, replace(at, length=1)))
+    state = Share(state=at.batch * at.read_width * at.item, working=_vectors(at), calls=6)
+    return state + last(linear(at.read_width, at.width, True, replace(at, length=1)))

@@ -29,7 +29,8 @@ class Setting:
     shared_input: True if another branch keeps the same input for the backward pass already.
     attention, irregular: the paths that attention takes in training, plain and under any other mask, where the machine at hand chooses
     (``qkv why``).
-    memory: vectors of an encoder's output that each row reads.   shared_memory: True if another branch keeps them already.
+    memory: vectors of an encoder's output, or of another memory, that each row reads.   shared_memory: True if another branch keeps them
+    already.   memory_width: features of each of them, 0 for ``width``.
     shared_tables: what a branch before owns and lends to the others of its stack.
     """
 
@@ -44,12 +45,18 @@ class Setting:
     irregular: str = "sdpa"
     memory: int = 0
     shared_memory: bool = False
+    memory_width: int = 0
     shared_tables: frozenset[Hashable] = frozenset()
 
     @property
     def tokens(self) -> int:
         """Positions of the whole batch."""
         return self.batch * self.length
+
+    @property
+    def read_width(self) -> int:
+        """Features of a vector of the memory."""
+        return self.memory_width or self.width
 
     @property
     def input(self) -> int:

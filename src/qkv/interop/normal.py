@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from qkv.spec.branches import Branch, DotProduct, FeedForward, GatedFeedForward
-from qkv.spec.model import Block, Model, Stack, Text
+from qkv.spec.model import Block, Layered, Model, Stack, Text
 from qkv.spec.relative_attention import DisentangledAttention
 from qkv.spec.sparse_attention import SparseAttention
 
@@ -13,16 +13,24 @@ from qkv.spec.sparse_attention import SparseAttention
 def normal(spec: Model) -> Model:
     """``spec`` with its blocks unrolled and its sizes as numbers, without what only decides how it is trained."""
     plain = _stack(spec, spec.width)
-    return plain.changed(encoder=_stack(spec.encoder, spec.width) if spec.encoder else None, init_std=0.02)
+    latents = _layered(spec.latents, spec.latent_width).changed(width=spec.latent_width) if spec.latents else None
+    return plain.changed(encoder=_stack(spec.encoder, spec.width) if spec.encoder else None, latents=latents, init_std=0.02)
 
 
+L = TypeVar("L", bound=Layered)
 S = TypeVar("S", bound=Stack)
 
 
 def _stack(spec: S, width: int) -> S:
+    frontend = spec.frontend
+    if isinstance(frontend, Text):
+        frontend = frontend.changed(vectors=None, dropout=0.0, width=spec.frontend_width(width))
+    return _layered(spec, width).changed(frontend=frontend)
+
+
+def _layered(spec: L, width: int) -> L:
     blocks = tuple(_block(block, width) for block in spec.layers)
-    frontend = spec.frontend.changed(vectors=None, dropout=0.0) if isinstance(spec.frontend, Text) else spec.frontend
-    return spec.changed(num_layers=len(blocks) or None, blocks=blocks, frontend=frontend)
+    return spec.changed(num_layers=len(blocks) or None, blocks=blocks)
 
 
 def _block(block: Block, width: int) -> Block:

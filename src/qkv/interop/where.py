@@ -126,10 +126,11 @@ def spec_path(model: Transformer, name: str) -> str:
     ``blocks.5.branches.0.body.qkv.weight`` of a pattern of two blocks is decided by ``model.blocks.1.branches.0``.
     """
     stack, prefix, parts = model.spec, "model", name.split(".")
-    if parts[0] == "encoder" and model.spec.encoder is not None:
-        stack, prefix, parts = model.spec.encoder, "model.encoder", parts[1:]
+    before = {"encoder": model.spec.encoder, "latents": model.spec.latents}.get(parts[0])
+    if before is not None:
+        stack, prefix, parts = before, f"model.{parts[0]}", parts[1:]
     if parts[0] != "blocks":
-        return f"{prefix}.{'frontend.positions' if parts[:2] == ['frontend', 'positions'] else parts[0]}"
+        return f"{prefix}.{'.'.join(parts[: 1 + (parts[1] == 'positions')])}"
     block = f"{prefix}.blocks.{int(parts[1]) % len(stack.blocks)}"
     if parts[2] != "branches" or parts[4].startswith("norm"):
         return f"{block}.norm"

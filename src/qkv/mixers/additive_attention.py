@@ -26,20 +26,21 @@ class AdditiveAttention(Branch):
     """y_i = W_o Σ_j P_ij m_j + b, P = softmax_j(v · tanh(W_q x_i + W_k m_j)) (Bahdanau et al. 2015).
 
         x (B, N, D) ─ query ───── (B, N, A) ─┐
-        m (B, M, D) ─┬─ memory ── (B, M, A) ─┴ tanh ─ score ─ softmax ─ P (B, N, M) ─┐
-                     └────────────────────────────────────────── Σ_j P_ij m_j (B, N, D) ─ output ─ (B, N, D)
+        m (B, M, Dm) ┬─ memory ── (B, M, A) ─┴ tanh ─ score ─ softmax ─ P (B, N, M) ─┐
+                     └───────────────────────────────────────── Σ_j P_ij m_j (B, N, Dm) ─ output ─ (B, N, D)
 
-    State: the mapped memory, the memory and its lengths; read and never written. A row whose memory is empty gets b. The paper feeds the
-    sum into the recurrent cell of the next step; here it joins the residual stream, and the branch before it is the cell.
+    Dm, the memory's own width, is D by default. State: the mapped memory, the memory and its lengths; read and never written. A row whose
+    memory is empty gets b. The paper feeds the sum into the recurrent cell of the next step; here it joins the residual stream, and the
+    branch before it is the cell.
     """
 
-    def __init__(self, part: spec.AdditiveAttention, width: int):
+    def __init__(self, part: spec.AdditiveAttention, width: int, memory_width: int | None = None):
         super().__init__(part, width)
         hidden = part.hidden or width
         self.query = Linear(width, hidden, bias=False)
-        self.memory = Linear(width, hidden, bias=False)
+        self.memory = Linear(memory_width or width, hidden, bias=False)
         self.score = Linear(hidden, 1, bias=False)
-        self.output = Linear(width, width)
+        self.output = Linear(memory_width or width, width)
 
     def remember(self, memory: Memory) -> AdditiveMemory:
         vectors, _ = memory.grid()

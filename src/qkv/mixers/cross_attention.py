@@ -31,19 +31,19 @@ class CrossAttention(Branch):
     """concat_h(softmax(Q_h K_g^T / (τ √Dk)) V_g) W_o, Q = x W_q, K = m W_k, V = m W_v (Vaswani et al. 2017).
 
         x (B, N, D) ─ query ─── q (B, H, N, Dk) ─┐
-        m (B, M, D) ─ memory ┬─ k (B, G, M, Dk) ─┤ state: k, v, lengths
-                             └─ v (B, G, M, Dv) ─┴ attention ─ (B, N, H Dv) ─ output ─ (B, N, D)
+        m (B, M, Dm) ─ memory ┬ k (B, G, M, Dk) ─┤ state: k, v, lengths
+                              └ v (B, G, M, Dv) ─┴ attention ─ (B, N, H Dv) ─ output ─ (B, N, D)
 
-    A row whose memory is empty gets 0. The state is read and never written.
+    Dm, the memory's own width, is D by default. A row whose memory is empty gets 0. The state is read and never written.
     """
 
-    def __init__(self, part: spec.CrossAttention, width: int):
+    def __init__(self, part: spec.CrossAttention, width: int, memory_width: int | None = None):
         super().__init__(part, width)
         self.part = part
         self.head_dim, self.value_dim = part.dims(width)
         self.sizes = (part.kv_heads * self.head_dim, part.kv_heads * self.value_dim)
         self.query = Linear(width, part.num_heads * self.head_dim, bias=part.bias)
-        self.memory = Linear(width, sum(self.sizes), bias=part.bias)
+        self.memory = Linear(memory_width or width, sum(self.sizes), bias=part.bias)
         self.output = Linear(part.num_heads * self.value_dim, width, bias=part.ends_with_bias)
         self.query_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
         self.key_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None

@@ -13,12 +13,12 @@ from qkv.spec import cross as spec
 
 @implements(spec.FixedContext)
 class FixedContext(Branch):
-    """W c + b, c (B, D) the pooled memory (Cho et al. 2014). State: c."""
+    """W c + b, c (B, Dm) the pooled memory, whose width Dm is D by default (Cho et al. 2014). State: c."""
 
-    def __init__(self, part: spec.FixedContext, width: int):
+    def __init__(self, part: spec.FixedContext, width: int, memory_width: int | None = None):
         super().__init__(part, width)
         self.part = part
-        self.output = Linear(width, width)
+        self.output = Linear(memory_width or width, width)
 
     def remember(self, memory: Memory) -> Tensor:
         vectors, _ = memory.grid()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from qkv.layers import feed_forward, memory_layer
 from qkv.layers.branch import BRANCHES, Branch
 from qkv.mixers import (
@@ -13,6 +15,7 @@ from qkv.mixers import (
     fixed_context,
     global_local_attention,
     linear_attention,
+    lsh_attention,
     recurrent,
     relative_attention,
     token_shift,
@@ -32,12 +35,14 @@ BUILT_IN = (
     fixed_context,
     global_local_attention,
     linear_attention,
+    lsh_attention,
     recurrent,
     relative_attention,
     token_shift,
 )
 
 
-def build_branch(part: BranchSpec, width: int) -> Branch:
-    """The module of a branch's spec at a model width."""
-    return BRANCHES[type(part)](part, width)
+def build_branch(part: BranchSpec, width: int, memory_width: int | None = None) -> Branch:
+    """The module of a branch's spec at a model width; ``memory_width``: features of a memory's vectors, where they have their own."""
+    module: Any = BRANCHES[type(part)]
+    return module(part, width) if memory_width in (None, width) or not part.reads_memory else module(part, width, memory_width)

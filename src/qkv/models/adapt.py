@@ -45,7 +45,7 @@ def add_adapters(model: nn.Module, training: Training) -> None:
 
 def _targets(model: nn.Module, part: LoRA) -> list[str]:
     """The paths of the linear maps of blocks that end in one of the targets, in the model's order."""
-    inside = ("blocks.", "encoder.blocks.")
+    inside = ("blocks.", "encoder.blocks.", "latents.blocks.")
     maps = [path for path, module in model.named_modules() if isinstance(module, nn.Linear) and path.startswith(inside)]
     for target in part.targets:
         if not any(_ends(path, target) for path in maps):

@@ -26,10 +26,10 @@ from qkv.spec.model import Block as BlockSpec
 class Slot(nn.Module):
     """Branch ``j`` of a block with what its order puts around it."""
 
-    def __init__(self, block: BlockSpec, j: int, width: int, name: str):
+    def __init__(self, block: BlockSpec, j: int, width: int, name: str, memory_width: int | None = None):
         super().__init__()
         self.name = name
-        self.body: Branch = build_branch(block.branches[j], width)
+        self.body: Branch = build_branch(block.branches[j], width, memory_width)
         self.residual = build_residual(block.residual, width, block.dropout, block.drop_path)
 
     def computed(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
@@ -47,8 +47,8 @@ class Slot(nn.Module):
 class PreNorm(Slot):
     """x + f(norm x); of two streams the branch reads one and joins the other."""
 
-    def __init__(self, block: BlockSpec, j: int, width: int, name: str):
-        super().__init__(block, j, width, name)
+    def __init__(self, block: BlockSpec, j: int, width: int, name: str, memory_width: int | None = None):
+        super().__init__(block, j, width, name, memory_width)
         self.norm = build_norm(block.norm_of(j), width)
 
     def added(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
@@ -71,8 +71,8 @@ class PostNorm(PreNorm):
 class Sandwich(PreNorm):
     """x + norm_after(f(norm x))."""
 
-    def __init__(self, block: BlockSpec, j: int, width: int, name: str):
-        super().__init__(block, j, width, name)
+    def __init__(self, block: BlockSpec, j: int, width: int, name: str, memory_width: int | None = None):
+        super().__init__(block, j, width, name, memory_width)
         self.norm_after = build_norm(block.norm_of(j), width)
 
     def added(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
@@ -84,8 +84,8 @@ class Sandwich(PreNorm):
 class Parallel(Slot):
     """One of several branches that read the same x, normed by ``Block``, or by each branch's own norm where the block lists them."""
 
-    def __init__(self, block: BlockSpec, j: int, width: int, name: str):
-        super().__init__(block, j, width, name)
+    def __init__(self, block: BlockSpec, j: int, width: int, name: str, memory_width: int | None = None):
+        super().__init__(block, j, width, name, memory_width)
         self.norm = build_norm(block.norms[j], width) if block.norms else None
 
     def forward(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
@@ -98,11 +98,12 @@ ORDERS: dict[str, type[Slot]] = {"pre": PreNorm, "post": PostNorm, "sandwich": S
 class Block(nn.Module):
     """x (B, N, D) -> (B, N, D); the state is a tuple, one entry a branch."""
 
-    def __init__(self, spec: BlockSpec, width: int, name: str):
+    def __init__(self, spec: BlockSpec, width: int, name: str, memory_width: int | None = None):
         super().__init__()
         self.spec = spec
         order = ORDERS[spec.order]
-        self.branches = nn.ModuleList(order(spec, j, width, f"{name}.branches.{j}") for j in range(len(spec.branches)))
+        slots = (order(spec, j, width, f"{name}.branches.{j}", memory_width) for j in range(len(spec.branches)))
+        self.branches = nn.ModuleList(slots)
         self.norm = build_norm(spec.norm, width) if order is Parallel and not spec.norms else None
 
     def forward(self, x: Tensor, context: Context, state: tuple[State, ...] | None = None) -> tuple[Tensor, tuple[State, ...] | None]:

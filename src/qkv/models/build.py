@@ -8,7 +8,7 @@ from torch import nn
 from qkv.layers.linear import Linear
 from qkv.layers.positions import Learned
 from qkv.models.heads import LanguageModelHead
-from qkv.models.transformer import Stack, Transformer
+from qkv.models.transformer import Layered, Stack, Transformer
 from qkv.spec.model import Model
 
 
@@ -33,18 +33,18 @@ def _initialise(model: Transformer, spec: Model) -> None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, Learned):
             nn.init.normal_(module.table, std=spec.init_std)
-    for stack in (model.encoder, model):
+    for stack in (model.encoder, model.latents, model):
         if stack is not None:
             _initialise_stack(stack, spec.init_std)
     if isinstance(model.head, LanguageModelHead) and not spec.tied:
         nn.init.normal_(model.head.weight, std=spec.init_std)
 
 
-def _initialise_stack(stack: Stack, std: float) -> None:
-    nn.init.normal_(stack.frontend.table, std=std)
-    for vectors in (stack.frontend.types, stack.frontend.query):
-        if vectors is not None:
-            nn.init.normal_(vectors, std=std)
+def _initialise_stack(stack: Layered, std: float) -> None:
+    if isinstance(stack, Stack):
+        for vectors in (stack.frontend.table, stack.frontend.types, stack.frontend.query):
+            if vectors is not None:
+                nn.init.normal_(vectors, std=std)
     endings = [branch.ending() for branch in stack.branches]
     for ending in endings:
         if isinstance(ending, Linear):

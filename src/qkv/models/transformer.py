@@ -1,7 +1,8 @@
-"""The model: front end, blocks, norm, head, and in an encoder–decoder a second stack. The only place that counts positions."""
+"""The model: front end, blocks, norm, head, and in an encoder–decoder a second stack, or latents. The only place that counts positions."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple, Unpack
 
 import torch
@@ -11,15 +12,20 @@ from torch.utils.checkpoint import checkpoint
 from qkv.frontends.text import TextFrontend
 from qkv.layers.branch import Branch
 from qkv.layers.context import Context, Given, Memory, Tap
-from qkv.layers.norms import build_norm
+from qkv.layers.norms import Norm, build_norm
+from qkv.layers.positions import Learned
 from qkv.layers.relative import share_tables
 from qkv.models.block import Block
 from qkv.models.heads import build_head
+from qkv.models.queries import Queries
 from qkv.models.reversible import through_reversible
 from qkv.spec.errors import UserError, dotted
 from qkv.spec.model import Encoder as EncoderSpec
+from qkv.spec.model import Latents as LatentsSpec
+from qkv.spec.model import Layered as LayeredSpec
 from qkv.spec.model import Model, Text
 from qkv.spec.model import Stack as StackSpec
+from qkv.spec.parts import Learned as LearnedSpec
 
 
 class State(NamedTuple):
@@ -33,20 +39,21 @@ class State(NamedTuple):
     blocks: tuple[tuple[Any, ...], ...]
 
 
-class Stack(nn.Module):
-    """Front end, blocks and norm: ids (B, N) -> vectors (B, N, D)."""
+class Layered(nn.Module):
+    """Blocks one after another and a norm, x (B, N, D) -> (B, N, D). What makes x is a subclass's, and is there before ``lay``."""
 
-    def __init__(self, spec: StackSpec, width: int, table: nn.Parameter | None = None, name: str = "blocks"):
-        """``table``: the token vectors of another stack, to be shared."""
-        super().__init__()
-        assert isinstance(spec.frontend, Text)
-        self.frontend = TextFrontend(spec.frontend, width, spec.context_length, table, spec.reads_types)
-        self.blocks = nn.ModuleList(Block(block, width, f"{name}.{i}") for i, block in enumerate(spec.layers))
+    blocks: nn.ModuleList
+    norm: Norm
+    reversible = False
+    recompute = False
+    """Activation checkpointing: each block's inner values are computed again in the backward pass."""
+
+    def lay(self, spec: LayeredSpec, width: int, name: str, memory_width: int | None = None) -> None:
+        """Make blocks and norm. ``memory_width``: features of the vectors that the cross branches read; default: ``width``."""
+        self.blocks = nn.ModuleList(Block(block, width, f"{name}.{i}", memory_width) for i, block in enumerate(spec.layers))
         share_tables(self.blocks.modules())
         self.reversible = spec.reversible
         self.norm = build_norm(spec.norm, spec.leaving(width))
-        self.recompute = False
-        """Activation checkpointing: each block's inner values are computed again in the backward pass."""
 
     @property
     def branches(self) -> list[Branch]:
@@ -54,7 +61,7 @@ class Stack(nn.Module):
         return [slot.body for block in self.blocks for slot in block.branches]  # type: ignore[union-attr]
 
     def through(self, x: Tensor, context: Context) -> list[Tensor]:
-        """The vectors after each block, all positions at once; x (B, N, D) is what the front end gives."""
+        """The vectors after each block, all positions at once; x (B, N, D) is what the first block reads."""
         after, x = [], self._entering(x)
         for i, block in enumerate(self.blocks):
             x = self._through(block, x, context.of_layer(i))
@@ -77,10 +84,28 @@ class Stack(nn.Module):
             return checkpoint(lambda x: block(x, context)[0], x, use_reentrant=False)  # type: ignore[no-any-return]
         return block(x, context)[0]
 
+
+class Stack(Layered):
+    """Front end, blocks and norm: ids (B, N) -> vectors (B, N, D)."""
+
+    def __init__(
+        self, spec: StackSpec, width: int, table: nn.Parameter | None = None, name: str = "blocks", memory_width: int | None = None
+    ):
+        """``table``: the token vectors of another stack, to be shared.   memory_width: see ``lay``."""
+        super().__init__()
+        assert isinstance(spec.frontend, Text)
+        self.frontend = TextFrontend(spec.frontend, width, spec.context_length, table, spec.reads_types)
+        self.lay(spec, width, name, memory_width)
+
+    @property
+    def limit(self) -> int | None:
+        """How many positions have a vector; None where there is no end."""
+        return self.frontend.limit
+
     def whole(self, count: int, lengths: Tensor | None, tap: Tap | None, given: Given) -> Context:
         """The context of ``count`` positions that are read at once and not remembered."""
         segments, positions = given.get("segments"), given.get("positions")
-        self.fits(count if positions is None or self.frontend.limit is None else int(positions.max()) + 1)
+        self.fits(count if positions is None or self.limit is None else int(positions.max()) + 1)
         if positions is None:
             steps = torch.arange(count, device=self.frontend.table.device)[None]
             positions = steps if segments is None else _restarted(segments)
@@ -98,7 +123,7 @@ class Stack(nn.Module):
 
     def fits(self, end: int) -> None:
         """Raise ``UserError`` if a position before ``end`` has no vector."""
-        limit = self.frontend.limit
+        limit = self.limit
         if limit is not None and end > limit:
             raise UserError(
                 f"{end} positions are more than the {limit} that the learned position table holds (model.context_length); "
@@ -122,32 +147,76 @@ class Encoder(Stack):
         return Memory(tuple(self.norm(x, context) for x in kept), known)
 
 
+class Latents(Layered):
+    """M learned vectors through blocks whose cross branches read the input (Perceiver, Jaegle et al. 2021).
+
+        m (B, N, Dm) ────────── memory ─┐
+        table (M, Dz) ── z (B, M, Dz) ─ blocks ─ norm ─ (B, M, Dz)
+
+    Padding of the input is not read, and every latent is real.
+    """
+
+    def __init__(self, spec: LatentsSpec, width: int, memory_width: int):
+        super().__init__()
+        self.vectors = Learned(LearnedSpec(), spec.count, width)
+        self.lay(spec, width, "latents.blocks", memory_width)
+
+    def forward(self, x: Tensor, context: Context) -> Memory:
+        """What the M are once they have read x (B, N, Dm). Raises ``UserError`` where not all of a row may meet in them."""
+        wrong = next((name for name in _APART if getattr(context, name) is not None), None)
+        if wrong:
+            raise UserError(f"{_APART[wrong]} ({wrong}) cannot be read by latents, in which all of a row meets; leave it out")
+        count = len(self.vectors.table)
+        steps = torch.arange(count, device=x.device)
+        inside = Context(steps[None], end=count, tap=context.tap, memory=_memory(x, context.lengths))
+        z = self.vectors(steps).expand(x.shape[0], -1, -1)
+        return _memory(self.norm(self.last(z, inside), inside), None)
+
+
+def _memory(x: Tensor, lengths: Tensor | None) -> Memory:
+    known = lengths if lengths is not None else torch.full(x.shape[:1], x.shape[1], device=x.device)
+    return Memory((x,), known)
+
+
+_APART = {"segments": "packed documents", "visible": "a table of visible keys", "prefix": "a prefix"}
+
+
 class Transformer(Stack):
     """ids (B, N) -> what the head answers: for a language model logits (B, N, V).
 
     Cut a row anywhere and pass the state along: the logits are those of one call, for rows of different lengths too. With an encoder,
     ``encode`` the source first and give its memory, once to ``init_state``, or to each call without a state.
+
+    With latents (Perceiver, Jaegle et al. 2021) the blocks see the input through them alone, in one call without a state:
+
+        ids ─ front end ─ x (B, N, Dm) ─ latents ─ z (B, M, Dz) ─ memory of the blocks, which begin with queries, or with x ─ norm ─ head
     """
 
     def __init__(self, spec: Model):
-        super().__init__(spec, spec.width)
+        super().__init__(spec, spec.width, memory_width=spec.latent_width)
         self.spec = spec
         table = self.frontend.table
         self.encoder = Encoder(spec.encoder, spec.width, table) if spec.encoder else None
+        self.latents = Latents(spec.latents, spec.latent_width, spec.frontend_width(spec.width)) if spec.latents else None
+        self.queries = Queries(spec.queries, spec.width, spec.context_length) if spec.queries else None
         if spec.tied and table.shape[1] != spec.width:
             raise UserError("model.head.tied: a tied head needs token vectors of the full width, and concatenated positions halve them")
         self.head = build_head(spec.head, spec.leaving(spec.width), table)
 
     @property
     def every_branch(self) -> list[Branch]:
-        """Those of the encoder, then those of the model's own stack."""
-        return [*(self.encoder.branches if self.encoder else []), *self.branches]
+        """Those of the encoder or of the latents, then those of the model's own stack."""
+        return [*(branch for before in (self.encoder, self.latents) if before for branch in before.branches), *self.branches]
+
+    @property
+    def limit(self) -> int | None:
+        return self.frontend.limit if self.queries is None or self.queries.limit is None else self.queries.limit
 
     def recompute_blocks(self, on: bool) -> None:
-        """Switch activation checkpointing for every block, those of an encoder included."""
-        self.recompute = on
-        if self.encoder is not None:
-            self.encoder.recompute = on
+        """Switch activation checkpointing for every block, those of an encoder or of latents included."""
+        for layered in (self, self.encoder, self.latents):
+            if layered is not None:
+                layered.recompute = on
 
     @property
     def rewindable(self) -> bool:
@@ -192,12 +261,12 @@ class Transformer(Stack):
     ) -> tuple[Tensor, State | None]:
         """(the head's answer, the next state). lengths (B): real tokens of each row; the rest is in ``qkv.layers.context.Given``."""
         x, state = self.features(ids, state, lengths, tap, **given)
-        return self.head(x, lengths), state
+        return self.head(x, lengths if self.spec.answers is None else None), state
 
     def features(
         self, ids: Tensor, state: State | None = None, lengths: Tensor | None = None, tap: Tap | None = None, **given: Unpack[Given]
     ) -> tuple[Tensor, State | None]:
-        """What the head reads: (vectors (B, N, D), the next state)."""
+        """What the head reads: (vectors (B, N, D), the next state); of latents, or of a fixed number of queries, as many as there are."""
         if state is None:
             self._needs_memory(given.get("memory"))
             context = self.whole(ids.shape[1], lengths, tap, given)
@@ -212,8 +281,19 @@ class Transformer(Stack):
         return self.norm(x, context), State(state.positions + came, state.limit, tuple(after))
 
     def vectors(self, x: Tensor, context: Context) -> Tensor:
-        """What the head reads, from what the front end gives: x (B, N, D) through blocks and norm."""
+        """What the head reads, from what the front end gives: x (B, N, D) through latents, blocks and norm."""
+        if self.latents is not None:
+            x, context = self._asking(x, context, self.latents(x, context))
         return self.norm(self.last(x, context), context)
+
+    def _asking(self, x: Tensor, context: Context, known: Memory) -> tuple[Tensor, Context]:
+        """What the blocks begin with once the latents have read x, and its context; the latents themselves where there is no block."""
+        if not len(self.blocks):
+            (z,) = known.vectors
+            return z, Context(torch.arange(z.shape[1], device=x.device)[None], end=z.shape[1], tap=context.tap)
+        if self.queries is None:
+            return x, replace(context, memory=known)
+        return self.queries(x, context, known)
 
     def _going_on(self, ids: Tensor, state: State, lengths: Tensor | None, tap: Tap | None, given: Given) -> Context:
         """The context of positions that come after those that ``state`` remembers."""
@@ -231,8 +311,8 @@ class Transformer(Stack):
             raise UserError(f"the state holds {limit} positions and {end} are needed; give init_state a larger capacity, or none")
         self.fits(end)
         positions = steps + first if level else past[:, None] + steps
-        if self.frontend.limit is not None:  # padding may stand past the table's end
-            positions = positions.clamp(max=self.frontend.limit - 1)
+        if self.limit is not None:  # padding may stand past the table's end
+            positions = positions.clamp(max=self.limit - 1)
         start = first if level else None
         return Context(positions, lengths, None, past, start, end, tap, given.get("prefix"), types=given.get("types"))
 
@@ -242,10 +322,10 @@ class Transformer(Stack):
             raise UserError(f"{path}: this branch sees later positions, so the model cannot decode one token at a time; use a causal mask")
 
     def _needs_memory(self, memory: Memory | None) -> None:
-        if self.spec.reads_memory and memory is None:
+        if self.spec.reads_memory and memory is None and not self.spec.latents:
             path = dotted(("model", *self.spec.first_branch(lambda branch: branch.reads_memory)))
             raise UserError(f"{path}: this branch reads an encoder's output; encode the source and give its memory")
-        if memory is not None and not self.spec.reads_memory:
+        if memory is not None and (self.spec.latents or not self.spec.reads_memory):
             raise UserError("the model has no branch that reads a memory; leave the memory out")
 
 

@@ -7,16 +7,16 @@ from typing import Literal
 
 from pydantic import Field
 
-from qkv.spec import relative_attention, sparse_attention
+from qkv.spec import lsh_attention, relative_attention, sparse_attention
 from qkv.spec.base import Part, Seq, Spec
 from qkv.spec.branches import Attention, Branch, FeedForward
-from qkv.spec.cross import MemoryBranch
+from qkv.spec.cross import CrossAttention, MemoryBranch
 from qkv.spec.errors import Problem
-from qkv.spec.heads import Head, LanguageModelHead
+from qkv.spec.heads import Head, LanguageModelHead, SpanHead, TokenHead
 from qkv.spec.masks import Full
 from qkv.spec.parts import Add, BatchNorm, LayerNorm, Learned, NoNorm, NoPositions, Norm, Positions, Residual, Reversible
 
-MORE_BRANCHES = (relative_attention, sparse_attention)
+MORE_BRANCHES = (lsh_attention, relative_attention, sparse_attention)
 """Modules whose branches a block may list beside those named here; importing them registers these."""
 
 
@@ -95,6 +95,7 @@ class Text(Frontend, kind="text"):
     norm: Norm = Field(default=NoNorm(), description="of the sum")
     types: int = Field(default=0, ge=0, description="how many types a token can be of, such as first and second text")
     query: bool = Field(default=False, description="a vector in the place of a token's where the id is -1, for a position that asks")
+    width: int | None = Field(default=None, gt=0, description="of its vectors, where latents read them; default: the model's")
 
     def asking(self, mask: int) -> int:
         """The id of a position that asks what its token is: that of ``mask``, where there is no vector for it."""
@@ -106,12 +107,10 @@ class Text(Frontend, kind="text"):
         return []
 
 
-class Stack(Spec):
-    """Front end -> ``num_layers`` blocks, the listed ones repeated in turn -> final norm."""
+class Layered(Spec):
+    """``num_layers`` blocks, the listed ones repeated in turn -> final norm."""
 
     num_layers: int | None = Field(default=None, gt=0, description="default: the number of blocks listed")
-    context_length: int = Field(default=256, gt=0, description="longest sequence in training; the size of a learned position table")
-    frontend: Frontend = Text()
     blocks: Seq[Block] = Field(default=(Block(),), description="none: a bag of vectors, each seen alone")
     norm: Norm = LayerNorm()
 
@@ -150,22 +149,10 @@ class Stack(Spec):
         """True if a branch reads the types of tokens, whether or not the front end does."""
         return any(branch.reads_types for block in self.layers for branch in block.branches)
 
-    def types_read(self, types: Sequence[int]) -> list[int]:
-        """``types`` of tokens as the stack tells them apart: none where it reads none, and none above the last that its front end knows."""
-        known = self.frontend.types if isinstance(self.frontend, Text) else 0
-        if known:
-            return [min(kind, known - 1) for kind in types]
-        return list(types) if self.reads_types else []
-
     @property
     def reads_prefix(self) -> bool:
         """True if a branch asks how long the prefix of each row is."""
         return any(branch.reads_prefix for block in self.layers for branch in block.branches)
-
-    @property
-    def vocab_size(self) -> int | None:
-        """V, None while the tokenizer that decides it is not known."""
-        return self.frontend.vocab_size if isinstance(self.frontend, Text) else None
 
     def first_branch(self, wrong: Callable[[Branch], bool]) -> tuple[str | int, ...]:
         """The path of the first branch of which ``wrong`` is true; empty if there is none."""
@@ -179,7 +166,7 @@ class Stack(Spec):
         """The path of the first branch that lets a position see a later one; empty if there is none."""
         return self.first_branch(lambda branch: not branch.decodes)
 
-    def stack_problems(self, width: int) -> list[Problem]:
+    def block_problems(self, width: int) -> list[Problem]:
         """What does not fit together at a width."""
         found: list[Problem] = []
         for i, block in enumerate(self.blocks):
@@ -195,12 +182,50 @@ class Stack(Spec):
         if other is not None:
             sentence = "the other blocks are reversible and have two streams, and this one has one; make all of them reversible, or none"
             found.append(Problem(("blocks", other, "residual"), sentence))
-        if isinstance(self.frontend, Text) and self.frontend.join == "concatenate" and width % 2:
-            found.append(Problem(("width",), f"concatenated positions take half of the width, and {width} is odd"))
+        return found
+
+
+class Reader(Spec):
+    """What has a front end."""
+
+    context_length: int = Field(default=256, gt=0, description="longest sequence in training; the size of a learned position table")
+    frontend: Frontend = Text()
+
+    @property
+    def vocab_size(self) -> int | None:
+        """V, None while the tokenizer that decides it is not known."""
+        return self.frontend.vocab_size if isinstance(self.frontend, Text) else None
+
+    def frontend_width(self, width: int) -> int:
+        """Features of the front end's vectors, where those of a position are ``width``."""
+        return (isinstance(self.frontend, Text) and self.frontend.width) or width
+
+
+class Stack(Layered, Reader):
+    """Front end -> ``num_layers`` blocks, the listed ones repeated in turn -> final norm."""
+
+    def types_read(self, types: Sequence[int]) -> list[int]:
+        """``types`` of tokens as the stack tells them apart: none where it reads none, and none above the last that its front end knows."""
+        known = self.frontend.types if isinstance(self.frontend, Text) else 0
+        if known:
+            return [min(kind, known - 1) for kind in types]
+        return list(types) if self.reads_types else []
+
+    def stack_problems(self, width: int, frontend_width: int | None = None) -> list[Problem]:
+        """What does not fit together at a width; ``frontend_width``: of the front end's vectors, where these may have one of their own."""
+        found, own = self.block_problems(width), self.frontend_width(width)
+        if own != (frontend_width or width):
+            sentence = (
+                f"the blocks read vectors of {width} features, not of {own}; leave it out, or give model.latents, which read any width"
+            )
+            found.append(Problem(("frontend", "width"), sentence))
+        if isinstance(self.frontend, Text) and self.frontend.join == "concatenate" and own % 2:
+            found.append(Problem(("width",), f"concatenated positions take half of the width, and {own} is odd"))
         return found
 
 
 _ENCODER_BLOCK = Block(branches=(Attention(mask=Full()), FeedForward()))
+_READING_BLOCK = Block(branches=(CrossAttention(), FeedForward()))
 
 
 class Encoder(Stack):
@@ -213,6 +238,30 @@ class Encoder(Stack):
     share_embedding: bool = Field(default=False, description="one table of token vectors for source and target")
 
 
+class Latents(Layered):
+    """M learned vectors that read the front end's N in place of the model's own blocks (Perceiver, Jaegle et al. 2021), in O(N M).
+
+    The cross branches of their blocks read what the front end gives, attention is between the M, and the model's own blocks read what comes
+    out. As many cross branches as are listed read the input, each with weights of its own.
+    """
+
+    count: int = Field(default=64, gt=0, description="M")
+    width: int | None = Field(default=None, gt=0, description="features of each; default: the model's")
+    blocks: Seq[Block] = Field(default=(_READING_BLOCK, _ENCODER_BLOCK), min_length=1)
+
+
+class Queries(Spec):
+    """What the model's own blocks begin with where latents have read the input (Perceiver IO, Jaegle et al. 2022): vectors of positions alone."""
+
+    count: int | None = Field(default=None, gt=0, description="so many for each row; default: one for each position of the input")
+    positions: Positions = Learned()
+
+    def problems(self) -> list[Problem]:
+        if not isinstance(self.positions, NoPositions):
+            return []
+        return [Problem(("positions",), "there is nothing to ask with; give learned, sinusoidal or learned_sinusoidal")]
+
+
 class Wide(Spec):
     """What has a width."""
 
@@ -220,9 +269,15 @@ class Wide(Spec):
 
 
 class Model(Stack, Wide):
-    """A stack with a head; with an ``encoder``, whose output the stack's cross branches read, an encoder–decoder."""
+    """A stack with a head; with an ``encoder``, whose output the stack's cross branches read, an encoder–decoder.
+
+    With ``latents`` these read what the front end gives, and the stack's cross branches read them: its blocks begin with ``queries``, or
+    without these with what the front end gives. Without any block the head reads the latents themselves.
+    """
 
     encoder: Encoder | None = Field(default=None, description="reads the source; default: none")
+    latents: Latents | None = Field(default=None, description="read the input in the place of the blocks; default: none")
+    queries: Queries | None = Field(default=None, description="what reads the latents; default: the vectors of the front end")
     head: Head = LanguageModelHead()
     init_std: float = Field(
         default=0.02, gt=0, description="of weight matrices; those that end a branch are divided by √(number of branches)"
@@ -233,8 +288,58 @@ class Model(Stack, Wide):
         """True if the head's matrix is the table of token vectors."""
         return isinstance(self.head, LanguageModelHead) and self.head.tied
 
+    @property
+    def causal(self) -> bool:
+        return self.latents is None and super().causal
+
+    @property
+    def decodes(self) -> bool:
+        return self.latents is None and super().decodes
+
+    def first_not_decoding(self) -> tuple[str | int, ...]:
+        return ("latents",) if self.latents else super().first_not_decoding()
+
+    @property
+    def latent_width(self) -> int:
+        """Features of a latent."""
+        return (self.latents and self.latents.width) or self.width
+
+    @property
+    def answers(self) -> int | None:
+        """How many vectors the head reads of each row, however long it is; None: one for each position."""
+        if self.latents and not self.blocks:
+            return self.latents.count
+        return self.queries and self.queries.count
+
     def problems(self) -> list[Problem]:
-        return [*self.stack_problems(self.width), *self._memory_problems(), *self._stream_problems()]
+        reading = self.frontend_width(self.width) if self.latents else None
+        return [
+            *self.stack_problems(self.width, reading),
+            *(self._latent_problems() if self.latents else self._memory_problems()),
+            *self._stream_problems(),
+        ]
+
+    def _latent_problems(self) -> list[Problem]:
+        assert self.latents is not None
+        found = [p.under("latents") for p in self.latents.block_problems(self.latent_width)]
+        if self.encoder:
+            found.append(Problem(("encoder",), "the blocks read latents, and cannot read an encoder's output too; leave one of them out"))
+        for stack, path in ((self.latents, ("latents", "blocks")), (self, ("blocks",))):
+            if stack.blocks and not stack.reads_memory:
+                read = "the input" if path[0] == "latents" else "the latents"
+                found.append(Problem(path, f"no branch of these blocks reads {read}; list one of {_memory_kinds()}"))
+        if self.queries and not self.blocks:
+            found.append(Problem(("queries",), "no block of the model reads the latents with them; list one, or leave them out"))
+        if not self.blocks and self.latent_width != self.width:
+            sentence = f"the head reads the latents, so their width is the model's, {self.width}, and not {self.latent_width}"
+            found.append(Problem(("latents", "width"), sentence))
+        if self.blocks and not self.queries and self.frontend_width(self.width) != self.width:
+            sentence = "the blocks begin with these vectors, so their width is the model's; leave it out, or give queries"
+            found.append(Problem(("frontend", "width"), sentence))
+        if self.answers and isinstance(self.head, LanguageModelHead | TokenHead | SpanHead):
+            sentence = f"a head of the kind {self.head.kind!r} answers at each position, and it reads {self.answers} vectors a row; "
+            found.append(Problem(("head",), sentence + "list a block, and leave queries.count out"))
+        return found
 
     def _stream_problems(self) -> list[Problem]:
         found: list[Problem] = []
@@ -244,17 +349,24 @@ class Model(Stack, Wide):
         if self.encoder is not None and self.encoder.reversible:
             sentence = "two streams are twice as wide as what the other stack reads; an encoder that is read as a memory is not reversible"
             found.append(Problem(("encoder", "blocks"), sentence))
+        if self.latents is not None and (self.reversible or self.latents.reversible):
+            found.append(
+                Problem(("latents",), "latents are one stream, and reversible blocks have two; use another residual, or no latents")
+            )
         return found
 
     def _memory_problems(self) -> list[Problem]:
         encoder, reader = self.encoder, self.first_branch(lambda branch: branch.reads_memory)
+        if self.queries:
+            return [Problem(("queries",), "there are no latents for them to read; give model.latents, or leave them out")]
         if encoder is None:
             sentence = "this branch reads the output of an encoder, and the model has none; give model.encoder"
             return [Problem(reader, sentence)] if reader else []
         found = [p.under("encoder") for p in encoder.stack_problems(self.width)]
         if not reader:
-            kinds = ", ".join(sorted(kind for kind, part in Branch.kinds().items() if issubclass(part, MemoryBranch)))
-            found.append(Problem(("encoder",), f"no branch of the model's blocks reads the encoder's output; list one of {kinds}"))
+            found.append(
+                Problem(("encoder",), f"no branch of the model's blocks reads the encoder's output; list one of {_memory_kinds()}")
+            )
         inner = encoder.first_branch(lambda branch: branch.reads_memory)
         if inner:
             found.append(Problem(("encoder", *inner), "the encoder has no memory to read; this branch belongs into the model's own blocks"))
@@ -262,3 +374,7 @@ class Model(Stack, Wide):
             counts = f"the encoder has {len(encoder.layers)} and the model {len(self.layers)}"
             found.append(Problem(("encoder", "memory"), f"layer i reads encoder layer i, so both need as many layers; {counts}"))
         return found
+
+
+def _memory_kinds() -> str:
+    return ", ".join(sorted(kind for kind, part in Branch.kinds().items() if issubclass(part, MemoryBranch)))

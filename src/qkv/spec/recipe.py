@@ -70,6 +70,9 @@ class Recipe(Spec):
 
     def _decoding_problems(self) -> list[Problem]:
         asks = f"the task {self.task.kind!r}"
+        if self.task.needs in ("causal", "decodes") and self.model.latents:
+            sentence = f"latents read a whole text at once, and {asks} asks for a model that decodes; leave them out"
+            return [Problem(("model", "latents"), sentence)]
         if self.task.needs == "causal" and not self.model.causal:
             path = self.model.first_branch(lambda branch: not branch.causal)
             sentence = f"this branch sees later positions, and {asks} asks for a model that decodes; use a causal mask"

@@ -7,11 +7,12 @@ from typing import Any, TypeVar, cast
 
 from qkv.spec.base import read_short_form
 from qkv.spec.branches import Branch
-from qkv.spec.model import Block, Model, Stack, Text
+from qkv.spec.model import Block, Layered, Model, Stack, Text
 from qkv.spec.overrides import Assignment, apply, assignments
 from qkv.spec.plain import is_slot, plain, shape_of
 from qkv.spec.recipe import Recipe
 
+L = TypeVar("L", bound=Layered)
 S = TypeVar("S", bound=Stack)
 
 
@@ -25,8 +26,9 @@ def operated(recipe: Recipe, changes: Iterable[str | Assignment]) -> Recipe:
     model = unrolled(recipe.model)
     data, _ = apply(plain(recipe.changed(model=model), in_slot=False), chosen, Recipe)
     _inherit(model, data["model"])
-    if model.encoder:
-        _inherit(model.encoder, data["model"].get("encoder"))
+    for name in ("encoder", "latents"):
+        if before := getattr(model, name):
+            _inherit(before, data["model"].get(name))
     found = Recipe.parse(data, "the changed recipe")
     return found.changed(model=folded(found.model))
 
@@ -34,20 +36,24 @@ def operated(recipe: Recipe, changes: Iterable[str | Assignment]) -> Recipe:
 def unrolled(model: Model) -> Model:
     """``model`` with every layer listed, of its encoder too."""
     encoder = model.encoder and _unrolled(model.encoder)
-    return _unrolled(model).changed(encoder=encoder)
+    return _unrolled(model).changed(encoder=encoder, latents=model.latents and _listed(model.latents))
 
 
 def folded(model: Model) -> Model:
     """``model`` with the shortest pattern of blocks that gives its layers."""
-    encoder = model.encoder and _folded(model.encoder)
-    return _folded(model).changed(encoder=encoder)
+    encoder, latents = (before and _folded(before) for before in (model.encoder, model.latents))
+    return _folded(model).changed(encoder=encoder, latents=latents)
 
 
 def _unrolled(stack: S) -> S:
-    return stack.changed(blocks=stack.layers, num_layers=None, frontend=_without_vectors(stack))
+    return _listed(stack).changed(frontend=_without_vectors(stack))
 
 
-def _folded(stack: S) -> S:
+def _listed(stack: L) -> L:
+    return stack.changed(blocks=stack.layers, num_layers=None)
+
+
+def _folded(stack: L) -> L:
     layers = stack.layers
     period = next((p for p in range(1, len(layers)) if all(layers[i] == layers[i % p] for i in range(len(layers)))), len(layers))
     return stack.changed(blocks=layers[:period], num_layers=len(layers) if period < len(layers) else None)
@@ -58,7 +64,7 @@ def _without_vectors(stack: Stack) -> Any:
     return stack.frontend.changed(vectors=None) if isinstance(stack.frontend, Text) else stack.frontend
 
 
-def _inherit(old: Stack, data: Any) -> None:
+def _inherit(old: Layered, data: Any) -> None:
     """Fill the branches of the plain ``data`` of a stack, where they replace those of ``old``, with the fields that they do not say."""
     blocks = cast("dict[str, Any]", data).get("blocks") if isinstance(data, dict) else None
     if not isinstance(blocks, list) or len(cast("list[Any]", blocks)) != len(old.blocks):

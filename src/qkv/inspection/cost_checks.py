@@ -1,0 +1,35 @@
+"""What cannot be counted, said before anything is. Imports no torch."""
+
+from __future__ import annotations
+
+from qkv.spec.errors import UserError, nearest
+from qkv.spec.model import Encoder, Model, Stack, Text
+from qkv.spec.parts import Learned
+
+PRECISIONS = {"fp32": 4, "bf16": 2}
+"""Bytes of a number."""
+
+
+def check(model: Model, batch_size: int, lengths: dict[str, int], precision: str) -> None:
+    """Raise ``UserError`` for a precision that is not known, a size that is not positive, and lengths that do not fit; ``lengths`` are those
+    of the model's rows, and where there is an encoder of its sources, by what to call them."""
+    if precision not in PRECISIONS:
+        raise UserError(f"there is no precision {precision!r}; {nearest(precision, PRECISIONS)}")
+    for name, value in {"batch size": batch_size, **lengths}.items():
+        if value <= 0:
+            raise UserError(f"the {name} is {value}; it must be at least 1")
+    for stack, path, length in zip((model, model.encoder), ("model", "model.encoder"), lengths.values(), strict=False):
+        assert stack is not None
+        _check_frontend(stack, path, length)
+
+
+def _check_frontend(stack: Stack, path: str, length: int) -> None:
+    if not isinstance(stack.frontend, Text):
+        return
+    if stack.frontend.vocab_size is None and not (isinstance(stack, Encoder) and stack.share_embedding):
+        key = f"{path}.frontend.vocab_size"
+        raise UserError(f"{key} is not known without the tokenizer; give it, as in {key.removeprefix('model.')}=8192")
+    if isinstance(stack.frontend.positions, Learned) and length > stack.context_length:
+        raise UserError(
+            f"{length} positions are more than the {stack.context_length} of the learned position table ({path}.context_length)"
+        )

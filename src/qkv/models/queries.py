@@ -1,0 +1,31 @@
+"""What the blocks begin with where latents have read the input: vectors of positions alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from qkv.layers.context import Context, Memory
+from qkv.layers.positions import build_positions
+from qkv.spec.model import Queries as QueriesSpec
+from qkv.spec.parts import Learned
+
+
+class Queries(nn.Module):
+    """(B, Q, D): one vector for each position of the input, or ``count`` for each row (Perceiver IO, Jaegle et al. 2022)."""
+
+    def __init__(self, part: QueriesSpec, width: int, context_length: int):
+        super().__init__()
+        self.count = part.count
+        self.limit = context_length if isinstance(part.positions, Learned) and part.count is None else None
+        positions = build_positions(part.positions, part.count or context_length, width)
+        assert positions is not None  # the spec refuses them
+        self.positions = positions
+
+    def forward(self, x: Tensor, context: Context, known: Memory) -> tuple[Tensor, Context]:
+        """(the queries, their context) for an input x (B, N, Dm) that the latents ``known`` have read."""
+        lengths, places = context.lengths, context.positions
+        if self.count is not None:
+            lengths, places = None, torch.arange(self.count, device=x.device)[None]
+        q = self.positions(places).to(x.dtype).expand(x.shape[0], -1, -1)
+        return q, Context(places, lengths, end=places.shape[1], tap=context.tap, memory=known)
