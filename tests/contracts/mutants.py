@@ -63,10 +63,12 @@ from qkv.mixers import (
     fixed_context,
     key_value,
     linear_attention,
+    lsh_attention,
     recurrent,
     token_shift,
 )
 from qkv.models import block, heads, transformer
+from qkv.ops import lsh_attention as lsh_ops
 from qkv.ops import masks, positions
 from qkv.ops.linear_attention import chunked
 from qkv.spec import masks as mask_spec
@@ -81,8 +83,9 @@ class Mutant(NamedTuple):
     fault: Fault
 
 
-ATTENTION, LEARNED, LINEAR, SHIFT, CONVOLUTION, RECURRENT, TWO_WAY, CROSS, ADDITIVE, FIXED, FORM, PREFIX = (
+ATTENTION, LSH, LEARNED, LINEAR, SHIFT, CONVOLUTION, RECURRENT, TWO_WAY, CROSS, ADDITIVE, FIXED, FORM, PREFIX = (
     ("attention",),
+    ("lsh_attention",),
     ("learned distances",),
     ("linear_attention",),
     ("token_shift",),
@@ -164,6 +167,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("backward from the end of the padding", TWO_WAY, argument(recurrent, "reversal", 1, nothing)),
     Mutant("backward direction goes forward", TWO_WAY, result(recurrent, "reversal", lambda index: index.sort(1).values)),
     Mutant("documents leak backward", TWO_WAY, argument(recurrent, "recur", 4, nothing)),
+    Mutant("keys not of length 1", LSH, instead(lsh_attention, "_EPS", lambda _: 1.0)),
+    Mutant("a position sees itself", LSH, instead(lsh_ops, "SELF", lambda _: 0.0)),
+    Mutant("hashed by the key of another head", TWO_WAY, result(lsh_ops, "buckets", lambda found: found.roll(1, 1))),
+    Mutant("padding hashed with the rest", TWO_WAY, argument(lsh_ops, "_chunks", 1, lambda lengths: lengths * 0 + int(lengths.max()))),
+    Mutant("rounds weigh the same", TWO_WAY, result(lsh_ops, "_met", lambda met: (met[0], met[1] * 0))),
+    Mutant("documents hashed together", TWO_WAY, instead(lsh_attention, "documents", lambda f: lambda segments: f(segments * 0))),
     Mutant("rows() forgets one leaf", (*ATTENTION, *LINEAR), instead(tree, "rows", one_leaf_forgotten)),
     Mutant("rows() shares memory", ATTENTION, instead(tree, "rows", not_copied)),
     Mutant("keys and values exchanged in the file", ATTENTION, instead(tree, "save", saved_exchanged)),

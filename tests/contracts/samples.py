@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.contracts.relative_samples import RELATIVE_SAMPLES, RELATIVE_TWO_WAY
-from tests.contracts.sparse_samples import SPARSE_TWO_WAY
+from tests.contracts.sparse_samples import SPARSE_SAMPLES, SPARSE_TWO_WAY
 
 from qkv.spec.branches import (
     GRU,
@@ -56,6 +56,7 @@ def masked(mask: Mask, **fields: Any) -> Attention:
 
 SAMPLES: dict[str, tuple[Branch, ...]] = {
     **RELATIVE_SAMPLES,
+    **SPARSE_SAMPLES,
     "attention": (
         Attention(),
         Attention(num_heads=1, bias=False, output_bias=True, temperature=0.5),
@@ -156,7 +157,7 @@ EVERYTHING: tuple[Branch, ...] = (
     RNN(),
     GRU(),
     LSTM(),
-    *(parts[0] for parts in RELATIVE_SAMPLES.values()),
+    *(parts[0] for parts in (*RELATIVE_SAMPLES.values(), *SPARSE_SAMPLES.values())),
     GatedFeedForward(hidden=24),
 )
 """Every way for positions to exchange information, in one stack."""

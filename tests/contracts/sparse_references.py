@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from tests.contracts.references import affine, reference
+from tests.contracts.references import affine, reference, visible
 from torch import Tensor
 
 
@@ -30,3 +30,55 @@ def global_local_attention(m: Any, x: Tensor) -> Tensor:
                 mixed.append(sum(r / sum(raw) * v[j][cut] for r, j in zip(raw, seen, strict=True)))
             out[b, i] = affine(m.output, torch.cat(mixed))
     return out
+
+
+@reference("lsh_attention")
+def lsh_attention(m: Any, x: Tensor) -> Tensor:
+    part, dk, count = m.spec, m.spec.head_width(x.shape[-1]), x.shape[1]
+    generator = torch.Generator().manual_seed(part.seed)
+    turns = torch.randn(part.num_heads, dk, part.num_hashes, sum(part.num_buckets) // 2, generator=generator).double()
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        mixed: list[list[Tensor]] = [[] for _ in range(count)]
+        for h in range(part.num_heads):
+            cut = slice(h * dk, (h + 1) * dk)
+            q, v = ([affine(linear, token)[cut] for token in x[b]] for linear in (m.query_key, m.value))
+            k = [vector / math.sqrt(float(vector @ vector) + dk * 1e-6) for vector in q]
+            met = [[list(range(count))] for _ in q] if count <= part.chunk_length else met_in_chunks(part, turns[h], q)
+            for i in range(count):
+                mixed[i].append(joined_rounds(part, i, met[i], [float(q[i] @ key) for key in k], v))
+        for i in range(count):
+            out[b, i] = affine(m.output, torch.cat(mixed[i]))
+    return out
+
+
+def met_in_chunks(part: Any, turns: Tensor, q: list[Tensor]) -> list[list[list[int]]]:
+    """For each position and each round which positions it meets, one that it meets twice listed twice."""
+    size, chunks = part.chunk_length, []
+    for r in range(part.num_hashes):
+        order = sorted(range(len(q)), key=lambda i: (bucket(part.num_buckets, q[i] @ turns[:, r]), i))
+        chunks += [order[first : first + size] for first in range(0, len(q), size)]
+    met: list[list[list[int]]] = [[] for _ in q]
+    for number, chunk in enumerate(chunks):
+        around = [chunks[(number + step) % len(chunks)] for step in range(-part.chunks_before, part.chunks_after + 1)]
+        for i in chunk:
+            met[i].append([j for other in around for j in other])
+    return met
+
+
+def bucket(factors: tuple[int, ...], turned: Tensor) -> int:
+    """Digits in a number system of these bases, the first in ones."""
+    number, unit, first = 0, 1, 0
+    for factor in factors:
+        values = [float(t) for t in turned[first : first + factor // 2]]
+        number += unit * max(range(factor), key=lambda place: [*values, *(-value for value in values)][place])
+        unit, first = unit * factor, first + factor // 2
+    return number
+
+
+def joined_rounds(part: Any, i: int, rounds: list[list[int]], scores: list[float], v: list[Tensor]) -> Tensor:
+    """Σ e^s v / Σ e^s over what is met in all rounds, and itself alone where nothing else is visible."""
+    seen = [j for met in rounds for j in met if visible(part.mask, i, j)]
+    seen = [j for j in seen if j != i] or seen
+    raw = [math.exp(scores[j]) for j in seen]
+    return sum((r / sum(raw) * v[j] for r, j in zip(raw, seen, strict=True)), torch.zeros_like(v[0]))

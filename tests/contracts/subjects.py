@@ -42,6 +42,8 @@ class Subject:
     """Positions that every row has read before its first."""
     unasked: tuple[str, ...] = ()
     """Checks that do not apply."""
+    apart: tuple[int, ...] = ()
+    """Positions whose output says nothing of their own input."""
 
     @property
     def reads_input(self) -> bool:
@@ -84,6 +86,8 @@ class OneBranch(Subject):
             torch.manual_seed(0)
             self.module = scrambled(build_branch(part, WIDTH), dtype)
         self.part, self.dtype, self.rewindable = part, dtype, self.module.rewindable
+        # Where no position sees itself, the second sees the first alone.
+        self.apart = (1,) if part.kind == "lsh_attention" else ()
 
     def inputs(self, batch: int, length: int, seed: int = 0) -> Tensor:
         return torch.randn(batch, length, WIDTH, dtype=self.dtype, generator=torch.Generator().manual_seed(seed))

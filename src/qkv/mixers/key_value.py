@@ -12,47 +12,28 @@ from qkv.layers.norms import build_norm
 from qkv.mixers.masks import build_mask
 from qkv.ops.masks import Sites
 from qkv.spec.branches import Attention
+from qkv.spec.branches import Branch as BranchSpec
 from qkv.spec.masks import AllOf, Mask
 from qkv.spec.relative_attention import MaskedAttention
 from qkv.state.kinds import Arrival, KeyValue, append, append_ring, key_value, ring_positions
 
 
-class KeyValueAttention(Branch):
-    """Queries, keys and values by one linear map, an output map, and a state of every key and value, or, if the mask is a causal window, of a
-    ring of the last ``size`` and the sinks. A subclass says how queries meet keys."""
+class Remembering(Branch):
+    """What remembers every key and value, or, if the mask is a causal window, a ring of the last ``size`` and the sinks."""
 
-    def __init__(self, part: Attention | MaskedAttention, width: int, terms: int = 1):
-        """terms: how many products a score is the sum of; all are divided by √(terms · Dk)."""
+    def __init__(self, part: BranchSpec, width: int, mask: Mask, kept: tuple[int, int, int]):
+        """kept: heads of keys and values, and the features of a key and of a value."""
         super().__init__(part, width)
-        self.num_heads, self.kv_heads = part.num_heads, part.kv_heads
-        self.head_dim, self.value_dim = part.dims(width)
-        self.sizes = (self.num_heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim)
-        self.qkv = Linear(width, sum(self.sizes), bias=part.bias)
-        self.output = Linear(self.num_heads * self.value_dim, width, bias=part.ends_with_bias)
-        self.query_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
-        self.key_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
-        self.mask = build_mask(part.mask)
-        self.scale = 1.0 / (part.temperature * (terms * self.head_dim) ** 0.5)
-        self.causal = part.causal
-        self.ring = (part.mask.reach, part.mask.first_visible) if part.causal and part.mask.reach is not None else None
-        self.plain_window = _is_plain_window(part.mask)
+        self.kv_heads, self.head_dim, self.value_dim = kept
+        self.mask = build_mask(mask)
+        self.causal = mask.causal
+        self.ring = (mask.reach, mask.first_visible) if mask.causal and mask.reach is not None else None
+        self.plain_window = _is_plain_window(mask)
         self.rewindable = self.ring is None
 
     def init_state(self, batch: int, capacity: int | None = None) -> KeyValue:
         limit = None if self.ring is None else sum(self.ring)
-        return key_value(batch, self.kv_heads, (self.head_dim, self.value_dim), self.qkv.weight.detach(), (capacity, limit))
-
-    def mapped(self, x: Tensor) -> Tensor:
-        """Queries, keys and values of all heads side by side, (B, N, (H + G) Dk + G Dv)."""
-        return self.qkv(x)
-
-    def projected(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """q (B, H, N, Dk), k (B, G, N, Dk), v (B, G, N, Dv)."""
-        widths = (self.head_dim, self.head_dim, self.value_dim)
-        q, k, v = (t.unflatten(-1, (-1, w)).transpose(1, 2) for t, w in zip(self.mapped(x).split(self.sizes, -1), widths, strict=True))
-        if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q, context), self.key_norm(k, context)
-        return q, k, v
+        return key_value(batch, self.kv_heads, (self.head_dim, self.value_dim), self.like().detach(), (capacity, limit))
 
     def met(self, k: Tensor, v: Tensor, context: Context, state: State | None) -> tuple[Tensor, Tensor, State | None, Sites]:
         """What the queries of a call meet: the keys and values, those remembered among them, the next state, and where all of them stand."""
@@ -98,7 +79,34 @@ class KeyValueAttention(Branch):
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
         kept = length if self.ring is None else min(length, sum(self.ring))
-        return batch * kept * self.kv_heads * (self.head_dim + self.value_dim) * self.qkv.weight.element_size()
+        return batch * kept * self.kv_heads * (self.head_dim + self.value_dim) * self.like().element_size()
+
+
+class KeyValueAttention(Remembering):
+    """Queries, keys and values by one linear map, an output map, and a state of keys and values. A subclass says how queries meet keys."""
+
+    def __init__(self, part: Attention | MaskedAttention, width: int, terms: int = 1):
+        """terms: how many products a score is the sum of; all are divided by √(terms · Dk)."""
+        super().__init__(part, width, part.mask, (part.kv_heads, *part.dims(width)))
+        self.num_heads = part.num_heads
+        self.sizes = (self.num_heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim)
+        self.qkv = Linear(width, sum(self.sizes), bias=part.bias)
+        self.output = Linear(self.num_heads * self.value_dim, width, bias=part.ends_with_bias)
+        self.query_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
+        self.key_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
+        self.scale = 1.0 / (part.temperature * (terms * self.head_dim) ** 0.5)
+
+    def mapped(self, x: Tensor) -> Tensor:
+        """Queries, keys and values of all heads side by side, (B, N, (H + G) Dk + G Dv)."""
+        return self.qkv(x)
+
+    def projected(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, H, N, Dk), k (B, G, N, Dk), v (B, G, N, Dv)."""
+        widths = (self.head_dim, self.head_dim, self.value_dim)
+        q, k, v = (t.unflatten(-1, (-1, w)).transpose(1, 2) for t, w in zip(self.mapped(x).split(self.sizes, -1), widths, strict=True))
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q, context), self.key_norm(k, context)
+        return q, k, v
 
     def ending(self) -> nn.Module:
         return self.output

@@ -1,0 +1,133 @@
+"""Attention within chunks of positions that are sorted by a hash of their vectors (Reformer, Kitaev et al. 2020).
+
+h_r(x) = argmax(x R_r ; -x R_r)                                     the bucket of x in round r
+S_ir = the chunks around that of i, in the row sorted by h_r         all rounds stand behind one another, the last before the first
+z_ir = log Σ_{j ∈ S_ir} exp(s_ij)        s_ij = q_i · k_j            -10⁵ for j = i, hidden keys at -inf
+O_i = Σ_r softmax_r(z_ir) Σ_{j ∈ S_ir} exp(s_ij - z_ir) v_j
+
+q, k (B, H, N, Dk)   v (B, H, N, Dv)   O (B, H, N, Dv)   R (H, Dk, rounds, ½ Σ factors)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.ops.masks import Mask, Sites
+
+SELF = -1e5
+"""The score of a position with itself, as of the paper: it counts where nothing else is visible."""
+
+
+@dataclass(frozen=True)
+class Hashing:
+    """factors: the buckets of a round are their product.   chunk: positions of a chunk.   before, after: chunks that are met too."""
+
+    rounds: int
+    factors: tuple[int, ...]
+    chunk: int
+    before: int
+    after: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """Where the N positions of each row stand, and who may see whom.
+
+    lengths (B): how many are real.   positions (B, N).   mask: who sees whom; ``prefix`` (B) is what it may read.
+    given (B, N, N): joined with it by and.
+    """
+
+    lengths: Tensor
+    positions: Tensor
+    mask: Mask
+    prefix: Tensor | None = None
+    given: Tensor | None = None
+
+
+def rotations(hashing: Hashing, num_heads: int, head_dim: int) -> Tensor:
+    """R (H, Dk, rounds, ½ Σ factors), the same numbers for a seed on every device and in every precision."""
+    generator = torch.Generator().manual_seed(hashing.seed)
+    shape = num_heads, head_dim, hashing.rounds, sum(hashing.factors) // 2
+    return torch.randn(shape, generator=generator, device="cpu")
+
+
+@torch.no_grad()
+def buckets(x: Tensor, hashing: Hashing) -> Tensor:
+    """h_r of x (B, H, N, Dk): (B, H, rounds, N); of several factors the first counts in ones."""
+    turned = torch.einsum("bhnd,hdrf->bhrnf", x, rotations(hashing, x.shape[1], x.shape[3]).to(x))
+    found, unit = torch.zeros((), dtype=torch.long, device=x.device), 1
+    for part, factor in zip(turned.split([factor // 2 for factor in hashing.factors], -1), hashing.factors, strict=True):
+        found = found + unit * torch.cat((part, -part), -1).argmax(-1)
+        unit *= factor
+    return found
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, row: Row, hashing: Hashing, dropout: float = 0.0) -> Tensor:
+    """O (B, H, N, Dv). A row without a neighbour outside of its chunks has what full attention gives."""
+    real = torch.arange(q.shape[2], device=q.device) < row.lengths[:, None]
+    sorted_by = buckets(q, hashing).masked_fill(~real[:, None, None], 2**62).argsort(dim=-1, stable=True)
+    queries, keys, there = _chunks(sorted_by, row.lengths, hashing)
+    visible, itself = _visible(row, queries, keys, there), queries[..., None] == keys[..., None, :]
+    outs, sums = _met(_at(q, queries), _at(k, keys), _at(v, keys), visible, itself, dropout)
+    # Back into the order of the row, round by round.
+    back = sorted_by.argsort(dim=-1)
+    shape = *back.shape[:3], -1
+    sums = sums.view(shape).gather(-1, back)
+    outs = outs.view(*shape, v.shape[-1]).gather(-2, back[..., None].expand(*back.shape, v.shape[-1]))
+    return (outs * sums.softmax(2)[..., None].to(outs.dtype)).sum(2)
+
+
+def _chunks(sorted_by: Tensor, lengths: Tensor, hashing: Hashing) -> tuple[Tensor, Tensor, Tensor]:
+    """(queries (B, H, C, chunk), keys (B, H, C, met · chunk), which keys are real), C chunks of all rounds; which position stands where.
+
+    The chunk before a round's first is the last one of the round before that holds a real position, so that padding changes nothing.
+    """
+    size, count = hashing.chunk, sorted_by.shape[-1]
+    each = -(-count // size)
+    places = F.pad(sorted_by, (0, each * size - count)).unflatten(-1, (each, size)).flatten(2, 3)
+    ranks = torch.arange(each * size, device=sorted_by.device).view(each, size)
+    real = (ranks < lengths[:, None, None]).repeat(1, hashing.rounds, 1)
+    own = (-(-lengths // size)).clamp(min=1)[:, None, None]
+    chunk = torch.arange(each, device=sorted_by.device).repeat(hashing.rounds)[:, None]
+    turn = torch.arange(hashing.rounds, device=sorted_by.device).repeat_interleave(each)[:, None]
+    met = (turn * own + chunk + torch.arange(-hashing.before, hashing.after + 1, device=sorted_by.device)) % (hashing.rounds * own)
+    met = met // own * each + met % own
+    keys = places.gather(2, met.flatten(1)[:, None, :, None].expand(-1, places.shape[1], -1, size))
+    there = real.gather(1, met.flatten(1)[..., None].expand(-1, -1, size))
+    return places, keys.unflatten(2, met.shape[1:]).flatten(3), there.unflatten(1, met.shape[1:]).flatten(2)[:, None]
+
+
+def _at(x: Tensor, places: Tensor) -> Tensor:
+    """x (B, H, N, D) at places (B, H, C, n): (B, H, C, n, D)."""
+    index = places.flatten(2)[..., None].expand(-1, -1, -1, x.shape[-1])
+    return x.gather(2, index).unflatten(2, places.shape[2:])
+
+
+def _visible(row: Row, queries: Tensor, keys: Tensor, there: Tensor) -> Tensor:
+    """Which keys each query of a chunk sees, (B, H, C, chunk, met · chunk)."""
+    repeated = queries.shape[1] * queries.shape[2]
+    positions = row.positions[:, None].expand(-1, queries.shape[1], -1)
+    at = [positions.gather(2, places.flatten(2)).view(-1, places.shape[-1]) for places in (queries, keys)]
+    at[1] = at[1].masked_fill(~there.expand_as(keys).reshape(at[1].shape), -1)
+    prefix = None if row.prefix is None else row.prefix.repeat_interleave(repeated)
+    seen = Sites(at[0], at[1], prefix=prefix).visible(row.mask, 1).view(*queries.shape, -1)
+    if row.given is None:
+        return seen
+    batch = torch.arange(queries.shape[0], device=queries.device)[:, None, None, None, None]
+    return seen & row.given[batch, queries[..., None], keys[..., None, :]]
+
+
+def _met(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, itself: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
+    """(outputs (…, n, Dv), log-sums (…, n)) of n queries and their keys; nothing seen has an output of 0."""
+    scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32))
+    scores = scores.masked_fill(itself, SELF).masked_fill(~visible, -torch.inf)
+    blind = ~visible.any(-1, keepdim=True)
+    scores = scores.masked_fill(blind, 0.0)
+    # Not exp(s - z), which float32 rounds by half a per cent where s and z are near -10⁵.
+    weights = scores.softmax(-1).masked_fill(blind, 0.0).to(v.dtype)
+    return F.dropout(weights, dropout) @ v, scores.logsumexp(-1)

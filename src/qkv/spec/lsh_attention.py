@@ -1,0 +1,70 @@
+"""Attention between positions whose keys a hash puts near each other."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from qkv.spec.errors import Problem
+from qkv.spec.masks import Causal, Mask
+from qkv.spec.sparse_attention import SparseAttention
+
+
+def _as_factors(value: Any) -> Any:
+    return (value,) if isinstance(value, int) else tuple(value) if isinstance(value, list) else value
+
+
+Factors = Annotated[tuple[int, ...], BeforeValidator(_as_factors, json_schema_input_type=int | list[int])]
+"""A number, or a list of numbers whose product it is."""
+
+
+class LSHAttention(SparseAttention, kind="lsh_attention"):
+    """softmax(q_i · k_j, j in a chunk near i's) V with k_j = q_j / |q_j|: one map makes queries and keys (Reformer, Kitaev et al. 2020).
+
+    In each of ``num_hashes`` rounds a random rotation R of each head puts a vector into the bucket argmax(qR ; -qR); positions are sorted by
+    bucket and cut into chunks, and a position meets its own chunk, ``chunks_before`` it and ``chunks_after`` it. The rounds are joined by
+    the sums of their exponentials. A position sees itself only where it sees nothing else.
+
+    A row that is no longer than a chunk meets all of itself, and so does every row where a state is remembered: decoding is attention over
+    the whole state, what hashing approximates. So the outputs of a longer row that is read at once are not those of decoding it. Which keys
+    it meets depends on the whole row, as it is sorted as a whole, though under a causal mask no later key or value is read.
+    The paper divides what is met in several rounds by how often it is; here, as in the published models, it counts each time.
+    """
+
+    mask: Mask = Causal()
+    num_hashes: int = Field(default=2, gt=0, description="rounds of hashing; more come nearer to full attention")
+    num_buckets: Factors = Field(
+        default=(32,), min_length=1, description="of a round, even; or factors of it, each even, for which less is multiplied"
+    )
+    chunk_length: int = Field(default=64, gt=0, description="positions of a chunk; a row that is no longer is not hashed")
+    chunks_before: int = Field(default=1, ge=0)
+    chunks_after: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, description="of the rotations, which are not learned and the same in every call")
+    bias: bool = False
+
+    @property
+    def causal(self) -> bool:
+        return self.mask.causal
+
+    @property
+    def decodes(self) -> bool:
+        return self.mask.decodes
+
+    @property
+    def buckets(self) -> int:
+        """How many buckets a round has."""
+        return prod(self.num_buckets)
+
+    @property
+    def met(self) -> int:
+        """How many chunks a position meets in a round, its own among them."""
+        return self.chunks_before + 1 + self.chunks_after
+
+    def problems(self) -> list[Problem]:
+        wrong = next((count for count in self.num_buckets if count < 2 or count % 2), None)
+        if wrong is None:
+            return []
+        sentence = f"{wrong} buckets cannot be halves of a rotation and of its opposite; give an even number, or a list of even ones"
+        return [Problem(("num_buckets",), sentence)]
