@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tasks.tables import material_of, recipe_for, rows_of, translating, write_table
+from tests.tasks.running import BYTE_PAIRS, PAIR, SEES_ALL, VECTORS, opened, recipe_of
+from tests.tasks.tables import material_of, model_of, recipe_for, rows_of, translating, write_table
 
 from qkv.data.corpus import TRAIN
 from qkv.data.vocabulary import Vocabulary
@@ -97,3 +99,32 @@ def test_a_vocabulary_that_was_kept_is_used_again(task: str, tmp_path: Path) -> 
     assert again.recipe == first.recipe
     assert len(list(again.rows(TRAIN))) == len(list(first.rows(TRAIN)))
     assert any("held out" in note for note in first.notes)
+
+
+ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "sorting": ("sorting(length=3, high=4)", {**SEES_ALL, "head": "tokens"}),
+    "recall": ("recall(distances=[1, 2])", {"head": "classification(pooling=last)"}),
+    "masked_tokens": ("masked_tokens", SEES_ALL),
+    "permutation": ("permutation", SEES_ALL),
+    "span_corruption": ("span_corruption", PAIR),
+    "denoising": ("denoising", PAIR),
+    "skip_gram": ("skip_gram", VECTORS),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_every_task_asks_for_a_text(name: str, tmp_path: Path) -> None:
+    task, model = ASKED[name]
+    words = "word_list(60, min_frequency=1)" if name == "skip_gram" else BYTE_PAIRS
+    recipe = recipe_of(task, model, None if name in ("sorting", "recall") else tmp_path, words)
+    made, material, model_made = opened(recipe)
+    with pytest.raises(UserError, match=r"text: \['a'\] is not a text"):
+        made.predict(model_made, material.vocabulary, material.recipe, [{"text": ["a"]}])
+
+
+@pytest.mark.parametrize("task", ["translation", "summarization", "classification", "regression", "question_answering"])
+def test_every_task_of_a_table_asks_for_a_text(task: str) -> None:
+    made, material = material_of(some_recipe(task), rows_of(task, 12))
+    row = {name: 5 for name in made.asks}
+    with pytest.raises(UserError, match=f"{made.asks[0]}: 5 is not a text"):
+        made.predict(model_of(material), material.vocabulary, material.recipe, [row])

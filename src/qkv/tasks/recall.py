@@ -20,6 +20,7 @@ from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Recall
+from qkv.tasks.example_task import text_in
 from qkv.tasks.generated import Draw, GeneratedTask, ids_of, tokenizer_of
 from qkv.tasks.material import HELD_OUT, Material
 from qkv.tasks.task import Exam, Observed, Scale, Totals, register
@@ -105,12 +106,12 @@ class RecallTask(GeneratedTask):
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         found = []
-        for row in rows:
-            unknown = vocabulary.tokenizer.unknown(row["text"])
-            if unknown or not row["text"].split():
+        for text in [text_in(row, "text") for row in rows]:
+            unknown = vocabulary.tokenizer.unknown(text)
+            if unknown or not text.split():
                 known = f"symbols s0 to s{self.spec.symbols - 1}, fillers f0 to f{self.spec.fillers - 1} and {QUERY!r}"
-                raise UserError(f"{' '.join(unknown) or row['text']!r} given, but the model reads {known}, as in 's3 f1 f0 {QUERY}'")
-            ids = torch.tensor([vocabulary.tokenizer.encode(row["text"])], device=model.frontend.table.device)
+                raise UserError(f"{' '.join(unknown) or text!r} given, but the model reads {known}, as in 's3 f1 f0 {QUERY}'")
+            ids = torch.tensor([vocabulary.tokenizer.encode(text)], device=model.frontend.table.device)
             with torch.inference_mode(), evaluating(model):
                 chances = model(ids)[0][0].float().softmax(-1)
             best = int(chances.argmax())

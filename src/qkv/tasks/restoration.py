@@ -19,6 +19,7 @@ from qkv.models.transformer import Transformer
 from qkv.spec.errors import Problem, SpecError, UserError
 from qkv.spec.generation import Generation
 from qkv.spec.recipe import Recipe
+from qkv.tasks.example_task import text_in
 from qkv.tasks.material import Material
 from qkv.tasks.next_token import exponential
 from qkv.tasks.pairs import joined, marks, pair_loss, paired, write_after
@@ -113,7 +114,7 @@ class RestorationTask(TextTask):
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         tokenizer = vocabulary.tokenizer
         most, end = self.sizes(self.window(recipe))[0], marks(vocabulary)[1]
-        read = [self.repair(row["text"], tokenizer) for row in rows]
+        read = [self.repair(text_in(row, "text"), tokenizer) for row in rows]
         for ids, _ in read:
             if len(ids) >= most:
                 raise UserError(f"the text has {len(ids)} tokens, and the model reads {most - 1}; give a shorter one")

@@ -24,6 +24,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Sorting
 from qkv.tasks.cross_entropy import cross_entropy
+from qkv.tasks.example_task import text_in
 from qkv.tasks.generated import Draw, GeneratedTask, ids_of, tokenizer_of
 from qkv.tasks.material import HELD_OUT, Material
 from qkv.tasks.task import Exam, Observed, Scale, Totals, register
@@ -106,7 +107,7 @@ class SortingTask(GeneratedTask):
         return self.figures(seen, material.scale())
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [{"answer": " ".join(self._sorted(model, vocabulary, row["text"]))} for row in rows]
+        return [{"answer": " ".join(self._sorted(model, vocabulary, text_in(row, "text")))} for row in rows]
 
     def _sorted(self, model: Transformer, vocabulary: Vocabulary, text: str) -> list[str]:
         tokenizer, labels = vocabulary.tokenizer, vocabulary.labels

@@ -29,6 +29,7 @@ from qkv.spec.errors import UserError, nearest
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import CBOW, SkipGram
 from qkv.tasks.analogies import Analogy, analogies
+from qkv.tasks.example_task import text_in
 from qkv.tasks.material import Material, TextMaterial
 from qkv.tasks.task import Exam, Observed, Scale, Totals, register
 from qkv.tasks.text_task import Changes, TextTask
@@ -119,7 +120,7 @@ class WordVectorsTask(TextTask):
         lexicon = Lexicon.of(model, vocabulary.tokenizer)
         found = []
         for row in rows:
-            signs, words = _terms(row["text"])
+            signs, words = _terms(text_in(row, "text"))
             near = lexicon.nearest([lexicon.number(word) for word in words], signs)
             shown = [{"word": lexicon.words[i], "cosine": cosine} for i, cosine in near]
             found.append({"answer": ", ".join(entry["word"] for entry in shown), "nearest": shown})
