@@ -7,7 +7,8 @@ from typing import Any
 from qkv.interop.config import Config
 from qkv.interop.families import heads
 from qkv.interop.families.activations import INWARD, OUTWARD
-from qkv.interop.families.heads import answering, classification, masked, tagging
+from qkv.interop.families.heads import answering, classification, masked, pooler, tagging
+from qkv.interop.families.shape import shape_of
 from qkv.interop.family import Family, Row
 from qkv.interop.ways import QKV
 from qkv.spec.branches import Attention, FeedForward
@@ -17,7 +18,7 @@ from qkv.spec.masks import Full
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import LayerNorm, Learned, NoNorm
 
-POOLER = {"bert.pooler.dense.*": "of the pooled output, which this architecture does not read"}
+POOLER = pooler("bert.")
 OTHER_HEADS = {
     **POOLER,
     "cls.predictions.decoder.bias": "the same as cls.predictions.bias",
@@ -120,14 +121,10 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 def keys(spec: Model) -> dict[str, Any] | None:
     """Those of BERT's shape but for the types of tokens."""
-    block = spec.layers[0] if spec.layers else None
-    match block:
-        case Block(branches=(Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm, order="post"):
-            pass
-        case _:
-            return None
-    match spec.frontend:
-        case Text(positions=Learned() as positions) as frontend:
+    match shape_of(spec):
+        case Block(
+            branches=(Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm, order="post"
+        ) as block, Text(positions=Learned() as positions) as frontend:
             pass
         case _:
             return None

@@ -6,6 +6,7 @@ from typing import Any
 
 from qkv.interop.config import Config
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
+from qkv.interop.families.shape import shape_of
 from qkv.interop.family import Family, Row
 from qkv.interop.ways import INTERLEAVED
 from qkv.spec.branches import Attention, FeedForward
@@ -56,20 +57,19 @@ def _said(config: Config, name: str, older: str) -> str:
 
 def config(spec: Model) -> dict[str, Any] | None:
     """The keys of ``spec`` where it is one of BLOOM's shape; ``spec`` of them is the judge."""
-    block = spec.layers[0] if spec.layers else None
-    match block:
-        case Block(branches=(Attention(relative=Alibi()) as attention, FeedForward()), norm=LayerNorm() as norm):
+    match shape_of(spec):
+        case Block(
+            branches=(Attention(relative=Alibi()) as attention, FeedForward()), norm=LayerNorm() as norm
+        ) as block, Text() as frontend:
             pass
         case _:
             return None
-    if not isinstance(spec.frontend, Text):
-        return None
     return {
         "hidden_size": spec.width,
         "n_layer": len(spec.layers),
         "n_head": attention.num_heads,
         "seq_length": spec.context_length,
-        "vocab_size": spec.frontend.vocab_size,
+        "vocab_size": frontend.vocab_size,
         "layer_norm_epsilon": norm.eps,
         "attention_dropout": attention.dropout,
         "hidden_dropout": block.dropout,

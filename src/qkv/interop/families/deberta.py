@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from qkv.interop.config import Config
-from qkv.interop.families import heads
+from qkv.interop.families import bert, heads
 from qkv.interop.families.activations import INWARD, OUTWARD
+from qkv.interop.families.shape import shape_of
 from qkv.interop.family import Architecture, Family, Row
 from qkv.interop.ways import INTERLEAVED, QKV
 from qkv.spec.branches import Attention, Branch, FeedForward
@@ -58,12 +59,6 @@ IGNORED = {
     "deberta.embeddings.position_embeddings.weight": "vectors of positions, which join nothing where position_biased_input is false",
     "cls.predictions.decoder.bias": "the same as cls.predictions.bias",
     **dict.fromkeys(("cls.predictions.*", "lm_predictions.*", "mask_predictions.*"), "heads of pretraining"),
-}
-MASKED_NAMES = {
-    "head.weight": "cls.predictions.decoder.weight",
-    "head.bias": "cls.predictions.bias",
-    "head.transform.dense.*": "cls.predictions.transform.dense.*",
-    "head.transform.norm.*": "cls.predictions.transform.LayerNorm.*",
 }
 OTHER_FORM = {
     "lm_predictions.lm_head.dense.": "cls.predictions.transform.dense.",
@@ -205,23 +200,22 @@ def _terms(config: Config) -> list[str]:
 
 def config(spec: Model) -> dict[str, Any] | None:
     """The keys of ``spec`` where it is one of DeBERTa's shape; ``spec`` of them is the judge."""
-    block = spec.layers[0] if spec.layers else None
-    match block:
-        case Block(branches=(DisentangledAttention() | Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm):
+    match shape_of(spec):
+        case Block(
+            branches=(DisentangledAttention() | Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm
+        ) as block, Text() as frontend:
             pass
         case _:
             return None
-    if not isinstance(spec.frontend, Text):
-        return None
     return {
         "hidden_size": spec.width,
         "num_hidden_layers": len(spec.layers),
         "num_attention_heads": attention.num_heads,
         "intermediate_size": feed_forward.hidden_at(spec.width),
         "max_position_embeddings": spec.context_length,
-        "position_biased_input": isinstance(spec.frontend.positions, Learned),
-        "type_vocab_size": spec.frontend.types,
-        "vocab_size": spec.frontend.vocab_size,
+        "position_biased_input": isinstance(frontend.positions, Learned),
+        "type_vocab_size": frontend.types,
+        "vocab_size": frontend.vocab_size,
         "hidden_act": OUTWARD[feed_forward.activation],
         "layer_norm_eps": norm.eps,
         "hidden_dropout_prob": block.dropout,
@@ -280,7 +274,7 @@ def architectures(stem: str, sizes: Sizes) -> dict[str, Architecture]:
     """By their names, which begin with ``stem``."""
     rows = (Row("head.hidden.*", "pooler.dense.*"), Row("head.output.*", "classifier.*"))
     return {
-        f"{stem}ForMaskedLM": replace(heads.masked(MASKED_NAMES), head=_masked),
+        f"{stem}ForMaskedLM": replace(heads.masked(bert.MASKED_NAMES), head=_masked),
         f"{stem}Model": heads.body("deberta.embeddings.word_embeddings.weight"),
         f"{stem}ForSequenceClassification": Architecture(lambda config: _classes(config, sizes), _classes_keys, rows),
         f"{stem}ForTokenClassification": heads.tagging("classifier"),

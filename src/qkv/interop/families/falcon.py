@@ -8,6 +8,7 @@ from qkv.interop.config import Config
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.families.rope import rope_config, rope_of
+from qkv.interop.families.shape import shape_of
 from qkv.interop.family import Family, Row
 from qkv.interop.ways import INTERLEAVED
 from qkv.spec.branches import Attention, FeedForward
@@ -94,13 +95,12 @@ def _order(config: Config, norm: LayerNorm) -> dict[str, Any]:
 
 def config(spec: Model) -> dict[str, Any] | None:
     """The keys of ``spec`` where it is one of Falcon's shape; ``spec`` of them is the judge."""
-    block = spec.layers[0] if spec.layers else None
-    match block:
-        case Block(branches=(Attention(relative=relative) as attention, FeedForward() as feed_forward)):
+    match shape_of(spec):
+        case Block(branches=(Attention(relative=relative) as attention, FeedForward() as feed_forward)) as block, Text() as frontend:
             norm, placed = block.norm_of(0), _relative_keys(relative)
         case _:
             return None
-    if not isinstance(spec.frontend, Text) or not isinstance(norm, LayerNorm) or placed is None:
+    if not isinstance(norm, LayerNorm) or placed is None:
         return None
     newer = block.order == "parallel" and (bool(block.norms) or attention.kv_heads not in (1, attention.num_heads))
     return {
@@ -116,7 +116,7 @@ def config(spec: Model) -> dict[str, Any] | None:
         "activation": OUTWARD[feed_forward.activation],
         "bias": attention.bias,
         "max_position_embeddings": spec.context_length,
-        "vocab_size": spec.frontend.vocab_size,
+        "vocab_size": frontend.vocab_size,
         "layer_norm_epsilon": norm.eps,
         "attention_dropout": attention.dropout,
         "hidden_dropout": block.dropout,

@@ -8,6 +8,7 @@ from typing import Any
 from qkv.interop.config import Config
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.rope import rope_config, rope_of
+from qkv.interop.families.shape import shape_of
 from qkv.interop.family import Row
 from qkv.interop.ways import PAIR, QKV
 from qkv.spec.branches import Attention, GatedFeedForward
@@ -105,13 +106,15 @@ def window_of(block: Block) -> int | None:
 
 def config_of(spec: Model) -> dict[str, Any] | None:
     """The keys that the families share, where a spec is of their shape."""
-    match spec.layers[0] if spec.layers else None:
-        case Block(branches=(Attention(relative=Rope() as rope) as attention, GatedFeedForward() as feed_forward), norm=RMSNorm() as norm):
+    match shape_of(spec):
+        case Block(
+            branches=(Attention(relative=Rope() as rope) as attention, GatedFeedForward() as feed_forward), norm=RMSNorm() as norm
+        ), Text() as frontend:
             pass
         case _:
             return None
     turned = rope_config(rope)
-    if turned is None or not isinstance(spec.frontend, Text):
+    if turned is None:
         return None
     return {
         "hidden_size": spec.width,
@@ -122,7 +125,7 @@ def config_of(spec: Model) -> dict[str, Any] | None:
         "intermediate_size": feed_forward.hidden_at(spec.width),
         "hidden_act": OUTWARD[feed_forward.activation],
         "max_position_embeddings": spec.context_length,
-        "vocab_size": spec.frontend.vocab_size,
+        "vocab_size": frontend.vocab_size,
         "rms_norm_eps": norm.eps,
         "attention_dropout": attention.dropout,
         "initializer_range": spec.init_std,

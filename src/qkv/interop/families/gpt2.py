@@ -7,6 +7,7 @@ from typing import Any
 from qkv.interop.config import Config
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
+from qkv.interop.families.shape import shape_of
 from qkv.interop.family import Family, Row
 from qkv.interop.ways import TRANSPOSED
 from qkv.spec.branches import Attention, FeedForward
@@ -57,24 +58,23 @@ FIXED = (
 
 def config(spec: Model) -> dict[str, Any] | None:
     """The keys of ``spec`` where it is one of GPT-2's shape; ``spec`` of them is the judge."""
-    block = spec.layers[0] if spec.layers else None
-    match block:
-        case Block(branches=(Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm):
+    match shape_of(spec):
+        case Block(
+            branches=(Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm
+        ) as block, Text() as frontend:
             pass
         case _:
             return None
-    if not isinstance(spec.frontend, Text):
-        return None
     return {
         "n_embd": spec.width,
         "n_layer": len(spec.layers),
         "n_head": attention.num_heads,
         "n_inner": feed_forward.hidden_at(spec.width),
         "n_positions": spec.context_length,
-        "vocab_size": spec.frontend.vocab_size,
+        "vocab_size": frontend.vocab_size,
         "activation_function": OUTWARD[feed_forward.activation],
         "layer_norm_epsilon": norm.eps,
-        "embd_pdrop": spec.frontend.dropout,
+        "embd_pdrop": frontend.dropout,
         "attn_pdrop": attention.dropout,
         "resid_pdrop": block.dropout,
         "initializer_range": spec.init_std,

@@ -34,6 +34,11 @@ def body(theirs: str, ignored: Reasons | None = None, kept: Reasons | None = Non
     return Architecture(lambda config: LanguageModelHead(), _no_head, rows, ignored or {}, reasons, bare=True)
 
 
+def pooler(prefix: str) -> Reasons:
+    """The layer on the first position's vector that encoders have beside them, for architectures that do not read it."""
+    return {f"{prefix}pooler.dense.*": "of the pooled output, which this architecture does not read"}
+
+
 def _no_head(head: Head) -> dict[str, Any] | None:
     return {} if head == LanguageModelHead() else None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from qkv.interop.config import Config
-from qkv.interop.families import bert, heads, roberta
+from qkv.interop.families import bert, roberta
 from qkv.interop.family import Family, Row
 from qkv.interop.ways import PAIR
 from qkv.spec.branches import Attention
@@ -25,7 +25,6 @@ NAMES = (
     Row("blocks.{i}.branches.0.body.global_query.*", f"{_SELF}query_global.*"),
     Row("blocks.{i}.branches.0.body.global_key_value.*", (f"{_SELF}key_global.*", f"{_SELF}value_global.*"), PAIR),
 )
-POOLER = {"longformer.pooler.dense.*": "of the pooled output, which this architecture does not read"}
 
 
 def spec(config: Config, head: Head) -> Model:
@@ -71,17 +70,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 LONGFORMER = Family(
     name="Longformer",
     model_types=("longformer",),
-    architectures={
-        "LongformerForMaskedLM": heads.masked(
-            roberta.MASKED_NAMES, activation="gelu", ignored={**POOLER, "lm_head.decoder.bias": "the same as lm_head.bias"}
-        ),
-        "LongformerModel": heads.body("longformer.embeddings.word_embeddings.weight", kept=POOLER),
-        "LongformerForSequenceClassification": heads.classification(
-            hidden="classifier.dense", output="classifier.out_proj", ignored=POOLER
-        ),
-        "LongformerForTokenClassification": heads.tagging("classifier", ignored=POOLER),
-        "LongformerForQuestionAnswering": heads.answering("qa_outputs", ignored=POOLER),
-    },
+    architectures=roberta.architectures("Longformer", "longformer."),
     spec=spec,
     config=config,
     names=NAMES,

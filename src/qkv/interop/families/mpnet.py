@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from qkv.interop.config import Config
-from qkv.interop.families import bert, heads, roberta
-from qkv.interop.families.heads import answering, classification, masked, tagging
+from qkv.interop.families import bert, roberta
+from qkv.interop.families.shape import shape_of
 from qkv.interop.family import Family, Row
 from qkv.interop.ways import QKV
 from qkv.spec.branches import Attention, FeedForward
@@ -19,7 +19,6 @@ from qkv.spec.parts import LayerNorm, Learned, T5Buckets
 
 RESERVED = 2
 DISTANCES = T5Buckets(num_buckets=32, max_distance=128, shared=True)
-POOLER = {"mpnet.pooler.dense.*": "of the pooled output, which this architecture does not read"}
 _LAYER = "mpnet.encoder.layer.{i}."
 
 NAMES = (
@@ -50,8 +49,7 @@ def _with(block: Block, distances: T5Buckets) -> Block:
 
 def config(spec: Model) -> dict[str, Any] | None:
     """The keys of ``spec`` where it is one of MPNet's shape; ``spec`` of them is the judge."""
-    block = spec.layers[0] if spec.layers else None
-    match block, spec.frontend:
+    match shape_of(spec):
         case (
             Block(branches=(Attention() as attention, FeedForward()), norm=LayerNorm(), order="post"),
             Text(positions=Learned(), types=0),
@@ -65,15 +63,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 MPNET = Family(
     name="MPNet",
     model_types=("mpnet",),
-    architectures={
-        "MPNetForMaskedLM": masked(
-            roberta.MASKED_NAMES, activation="gelu", ignored={**POOLER, "lm_head.decoder.bias": "the same as lm_head.bias"}
-        ),
-        "MPNetModel": heads.body("mpnet.embeddings.word_embeddings.weight", kept=POOLER),
-        "MPNetForSequenceClassification": classification(hidden="classifier.dense", output="classifier.out_proj", ignored=POOLER),
-        "MPNetForTokenClassification": tagging("classifier", ignored=POOLER),
-        "MPNetForQuestionAnswering": answering("qa_outputs", ignored=POOLER),
-    },
+    architectures=roberta.architectures("MPNet", "mpnet."),
     spec=spec,
     config=config,
     names=NAMES,

@@ -6,6 +6,7 @@ from typing import Any
 
 from qkv.interop.config import Config
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
+from qkv.interop.families.shape import shape_of
 from qkv.interop.family import COMMON, Family, Row
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.errors import UserError
@@ -78,23 +79,22 @@ def _attention(table: Config, heads: int, head_dim: float) -> Attention:
 
 def config(spec: Model) -> dict[str, Any] | None:
     """The keys of ``spec`` where it is one of MPT's shape; ``spec`` of them is the judge."""
-    block = spec.layers[0] if spec.layers else None
-    match block:
-        case Block(branches=(Attention(relative=Alibi()) as attention, FeedForward()), norm=LayerNorm() as norm):
+    match shape_of(spec):
+        case Block(
+            branches=(Attention(relative=Alibi()) as attention, FeedForward()), norm=LayerNorm() as norm
+        ) as block, Text() as frontend:
             pass
         case _:
             return None
-    if not isinstance(spec.frontend, Text):
-        return None
     return {
         "d_model": spec.width,
         "n_layers": len(spec.layers),
         "n_heads": attention.num_heads,
         "expansion_ratio": 4,
         "max_seq_len": spec.context_length,
-        "vocab_size": spec.frontend.vocab_size,
+        "vocab_size": frontend.vocab_size,
         "layer_norm_epsilon": norm.eps,
-        "emb_pdrop": spec.frontend.dropout,
+        "emb_pdrop": frontend.dropout,
         "resid_pdrop": block.dropout,
         "initializer_range": spec.init_std,
         "attn_config": _attention_config(attention, spec.width),

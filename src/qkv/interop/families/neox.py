@@ -8,6 +8,7 @@ from qkv.interop.config import Config
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.families.rope import rope_config, rope_of
+from qkv.interop.families.shape import shape_of
 from qkv.interop.family import Family, Row
 from qkv.interop.ways import INTERLEAVED
 from qkv.spec.branches import Attention, FeedForward
@@ -62,13 +63,12 @@ def _rope(config: Config) -> Rope:
 
 def config(spec: Model) -> dict[str, Any] | None:
     """The keys of ``spec`` where it is one of GPT-NeoX's shape; ``spec`` of them is the judge."""
-    block = spec.layers[0] if spec.layers else None
-    match block:
-        case Block(branches=(Attention(relative=Rope() as rope) as attention, FeedForward() as feed_forward)):
+    match shape_of(spec):
+        case Block(branches=(Attention(relative=Rope() as rope) as attention, FeedForward() as feed_forward)) as block, Text() as frontend:
             norm, turned = block.norm_of(0), rope_config(rope)
         case _:
             return None
-    if not isinstance(spec.frontend, Text) or not isinstance(norm, LayerNorm) or turned is None:
+    if not isinstance(norm, LayerNorm) or turned is None:
         return None
     base, scaling = turned["rope_theta"], {key: turned[key] for key in ("rope_scaling",) if key in turned}
     return {
@@ -78,7 +78,7 @@ def config(spec: Model) -> dict[str, Any] | None:
         "intermediate_size": feed_forward.hidden_at(spec.width),
         "hidden_act": OUTWARD[feed_forward.activation],
         "max_position_embeddings": spec.context_length,
-        "vocab_size": spec.frontend.vocab_size,
+        "vocab_size": frontend.vocab_size,
         "layer_norm_eps": norm.eps,
         "use_parallel_residual": block.order == "parallel",
         "attention_bias": attention.bias,

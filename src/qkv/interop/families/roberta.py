@@ -11,13 +11,12 @@ from typing import Any
 
 from qkv.interop.config import Config
 from qkv.interop.families import bert, heads
-from qkv.interop.families.heads import answering, classification, masked, tagging
+from qkv.interop.families.heads import answering, classification, masked, pooler, tagging
 from qkv.interop.family import Architecture, Family
 from qkv.spec.heads import Head
 from qkv.spec.model import Model, Text
 from qkv.spec.parts import Learned
 
-POOLER = {"roberta.pooler.dense.*": "of the pooled output, which this architecture does not read"}
 MASKED_NAMES = {
     "head.weight": "lm_head.decoder.weight",
     "head.bias": "lm_head.bias",
@@ -41,23 +40,23 @@ def config(spec: Model) -> dict[str, Any] | None:
             return None
 
 
-def architectures(stem: str) -> dict[str, Architecture]:
-    """By their names, which begin with ``stem``."""
+def architectures(stem: str, prefix: str) -> dict[str, Architecture]:
+    """By their names, which begin with ``stem``; those of the body's tensors begin with ``prefix``."""
+    unread = pooler(prefix)
+    again = {**unread, "lm_head.decoder.bias": "the same as lm_head.bias"}
     return {
-        f"{stem}ForMaskedLM": masked(
-            MASKED_NAMES, activation="gelu", ignored={**POOLER, "lm_head.decoder.bias": "the same as lm_head.bias"}
-        ),
-        f"{stem}Model": heads.body("roberta.embeddings.word_embeddings.weight", kept=POOLER),
-        f"{stem}ForSequenceClassification": classification(hidden="classifier.dense", output="classifier.out_proj", ignored=POOLER),
-        f"{stem}ForTokenClassification": tagging("classifier", ignored=POOLER),
-        f"{stem}ForQuestionAnswering": answering("qa_outputs", ignored=POOLER),
+        f"{stem}ForMaskedLM": masked(MASKED_NAMES, activation="gelu", ignored=again),
+        f"{stem}Model": heads.body(f"{prefix}embeddings.word_embeddings.weight", kept=unread),
+        f"{stem}ForSequenceClassification": classification(hidden="classifier.dense", output="classifier.out_proj", ignored=unread),
+        f"{stem}ForTokenClassification": tagging("classifier", ignored=unread),
+        f"{stem}ForQuestionAnswering": answering("qa_outputs", ignored=unread),
     }
 
 
 ROBERTA = Family(
     name="RoBERTa",
     model_types=("roberta",),
-    architectures=architectures("Roberta"),
+    architectures=architectures("Roberta", "roberta."),
     spec=spec,
     config=config,
     names=bert.names("roberta."),
@@ -66,4 +65,4 @@ ROBERTA = Family(
     ignored_config=bert.IGNORED_CONFIG,
     older=bert.OLDER,
 )
-XLM_ROBERTA = replace(ROBERTA, name="XLM-RoBERTa", model_types=("xlm-roberta",), architectures=architectures("XLMRoberta"))
+XLM_ROBERTA = replace(ROBERTA, name="XLM-RoBERTa", model_types=("xlm-roberta",), architectures=architectures("XLMRoberta", "roberta."))

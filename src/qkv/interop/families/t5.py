@@ -12,6 +12,7 @@ from typing import Any
 from qkv.interop.config import Config
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import body
+from qkv.interop.families.shape import shape_of
 from qkv.interop.family import Architecture, Family, Row
 from qkv.interop.ways import COPIED, PAIR, QKV
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
@@ -109,12 +110,12 @@ def _feed_forward(config: Config, dropout: float) -> FeedForward | GatedFeedForw
 def config(spec: Model) -> dict[str, Any] | None:
     """The keys of ``spec`` where it is one of T5's shape; ``spec`` of them is the judge."""
     encoder = spec.encoder or spec
-    match encoder.layers[0] if encoder.layers else None:
-        case Block(branches=(Attention(relative=T5Buckets() as relative) as attention, last), norm=RMSNorm() as norm):
+    match shape_of(encoder):
+        case Block(branches=(Attention(relative=T5Buckets() as relative) as attention, last), norm=RMSNorm() as norm), Text() as frontend:
             pass
         case _:
             return None
-    if not isinstance(spec.frontend, Text) or not isinstance(last, FeedForward | GatedFeedForward):
+    if not isinstance(last, FeedForward | GatedFeedForward):
         return None
     name = OUTWARD.get(last.activation, "")
     if isinstance(last, GatedFeedForward):
@@ -130,7 +131,7 @@ def config(spec: Model) -> dict[str, Any] | None:
         "relative_attention_num_buckets": relative.num_buckets,
         "relative_attention_max_distance": relative.max_distance,
         "n_positions": spec.context_length,
-        "vocab_size": spec.frontend.vocab_size,
+        "vocab_size": frontend.vocab_size,
         "layer_norm_epsilon": norm.eps,
         "dropout_rate": attention.dropout,
         "is_encoder_decoder": spec.encoder is not None,

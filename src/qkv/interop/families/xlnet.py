@@ -12,6 +12,7 @@ from typing import Any
 from qkv.interop.config import Config
 from qkv.interop.families import heads
 from qkv.interop.families.activations import INWARD, OUTWARD
+from qkv.interop.families.shape import shape_of
 from qkv.interop.family import Architecture, Family, Row
 from qkv.interop.ways import BY_HEAD, ONE_BY_HEAD, QKV_BY_HEAD
 from qkv.spec.branches import FeedForward
@@ -78,9 +79,8 @@ def spec(config: Config, head: Head) -> Model:
 
 def config(spec: Model) -> dict[str, Any] | None:
     """The keys of ``spec`` where it is one of XLNet's shape; ``spec`` of them is the judge."""
-    block = spec.layers[0] if spec.layers else None
-    match block:
-        case Block(branches=(RelativeAttention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm):
+    match shape_of(spec):
+        case Block(branches=(RelativeAttention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm) as block, Text():
             pass
         case _:
             return None
