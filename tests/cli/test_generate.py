@@ -15,6 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.cli.conftest import Call
 
+from qkv import library
+from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe
 
 
@@ -82,6 +84,23 @@ def test_a_prompt_past_the_context_slides_with_a_note(qkv: Call, run: Path) -> N
     assert said.code == 0
     assert said.out.startswith(prompt)
     assert said.err == "note: the prompt has 20 tokens and the model sees 16 at once; the first 8 are not seen\n"
+
+
+@pytest.mark.parametrize(("most", "told"), [(13, False), (14, True)])
+def test_what_is_written_past_the_trained_length_of_rotary_positions_is_named(qkv: Call, tmp_path: Path, most: int, told: bool) -> None:
+    branches = ["attention(2, relative=rope)", "feed_forward(8)"]
+    changes = {"frontend": {"kind": "text", "positions": "none"}, "blocks": [{"branches": branches}]}
+    (tmp_path / "text.txt").write_text("the quick brown fox " * 40)
+    recipe = {
+        "data": {"source": str(tmp_path / "text.txt"), "tokenizer": "characters"},
+        "model": {"width": 8, "context_length": 16, **changes},
+        "training": {"steps": 1, "batch_size": 2},
+    }
+    library.train(Recipe.parse(recipe), tmp_path / "run")
+    said = qkv("generate", tmp_path / "run", "the ", "--max-new-tokens", most)
+    note = "note: prompt and new tokens may be 18, and the model was trained on 16 at once; its rotary positions go on, but what it writes past 16"
+    assert said.code == 0
+    assert said.err.count(note) == told == bool(said.err)
 
 
 def test_beams_give_the_most_probable_text(qkv: Call, run: Path) -> None:

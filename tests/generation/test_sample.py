@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.generation.models import STACKS, VOCABULARY, model
 from tests.generation.test_filters import chi_square_p
 
-from qkv.generation.context import first_seen
+from qkv.generation.context import first_seen, learned_reach
 from qkv.generation.sample import Sampling, generate, stream
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
@@ -248,3 +248,20 @@ def test_half_precision_generates_from_the_same_distribution(name: str) -> None:
     with torch.no_grad():
         exact, rounded = (m(torch.tensor(PROMPTS[:1]))[0][0, -1].float() for m in (model(name), half))
     assert (exact.softmax(-1) - rounded.softmax(-1)).abs().max() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("branches", "reach"),
+    [
+        (["attention(2, relative=rope)"], 16),
+        (["attention(2)"], None),
+        (["attention(2, relative=alibi)"], None),
+        (["attention(2, relative=rope, mask='causal & window(9)')"], None),
+        (["attention(2, relative=rope, mask='causal & window(9, sinks=1)')"], 16),
+        (["attention(2, relative=rope, mask='causal & window(17)')"], 16),
+    ],
+    ids=["rope", "none", "alibi", "a window within", "a window with sinks", "a window beyond"],
+)
+def test_distances_that_training_never_showed(branches: list[str], reach: int | None) -> None:
+    model = Model.parse({"width": 16, "context_length": 16, "blocks": [{"branches": [*branches, "feed_forward(8)"]}]})
+    assert learned_reach(model) == reach

@@ -63,7 +63,7 @@ def generate_command(
         return
     generation = _checked(loaded.recipe.sample, {**chosen, "seed": seed})
     _check_beams(generation, chosen, num_samples)
-    _note_what_is_forgotten(loaded, text, generation)
+    _note_the_context(loaded, text, generation)
     _print(loaded, text, generation, num_samples, stream)
 
 
@@ -115,8 +115,9 @@ def _prompt(prompt: str) -> str:
         ) from None
 
 
-def _note_what_is_forgotten(run: Run, prompt: str, generation: Generation) -> None:
-    from qkv.generation.context import first_seen
+def _note_the_context(run: Run, prompt: str, generation: Generation) -> None:
+    """Say what of a prompt is not seen, or from where on the text stands where training never was."""
+    from qkv.generation.context import first_seen, learned_reach
     from qkv.generation.text import prompt_ids
 
     ids, limit = prompt_ids(run.tokenizer, prompt), run.model.frontend.limit
@@ -124,6 +125,13 @@ def _note_what_is_forgotten(run: Run, prompt: str, generation: Generation) -> No
     if forgotten and generation.overflow == "slide" and generation.max_new_tokens:
         typer.echo(
             f"note: the prompt has {len(ids)} tokens and the model sees {limit} at once; the first {forgotten} are not seen", err=True
+        )
+    last, reach = len(ids) + generation.max_new_tokens, None if limit else learned_reach(run.model.spec)
+    if reach is not None and last - 1 > reach and generation.max_new_tokens:  # the last one is not read again
+        typer.echo(
+            f"note: prompt and new tokens may be {last}, and the model was trained on {reach} at once; its rotary positions go on, but what it "
+            f"writes past {reach} gets worse",
+            err=True,
         )
 
 

@@ -6,7 +6,8 @@ A learned position table of L rows ends after L positions. Of a text of n tokens
 
 onwards: when the context is full, its older half is forgotten and the rest is read again from position 0. s depends on n
 alone, so it makes no difference which tokens were the prompt and which were generated. Positions that are not bounded
-(sinusoids, rotations, ALiBi, none) never slide: the model goes on with its state.
+(sinusoids, rotations, ALiBi, none) never slide: the model goes on with its state. Nothing ends there, but what rotations make of a
+distance that no training text had was never learned, and the text gets worse (Press et al. 2022; Chen et al. 2023).
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qkv.models.transformer import Transformer
+from qkv.spec.branches import Attention
 from qkv.spec.errors import UserError, dotted
 from qkv.spec.generation import Generation
+from qkv.spec.model import Model
+from qkv.spec.parts import Rope
 
 
 def first_seen(length: int, limit: int | None) -> int:
@@ -24,6 +28,16 @@ def first_seen(length: int, limit: int | None) -> int:
         return 0
     hop = limit - limit // 2
     return hop * -(-(length - limit) // hop)
+
+
+def learned_reach(spec: Model) -> int | None:
+    """Positions after which rotated queries meet keys at distances that training never showed; None where there are none.
+
+    That is the longest sequence in training, unless every rotation is in a branch whose mask sees no farther back than that.
+    """
+    rotated = [b for block in spec.layers for b in block.branches if isinstance(b, Attention) and isinstance(b.relative, Rope)]
+    far = [b for b in rotated if b.mask.first_visible or b.mask.reach is None or b.mask.reach > spec.context_length]
+    return spec.context_length if far else None
 
 
 def check(model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation) -> None:
