@@ -13,6 +13,7 @@ from tests.tokenizers.texts import BY_HAND
 
 from qkv.spec.errors import UserError
 from qkv.tokenizers.byte_level import SYMBOLS
+from qkv.tokenizers.coders import ByteCoder
 from qkv.tokenizers.tokenizer import Tokenizer
 
 BERT = {piece: index for index, piece in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "to", "be", "##e", "é", "e", ",", "漢"])}
@@ -27,6 +28,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "bert": lambda: transformers.BertTokenizer(vocab=BERT),
     "cased bert": lambda: transformers.BertTokenizer(vocab=BERT, do_lower_case=False),
     "gpt2": lambda: transformers.GPT2Tokenizer(vocab=GPT2, merges=MERGES),
+    "perceiver": lambda: transformers.PerceiverTokenizer(),
     "roberta": lambda: transformers.RobertaTokenizer(vocab=ROBERTA, merges=MERGES),
     "t5": lambda: transformers.T5Tokenizer(vocab=T5, extra_ids=3),
     "xlnet": lambda: transformers.XLNetTokenizer(vocab=XLNET),
@@ -158,3 +160,20 @@ def test_a_folder_without_a_tokenizer_that_can_be_read_says_so(files: dict[str, 
         Tokenizer.load(tmp_path)
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_of_bytes_behind_special_tokens_needs_no_vocabulary(tmp_path: Path) -> None:
+    """Perceiver's: byte + 6, read by looking up each byte, and framed as that library frames one text and two."""
+    theirs = transformers.PerceiverTokenizer(mask_token="<hidden>")
+    theirs.save_pretrained(tmp_path)
+    assert not any((tmp_path / name).exists() for name in ("tokenizer.json", "vocab.json", "vocab.txt"))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.encode("é[MASK]") == [6 + byte for byte in "é[MASK]".encode()]
+    assert tokenizer.special("mask") == 3
+    assert type(tokenizer._coder) is ByteCoder
+    assert tokenizer.encode_framed("to be").ids == theirs.encode("to be")
+    assert tokenizer.pair_frame.around(tokenizer.encode("to"), tokenizer.encode("be")).ids == theirs.encode("to", "be")
+    tokenizer.save(tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer_config.json").unlink()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    assert fast.encode("to be") == theirs.encode("to be")

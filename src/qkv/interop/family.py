@@ -23,7 +23,8 @@ Reasons = Mapping[str, str]
 
 
 class Row(NamedTuple):
-    """One line of a name table. ``{i}`` is the number of a layer, and ``*`` is ``weight`` or ``bias``, on both sides the same.
+    """One line of a name table. ``{i}`` is the number of a layer, and ``*`` is ``weight`` or ``bias``, on both sides the same; in theirs
+    ``{i-1}`` is the number before it.
 
     A row holds where the model has ``ours``: a bias that a model lacks needs no row of its own. With ``where`` it holds only for specs
     of which that is true, for families that name one thing in two ways; the first row that holds is taken.
@@ -123,7 +124,8 @@ def _pattern(ours: str) -> str:
 
 
 def _filled(theirs: str, groups: Mapping[str, str]) -> str:
-    return theirs.replace("{i}", groups.get("i", "")).replace("*", groups.get("leaf", "*"))
+    numbered = re.sub(r"\{i(-\d+)?\}", lambda found: str(int(groups["i"]) + int(found[1] or 0)), theirs)
+    return numbered.replace("*", groups.get("leaf", "*"))
 
 
 T = TypeVar("T")

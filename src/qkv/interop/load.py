@@ -22,6 +22,7 @@ from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation
 from qkv.spec.model import Model
+from qkv.tokenizers.folder import holds_tokenizer
 from qkv.tokenizers.tokenizer import Tokenizer
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -271,8 +272,7 @@ def _precision(dtype: torch.dtype | str | None, stored: Mapping[str, Stored]) ->
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
     """None where the folder has no file of one. Raises ``UserError`` for one that cannot be used."""
-    files = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "spm.model")
-    return Tokenizer.load(folder) if any((folder / name).is_file() for name in files) else None
+    return Tokenizer.load(folder) if holds_tokenizer(folder) else None
 
 
 def labels_of(config: Config) -> tuple[str, ...]:

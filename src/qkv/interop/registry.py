@@ -16,6 +16,7 @@ from qkv.interop.families.modernbert import MODERNBERT
 from qkv.interop.families.mpnet import MPNET
 from qkv.interop.families.mpt import MPT
 from qkv.interop.families.neox import NEOX
+from qkv.interop.families.perceiver import PERCEIVER
 from qkv.interop.families.qwen2 import QWEN2
 from qkv.interop.families.qwen3 import QWEN3
 from qkv.interop.families.roberta import ROBERTA, XLM_ROBERTA
@@ -49,4 +50,5 @@ FAMILIES: tuple[Family, ...] = (
     MT5,
     BART,
     MBART,
+    PERCEIVER,
 )

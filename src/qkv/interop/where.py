@@ -129,6 +129,8 @@ def spec_path(model: Transformer, name: str) -> str:
     before = {"encoder": model.spec.encoder, "latents": model.spec.latents}.get(parts[0])
     if before is not None:
         stack, prefix, parts = before, f"model.{parts[0]}", parts[1:]
+    if parts[0] == "vectors":  # of latents, which are nothing else before the first block
+        return prefix
     if parts[0] != "blocks":
         return f"{prefix}.{'.'.join(parts[: 1 + (parts[1] == 'positions')])}"
     block = f"{prefix}.blocks.{int(parts[1]) % len(stack.blocks)}"

@@ -18,6 +18,7 @@ from tokenizers import models
 
 from qkv.spec.errors import UserError
 from qkv.tokenizers.byte_level import SYMBOLS
+from qkv.tokenizers.special import special_ids
 
 # Unicode's White_Space, which is what the library's \s matches; Python's own \s adds U+001C to U+001F.
 SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
@@ -124,13 +125,8 @@ def coder_for(core: tokenizers.Tokenizer, dtype: np.dtype) -> Coder:
         and model.unk_token in _own_vocab(core)
     ):
         return CharacterCoder(core, dtype)
-    if (
-        isinstance(model, models.BPE)
-        and not normalizer
-        and cutter == WHOLE_BYTES
-        and _own_vocab(core) == {s: b for b, s in enumerate(SYMBOLS)}
-    ):
-        return ByteCoder(dtype)
+    if isinstance(model, models.BPE) and not normalizer and cutter == WHOLE_BYTES and _only_bytes(core):
+        return ByteCoder([_own_vocab(core)[symbol] for symbol in SYMBOLS], dtype)
     if not _random(model):
         for kind, normalizers, cut, units in UNITS:
             if isinstance(model, kind) and normalizer in normalizers and cutter == cut:
@@ -141,6 +137,17 @@ def coder_for(core: tokenizers.Tokenizer, dtype: np.dtype) -> Coder:
 def _random(model: models.Model) -> bool:
     """Whether equal words may have other ids the next time."""
     return bool(getattr(model, "dropout", None) or getattr(model, "alpha", None) or getattr(model, "nbest_size", None))
+
+
+def _only_bytes(core: tokenizers.Tokenizer) -> bool:
+    """True if a text has no other ids than those of its bytes."""
+    own = _own_vocab(core)
+    others = own.keys() - set(SYMBOLS)
+    return len(own) - len(others) == len(SYMBOLS) and (not others or (others <= special_ids(core).keys() and not _merges(core)))
+
+
+def _merges(core: tokenizers.Tokenizer) -> list[Any]:
+    return json.loads(core.to_str())["model"]["merges"]
 
 
 def _own_vocab(core: tokenizers.Tokenizer) -> dict[str, int]:
@@ -181,16 +188,16 @@ class CharacterCoder:
 
 
 class ByteCoder:
-    """UTF-8 itself."""
+    """UTF-8 itself, each byte under its id."""
 
     piece_size = 1 << 18
 
-    def __init__(self, dtype: np.dtype):
-        self._dtype = dtype
+    def __init__(self, ids: Sequence[int], dtype: np.dtype):
+        self._table = np.array(ids, dtype)
 
     def encode_many(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         parts = [text.encode() for text in texts]
-        ids = np.frombuffer(bytearray().join(parts), np.uint8).astype(self._dtype, copy=False)
+        ids = self._table.take(np.frombuffer(b"".join(parts), np.uint8))
         return ids, np.fromiter(map(len, parts), np.int64, len(parts))
 
     def border(self, text: str) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from qkv.spec.errors import UserError
 from qkv.tokenizers.byte_level import SYMBOLS
@@ -21,6 +21,9 @@ SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")
 BYTE_BPE = ("GPT2", "Roberta", "Bart", "Longformer", "LED", "Mvp", "Blenderbot", "Deberta", "CodeGen")
 WORDPIECE = ("Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "LayoutLM", "Funnel", "MPNet", "Splinter", "Lxmert", "RetriBert")
 """Families whose older vocabulary files mean what is made of them here."""
+
+BYTES = {"Perceiver": ("pad", "bos", "eos", "mask", "cls", "sep")}
+"""Families that have no vocabulary: the ids of these special tokens, and behind them those of the 256 bytes."""
 
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model")
 
@@ -40,6 +43,12 @@ def find(path: Path) -> Found:
         return Found(_from_vocabulary(path, settings).to_str(), str(path), _roles(settings))
     file = path / FILE_NAME if path.is_dir() else path
     return Found(_read(file), str(file), _roles(_settings(file.parent)) if file.name == FILE_NAME else {})
+
+
+def holds_tokenizer(folder: Path) -> bool:
+    """True if there is something of a tokenizer in ``folder``, whether or not it can be read here."""
+    named = any((folder / name).is_file() for name in (FILE_NAME, "vocab.json", "vocab.txt", *SENTENCEPIECE))
+    return named or _family(_settings(folder), "") in BYTES
 
 
 def _read(file: Path) -> str:
@@ -82,6 +91,8 @@ def _content(token: Any) -> str:
 
 
 def _from_vocabulary(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
+    if _family(settings, "") in BYTES:
+        return _made(folder, settings, tuple(BYTES), _bytes)
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return _made(folder, settings, BYTE_BPE, _byte_bpe)
     if (folder / "vocab.txt").is_file():
@@ -96,9 +107,9 @@ Make = Callable[[Path, dict[str, Any]], tokenizers.Tokenizer]
 
 
 def _made(folder: Path, settings: dict[str, Any], families: tuple[str, ...], make: Make) -> tokenizers.Tokenizer:
-    named = str(settings.get("tokenizer_class", families[0]))
-    if named.removesuffix("Fast").removesuffix("Tokenizer") not in families:
+    if _family(settings, families[0]) not in families:
         sentence = f"load it with transformers and save it again, which writes a {FILE_NAME}"
+        named = settings["tokenizer_class"]
         raise UserError(f"{folder} holds no {FILE_NAME}, and the older files of a {named} are not known here; {sentence}")
     try:
         core = make(folder, settings)
@@ -108,6 +119,25 @@ def _made(folder: Path, settings: dict[str, Any], families: tuple[str, ...], mak
         raise
     except Exception as error:  # the library raises nothing more precise
         raise UserError(f"the vocabulary in {folder} cannot be used: {error}") from None
+
+
+def _family(settings: dict[str, Any], default: str) -> str:
+    """That whose class the settings name."""
+    return str(settings.get("tokenizer_class", default)).removesuffix("Fast").removesuffix("Tokenizer")
+
+
+def _bytes(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
+    """UTF-8 itself behind the special tokens (Perceiver IO, Jaegle et al. 2022), a text between the marks ``cls`` and ``sep``."""
+    roles = BYTES[_family(settings, "")]
+    specials = [_content(settings.get(f"{role}_token")) or f"[{role.upper()}]" for role in roles]
+    core = tokenizers.Tokenizer(models.BPE({token: index for index, token in enumerate([*specials, *SYMBOLS])}, []))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
+    before, behind = (specials[roles.index(role)] for role in ("cls", "sep"))
+    marks = [(token, specials.index(token)) for token in (before, behind)]
+    core.post_processor = processors.TemplateProcessing(f"{before} $A {behind}", f"{before} $A {behind} $B {behind}", marks)
+    return core
 
 
 def _byte_bpe(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
