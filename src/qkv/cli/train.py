@@ -31,6 +31,7 @@ qkv train classify --from runs/pretrained --data mine.csv --adapt "lora(16)"
 _FIRST = "A recipe, a run folder, a text file, a known data set's name; or classify, regress, tag, answer, translate, summarize, finetune."
 
 _Text = Annotated[str | None, typer.Option(metavar="COLUMN", help="classify, regress, summarize: what is read; default: guessed.")]
+_Pair = Annotated[str | None, typer.Option(metavar="COLUMN", help="classify, regress: a second text, read with the first.")]
 _Start = Annotated[
     str | None, typer.Option("--from", metavar="RUN|FOLDER|NAME", help="Verbs: the run or published checkpoint that is changed.")
 ]
@@ -51,7 +52,7 @@ def train_command(
     test: Annotated[str | None, typer.Option(metavar="FILE", help="Verbs: a part that the exam at the end measures too.")] = None,
     bad_rows: Annotated[str | None, typer.Option(metavar="skip|refuse", help="Verbs: what to do with rows that cannot be used.")] = None,
     text: _Text = None,
-    pair: Annotated[str | None, typer.Option(metavar="COLUMN", help="classify, regress: a second text, read with the first.")] = None,
+    pair: _Pair = None,
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="classify: the class.")] = None,
     value: Annotated[str | None, typer.Option(metavar="COLUMN", help="regress: the number.")] = None,
     summary: Annotated[str | None, typer.Option(metavar="COLUMN", help="summarize: the summary.")] = None,
@@ -72,9 +73,8 @@ def train_command(
     examples after a verb: classify, regress, tag, answer, translate or summarize; columns that are not named are guessed, and said.
     With --from a verb changes a model that is there; finetune is any of these verbs, told by the data.
     """
-    given = {name: found for name, found in locals().items() if name in _OF_TABLES}
+    given, table = {name: found for name, found in locals().items() if name in _OF_TABLES}, {"source": recipe}
     changes = [*(overrides or []), *(["training.tensorboard=true"] if tensorboard else [])]
-    table: dict[str, Any] = {"source": recipe}
     if recipe in VERBS or recipe == FINETUNE:
         changes = _assignments(recipe, changes)
         table = table_of(recipe, given)
