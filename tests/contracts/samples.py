@@ -28,6 +28,7 @@ from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.parts import (
     Add,
     Alibi,
+    Axial,
     BatchNorm,
     Gated,
     LayerNorm,
@@ -188,6 +189,8 @@ STACKS: dict[str, Model] = {
         head=LanguageModelHead(tied=False),
         init_std=0.2,
     ),
+    "axes of positions": stack((Block(branches=(GRU(),)),), positions(Axial(shape=(50, 25), widths=(6, 10)))),
+    "axes of positions, added": stack((Block(branches=(GRU(),)),), positions(Axial(shape=(11, 10, 12)))),
     "one kind a block, mixed orders": stack(
         (
             Block(branches=(EVERYTHING[0], FeedForward()), order="parallel"),

@@ -58,6 +58,10 @@ def embedded(m: Any, spec: Any, width: int, ids: Tensor) -> Tensor:
 def position_vector(m: Any, part: parts.Positions, position: int, width: int) -> Tensor:
     if isinstance(part, parts.Learned):
         return m.frontend.positions.table[position]
+    if isinstance(part, parts.Axial):
+        places = [position // math.prod(part.shape[axis + 1 :]) % size for axis, size in enumerate(part.shape)]
+        vectors = [table[place] for table, place in zip(m.frontend.positions.tables, places, strict=True)]
+        return torch.cat(vectors) if part.widths else torch.stack(vectors).sum(0)
     values = [0.0] * width
     if isinstance(part, (parts.Sinusoidal, parts.LearnedSinusoidal)):
         for i in range(width // 2):

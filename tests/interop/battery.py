@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,20 @@ def their_words(pair: Pair, beams: int = 1) -> list[list[int]]:
     if decodes:
         return pair.theirs.generate(ids, attention_mask=real, **options)[:, ids.shape[1] :].tolist()
     return pair.theirs.generate(ids, attention_mask=real, decoder_start_token_id=START, **options)[:, 1:].tolist()
+
+
+def read_again(pair: Pair) -> tuple[list[list[int]], list[list[int]]]:
+    """The most probable tokens of both libraries after the first four of each row, the whole text read again for each."""
+
+    def written(answer: Callable[[Tensor], Tensor], row: list[int]) -> list[int]:
+        text = row[:4]
+        for _ in range(pair.case.steps):
+            text = [*text, int(answer(torch.tensor([text]))[0, -1].argmax())]
+        return text
+
+    with torch.no_grad():
+        ours = [written(lambda ids: pair.ours(ids)[0], row) for row in pair.rows]
+        return ours, [written(lambda ids: pair.theirs(ids, use_cache=False).logits, row) for row in pair.rows]
 
 
 def padded(rows: Sequence[Sequence[int]], left: bool = False) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.interop.ways import BY_HEAD, INTERLEAVED, ONE_BY_HEAD, PAIR, PLAIN, QKV, QKV_BY_HEAD, TRANSPOSED, Cut, Way
+from qkv.interop.ways import BY_HEAD, INTERLEAVED, ONE_BY_HEAD, PAIR, PLAIN, QKV, QKV_BY_HEAD, TRANSPOSED, Broadcast, Cut, Way
 
 WAYS: dict[str, Way] = {"plain": PLAIN, "transposed": TRANSPOSED, "qkv": QKV, "pair": PAIR, "interleaved": INTERLEAVED}
 
@@ -50,6 +50,14 @@ def test_rows_of_a_map_are_heads_behind_its_inputs(way: Way, count: int, heads: 
     wanted = torch.cat([torch.einsum("ihd->hdi", part).reshape(heads * head_dim, width) for part in theirs])
     assert torch.equal(ours, wanted)
     assert all(torch.equal(*pair) for pair in zip(way.outward(ours, cut), theirs, strict=True))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_an_axis_of_one_place_is_put_in_and_taken_out(axis: int) -> None:
+    ours = torch.randn(3, 5)
+    (theirs,) = Broadcast(axis).outward(ours, Cut((), 1))
+    assert theirs.shape == ((1, 3, 5), (3, 1, 5))[axis]
+    assert torch.equal(Broadcast(axis).inward([theirs], Cut((), 1)), ours)
 
 
 @pytest.mark.parametrize("before", [(), (2,), (7, 3)], ids=len)

@@ -12,7 +12,7 @@ from transformers.models.vit.modeling_vit import ViTEmbeddings
 from qkv.layers.positions import Learned, LearnedSinusoidal, Sinusoidal, build_positions, resample_grid
 from qkv.ops.positions import sinusoid
 from qkv.spec import parts as spec
-from qkv.spec.errors import UserError
+from qkv.spec.errors import SpecError, UserError
 
 PATCH, WIDTH = 4, 6
 
@@ -94,3 +94,29 @@ def test_learned_sinusoids_are_sinusoids_through_a_net_and_know_no_end() -> None
 
 def test_no_positions_is_no_module() -> None:
     assert build_positions(spec.NoPositions(), 10, 4) is None
+
+
+def test_a_position_has_a_place_on_each_axis() -> None:
+    """Written row by row: position 7 of a grid of 3 × 4 is row 1, column 3."""
+    apart, added = (build_positions(spec.Axial(shape=(3, 4), widths=widths), 99, 5) for widths in ((2, 3), ()))
+    assert apart is not None
+    assert added is not None
+    for module in (apart, added):
+        for table in module.tables:  # type: ignore[union-attr]
+            torch.nn.init.normal_(table)
+    rows, columns = apart.tables  # type: ignore[misc]
+    assert [tuple(t.shape) for t in (rows, columns)] == [(3, 2), (4, 3)]
+    assert torch.equal(
+        apart(torch.tensor([[7, 0]])), torch.stack((torch.cat((rows[1], columns[3])), torch.cat((rows[0], columns[0]))))[None]
+    )
+    rows, columns = added.tables  # type: ignore[misc]
+    assert torch.equal(added(torch.tensor([7])), (rows[1] + columns[3])[None])
+    assert spec.Axial(shape=(3, 4)).limit(99) == 12
+
+
+def test_axes_that_do_not_make_the_width_are_refused() -> None:
+    with pytest.raises(UserError, match=r"positions\.widths: the axes have 2 \+ 4 = 6 features, and a position 5"):
+        build_positions(spec.Axial(shape=(3, 4), widths=(2, 4)), 99, 5)
+    for fields, sentence in (({"shape": [3, 0]}, "0 is no size"), ({"widths": [4]}, "1 widths are given for 2 axes")):
+        with pytest.raises(SpecError, match=sentence):
+            spec.Axial.parse(fields)

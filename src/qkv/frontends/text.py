@@ -12,7 +12,6 @@ from qkv.layers.positions import build_positions
 from qkv.ops.dropout import dropout
 from qkv.spec.errors import UserError
 from qkv.spec.model import Text
-from qkv.spec.parts import Learned
 
 
 class TextFrontend(nn.Module):
@@ -28,7 +27,7 @@ class TextFrontend(nn.Module):
         super().__init__()
         if part.vocab_size is None:
             raise UserError("model.frontend.vocab_size is not known: give it, or build the model together with its tokenizer")
-        self.part, self.limit = part, context_length if isinstance(part.positions, Learned) else None
+        self.part, self.limit = part, part.positions.limit(context_length)
         width = part.width or width
         self.scale, self.typed = width**0.5 if part.scale else 1.0, typed or part.types > 0
         self.norm = build_norm(part.norm, width)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.model import Encoder, Model, Stack, Text
-from qkv.spec.parts import Learned
 
 PRECISIONS = {"fp32": 4, "bf16": 2}
 """Bytes of a number."""
@@ -29,7 +28,6 @@ def _check_frontend(stack: Stack, path: str, length: int) -> None:
     if stack.frontend.vocab_size is None and not (isinstance(stack, Encoder) and stack.share_embedding):
         key = f"{path}.frontend.vocab_size"
         raise UserError(f"{key} is not known without the tokenizer; give it, as in {key.removeprefix('model.')}=8192")
-    if isinstance(stack.frontend.positions, Learned) and length > stack.context_length:
-        raise UserError(
-            f"{length} positions are more than the {stack.context_length} of the learned position table ({path}.context_length)"
-        )
+    limit = stack.frontend.positions.limit(stack.context_length)
+    if limit is not None and length > limit:
+        raise UserError(f"{length} positions are more than the {limit} of the learned position table ({path}.context_length)")

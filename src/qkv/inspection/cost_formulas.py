@@ -205,6 +205,14 @@ def learned(part: parts.Learned, at: Setting) -> Share:
     return Share(parameters=(at.context_length + part.offset) * at.width, calls=2, step_calls=2)
 
 
+@formula(parts.Axial)
+def axial(part: parts.Axial, at: Setting) -> Share:
+    """A table of each axis."""
+    widths = part.widths or (at.width,) * len(part.shape)
+    tables = sum(size * width for size, width in zip(part.shape, widths, strict=True))
+    return Share(parameters=tables, calls=5 * len(widths), step_calls=5 * len(widths))
+
+
 @formula(parts.Sinusoidal)
 def sinusoidal(part: parts.Sinusoidal, at: Setting) -> Share:
     """Computed, not kept."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from qkv.models.transformer import Transformer
 from qkv.spec.model import Text
-from qkv.spec.parts import Learned
 
 _FAR = 1 << 40
 """Positions; what still fits here has no limit."""
@@ -16,10 +15,11 @@ def longest(model: Transformer, memory: int) -> int | None:
     A table of learned positions ends it too. 0 where the weights alone do not fit.
     """
     room = memory - sum(p.numel() * p.element_size() for p in model.parameters())
-    table = isinstance(model.spec.frontend, Text) and isinstance(model.spec.frontend.positions, Learned)
-    most = model.spec.context_length if table else _FAR
+    frontend = model.spec.frontend
+    limit = frontend.positions.limit(model.spec.context_length) if isinstance(frontend, Text) else None
+    most = _FAR if limit is None else limit
     if model.state_bytes(most) <= room:
-        return most if table else None
+        return limit
     low, high = 0, most  # low fits, or is 0; high does not
     while high - low > 1:
         middle = (low + high) // 2

@@ -19,6 +19,7 @@ from qkv.interop.families.neox import NEOX
 from qkv.interop.families.perceiver import PERCEIVER
 from qkv.interop.families.qwen2 import QWEN2
 from qkv.interop.families.qwen3 import QWEN3
+from qkv.interop.families.reformer import REFORMER
 from qkv.interop.families.roberta import ROBERTA, XLM_ROBERTA
 from qkv.interop.families.t5 import MT5, T5
 from qkv.interop.families.xlnet import XLNET
@@ -44,6 +45,7 @@ FAMILIES: tuple[Family, ...] = (
     DEBERTA2,
     LONGFORMER,
     XLNET,
+    REFORMER,
     MPNET,
     XLM_ROBERTA,
     T5,

@@ -129,6 +129,19 @@ class Copied(Way):
         return ours, ours.clone()
 
 
+@dataclass(frozen=True)
+class Broadcast(Way):
+    """Theirs has an axis of size 1 at ``axis``, as the Reformer's tables of positions have for the axis that they say nothing of."""
+
+    axis: int = 0
+
+    def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
+        return theirs[0].squeeze(self.axis)
+
+    def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
+        return (ours.unsqueeze(self.axis),)
+
+
 PLAIN = Plain()
 TRANSPOSED = Transposed()
 QKV = Joined(3)

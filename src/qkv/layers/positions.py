@@ -28,6 +28,27 @@ class Learned(nn.Module):
         return F.embedding(positions + self.offset if self.offset else positions, self.table)
 
 
+class Axial(nn.Module):
+    """The vectors of a position's places on each axis, added or side by side; tables (n_a, D) or (n_a, d_a), the last axis the fastest."""
+
+    def __init__(self, part: spec.Axial, length: int, width: int):
+        super().__init__()
+        if part.widths and sum(part.widths) != width:
+            sentence = f"the axes have {' + '.join(map(str, part.widths))} = {sum(part.widths)} features, and a position {width}"
+            raise UserError(f"model.frontend.positions.widths: {sentence}; give widths that add up to it, or none")
+        self.part = part
+        widths = part.widths or (width,) * len(part.shape)
+        self.tables = nn.ParameterList(torch.zeros(size, own) for size, own in zip(part.shape, widths, strict=True))
+
+    def forward(self, positions: Tensor) -> Tensor:
+        found, left = [], positions
+        for size, table in zip(reversed(self.part.shape), reversed(list(self.tables)), strict=True):
+            found.append(F.embedding(left % size, table))
+            left = left // size
+        found.reverse()
+        return torch.cat(found, -1) if self.part.widths else torch.stack(found).sum(0)
+
+
 class Sinusoidal(nn.Module):
     """PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(p / base^(2i/D)) (Vaswani et al. 2017)."""
 
@@ -56,6 +77,7 @@ class LearnedSinusoidal(nn.Module):
 
 POSITIONS: dict[type[spec.Positions], Callable[[Any, int, int], nn.Module]] = {
     spec.Learned: Learned,
+    spec.Axial: Axial,
     spec.Sinusoidal: Sinusoidal,
     spec.LearnedSinusoidal: LearnedSinusoidal,
 }

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from qkv.layers.linear import Linear
-from qkv.layers.positions import Learned
+from qkv.layers.positions import Axial, Learned
 from qkv.models.heads import LanguageModelHead
 from qkv.models.transformer import Layered, Stack, Transformer
 from qkv.spec.model import Model
@@ -33,6 +33,9 @@ def _initialise(model: Transformer, spec: Model) -> None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, Learned):
             nn.init.normal_(module.table, std=spec.init_std)
+        elif isinstance(module, Axial):
+            for table in module.tables:
+                nn.init.normal_(table, std=spec.init_std)
     for stack in (model.encoder, model.latents, model):
         if stack is not None:
             _initialise_stack(stack, spec.init_std)

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from qkv.layers.context import Context, Memory
 from qkv.layers.positions import build_positions
 from qkv.spec.model import Queries as QueriesSpec
-from qkv.spec.parts import Learned
 
 
 class Queries(nn.Module):
@@ -17,7 +16,7 @@ class Queries(nn.Module):
     def __init__(self, part: QueriesSpec, width: int, context_length: int):
         super().__init__()
         self.count = part.count
-        self.limit = context_length if isinstance(part.positions, Learned) and part.count is None else None
+        self.limit = None if part.count else part.positions.limit(context_length)
         positions = build_positions(part.positions, part.count or context_length, width)
         assert positions is not None  # the spec refuses them
         self.positions = positions

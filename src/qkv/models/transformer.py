@@ -25,6 +25,7 @@ from qkv.spec.model import Latents as LatentsSpec
 from qkv.spec.model import Layered as LayeredSpec
 from qkv.spec.model import Model, Text
 from qkv.spec.model import Stack as StackSpec
+from qkv.spec.parts import Axial, Positions
 from qkv.spec.parts import Learned as LearnedSpec
 
 
@@ -126,7 +127,7 @@ class Stack(Layered):
         limit = self.limit
         if limit is not None and end > limit:
             raise UserError(
-                f"{end} positions are more than the {limit} that the learned position table holds (model.context_length); "
+                f"{end} positions are more than the {limit} that the learned position table holds ({_sized_by(self.frontend.part.positions)}); "
                 "shorten the input, or use positions without an end (sinusoidal, rope, alibi, none)"
             )
 
@@ -341,6 +342,11 @@ _INSTEAD = {
     "visible": "read the whole sequence at once",
     "memory": "give it to init_state, which reads it once",
 }
+
+
+def _sized_by(positions: Positions) -> str:
+    """The key that says how many positions have a vector."""
+    return "model.frontend.positions.shape" if isinstance(positions, Axial) else "model.context_length"
 
 
 def _restarted(segments: Tensor) -> Tensor:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from qkv.spec.base import Part
+from qkv.spec.base import Part, Seq
 from qkv.spec.errors import Problem
 
 Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "quick_gelu", "sigmoid", "tanh", "identity"]
@@ -94,6 +95,10 @@ class Reversible(Residual, kind="reversible"):
 class Positions(Part, slot=True):
     """Position vectors that join the embedded tokens."""
 
+    def limit(self, context_length: int) -> int | None:
+        """How many positions have a vector; None where all have."""
+        return None
+
 
 class Learned(Positions, kind="learned"):
     """One trained vector a position, up to the model's ``context_length``.
@@ -102,6 +107,33 @@ class Learned(Positions, kind="learned"):
     """
 
     offset: int = Field(default=0, ge=0, description="rows before that of the first position")
+
+    def limit(self, context_length: int) -> int | None:
+        return context_length
+
+
+class Axial(Positions, kind="axial"):
+    """Positions as the cells of a grid, written row by row, a trained vector for each place on each axis: those of a position are added, or
+    with ``widths`` stand side by side (Ho et al. 2019; Kitaev et al. 2020). n + m vectors instead of n m.
+    """
+
+    shape: Seq[int] = Field(default=(64, 64), min_length=1, description="places on each axis; their product is the number of positions")
+    widths: Seq[int] = Field(default=(), description="features of each axis, which add up to the width; default: all of it, added")
+
+    def limit(self, context_length: int) -> int | None:
+        return prod(self.shape)
+
+    def problems(self) -> list[Problem]:
+        found = [
+            Problem((name,), f"{min(sizes)} is no size; give at least 1 for each axis")
+            for name, sizes in (("shape", self.shape), ("widths", self.widths))
+            if sizes and min(sizes) < 1
+        ]
+        if self.widths and len(self.widths) != len(self.shape):
+            found.append(
+                Problem(("widths",), f"{len(self.widths)} widths are given for {len(self.shape)} axes; give one for each, or none")
+            )
+        return found
 
 
 class Sinusoidal(Positions, kind="sinusoidal"):

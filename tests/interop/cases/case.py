@@ -13,6 +13,8 @@ class Case:
 
     ``lengths``: of the rows of a batch (of the sources, for an encoder–decoder).   ``steps``: tokens that decoders write.
     ``renamed``: what the class calls a parameter that its files hold under another name.   ``attention``: how that library computes it.
+    ``trains``: True if that library has gradients in training alone.   ``cached``: False if one of the two writes other tokens with a cache than
+    without: then both read the whole text again for each token, after the first four of a row.
     """
 
     name: str
@@ -22,6 +24,8 @@ class Case:
     steps: int = 64
     renamed: Mapping[str, str] = field(default_factory=dict)
     attention: str = "eager"
+    trains: bool = False
+    cached: bool = True
 
     def __str__(self) -> str:
         return self.name
