@@ -12,12 +12,15 @@ import torch
 from tests.models.stacks import ids, model, seven
 from torch import Tensor
 
+from qkv.layers.lora import adapters
+from qkv.models.adapt import adapt
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.ops.choices import all_choices
 from qkv.spec.branches import LSTM, Attention, Convolution, GatedFeedForward, MemoryLayer
 from qkv.spec.model import Block, Text
 from qkv.spec.parts import BatchNorm, LearnedSinusoidal, Llama3Scaling, Rope, Shaw, T5Buckets
+from qkv.spec.training import Training
 
 LARGE = Block(branches=(Attention(num_heads=2, relative=Rope(scaling=Llama3Scaling(factor=4.0, original_length=64))), GatedFeedForward()))
 LEARNED = Block(branches=(Attention(relative=T5Buckets()), Attention(relative=Shaw(values=True)), Attention(top_k=3), MemoryLayer()))
@@ -51,3 +54,19 @@ def test_a_compiled_model_is_one_graph_and_equals_the_plain_one(name: str, recom
     for part, value in expected.items():
         torch.testing.assert_close(seen[part], value, rtol=1e-4, atol=1e-6, msg=lambda text, part=part: f"{part}: {text}")
     assert "large" not in name or {"attention", "linear"} <= {choice.op for choice in all_choices()}
+
+
+@pytest.mark.parametrize("name", ["seven mixers", "large enough for the measured paths"])
+def test_a_compiled_model_with_adapters_is_one_graph_and_equals_the_plain_one(name: str) -> None:
+    plain, again, batch = build(SPECS[name]), build(SPECS[name]), ids(8, 32) if "large" in name else ids(2, 6)
+    for built in (plain, again):
+        adapt(built, Training.parse({"adapt": "lora(2)"}))
+        for index, adapter in enumerate(adapters(built).values()):  # B begins at 0, and A has no gradient there
+            torch.nn.init.normal_(adapter.lora_b, generator=torch.Generator().manual_seed(index))
+    expected = gradients(plain, plain, batch)
+    torch._dynamo.reset()
+    seen = gradients(again, torch.compile(again, backend="aot_eager", fullgraph=True), batch)
+    assert seen.keys() == expected.keys()
+    assert all(value.abs().sum() > 0 for part, value in expected.items() if part.endswith(("lora_a", "lora_b")))
+    for part, value in expected.items():
+        torch.testing.assert_close(seen[part], value, rtol=1e-4, atol=1e-6, msg=lambda text, part=part: f"{part}: {text}")
