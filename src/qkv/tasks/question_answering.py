@@ -149,8 +149,8 @@ class QuestionAnsweringTask(ExampleTask):
             asked, begin = framed.begins[0] + len(question), framed.begins[1]
             held = answer is not None and first <= answer.first and answer.last < end
             target = np.array([i - first + begin for i in answer] if answer and held else [0, 0], np.int64)
-            read = (np.array(numbers, np.int64) for numbers in (framed.ids, framed.types))
-            yield Window(*read, target, number, asked, begin, begin + end - first, first)
+            read, types = np.array(framed.ids, np.int64), np.array(framed.types, np.int64)
+            yield Window(read, types, target, number, asked, begin, begin + end - first, first)
 
     def collator(self, recipe: Recipe) -> Collate:
         return partial(_collated, prefix=recipe.model.reads_prefix)

@@ -84,7 +84,7 @@ def frame_of(core: tokenizers.Tokenizer, specials: Mapping[str, int], texts: int
 def _template(core: tokenizers.Tokenizer, texts: int) -> Frame | None:
     """What the tokenizer puts round texts that it knows, None if it knows none of a few, or does not leave them in their order."""
     for text in ("a", "the", "1"):
-        encoding = core.encode(*[text] * texts, add_special_tokens=True)
+        encoding = core.encode(text, text if texts == 2 else None, add_special_tokens=True)
         owners = encoding.sequence_ids
         if [owner for owner in dict.fromkeys(owners) if owner is not None] != list(range(texts)):
             continue
