@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from qkv.spec import branches as branch
 from qkv.spec import cross, heads, parts
+from qkv.spec.lsh_attention import LSHAttention
 from qkv.spec.masks import Causal, Full, Window
 from qkv.spec.model import Block, Encoder, Latents, Model, Queries, Text
 from qkv.spec.relative_attention import DisentangledAttention, RelativeAttention
@@ -79,6 +80,17 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
         num_global=st.sampled_from([None, 1, 5]),
         bias=st.booleans(),
     ),
+    LSHAttention: st.builds(
+        LSHAttention,
+        num_heads=st.sampled_from([2, 4]),
+        head_dim=SIZES,
+        mask=MASKS,
+        num_hashes=st.sampled_from([1, 3]),
+        num_buckets=st.sampled_from([(4,), (2, 6)]),
+        chunk_length=st.sampled_from([2, 5, 64]),
+        chunks_after=st.sampled_from([0, 1]),
+        bias=st.booleans(),
+    ),
     branch.LinearAttention: st.builds(
         branch.LinearAttention, num_heads=st.sampled_from([1, 4]), chunk=st.sampled_from([3, 64]), bias=st.booleans()
     ),
@@ -108,7 +120,14 @@ NORMS = st.sampled_from(
 # Reversible blocks go with reversible blocks alone, and are counted in test_cost_forms.
 RESIDUALS = st.sampled_from([parts.Add(), parts.Scaled(), parts.Gated(), parts.NoResidual()])
 POSITIONS = st.sampled_from(
-    [parts.Learned(), parts.Learned(offset=2), parts.Sinusoidal(), parts.LearnedSinusoidal(hidden=7), parts.NoPositions()]
+    [
+        parts.Learned(),
+        parts.Learned(offset=2),
+        parts.Axial(shape=(4, 3)),
+        parts.Sinusoidal(),
+        parts.LearnedSinusoidal(hidden=7),
+        parts.NoPositions(),
+    ]
 )
 
 
