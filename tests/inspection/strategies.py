@@ -242,6 +242,8 @@ def latent_models(draw: st.DrawFn) -> Model:
             num_layers=draw(st.integers(2, 4)),
             blocks=(reads, between),
             norm=draw(NORMS),
+            rounds=draw(st.integers(1, 3)),
+            once=draw(st.integers(0, 1)),
         ),
         queries=queries.get(form),
         blocks=() if form == "latents" else (reads,),

@@ -74,6 +74,7 @@ def test_forward_flops_of_an_encoder_decoder_are_those_of_torchs_counter(model: 
     assert counted.forward_flops == count_flops(counted)[0] + not_counted(counted)
 
 
+@settings(max_examples=15)
 @given(model=latent_models())
 def test_parameters_of_a_model_with_latents_are_those_of_the_built_one(model: Model) -> None:
     with torch.device("meta"):

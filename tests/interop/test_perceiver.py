@@ -120,7 +120,7 @@ def test_what_no_published_form_has_is_not_saved_as_one(change: str, tmp_path: P
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"num_blocks": 2}, "num_blocks is 2, but qkv knows only 1 here; it changes how often the same layers are gone through"),
+        ({"num_blocks": 2**31}, "num_blocks is 2,147,483,648, but the weights beside it hold only"),
         ({"v_channels": 45}, "v_channels: the values of the attention between latents have 45 features, and latents have 30"),
         ({"qk_channels": 31, "v_channels": 30}, "3 heads cannot share 31 features of queries and keys evenly"),
         ({"cross_attention_shape_for_attention": "qk"}, "cross_attention_shape_for_attention is 'qk', which qkv does not know"),

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import qkv
+from qkv.generation.embed import Embedding, embed_texts
 from qkv.interop.normal import normal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
@@ -29,6 +30,8 @@ from qkv.spec.masks import Causal, Full
 from qkv.spec.model import Block, Latents, Model, Queries, Text
 from qkv.spec.parts import BatchNorm, NoPositions, NoResidual, Sinusoidal
 from qkv.spec.surgery import folded, unrolled
+from qkv.spec.tokenizers import Bytes
+from qkv.tokenizers.train import whole_bytes
 from qkv.training.loop import train
 
 FEED_FORWARD = FeedForward(hidden=20)
@@ -200,6 +203,29 @@ def test_every_branch_is_counted_and_those_that_end_one_start_small() -> None:
     assert all(0.2 < std < 0.6 for std in stds)  # 6^-½ = 0.41
 
 
+@pytest.mark.parametrize(("once", "walk"), [(0, (0, 1, 2, 0, 1, 2, 0, 1, 2)), (1, (0, 1, 2, 1, 2, 1, 2)), (2, (0, 1, 2, 2, 2))])
+@torch.no_grad()
+def test_rounds_are_the_same_layers_again(once: int, walk: tuple[int, ...]) -> None:
+    short = double(perceiver(latents=LATENTS.changed(rounds=3, once=once)))
+    pattern = (READS, BETWEEN, READS)
+    long = double(perceiver(latents=LATENTS.changed(blocks=tuple(pattern[i] for i in walk), num_layers=None)))
+    own = short.state_dict()
+    copied = {f"latents.blocks.{place}.": f"latents.blocks.{i}." for place, i in enumerate(walk)}
+    for name in long.state_dict():
+        prefix = next((prefix for prefix in copied if name.startswith(prefix)), "")
+        long.state_dict()[name].copy_(own[copied.get(prefix, "") + name.removeprefix(prefix)])
+    torch.testing.assert_close(short(some_ids(2, 5))[0], long(some_ids(2, 5))[0])
+
+
+def test_a_text_of_any_length_has_the_mean_of_all_latents() -> None:
+    tokenizer = whole_bytes(Bytes(), ())
+    m = double(FORMS["latents"].changed(frontend=TEXT.changed(width=6, vocab_size=256)))
+    texts = ["a", "what stands in the longer text"]
+    seen = embed_texts(m, tokenizer, texts, Embedding(normalise=False))
+    alone = [m.features(torch.tensor([tokenizer.encode(text)]))[0][0].mean(0) for text in texts]
+    torch.testing.assert_close(torch.from_numpy(seen), torch.stack(alone).detach().float())
+
+
 # What is said of it, and what is not possible.
 
 
@@ -253,6 +279,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "frontend.width: the blocks read vectors of 16 features, not of 6",
     ),
     "an answer for each position": ({"queries": Queries(count=2)}, "head: a head of the kind 'language_model' answers at each position"),
+    "no layer for the rounds": (
+        {"latents": {**LATENTS.to_dict(), "rounds": 2, "once": 3}},
+        "latents.once: 3 layers before the rounds leave none of the 3 for them; give fewer",
+    ),
     "heads that do not divide": ({"latents": LATENTS.changed(width=11)}, "latents.blocks.1.branches.0.num_heads: 2 heads do not divide"),
 }
 
@@ -281,6 +311,7 @@ def test_two_ways_of_writing_it_are_one() -> None:
     written = perceiver(frontend=TEXT.changed(width=16), latents=LATENTS.changed(blocks=(READS, BETWEEN, READS), num_layers=None))
     assert normal(written) == normal(perceiver())
     assert folded(unrolled(perceiver())).latents == LATENTS
+    assert normal(perceiver(latents=LATENTS.changed(once=1))) == normal(perceiver())
 
 
 # Learning, from recipes.

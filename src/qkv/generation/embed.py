@@ -107,6 +107,8 @@ def _embedded(model: Transformer, texts: Sequence[Framed], how: Embedding, skipp
     real = steps < lengths[:, None]
     x = _vectors(model, ids, None if bool(real.all()) else lengths, types).float()
     counted = real & (steps >= torch.minimum(lengths - 1, lengths.new_tensor(skipped))[:, None])
+    if model.spec.answers is not None:  # latents, or queries of a fixed number: all of them are real, and none is a token's
+        counted = torch.ones(x.shape[:2], dtype=torch.bool, device=device)
     pooled = torch.cat([POOLINGS[name](x, counted) for name in how.poolings], -1)
     return F.normalize(pooled, dim=-1) if how.normalise else pooled
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from qkv.inspection import cost_attention, cost_formulas, cost_heads, cost_lsh, cost_memory, cost_relative, cost_sparse
 from qkv.inspection.cost_checks import PRECISIONS, check
+from qkv.inspection.cost_sums import Blocks, added, by_name, sums, walked
 from qkv.inspection.machine import Machine
 from qkv.inspection.shares import FLOAT, Setting, Share, share
 from qkv.inspection.training_memory import Memory, Stage, partly, training_memory
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["BUILT_IN", "PRECISIONS", "Cost", "Memory", "Speed", "cost"]
 
 BUILT_IN = (cost_attention, cost_formulas, cost_heads, cost_lsh, cost_memory, cost_relative, cost_sparse)
-Blocks = tuple[tuple[Share, ...], ...]
-"""Of each block its branches."""
 ENCODER, LATENTS = "encoder ", "latents' "
 """What stands before the names of an encoder's parts, and of those of latents."""
 _COUNTERS = 16
@@ -71,7 +69,7 @@ class Cost:
     @property
     def total(self) -> Share:
         """The sum of all parts."""
-        return _sum(*self.parts.values())
+        return added(*self.parts.values())
 
     @property
     def tokens(self) -> int:
@@ -113,7 +111,7 @@ class Cost:
     @property
     def memory(self) -> Memory:
         """Of a training step. Where not all learns, what is kept for the backward pass is an upper bound, as if all did."""
-        ending = Stage((_sum(self.parts["final norm"], self.parts["head"]),), 0)
+        ending = Stage((added(self.parts["final norm"], self.parts["head"]),), 0)
         whole = training_memory(
             [*self._reading(), *self._writing()],
             ending,
@@ -257,12 +255,14 @@ def cost(
         through, latents = _latents(model.latents, _inside(model, at))
         at = replace(at, length=model.answers or length, memory=model.latents.count, memory_width=model.latent_width)
     blocks = _blocks(model, at)
-    parts |= {**through, **_queries(model, at), **_by_name(blocks)}
+    parts |= {**through, **_queries(model, at), **by_name(blocks)}
     leaving = replace(at, width=model.leaving(model.width))
     parts |= {"final norm": share(model.norm, leaving), "head": share(model.head, leaving)}
-    training, sums = training or Training(), _sums(blocks)
+    training = training or Training()
     learned = _learned(model, training)
-    return Cost(model, batch_size, length, precision, training, attention, parts, sums, reading, source, irregular, learned, latents)
+    return Cost(
+        model, batch_size, length, precision, training, attention, parts, sums(blocks), reading, source, irregular, learned, latents
+    )
 
 
 def _learned(model: Model, training: Training) -> Trained | None:
@@ -290,12 +290,12 @@ def _encoder(encoder: Encoder, at: Setting, length: int) -> tuple[dict[str, Shar
     embedding, blocks = share(encoder.frontend, at), _blocks(encoder, at)
     if encoder.share_embedding:
         embedding = replace(embedding, parameters=embedding.parameters - _table(encoder, at.width, ids))
-    norms = _sum(*[share(encoder.norm, at)] * (len(encoder.layers) if encoder.memory == "layers" else 1))
+    norms = added(*[share(encoder.norm, at)] * (len(encoder.layers) if encoder.memory == "layers" else 1))
     if encoder.memory == "layers":
         norms = replace(norms, parameters=share(encoder.norm, at).parameters)
-    parts = {"embedding": embedding, **_by_name(blocks), "final norm": norms}
+    parts = {"embedding": embedding, **by_name(blocks), "final norm": norms}
     once = {f"{ENCODER}{name}": replace(part, state=0, step=0, step_calls=0) for name, part in parts.items()}
-    return once, _sums(blocks)
+    return once, sums(blocks)
 
 
 def _inside(model: Model, at: Setting) -> Setting:
@@ -307,9 +307,9 @@ def _inside(model: Model, at: Setting) -> Setting:
 
 def _latents(latents: Latents, at: Setting) -> tuple[dict[str, Share], Blocks]:
     """The parts and blocks of latents: their table, and branches of which only those that read the input grow with it, in O(N M)."""
-    blocks = _blocks(latents, at)
-    parts = {"embedding": share(Learned(), at), **_by_name(blocks), "final norm": share(latents.norm, at)}
-    return {f"{LATENTS}{name}": part for name, part in parts.items()}, _sums(blocks)
+    blocks = walked(_blocks(latents, at), latents.walk)
+    parts = {"embedding": share(Learned(), at), **by_name(blocks), "final norm": share(latents.norm, at)}
+    return {f"{LATENTS}{name}": part for name, part in parts.items()}, sums(blocks)
 
 
 def _queries(model: Model, at: Setting) -> dict[str, Share]:
@@ -343,17 +343,6 @@ def _layered(stack: Layered) -> bool:
     return isinstance(stack, Model) and stack.encoder is not None and stack.encoder.memory == "layers"
 
 
-def _by_name(blocks: list[list[dict[str, Share]]]) -> dict[str, Share]:
-    parts: dict[str, Share] = {}
-    for name, part in (named for block in blocks for branch in block for named in branch.items()):
-        parts[name] = parts.get(name, Share()) + part
-    return parts
-
-
-def _sums(blocks: list[list[dict[str, Share]]]) -> Blocks:
-    return tuple(tuple(_sum(*branch.values()) for branch in block) for block in blocks)
-
-
 def _block(block: Block, at: Setting) -> list[dict[str, Share]]:
     """Each branch of a block with the norms and the residual that the block's order puts around it, by name."""
     found: list[dict[str, Share]] = []
@@ -368,7 +357,7 @@ def _block(block: Block, at: Setting) -> list[dict[str, Share]]:
         norms = 0 if shared else 2 if block.order == "sandwich" else 1
         drawn = Share(saved=at.tokens * at.width * at.item if block.dropout else 0)
         found.append(
-            {branch.kind: part, "norm": _sum(*[share(block.norm_of(i), at)] * norms), "residual": share(block.residual, at) + drawn}
+            {branch.kind: part, "norm": added(*[share(block.norm_of(i), at)] * norms), "residual": share(block.residual, at) + drawn}
         )
     return found
 
@@ -385,7 +374,3 @@ def _table(stack: Stack, width: int, vocab_size: int | None) -> int:
     if not isinstance(stack.frontend, Text) or vocab_size is None:
         return 0
     return vocab_size * (width if stack.frontend.join == "add" else width // 2)
-
-
-def _sum(*shares: Share) -> Share:
-    return reduce(Share.__add__, shares, Share())

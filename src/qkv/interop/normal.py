@@ -13,7 +13,10 @@ from qkv.spec.sparse_attention import SparseAttention
 def normal(spec: Model) -> Model:
     """``spec`` with its blocks unrolled and its sizes as numbers, without what only decides how it is trained."""
     plain = _stack(spec, spec.width)
-    latents = _layered(spec.latents, spec.latent_width).changed(width=spec.latent_width) if spec.latents else None
+    latents = spec.latents
+    if latents is not None:
+        once = latents.once if latents.rounds > 1 else 0
+        latents = _layered(latents, spec.latent_width).changed(width=spec.latent_width, once=once)
     return plain.changed(encoder=_stack(spec.encoder, spec.width) if spec.encoder else None, latents=latents, init_std=0.02)
 
 

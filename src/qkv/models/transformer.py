@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Unpack
 
@@ -57,6 +58,11 @@ class Layered(nn.Module):
         self.norm = build_norm(spec.norm, spec.leaving(width))
 
     @property
+    def walked(self) -> Sequence[nn.Module]:
+        """The blocks in the order in which they are gone through."""
+        return list(self.blocks)
+
+    @property
     def branches(self) -> list[Branch]:
         """Every branch in order, from all blocks."""
         return [slot.body for block in self.blocks for slot in block.branches]  # type: ignore[union-attr]
@@ -64,7 +70,7 @@ class Layered(nn.Module):
     def through(self, x: Tensor, context: Context) -> list[Tensor]:
         """The vectors after each block, all positions at once; x (B, N, D) is what the first block reads."""
         after, x = [], self._entering(x)
-        for i, block in enumerate(self.blocks):
+        for i, block in enumerate(self.walked):
             x = self._through(block, x, context.of_layer(i))
             after.append(x)
         return after
@@ -159,8 +165,13 @@ class Latents(Layered):
 
     def __init__(self, spec: LatentsSpec, width: int, memory_width: int):
         super().__init__()
+        self.walk = spec.walk
         self.vectors = Learned(LearnedSpec(), spec.count, width)
         self.lay(spec, width, "latents.blocks", memory_width)
+
+    @property
+    def walked(self) -> Sequence[nn.Module]:
+        return [self.blocks[i] for i in self.walk]
 
     def forward(self, x: Tensor, context: Context) -> Memory:
         """What the M are once they have read x (B, N, Dm). Raises ``UserError`` where not all of a row may meet in them."""

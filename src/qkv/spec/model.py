@@ -242,12 +242,26 @@ class Latents(Layered):
     """M learned vectors that read the front end's N in place of the model's own blocks (Perceiver, Jaegle et al. 2021), in O(N M).
 
     The cross branches of their blocks read what the front end gives, attention is between the M, and the model's own blocks read what comes
-    out. As many cross branches as are listed read the input, each with weights of its own.
+    out. As many cross branches as are listed read the input, each with weights of its own; in ``rounds`` the same ones read it again, as in the
+    paper.
     """
 
     count: int = Field(default=64, gt=0, description="M")
     width: int | None = Field(default=None, gt=0, description="features of each; default: the model's")
     blocks: Seq[Block] = Field(default=(_READING_BLOCK, _ENCODER_BLOCK), min_length=1)
+    rounds: int = Field(default=1, gt=0, le=1000, description="how often the layers are gone through, with the same weights")
+    once: int = Field(default=0, ge=0, description="layers that are gone through once, before the rounds")
+
+    @property
+    def walk(self) -> tuple[int, ...]:
+        """The numbers of the layers in the order in which they are gone through."""
+        count = len(self.layers)
+        return (*range(self.once), *[*range(self.once, count)] * self.rounds)
+
+    def problems(self) -> list[Problem]:
+        if self.once < len(self.layers):
+            return []
+        return [Problem(("once",), f"{self.once} layers before the rounds leave none of the {len(self.layers)} for them; give fewer")]
 
 
 class Queries(Spec):

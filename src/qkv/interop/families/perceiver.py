@@ -6,6 +6,7 @@ latents. Where the queries have no residual, attention and feed-forward are two 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from qkv.interop.config import Config
@@ -86,7 +87,6 @@ class Channels(NamedTuple):
 
 def spec(config: Config, head: Head) -> Model:
     """Token vectors of d_model features, num_latents latents of d_latents; hidden words are asked for at each position, classes once."""
-    config.fixed("num_blocks", 1, "how often the same layers are gone through")
     tokens, features = config.size("d_model", 768), config.size("d_latents", 1280)
     masked = isinstance(head, LanguageModelHead)
     norm = LayerNorm()
@@ -94,7 +94,7 @@ def spec(config: Config, head: Head) -> Model:
         width=tokens if masked else features,
         context_length=config.size("max_position_embeddings", 2048),
         frontend=Text(vocab_size=config.size("vocab_size", 262), width=tokens, norm=norm),
-        latents=Latents(count=config.size("num_latents", 256), width=features, blocks=_latent_blocks(config, tokens, features), norm=norm),
+        latents=_latents(config, tokens, features),
         queries=Queries(count=None if masked else 1),
         blocks=_masked_blocks(config, tokens) if masked else _pooled_blocks(config, features),
         norm=NoNorm(),
@@ -103,8 +103,17 @@ def spec(config: Config, head: Head) -> Model:
     )
 
 
-def _latent_blocks(config: Config, tokens: int, features: int) -> tuple[Block, ...]:
-    """The attention to the input, then that between latents."""
+def _latents(config: Config, tokens: int, features: int) -> Latents:
+    """The attention to the input, then the layers of attention between latents, num_blocks times the same."""
+    reads, layers = _latent_blocks(config, tokens, features)
+    rounds = config.layers("num_blocks", 1)
+    return Latents(
+        count=config.size("num_latents", 256), width=features, blocks=(*reads, *layers), rounds=rounds, once=len(reads) if rounds > 1 else 0
+    )
+
+
+def _latent_blocks(config: Config, tokens: int, features: int) -> tuple[Sequence[Block], Sequence[Block]]:
+    """Those that read the input, and those between latents."""
     given = {name: config.size(name) if config.has(name) else None for name in ("qk_channels", "v_channels")}
     shape = config.word("cross_attention_shape_for_attention", "kv", {"kv": tokens, "q": features})
     reading, own = (
@@ -117,7 +126,7 @@ def _latent_blocks(config: Config, tokens: int, features: int) -> tuple[Block, .
     attention = Attention(**own.heads(config, config.size("num_self_attention_heads", 8), mask=Full()))
     reads = _blocks(config.flag("use_query_residual", True), cross, _feed_forward(config, features, "cross_attention_widening_factor"))
     layer = Block(branches=(attention, _feed_forward(config, features, "self_attention_widening_factor")))
-    return (*reads, *[layer] * config.layers("num_self_attends_per_block", 26))
+    return reads, [layer] * config.layers("num_self_attends_per_block", 26)
 
 
 def _blocks(residual: bool, *branches: Branch) -> tuple[Block, ...]:
@@ -156,7 +165,7 @@ def config(spec: Model) -> dict[str, Any] | None:
         "d_model": spec.frontend_width(spec.width),
         "d_latents": width,
         "num_latents": spec.latents.count,
-        "num_blocks": 1,
+        "num_blocks": spec.latents.rounds,
         "num_self_attends_per_block": len(spec.latents.layers) - (2 if alone else 1),
         "num_cross_attention_heads": cross.num_heads,
         "num_self_attention_heads": attention.num_heads,
