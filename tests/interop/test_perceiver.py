@@ -45,7 +45,7 @@ def test_words_as_bytes_are_filled_in_as_by_that_library(tmp_path: Path) -> None
     words.save_pretrained(tmp_path)
     (answer,) = qkv.predict(qkv.load(tmp_path), {"text": text.replace("r", "<mask>")})
     ids, place = words.encode(text), 1 + text.index("r")
-    ids[place] = words.mask_token_id
+    ids[place] = int(words.mask_token_id)  # type: ignore[arg-type]
     with torch.no_grad():
         logits = theirs(torch.tensor([ids])).logits[0, place]
     logits[words.mask_token_id] = -torch.inf
