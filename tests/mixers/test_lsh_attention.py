@@ -46,7 +46,7 @@ def published(part: LSHAttention) -> tuple[Any, Any]:
         lsh_num_chunks_before=part.chunks_before,
         lsh_num_chunks_after=part.chunks_after,
         num_hashes=part.num_hashes,
-        num_buckets=list(part.num_buckets) if len(part.num_buckets) > 1 else part.num_buckets[0],
+        num_buckets=list(part.num_buckets),
         hash_seed=part.seed,
         attn_layers=["lsh"],
         is_decoder=causal,

@@ -61,8 +61,8 @@ class LSHAttention(Remembering):
             return ops.attention(q, k, v, row, self.hashing, dropout)
         valid = context.valid
         found = documents(context.segments if valid is None else context.segments.masked_fill(~valid, -1))
-        apart = (found.apart(t.transpose(1, 2)).transpose(1, 2) for t in (q, k, v))
-        out = ops.attention(*apart, _of_documents(row, found), self.hashing, dropout)
+        q, k, v = (found.apart(t.transpose(1, 2)).transpose(1, 2) for t in (q, k, v))
+        out = ops.attention(q, k, v, _of_documents(row, found), self.hashing, dropout)
         return found.together(out.transpose(1, 2)).transpose(1, 2)
 
     def ending(self) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import BeforeValidator, Field
 
@@ -13,7 +13,9 @@ from qkv.spec.sparse_attention import SparseAttention
 
 
 def _as_factors(value: Any) -> Any:
-    return (value,) if isinstance(value, int) else tuple(value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(cast("list[Any]", value))
+    return (value,) if isinstance(value, int) else value
 
 
 Factors = Annotated[tuple[int, ...], BeforeValidator(_as_factors, json_schema_input_type=int | list[int])]
