@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +86,32 @@ def transformers_side(bf16: bool) -> Generator:
 
 @contextlib.contextmanager
 def ctranslate2_side() -> Iterator[Generator]:
-    """CTranslate2's generator in fp32, on as many threads as torch uses."""
+    """CTranslate2's generator in fp32, on as many threads as torch uses, in a process of its own.
+
+    It keeps threads of the same OpenMP library as torch. Where both are in one process, that library counts more threads than processors, and
+    torch's no longer wait for their next product awake: qkv then writes 45 tokens/s instead of 54.
+    """
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_ctranslate2, args=(there, torch.get_num_threads()), daemon=True)
+    process.start()
+
+    def run(prompts: list[list[int]], new: int) -> object:
+        here.send((prompts, new))
+        found = here.recv()
+        assert found == [new] * len(prompts)
+        return found
+
+    assert here.recv() == "ready"
+    try:
+        yield run
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _ctranslate2(pipe: Connection, threads: int) -> None:
+    """Answer each (prompts, new) with how many tokens were written for each prompt."""
     import ctranslate2
 
     with tempfile.TemporaryDirectory() as folder:
@@ -92,17 +119,13 @@ def ctranslate2_side() -> Iterator[Generator]:
         transformers_model().save_pretrained(source)
         _tokenizer(source)
         ctranslate2.converters.TransformersConverter(str(source)).convert(str(converted))
-        threads = torch.get_num_threads()
         generator = ctranslate2.Generator(str(converted), device="cpu", compute_type="float32", intra_threads=threads)
-
-        def run(prompts: list[list[int]], new: int) -> object:
-            tokens = [[f"t{i}" for i in prompt] for prompt in prompts]
-            options = {"max_length": new, "min_length": new, "include_prompt_in_result": False, "max_batch_size": 0}
-            found = generator.generate_batch(tokens, **options)
-            assert all(len(result.sequences_ids[0]) == new for result in found)
-            return found
-
-        yield run
+    pipe.send("ready")
+    while True:
+        prompts, new = pipe.recv()
+        tokens = [[f"t{i}" for i in prompt] for prompt in prompts]
+        options = {"max_length": new, "min_length": new, "include_prompt_in_result": False, "max_batch_size": 0}
+        pipe.send([len(result.sequences_ids[0]) for result in generator.generate_batch(tokens, **options)])
 
 
 def _tokenizer(folder: Path) -> None:
