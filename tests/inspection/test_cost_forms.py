@@ -42,7 +42,7 @@ def not_counted(counted: Cost) -> int:
     own = (model.layers, model.width, model.answers or counted.length, counted.source_length)
     stacks = [own]
     if model.latents:
-        inside = (model.latents.layers, model.latent_width, model.latents.count, counted.length)
+        inside = ([model.latents.layers[i] for i in model.latents.walk], model.latent_width, model.latents.count, counted.length)
         stacks = [(*own[:3], model.latents.count), inside]
     for layers, width, length, memory in stacks:
         branches = [branch for block in layers for branch in block.branches]
