@@ -29,7 +29,7 @@ from side_by_side import parser, say_where
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "sst2_pretrained.yaml"
 WAYS = {
-    "scratch": ("start=null",),
+    "scratch": ("start=null", "data.tokenizer=wordpiece(8000)", "training.optimizer=adamw(3e-4)"),
     "head": ("training.adapt=head", "training.optimizer.others.lr=1e-2"),
     "lora": ("training.adapt=lora(8)",),
     "last": ("training.adapt=last(1)",),
@@ -51,7 +51,7 @@ class Found(NamedTuple):
     @property
     def accuracies(self) -> list[float]:
         """Of the test part, or of the validation part where there is no other, in percent."""
-        return [100 * figures(run)["accuracy"] for run in self.runs]
+        return [figures(run)["accuracy"] for run in self.runs]
 
     def row(self) -> tuple[object, ...]:
         """What stands in the table."""

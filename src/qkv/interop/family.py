@@ -52,6 +52,8 @@ class Architecture:
     """Names of tensors that are ignored where every number in them is 0, and refused where not."""
     bare: bool = False
     """True if it is the body alone, whose names are written without the family's prefix."""
+    typical: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that published configs of this architecture say otherwise than the family's."""
 
 
 @dataclass(frozen=True)

@@ -74,8 +74,9 @@ def everywhere(name: str) -> list[tuple[str, Place]]:
 class _Sketch(Config):
     """A config that answers every question: sizes of 64, two heads or classes, and ``count`` layers."""
 
-    def __init__(self, family: Family, count: int):
-        super().__init__({"model_type": family.model_types[0], **family.typical})
+    def __init__(self, family: Family, architecture: str, count: int):
+        typical = {**family.typical, **family.architectures[architecture].typical}
+        super().__init__({"model_type": family.model_types[0], **typical})
         self.count = count
 
     def layers(self, key: str, default: int | None = None) -> int:
@@ -91,7 +92,7 @@ class _Sketch(Config):
 def sketch(family: Family, architecture: str, layers: int) -> Transformer:
     """A model of the family with no memory behind it, of few layers and small sizes."""
     with torch.device("meta"):
-        return Transformer(read_spec(family, architecture, _Sketch(family, min(layers, _MOST_LAYERS))))
+        return Transformer(read_spec(family, architecture, _Sketch(family, architecture, min(layers, _MOST_LAYERS))))
 
 
 def _table(model: Transformer, family: Family | None, architecture: str, bare: bool = False) -> dict[str, Match]:

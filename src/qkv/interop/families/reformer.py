@@ -200,6 +200,7 @@ def _head(decodes: bool) -> Architecture:
         lambda head: {} if head == LanguageModelHead(tied=False) else None,
         plain.names,
         kept={"lm_head.bias": "the published code of today adds it to nothing; it is saved again as it was"},
+        typical={"is_decoder": decodes, "attn_layers": ["local" if decodes else "lsh", "lsh"] * 6},
     )
 
 
@@ -211,6 +212,7 @@ REFORMER = Family(
     config=config,
     names=NAMES,
     prefix="reformer.",
+    typical={"num_buckets": 64, "axial_pos_shape": [8, 8], "axial_pos_embds_dim": [32, 32]},
     ignored_config={
         **dict.fromkeys(("axial_norm_std",), "how weights begin"),
         **dict.fromkeys(("chunk_size_lm_head",), "how it is computed"),
