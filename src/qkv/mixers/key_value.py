@@ -11,10 +11,9 @@ from qkv.layers.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.mixers.masks import build_mask
 from qkv.ops.masks import Sites
-from qkv.spec.branches import Attention
 from qkv.spec.branches import Branch as BranchSpec
+from qkv.spec.branches import MaskedAttention
 from qkv.spec.masks import AllOf, Mask
-from qkv.spec.relative_attention import MaskedAttention
 from qkv.state.kinds import Arrival, KeyValue, append, append_ring, key_value, ring_positions
 
 
@@ -85,7 +84,7 @@ class Remembering(Branch):
 class KeyValueAttention(Remembering):
     """Queries, keys and values by one linear map, an output map, and a state of keys and values. A subclass says how queries meet keys."""
 
-    def __init__(self, part: Attention | MaskedAttention, width: int, terms: int = 1):
+    def __init__(self, part: MaskedAttention, width: int, terms: int = 1):
         """terms: how many products a score is the sum of; all are divided by √(terms · Dk)."""
         super().__init__(part, width, part.mask, (part.kv_heads, *part.dims(width)))
         self.num_heads = part.num_heads

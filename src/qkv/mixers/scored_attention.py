@@ -10,7 +10,7 @@ from qkv.mixers.key_value import KeyValueAttention
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import Problem
 from qkv.ops.masks import Sites
-from qkv.spec.relative_attention import MaskedAttention
+from qkv.spec.branches import MaskedAttention
 
 
 class ScoredAttention(KeyValueAttention):

@@ -103,18 +103,10 @@ class DotProduct(Branch):
         return [] if self.head_dim else heads_divide(width, self.num_heads)
 
 
-class Attention(DotProduct, kind="attention"):
-    """concat_h(softmax(Q_h K_g^T / (temperature √Dk) + bias, masked) V_g) W_o (Vaswani et al. 2017).
-
-    ``top_k`` leaves weight to the k largest logits of a query alone (Gupta et al. 2021); 1 is a hard lookup.
-    ``softcap`` keeps logits between -c and c; what ``relative`` adds and the mask join afterwards (Gemma 2, 2024).
-    ``num_kv_heads`` < ``num_heads`` shares each K/V head g by a group of query heads (Ainslie et al. 2023); 1 is multi-query (Shazeer 2019).
-    """
+class Masked(Branch):
+    """A branch in which a mask says which positions meet."""
 
     mask: Mask = Causal()
-    relative: Relative = NoRelative()
-    top_k: int | None = Field(default=None, gt=0, description="only so many of the largest logits of a query keep weight; default: all")
-    softcap: float | None = Field(default=None, gt=0, description="c, where logits s are c · tanh(s / c) before anything joins them")
 
     @property
     def causal(self) -> bool:
@@ -123,6 +115,23 @@ class Attention(DotProduct, kind="attention"):
     @property
     def decodes(self) -> bool:
         return self.mask.decodes
+
+
+class MaskedAttention(Masked, DotProduct):
+    """Attention of a sequence to itself under a mask."""
+
+
+class Attention(MaskedAttention, kind="attention"):
+    """concat_h(softmax(Q_h K_g^T / (temperature √Dk) + bias, masked) V_g) W_o (Vaswani et al. 2017).
+
+    ``top_k`` leaves weight to the k largest logits of a query alone (Gupta et al. 2021); 1 is a hard lookup.
+    ``softcap`` keeps logits between -c and c; what ``relative`` adds and the mask join afterwards (Gemma 2, 2024).
+    ``num_kv_heads`` < ``num_heads`` shares each K/V head g by a group of query heads (Ainslie et al. 2023); 1 is multi-query (Shazeer 2019).
+    """
+
+    relative: Relative = NoRelative()
+    top_k: int | None = Field(default=None, gt=0, description="only so many of the largest logits of a query keep weight; default: all")
+    softcap: float | None = Field(default=None, gt=0, description="c, where logits s are c · tanh(s / c) before anything joins them")
 
     def problems(self) -> list[Problem]:
         found = super().problems()

@@ -39,24 +39,25 @@ def _no_batch(norm: Norm) -> list[Problem]:
     return [Problem(("norm",), "a head norms each vector alone; use layer_norm, rms_norm or none, not batch_norm")]
 
 
-def _hidden_problems(norm: Norm, hidden: int | None) -> list[Problem]:
-    """What is wrong with the norm of a layer before the answer."""
-    if hidden is None and not isinstance(norm, NoNorm):
-        return [Problem(("norm",), f"{norm.kind} ends the hidden layer, and there is none; give hidden, or leave it out")]
-    return _no_batch(norm)
+class Classes(Head):
+    """A head that tells classes apart."""
+
+    num_classes: int | None = Field(default=None, gt=0, description="default: as many as the data has labels or tags")
 
 
-class ClassificationHead(Head, kind="classification"):
-    """logits = dropout(pool(x)) W^T + b, one row of logits a sequence; with ``hidden`` dropout(norm(φ(pool(x) W_h + b_h))) W^T + b.
-
-    Pooling ``first`` and a tanh layer as wide as the model are BERT's pooler and classifier (Devlin et al. 2019).
+class Pooled(Head):
+    """A head that answers once a sequence.
 
     pooling: ``first`` position (BERT's CLS), ``last`` real one, ``mean`` or ``max`` over the real ones, or ``attention``: Σ_i softmax_i(w·x_i) x_i.
     """
 
-    num_classes: int | None = Field(default=None, gt=0, description="default: as many as the data has labels")
     pooling: Literal["first", "last", "mean", "max", "attention"] = "mean"
-    hidden: int | None = Field(default=None, gt=0, description="width of a layer between pooling and logits; default: none")
+
+
+class Hidden(Head):
+    """A head z W^T + b with z = dropout(x), or with ``hidden`` z = dropout(norm(φ(x W_h + b_h)))."""
+
+    hidden: int | None = Field(default=None, gt=0, description="width of a layer before the answer; default: none")
     dropout: float = Field(default=0.0, ge=0, lt=1)
     activation: Activation = Field(default="tanh", description="the φ of the hidden layer")
     norm: Norm = Field(default=NoNorm(), description="that ends the hidden layer")
@@ -64,51 +65,26 @@ class ClassificationHead(Head, kind="classification"):
     bias: bool = True
 
     def problems(self) -> list[Problem]:
-        return _hidden_problems(self.norm, self.hidden)
+        if self.hidden is None and not isinstance(self.norm, NoNorm):
+            return [Problem(("norm",), f"{self.norm.kind} ends the hidden layer, and there is none; give hidden, or leave it out")]
+        return _no_batch(self.norm)
 
 
-class RegressionHead(Head, kind="regression"):
-    """y = dropout(pool(x)) w + b, one number a sequence, in units of the training values' standard deviation from their mean.
+# Fields stand in the order of the bases from the last to the first: classification(3) is one of three classes.
+class ClassificationHead(Hidden, Pooled, Classes, kind="classification"):
+    """logits = z W^T + b, one row of logits a sequence, z as of ``Hidden`` from what is pooled.
 
-    ``hidden`` as of ``classification``.
+    Pooling ``first`` and a tanh layer as wide as the model are BERT's pooler and classifier (Devlin et al. 2019).
     """
 
-    pooling: Literal["first", "last", "mean", "max", "attention"] = "mean"
-    hidden: int | None = Field(default=None, gt=0, description="width of a layer between pooling and number; default: none")
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    activation: Activation = Field(default="tanh", description="the φ of the hidden layer")
-    norm: Norm = Field(default=NoNorm(), description="that ends the hidden layer")
-    hidden_bias: bool = True
-    bias: bool = True
 
-    def problems(self) -> list[Problem]:
-        return _hidden_problems(self.norm, self.hidden)
+class RegressionHead(Hidden, Pooled, kind="regression"):
+    """y = z w + b, one number a sequence, in units of the training values' standard deviation from their mean; z as of ``Hidden``."""
 
 
-class TokenHead(Head, kind="tokens"):
-    """logits = dropout(x) W^T + b, one row of logits a position; with ``hidden`` dropout(norm(φ(x W_h + b_h))) W^T + b."""
-
-    num_classes: int | None = Field(default=None, gt=0, description="default: as many as the data has tags")
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    hidden: int | None = Field(default=None, gt=0, description="width of a layer before the logits; default: none")
-    activation: Activation = Field(default="tanh", description="the φ of the hidden layer")
-    norm: Norm = Field(default=NoNorm(), description="that ends the hidden layer")
-    hidden_bias: bool = True
-    bias: bool = True
-
-    def problems(self) -> list[Problem]:
-        return _hidden_problems(self.norm, self.hidden)
+class TokenHead(Hidden, Classes, kind="tokens"):
+    """logits = z W^T + b, one row of logits a position, z as of ``Hidden``."""
 
 
-class SpanHead(Head, kind="spans"):
-    """Two logits a position: that an answer begins, and that it ends, there (Devlin et al. 2019). ``hidden`` as of ``tokens``."""
-
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    hidden: int | None = Field(default=None, gt=0, description="width of a layer before the logits; default: none")
-    activation: Activation = Field(default="tanh", description="the φ of the hidden layer")
-    norm: Norm = Field(default=NoNorm(), description="that ends the hidden layer")
-    hidden_bias: bool = True
-    bias: bool = True
-
-    def problems(self) -> list[Problem]:
-        return _hidden_problems(self.norm, self.hidden)
+class SpanHead(Hidden, kind="spans"):
+    """Two logits z W^T + b a position: that an answer begins, and that it ends, there (Devlin et al. 2019); z as of ``Hidden``."""

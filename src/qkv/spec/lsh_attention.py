@@ -7,8 +7,8 @@ from typing import Annotated, Any, cast
 
 from pydantic import BeforeValidator, Field
 
+from qkv.spec.branches import Masked
 from qkv.spec.errors import Problem
-from qkv.spec.masks import Causal, Mask
 from qkv.spec.sparse_attention import SparseAttention
 
 
@@ -22,7 +22,7 @@ Factors = Annotated[tuple[int, ...], BeforeValidator(_as_factors, json_schema_in
 """A number, or a list of numbers whose product it is."""
 
 
-class LSHAttention(SparseAttention, kind="lsh_attention"):
+class LSHAttention(Masked, SparseAttention, kind="lsh_attention"):
     """softmax(q_i · k_j, j in a chunk near i's) V with k_j = q_j / |q_j|: one map makes queries and keys (Reformer, Kitaev et al. 2020).
 
     In each of ``num_hashes`` rounds a random rotation R of each head puts a vector into the bucket argmax(qR ; -qR); positions are sorted by
@@ -35,7 +35,6 @@ class LSHAttention(SparseAttention, kind="lsh_attention"):
     The paper divides what is met in several rounds by how often it is; here, as in the published models, it counts each time.
     """
 
-    mask: Mask = Causal()
     num_hashes: int = Field(default=2, gt=0, description="rounds of hashing; more come nearer to full attention")
     num_buckets: Factors = Field(
         default=(32,), min_length=1, description="of a round, even; or factors of it, each even, for which less is multiplied"
@@ -45,14 +44,6 @@ class LSHAttention(SparseAttention, kind="lsh_attention"):
     chunks_after: int = Field(default=0, ge=0)
     seed: int = Field(default=0, ge=0, description="of the rotations, which are not learned and the same in every call")
     bias: bool = False
-
-    @property
-    def causal(self) -> bool:
-        return self.mask.causal
-
-    @property
-    def decodes(self) -> bool:
-        return self.mask.decodes
 
     @property
     def buckets(self) -> int:

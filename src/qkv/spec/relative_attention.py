@@ -7,24 +7,10 @@ from typing import Any
 
 from pydantic import Field
 
-from qkv.spec.branches import DotProduct
+from qkv.spec.branches import MaskedAttention
 from qkv.spec.errors import Problem
-from qkv.spec.masks import Causal, Full, Mask
+from qkv.spec.masks import Full, Mask
 from qkv.spec.parts import BatchNorm, NoNorm, Norm
-
-
-class MaskedAttention(DotProduct):
-    """Attention of a sequence to itself under a mask."""
-
-    mask: Mask = Causal()
-
-    @property
-    def causal(self) -> bool:
-        return self.mask.causal
-
-    @property
-    def decodes(self) -> bool:
-        return self.mask.decodes
 
 
 class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
