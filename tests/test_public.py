@@ -74,13 +74,12 @@ def test_the_parts_of_specs_are_reached_by_attribute() -> None:
     assert done.stdout == "causal & window(8) gru\n"
 
 
-def test_importing_is_quick_and_brings_no_torch() -> None:
+def test_importing_brings_no_torch_and_little_else() -> None:
+    """How quick it is for that, ``benchmarks/startup.py`` measures."""
     code = "import qkv, sys; qkv.Recipe; qkv.read_recipe; qkv.cost; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    # The processor's time and not the clock's, so that a busy machine does not decide.
-    clock = "import time; began = time.process_time(); import qkv; print(time.process_time() - began)"
-    seconds = [float(subprocess.run([sys.executable, "-c", clock], check=True, capture_output=True, text=True).stdout) for _ in range(3)]
-    assert min(seconds) < 0.03
+    code = "import qkv, sys; sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'pydantic', 'yaml', 'typer')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_text_is_trained_and_written_on_in_python(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -137,16 +136,13 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     ],
     ids=" ".join,
 )
-def test_what_needs_no_torch_imports_none_and_is_quick(folder: Path, args: list[str]) -> None:
+def test_what_needs_no_torch_imports_none(folder: Path, args: list[str]) -> None:
+    """How quick it is for that, ``benchmarks/startup.py`` measures."""
     (folder / "bad.yaml").write_text("data: x\n\tmodel: 3\n")
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = fresh(*(arg.format(folder=folder) for arg in args))
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode in (0, 2), done.stderr
     assert "fault" not in done.stderr
     assert not done.stderr.endswith("TORCH")
-    # The processor's time and not the clock's, so that a busy machine does not decide.
-    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 0.5
 
 
 def test_commands_are_imported_when_they_are_called() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from typing import Any
 
 import pytest
@@ -148,10 +147,8 @@ def test_nesting_is_bounded(opening: str) -> None:
 def test_aliases_of_aliases_are_counted_and_not_built() -> None:
     rows = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
     rows += [f"a{i}: &a{i} [" + ", ".join([f"*a{i - 1}"] * 10) + "]" for i in range(1, 12)]
-    start = time.perf_counter()
-    with pytest.raises(SpecError, match="more than 100,000 values"):
+    with pytest.raises(SpecError, match="more than 100,000 values"):  # of 10¹² that would be built
         read_yaml("\n".join(rows))
-    assert time.perf_counter() - start < 2
 
 
 JSON = st.recursive(
