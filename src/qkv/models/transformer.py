@@ -78,7 +78,7 @@ class Layered(nn.Module):
     def last(self, x: Tensor, context: Context) -> Tensor:
         """The vectors after the last block. Reversible blocks keep nothing for their backward pass, unless a tap wants to see it."""
         if self.reversible and torch.is_grad_enabled() and context.tap is None:
-            slots = [(slot, context.of_layer(i)) for i, block in enumerate(self.blocks) for slot in block.branches]  # type: ignore[union-attr]
+            slots = [(slot, context.of_layer(i)) for i, block in enumerate(self.walked) for slot in block.branches]  # type: ignore[union-attr]
             return through_reversible(slots, self._entering(x))
         return [x, *self.through(x, context)][-1]
 
