@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 import torch
 from torch import Tensor
 
+from qkv.ops.documents import starts_of
+
 T = TypeVar("T")
 Tap = Callable[[str, Tensor], Tensor | None]
 """Called with a dotted path and what was computed there; a returned tensor takes its place."""
@@ -107,11 +109,7 @@ class Context:
     @property
     def document_starts(self) -> Tensor | None:
         """Where a new document begins in packed rows, (B, N)."""
-        if self.segments is None:
-            return None
-        starts = torch.ones_like(self.segments, dtype=torch.bool)
-        starts[:, 1:] = self.segments[:, 1:] != self.segments[:, :-1]
-        return starts
+        return None if self.segments is None else starts_of(self.segments)
 
     def _lengths(self) -> Tensor:
         assert self.lengths is not None

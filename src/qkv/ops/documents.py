@@ -29,10 +29,16 @@ class Documents(NamedTuple):
         return x[self.number, self.offset]
 
 
-def documents(segments: Tensor) -> Documents:
-    """``segments`` (B, N): document numbers; a document is a run of one number in a row."""
+def starts_of(segments: Tensor) -> Tensor:
+    """Where a new document begins, (B, N); ``segments`` (B, N): document numbers, of which a document is a run of one in a row."""
     starts = torch.ones_like(segments, dtype=torch.bool)
     starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    return starts
+
+
+def documents(segments: Tensor) -> Documents:
+    """Those of packed rows; ``segments`` (B, N): see ``starts_of``."""
+    starts = starts_of(segments)
     token = torch.arange(segments.numel(), device=segments.device)
     number = starts.flatten().cumsum(0) - 1
     offset = token - token[starts.flatten()][number]
