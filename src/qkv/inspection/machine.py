@@ -8,6 +8,7 @@ import platform
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from qkv.data.cache import cache_folder
 
@@ -35,6 +36,11 @@ class Machine:
     def flops_at(self, precision: str) -> float:
         """FLOP/s at ``precision``; the fp32 rate stands in for one that was not measured."""
         return self.flops.get(precision, self.flops["fp32"])
+
+    @property
+    def precision(self) -> Literal["fp32", "bf16"]:
+        """Precision of products that pays off in training here: bf16 must be clearly faster, because it rounds."""
+        return "bf16" if self.flops_at("bf16") > 1.3 * self.flops_at("fp32") else "fp32"
 
 
 def processor_name() -> str:

@@ -128,7 +128,7 @@ def _training(steps: int, machine: Machine) -> Training:
         steps=steps,
         batch_size=_BATCH,
         optimizer=Muon(),
-        precision="bf16" if machine.flops_at("bf16") > 1.3 * machine.flops_at("fp32") else "fp32",
+        precision=machine.precision,
         schedule=WarmupStableDecay(warmup=min(20, steps // 10), decay=0.5),
         validation=Validation(every=max(1, steps // 10)),
         checkpoints=Checkpoints(every=max(1, steps // 10)),

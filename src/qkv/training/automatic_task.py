@@ -228,7 +228,7 @@ def _training(
     """As many steps as time allows, but no more than ``_EPOCHS`` times through the data; batches of similar length."""
     tokens = max(1.0, sizes.read[0] + sizes.written[0]) + 2
     batch = 32 if sizes.examples >= 1000 else 16
-    precision = "bf16" if machine.flops_at("bf16") > 1.3 * machine.flops_at("fp32") else "fp32"
+    precision = machine.precision
     positions = max(256, round(batch * tokens * 2 / 256) * 256) if writes else 0
     batch = max(1, round(positions / tokens)) if writes else batch
     seconds = _seconds(batch, max(2, round(tokens)), width, layers * (2 if writes else 1), ids, machine, precision)
