@@ -35,7 +35,7 @@ FOLDERS = ("src", "tests", "docs", "examples", "recipes", "benchmarks", ".ci")
 @cache
 def texts() -> tuple[Path, ...]:
     """Every text file of the project, those directly in its folder and those in its known folders."""
-    found = [path for path in ROOT.iterdir() if path.is_file()]
+    found = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]  # a file in a second working tree
     for folder in FOLDERS:
         found += [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     return tuple(sorted(path for path in found if path.suffix in TEXTS))
