@@ -338,8 +338,7 @@ def subject_like(s: Subject, dtype: torch.dtype) -> Subject:
 def check_equation(s: Subject) -> None:
     """The same numbers as loops over single positions."""
     x = s.inputs(2, 8)
-    # The package computes the angles of positions in float32.
-    same(s.whole(x), s.equation(x), "the equation", tolerance=1e-6)
+    same(s.whole(x), s.equation(x), "the equation")
 
 
 @check("long sequences")

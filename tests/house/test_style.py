@@ -122,6 +122,14 @@ def test_no_file_holds(why: str) -> None:
     assert not found, f"{why}: {', '.join(found)}"
 
 
+@pytest.mark.parametrize("source", package(), ids=lambda s: s.name)
+def test_nothing_rounds_float64_in_passing(source: Source) -> None:
+    """``x.float()`` narrows float64: ``qkv.ops.at_least_single`` does not."""
+    calls = [node for node in ast.walk(source.tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    found = [str(node.lineno) for node in calls if node.func.attr == "float" and not node.args]  # type: ignore[attr-defined]
+    assert not found, f"{source.name}: .float() in line {', '.join(found)}"
+
+
 @pytest.mark.parametrize("source", [*package(), *suite()], ids=lambda s: s.name)
 def test_no_banner_comments(source: Source) -> None:
     assert not BANNER.search(source.text)

@@ -170,7 +170,7 @@ def test_gaps_are_filled_from_left_to_right(tmp_path: Path) -> None:
         masks = order[:, None] <= order[:, :, None], order[:, None] < order[:, :, None]
         g = two_streams(model, PermutationBatch(filled, filled, order, *masks), 0, mask)
     for place, found in zip(places, logits, strict=True):
-        wanted = (g[place] @ model.head.weight.T).float()  # type: ignore[operator, union-attr]
+        wanted = g[place] @ model.head.weight.T  # type: ignore[operator, union-attr]
         wanted[mask] = -torch.inf
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     (answer,) = task.predict(model, material.vocabulary, material.recipe, [{"text": "The cat <mask> on <mask>"}])

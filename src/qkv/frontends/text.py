@@ -53,7 +53,7 @@ class TextFrontend(nn.Module):
         if self.types is not None:
             x = x + (self.types[0] if context.types is None else F.embedding(context.types, self.types))
         if self.positions is not None:
-            vectors = self.positions(context.positions).to(x.dtype)
+            vectors = self.positions(context.positions, x.dtype).to(x.dtype)
             x = x + vectors if self.part.join == "add" else torch.cat((x, vectors.expand_as(x)), -1)
         return dropout(self.norm(x, context), self.part.dropout, self.training)
 

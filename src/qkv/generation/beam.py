@@ -25,6 +25,7 @@ from qkv.generation import context
 from qkv.generation.reading import read
 from qkv.generation.sample import evaluating
 from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 from qkv.state.tree import overwrite, rows
@@ -182,7 +183,7 @@ class BeamSearch:
 
     def _candidates(self, logits: Tensor) -> list[list[Beam]]:
         """The best 2 K continuations of each running prompt, best first."""
-        count, logits = len(self.running), logits.float()
+        count, logits = len(self.running), at_least_single(logits)
         before = [self.beams[row].log_probabilities for row in self.running]
         # More than 2 K tokens of one beam cannot be among the best 2 K of all.
         best, tokens = logits.topk(min(2 * self.generation.num_beams, logits.shape[-1]))

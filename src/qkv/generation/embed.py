@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from qkv.generation.reading import padded
 from qkv.generation.sample import evaluating
 from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError, nearest
 from qkv.tokenizers.framing import Framed
 from qkv.tokenizers.tokenizer import Tokenizer
@@ -105,7 +106,7 @@ def _embedded(model: Transformer, texts: Sequence[Framed], how: Embedding, skipp
     types = padded(kinds, device)[0] if any(kinds) else None
     steps = torch.arange(ids.shape[1], device=device)
     real = steps < lengths[:, None]
-    x = _vectors(model, ids, None if bool(real.all()) else lengths, types).float()
+    x = at_least_single(_vectors(model, ids, None if bool(real.all()) else lengths, types))
     counted = real & (steps >= torch.minimum(lengths - 1, lengths.new_tensor(skipped))[:, None])
     if model.spec.answers is not None:  # latents, or queries of a fixed number: all of them are real, and none is a token's
         counted = torch.ones(x.shape[:2], dtype=torch.bool, device=device)

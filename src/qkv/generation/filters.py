@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qkv.ops.at_least_single import at_least_single
 from qkv.spec.generation import Generation
 
 BELOW_ONE = 1.0 - 2.0**-52
@@ -118,6 +119,6 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     A row depends on its own logits and number alone. Where logits are NaN or infinite no token is reached, and the answer is V.
     """
     # Sums in float64: in float32 the tail of a large vocabulary would drown in rounding.
-    reached = torch.softmax(logits, -1, dtype=torch.float32).cumsum(-1, dtype=torch.float64)
+    reached = at_least_single(logits).softmax(-1).cumsum(-1, dtype=torch.float64)
     aim = uniforms.unsqueeze(-1) * (reached[..., -1:] * BELOW_ONE)
     return torch.searchsorted(reached, aim, right=True).squeeze_(-1)

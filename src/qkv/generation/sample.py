@@ -14,6 +14,7 @@ from qkv.generation import context
 from qkv.generation.filters import filtered, pick
 from qkv.generation.reading import read
 from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 from qkv.state.tree import rows
@@ -98,7 +99,7 @@ class Sampling:
 
     def _drawn(self, logits: Tensor) -> Tensor:
         """One token a row, (B,)."""
-        logits = logits.float()
+        logits = at_least_single(logits)
         if self.generation.temperature == 0.0:
             best, tokens = filtered(logits, self.generation, self._history).max(-1)
             sound = best.isfinite()

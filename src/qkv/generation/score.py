@@ -21,6 +21,7 @@ from qkv.generation.reading import padded, read
 from qkv.generation.sample import evaluating
 from qkv.generation.text import prompt_ids
 from qkv.models.transformer import State, Transformer
+from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation, Measure
 from qkv.state.tree import rows
@@ -119,7 +120,7 @@ def _following(model: Transformer, state: State, options: list[Sequence[int]]) -
 
 def _picked(logits: Tensor, tokens: Tensor) -> Tensor:
     """log softmax(logits) (N, V) at ``tokens`` (N), in float64."""
-    logits = logits.float()
+    logits = at_least_single(logits)
     if not bool(logits.isfinite().all()):
         raise UserError("the model's logits are not finite, so no option is more probable than another; its weights are damaged")
     return (logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1)).double()

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from qkv.data.batch import Batch, PairBatch
 from qkv.inspection.cost import Cost
 from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
 from qkv.spec import heads
 from qkv.spec.model import Model
 
@@ -67,7 +68,7 @@ def loss_by_head(language: LanguageLoss) -> Callable[[Transformer, Batch], tuple
         given, count = memory_of(model, batch), batch.targets.numel()
         if isinstance(model.spec.head, heads.LanguageModelHead):
             return language(model, batch.ids, batch.targets, **given), count
-        answer = model(batch.ids, **given)[0].float()
+        answer = at_least_single(model(batch.ids, **given)[0])
         if isinstance(model.spec.head, heads.RegressionHead):
             return (answer[:, 0] - batch.targets).square().sum(), count
         if isinstance(model.spec.head, heads.SpanHead):

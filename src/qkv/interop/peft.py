@@ -23,6 +23,7 @@ from qkv.interop.ways import PLAIN, Cut, Transposed
 from qkv.layers.lora import LowRank, adapters
 from qkv.models.adapt import adapt
 from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
 from qkv.spec.adapt import LoRA
 from qkv.spec.errors import UserError
 from qkv.spec.training import Training
@@ -92,9 +93,9 @@ def _of_map(module: LowRank, match: Match) -> dict[str, dict[str, Tensor]]:
     """For each of a family's maps its two matrices. Raises ``UserError`` where they cannot be told apart by rows."""
     a, b = module.lora_a.detach(), module.lora_b.detach()
     parts = (b,) if isinstance(match.way, Transposed) else match.way.outward(b, match.cut)
-    changes = match.way.outward(b.float() @ a.float(), match.cut)
+    changes = match.way.outward(at_least_single(b) @ at_least_single(a), match.cut)
     for some, change in zip(parts, changes, strict=True):
-        product = some.float() @ a.float()
+        product = at_least_single(some) @ at_least_single(a)
         product = product.t() if isinstance(match.way, Transposed) else product
         if product.shape != change.shape or not torch.allclose(product, change, rtol=1e-4, atol=1e-6):
             raise UserError(f"{match.theirs[0]} holds the numbers of a map in another order than by rows, which no low-rank pair can say")

@@ -14,6 +14,7 @@ from qkv.interop.places import CONFIG
 from qkv.interop.registry import FAMILIES
 from qkv.interop.save import covering
 from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
@@ -53,7 +54,7 @@ def head_tensors(folder: Path, spec: Model) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for match in matches(bare, rows):
         if match.ours in shapes and all(name in stored for name in match.theirs):
-            tensor = match.way.inward([stored[name].read().float() for name in match.theirs], match.cut)
+            tensor = match.way.inward([at_least_single(stored[name].read()) for name in match.theirs], match.cut)
             if tensor.shape == shapes[match.ours]:
                 found[match.ours] = tensor
     return found

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.layers.linear import Linear
+from qkv.ops.at_least_single import single_or_wider
 from qkv.ops.dropout import dropout
 from qkv.ops.linear.choose import linear
 from qkv.spec.adapt import LoRA
@@ -21,7 +22,7 @@ A, B = "lora_a", "lora_b"
 
 def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
     """W + s B A in the precision of W, summed in fp32. W (O, I), A (R, I), B (O, R)."""
-    wide = torch.promote_types(weight.dtype, torch.float32)
+    wide = single_or_wider(weight.dtype)
     return torch.addmm(weight.to(wide), b.to(wide), a.to(wide), alpha=scale).to(weight.dtype)
 
 

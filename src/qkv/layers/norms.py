@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.layers.context import Context
+from qkv.ops.at_least_single import single_or_wider
 from qkv.spec import parts as spec
 
 
@@ -56,7 +57,7 @@ class ZeroCentredRMSNorm(Norm):
         self.eps = part.eps
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        wide = torch.promote_types(x.dtype, torch.float32)
+        wide = single_or_wider(x.dtype)
         return F.rms_norm(x.to(wide), self.weight.shape, 1 + self.weight.to(wide), self.eps).to(x.dtype)
 
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from qkv.layers.activations import ACTIVATIONS
 from qkv.layers.linear import Linear
 from qkv.ops import positions as ops
+from qkv.ops.at_least_single import single_or_wider
 from qkv.spec import parts as spec
 from qkv.spec.errors import UserError
 
@@ -24,7 +25,7 @@ class Learned(nn.Module):
         self.offset = part.offset
         self.table = nn.Parameter(torch.zeros(length + part.offset, width))
 
-    def forward(self, positions: Tensor) -> Tensor:
+    def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         return F.embedding(positions + self.offset if self.offset else positions, self.table)
 
 
@@ -40,7 +41,7 @@ class Axial(nn.Module):
         widths = part.widths or (width,) * len(part.shape)
         self.tables = nn.ParameterList(torch.zeros(size, own) for size, own in zip(part.shape, widths, strict=True))
 
-    def forward(self, positions: Tensor) -> Tensor:
+    def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         found, left = [], positions
         for size, table in zip(reversed(self.part.shape), reversed(list(self.tables)), strict=True):
             found.append(F.embedding(left % size, table))
@@ -56,8 +57,8 @@ class Sinusoidal(nn.Module):
         super().__init__()
         self.width, self.base = width, part.base
 
-    def forward(self, positions: Tensor) -> Tensor:
-        return ops.sinusoid(positions, self.width, self.base)
+    def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        return ops.sinusoid(positions, self.width, self.base, single_or_wider(dtype))
 
 
 class LearnedSinusoidal(nn.Module):
@@ -70,8 +71,8 @@ class LearnedSinusoidal(nn.Module):
         self.up, self.down = Linear(width, hidden), Linear(hidden, width)
         self.activation = ACTIVATIONS[part.activation]
 
-    def forward(self, positions: Tensor) -> Tensor:
-        waves = ops.sinusoid(positions, self.width, self.base).to(self.up.weight.dtype)
+    def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        waves = ops.sinusoid(positions, self.width, self.base, single_or_wider(self.up.weight.dtype)).to(self.up.weight.dtype)
         return self.down(self.activation(self.up(waves)))
 
 
@@ -84,7 +85,7 @@ POSITIONS: dict[type[spec.Positions], Callable[[Any, int, int], nn.Module]] = {
 
 
 def build_positions(part: spec.Positions, length: int, width: int) -> nn.Module | None:
-    """The module that maps positions (…) to vectors (…, D); None where there are none."""
+    """The module that maps positions (…) to vectors (…, D), computed at least in the precision that is asked for; None where there are none."""
     return POSITIONS[type(part)](part, length, width) if type(part) in POSITIONS else None
 
 
@@ -102,12 +103,12 @@ def resample_grid(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> 
     return F.interpolate(grid, new, mode="bicubic", align_corners=False)[0].permute(1, 2, 0).flatten(0, 1)
 
 
-def rope_frequencies(part: spec.Rope, rotated: int) -> tuple[Tensor, float]:
+def rope_frequencies(part: spec.Rope, rotated: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, float]:
     """(radians a position for each pair, the magnitude of q and k) after the part's scaling. ``rotated``: features turned."""
     scaling, base = part.scaling, part.base
     if isinstance(scaling, spec.NTKScaling):
-        return ops.inverse_frequencies(rotated, ops.ntk_base(base, rotated, scaling.factor)), 1.0
-    plain = ops.inverse_frequencies(rotated, base)
+        return ops.inverse_frequencies(rotated, ops.ntk_base(base, rotated, scaling.factor), dtype=dtype), 1.0
+    plain = ops.inverse_frequencies(rotated, base, dtype=dtype)
     match scaling:
         case None:
             return plain, 1.0

@@ -11,6 +11,7 @@ from qkv.layers.positions import rope_frequencies
 from qkv.layers.relative import build_relative
 from qkv.mixers.key_value import KeyValueAttention
 from qkv.ops import positions as position_ops
+from qkv.ops.at_least_single import single_or_wider
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import Problem
 from qkv.ops.masks import Sites
@@ -46,23 +47,23 @@ class Attention(KeyValueAttention):
         rope = self.part.relative
         if not isinstance(rope, Rope):
             return q, k
-        cos, sin = context.once(("rope", rope, self.head_dim), lambda: self._rotation(rope, context))
+        cos, sin = context.once(("rope", rope, self.head_dim, q.dtype), lambda: self._rotation(rope, context, single_or_wider(q.dtype)))
         return position_ops.rotate(q, cos, sin), position_ops.rotate(k, cos, sin)
 
-    def _rotation(self, rope: Rope, context: Context) -> tuple[Tensor, Tensor]:
-        frequencies, magnitude = rope_frequencies(rope, spec.rotary_dim(self.head_dim, rope))
+    def _rotation(self, rope: Rope, context: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        frequencies, magnitude = rope_frequencies(rope, spec.rotary_dim(self.head_dim, rope), dtype)
         return position_ops.rotation(context.positions[:, None], frequencies.to(context.positions.device), magnitude)
 
     def _problem(self, q: Tensor, sites: Sites) -> Problem:
         part = self.part
         dropout = part.dropout if self.training else 0.0
         if self.relative is None:
-            return Problem(self.mask, sites, self.scale, self._slopes(q.device), dropout, top_k=part.top_k, softcap=part.softcap)
+            return Problem(self.mask, sites, self.scale, self._slopes(q), dropout, top_k=part.top_k, softcap=part.softcap)
         added, values = self.relative.added(q, sites, self.scale), self.relative.values(sites)
         return Problem(self.mask, sites, self.scale, None, dropout, added, part.top_k, values, part.softcap)
 
-    def _slopes(self, device: torch.device) -> Tensor | None:
+    def _slopes(self, q: Tensor) -> Tensor | None:
         alibi = self.part.relative
         if not isinstance(alibi, Alibi):
             return None
-        return position_ops.alibi_slopes(self.num_heads, device) * (self.scale if alibi.scaled else 1.0)
+        return position_ops.alibi_slopes(self.num_heads, q.device, single_or_wider(q.dtype)) * (self.scale if alibi.scaled else 1.0)

@@ -9,6 +9,7 @@ from qkv.layers.branch import implements
 from qkv.layers.context import Context
 from qkv.layers.linear import Linear
 from qkv.mixers.scored_attention import ScoredAttention
+from qkv.ops.at_least_single import single_or_wider
 from qkv.ops.masks import Sites
 from qkv.ops.relative_scores import by_query, sinusoid_halves
 from qkv.spec import relative_attention as spec
@@ -58,7 +59,7 @@ class RelativeAttention(ScoredAttention):
         u, v = (bias.view(-1, 1, self.head_dim).to(q.dtype) for bias in (self.content_bias, self.position_bias))
         key = "distances", self.part.max_distance, self.causal, self.ring, k.shape[2]
         distances, index = context.once(key, lambda: self._distances(sites, context))
-        r = sinusoid_halves(distances, self.width).to(q.dtype)
+        r = sinusoid_halves(distances, self.width, dtype=single_or_wider(q.dtype)).to(q.dtype)
         added = self._by_distance(q + v, r, index)
         if self.types is not None:
             added = added + self.types(q, context)

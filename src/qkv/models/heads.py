@@ -13,6 +13,7 @@ from qkv.layers.context import Context
 from qkv.layers.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.layers.pooling import pooled
+from qkv.ops.at_least_single import at_least_single
 from qkv.ops.dropout import dropout
 from qkv.ops.linear.choose import linear
 from qkv.spec import heads as spec
@@ -66,7 +67,7 @@ class Pool(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         if self.score is None:
             return pooled(x, lengths, self.how)
-        scores = self.score(x)[..., 0].float()
+        scores = at_least_single(self.score(x)[..., 0])
         if lengths is not None:
             scores = scores.masked_fill(torch.arange(x.shape[1], device=x.device) >= lengths[:, None], -torch.inf)
         return (scores.softmax(-1).to(x.dtype)[:, None] @ x)[:, 0]

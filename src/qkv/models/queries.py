@@ -26,5 +26,5 @@ class Queries(nn.Module):
         lengths, places = context.lengths, context.positions
         if self.count is not None:
             lengths, places = None, torch.arange(self.count, device=x.device)[None]
-        q = self.positions(places).to(x.dtype).expand(x.shape[0], -1, -1)
+        q = self.positions(places, x.dtype).to(x.dtype).expand(x.shape[0], -1, -1)
         return q, Context(places, lengths, end=places.shape[1], tap=context.tap, memory=known)

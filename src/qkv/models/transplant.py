@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from qkv.ops.at_least_single import at_least_single
+
 _TABLES = ("frontend.", "encoder.frontend.")
 _LAYER = re.compile(r"(?<=blocks\.)\d+")
 KEPT, NEW = "kept", "begins at random"
@@ -123,7 +125,7 @@ def _regrouped(own: Tensor, given: Tensor, was: int, width: int) -> tuple[Tensor
         return None, NEW
     heads, wanted = len(given) // width, len(own) // width
     if heads % wanted == 0:
-        each = given.unflatten(0, (wanted, heads // wanted, width)).float().mean(1)
+        each = at_least_single(given.unflatten(0, (wanted, heads // wanted, width))).mean(1)
         return each.flatten(0, 1).to(own), f"means of {heads // wanted} heads"
     if wanted % heads == 0:
         each = given.unflatten(0, (heads, width)).repeat_interleave(wanted // heads, 0)

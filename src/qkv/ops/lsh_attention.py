@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qkv.ops.at_least_single import at_least_single
 from qkv.ops.masks import Mask, Sites
 
 SELF = -1e5
@@ -124,7 +125,7 @@ def _visible(row: Row, queries: Tensor, keys: Tensor, there: Tensor) -> Tensor:
 
 def _met(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, itself: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
     """(outputs (…, n, Dv), log-sums (…, n)) of n queries and their keys; nothing seen has an output of 0."""
-    scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32))
+    scores = at_least_single(q @ k.transpose(-1, -2))
     scores = scores.masked_fill(itself, SELF).masked_fill(~visible, -torch.inf)
     blind = ~visible.any(-1, keepdim=True)
     scores = scores.masked_fill(blind, 0.0)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 
-def sinusoid(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
+def sinusoid(positions: Tensor, width: int, base: float = 10000.0, dtype: torch.dtype = torch.float32) -> Tensor:
     """PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(p / base^(2i/D)) (Vaswani et al. 2017). (…) -> (…, D)."""
-    angles = positions[..., None].float() * inverse_frequencies(width, base, positions.device)
+    angles = positions[..., None].to(dtype) * inverse_frequencies(width, base, positions.device, dtype)
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)[..., :width]
 
 
@@ -26,9 +26,9 @@ def sinusoid_2d(rows: Tensor, columns: Tensor, width: int, base: float = 10000.0
     return torch.cat((sinusoid(rows, half, base), sinusoid(columns, width - half, base)), -1)
 
 
-def inverse_frequencies(width: int, base: float, device: torch.device | None = None) -> Tensor:
+def inverse_frequencies(width: int, base: float, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
     """base^(-2i/D), i < D/2, in radians a position."""
-    return base ** (-torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
+    return base ** (-torch.arange(0, width, 2, device=device, dtype=dtype) / width)
 
 
 def linear_scaling(frequencies: Tensor, factor: float) -> Tensor:
@@ -60,14 +60,14 @@ def yarn_scaling(frequencies: Tensor, factor: float, original_length: int, base:
 
     first = max(math.floor(pair_with(betas[0])), 0)
     last = min(math.ceil(pair_with(betas[1])), 2 * pairs - 1)
-    index = torch.arange(pairs, device=frequencies.device, dtype=torch.float32)
+    index = torch.arange(pairs, device=frequencies.device, dtype=frequencies.dtype)
     slow = ((index - first) / max(last - first, 1e-3)).clamp(0, 1)
     return slow * frequencies / factor + (1 - slow) * frequencies
 
 
 def rotation(positions: Tensor, frequencies: Tensor, magnitude: float = 1.0) -> tuple[Tensor, Tensor]:
     """(cos, sin) of p·θ, each (…, 2·pairs) with the pairs' angles written twice, times ``magnitude``."""
-    angles = positions[..., None].float() * frequencies
+    angles = positions[..., None].to(frequencies.dtype) * frequencies
     angles = torch.cat((angles, angles), -1)
     return magnitude * angles.cos(), magnitude * angles.sin()
 
@@ -81,7 +81,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return head if rest.shape[-1] == 0 else torch.cat((head, rest), -1)
 
 
-def alibi_slopes(num_heads: int, device: torch.device | None = None) -> Tensor:
+def alibi_slopes(num_heads: int, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
     """m_h = 2^(-8 h / H), h = 1..H, for H a power of two; else those of the power below, then every other one of the power above (Press et al. 2022)."""
 
     def powers(count: int) -> list[float]:
@@ -89,7 +89,7 @@ def alibi_slopes(num_heads: int, device: torch.device | None = None) -> Tensor:
 
     below = 1 << (num_heads.bit_length() - 1)
     slopes = powers(below) + powers(2 * below)[0::2][: num_heads - below]
-    return torch.tensor(slopes, device=device)
+    return torch.tensor(slopes, device=device, dtype=dtype)
 
 
 def yarn_magnitude(factor: float) -> float:
@@ -115,6 +115,6 @@ def distance_buckets(distance: Tensor, num_buckets: int, max_distance: int, caus
     back = (-distance).clamp(min=0) if causal else distance.abs()
     exact = num_buckets // 2
     # In this order and in fp32, so that borders fall as in the published models.
-    share = torch.log(back.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    share = torch.log(back.clamp(min=1).to(torch.float32) / exact) / math.log(max_distance / exact)
     far = (exact + (share * (num_buckets - exact)).long()).clamp(max=num_buckets - 1)
     return first + torch.where(back < exact, back, far)

@@ -36,7 +36,7 @@ def log_buckets(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor
     return torch.where(distance.abs() <= middle, distance, (share.ceil() + middle).long() * distance.sign())
 
 
-def sinusoid_halves(distance: Tensor, width: int, base: float = 10000.0) -> Tensor:
+def sinusoid_halves(distance: Tensor, width: int, base: float = 10000.0, dtype: torch.dtype = torch.float32) -> Tensor:
     """[sin(d θ_0), sin(d θ_1), …, cos(d θ_0), …], θ_i = base^(-2i/width): the order of Transformer-XL's code. (…) -> (…, width)."""
-    angles = distance[..., None].float() * inverse_frequencies(width, base, distance.device)
+    angles = distance[..., None].to(dtype) * inverse_frequencies(width, base, distance.device, dtype)
     return torch.cat((angles.sin(), angles.cos()), -1)[..., :width]

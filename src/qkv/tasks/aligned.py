@@ -8,6 +8,7 @@ from typing import Any
 from qkv.data.vocabulary import Vocabulary
 from qkv.models.alignment import alignment
 from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -26,7 +27,7 @@ def aligned(model: Transformer, vocabulary: Vocabulary, source: Sequence[int], w
     except UserError:  # the source is read, but not by attention
         return []
     names = {"source": _tokens(vocabulary.tokenizer, source), "target": _tokens(vocabulary.target, written[1:])}
-    return [{"kind": "alignment", "title": "What it reads while it writes", **names, "weights": weights.float().mean(0).tolist()}]
+    return [{"kind": "alignment", "title": "What it reads while it writes", **names, "weights": at_least_single(weights).mean(0).tolist()}]
 
 
 def _tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

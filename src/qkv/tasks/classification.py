@@ -17,6 +17,7 @@ from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.context import Tap
 from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Classification
@@ -120,7 +121,7 @@ def _collated(rows: Sequence[tuple[np.ndarray, np.ndarray, int]]) -> Batch:
 
 
 def _nats(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-    return F.cross_entropy(logits.float(), targets, reduction="sum", label_smoothing=smoothing)
+    return F.cross_entropy(at_least_single(logits), targets, reduction="sum", label_smoothing=smoothing)
 
 
 def _natural(label: str) -> tuple[int, float, str]:

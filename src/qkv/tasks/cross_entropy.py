@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from qkv.ops.at_least_single import at_least_single, single_or_wider
+
 IGNORED = -100
 Head = Callable[[Tensor], Tensor]
 
@@ -24,7 +26,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Te
 
     ``smoothing`` ε: the target has probability 1 - ε + ε/V and every other token ε/V (Szegedy et al. 2016).
     """
-    return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing)
+    return F.cross_entropy(at_least_single(logits), targets, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing)
 
 
 @torch.compiler.disable(reason="a gradient taken in the forward pass cannot be traced")
@@ -36,7 +38,8 @@ def chunked_cross_entropy(hidden: Tensor, head: nn.Module, targets: Tensor, rows
     parameters = [p for p in head.parameters() if p.requires_grad]
     if not torch.is_grad_enabled():
         return sum(
-            (cross_entropy(head(h), t, smoothing) for h, t in _shares(hidden, targets, rows)), hidden.new_zeros((), dtype=torch.float32)
+            (cross_entropy(head(h), t, smoothing) for h, t in _shares(hidden, targets, rows)),
+            hidden.new_zeros((), dtype=single_or_wider(hidden.dtype)),
         )
     return _Chunked.apply(hidden, targets, head, rows, smoothing, *parameters)  # type: ignore[no-any-return]
 
@@ -50,7 +53,7 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, targets: Tensor, head: Head, rows: int, smoothing: float, *parameters: Tensor) -> Tensor:
-        nats = hidden.new_zeros((), dtype=torch.float32)
+        nats = hidden.new_zeros((), dtype=single_or_wider(hidden.dtype))
         hidden_grad = torch.zeros_like(hidden)
         grads = [torch.zeros_like(p) for p in parameters]
         for i, (share, wanted) in enumerate(_shares(hidden, targets, rows)):

@@ -13,6 +13,7 @@ from torch import Tensor
 from qkv.data.vocabulary import Vocabulary
 from qkv.generation.sample import evaluating
 from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.example_task import text_in
@@ -88,7 +89,7 @@ class FillInTask(TextTask):
             raise UserError(f"the text has {read.whole} tokens, and the model reads {recipe.model.context_length}; give a shorter one")
         read = read._replace(types=recipe.model.types_read(read.types))
         with torch.inference_mode(), evaluating(model):
-            logits = self.logits(model, read, [read.begins[0] + place for place in gapped.places]).float()
+            logits = at_least_single(self.logits(model, read, [read.begins[0] + place for place in gapped.places]))
             logits[:, mask] = -torch.inf
             logits[:, tokenizer.vocab_size :] = -torch.inf  # rows that only fill up the table of a published checkpoint
             best = logits.softmax(-1).topk(min(BEST, tokenizer.vocab_size - 1))

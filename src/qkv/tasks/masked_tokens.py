@@ -17,6 +17,7 @@ from qkv.data.corruption.masked import mask_tokens
 from qkv.generation.sample import evaluating
 from qkv.layers.context import Tap
 from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import single_or_wider
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import MaskedTokens
 from qkv.tasks.cross_entropy import cross_entropy
@@ -63,7 +64,7 @@ class MaskedTokensTask(FillInTask):
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         vectors, targets = _asked(model, batch)
-        loss, right = vectors.new_zeros((), dtype=torch.float32), 0
+        loss, right = vectors.new_zeros((), dtype=single_or_wider(vectors.dtype)), 0
         for some, wanted in zip(vectors.split(_ROWS), targets.split(_ROWS), strict=True):
             logits = model.head(some)
             loss += cross_entropy(logits, wanted)

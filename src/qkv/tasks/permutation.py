@@ -24,6 +24,7 @@ from qkv.data.corpus import Corpus
 from qkv.data.corruption.permutation import PermutationBatch, arrange, permutation_targets
 from qkv.layers.context import Tap
 from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
 from qkv.spec.model import Text
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Permutation
@@ -82,7 +83,7 @@ class PermutationTask(FillInTask):
             types = torch.tensor([[*read.types, read.types[place]]], device=device) if read.types else None
             hidden, _ = model.features(batch.ids, positions=batch.positions, visible=batch.visible, types=types)
             (vector,), _ = at_targets(hidden, batch.targets)
-            logits = model.head(vector[None])[0].float()
+            logits = at_least_single(model.head(vector[None])[0])
             logits[mask] = -torch.inf
             known[0, place] = int(logits.argmax())
             found.append(logits)

@@ -17,6 +17,7 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.generation.sample import evaluating
 from qkv.layers.context import Tap
 from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.example_task import Cut, ExampleTask, column, framed_by, text_in, trained
@@ -85,7 +86,7 @@ class PooledTask(ExampleTask):
             read = [(*marked(some, vocabulary.tokenizer, cut), self.unknown) for some in texts]
             batch = collate(read).to(model.frontend.table.device)
             with torch.inference_mode(), evaluating(model):
-                answers = self.answers(outputs(model, batch).float(), vocabulary, recipe)
+                answers = self.answers(at_least_single(outputs(model, batch)), vocabulary, recipe)
             found += [answer | cut.note(sum(map(len, some)), _ROLES[len(some)]) for answer, some in zip(answers, texts, strict=True)]
         return found
 

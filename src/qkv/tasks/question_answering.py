@@ -20,6 +20,7 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.generation.sample import evaluating
 from qkv.layers.context import Tap
 from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
 from qkv.spec import tasks as spec
 from qkv.spec.errors import Problem, SpecError
 from qkv.spec.recipe import Recipe
@@ -280,7 +281,8 @@ def _collated(rows: Sequence[Any], prefix: bool) -> SpanBatch:
 
 def _logits(model: Transformer, batch: SpanBatch, tap: Tap | None = None) -> Tensor:
     """(B, N, 2), of first and last; -∞ at padding."""
-    logits = model(batch.ids, lengths=batch.lengths, segments=batch.segments, types=batch.types, prefix=batch.prefix, tap=tap)[0].float()
+    given = {"segments": batch.segments, "types": batch.types, "prefix": batch.prefix}
+    logits = at_least_single(model(batch.ids, lengths=batch.lengths, tap=tap, **given)[0])
     if batch.lengths is None:
         return logits
     padding = torch.arange(logits.shape[1], device=logits.device) >= batch.lengths[:, None]

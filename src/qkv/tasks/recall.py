@@ -17,6 +17,7 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.generation.sample import evaluating
 from qkv.layers.context import Tap
 from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Recall
@@ -60,10 +61,10 @@ class RecallTask(GeneratedTask):
         return Batch(torch.from_numpy(ids[drawn]), torch.from_numpy(targets[:, -1].copy()))
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        return F.cross_entropy(model(batch.ids, tap=tap)[0].float(), batch.targets, reduction="sum")
+        return F.cross_entropy(at_least_single(model(batch.ids, tap=tap)[0]), batch.targets, reduction="sum")
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
-        logits = model(batch.ids)[0].float()
+        logits = at_least_single(model(batch.ids)[0])
         right = (logits.argmax(-1) == batch.targets).tolist()
         distance = batch.ids.shape[1] - 2
         return Observed(F.cross_entropy(logits, batch.targets, reduction="sum"), len(right), [(distance, answer) for answer in right])
@@ -98,10 +99,10 @@ class RecallTask(GeneratedTask):
         with evaluating(model), torch.enable_grad():
             embedded = F.embedding(batch.ids, model.frontend.table.detach()).requires_grad_()
             context = model.whole(batch.ids.shape[1], None, None, {})
-            logits = model.head(model.vectors(model.frontend.placed(embedded, context), context), None).float()
+            logits = at_least_single(model.head(model.vectors(model.frontend.placed(embedded, context), context), None))
             asked = logits.gather(1, batch.targets[:, None]).sum()
             (gradient,) = torch.autograd.grad(asked, embedded)
-        right = (logits.argmax(-1) == batch.targets).float().mean().item()
+        right = at_least_single(logits.argmax(-1) == batch.targets).mean().item()
         return right, gradient[:, 0].norm(dim=-1).mean().item()
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -113,7 +114,7 @@ class RecallTask(GeneratedTask):
                 raise UserError(f"{' '.join(unknown) or text!r} given, but the model reads {known}, as in 's3 f1 f0 {QUERY}'")
             ids = torch.tensor([vocabulary.tokenizer.encode(text)], device=model.frontend.table.device)
             with torch.inference_mode(), evaluating(model):
-                chances = model(ids)[0][0].float().softmax(-1)
+                chances = at_least_single(model(ids)[0][0]).softmax(-1)
             best = int(chances.argmax())
             found.append({"answer": vocabulary.labels[best], "probability": chances[best].item()})
         return found

@@ -16,6 +16,7 @@ from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.context import Tap
 from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
 from qkv.spec import tasks as spec
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
@@ -131,4 +132,4 @@ def _units(task: Any) -> tuple[float, float]:
 
 def _numbers(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
     """(B,), in deviations from the mean."""
-    return outputs(model, batch, tap)[:, 0].float()
+    return at_least_single(outputs(model, batch, tap)[:, 0])

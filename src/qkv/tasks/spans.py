@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from qkv.ops.at_least_single import at_least_single
+
 Offsets = Sequence[tuple[int, int]]
 """The characters [begin, end) that each token of a context stands for."""
 
@@ -60,10 +62,10 @@ def best_spans(logits: Tensor, begin: Tensor, end: Tensor, longest: int) -> Best
     """Over all spans of at most ``longest`` positions in [begin, end) of each row. logits (B, N, 2) of first and last; begin, end (B,)."""
     place = torch.arange(logits.shape[1], device=logits.device)
     outside = (place < begin[:, None]) | (place >= end[:, None])
-    starts, ends = logits.float().masked_fill(outside[..., None], -torch.inf).unbind(-1)
+    starts, ends = at_least_single(logits).masked_fill(outside[..., None], -torch.inf).unbind(-1)
     beyond = ends.new_full((len(ends), longest - 1), -torch.inf)
     scores = starts[..., None] + torch.cat((ends, beyond), 1).unfold(1, longest, 1)  # (B, N, longest): from i to i + k
     flat = scores.flatten(1)
     score, at = flat.max(1)
     first = at // longest
-    return Best(first, first + at % longest, score, flat.logsumexp(1), logits[:, 0].float().sum(-1))
+    return Best(first, first + at % longest, score, flat.logsumexp(1), at_least_single(logits[:, 0]).sum(-1))

@@ -25,6 +25,7 @@ from qkv.data.corruption.pairs import NegativeSampler, cbow_contexts, keep_proba
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.context import Tap
 from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import CBOW, SkipGram
@@ -90,7 +91,7 @@ class WordVectorsTask(TextTask):
             inner = torch.einsum("cn,cnd->cd", present, inner)[:, None] / present.sum(1).clamp(min=1)[:, None, None]
             present = torch.ones_like(present[:, :1])
         outer = F.embedding(torch.cat((batch.targets[:, None], batch.negatives), 1), model.head.weight)  # type: ignore[arg-type]
-        scores = torch.bmm(inner, outer.transpose(1, 2)).float()
+        scores = at_least_single(torch.bmm(inner, outer.transpose(1, 2)))
         other = (batch.negatives != batch.targets[:, None]).to(scores.dtype)
         right, wrong = F.logsigmoid(scores[..., 0]), F.logsigmoid(-scores[..., 1:])
         return -(present * (right + (wrong * other[:, None]).sum(-1))).sum()
@@ -140,7 +141,7 @@ class Lexicon(NamedTuple):
         words = [tokenizer.decode([index]).strip() for index in range(tokenizer.vocab_size)]
         skipped = {"", *(words[index] for index in tokenizer.specials.values())}
         numbers = {word: index for index, word in reversed(list(enumerate(words))) if word not in skipped}
-        return cls(words, F.normalize(model.frontend.table.detach().float(), dim=1), numbers)
+        return cls(words, F.normalize(at_least_single(model.frontend.table.detach()), dim=1), numbers)
 
     def number(self, word: str) -> int:
         """The row of ``word``. Raises ``UserError`` for one that has no vector."""

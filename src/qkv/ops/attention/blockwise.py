@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from qkv.ops.at_least_single import single_or_wider
 from qkv.ops.attention.problem import Problem
 from qkv.ops.masks import Span
 
@@ -55,7 +56,7 @@ def blocks(problem: Problem, num_queries: int, num_keys: int, block: int) -> Ite
 def _scores(q: Tensor, k: Tensor, problem: Problem, where: tuple[slice, slice, bool]) -> Tensor:
     """Scores of one block, hidden keys at -inf; (B, H, queries, keys), fp32 or wider."""
     queries, keys, all_visible = where
-    s = (problem.scale * q[:, :, queries] @ k[:, :, keys].transpose(-1, -2)).to(_wide(q))
+    s = (problem.scale * q[:, :, queries] @ k[:, :, keys].transpose(-1, -2)).to(single_or_wider(q.dtype))
     part = problem.part(queries, keys)
     bias = part.bias()
     if bias is not None:
@@ -63,14 +64,10 @@ def _scores(q: Tensor, k: Tensor, problem: Problem, where: tuple[slice, slice, b
     return s if all_visible else s.masked_fill(~part.sites.visible(problem.mask, q.shape[1]), -torch.inf)
 
 
-def _wide(t: Tensor) -> torch.dtype:
-    return torch.promote_types(t.dtype, torch.float32)
-
-
 class _Blockwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int) -> Tensor:
-        wide = _wide(q)
+        wide = single_or_wider(q.dtype)
         largest = torch.full(q.shape[:3], -torch.inf, dtype=wide, device=q.device)
         total = torch.zeros_like(largest)
         out = torch.zeros(*q.shape[:3], v.shape[-1], dtype=wide, device=q.device)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qkv.ops.at_least_single import single_or_wider
 from qkv.ops.attention import fused_onednn, tiled
 from qkv.ops.attention.problem import Problem
 from qkv.ops.masks import Causal, Full, Sites
@@ -47,7 +48,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, twin: str, causal: bool, scale: fl
 @_forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, twin: str, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     rest = 0 if twin == "tiled" else q.shape[:3]
-    return q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(rest, dtype=torch.promote_types(q.dtype, torch.float32))
+    return q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(rest, dtype=single_or_wider(q.dtype))
 
 
 @torch.library.custom_op("qkv::attention_backward", mutates_args=())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from qkv.interop.remote.pieces.common import PARTS, Part, Place, make
+from qkv.interop.remote.pieces.common import PARTS, Part, Place, at_least_single, make
 
 
 def visible(mask: Part, query: Tensor, key: Tensor) -> Tensor:
@@ -29,8 +29,8 @@ def visible(mask: Part, query: Tensor, key: Tensor) -> Tensor:
 
 def rotated(x: Tensor, positions: Tensor, rope: Part) -> Tensor:
     """x (B, H, N, D) with the pairs (i, i + Dr/2) of its first Dr features turned by their position (Su et al. 2021)."""
-    frequencies = torch.tensor(rope["frequencies"], dtype=torch.float32, device=x.device)
-    angles = positions[:, None, :, None].float() * frequencies
+    frequencies = torch.tensor(rope["frequencies"], dtype=at_least_single(x.dtype), device=x.device)
+    angles = positions[:, None, :, None] * frequencies
     cos, sin = (rope["magnitude"] * f(angles).to(x.dtype) for f in (torch.cos, torch.sin))
     half = len(rope["frequencies"])
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
@@ -57,7 +57,7 @@ class Attention(nn.Module):
         if part["rope"]:
             q, k = rotated(q, place.positions, part["rope"]), rotated(k, place.positions, part["rope"])
         k, v = (t.repeat_interleave(part["heads"] // part["kv_heads"], 1) for t in (k, v))
-        scores = (q @ k.transpose(-1, -2)).float() * part["scale"]
+        scores = (q @ k.transpose(-1, -2)).to(at_least_single(q.dtype)) * part["scale"]
         if part["softcap"]:
             scores = part["softcap"] * torch.tanh(scores / part["softcap"])
         weights = self._hidden(scores, place).softmax(-1).to(v.dtype)
@@ -67,7 +67,7 @@ class Attention(nn.Module):
         """The scores with what the positions add to them, and very small where a key is not seen."""
         query, key = place.positions[:, :, None], place.positions[:, None, :]
         if self.part["slopes"]:
-            slopes = torch.tensor(self.part["slopes"], device=scores.device)
+            slopes = torch.tensor(self.part["slopes"], dtype=scores.dtype, device=scores.device)
             scores = scores - slopes[:, None, None] * (query - key)[:, None]
         seen = visible(self.part["mask"], query, key)
         if place.valid is not None:

@@ -29,6 +29,11 @@ def make(slot: str, part: Part, width: int) -> Any:
     return PARTS[f"{slot}.{part['kind']}"](part, width)
 
 
+def at_least_single(dtype: torch.dtype) -> torch.dtype:
+    """float32 for narrower numbers, float64 for float64: what sums and angles are computed in."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def only_real(x: Tensor, place: Place) -> Tensor:
     """x (B, N, D) with 0 at padding."""
     return x if place.valid is None else x * place.valid[..., None]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.interop.remote.pieces.common import PARTS, Part
+from qkv.interop.remote.pieces.common import PARTS, Part, at_least_single
 
 
 class LayerNorm(nn.Module):
@@ -31,7 +31,7 @@ class RMSNorm(nn.Module):
         self.eps, self.first = part["eps"], 1.0 if part["zero_centred"] else 0.0
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        wide = x.to(at_least_single(x.dtype))
         y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return (y if self.weight is None else y * (self.first + self.weight.to(wide.dtype))).to(x.dtype)
 

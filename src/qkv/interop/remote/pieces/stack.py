@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.interop.remote.pieces.common import ACTIVATIONS, Part, Place, make
+from qkv.interop.remote.pieces.common import ACTIVATIONS, Part, Place, at_least_single, make
 
 
 class LearnedPositions(nn.Module):
@@ -34,20 +34,20 @@ class Frontend(nn.Module):
 
     def forward(self, ids: Tensor, place: Place) -> Tensor:
         x = F.embedding(ids, self.table) * self.scale
-        vectors = self._vectors(place.positions)
+        vectors = self._vectors(place.positions, at_least_single(x.dtype))
         if vectors is not None:
             vectors = vectors.to(x.dtype)
             x = x + vectors if self.part["join"] == "add" else torch.cat((x, vectors.expand_as(x)), -1)
         return self.norm(x)
 
-    def _vectors(self, positions: Tensor) -> Tensor | None:
+    def _vectors(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
         if self.positions is not None:
             return self.positions(positions)
         part = self.part["positions"]
         if part["kind"] == "none":
             return None
-        steps = torch.arange(0, self.width, 2, device=positions.device, dtype=torch.float32)
-        angles = positions[..., None].float() * part["base"] ** (-steps / self.width)
+        steps = torch.arange(0, self.width, 2, device=positions.device, dtype=dtype)
+        angles = positions[..., None] * part["base"] ** (-steps / self.width)
         return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)[..., : self.width]
 
 
