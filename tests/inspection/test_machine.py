@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qkv.inspection.machine import Machine, machine_file, physical_memory, processor_name, store_machine, stored_machine
-from qkv.inspection.probe import probe
+from qkv.inspection.probe import _rate, probe
 
 HERE = Machine(processor_name(), {"fp32": 1e11, "bf16": 2e11}, 1e10, 1e-6)
 
@@ -58,6 +58,24 @@ def test_a_missing_rate_is_that_of_fp32() -> None:
 def test_training_takes_bf16_only_where_it_is_clearly_faster() -> None:
     rates = [{"fp32": 1e11, "bf16": 2e11}, {"fp32": 1e11, "bf16": 1.2e11}, {"fp32": 1.2e11, "bf16": 9e8}, {"fp32": 1e11}]
     assert [replace(HERE, flops=rate).precision for rate in rates] == ["bf16", "fp32", "fp32", "fp32"]
+
+
+def test_bf16_that_is_allowed_runs_where_its_rate_is_higher() -> None:
+    machines = [HERE, replace(HERE, flops={"fp32": 1e11, "bf16": 9e8}), replace(HERE, flops={"fp32": 1e11})]
+    assert [(machine.runs_in("bf16"), machine.runs_in("fp32")) for machine in machines] == [
+        ("bf16", "fp32"),
+        ("fp32", "fp32"),
+        ("fp32", "fp32"),
+    ]
+
+
+def test_a_rate_far_below_the_others_is_measured_on_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product in emulated bf16 of the full size would take seconds."""
+    rows = []
+    monkeypatch.setattr("qkv.inspection.probe._linear", lambda rounded, count: rows.append(count))
+    monkeypatch.setattr("qkv.inspection.probe._best", lambda work, budget: 1.0)
+    assert _rate(True, 0.1) == 6 * 16 * 384 * 1536
+    assert rows == [16]
 
 
 def test_a_probe_finds_plausible_rates() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 import torch
@@ -13,12 +12,12 @@ from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradient
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.ops import choices, onednn
+from qkv.ops import choices, onednn, timing
 from qkv.ops.choices import Choice
 from qkv.ops.linear import choose, split
 from qkv.ops.linear import onednn as differentiable
 from qkv.ops.linear import operator as fused
-from qkv.ops.timing import shortest
+from qkv.ops.timing import Race
 
 needs_onednn = pytest.mark.skipif(not onednn.available(), reason="this build of torch has no oneDNN that keeps fp32 exact here")
 needs_operator = pytest.mark.skipif(not fused.available(), reason="this build of torch lacks the operator")
@@ -238,8 +237,8 @@ class TestChoices:
 
     @staticmethod
     def picked(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> Choice:
-        monkeypatch.setattr(choices, "shortest", lambda run: run())
-        return choices.fastest("op", "case", "plain", {name: partial(float, s) for name, s in seconds.items()}, "what")
+        monkeypatch.setattr(timing, "race", lambda runs: Race(seconds))
+        return choices.fastest("op", "case", "plain", dict.fromkeys(seconds, lambda: None), "what")
 
     @pytest.mark.parametrize(
         ("other", "twin", "gain"), [(0.5, "other", 2.0), (0.95, "plain", 1.0), (1.0, "plain", 1.0), (3.0, "plain", 1.0)]
@@ -270,13 +269,3 @@ class TestChoices:
         choices.restore(saved)
         assert choices.choose("op", "case", lambda: Choice("op", "case", "b", "measured again")) == first
         assert choices.all_choices() == [first]
-
-
-def test_the_shortest_of_several_runs_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 3.0, 10.0, 11.0, 20.0, 22.0])
-    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    runs = []
-    assert shortest(lambda: runs.append(1), repeats=3, budget=100.0) == 1.0
-    assert len(runs) == 4
-    clock = iter([0.0, 3.0])
-    assert shortest(lambda: runs.append(1), repeats=3, budget=1.0) == 3.0

@@ -44,7 +44,9 @@ def cost_command(
     source_length: Annotated[
         int | None, typer.Option(metavar="N", help="Positions that an encoder reads; default: its own context length.")
     ] = None,
-    precision: Annotated[str | None, typer.Option(metavar="fp32|bf16", help="Of matrix products; default: the recipe's, or fp32.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(metavar="fp32|bf16", help="Of matrix products; default: that in which the recipe runs here, or fp32.")
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Build the model, measure the same on it, and show both.")] = False,
     probe: Annotated[bool, typer.Option("--probe", help="Measure this machine anew, for the tokens per second.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -52,8 +54,9 @@ def cost_command(
     """Count parameters, FLOPs, memory, decoding state and time of a model, without building it."""
     model, training = _read(spec, overrides or [])
     rows = training.batch_size if batch_size is None else batch_size
-    counted = cost(model, rows, length, precision or training.precision, training, source_length=source_length)
     machine = _probed() if probe else stored_machine()
+    precision = precision or (machine.runs_in(training.precision) if machine else training.precision)
+    counted = cost(model, rows, length, precision, training, source_length=source_length)
     checked = _checked(counted, machine) if check else []
     if as_json:
         typer.echo(json.dumps({"spec": spec, **_plain(counted, machine, checked)}))

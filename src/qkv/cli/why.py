@@ -62,15 +62,15 @@ def _try(model: Model, number_format: str) -> None:
 
     from qkv.data.batch import Batch
     from qkv.models.build import build
+    from qkv.ops.precision import autocast
     from qkv.spec.tasks import NextToken
     from qkv.tasks.next_token import NextTokenTask
-    from qkv.training.evaluation import precision
     from qkv.training.setup import best_device
 
     device = best_device()
     transformer = build(model).to(device)
     ids = torch.randint(_VOCABULARY, (2, model.context_length + 1), device=device)
-    with precision(number_format, device):
+    with autocast(number_format, device):
         loss = NextTokenTask(NextToken()).summed_loss(transformer, Batch(ids[:, :-1], ids[:, 1:]))
     loss.backward()  # pyright: ignore[reportUnknownMemberType]
     if not model.causal:

@@ -37,6 +37,10 @@ class Machine:
         """FLOP/s at ``precision``; the fp32 rate stands in for one that was not measured."""
         return self.flops.get(precision, self.flops["fp32"])
 
+    def runs_in(self, asked: str) -> str:
+        """Precision of products where ``asked`` is allowed: bf16 only where its rate is the higher one, as ``qkv.ops.precision`` decides."""
+        return asked if self.flops_at(asked) > self.flops_at("fp32") else "fp32"
+
     @property
     def precision(self) -> Literal["fp32", "bf16"]:
         """Precision of products that pays off in training here: bf16 must be clearly faster, because it rounds."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from qkv.ops.timing import shortest
+from qkv.ops import timing
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,12 @@ class Choice:
     twin: str
     reason: str
     gain: float | None = None
-    """Times faster than torch's plain path, as measured on this machine; None if the choice follows from the shapes alone."""
+    """Times faster than torch's plain path, or than the other precision, as measured on this machine; None if the choice follows
+    from the shapes alone, or the plain path does not run here."""
 
+
+NOISE = 1.1
+"""In so short a measurement, a smaller gain is none."""
 
 _chosen: dict[tuple[str, str], Choice] = {}
 
@@ -34,21 +39,34 @@ def choose(op: str, case: str, decide: Callable[[], Choice]) -> Choice:
     """The choice for an (op, case), decided when first asked for and kept."""
     found = _chosen.get((op, case))
     if found is None:
-        found = _chosen[op, case] = decide()
+        # A choice may fall inside activation checkpointing, whose hooks would take the trial's tensors for the model's, or inside
+        # inference mode, which would forbid the trial's backward pass.
+        with torch.inference_mode(False), saved_tensors_hooks(_as_it_is, _as_it_is):
+            found = decide()
+        _chosen[op, case] = found
     return found
 
 
 def fastest(op: str, case: str, plain: str, runs: Mapping[str, Callable[[], object]], what: str) -> Choice:
-    """Time each of ``runs`` and take the quickest, or ``plain`` where nothing beats it by more than the noise."""
-    # A choice may fall inside activation checkpointing, whose hooks would take the trial's tensors for the model's.
-    with saved_tensors_hooks(_as_it_is, _as_it_is):
-        seconds = {name: shortest(run) for name, run in runs.items()}
-    best = min(seconds, key=lambda name: seconds[name])
-    gain = seconds[plain] / seconds[best]
-    # Within the noise of so short a measurement the plain path is kept.
-    twin, gain = (best, gain) if gain > 1.1 else (plain, 1.0)
-    times = ", ".join(f"{name} {s * 1e3:.3g}" for name, s in sorted(seconds.items(), key=lambda item: item[1]))
-    return Choice(op, case, twin, f"{what}, ms: {times}", gain)
+    """Time ``runs`` and take the quickest, or ``plain`` where nothing beats it by more than the noise.
+
+    A candidate that raises RuntimeError is not available; if all do, the error of ``plain`` is raised.
+    """
+    found = timing.race(runs)
+    if not found.seconds:
+        raise RuntimeError(found.failed[plain])
+    best = min(found.seconds, key=lambda name: found.seconds[name])
+    reason = told(what, found)
+    if plain in found.failed:
+        return Choice(op, case, best, reason)
+    gain = found.seconds[plain] / found.seconds[best]
+    return Choice(op, case, best, reason, gain) if gain > NOISE else Choice(op, case, plain, reason, 1.0)
+
+
+def told(what: str, found: timing.Race) -> str:
+    """A clause with the time of each candidate, the quickest first, and what kept the others from running."""
+    times = ", ".join(f"{name} {s * 1e3:.3g}" for name, s in sorted(found.seconds.items(), key=lambda item: item[1]))
+    return "; ".join([f"{what}, ms: {times}", *(f"{name} does not run here ({reason})" for name, reason in found.failed.items())])
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:

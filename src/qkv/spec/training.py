@@ -106,7 +106,9 @@ class Training(Spec):
         default={}, description="factors of the learning rate by patterns of parameter paths; the first that meets a parameter counts"
     )
     clip_norm: float | None = Field(default=1.0, gt=0)
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="of matrix products; bf16 is used where the machine multiplies faster in it than in fp32"
+    )
     compile: bool = False
     recompute: bool = Field(default=False, description="activation checkpointing: recompute each block in the backward pass")
     seed: int = Field(default=1337, ge=0)

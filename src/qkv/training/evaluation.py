@@ -9,12 +9,8 @@ import torch
 from qkv.data.batch import Batch
 from qkv.generation.sample import evaluating
 from qkv.models.transformer import Transformer
+from qkv.ops.precision import autocast
 from qkv.tasks.task import Task, Totals
-
-
-def precision(name: str, device: torch.device) -> torch.autocast:
-    """A context in which matrix products are in bf16 for ``bf16``, and nothing changes for ``fp32``; weights stay in fp32."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=name == "bf16")
 
 
 def measure(
@@ -27,6 +23,6 @@ def measure(
         for batch in batches:
             if stop():
                 return None
-            with precision(number_format, device):
+            with autocast(number_format, device):
                 seen.add(task.observe(model, batch.to(device)))
     return seen

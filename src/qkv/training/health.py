@@ -11,8 +11,8 @@ from torch.utils.hooks import RemovableHandle
 
 from qkv.data.batch import Batch
 from qkv.models.transformer import Transformer
+from qkv.ops.precision import autocast, runs_in
 from qkv.tasks.task import Task
-from qkv.training.evaluation import precision
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,8 @@ def diagnose(model: Transformer, task: Task, batches: Sequence[Batch], number_fo
     gradients = [name for name, p in model.named_parameters() if p.grad is not None and not _finite(p.grad)]
     found = _first_output(model, task, batches, number_format)
     if found:
-        remedy = (
-            "lower the learning rate, or lengthen the warm-up" if number_format == "fp32" else "train in fp32, or lower the learning rate"
-        )
+        rounded = runs_in(number_format, model.frontend.table.device) == "bf16"
+        remedy = "train in fp32, or lower the learning rate" if rounded else "lower the learning rate, or lengthen the warm-up"
         return Illness(found, "was the first to give values that are not finite", remedy)
     if gradients:
         return Illness(gradients[-1], "was the first whose gradient is not finite", "lower the learning rate, or set training.clip_norm")
@@ -66,7 +65,7 @@ def _first_output(model: Transformer, task: Task, batches: Sequence[Batch], numb
     try:
         with torch.no_grad():
             for batch in batches:
-                with precision(number_format, model.frontend.table.device):
+                with autocast(number_format, model.frontend.table.device):
                     loss = task.summed_loss(model, batch, tap)
                 tap("loss", loss)
     finally:

@@ -17,12 +17,13 @@ from qkv.data.batch import Batch
 from qkv.data.corpus import VALIDATION
 from qkv.layers.lora import merged
 from qkv.models.adapt import rate_factors
+from qkv.ops.precision import autocast
 from qkv.report.training import Status
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.recipe import Recipe
 from qkv.training import random_state
 from qkv.training.checkpoint import Checkpoint, load_weights, save_weights, weights
-from qkv.training.evaluation import measure, precision
+from qkv.training.evaluation import measure
 from qkv.training.events import Ended, Event, Examined, Notice, OnEvent, Sampled, Saved, Started, Stepped, Validated
 from qkv.training.exam import examine, held_out, read_exam, write_exam
 from qkv.training.files import read_tensors
@@ -143,7 +144,7 @@ class Trainer:
     def _choose_paths(self) -> None:
         """Let the ops measure and choose their paths in one plain forward pass: a compiler cannot trace a measurement."""
         kept = [buffer.clone() for buffer in self.model.buffers()]
-        with precision(self.training.precision, self.setup.device):
+        with autocast(self.training.precision, self.setup.device):
             self.loss(self.model, self._batches(1)[0])
         for buffer, value in zip(self.model.buffers(), kept, strict=True):
             buffer.copy_(value)
@@ -183,7 +184,7 @@ class Trainer:
         """Leave the gradient of the mean loss over all batches' targets; return the summed loss."""
         total = torch.zeros((), device=self.setup.device)
         for batch in batches:
-            with precision(self.training.precision, self.setup.device):
+            with autocast(self.training.precision, self.setup.device):
                 nats = self.loss(self.model, batch)
             (nats / count).backward()
             total += nats.detach()

@@ -15,6 +15,7 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.models.adapt import adapt, learned_sentence
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
+from qkv.ops.precision import runs_in
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe, write_spec
@@ -110,6 +111,8 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     if different:
         tell(Notice(different))
     model.to(device)
+    if training.precision != runs_in(training.precision, device):
+        tell(Notice(f"products run in fp32, not bf16, which is slower on this {device.type}; qkv why shows both times"))
     for note in () if known else material.notes:
         tell(Notice(note))
     setup = Setup(folder, recipe, material, task, model, device, checkpoints, surroundings)

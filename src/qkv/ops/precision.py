@@ -1,0 +1,66 @@
+"""Precision of matrix products where bf16 is allowed: bf16 if the device multiplies faster in it than in fp32, else fp32.
+
+A processor without instructions for bf16 emulates it, at up to a hundred times the time of fp32, and rounds all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from qkv.ops import timing
+from qkv.ops.choices import NOISE, Choice, choose, told
+from qkv.ops.linear.choose import linear
+
+# Rows, inner and outer width. The first costs milliseconds even where bf16 is emulated, and decides where that is so.
+_TINY = (32, 256, 256)
+_SAMPLES = {"cpu": (512, 256, 768)}
+_ACCELERATOR = (4096, 1024, 4096)
+_CLEAR = 3.0
+
+
+def autocast(asked: str, device: torch.device) -> torch.autocast:
+    """A context in which matrix products have the precision ``runs_in(asked, device)``; weights stay in fp32."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=runs_in(asked, device) == "bf16")
+
+
+def runs_in(asked: str, device: torch.device) -> str:
+    """The precision of products where ``asked``, "bf16" or "fp32", is the lowest allowed: "bf16" or "fp32"."""
+    return choice(device).twin if asked == "bf16" else "fp32"
+
+
+def choice(device: torch.device) -> Choice:
+    """The precision of products where bf16 is allowed."""
+    case = f"bf16 allowed, {device.type}"
+    return choose("precision", case, lambda: _measured(case, device))
+
+
+def _measured(case: str, device: torch.device) -> Choice:
+    """By the products of a linear map, forward and backward: fp32 by its fastest path, bf16 with the casts of its operands."""
+    for size in (_TINY, _SAMPLES.get(device.type, _ACCELERATOR)):
+        found = timing.race({name: _run(name, size, device) for name in ("fp32", "bf16")})
+        reason = told(f"forward and backward at {' × '.join(map(str, size))}", found)
+        if len(found.seconds) < 2:
+            return Choice("precision", case, "bf16" if "fp32" in found.failed else "fp32", reason)
+        gain = found.seconds["fp32"] / found.seconds["bf16"]
+        if gain < 1 / _CLEAR:
+            break
+    taken, gain = ("bf16", gain) if gain > NOISE else ("fp32", max(1.0, 1 / gain))
+    return Choice("precision", case, taken, reason, gain)
+
+
+def _run(precision: str, size: tuple[int, int, int], device: torch.device) -> Callable[[], object]:
+    rows, inner, outer = size
+    x = torch.ones(rows, inner, device=device, requires_grad=True)
+    weight = torch.ones(outer, inner, device=device, requires_grad=True)
+
+    def run() -> None:
+        with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+                y = linear(x, weight)
+            torch.autograd.grad(y, (x, weight), y.detach())
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+
+    return run

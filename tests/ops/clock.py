@@ -1,0 +1,30 @@
+"""Probe timings that a test decides, in place of the machine's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from qkv.ops import choices, timing
+from qkv.ops.timing import Race
+
+Runs = Mapping[str, Callable[[], object]]
+
+
+def inject(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[str], float]) -> list[list[str]]:
+    """Nothing is chosen yet; each candidate takes the time that ``seconds`` says for its name. The candidates of each race, as they come."""
+    races: list[list[str]] = []
+
+    def race(runs: Runs) -> Race:
+        races.append(list(runs))
+        return Race({name: seconds(name) for name in runs})
+
+    monkeypatch.setattr(choices, "_chosen", {})
+    monkeypatch.setattr(timing, "race", race)
+    return races
+
+
+def quickest(name: str) -> Callable[[str], float]:
+    """One candidate takes a tenth of the others' time."""
+    return lambda other: 0.1 if other == name else 1.0
