@@ -115,8 +115,8 @@ def test_a_position_has_a_place_on_each_axis() -> None:
 
 
 def test_axes_that_do_not_make_the_width_are_refused() -> None:
-    with pytest.raises(UserError, match=r"positions\.widths: the axes have 2 \+ 4 = 6 features, and a position 5"):
-        build_positions(spec.Axial(shape=(3, 4), widths=(2, 4)), 99, 5)
+    (problem,) = spec.Axial(shape=(3, 4), widths=(2, 4)).width_problems(5)
+    assert problem.sentence.startswith("the axes have 2 + 4 = 6 features, and a position 5")
     for fields, sentence in (({"shape": [3, 0]}, "0 is no size"), ({"widths": [4]}, "1 widths are given for 2 axes")):
         with pytest.raises(SpecError, match=sentence):
             spec.Axial.parse(fields)

@@ -30,7 +30,8 @@ def test_every_branch_that_attends_is_named_in_order() -> None:
 
 def test_a_copy_of_the_source_is_found_again() -> None:
     """Queries, keys and token vectors made so that a target looks at its own word in the source."""
-    m = build(model(Block(branches=(CrossAttention(num_heads=1, bias=False),)), encoder=ENCODER.changed(share_embedding=True), width=16))
+    shared = ENCODER.changed(share_embedding=True, frontend=Text(vocab_size=13))
+    m = build(model(Block(branches=(CrossAttention(num_heads=1, bias=False),)), encoder=shared, width=16))
     branch, encoder = m.branches[0], m.encoder
     assert encoder is not None
     with torch.no_grad():

@@ -302,8 +302,8 @@ def test_queries_need_positions() -> None:
 
 
 def test_a_tied_head_needs_vectors_of_its_width() -> None:
-    with pytest.raises(UserError, match=r"model\.head\.tied"):
-        build(perceiver(frontend=TEXT.changed(width=6)))
+    with pytest.raises(UserError, match=r"^head\.tied: .*, 16, and those of tokens have 6 features"):
+        perceiver().changed(frontend=TEXT.changed(width=6))
     assert build(perceiver(frontend=TEXT.changed(width=6), head=LanguageModelHead(tied=False))).head.weight.shape == (VOCABULARY, 16)
 
 

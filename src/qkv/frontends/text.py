@@ -31,7 +31,7 @@ class TextFrontend(nn.Module):
         width = part.width or width
         self.scale, self.typed = width**0.5 if part.scale else 1.0, typed or part.types > 0
         self.norm = build_norm(part.norm, width)
-        width = width if part.join == "add" else width // 2
+        width = part.vector_width(width)
         self.table = nn.Parameter(torch.empty(part.vocab_size, width)) if table is None else table
         self.types = nn.Parameter(torch.zeros(part.types, width)) if part.types else None
         self.query = nn.Parameter(torch.zeros(1, 1, width)) if part.query else None

@@ -34,9 +34,6 @@ class Axial(nn.Module):
 
     def __init__(self, part: spec.Axial, length: int, width: int):
         super().__init__()
-        if part.widths and sum(part.widths) != width:
-            sentence = f"the axes have {' + '.join(map(str, part.widths))} = {sum(part.widths)} features, and a position {width}"
-            raise UserError(f"model.frontend.positions.widths: {sentence}; give widths that add up to it, or none")
         self.part = part
         widths = part.widths or (width,) * len(part.shape)
         self.tables = nn.ParameterList(torch.zeros(size, own) for size, own in zip(part.shape, widths, strict=True))

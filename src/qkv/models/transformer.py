@@ -211,8 +211,6 @@ class Transformer(Stack):
         self.encoder = Encoder(spec.encoder, spec.width, table) if spec.encoder else None
         self.latents = Latents(spec.latents, spec.latent_width, spec.frontend_width(spec.width)) if spec.latents else None
         self.queries = Queries(spec.queries, spec.width, spec.context_length) if spec.queries else None
-        if spec.tied and table.shape[1] != spec.width:
-            raise UserError("model.head.tied: a tied head needs token vectors of the full width, and concatenated positions halve them")
         self.head = build_head(spec.head, spec.leaving(spec.width), table)
 
     @property

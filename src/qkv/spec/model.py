@@ -8,13 +8,14 @@ from typing import Literal
 from pydantic import Field
 
 from qkv.spec import lsh_attention, relative_attention, sparse_attention
-from qkv.spec.base import Part, Seq, Spec
+from qkv.spec.base import Seq, Spec
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.cross import CrossAttention, MemoryBranch
 from qkv.spec.errors import Problem
+from qkv.spec.frontends import Frontend, Text
 from qkv.spec.heads import Head, LanguageModelHead, SpanHead, TokenHead
 from qkv.spec.masks import Full
-from qkv.spec.parts import Add, BatchNorm, LayerNorm, Learned, NoNorm, NoPositions, Norm, Positions, Residual, Reversible
+from qkv.spec.parts import Add, BatchNorm, LayerNorm, Learned, NoPositions, Norm, Positions, Residual, Reversible
 
 MORE_BRANCHES = (lsh_attention, relative_attention, sparse_attention)
 """Modules whose branches a block may list beside those named here; importing them registers these."""
@@ -71,40 +72,6 @@ class Block(Spec):
     @property
     def decodes(self) -> bool:
         return all(branch.decodes for branch in self.branches)
-
-
-class Frontend(Part, slot=True):
-    """A signal made into vectors with positions."""
-
-
-class Text(Frontend, kind="text"):
-    """Token ids -> a table of ``vocab_size`` vectors, joined by position vectors, then normed.
-
-    With ``types`` one of so many learned vectors joins each token's, as the call says (BERT, Devlin et al. 2019). With ``query`` an id of -1
-    stands for no token but for one more learned vector, with which a position begins that asks what its token is (XLNet, Yang et al. 2019).
-    """
-
-    vocab_size: int | None = Field(default=None, gt=0, description="default: the tokenizer's")
-    positions: Positions = Learned()
-    join: Literal["add", "concatenate"] = "add"
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    scale: bool = Field(default=False, description="multiply token vectors by √width, as in Vaswani et al. 2017")
-    vectors: str | None = Field(
-        default=None, min_length=1, description="a run folder, or a text file of words and numbers, whose vectors training starts with"
-    )
-    norm: Norm = Field(default=NoNorm(), description="of the sum")
-    types: int = Field(default=0, ge=0, description="how many types a token can be of, such as first and second text")
-    query: bool = Field(default=False, description="a vector in the place of a token's where the id is -1, for a position that asks")
-    width: int | None = Field(default=None, gt=0, description="of its vectors, where latents read them; default: the model's")
-
-    def asking(self, mask: int) -> int:
-        """The id of a position that asks what its token is: that of ``mask``, where there is no vector for it."""
-        return -1 if self.query else mask
-
-    def problems(self) -> list[Problem]:
-        if self.join == "concatenate" and isinstance(self.positions, NoPositions):
-            return [Problem(("join",), "there are no positions to concatenate; use 'add', or other positions than 'none'")]
-        return []
 
 
 class Layered(Spec):
@@ -219,9 +186,12 @@ class Stack(Layered, Reader):
                 f"the blocks read vectors of {width} features, not of {own}; leave it out, or give model.latents, which read any width"
             )
             found.append(Problem(("frontend", "width"), sentence))
-        if isinstance(self.frontend, Text) and self.frontend.join == "concatenate" and own % 2:
+        if not isinstance(self.frontend, Text):
+            return found
+        if self.frontend.join == "concatenate" and own % 2:
             found.append(Problem(("width",), f"concatenated positions take half of the width, and {own} is odd"))
-        return found
+        each = self.frontend.vector_width(own)
+        return [*found, *(p.under("frontend", "positions") for p in self.frontend.positions.width_problems(each))]
 
 
 _ENCODER_BLOCK = Block(branches=(Attention(mask=Full()), FeedForward()))
@@ -327,8 +297,11 @@ class Model(Stack, Wide):
 
     def problems(self) -> list[Problem]:
         reading = self.frontend_width(self.width) if self.latents else None
+        asking = self.queries.positions.width_problems(self.width) if self.queries else []
         return [
             *self.stack_problems(self.width, reading),
+            *(p.under("queries", "positions") for p in asking),
+            *self._tied_problems(),
             *(self._latent_problems() if self.latents else self._memory_problems()),
             *self._stream_problems(),
         ]
@@ -354,6 +327,28 @@ class Model(Stack, Wide):
             sentence = f"a head of the kind {self.head.kind!r} answers at each position, and it reads {self.answers} vectors a row; "
             found.append(Problem(("head",), sentence + "list a block, and leave queries.count out"))
         return found
+
+    def _tied_problems(self) -> list[Problem]:
+        """Where one table of token vectors cannot serve in two places."""
+        found: list[Problem] = []
+        own = self._table_width(self)
+        if self.tied and own not in (None, self.width):
+            sentence = f"a tied head reads vectors of the model's width, {self.width}, and those of tokens have {own} features; say false"
+            found.append(Problem(("head", "tied"), sentence))
+        if not self.encoder or not self.encoder.share_embedding:
+            return found
+        path = ("encoder", "share_embedding")
+        other = self._table_width(self.encoder)
+        if own != other:
+            found.append(Problem(path, f"the token vectors of the source have {other} features and those of the target {own}; say false"))
+        if None not in (self.vocab_size, self.encoder.vocab_size) and self.vocab_size != self.encoder.vocab_size:
+            sizes = f"of {self.encoder.vocab_size} and {self.vocab_size} tokens"
+            found.append(Problem(path, f"source and target have vocabularies {sizes}, and a shared table is of one; say false"))
+        return found
+
+    def _table_width(self, stack: Stack) -> int | None:
+        """Features of the token vectors of a stack; None where it has none."""
+        return stack.frontend.vector_width(stack.frontend_width(self.width)) if isinstance(stack.frontend, Text) else None
 
     def _stream_problems(self) -> list[Problem]:
         found: list[Problem] = []

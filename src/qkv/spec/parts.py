@@ -99,6 +99,10 @@ class Positions(Part, slot=True):
         """How many positions have a vector; None where all have."""
         return None
 
+    def width_problems(self, width: int) -> list[Problem]:
+        """What does not fit vectors of ``width`` features."""
+        return []
+
 
 class Learned(Positions, kind="learned"):
     """One trained vector a position, up to the model's ``context_length``.
@@ -122,6 +126,13 @@ class Axial(Positions, kind="axial"):
 
     def limit(self, context_length: int) -> int | None:
         return prod(self.shape)
+
+    def width_problems(self, width: int) -> list[Problem]:
+        total = sum(self.widths)
+        if not self.widths or total == width:
+            return []
+        sentence = f"the axes have {' + '.join(map(str, self.widths))} = {total} features, and a position {width}"
+        return [Problem(("widths",), f"{sentence}; give widths that add up to it, or none")]
 
     def problems(self) -> list[Problem]:
         found = [
