@@ -16,7 +16,7 @@ DEV := $(VENV)/.dev
 DOCS := $(VENV)/.docs
 BENCH := $(VENV)/.bench
 
-.PHONY: help install run test test-older lint types bench docs clean
+.PHONY: help install run test test-older lint types bench record tables docs clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -50,6 +50,13 @@ types: $(DEV) ## Check types
 bench: $(BENCH) ## Measure against other libraries, side by side in one run
 	$(BIN)/python benchmarks/train_step.py $(ARGS)
 	$(BIN)/python benchmarks/decode.py $(ARGS)
+
+record: $(DEV) ## Train recipes and write their results into them: make record ARGS="--minutes 5"
+	$(BIN)/python recipes/record.py $(ARGS)
+	$(BIN)/python recipes/tables.py
+
+tables: $(PACKAGE) ## Write the tables of recipes/README.md from the recipes
+	$(BIN)/python recipes/tables.py
 
 docs: $(DOCS) ## Build the documentation into docs/_build/html
 	$(BIN)/sphinx-build --quiet --fail-on-warning docs docs/_build/html

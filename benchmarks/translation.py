@@ -63,7 +63,7 @@ def examined(name: str, asked: argparse.Namespace) -> Found:
     run = qkv.train(recipe, out=asked.runs / (f"{name}_quick" if asked.quick else name))
     assert run.exam is not None
     splits = run.exam["splits"]
-    return Found(name, run, splits.get("test", splits["validation"]), recipe.results[0].published if recipe.results else None)
+    return Found(name, run, splits.get("test", splits["validation"]), recipe.published[0].value if recipe.published else None)
 
 
 def signatures(found: list[Found]) -> list[str]:

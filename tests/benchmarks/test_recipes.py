@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
-import re
+import runpy
+import subprocess
+import sys
 from datetime import date
 from pathlib import Path
 
 import pytest
 
 import qkv
-from qkv.report.figures import fixed
+from qkv.cli.main import main
 from qkv.spec.model import Text
 from qkv.spec.overrides import override
+from qkv.training.results import stale
 
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
 README = RECIPES[0].parent / "README.md"
@@ -65,26 +69,50 @@ def test_it_is_built(path: Path) -> None:
     assert sum(p.numel() for p in model.parameters()) == qkv.cost(model.spec).parameters
 
 
-def test_its_results_say_where_they_come_from(path: Path) -> None:
-    results = qkv.read_recipe(path).results
-    assert results
-    for result in results:
-        assert result.metric
-        assert math.isfinite(result.value)
-        assert len(result.seeds) == len(set(result.seeds)) >= 1
-        assert (result.spread is None) == (len(result.seeds) == 1)
-        assert result.minutes is not None
-        assert result.minutes > 0
-        assert re.fullmatch(r"\d+ cores", result.machine)
-        assert date.fromisoformat(result.date)
-        assert (result.published is None) == (not result.source)
+def test_its_figures_say_where_they_come_from(path: Path) -> None:
+    recipe = qkv.read_recipe(path)
+    assert recipe.result or recipe.typed
+    assert all(other.source for other in recipe.published)
+    for typed in recipe.typed:
+        assert math.isfinite(typed.value)
+        assert (typed.spread is None) == (len(typed.seeds) == 1)
+        assert typed.minutes
+        assert date.fromisoformat(typed.date)
+        assert not (recipe.result and recipe.result.form == "full" and recipe.result.figure(typed.figure)), "typed beside what was recorded"
 
 
-def test_the_page_shows_its_results(path: Path) -> None:
-    lines = [line for line in README.read_text(encoding="utf-8").splitlines() if f"[{path.stem}]({path.name})" in line]
-    assert lines
-    for result in qkv.read_recipe(path).results[:1]:
-        assert any(fixed(result.value) in line for line in lines), f"{README.name} does not say {fixed(result.value)}"
+def test_its_result_is_of_this_recipe(path: Path) -> None:
+    assert not stale(path)
+
+
+def test_the_page_says_what_the_recipes_say() -> None:
+    done = subprocess.run([sys.executable, str(README.with_name("tables.py")), "--check"], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(f"[{path.stem}]({path.name})" in README.read_text(encoding="utf-8") for path in RECIPES)
+
+
+def test_recipes_are_trained_and_recorded_by_one_command(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "tiny.yaml"
+    model = "{width: 8, context_length: 8, blocks: [{branches: [gru]}]}"
+    training = "{steps: 2, batch_size: 2, schedule: constant, validation: {batches: 1}}"
+    recipe.write_text(f"# mine\ndata: {{source: {tiny}, tokenizer: characters}}\nmodel: {model}\ntraining: {training}\n")
+    script = runpy.run_path(str(README.with_name("record.py")))
+    called: list[tuple[str, ...]] = []
+
+    def in_process(*command: str) -> int:
+        called.append(command)
+        return main(command)
+
+    script["record"].__globals__["_qkv"] = in_process
+    asked = argparse.Namespace(seeds=[1, 2], quick=False, runs=tmp_path / "runs")
+    for again in (False, True):
+        assert script["record"](recipe, asked) == 0
+        result = qkv.read_recipe(recipe).result
+        assert result
+        assert result.seeds == (1, 2)
+        assert recipe.read_text().startswith("# mine\n")
+        assert ("is finished: all 2 steps are done" in capsys.readouterr().err) == again
+    assert [command[0] for command in called] == ["train", "train", "record"] * 2
 
 
 def test_it_trains_in_its_short_form(path: Path, tiny: Path, tmp_path: Path) -> None:

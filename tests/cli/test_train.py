@@ -172,3 +172,17 @@ def test_another_recipe_over_the_same_folder(qkv: Call, here: Path) -> None:
 def test_the_conftest_recipe_is_the_one_that_is_meant() -> None:
     assert "SOURCE" in RECIPE
     assert len(TEXT) > 1000
+
+
+def test_a_result_is_recorded(qkv: Call, run: Path, folder: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text((folder / "tiny.yaml").read_text())
+    said = qkv("record", run, recipe)
+    assert (said.code, said.err) == (0, "")
+    assert "full form, seed 1337" in said.out
+    assert "validation  loss" in said.out
+    assert "result:" in recipe.read_text()
+    assert qkv("record", run).code == 2
+    said = qkv("record", folder, recipe)
+    assert said.code == 2
+    assert "is not a run folder" in said.err

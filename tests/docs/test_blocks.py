@@ -20,7 +20,7 @@ from qkv.inspection.machine import Machine, processor_name, store_machine
 from qkv.spec.overrides import override
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe
-from qkv.training import loop
+from qkv.training import loop, results
 
 TEXT = "Once upon a time there was a model that read a text, and then it wrote one. It was not long, and it was not true.\n" * 60
 SHORT = (
@@ -44,7 +44,11 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def short(recipe: Recipe, *args: Any, **kwargs: Any) -> Any:
         return train(override(recipe, SHORT), *args, **kwargs)
 
+    def shortened(*args: Any, **kwargs: Any) -> Recipe:
+        return override(read_recipe(*args, **kwargs), SHORT)
+
     monkeypatch.setattr(loop, "train", short)
+    monkeypatch.setattr(results, "read_recipe", shortened)
     monkeypatch.setenv("QKV_CACHE", str(tmp_path / "cache"))
     store_machine(Machine(processor_name(), {"fp32": 4e11}, bandwidth=4e10, call=1e-5))
     monkeypatch.setenv("QKV_DEBUG", "1")

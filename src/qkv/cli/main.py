@@ -27,6 +27,7 @@ COMMANDS = {
     "predict": "Ask a trained model: labels, tags, answers, translations, summaries, numbers.",
     "generate": "Let a trained model go on writing.",
     "evaluate": "Measure a trained model on held-out text.",
+    "record": "Write the result of finished runs into the recipe that they are of.",
     "embed": "Turn texts into vectors.",
     "cost": "Count parameters, operations, memory and time.",
     "why": "Say which implementation of each operation runs here, why, and what it gains.",

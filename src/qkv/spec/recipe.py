@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from qkv.spec.base import Seq, Spec
 from qkv.spec.data import NO_DATA, Data
@@ -12,23 +12,9 @@ from qkv.spec.errors import Problem
 from qkv.spec.generation import Generation
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Model
+from qkv.spec.results import Published, Result, Typed, with_present_names
 from qkv.spec.tasks import NextToken, Task
 from qkv.spec.training import Training
-
-
-class Result(Spec):
-    """A figure that the recipe reached, beside the published one."""
-
-    metric: str
-    value: float
-    spread: float | None = Field(default=None, description="largest minus smallest over the seeds")
-    seeds: Seq[int] = ()
-    minutes: float | None = None
-    machine: str = ""
-    date: str = ""
-    published: float | None = None
-    source: str = Field(default="", description="whose figure the published one is")
-    note: str = ""
 
 
 class Recipe(Spec):
@@ -48,7 +34,14 @@ class Recipe(Spec):
     training: Training = Training()
     sample: Generation = Generation(max_new_tokens=200, temperature=0.8, seed=1)
     quick: dict[str, Any] = {}
-    results: Seq[Result] = ()
+    result: Result | None = Field(default=None, description="what runs of this recipe reached, as 'qkv record' wrote it")
+    published: Seq[Published] = Field(default=(), description="figures of others, to compare with")
+    typed: Seq[Typed] = Field(default=(), description="figures typed by hand, of variants or from before the program recorded them")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _present_names(cls, data: Any) -> Any:
+        return with_present_names(data)
 
     def problems(self) -> list[Problem]:
         found = [*self._data_problems(), *self._decoding_problems()]

@@ -107,6 +107,12 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(state["step"], tensors, state["state"])
 
 
+def newest_state(folder: Path) -> dict[str, Any] | None:
+    """What the newest checkpoint in ``folder`` says beside its tensors; None if there is none. Raises UserError if it was changed."""
+    paths = Checkpoints(folder).paths()
+    return _read_state(paths[0] / "state.json")["state"] if paths else None
+
+
 def _write(folder: Path, checkpoint: Checkpoint) -> None:
     folder.mkdir()
     files = {part: write_tensors(folder / f"{part}.safetensors", checkpoint.tensors[part], {"step": checkpoint.step}) for part in PARTS}

@@ -37,17 +37,19 @@ def check_same_recipe(old: Recipe, new: Recipe, done: int, folder: object) -> No
     """
     before, after = deciding(old), deciding(new)
     steps, wanted = before["training"].pop("steps"), after["training"].pop("steps")
-    found = first_difference(before, after)
+    found = difference(before, after)
     if found:
-        path, was, now = found
-        raise UserError(
-            f"{folder} holds a run of another recipe: {path} is {_shown(was)} there and {_shown(now)} here; "
-            "name another folder, or give the recipe that was trained"
-        )
+        raise UserError(f"{folder} holds a run of another recipe: {found}; name another folder, or give the recipe that was trained")
     if wanted != steps and (wanted < done or not same_so_far(old.training.schedule, done, steps, wanted, old.model.width)):
         kind = old.training.schedule.kind
         reason = f"{done} steps are done" if wanted < done else f"under the schedule {kind!r} its {done} steps would have had other rates"
         raise UserError(f"training.steps: the run in {folder} has {steps} steps and cannot be continued to {wanted}, because {reason}")
+
+
+def difference(there: Any, here: Any) -> str:
+    """A clause that names the first path at which two trees of plain data differ, with both values; empty if they are equal."""
+    found = first_difference(there, here)
+    return f"{found[0]} is {_shown(found[1])} there and {_shown(found[2])} here" if found else ""
 
 
 def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any] | None:

@@ -7,6 +7,8 @@ down in the run folder as soon as they are chosen, and every later start in that
 from __future__ import annotations
 
 import json
+import platform
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -51,8 +53,23 @@ class Surroundings:
             return
         with clear_errors(str(self.path)):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(self.path, json.dumps({"facts": self.facts, "paths": choices.snapshot()}, indent=1).encode())
+            content = {
+                "facts": self.facts,
+                "python": platform.python_version(),
+                "date": date.today().isoformat(),
+                "paths": choices.snapshot(),
+            }
+            write_file(self.path, json.dumps(content, indent=1).encode())
         self._written = count
+
+
+def read_surroundings(folder: Path) -> dict[str, Any] | None:
+    """The facts that the latest start of the run with the checkpoints in ``folder`` wrote down, with ``python`` and ``date``; None without."""
+    try:
+        saved = json.loads((folder / FILE).read_bytes())
+        return {**saved["facts"], "python": saved["python"], "date": saved["date"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def facts(device: torch.device) -> dict[str, Any]:

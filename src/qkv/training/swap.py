@@ -139,7 +139,7 @@ def _recipe(old: Run, changes: list[str], heal: int, data: str | None) -> Recipe
     taken = recipe.data.changed(tokenizer=start.tokenizer, target_tokenizer=start.target_tokenizer, **other)
     name = recipe.name or old.folder.name
     said = f"{name} with {', '.join(changes)}"
-    return recipe.changed(data=taken, name=f"{name}-swapped", description=said, quick={}, results=())
+    return recipe.changed(data=taken, name=f"{name}-swapped", description=said, quick={}, result=None, published=(), typed=())
 
 
 def _training(old: Run, heal: int) -> Any:

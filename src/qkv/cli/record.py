@@ -1,0 +1,41 @@
+"""``qkv record``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qkv.cli.runs import run_folder
+from qkv.spec.errors import UserError
+
+EXAMPLES = """\
+qkv record runs/my recipe.yaml
+qkv record runs/seed1 runs/seed2 runs/seed3 recipe.yaml
+"""
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def record_command(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN... RECIPE", help="Finished runs, one a seed, then the recipe's file.")],
+) -> None:
+    """Write the result of finished runs into the recipe that they are of: figures, seeds, time, machine, versions, digests.
+
+    Runs of the recipe as it stands, or of its short form. Everything else in the file stays as it is, comments too.
+    """
+    *runs, recipe = paths
+    if not runs or recipe.suffix not in _SUFFIXES:
+        raise UserError(f"the last argument is the recipe, a file such as recipe.yaml, after one run or more; {str(recipe)!r} is last here")
+    folders = [run_folder(run) for run in runs]
+    from qkv.report.exam import words
+    from qkv.report.table import print_table
+    from qkv.training.results import record
+
+    result = record(folders, recipe)
+    rows = [
+        (split, words(name), figure.mean, figure.spread) for split, figures in result.figures.items() for name, figure in figures.items()
+    ]
+    seeds = ", ".join(map(str, result.seeds))
+    title = f"{recipe}, {result.form} form, seed{'s' * (len(result.seeds) > 1)} {seeds}, {result.minutes:g} min"
+    print_table(title, ["split", "figure", "mean", "spread"], rows)

@@ -1,0 +1,257 @@
+"""The result of finished runs, read from their folders and written into the recipe that they are of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from qkv.spec.errors import UserError
+from qkv.spec.plain import plain
+from qkv.spec.recipe import Recipe
+from qkv.spec.results import Figure, Result
+from qkv.spec.yaml_edit import InLine, with_keys
+from qkv.spec.yaml_io import read_recipe
+from qkv.tasks.registry import build_task
+from qkv.training.checkpoint import newest_state
+from qkv.training.exam import read_exam
+from qkv.training.files import clear_errors, read_tensors, write_file
+from qkv.training.identity import difference
+from qkv.training.record import rows_of
+from qkv.training.setup import SPEC, WEIGHTS
+from qkv.training.start import with_start
+from qkv.training.surroundings import read_surroundings
+
+_DECIDING = ("data", "model", "start", "task", "training", "sample")
+_FREE = ("seed", "checkpoints", "sample_every", "tensorboard")
+_FROM_DATA = (
+    ("model", "frontend", "vocab_size"),
+    ("model", "encoder", "frontend", "vocab_size"),
+    ("model", "head", "num_classes"),
+    ("task", "mean"),
+    ("task", "deviation"),
+    ("task", "no_answer"),
+)
+"""Fields that training fills in from the data where the recipe leaves them out."""
+_BESIDE_THE_POINT = ("seconds",)
+_DIGITS = 6
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a finished run folder says of itself."""
+
+    folder: Path
+    recipe: Recipe
+    corpus: str
+    step: int
+    best_step: int
+    minutes: float
+    figures: dict[str, dict[str, float]]
+    notes: tuple[str, ...]
+    surroundings: dict[str, Any]
+
+
+def result_digest(recipe: Recipe) -> str:
+    """SHA-256 of what decides the figures of a recipe, whatever the seed: data, model, start, task, training and how samples are drawn."""
+    content = {name: value for name, value in recipe.essential().items() if name in _DECIDING}
+    content["training"] = {name: value for name, value in content.get("training", {}).items() if name not in _FREE}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def stale(path: str | Path) -> str:
+    """A sentence if the result in the recipe file ``path`` is of another recipe than what stands there now, else an empty text."""
+    recipe = read_recipe(path)
+    if recipe.result is None or recipe.result.recipe == result_digest(read_recipe(path, quick=recipe.result.form == "quick")):
+        return ""
+    return f"{path}: the recipe was changed after its result was recorded; train it again and record it, or take the change back"
+
+
+def record(runs: Sequence[str | Path], path: str | Path) -> Result:
+    """Write the result of finished ``runs`` of the recipe file ``path``, which differ in their seeds, into that file; the result.
+
+    Comments and all other keys stay, but for figures in ``typed`` that the result takes the place of. Raises ``UserError`` if a run is of
+    another recipe or not finished, if seeds repeat, or if the runs read different data; the file is then as it was.
+    """
+    path = Path(path)
+    found = sorted((finished(Path(run)) for run in runs), key=lambda run: run.recipe.training.seed)
+    if not found:
+        raise UserError("no run was given; name the run folders, then the recipe")
+    form = _form(found, path)
+    _check_alike(found)
+    recipe = read_recipe(path)
+    if form == "quick" and recipe.result is not None and recipe.result.form == "full":
+        raise UserError(f"{path} holds the result of its full form, and a short run would take its place; remove the key 'result' first")
+    result = _result(found, form, result_digest(read_recipe(path, quick=form == "quick")))
+    _write(path, recipe, result)
+    return result
+
+
+def finished(folder: Path) -> Finished:
+    """What the finished run in ``folder`` says of itself. Raises ``UserError`` if it is no run, not finished, or not yet examined."""
+    if not (folder / SPEC).is_file():
+        raise UserError(f"{folder} is not a run folder: it holds no {SPEC}")
+    recipe, state, rows = read_recipe(folder), newest_state(folder / "resume"), rows_of(folder)
+    step = int(state["standing"]["step"]) if state else 0
+    patience = recipe.training.validation.patience
+    waited = state is not None and patience is not None and int(state["standing"]["stale"]) >= patience
+    go_on = f"go on with it first: qkv train {folder}"
+    if state is None or not (folder / WEIGHTS).is_file() or not (step >= recipe.training.steps or waited):
+        raise UserError(f"the run in {folder} is not finished: {step:,} of {recipe.training.steps:,} steps are done; {go_on}")
+    best_step = int(read_tensors(folder / WEIGHTS)[1].get("step", 0))
+    exam = read_exam(folder, best_step)
+    if exam is None and build_task(recipe.task).examines:
+        raise UserError(f"the weights of the run in {folder} are not examined yet; {go_on}")
+    minutes = max((row["time"] for row in rows if row.get("time") is not None), default=0.0) / 60
+    if minutes <= 0:
+        raise UserError(f"the run in {folder} says nowhere how long it took: its metrics.jsonl has no times")
+    surroundings = read_surroundings(folder / "resume")
+    if surroundings is None:
+        raise UserError(f"the run in {folder} does not say on which machine, with which versions and when it was trained; train it anew")
+    figures, notes = _measured(exam, rows, best_step, folder)
+    return Finished(folder, recipe, state["corpus"], step, best_step, minutes, figures, notes, surroundings)
+
+
+def _measured(
+    exam: dict[str, Any] | None, rows: Sequence[dict[str, Any]], step: int, folder: Path
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Figures by split, and notes: those of the exam, or where the task has none those of the validation of the best weights."""
+    if exam is not None:
+        notes = dict.fromkeys(note for split in exam["splits"].values() for note in split["notes"])
+        return {split: _numbers(found["figures"]) for split, found in exam["splits"].items()}, tuple(notes)
+    row = next((row for row in reversed(rows) if row.get("step") == step and row.get("val_loss") is not None), None)
+    if row is None:
+        raise UserError(f"the run in {folder} has no validation of step {step:,}, whose weights it holds")
+    return {"validation": _numbers({name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")})}, ()
+
+
+def _numbers(figures: dict[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in figures.items() if value is not None and name not in _BESIDE_THE_POINT}
+
+
+def _form(runs: Sequence[Finished], path: Path) -> str:
+    """The form of the recipe file that all ``runs`` are of. Raises ``UserError`` naming the first field in which one differs."""
+    forms = {"full": read_recipe(path)}
+    if forms["full"].quick:
+        forms["quick"] = read_recipe(path, quick=True)
+    for form, recipe in forms.items():
+        if not any(_other(run, recipe) for run in runs):
+            return form
+    run, said = next((run, said) for run in runs if (said := _other(run, forms["full"])))
+    short = _other(run, forms["quick"]) if "quick" in forms else ""
+    beside = f" (and of its short form: {short})" if short and short != said else ""
+    raise UserError(f"the run in {run.folder} is not one of {path}: {said}{beside}")
+
+
+def _other(run: Finished, recipe: Recipe) -> str:
+    """A clause naming the first field in which ``run`` is of another recipe; empty if it is of this one."""
+    if run.recipe.start != recipe.start:
+        return difference({"start": run.recipe.start}, {"start": recipe.start}) or ""
+    theirs, ours = _asked(run.recipe), _asked(with_start(recipe, run.recipe))
+    for place in _FROM_DATA:
+        _fill_in(ours, theirs, place)
+    if recipe.sample == Recipe.model_fields["sample"].default:  # the task then chooses how it writes
+        ours["sample"] = theirs["sample"]
+    return difference(theirs, ours) or ""
+
+
+def _asked(recipe: Recipe) -> dict[str, Any]:
+    content = recipe.to_dict()
+    content["training"] = {name: value for name, value in content["training"].items() if name not in _FREE}
+    return {name: content[name] for name in _DECIDING}
+
+
+def _fill_in(ours: Any, theirs: Any, place: Sequence[str]) -> None:
+    for name in place[:-1]:
+        ours, theirs = (tree.get(name) if isinstance(tree, dict) else None for tree in (ours, theirs))
+    if isinstance(ours, dict) and isinstance(theirs, dict) and ours.get(place[-1], 0) is None:
+        ours[place[-1]] = theirs.get(place[-1])
+
+
+def _check_alike(runs: Sequence[Finished]) -> None:
+    seeds = [run.recipe.training.seed for run in runs]
+    twice = next((seed for seed in seeds if seeds.count(seed) > 1), None)
+    if twice is not None:
+        raise UserError(f"two of the runs have the seed {twice}; give one run a seed")
+    other = next((run for run in runs if run.corpus != runs[0].corpus and not _draws(run)), None)
+    if other is not None:
+        raise UserError(
+            f"the runs in {runs[0].folder} and {other.folder} were trained on different data, so their figures are not of one kind"
+        )
+    names = {split: set(figures) for split, figures in runs[0].figures.items()}
+    if any({split: set(figures) for split, figures in run.figures.items()} != names for run in runs):
+        raise UserError("the runs do not have the same figures: they were examined by different versions or with different libraries")
+
+
+def _draws(run: Finished) -> bool:
+    """True for a task whose data follows from the seed."""
+    return run.recipe.task.reads == "nothing"
+
+
+def _result(runs: Sequence[Finished], form: str, digest: str) -> Result:
+    first = runs[0]
+    figures = {
+        split: {name: _figure([run.figures[split][name] for run in runs]) for name in names} for split, names in first.figures.items()
+    }
+    facts = [run.surroundings for run in runs]
+    versions = {name: ", ".join(dict.fromkeys(str(fact.get(name, "unknown")) for fact in facts)) for name in ("qkv", "torch", "python")}
+    return Result.parse(
+        {
+            "form": form,
+            "recipe": digest,
+            "data": first.corpus,
+            "seeds": [run.recipe.training.seed for run in runs],
+            "steps": [run.step for run in runs],
+            "best_steps": [run.best_step for run in runs],
+            "minutes": float(f"{fmean(run.minutes for run in runs):.3g}"),
+            "figures": figures,
+            "notes": list(dict.fromkeys(note for run in runs for note in run.notes)),
+            "machine": list(dict.fromkeys(_machine(fact) for fact in facts)),
+            "versions": versions,
+            "date": max(str(fact.get("date", "")) for fact in facts),
+        }
+    )
+
+
+def _figure(values: Sequence[float]) -> Figure:
+    rounded = [float(f"{value:.{_DIGITS}g}") for value in values]
+    if len(rounded) == 1:
+        return Figure(mean=rounded[0])
+    mean, spread = (float(f"{value:.{_DIGITS}g}") for value in (fmean(rounded), max(rounded) - min(rounded)))
+    return Figure(mean=mean, spread=spread, by_seed=tuple(rounded))
+
+
+def _machine(facts: dict[str, Any]) -> str:
+    """``AMD EPYC, 2 threads; cpu, 2 used``: no name of a host and no path."""
+    return f"{facts.get('processor', platform.machine())}; {facts.get('device', 'cpu')}, {facts.get('threads', '?')} used"
+
+
+def _write(path: Path, recipe: Recipe, result: Result) -> None:
+    """Put ``result`` into the file, whole or not at all."""
+    written = _plain_result(result)
+    kept = [typed for typed in recipe.typed if result.form == "quick" or not result.figure(typed.figure)]
+    values: dict[str, Any] = {"result": written}
+    if len(kept) != len(recipe.typed):
+        values["typed"] = [typed.essential() for typed in kept] or None
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        data = {**json.loads(text), **values}
+        text = json.dumps({name: value for name, value in data.items() if value is not None}, indent=2, ensure_ascii=False) + "\n"
+    else:
+        text = with_keys(text, values, str(path))
+    with clear_errors(str(path)):
+        write_file(path, text.encode())
+
+
+def _plain_result(result: Result) -> dict[str, Any]:
+    content = {name: value for name, value in plain(result).items() if value not in ([], None)}
+    content["figures"] = {
+        split: {name: InLine(figure.essential()) for name, figure in figures.items()} for split, figures in result.figures.items()
+    }
+    content["versions"] = InLine(content["versions"])
+    return content
