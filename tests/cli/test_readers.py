@@ -77,6 +77,14 @@ def test_why_names_each_operation_that_the_model_uses(qkv: Call, folder: Path) -
     assert {"attention", "gru", "linear"} <= rows
 
 
+def test_why_says_in_which_precision_muon_multiplies(qkv: Call, folder: Path) -> None:
+    said = qkv("why", folder / "tiny.yaml", "model.frontend.vocab_size=30", "training.optimizer=muon")
+    assert said.code == 0
+    rows = [line for line in said.out.splitlines() if line.startswith("orthogonal")]
+    assert rows
+    assert all("fp32 " in row and "bf16 " in row for row in rows)
+
+
 @pytest.mark.parametrize(
     ("part", "case", "sentence"),
     [

@@ -11,6 +11,7 @@ from qkv.spec.errors import UserError
 
 if TYPE_CHECKING:
     from qkv.spec.model import Model
+    from qkv.spec.training import Training
 
 EXAMPLES = """\
 qkv why
@@ -33,11 +34,12 @@ def why_command(
     from qkv.report.table import print_table
     from qkv.spec.model import Model
     from qkv.spec.recipe import Recipe
+    from qkv.spec.training import Training
     from qkv.spec.yaml_io import read_spec
 
     found = read_spec(spec, overrides or []) if spec else Model()
     recipe, model = (found, found.model) if isinstance(found, Recipe) else (None, found)
-    _try(_one_of_each(model), recipe.training.precision if recipe else "fp32")
+    _try(_one_of_each(model), recipe.training if recipe else Training())
     choices = sorted(all_choices(), key=lambda choice: choice.op)
     rows = [(c.op, c.case, c.twin, "" if c.gain is None else f"{c.gain:.2f} ×", c.reason) for c in choices]
     print_table(str(spec or "a model of default sizes"), ["operation", "case", "runs as", "gain", "why"], rows)
@@ -57,7 +59,7 @@ def _one_of_each(model: Model) -> Model:
     return small
 
 
-def _try(model: Model, number_format: str) -> None:
+def _try(model: Model, training: Training) -> None:
     import torch
 
     from qkv.data.batch import Batch
@@ -65,14 +67,16 @@ def _try(model: Model, number_format: str) -> None:
     from qkv.ops.precision import autocast
     from qkv.spec.tasks import NextToken
     from qkv.tasks.next_token import NextTokenTask
+    from qkv.training.optimisers import build_optimizer
     from qkv.training.setup import best_device
 
     device = best_device()
     transformer = build(model).to(device)
     ids = torch.randint(_VOCABULARY, (2, model.context_length + 1), device=device)
-    with autocast(number_format, device):
+    with autocast(training.precision, device):
         loss = NextTokenTask(NextToken()).summed_loss(transformer, Batch(ids[:, :-1], ids[:, 1:]))
     loss.backward()  # pyright: ignore[reportUnknownMemberType]
+    build_optimizer(training.optimizer, transformer).step()
     if not model.causal:
         return
     with torch.inference_mode():

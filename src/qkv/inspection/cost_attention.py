@@ -196,7 +196,7 @@ def _relative(part: Attention, at: Setting) -> Share:
     rows, count = at.batch * part.num_heads, 2 * part.relative.max_distance + 1
     table = count * (key_width + (value_width if part.relative.values else 0))
     kept = rows * at.length * ((key_width if part.num_heads > 1 else 0) + (count if part.relative.values else 0))
-    inner = Share(parameters=table, matrices=table, flops=2 * rows * at.length * table, step=2 * rows * table)
+    inner = Share(parameters=table, flops=2 * rows * at.length * table, step=2 * rows * table)
     return inner + Share(saved=FLOAT * kept, working=2 * FLOAT * rows * at.length * count, calls=12, step_calls=12)
 
 

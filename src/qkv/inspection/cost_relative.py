@@ -66,7 +66,7 @@ def disentangled_attention(part: DisentangledAttention, at: Setting) -> Share:
         own = 0
     else:
         own = count * at.width
-    kept = Share(parameters=own, matrices=own, step=steps, saved=index + count * at.width * FLOAT, calls=12)
+    kept = Share(parameters=own, step=steps, saved=index + count * at.width * FLOAT, calls=12)
     return _plain(part, at) + maps + norm + kept
 
 
@@ -79,7 +79,7 @@ def relative_attention(part: RelativeAttention, at: Setting) -> Share:
     met = 2 * at.batch * part.num_heads * at.width * min(_remembered(part, at), count)
     biases = Share(parameters=2 * width, saved=8 * at.length * at.length, calls=12, step_calls=16)
     if part.by_type:
-        types = Share(parameters=3 * width, matrices=2 * width, step=4 * at.batch * width, calls=6, step_calls=6)
+        types = Share(parameters=3 * width, step=4 * at.batch * width, calls=6, step_calls=6)
         biases += types + Share(flops=4 * at.tokens * width, saved=at.tokens * width * at.item)
     return _plain(part, at) + replace(position, step=2 * at.batch * at.width * width + met) + _gathered(part, at, count) + biases
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from qkv.layers.branch import matrices
 from qkv.models.adapt import adapt
 from qkv.models.transformer import Transformer
 from qkv.spec.model import Model
@@ -14,7 +15,7 @@ from qkv.spec.training import Training
 
 @dataclass(frozen=True)
 class Trained:
-    """parameters: numbers that are trained.   matrices: those of them in matrices of the own blocks.   added: numbers of adapters."""
+    """parameters: numbers that are trained.   matrices: those of them in matrices of blocks.   added: numbers of adapters."""
 
     parameters: int
     matrices: int
@@ -27,6 +28,6 @@ def learned(model: Model, training: Training) -> Trained:
         module = Transformer(model)
         before = sum(p.numel() for p in module.parameters())
         adapt(module, training)
-    learning = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    matrices = sum(p.numel() for name, p in learning if p.ndim == 2 and name.startswith("blocks."))
-    return Trained(sum(p.numel() for _, p in learning), matrices, sum(p.numel() for p in module.parameters()) - before)
+    learning = [p for p in module.parameters() if p.requires_grad]
+    maps = sum(p.numel() for p in matrices(module) if p.requires_grad)
+    return Trained(sum(p.numel() for p in learning), maps, sum(p.numel() for p in module.parameters()) - before)

@@ -1,4 +1,4 @@
-"""What every branch of a block is: a module with the one state contract."""
+"""Base class of the branches of a block: a module with the one state contract."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.layers.context import Context, Memory
+from qkv.layers.table import Table
 from qkv.spec.branches import Branch as BranchSpec
 
 State = Any
@@ -64,6 +65,13 @@ class Branch(nn.Module):
     def like(self) -> Tensor:
         """A tensor with the device and precision that a new state takes."""
         return next(self.parameters()) if any(True for _ in self.parameters()) else torch.empty(0)
+
+
+def matrices(model: nn.Module) -> set[nn.Parameter]:
+    """The linear maps inside the branches of ``model``, in whichever stack: parameters of two axes that are no table."""
+    parts = (part for branch in model.modules() if isinstance(branch, Branch) for part in branch.modules())
+    maps = (part for part in parts if not isinstance(part, (Table, nn.Embedding, nn.EmbeddingBag)))
+    return {p for part in maps for p in part.parameters(recurse=False) if p.ndim == 2}
 
 
 BRANCHES: dict[type[BranchSpec], type[Branch]] = {}

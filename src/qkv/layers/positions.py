@@ -11,13 +11,14 @@ from torch.nn import functional as F
 
 from qkv.layers.activations import ACTIVATIONS
 from qkv.layers.linear import Linear
+from qkv.layers.table import Table
 from qkv.ops import positions as ops
 from qkv.ops.at_least_single import single_or_wider
 from qkv.spec import parts as spec
 from qkv.spec.errors import UserError
 
 
-class Learned(nn.Module):
+class Learned(Table):
     """One trained vector a position, row p + offset: table (L + offset, D)."""
 
     def __init__(self, part: spec.Learned, length: int, width: int):

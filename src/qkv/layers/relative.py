@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qkv.layers.table import Table
 from qkv.ops.attention.problem import RelativeValues
 from qkv.ops.masks import Sites
 from qkv.ops.positions import alibi_slopes, clipped_distances, distance_buckets
 from qkv.spec import branches, parts
 
 
-class Relative(nn.Module):
+class Relative(Table):
     """A part of attention that knows where queries and keys stand."""
 
     def added(self, q: Tensor, sites: Sites, scale: float) -> Tensor:
@@ -50,7 +51,7 @@ class Shaw(Relative):
         return None if self.value_table is None else RelativeValues(self.value_table, self._index(sites))
 
 
-class SharedTable(nn.Module):
+class SharedTable(Table):
     """A table of the distance that the layers of a stack have in common if their ``part`` says ``shared``."""
 
     part: Any

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from qkv.layers.branch import implements
 from qkv.layers.context import Context
 from qkv.layers.linear import Linear
+from qkv.layers.table import Table
 from qkv.mixers.scored_attention import ScoredAttention
 from qkv.ops.at_least_single import single_or_wider
 from qkv.ops.masks import Sites
@@ -16,7 +17,7 @@ from qkv.spec import relative_attention as spec
 from qkv.spec.errors import UserError
 
 
-class TypeScores(nn.Module):
+class TypeScores(Table):
     """(q_i + w) · e_s, s = 0 if the tokens i and j are of one type, else 1. w (H Dk), e (2, H Dk); w starts at 0."""
 
     def __init__(self, size: int, head_dim: int):

@@ -1,4 +1,4 @@
-"""The optimiser of a run: one or two of torch's own behind one face, with a state that is nothing but named tensors."""
+"""The optimiser of a run: one or two behind one face, with a state that is nothing but named tensors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qkv.layers.branch import matrices
 from qkv.spec.errors import UserError, nearest
-from qkv.spec.training import AdamW, Muon
+from qkv.spec.training import AdamW
+from qkv.spec.training import Muon as MuonSpec
 from qkv.spec.training import Optimizer as OptimizerSpec
+from qkv.training.muon import Muon
 
 Named = list[tuple[str, nn.Parameter]]
 
+REMEMBERED: dict[type[torch.optim.Optimizer], set[str]] = {
+    torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
+    Muon: {"momentum_buffer"},
+}
+"""What each rule keeps of a parameter; of one that is not listed any quantity is taken."""
+
 
 class Optimizer:
-    """torch optimisers that share the parameters of one model.
+    """Optimisers that share the parameters of one model.
 
     ``state_dict`` maps ``parameter/quantity`` to a tensor and holds nothing else, so it fits a safetensors file. The rates are
     no part of it: they follow from the spec and the step.
@@ -69,7 +78,13 @@ class Optimizer:
             name, _, quantity = key.rpartition("/")
             if name not in owners:
                 raise UserError(f"the optimiser state {key!r} belongs to no parameter of this model; {nearest(name, owners)}")
-            parameter = owners[name][1]
+            part, parameter = owners[name]
+            if quantity not in REMEMBERED.get(type(part), {quantity}):
+                kept = ", ".join(sorted(REMEMBERED[type(part)]))
+                raise UserError(
+                    f"the optimiser state {key!r} is of another rule: here {type(part).__name__} updates this parameter and keeps {kept}; "
+                    "the run was begun with another version or recipe, so train it anew in another folder"
+                )
             if tensor.dim() and tensor.shape != parameter.shape:
                 raise UserError(f"the optimiser state {key!r} has the shape {list(tensor.shape)}, its parameter {list(parameter.shape)}")
             found.setdefault(parameter, {})[quantity] = tensor.to(parameter.device, copy=True)
@@ -96,17 +111,13 @@ def adamw(spec: AdamW, model: nn.Module) -> Optimizer:
 
 
 @build_optimizer.register
-def muon(spec: Muon, model: nn.Module) -> Optimizer:
-    """torch's Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for embeddings, head, norms and biases.
-
-    The rate of an (A, B) matrix is lr · √max(1, A/B), as in the authors' post.
-    """
-    named = _trainable(model)
-    matrices, others = _split(named, lambda name, p: p.ndim == 2 and name.startswith("blocks."))
+def muon(spec: MuonSpec, model: nn.Module) -> Optimizer:
+    """Muon for the matrices of the blocks, those of an encoder or of latents too; AdamW for tables, head, norms, biases and kernels."""
+    named, inside = _trainable(model), matrices(model)
+    maps, others = _split(named, lambda _, p: p in inside)
     parts: list[torch.optim.Optimizer] = []
-    if matrices:
-        settings = {"momentum": spec.momentum, "nesterov": spec.nesterov, "weight_decay": spec.weight_decay}
-        parts.append(torch.optim.Muon([p for _, p in matrices], lr=spec.lr, **settings))
+    if maps:
+        parts.append(Muon([p for _, p in maps], spec))
     if others:
         parts.append(_adamw(spec.others, others))
     return Optimizer(parts, named)

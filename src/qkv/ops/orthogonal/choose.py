@@ -1,0 +1,49 @@
+"""Picks the precision of the orthogonalisation by measuring on the machine at hand, once a process and shape.
+
+Jordan et al. multiply in bf16, because their processor is fastest there and the steps bear its rounding. A processor without
+instructions for bf16 takes a hundred times as long for it as for fp32.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from qkv.ops import onednn as permission
+from qkv.ops.choices import Choice, choose, fastest
+from qkv.ops.orthogonal import reference
+from qkv.ops.orthogonal.products import TWINS
+
+# Matrices of these sides are timed in place of larger ones: where products in bf16 are slow, a trial of large ones takes seconds.
+_ROWS, _COLUMNS = 128, 512
+_TOGETHER = 2
+
+
+def orthogonal(g: Tensor) -> Tensor:
+    """The orthogonal factor of each matrix of g (K, M, N) or (M, N); see ``reference``."""
+    if g.shape[-2] > g.shape[-1]:
+        return orthogonal(g.mT).mT
+    if g.dtype != torch.float32:
+        return reference.orthogonal(g)
+    return TWINS[choice(g.shape[-2], g.shape[-1], g.device).twin](g)
+
+
+def choice(rows: int, columns: int, device: torch.device) -> Choice:
+    """The choice for matrices of this shape, ``rows`` ≤ ``columns``."""
+    m, n = min(rows, _ROWS), min(columns, _COLUMNS)
+    case = f"{m} × {n}{' and larger' if m * n == _ROWS * _COLUMNS else ''}"
+
+    def decide() -> Choice:
+        if device.type != "cpu":
+            return Choice("orthogonal", case, "bf16", "accelerators multiply fastest in bf16")
+        g = torch.ones(_TOGETHER, m, n)
+        runs = {name: partial(TWINS[name], g, steps=1) for name in _candidates()}
+        return fastest("orthogonal", case, "fp32", runs, f"one step of {_TOGETHER} matrices")
+
+    return choose("orthogonal", case, decide)
+
+
+def _candidates() -> list[str]:
+    return [name for name in TWINS if name != "oneDNN" or permission.available()]

@@ -1,0 +1,35 @@
+"""The same with sums joined to products, and products in a given precision: x (…, M, N) with M ≤ N, as in ``reference``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from qkv.ops.onednn import allowed
+from qkv.ops.orthogonal.reference import STEPS, A, B, C, norms
+
+
+def orthogonal(g: Tensor, dtype: torch.dtype, steps: int = STEPS) -> Tensor:
+    """g (K, M, N) or (M, N) with M ≤ N -> the same shape and precision; products and what lies between them in ``dtype``."""
+    add = torch.addmm if g.dim() == 2 else torch.baddbmm
+    x = (g / norms(g)).to(dtype)
+    for _ in range(steps):
+        a = x @ x.mT
+        x = add(x, add(a, a, a, beta=B, alpha=C), x, beta=A)
+    return x.to(g.dtype)
+
+
+def through_onednn(g: Tensor, steps: int = STEPS) -> Tensor:
+    """In fp32, with the products given to oneDNN."""
+    with allowed():
+        return orthogonal(g, torch.float32, steps)
+
+
+TWINS: dict[str, Callable[..., Tensor]] = {
+    "fp32": partial(orthogonal, dtype=torch.float32),
+    "oneDNN": through_onednn,
+    "bf16": partial(orthogonal, dtype=torch.bfloat16),
+}

@@ -1,0 +1,69 @@
+"""Muon (Jordan et al. 2024): momentum, made orthogonal.
+
+M ← μ M + (1 − μ) G        U = μ M + (1 − μ) G, or M without Nesterov's form
+W ← (1 − η λ) W − η √max(1, A/B) orthogonal(U)        W (A, B)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.ops.orthogonal.choose import orthogonal
+from qkv.spec.training import Muon as MuonSpec
+
+# Of a matrix with more numbers one product fills the machine, and a stack of them would be a copy for nothing.
+_STACKED = 1 << 18
+
+
+class Muon(torch.optim.Optimizer):
+    """The update of matrices. Those of one shape are orthogonalised together, which a small model needs for its speed."""
+
+    def __init__(self, parameters: Iterable[Tensor], spec: MuonSpec):
+        settings = {"lr": spec.lr, "momentum": spec.momentum, "nesterov": spec.nesterov, "weight_decay": spec.weight_decay}
+        super().__init__(parameters, settings)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update of every matrix that has a gradient."""
+        for group in self.param_groups:
+            for matrices in _of_one_shape(p for p in group["params"] if p.grad is not None):
+                self._update(matrices, group)
+
+    def _update(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
+        rate, decay = group["lr"], group["weight_decay"]
+        updates = [self._momentum(p, group) for p in matrices]
+        for p, update in zip(matrices, _orthogonal(updates), strict=True):
+            p.mul_(1 - rate * decay)
+            p.add_(update, alpha=-rate * math.sqrt(max(1.0, p.shape[0] / p.shape[1])))
+
+    def _momentum(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
+        """U, once M is updated."""
+        assert parameter.grad is not None
+        remembered, momentum = self.state[parameter], group["momentum"]
+        if "momentum_buffer" not in remembered:
+            remembered["momentum_buffer"] = torch.zeros_like(parameter)
+        m: Tensor = remembered["momentum_buffer"].lerp_(parameter.grad, 1 - momentum)
+        return parameter.grad.lerp(m, momentum) if group["nesterov"] else m
+
+
+def _of_one_shape(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Matrices of one shape, transposed or not, together; large ones each alone."""
+    found: dict[tuple[int, int], list[Tensor]] = {}
+    for p in parameters:
+        if p.numel() > _STACKED:
+            yield [p]
+        else:
+            found.setdefault((min(p.shape), max(p.shape)), []).append(p)
+    yield from found.values()
+
+
+def _orthogonal(matrices: list[Tensor]) -> Iterable[Tensor]:
+    if len(matrices) == 1:
+        return [orthogonal(matrices[0])]
+    lying = orthogonal(torch.stack([u.mT if u.shape[0] > u.shape[1] else u for u in matrices]))
+    return [x.mT if u.shape[0] > u.shape[1] else x for u, x in zip(matrices, lying, strict=True)]
