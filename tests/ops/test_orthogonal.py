@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.ops.clock import inject
 from tests.ops.compare import assert_same
 from torch import Tensor
 
@@ -67,6 +68,12 @@ def test_the_choice_is_followed_for_both_ways_that_a_matrix_lies(shape: tuple[in
         assert torch.equal(found if lying is g else found.mT, products.TWINS[name](lying))
         (choice,) = choices.all_choices()
         assert (choice.op, choice.case) == ("orthogonal", "6 × 10")
+
+
+@pytest.mark.parametrize(("factor", "taken"), [(100.0, "fp32"), (0.5, "bf16")])
+def test_bf16_is_taken_where_it_is_faster(factor: float, taken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inject(monkeypatch, lambda name: factor if name == "bf16" else 1.0)
+    assert choose.choice(6, 10, torch.device("cpu")).twin == taken
 
 
 def test_large_matrices_share_one_trial_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
