@@ -166,15 +166,16 @@ def swap(
     return swap_parts(run, changes, _folder(f"{name}-swapped", False) if out is None else out, heal, text, on_event)
 
 
-def load(run: str | Path, **published: Any) -> Run:
+def load(run: str | Path, accept_changes: bool = False, **published: Any) -> Run:
     """The run in a folder, with its best weights; or a published checkpoint: a folder of the Hugging Face form, or a name such as "gpt2".
 
     ``published`` says how the latter is read: dtype ("fp32", "bf16"), revision, pickles; see ``qkv.interop.load.load_published``.
+    ``accept_changes``: load a run although its spec or vocabulary was edited after training, or its best weights are missing; as it is now.
     Raises ``UserError`` if it is neither, or a file in it is missing, torn or edited.
     """
     from qkv.training.run import load as load_run
 
-    return load_run(run, **published)
+    return load_run(run, accept_changes, **published)
 
 
 def generate(run: Run | str | Path, prompt: str = "", **options: Any) -> str:

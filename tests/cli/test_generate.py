@@ -243,8 +243,8 @@ DAMAGED = {
     "a pickle": (_pickle, "is a pickle under the name of a safetensors file; it could run code, so it was not loaded"),
     "a file of torch.save": (_torch_file, "is a pickle under the name of a safetensors file"),
     "a truncated checkpoint": (_cut, "is cut short or not a safetensors file"),
-    "no weights": (_no_weights, "has no weights yet"),
-    "a damaged tokenizer": (_no_tokenizer, "is not a tokenizer.json"),
+    "no weights": (_no_weights, "has no weights: "),
+    "a damaged tokenizer": (_no_tokenizer, "tokenizer.json was changed, and the weights were trained with the one of before"),
     "an edited spec": (_bad_spec, ": model.width: 'wide' given, but it should be a valid integer"),
 }
 

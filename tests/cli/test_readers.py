@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,43 @@ def test_info_shows_a_run(qkv: Call, run: Path) -> None:
     for words in ("tiny", "characters", "attention + feed_forward", "6 of 6", "best validation loss", "model.safetensors", "spec.yaml"):
         assert words in said.out
     assert qkv("info", run / "x").code == 2
+
+
+def test_info_lists_what_stays_while_files_come_and_go(qkv: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    (copy / "resume" / ".step-00000009.partial").mkdir()
+    gone, going = copy / "resume" / ".step-00000009.partial" / "weights.safetensors", copy / ".report.html.partial"
+    for path in (gone, going):
+        path.write_bytes(b"half")
+    real = os.stat
+
+    def stat(path: str | Path, *args: object, **options: object) -> object:
+        if str(path) == str(gone):
+            gone.unlink(missing_ok=True)
+        found = real(path, *args, **options)  # type: ignore[arg-type]
+        if str(path) == str(going):  # there when it is listed, and no longer when it is looked at
+            going.unlink()
+        return found
+
+    monkeypatch.setattr(os, "stat", stat)
+    said = qkv("info", copy)
+    assert (said.code, said.err) == (0, "")
+    assert "model.safetensors" in said.out
+    assert "step-00000009" not in said.out
+
+
+def test_info_says_what_was_edited_and_accept_takes_it(qkv: Call, run: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    assert "changed since" not in qkv("info", copy).out
+    assert qkv("accept", copy).out == f"nothing in {copy} was changed since its weights were stored\n"
+    (copy / "spec.yaml").write_text((copy / "spec.yaml").read_text().replace("order: pre", "order: post"))
+    assert 'model.blocks.0.order is "post"' in qkv("info", copy).out
+    for command in (("evaluate", copy), ("generate", copy, "the"), ("export", copy, "--out", tmp_path / "out")):
+        said = qkv(*command)
+        assert (said.code, said.out) == (2, "")
+        assert f"put it back, or take it as it is now with 'qkv accept {copy}'" in said.err
+    assert 'model.blocks.0.order is "post", and the weights were trained with the default: accepted' in qkv("accept", copy).out
+    assert qkv("evaluate", copy).code == 0
 
 
 def test_why_names_each_operation_that_the_model_uses(qkv: Call, folder: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +17,12 @@ from torch.nn import functional as F
 
 from qkv.data.corpus import open_corpus
 from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.training.checkpoint import Checkpoints
 from qkv.training.events import Ended, Event, Notice, Started, Stepped, Validated
-from qkv.training.files import read_tensors
+from qkv.training.files import read_tensors, write_tensors
 from qkv.training.loop import train
-from qkv.training.run import Run, evaluate, load
+from qkv.training.run import Run, accept, evaluate, load
 from qkv.training.show import Show
 
 
@@ -100,7 +105,91 @@ def test_a_model_file_of_another_shape_is_refused(copied: Path) -> None:
     path = copied / "spec.yaml"
     path.write_text(path.read_text().replace("width: 16", "width: 32"))
     with pytest.raises(UserError, match=r"the tensor 'frontend\.table' has the shape \[\d+, 16\] in .*, but \[\d+, 32\] in the model"):
+        load(copied, accept_changes=True)
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "order": (
+        lambda run: replace(run / "spec.yaml", "order: pre", "order: post"),
+        r"spec\.yaml was changed: model\.blocks\.0\.order is \"post\", and the weights were trained with the default",
+    ),
+    "training": (lambda run: replace(run / "spec.yaml", "clip_norm: 1.0", "clip_norm: 2.0"), r"training\.clip_norm is 2\.0"),
+    "vocabulary": (
+        lambda run: swap_ids(run / "tokenizer.json"),
+        r"tokenizer\.json was changed, and the weights were trained with the one of",
+    ),
+    "labels": (lambda run: (run / "labels.json").write_text('["a", "b"]'), r"labels\.json was added"),
+}
+
+
+def swap_ids(path: Path) -> None:
+    tree = json.loads(path.read_text())
+    vocabulary = tree["model"]["vocab"]
+    first, second = list(vocabulary)[1:3]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    path.write_text(json.dumps(tree))
+
+
+@pytest.mark.parametrize(("edit", "sentence"), EDITS.values(), ids=EDITS)
+def test_an_edited_run_is_refused_until_it_is_accepted(copied: Path, edit: Callable[[Path], object], sentence: str) -> None:
+    edit(copied)
+    with pytest.raises(UserError, match=sentence + r".*; put it back, or take it as it is now with 'qkv accept"):
         load(copied)
+    wanted = load(copied, accept_changes=True)
+    assert re.search(sentence, accept(copied) or "")
+    found = load(copied)
+    assert (found.recipe, found.step, found.vocabulary.digest()) == (wanted.recipe, wanted.step, wanted.vocabulary.digest())
+    assert all(torch.equal(a, b) for a, b in zip(found.model.parameters(), wanted.model.parameters(), strict=True))
+    assert accept(copied) is None
+
+
+def test_what_does_not_decide_the_weights_may_be_edited(copied: Path) -> None:
+    replace(copied / "spec.yaml", "max_new_tokens: 8", "max_new_tokens: 9")
+    replace(copied / "spec.yaml", "every: 7", "every: 8")
+    replace(copied / "spec.yaml", 'description: ""', "description: mine")
+    assert load(copied).recipe.sample.max_new_tokens == 9
+
+
+def test_an_edited_run_is_no_start(copied: Path, text: Path, tmp_path: Path) -> None:
+    replace(copied / "spec.yaml", "order: pre", "order: post")
+    recipe = Recipe.parse({"data": str(text), "start": str(copied), "training": {"steps": 1, "batch_size": 2}})
+    with pytest.raises(UserError, match=r"model\.blocks\.0\.order is \"post\""):
+        train(recipe, tmp_path / "next", on_event=ignore)
+
+
+def test_training_does_not_go_on_with_an_edited_vocabulary(copied: Path) -> None:
+    tree = json.loads((copied / "tokenizer.json").read_text())
+    (copied / "tokenizer.json").write_text(json.dumps({**tree, "decoder": {"type": "Fuse"}}))  # the ids are as they were
+    with pytest.raises(UserError, match=r"tokenizer\.json was changed, .*; put it back, or name another folder"):
+        train(load(copied, accept_changes=True).recipe, copied, on_event=ignore)
+
+
+def test_weights_of_older_versions_are_loaded_as_they_are(copied: Path) -> None:
+    tensors, metadata = read_tensors(copied / "model.safetensors")
+    write_tensors(copied / "model.safetensors", tensors, {"step": metadata["step"]})
+    replace(copied / "spec.yaml", "order: pre", "order: post")
+    assert load(copied).step == metadata["step"]
+
+
+def test_best_weights_that_are_missing_are_not_replaced_unasked(copied: Path) -> None:
+    (copied / "model.safetensors").unlink()
+    sentence = r"model\.safetensors is missing, and the run had kept its best weights there; put it back, or take those of the newest"
+    with pytest.raises(UserError, match=sentence):
+        load(copied)
+    with pytest.raises(UserError, match=sentence):
+        train(load(copied, accept_changes=True).recipe, copied, on_event=ignore)
+    assert "model.safetensors is missing" in (accept(copied) or "")
+    newest = Checkpoints(copied / "resume").load(lambda _: None)
+    found = load(copied)
+    assert newest is not None
+    assert found.step == newest.step == STEPS
+    assert all(torch.equal(found.model.get_parameter(name), tensor) for name, tensor in newest.tensors["weights"].items())
 
 
 def test_an_edited_metrics_file_is_refused(copied: Path) -> None:

@@ -29,15 +29,11 @@ def info_command(run: Annotated[Path | None, typer.Argument(metavar="[RUN]", hel
         return
     folder = run_folder(run)
     print_table(str(run), ["what", "value"], _run(folder))
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    typer.echo()
-    print_table("", ["file", "size"], [(str(path.relative_to(folder)), _size(path)) for path in files])
-
-
-def _size(path: Path) -> str:
     from qkv.report.figures import size
+    from qkv.training.files import files_in
 
-    return size(path.stat().st_size)
+    typer.echo()
+    print_table("", ["file", "size"], [(str(path.relative_to(folder)), size(count)) for path, count in files_in(folder).items()])
 
 
 def _installation() -> list[tuple[str, Any]]:
@@ -63,9 +59,10 @@ def _installation() -> list[tuple[str, Any]]:
 
 def _stored(folder: Path) -> str:
     from qkv.report.figures import size
+    from qkv.training.files import files_in
 
-    files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
-    return f"{size(sum(path.stat().st_size for path in files))} in {len(files)} files" if files else "empty"
+    files = files_in(folder)
+    return f"{size(sum(files.values()))} in {len(files)} files" if files else "empty"
 
 
 def _data_sets() -> str:
@@ -85,12 +82,13 @@ def _data_sets() -> str:
 
 
 def _run(folder: Path) -> list[tuple[str, Any]]:
-    from qkv.training.run import load, task_of
+    from qkv.training.run import changed, load, task_of
 
-    run = load(folder)
+    run = load(folder, accept_changes=True)
     steps = [row["step"] for row in run.metrics if row.get("loss") is not None]
     validated = [row["val_loss"] for row in run.metrics if row.get("val_loss") is not None]
     training, model = run.recipe.training, run.recipe.model
+    change = changed(run)
     return [
         ("recipe", run.recipe.name or "unnamed"),
         ("task", run.recipe.task.kind),
@@ -103,6 +101,7 @@ def _run(folder: Path) -> list[tuple[str, Any]]:
         ("steps", f"{max(steps, default=0):,} of {training.steps:,}"),
         ("best validation loss", f"{min(validated):.4f} {task_of(run).loss_unit}" if validated else "not measured yet"),
         ("weights of step", run.step),
+        *([("changed since", change)] if change else []),
     ]
 
 

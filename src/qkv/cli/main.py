@@ -37,6 +37,7 @@ COMMANDS = {
     "where": "Say where a tensor of a model comes from: spec, module, file and line.",
     "tokenizer": "Train a tokenizer on text files, or show how one cuts a text.",
     "info": "Show this installation, or what a run folder holds.",
+    "accept": "Take a run as it is now, after its spec or vocabulary was edited.",
     "schema": "Print the JSON schema of recipes, for editors.",
     "demo": "Train on the documentation that comes with Python, without a download.",
 }

@@ -81,7 +81,8 @@ class Checkpoints:
         A torn one is passed over for the one before it, and ``notice`` is told. Raises UserError if no checkpoint is complete.
         """
         refused: list[UserError] = []
-        for path in self.paths():
+        paths = self.paths()
+        for path in paths:
             try:
                 checkpoint = read_checkpoint(path)
             except UserError as error:
@@ -90,6 +91,8 @@ class Checkpoints:
             for error in refused:
                 notice(f"{error}; going on from the checkpoint before it, step {checkpoint.step}")
             return checkpoint
+        if self.paths() != paths:  # a training in progress has put newer ones in their place
+            return self.load(notice)
         if refused:
             raise refused[0]
         return None

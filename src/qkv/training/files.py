@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,20 +82,32 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
     Raises UserError if the file is missing, torn, edited or no safetensors file.
     """
-    try:
-        with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            header = (file.metadata() or {}).get(_KEY)
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing") from None
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} {what_else(path)} ({error})") from None
+    with _opened(path) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        header = (file.metadata() or {}).get(_KEY)
     if header is None:
         return tensors, {}
     metadata = json.loads(header)
     if digest(tensors, {k: v for k, v in metadata.items() if k != "sha256"}) != metadata.get("sha256"):
         raise UserError(f"{path} was changed after it was written: its content does not match the checksum inside it")
     return tensors, metadata
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """The metadata of a file that ``write_tensors`` made, without its tensors and unchecked against them. Raises UserError as ``read_tensors``."""
+    with _opened(path) as file:
+        return json.loads((file.metadata() or {}).get(_KEY) or "{}")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing") from None
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} {what_else(path)} ({error})") from None
 
 
 def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
@@ -131,6 +143,17 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def files_in(folder: Path) -> dict[Path, int]:
+    """Bytes of every file in ``folder`` and the folders in it, in order; none of those that vanish meanwhile, as another process may write."""
+    found: dict[Path, int] = {}
+    for place, _, names in os.walk(folder):
+        for name in names:
+            path = Path(place, name)
+            with suppress(OSError):
+                found[path] = path.stat().st_size
+    return dict(sorted(found.items()))
 
 
 def remove_partial(folder: Path) -> None:

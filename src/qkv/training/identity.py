@@ -1,14 +1,21 @@
-"""What decides the weights of a run, so that nobody goes on with another run by mistake."""
+"""The identity of a run: what decides its weights, stored beside them, so that nobody goes on with another run, or an edited one, by mistake."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from qkv.data.vocabulary import LABELS_FILE, TARGET_FILE
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.tokenizers.tokenizer import FILE_NAME
 from qkv.training.schedules import same_so_far
+
+MADE_WITH = "made_with"
+"""The key under which the header of a weights file, and the state of a checkpoint, hold ``made_with``."""
 
 # What may change between two starts: it decides when something is measured, saved or shown, not the next weights.
 _DECIDING = ("data", "model", "start", "task", "training")
@@ -22,12 +29,57 @@ def deciding(recipe: Recipe) -> dict[str, Any]:
     return {name: plain[name] for name in _DECIDING}
 
 
-def recipe_digest(recipe: Recipe) -> str:
-    """SHA-256 of what decides the weights, without the number of steps, which a run may raise, and without defaults: a version of qkv that has
-    new fields goes on with the runs of older ones."""
+def essence(recipe: Recipe) -> dict[str, Any]:
+    """The part of a recipe that decides the weights, without the number of steps, which a run may raise, and without defaults: a version of qkv
+    that has new fields goes on with the runs of older ones."""
     content = {name: plain for name, plain in recipe.essential().items() if name in _DECIDING}
     content["training"] = {name: value for name, value in content.get("training", {}).items() if name not in _FREE | {"steps"}}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return content
+
+
+def recipe_digest(recipe: Recipe) -> str:
+    """SHA-256 of the recipe's ``essence``."""
+    return hashlib.sha256(json.dumps(essence(recipe), sort_keys=True).encode()).hexdigest()
+
+
+def made_with(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """What weights are stored with: the ``essence`` of their recipe, and the SHA-256 of each file of the vocabulary in ``folder``."""
+    return {"recipe": json.loads(json.dumps(essence(recipe))), "vocabulary": _vocabulary_digests(folder)}
+
+
+def edited(stored: Mapping[str, Any] | None, recipe: Recipe | None, folder: Path) -> str | None:
+    """A clause that names what of the run in ``folder`` was changed after its weights were ``stored``; None if nothing was.
+
+    ``recipe`` None: the folder holds no spec. Weights of older versions are stored with nothing, and nothing can be said of them.
+    """
+    if not stored:
+        return None
+    before, now = stored["vocabulary"], _vocabulary_digests(folder)
+    for name in (FILE_NAME, TARGET_FILE, LABELS_FILE):
+        if before.get(name) != now.get(name):
+            how = "is missing" if name not in now else "was changed" if name in before else "was added"
+            return f"{folder / name} {how}, and the weights were trained with the one of before"
+    found = recipe and first_difference(stored["recipe"], made_with(recipe, folder)["recipe"])
+    if found:
+        path, was, is_now = found
+        return f"{folder / 'spec.yaml'} was changed: {path} is {_or_default(is_now)}, and the weights were trained with {_or_default(was)}"
+    return None
+
+
+def check_unedited(stored: Mapping[str, Any] | None, recipe: Recipe | None, folder: Path) -> None:
+    """Raise UserError if the spec or the vocabulary in ``folder`` is not the one that its weights were ``stored`` with."""
+    found = edited(stored, recipe, folder)
+    if found:
+        raise UserError(f"{found}; put it back, or take it as it is now with 'qkv accept {folder}', in Python load(…, accept_changes=True)")
+
+
+def _vocabulary_digests(folder: Path) -> dict[str, str]:
+    files = [folder / name for name in (FILE_NAME, TARGET_FILE, LABELS_FILE)]
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
+
+
+def _or_default(value: Any) -> str:
+    return "the default" if value is None else _shown(value)
 
 
 def check_same_recipe(old: Recipe, new: Recipe, done: int, folder: object) -> None:

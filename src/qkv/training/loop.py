@@ -28,7 +28,7 @@ from qkv.training.events import Ended, Event, Examined, Notice, OnEvent, Sampled
 from qkv.training.exam import examine, held_out, read_exam, write_exam
 from qkv.training.files import read_tensors
 from qkv.training.health import diagnose
-from qkv.training.identity import recipe_digest
+from qkv.training.identity import MADE_WITH, made_with, recipe_digest
 from qkv.training.interrupt import Interrupted, StopRequest
 from qkv.training.optimisers import build_optimizer
 from qkv.training.record import Record
@@ -82,10 +82,8 @@ class Trainer:
         self.now = Standing()
         if checkpoint:
             self._go_on(checkpoint)
-        self._facts = {
-            "recipe": recipe_digest(setup.recipe),
-            "corpus": setup.material.digest(),
-        }
+        self._made_with = made_with(setup.recipe, setup.folder)
+        self._facts = {"recipe": recipe_digest(setup.recipe), "corpus": setup.material.digest(), MADE_WITH: self._made_with}
         self._begun = self._saved_at = time.perf_counter()
         self._saved = self.now.step
         self._save_seconds = 0.0
@@ -218,7 +216,7 @@ class Trainer:
         best = self._better(figures)
         if best:
             self.now.best_step, self.now.stale = self.now.step, 0
-            self._save_best()
+            self.save_best()
         else:
             self.now.stale += 1
         self._tell(Validated(self.now.step, figures["loss"], best, self._seconds(), figures))
@@ -235,10 +233,10 @@ class Trainer:
             self.now.best_figure = figure
         return better
 
-    def _save_best(self) -> None:
-        save_weights(
-            self.setup.folder / WEIGHTS, self.model, {"step": self.now.step, f"val_{self.training.validation.best}": self.now.best_figure}
-        )
+    def save_best(self) -> None:
+        """Write the weights of this moment as the run's best."""
+        figure = {f"val_{self.training.validation.best}": self.now.best_figure}
+        save_weights(self.setup.folder / WEIGHTS, self.model, {"step": self.now.step, **figure, MADE_WITH: self._made_with})
 
     def _sample_is_due(self, validates: bool) -> bool:
         every, step = self.training.sample_every, self.now.step
@@ -305,7 +303,7 @@ class Trainer:
     def _finish(self, stop: StopRequest) -> None:
         """Keep the best weights, examine them, and end. A stop on the way leaves the exam for the next start."""
         if not (self.setup.folder / WEIGHTS).exists():
-            self._save_best()  # no held-out loss was a number
+            self.save_best()  # no held-out loss was a number
         if self.owes_exam and not self._examine(stop):
             self._end("stopped", f"stopped by {stop} during the exam after the last step; the same command takes it again")
         else:

@@ -21,7 +21,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.yaml_io import dump
 from qkv.training.events import Event, Sampled, Stepped, Validated
 from qkv.training.exam import read_exam
-from qkv.training.files import clear_errors, read_tensors, write_file
+from qkv.training.files import clear_errors, files_in, read_metadata, write_file
 from qkv.training.sections import read_sections
 from qkv.training.setup import WEIGHTS, Setup
 from qkv.training.usage import counted, usage
@@ -157,7 +157,7 @@ def _exam(folder: Path) -> dict[str, Any] | None:
     """The exam of the weights that a finished run holds."""
     if not (folder / WEIGHTS).exists():
         return None
-    return read_exam(folder, int(read_tensors(folder / WEIGHTS)[1].get("step", 0)))
+    return read_exam(folder, int(read_metadata(folder / WEIGHTS).get("step", 0)))
 
 
 def environment(device: torch.device) -> dict[str, str]:
@@ -184,7 +184,7 @@ def _flops(setup: Setup, tokens: int) -> float | None:
 
 def _cost(setup: Setup, rows: list[dict[str, Any]], tokens: int) -> list[tuple[str, str]]:
     seconds = max((row["time"] for row in rows if row.get("time") is not None), default=0.0)
-    saved = sum(p.stat().st_size for p in (setup.folder / "resume").rglob("*") if p.is_file())
+    saved = sum(files_in(setup.folder / "resume").values())
     return [
         ("training time", duration(seconds)),
         (f"{counted(setup.task)} trained on", short(tokens)),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from qkv.data.corpus import VALIDATION
 from qkv.data.vocabulary import Vocabulary
@@ -21,12 +23,13 @@ from qkv.spec.yaml_io import read_recipe
 from qkv.tasks.registry import build_task
 from qkv.tasks.task import Exam, Task
 from qkv.tokenizers.tokenizer import Tokenizer
-from qkv.training.checkpoint import Checkpoints, load_weights
+from qkv.training.checkpoint import Checkpoints, load_weights, save_weights
 from qkv.training.exam import examine, read_exam
-from qkv.training.files import read_tensors
+from qkv.training.files import read_metadata, read_tensors
+from qkv.training.identity import MADE_WITH, check_unedited, edited, made_with
 from qkv.training.published import recipe_of
 from qkv.training.record import rows_of
-from qkv.training.setup import SPEC, WEIGHTS
+from qkv.training.setup import SPEC, WEIGHTS, check_kept, had_best, locked
 
 
 @dataclass(frozen=True)
@@ -56,12 +59,13 @@ class Run:
         return read_exam(self.folder, self.step)
 
 
-def load(source: str | Path, **published: Any) -> Run:
+def load(source: str | Path, accept_changes: bool = False, **published: Any) -> Run:
     """The run in the folder ``source``, or the published checkpoint there or of that name.
 
-    Before the first validation of a run in progress, the weights are those of its newest checkpoint. ``published``: dtype, revision and
-    pickles as ``qkv.interop.load.load_published`` takes them. Raises UserError if the folder is neither, or a file in it is missing, torn,
-    edited or belongs to another model.
+    Before the first validation of a run in progress, the weights are those of its newest checkpoint. Weights are loaded with the spec and the
+    vocabulary that they were trained with; ``accept_changes`` takes the folder as it is now, even if these were edited, and the newest
+    checkpoint where the best weights are missing. ``published``: dtype, revision and pickles as ``qkv.interop.load.load_published`` takes
+    them. Raises UserError if the folder is neither, or a file in it is missing, torn, edited or belongs to another model.
     """
     folder = Path(source)
     if not (folder / SPEC).is_file():
@@ -70,28 +74,59 @@ def load(source: str | Path, **published: Any) -> Run:
         raise UserError(f"{folder} is not a run folder: it holds no {SPEC}")
     if published:
         raise UserError(f"{next(iter(published))!r} says how a published checkpoint is read, and {folder} is a run")
-    run = load_adapted(folder)
+    run = load_adapted(folder, accept_changes)
     fold(run.model)
     return run
 
 
-def load_adapted(folder: Path) -> Run:
+def load_adapted(folder: Path, accept_changes: bool = False) -> Run:
     """The run in ``folder`` as ``load`` gives it, but with its adapters, if it has such, beside the weights that they adapt."""
     recipe = read_recipe(folder)
+    tensors, metadata = _weights(folder, recipe, accept_changes)
+    if not accept_changes:
+        check_unedited(metadata.get(MADE_WITH), recipe, folder)
     vocabulary = Vocabulary.load(folder)
     model = build(recipe.model, recipe.training.seed)
     add_adapters(model, recipe.training)
+    load_weights(model, tensors, folder / WEIGHTS)
+    return Run(folder, recipe, model.eval(), vocabulary, rows_of(folder), int(metadata.get("step", 0)))
+
+
+def _weights(folder: Path, recipe: Recipe, accept_changes: bool) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+    """The best weights of a run, or those of its newest checkpoint if it has kept no best ones, with what is stored beside them."""
     path = folder / WEIGHTS
     if path.exists():
-        tensors, metadata = read_tensors(path)
-        step = int(metadata.get("step", 0))
-    else:
-        checkpoint = Checkpoints(folder / "resume").load(lambda _: None)
-        if checkpoint is None:
-            raise UserError(f"the run in {folder} has no weights yet: {path} is missing, and no checkpoint was saved")
-        tensors, step = checkpoint.tensors["weights"], checkpoint.step
-    load_weights(model, tensors, path)
-    return Run(folder, recipe, model.eval(), vocabulary, rows_of(folder), step)
+        return read_tensors(path)
+    checkpoint = Checkpoints(folder / "resume").load(lambda _: None)
+    had = had_best(checkpoint, recipe, rows_of(folder))
+    if path.exists():  # the first validation of a training in progress came in between
+        return read_tensors(path)
+    if checkpoint is None:
+        raise UserError(f"the run in {folder} has no weights{'' if had else ' yet'}: {path} is missing, and there is no checkpoint")
+    if not accept_changes:
+        check_kept(folder, had)
+    return checkpoint.tensors["weights"], {"step": checkpoint.step, MADE_WITH: checkpoint.state.get(MADE_WITH)}
+
+
+def changed(run: Run) -> str | None:
+    """A clause that names what was changed in the folder of ``run`` after its weights were stored; None if nothing was."""
+    path = run.folder / WEIGHTS
+    if path.exists():
+        return edited(read_metadata(path).get(MADE_WITH), run.recipe, run.folder)
+    return f"{path} is missing" if had_best(None, run.recipe, run.metrics) else None
+
+
+def accept(folder: Path) -> str | None:
+    """Take the run in ``folder`` as it is now: store its weights, or those of the newest checkpoint where they are missing, with the present
+    spec and vocabulary. The clause of ``changed``. Raises UserError where the weights do not fit the spec."""
+    with locked(folder):
+        run, path = load_adapted(folder, accept_changes=True), folder / WEIGHTS
+        change = changed(run)
+        if change:
+            stored = read_metadata(path) if path.exists() else {"step": run.step}
+            stored.pop("sha256", None)
+            save_weights(path, run.model, {**stored, MADE_WITH: made_with(run.recipe, folder)})
+    return change
 
 
 def _published(source: str | Path, options: dict[str, Any]) -> Run:

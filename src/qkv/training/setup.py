@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from qkv.tasks.task import Task
 from qkv.training.checkpoint import Checkpoint, Checkpoints, load_weights
 from qkv.training.events import Notice, OnEvent
 from qkv.training.files import clear_errors, remove_partial
-from qkv.training.identity import check_same_recipe, recipe_digest
+from qkv.training.identity import MADE_WITH, check_same_recipe, edited, recipe_digest
 from qkv.training.start import start_weights, with_start
 from qkv.training.surroundings import Surroundings
 from qkv.training.vectors import start_vectors
@@ -103,6 +104,7 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     adapt(model, training)  # around weights that are there already
     if checkpoint and known:
         _check_facts(checkpoint.state, known, material, folder)
+        check_kept(folder, had_best(checkpoint, known, []))
         load_weights(model, checkpoint.tensors["weights"], folder / "resume")
     elif learned := learned_sentence(model, training):
         tell(Notice(learned))
@@ -132,10 +134,31 @@ def _known(folder: Path, resume: bool) -> Recipe | None:
 def _check_facts(state: dict[str, Any], known: Recipe, material: Material, folder: Path) -> None:
     if state["recipe"] != recipe_digest(known):
         raise UserError(f"{folder / SPEC} was changed after training began: it is not the recipe that the checkpoint was made with")
+    found = edited(state.get(MADE_WITH), None, folder)
+    if found:
+        raise UserError(f"{found}; put it back, or name another folder")
     if state["corpus"] != material.digest():
         raise UserError(
             f"the ids of {material.name!r} are not those that the run in {folder} was trained on: the data or a file of the vocabulary "
             "was changed; put it back, or name another folder"
+        )
+
+
+def had_best(checkpoint: Checkpoint | None, recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """True if the newest checkpoint of a run, or the rows of its metrics, say that it has kept its best weights."""
+    if checkpoint and checkpoint.state.get("standing", {}).get("best_figure") is not None:
+        return True
+    figures = [row.get(f"val_{recipe.training.validation.best}") for row in rows]
+    return any(figure is not None and math.isfinite(figure) for figure in figures)
+
+
+def check_kept(folder: Path, had: bool) -> None:
+    """Raise UserError if the best weights, which the run in ``folder`` ``had``, are missing."""
+    path = folder / WEIGHTS
+    if had and not path.exists():
+        raise UserError(
+            f"{path} is missing, and the run had kept its best weights there; put it back, or take those of the newest checkpoint in its "
+            f"place with 'qkv accept {folder}', in Python load(…, accept_changes=True)"
         )
 
 

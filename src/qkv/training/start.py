@@ -39,6 +39,7 @@ from qkv.spec.yaml_io import read_recipe
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 from qkv.training.checkpoint import weights
 from qkv.training.files import read_tensors
+from qkv.training.identity import MADE_WITH, check_unedited
 from qkv.training.published import pieces
 
 _SPEC, _WEIGHTS = "spec.yaml", "model.safetensors"
@@ -180,8 +181,10 @@ def _tensors(source: str) -> dict[str, Tensor]:
     folder = Path(source).expanduser()
     if not _is_run(folder):
         return weights(load_published(source, dtype="fp32").model)
-    tensors, _ = read_tensors(folder / _WEIGHTS)
-    part = read_recipe(folder).training.adapt if (folder / _SPEC).is_file() else None
+    tensors, metadata = read_tensors(folder / _WEIGHTS)
+    recipe = read_recipe(folder) if (folder / _SPEC).is_file() else None
+    check_unedited(metadata.get(MADE_WITH), recipe, folder)
+    part = recipe and recipe.training.adapt
     return folded(tensors, part.scale) if isinstance(part, LoRA) else tensors
 
 

@@ -24,7 +24,6 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.surgery import operated, unrolled
 from qkv.spec.training import Constant
 from qkv.training import random_state
-from qkv.training.checkpoint import save_weights
 from qkv.training.evaluation import measure
 from qkv.training.events import Notice, OnEvent, Validated
 from qkv.training.interrupt import Interrupted, StopRequest
@@ -33,7 +32,7 @@ from qkv.training.published import NOT_SAID
 from qkv.training.record import Record
 from qkv.training.run import Run, load
 from qkv.training.sections import write_sections
-from qkv.training.setup import WEIGHTS, Setup, locked, prepare
+from qkv.training.setup import Setup, locked, prepare
 from qkv.training.show import Show
 from qkv.training.start import find_start
 
@@ -185,7 +184,7 @@ def _heal(
     trainer = Trainer(setup, None, tell)
     best = setup.recipe.training.validation.best
     trainer.now.best_figure = task_figures.get(best)
-    save_weights(folder / WEIGHTS, setup.model, {"step": 0, f"val_{best}": trainer.now.best_figure})
+    trainer.save_best()
     with StopRequest() as stop, Record(setup, 0) as record:
         trainer.record = record
         record.add(Validated(0, task_figures["loss"], True, 0.0, task_figures))

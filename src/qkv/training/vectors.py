@@ -18,6 +18,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.model import Model, Text
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.training.files import read_tensors
+from qkv.training.identity import MADE_WITH, check_unedited
 
 _WEIGHTS = "model.safetensors"
 _TABLE = "frontend.table"
@@ -77,7 +78,8 @@ def vectors_of(source: str, wanted: set[str], key: str) -> Mapping[str, Tensor]:
 def _of_run(folder: Path, wanted: set[str], key: str) -> dict[str, Tensor]:
     if not (folder / _WEIGHTS).is_file():
         raise UserError(f"{key}: {folder} holds no {_WEIGHTS}, so it is no trained run")
-    tensors, _ = read_tensors(folder / _WEIGHTS)
+    tensors, metadata = read_tensors(folder / _WEIGHTS)
+    check_unedited(metadata.get(MADE_WITH), None, folder)
     table = tensors[_TABLE]
     words = reversed(words_of(Vocabulary.load(folder).target).items())  # of tokens that are written alike, the first counts
     return {word: table[index] for index, word in words if word in wanted}
