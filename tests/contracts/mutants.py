@@ -70,6 +70,7 @@ from qkv.mixers import (
 from qkv.models import block, heads, transformer
 from qkv.ops import lsh_attention as lsh_ops
 from qkv.ops import masks, positions
+from qkv.ops.attention import top_k
 from qkv.ops.linear_attention import chunked
 from qkv.spec import masks as mask_spec
 from qkv.state import kinds, tree
@@ -129,6 +130,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("soft cap of the scores dropped", ATTENTION, problem(lambda p: replace(p, softcap=None))),
     Mutant("soft cap of the scores twice as high", ATTENTION, problem(lambda p: replace(p, softcap=p.softcap and 2 * p.softcap))),
     Mutant("top k keeps one more", ("top k",), problem(lambda p: replace(p, top_k=p.top_k and p.top_k + 1))),
+    Mutant("top k by place in memory", ("top k",), instead(top_k, "largest", lambda _: lambda s, k, positions: s.topk(k).indices)),
+    Mutant("top k, the newest of equal ones", ("top k",), argument(top_k, "largest", 2, torch.neg)),
     Mutant("top k keeps all", ("top k",), problem(lambda p: replace(p, top_k=None))),
     Mutant("distances turned round", LEARNED, instead(relative, "clipped_distances", lambda f: lambda i, j, reach: f(-i, -j, reach))),
     Mutant("distances clipped one too early", LEARNED, instead(relative, "clipped_distances", clipped_early)),

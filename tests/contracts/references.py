@@ -107,8 +107,8 @@ def attention(m: Any, x: Tensor) -> Tensor:
                     scores.append(score + sloped(part.relative, h, heads, scale, i, j) + learned.score(j - i))
                     value = rows[j][(heads + groups) * dk + g * dv : (heads + groups) * dk + (g + 1) * dv]
                     values.append(value + learned.value(j - i, value))
-                kept = sorted(scores, reverse=True)[: part.top_k]
-                raw = [math.exp(s - max(scores)) if s in kept else 0.0 for s in scores]
+                kept = sorted(range(len(scores)), key=lambda place: (-round(scores[place], 9), place))[: part.top_k]
+                raw = [math.exp(s - max(scores)) if place in kept else 0.0 for place, s in enumerate(scores)]
                 mixed.append(sum(r / sum(raw) * v for r, v in zip(raw, values, strict=True)))
             out[b, i] = affine(m.output, torch.cat(mixed))
     return out

@@ -84,6 +84,8 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
         Attention(top_k=3, num_kv_heads=2),
         Attention(top_k=1, relative=Alibi()),
         masked(Window(size=5, sinks=1), top_k=2, relative=Rope()),
+        Attention(num_heads=WIDTH, qk_norm=LayerNorm(), top_k=3),
+        masked(Window(size=4, sinks=1), num_heads=2, head_dim=1, qk_norm=LayerNorm(), top_k=2),
         Attention(relative=Shaw(max_distance=3), num_kv_heads=2, temperature=0.7),
         Attention(relative=Shaw(max_distance=2, values=True), value_dim=3, top_k=4),
         masked(Window(size=4, sinks=1), relative=Shaw(max_distance=5, values=True)),

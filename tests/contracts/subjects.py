@@ -88,6 +88,9 @@ class OneBranch(Subject):
         self.part, self.dtype, self.rewindable = part, dtype, self.module.rewindable
         # Where no position sees itself, the second sees the first alone.
         self.apart = (1,) if part.kind == "lsh_attention" else ()
+        if isinstance(part, Attention) and part.top_k and part.norms_heads and part.dims(WIDTH)[0] == 1:
+            # The norm of one feature makes all keys equal: those of the first positions are read.
+            self.apart = tuple(range(part.top_k, 100))
 
     def inputs(self, batch: int, length: int, seed: int = 0) -> Tensor:
         return torch.randn(batch, length, WIDTH, dtype=self.dtype, generator=torch.Generator().manual_seed(seed))

@@ -157,7 +157,7 @@ def one_query(q: Tensor, keys: Tensor, values: Tensor, problem: Problem, where: 
     row, head, n = where
     places = problem.sites
     i = int(places.query[row % places.query.shape[0], n])
-    scores, seen = [], []
+    scores, seen, stands = [], [], []
     for m, j in enumerate(places.key[row % places.key.shape[0]].tolist()):
         if j < 0 or not sees(problem.mask, row, head, i, j) or other_document(places, row, n, m):
             continue
@@ -166,13 +166,14 @@ def one_query(q: Tensor, keys: Tensor, values: Tensor, problem: Problem, where: 
         if problem.softcap is not None:
             score = problem.softcap * torch.tanh(score / problem.softcap)
         score = score - slope * (i - j)
+        stands.append(j)
         scores.append(score if problem.added is None else score + problem.added[row % problem.added.shape[0], head, n, m])
         more = problem.values
         seen.append(values[m] if more is None else values[m] + more.table[more.index[row % more.index.shape[0], n, m]])
     if not seen:
         return values.sum(0) * 0 + (q + keys.sum(0)).sum() * 0
     if problem.top_k is not None:
-        best = sorted(range(len(scores)), key=lambda place: -scores[place].item())[: problem.top_k]
+        best = sorted(range(len(scores)), key=lambda place: (-round(scores[place].item(), 9), stands[place]))[: problem.top_k]
         scores, seen = [scores[place] for place in best], [seen[place] for place in best]
     largest = max(score.item() for score in scores)
     raw = [(score - largest).exp() for score in scores]

@@ -124,7 +124,8 @@ class MaskedAttention(Masked, DotProduct):
 class Attention(MaskedAttention, kind="attention"):
     """concat_h(softmax(Q_h K_g^T / (temperature √Dk) + bias, masked) V_g) W_o (Vaswani et al. 2017).
 
-    ``top_k`` leaves weight to the k largest logits of a query alone (Gupta et al. 2021); 1 is a hard lookup.
+    ``top_k`` leaves weight to the k largest logits of a query alone (Gupta et al. 2021), of equal ones to those of the lowest positions; 1 is
+    a hard lookup.
     ``softcap`` keeps logits between -c and c; what ``relative`` adds and the mask join afterwards (Gemma 2, 2024).
     ``num_kv_heads`` < ``num_heads`` shares each K/V head g by a group of query heads (Ainslie et al. 2023); 1 is multi-query (Shazeer 2019).
     """

@@ -2,8 +2,9 @@
 
     P = softmax(scale · Q K^T + bias, hidden keys at -inf)        O = P V
 
-With ``softcap`` c the scaled products s are c · tanh(s / c) (Gemma 2, 2024). With ``top_k`` all but the k largest scores of a query are at -inf as well (Gupta et al. 2021). With ``values`` a vector that depends on the
-distance joins each value: O_i = Σ_j P_ij (v_j + r_ij) (Shaw et al. 2018).
+With ``softcap`` c the scaled products s are c · tanh(s / c) (Gemma 2, 2024). With ``top_k`` all but the k largest scores of a query are at -inf
+as well (Gupta et al. 2021), equal ones in the order of their positions. With ``values`` a vector that depends on the distance joins each value:
+O_i = Σ_j P_ij (v_j + r_ij) (Shaw et al. 2018).
 
     q (B, H, N, Dk)   k (B, G, M, Dk)   v (B, G, M, Dv)   P (B, H, N, M)   O (B, H, N, Dv)
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qkv.ops.attention.largest import largest
 from qkv.ops.attention.problem import Problem
 
 
@@ -31,7 +33,7 @@ def weights(q: Tensor, k: Tensor, problem: Problem) -> Tensor:
     scores = scores.masked_fill(~visible, -torch.inf)
     if problem.chooses(k.shape[2]):
         assert problem.top_k is not None
-        left_out = torch.ones_like(scores, dtype=torch.bool).scatter(-1, scores.topk(problem.top_k).indices, False)
+        left_out = torch.ones_like(scores, dtype=torch.bool).scatter(-1, largest(scores, problem.top_k, problem.sites.key), False)
         scores = scores.masked_fill(left_out, -torch.inf)
     # A row of nothing but -inf would be NaN; it is replaced before the softmax, so that its gradient is 0 as well.
     blind = ~visible.any(-1, keepdim=True)

@@ -2,6 +2,8 @@
 
     S = scale · Q K^T + bias, hidden keys at -inf     t = the k largest of a row     P = softmax(t) at their places, 0 elsewhere     O = P V
 
+Of equal scores those of the lowest positions are taken, see ``largest``.
+
 The softmax and its gradient run over k numbers and not over all keys; gradients reach the chosen keys alone. Without gradients memory is
 that of one block of scores.
 """
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qkv.ops.attention.largest import largest
 from qkv.ops.attention.problem import Problem
 
 BLOCK = 1 << 22
@@ -32,9 +35,10 @@ def _block(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
     if bias is not None:
         scores = scores + bias
     visible = problem.sites.visible(problem.mask, q.shape[1])
-    largest, places = scores.masked_fill(~visible, -torch.inf).topk(min(problem.top_k or k.shape[2], k.shape[2]), sorted=False)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    places = largest(scores, min(problem.top_k or k.shape[2], k.shape[2]), problem.sites.key)
     blind = ~visible.any(-1, keepdim=True)
-    p = largest.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+    p = scores.gather(-1, places).masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
     p = F.dropout(p, problem.dropout).to(q.dtype)
     return _product(p.new_zeros(scores.shape).scatter(-1, places, p), v)
 
