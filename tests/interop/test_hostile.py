@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import resource
@@ -156,6 +157,10 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "heads-do-not-divide": (changed(n_head=5), "5 heads do not divide the width 12"),
     "wide-layer": (changed(n_embd=2**31), "the weights beside it hold only"),
     "wide-feed-forward": (changed(n_inner=2**31), "the weights beside it hold only"),
+    "not-a-number": (changed(layer_norm_epsilon=float("nan")), "'layer_norm_epsilon' holds nan, and numbers are finite"),
+    "endless": (written('{"model_type": "gpt2", "resid_pdrop": 1e999}'), "'resid_pdrop' holds inf, and numbers are finite"),
+    "endless-inside": (changed(task_specific_params={"a": [{"b": -math.inf}]}), "'task_specific_params' holds -inf"),
+    "more-than-64-bits": (changed(n_layer=2**70), "holds 1180591620717411303424, and numbers are finite and of at most 64 bits"),
     "deep": (changed(n_layer=2**31), "the weights beside it hold only"),
     "long": (changed(n_positions=2**62), "the weights beside it hold only"),
     "another-width": (changed(n_embd=24), "has the shape"),

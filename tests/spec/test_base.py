@@ -110,7 +110,7 @@ WRONG = {
     "a number as part": ({"norm": 3}, "norm: 3 is not a norm; allowed: batch_norm, layer_norm, none, rms_norm"),
     "two problems": ({"width": 0, "num_layers": 0}, "width: 0 given, but it should be greater than 0 (and 1 more problem)"),
     "three problems": ({"width": 0, "num_layers": 0, "a": 1}, "(and 2 more problems)"),
-    "a long value": ({"width": "w" * 100}, "width: '" + "w" * 56 + "... given"),
+    "a long value": ({"width": "w" * 100}, "width: '" + "w" * 37 + "..." + "w" * 18 + "' given"),
 }
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from qkv.spec.errors import UserError, nearest
+from qkv.spec.base import LARGEST
+from qkv.spec.errors import UserError, nearest, quoted
+from qkv.spec.model import MOST_LAYERS
 
 
 class Held(NamedTuple):
@@ -24,6 +27,7 @@ class Config:
         self.nulls = values.keys() - self.values.keys()
         self.source, self.held = source, held
         self.asked: set[str] = set()
+        self._refuse_endless()
 
     def has(self, key: str) -> bool:
         """True if the key is there and not null."""
@@ -43,11 +47,11 @@ class Config:
         return self._limited(key, default, self.held.tensors if self.held else None, "tensors")
 
     def _limited(self, key: str, default: int | None, most: int | None, what: str) -> int:
-        found = self.integer(key, default)
-        if found < 1:
-            raise UserError(f"{self.source}: {key} is {found}, but it should be at least 1")
+        found, limit = self.integer(key, default), MOST_LAYERS if what == "tensors" else LARGEST
         if most is not None and found > most:
             raise UserError(f"{self.source}: {key} is {found:,}, but the weights beside it hold only {most:,} {what}")
+        if not 1 <= found <= limit:
+            raise UserError(f"{self.source}: {key} is {found:,}, but it should be at least 1 and at most {limit:,}")
         return found
 
     def integer(self, key: str, default: int | None = None) -> int:
@@ -74,7 +78,7 @@ class Config:
         if allowed is None:
             return found
         if found not in allowed:
-            raise UserError(f"{self.source}: {key} is {found!r}, which qkv does not know; {nearest(found, allowed)}")
+            raise UserError(f"{self.source}: {key} is {quoted(found)}, which qkv does not know; {nearest(found, allowed)}")
         return allowed[found]
 
     def items(self, key: str) -> list[Any]:
@@ -88,7 +92,7 @@ class Config:
     def fixed(self, key: str, only: Any, meaning: str) -> None:
         """Refuse any value but ``only``, which is also what a missing key means. ``meaning``: what the key would change."""
         if self.has(key) and self.values[key] != only:
-            raise UserError(f"{self.source}: {key} is {self.values[key]!r}, but qkv knows only {only!r} here; it changes {meaning}")
+            raise UserError(f"{self.source}: {key} is {quoted(self.values[key])}, but qkv knows only {only!r} here; it changes {meaning}")
 
     def finish(self, ignored: Iterable[str]) -> None:
         """Refuse what was neither asked for nor is ``ignored``: it may change what the model computes."""
@@ -96,9 +100,16 @@ class Config:
         if unknown:
             known = self.asked | set(ignored)
             raise UserError(
-                f"{self.source}: the key {unknown[0]!r} is not known for this family and may change what it computes; "
+                f"{self.source}: the key {quoted(unknown[0])} is not known for this family and may change what it computes; "
                 f"{_near(unknown[0], known)}"
             )
+
+    def _refuse_endless(self) -> None:
+        """Raise ``UserError`` for a number that is not finite or needs more than 64 bits, however deep it stands."""
+        for key, value in self.values.items():
+            wrong = next(_endless(value), None)
+            if wrong is not None:
+                raise UserError(f"{self.source}: {quoted(key)} holds {quoted(wrong)}, and numbers are finite and of at most 64 bits")
 
     def _typed(self, key: str, default: Any, kinds: tuple[type, ...], noun: str) -> Any:
         if not self.has(key):
@@ -107,9 +118,17 @@ class Config:
             return default
         value = self.values[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            shown = repr(value)
-            raise UserError(f"{self.source}: {key} is {shown if len(shown) < 60 else shown[:57] + '...'}, but it should be {noun}")
+            raise UserError(f"{self.source}: {key} is {quoted(value)}, but it should be {noun}")
         return value
+
+
+def _endless(value: Any) -> Iterator[int | float]:
+    """The numbers in a tree of JSON that no size and no factor can be."""
+    if isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _endless(inner)
+    elif (isinstance(value, int) and value.bit_length() > 63) or (isinstance(value, float) and not math.isfinite(value)):
+        yield value
 
 
 def _near(key: str, known: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, NoReturn, Self, TypeVar, cast, get_
 from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import PydanticCustomError, core_schema
 
-from qkv.spec.errors import Problem, SpecError, nearest
+from qkv.spec.errors import Problem, SpecError, nearest, quoted
 
 T = TypeVar("T")
 
@@ -31,10 +31,32 @@ Seq = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]
 """A tuple that is written as a list in YAML and JSON."""
 
 
+LARGEST, LARGEST_SEED = 2**31 - 1, 2**63 - 1
+"""The bound of an integer whose field gives none: further than any size, length or count of a model goes; and that of a seed."""
+
+
+def bounded(schema: Any) -> Any:
+    """A core schema in which each integer without a bound on a side has ``LARGEST`` there; changed in place and returned."""
+    node = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
+    for item in cast("Sequence[Any]", schema) if isinstance(schema, list | tuple) else ():
+        bounded(item)
+    if node.get("type") == "int":
+        node.update({} if "le" in node or "lt" in node else {"le": LARGEST})
+        node.update({} if "ge" in node or "gt" in node else {"ge": -LARGEST})
+    for key, inner in node.items():
+        if key not in ("metadata", "serialization", "default"):
+            bounded(inner)
+    return cast("Any", schema)
+
+
 class Spec(BaseModel):
-    """Frozen, strictly typed data; an unknown key is an error that names the nearest known one."""
+    """Frozen, strictly typed data; an unknown key is an error that names the nearest known one. Integers and floats are bounded and finite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True, allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return bounded(handler(source))
 
     @classmethod
     def parse(cls, data: Any, source: str = "", lines: dict[tuple[str | int, ...], int] | None = None) -> Self:
@@ -102,7 +124,7 @@ class Part(Spec):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        own = handler(source)
+        own = bounded(handler(source))
         if cls.__dict__.get("_is_slot"):
             return core_schema.no_info_plain_validator_function(
                 lambda value: _fill_slot(cls, value),
@@ -148,13 +170,13 @@ def _fill_slot(slot: type[Part], value: Any) -> Part:
         if isinstance(value, slot):
             return value
     if not isinstance(value, dict):
-        _refuse(f"{value!r} is not {noun}; {nearest('', kinds)}")
+        _refuse(f"{quoted(value)} is not {noun}; {nearest('', kinds)}")
     fields = dict(cast("dict[str, Any]", value))
     kind = fields.pop("kind", None)
     if kind is None:
         _refuse(f"{noun} needs a 'kind'; {nearest('', kinds)}")
     if not isinstance(kind, str) or kind not in kinds:
-        _refuse(f"there is no {words(slot.__name__)} {kind!r}; {nearest(str(kind), kinds)}", "kind")
+        _refuse(f"there is no {words(slot.__name__)} {quoted(kind)}; {nearest(quoted(kind), kinds)}", "kind")
     try:
         return kinds[kind].model_validate(fields)
     except ValidationError as error:
@@ -164,10 +186,11 @@ def _fill_slot(slot: type[Part], value: Any) -> Part:
 def read_short_form(slot: type[Part], text: str) -> Any:
     """What ``slot.short_form`` makes of ``text``; a text too long to be meant as one is refused. Raises ValueError with a sentence."""
     if len(text) > 400:
-        raise ValueError(
-            f"{text[:40] + '...'!r} is too long for the short form of {with_article(words(slot.__name__))}; write it as a mapping"
-        )
-    return slot.short_form(text)
+        raise ValueError(f"{quoted(text)} is too long for the short form of {with_article(words(slot.__name__))}; write it as a mapping")
+    try:
+        return slot.short_form(text)
+    except RecursionError:
+        raise ValueError(f"{quoted(text)} is nested too deeply for {with_article(words(slot.__name__))}; write it as a mapping") from None
 
 
 def call_form(slot: type[Part], text: str | ast.expr) -> dict[str, Any]:
@@ -177,15 +200,15 @@ def call_form(slot: type[Part], text: str | ast.expr) -> dict[str, Any]:
         try:
             node = ast.parse(text.strip(), mode="eval").body
         except SyntaxError:
-            raise ValueError(f"{text!r} cannot be read as {with_article(noun)}; write a kind or kind(value, name=value)") from None
+            raise ValueError(f"{quoted(text)} cannot be read as {with_article(noun)}; write a kind or kind(value, name=value)") from None
     else:
         node, text = text, ast.unparse(text)
     call = node if isinstance(node, ast.Call) else ast.Call(func=node, args=[], keywords=[])
     if not isinstance(call.func, ast.Name):
-        raise ValueError(f"{text!r} cannot be read as {with_article(noun)}; write a kind or kind(value, name=value)")
+        raise ValueError(f"{quoted(text)} cannot be read as {with_article(noun)}; write a kind or kind(value, name=value)")
     kind = call.func.id
     if kind not in slot.kinds():
-        raise ValueError(f"there is no {noun} {kind!r}; {nearest(kind, slot.kinds())}")
+        raise ValueError(f"there is no {noun} {quoted(kind)}; {nearest(kind, slot.kinds())}")
     names = list(slot.kinds()[kind].model_fields)
     if len(call.args) > len(names):
         raise ValueError(f"{kind} takes at most {len(names)} values, not {len(call.args)}")
@@ -193,7 +216,7 @@ def call_form(slot: type[Part], text: str | ast.expr) -> dict[str, Any]:
     pairs = [*zip(names, call.args, strict=False), *((k.arg, k.value) for k in call.keywords)]
     for name, argument in pairs:
         if name is None or name in fields:
-            raise ValueError(f"{text!r} gives a value twice or without a name")
+            raise ValueError(f"{quoted(text)} gives a value twice or without a name")
         fields[name] = _literal(argument)
     return fields
 
@@ -256,8 +279,7 @@ def _sentence(item: Any, top: type[Spec]) -> str:
     message = message[0].lower() + message[1:]
     if kind == "value_error":
         return message
-    shown = repr(given)
-    return f"{shown if len(shown) < 60 else shown[:57] + '...'} given, but {message.replace('input should', 'it should')}"
+    return f"{quoted(given)} given, but {message.replace('input should', 'it should')}"
 
 
 def _fields_at(top: type[Spec], parents: list[str | int]) -> list[str]:

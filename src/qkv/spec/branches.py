@@ -54,7 +54,7 @@ def heads_divide(width: int, num_heads: int) -> list[Problem]:
     """The problem of heads that cannot share a width evenly, if it is one."""
     if width % num_heads == 0:
         return []
-    allowed = ", ".join(str(h) for h in range(1, width + 1) if width % h == 0 and h <= 64)
+    allowed = ", ".join(str(h) for h in range(1, min(width, 64) + 1) if width % h == 0)
     return [Problem(("num_heads",), f"{num_heads} heads do not divide the width {width}; heads that do: {allowed}; or give head_dim")]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -18,8 +19,16 @@ class Problem(NamedTuple):
         return Problem((*prefix, *self.path), self.sentence)
 
 
+MOST_OF_A_WORD, MOST_OF_A_SENTENCE = 400, 2000
+"""Characters of a message, whatever it quotes; paths of files are words too."""
+
+
 class UserError(ValueError):
     """Input that cannot be used. Its text is one sentence for a person; the command line prints it and exits with 2."""
+
+    def __init__(self, sentence: str):
+        words = (clipped(word, MOST_OF_A_WORD) for word in re.split(r"(\s+)", clipped(sentence, 10 * MOST_OF_A_SENTENCE)))
+        super().__init__(clipped("".join(words), MOST_OF_A_SENTENCE))
 
 
 class SpecError(UserError):
@@ -48,9 +57,26 @@ class SpecError(UserError):
         return ""
 
 
+def quoted(value: object, most: int = 60) -> str:
+    """``value`` as Python writes it, the middle left out where that is longer than ``most`` characters."""
+    try:
+        shown = repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return f"an integer of {value.bit_length():,} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+    return clipped(shown, most)
+
+
+def clipped(text: str, most: int) -> str:
+    """``text``, its middle left out where it is longer than ``most`` characters."""
+    if len(text) <= most:
+        return text
+    end = (most - 3) // 3
+    return f"{text[: most - 3 - end]}...{text[-end:]}"
+
+
 def dotted(path: Iterable[str | int]) -> str:
     """``("model", "blocks", 0, "norm")`` as ``model.blocks.0.norm``."""
-    return ".".join(str(part) for part in path)
+    return ".".join(clipped(str(part), 60) for part in path)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -10,6 +10,9 @@ from qkv.spec.base import Part
 from qkv.spec.errors import Problem
 from qkv.spec.parts import Learned, NoNorm, NoPositions, Norm, Positions
 
+WIDEST, MOST_TOKENS = 1_000_000, 100_000_000
+"""Features of a vector, and tokens of a vocabulary: far beyond any published model, and no more than can be counted on."""
+
 
 class Frontend(Part, slot=True):
     """A signal made into vectors with positions."""
@@ -22,7 +25,7 @@ class Text(Frontend, kind="text"):
     stands for no token but for one more learned vector, with which a position begins that asks what its token is (XLNet, Yang et al. 2019).
     """
 
-    vocab_size: int | None = Field(default=None, gt=0, description="default: the tokenizer's")
+    vocab_size: int | None = Field(default=None, gt=0, le=MOST_TOKENS, description="default: the tokenizer's")
     positions: Positions = Learned()
     join: Literal["add", "concatenate"] = "add"
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -31,9 +34,9 @@ class Text(Frontend, kind="text"):
         default=None, min_length=1, description="a run folder, or a text file of words and numbers, whose vectors training starts with"
     )
     norm: Norm = Field(default=NoNorm(), description="of the sum")
-    types: int = Field(default=0, ge=0, description="how many types a token can be of, such as first and second text")
+    types: int = Field(default=0, ge=0, le=WIDEST, description="how many types a token can be of, such as first and second text")
     query: bool = Field(default=False, description="a vector in the place of a token's where the id is -1, for a position that asks")
-    width: int | None = Field(default=None, gt=0, description="of its vectors, where latents read them; default: the model's")
+    width: int | None = Field(default=None, gt=0, le=WIDEST, description="of its vectors, where latents read them; default: the model's")
 
     def vector_width(self, width: int) -> int:
         """Features of a token's vector, and of a position's, where their sum or join has ``width``."""

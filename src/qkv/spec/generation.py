@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from qkv.spec.base import Seq, Spec
+from qkv.spec.base import LARGEST_SEED, Seq, Spec
 from qkv.spec.errors import Problem
 
 DRAWING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -29,7 +29,7 @@ class Generation(Spec):
     min_p: float | None = Field(default=None, ge=0, lt=1, description="tokens less probable than this times the best are dropped")
     repetition_penalty: float = Field(default=1.0, gt=0)
     stop: Seq[Annotated[str, Field(min_length=1)]] = Field(default=(), description="strings that end the text; not part of it")
-    seed: int | None = Field(default=None, ge=0)
+    seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED)
     overflow: Literal["slide", "refuse"] = Field(
         default="slide", description="what to do past the context length where positions are bounded"
     )

@@ -7,6 +7,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import BeforeValidator, Field
 
+from qkv.spec.base import LARGEST, LARGEST_SEED
 from qkv.spec.branches import Masked
 from qkv.spec.errors import Problem
 from qkv.spec.sparse_attention import SparseAttention
@@ -37,12 +38,15 @@ class LSHAttention(Masked, SparseAttention, kind="lsh_attention"):
 
     num_hashes: int = Field(default=2, gt=0, description="rounds of hashing; more come nearer to full attention")
     num_buckets: Factors = Field(
-        default=(32,), min_length=1, description="of a round, even; or factors of it, each even, for which less is multiplied"
+        default=(32,),
+        min_length=1,
+        max_length=16,
+        description="of a round, even; or factors of it, each even, for which less is multiplied",
     )
     chunk_length: int = Field(default=64, gt=0, description="positions of a chunk; a row that is no longer is not hashed")
     chunks_before: int = Field(default=1, ge=0)
     chunks_after: int = Field(default=0, ge=0)
-    seed: int = Field(default=0, ge=0, description="of the rotations, which are not learned and the same in every call")
+    seed: int = Field(default=0, ge=0, le=LARGEST_SEED, description="of the rotations, which are not learned and the same in every call")
     bias: bool = False
 
     @property
@@ -57,6 +61,10 @@ class LSHAttention(Masked, SparseAttention, kind="lsh_attention"):
 
     def problems(self) -> list[Problem]:
         wrong = next((count for count in self.num_buckets if count < 2 or count % 2), None)
+        if wrong is None and self.buckets > LARGEST:
+            return [
+                Problem(("num_buckets",), f"a round of more than {LARGEST} buckets has more than any sequence has positions; give fewer")
+            ]
         if wrong is None:
             return []
         sentence = f"{wrong} buckets cannot be halves of a rotation and of its opposite; give an even number, or a list of even ones"

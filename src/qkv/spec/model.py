@@ -12,13 +12,17 @@ from qkv.spec.base import Seq, Spec
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.cross import CrossAttention, MemoryBranch
 from qkv.spec.errors import Problem
-from qkv.spec.frontends import Frontend, Text
+from qkv.spec.frontends import WIDEST, Frontend, Text
 from qkv.spec.heads import Head, LanguageModelHead, SpanHead, TokenHead
 from qkv.spec.masks import Full
 from qkv.spec.parts import Add, BatchNorm, LayerNorm, Learned, NoPositions, Norm, Positions, Residual, Reversible
 
 MORE_BRANCHES = (lsh_attention, relative_attention, sparse_attention)
 """Modules whose branches a block may list beside those named here; importing them registers these."""
+
+
+MOST_LAYERS = 10_000
+"""Of one stack, rounds included; published models have a thousand at most."""
 
 
 class Block(Spec):
@@ -77,15 +81,19 @@ class Block(Spec):
 class Layered(Spec):
     """``num_layers`` blocks, the listed ones repeated in turn -> final norm."""
 
-    num_layers: int | None = Field(default=None, gt=0, description="default: the number of blocks listed")
-    blocks: Seq[Block] = Field(default=(Block(),), description="none: a bag of vectors, each seen alone")
+    num_layers: int | None = Field(default=None, gt=0, le=MOST_LAYERS, description="default: the number of blocks listed")
+    blocks: Seq[Block] = Field(default=(Block(),), max_length=MOST_LAYERS, description="none: a bag of vectors, each seen alone")
     norm: Norm = LayerNorm()
 
     @property
     def layers(self) -> tuple[Block, ...]:
         """Every block, the pattern unrolled."""
-        count = self.num_layers or len(self.blocks) if self.blocks else 0
-        return tuple(self.blocks[i % len(self.blocks)] for i in range(count))
+        return tuple(self.blocks[i % len(self.blocks)] for i in range(self.depth))
+
+    @property
+    def depth(self) -> int:
+        """How many layers there are."""
+        return self.num_layers or len(self.blocks) if self.blocks else 0
 
     @property
     def reversible(self) -> bool:
@@ -99,27 +107,27 @@ class Layered(Spec):
     @property
     def causal(self) -> bool:
         """True if no position sees a later one in any branch."""
-        return all(block.causal for block in self.layers)
+        return all(block.causal for block in self.blocks)
 
     @property
     def decodes(self) -> bool:
         """True if one position can be computed after the other: causal, but for a prefix that each row may have."""
-        return all(block.decodes for block in self.layers)
+        return all(block.decodes for block in self.blocks)
 
     @property
     def reads_memory(self) -> bool:
         """True if a branch reads the output of an encoder."""
-        return any(branch.reads_memory for block in self.layers for branch in block.branches)
+        return any(branch.reads_memory for block in self.blocks for branch in block.branches)
 
     @property
     def reads_types(self) -> bool:
         """True if a branch reads the types of tokens, whether or not the front end does."""
-        return any(branch.reads_types for block in self.layers for branch in block.branches)
+        return any(branch.reads_types for block in self.blocks for branch in block.branches)
 
     @property
     def reads_prefix(self) -> bool:
         """True if a branch asks how long the prefix of each row is."""
-        return any(branch.reads_prefix for block in self.layers for branch in block.branches)
+        return any(branch.reads_prefix for block in self.blocks for branch in block.branches)
 
     def first_branch(self, wrong: Callable[[Branch], bool]) -> tuple[str | int, ...]:
         """The path of the first branch of which ``wrong`` is true; empty if there is none."""
@@ -216,8 +224,8 @@ class Latents(Layered):
     paper.
     """
 
-    count: int = Field(default=64, gt=0, description="M")
-    width: int | None = Field(default=None, gt=0, description="features of each; default: the model's")
+    count: int = Field(default=64, gt=0, le=WIDEST, description="M")
+    width: int | None = Field(default=None, gt=0, le=WIDEST, description="features of each; default: the model's")
     blocks: Seq[Block] = Field(default=(_READING_BLOCK, _ENCODER_BLOCK), min_length=1)
     rounds: int = Field(default=1, gt=0, le=1000, description="how often the layers are gone through, with the same weights")
     once: int = Field(default=0, ge=0, description="layers that are gone through once, before the rounds")
@@ -225,13 +233,16 @@ class Latents(Layered):
     @property
     def walk(self) -> tuple[int, ...]:
         """The numbers of the layers in the order in which they are gone through."""
-        count = len(self.layers)
+        count = self.depth
         return (*range(self.once), *[*range(self.once, count)] * self.rounds)
 
     def problems(self) -> list[Problem]:
-        if self.once < len(self.layers):
-            return []
-        return [Problem(("once",), f"{self.once} layers before the rounds leave none of the {len(self.layers)} for them; give fewer")]
+        if self.once >= self.depth:
+            return [Problem(("once",), f"{self.once} layers before the rounds leave none of the {self.depth} for them; give fewer")]
+        if self.rounds * self.depth > MOST_LAYERS:
+            sentence = f"{self.rounds} rounds of {self.depth} layers are more than {MOST_LAYERS} in all; give fewer"
+            return [Problem(("rounds",), sentence)]
+        return []
 
 
 class Queries(Spec):
@@ -249,7 +260,7 @@ class Queries(Spec):
 class Wide(Spec):
     """What has a width."""
 
-    width: int = Field(default=128, gt=0, description="features of a position, D")
+    width: int = Field(default=128, gt=0, le=WIDEST, description="features of a position, D")
 
 
 class Model(Stack, Wide):
@@ -379,8 +390,8 @@ class Model(Stack, Wide):
         inner = encoder.first_branch(lambda branch: branch.reads_memory)
         if inner:
             found.append(Problem(("encoder", *inner), "the encoder has no memory to read; this branch belongs into the model's own blocks"))
-        if encoder.memory == "layers" and len(encoder.layers) != len(self.layers):
-            counts = f"the encoder has {len(encoder.layers)} and the model {len(self.layers)}"
+        if encoder.memory == "layers" and encoder.depth != self.depth:
+            counts = f"the encoder has {encoder.depth} and the model {self.depth}"
             found.append(Problem(("encoder", "memory"), f"layer i reads encoder layer i, so both need as many layers; {counts}"))
         return found
 

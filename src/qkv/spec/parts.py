@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from qkv.spec.base import Part, Seq
+from qkv.spec.base import LARGEST, Part, Seq
 from qkv.spec.errors import Problem
 
 Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "quick_gelu", "sigmoid", "tanh", "identity"]
@@ -121,7 +121,9 @@ class Axial(Positions, kind="axial"):
     with ``widths`` stand side by side (Ho et al. 2019; Kitaev et al. 2020). n + m vectors instead of n m.
     """
 
-    shape: Seq[int] = Field(default=(64, 64), min_length=1, description="places on each axis; their product is the number of positions")
+    shape: Seq[int] = Field(
+        default=(64, 64), min_length=1, max_length=16, description="places on each axis; their product is the number of positions"
+    )
     widths: Seq[int] = Field(default=(), description="features of each axis, which add up to the width; default: all of it, added")
 
     def limit(self, context_length: int) -> int | None:
@@ -144,6 +146,8 @@ class Axial(Positions, kind="axial"):
             found.append(
                 Problem(("widths",), f"{len(self.widths)} widths are given for {len(self.shape)} axes; give one for each, or none")
             )
+        if not found and prod(self.shape) > LARGEST:
+            found.append(Problem(("shape",), f"a grid of more than {LARGEST} positions is larger than any sequence; give smaller axes"))
         return found
 
 

@@ -7,6 +7,7 @@ alias names without bound. So only its events are used here: they are put togeth
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from copy import deepcopy
@@ -14,7 +15,7 @@ from typing import Any, NoReturn, cast
 
 import yaml
 
-from qkv.spec.errors import Problem, SpecError
+from qkv.spec.errors import Problem, SpecError, quoted
 
 SpecPath = tuple[str | int, ...]
 Lines = dict[SpecPath, int]
@@ -44,7 +45,7 @@ def scalar(text: str) -> Any:
             return int(text, 0 if text[:2] in ("0o", "0x") else 10)
         return float(text) if _FLOAT.match(text) else text
     except ValueError:  # Python reads no integer of more than 4,300 digits
-        return text
+        return float("inf")
 
 
 def read_yaml(text: str, source: str = "") -> tuple[Any, Lines]:
@@ -61,13 +62,23 @@ def read_json(text: str, source: str = "") -> tuple[Any, Lines]:
     if not text.strip():
         return None, {}
     try:
-        data = json.loads(text)
+        data = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise _error(source, error.lineno, f"this is not JSON: {error.msg[0].lower() + error.msg[1:]}") from None
+    except _NotFinite as error:
+        raise _error(source, 0, f"{error} is not a finite number, and a spec holds no other") from None
     except (ValueError, RecursionError):
         raise _error(source, 0, "a number is too long, or the data is nested too deeply") from None
     # JSON is YAML but for tabs, which stand outside of its strings only, and some characters; what they mean was read above.
     return data, read_yaml(_NOT_YAML.sub(lambda c: chr(0xE000 + ord(c[0])), text.replace("\t", " ")), source)[1]
+
+
+class _NotFinite(ValueError):
+    """A word for a number that is not finite, which Python's reader of JSON knows and JSON does not."""
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise _NotFinite(word)
 
 
 def _error(source: str, line: int, sentence: str) -> SpecError:
@@ -126,11 +137,11 @@ class _Reader:
             self._refuse(event, f"the data is nested deeper than {MAX_DEPTH} levels")
         tag = getattr(event, "tag", None)
         if tag:
-            self._refuse(event, f"the tag {tag.replace('tag:yaml.org,2002:', '!!')!r} is not read; a file holds plain data only")
+            self._refuse(event, f"the tag {quoted(tag.replace('tag:yaml.org,2002:', '!!'))} is not read; a file holds plain data only")
 
     def _alias(self, event: Any) -> Any:
         if event.anchor not in self.anchors:
-            self._refuse(event, f"'*{event.anchor}' names nothing above; text that begins with '*' needs quotes")
+            self._refuse(event, f"{quoted('*' + event.anchor)} names nothing above; text that begins with '*' needs quotes")
         value, size = self.anchors[event.anchor]
         self._check(event, 0, size)
         # A copy, so that an override of one place leaves the other alone.
@@ -140,8 +151,15 @@ class _Reader:
         if not event.implicit[0]:
             return event.value
         if in_flow and event.value.count("(") > event.value.count(")"):
-            self._refuse(event, f"{event.value!r} is cut at a comma; inside [ ] and {{ }} a short form with commas needs quotes around it")
-        return scalar(event.value)
+            self._refuse(
+                event, f"{quoted(event.value)} is cut at a comma; inside [ ] and {{ }} a short form with commas needs quotes around it"
+            )
+        value = scalar(event.value)
+        if isinstance(value, int) and value.bit_length() > 63:
+            self._refuse(event, f"{quoted(event.value)} needs more than 64 bits, and an integer of a spec fits them")
+        if isinstance(value, float) and not math.isfinite(value):
+            self._refuse(event, f"{quoted(event.value)} is not a finite number, and a spec holds no other")
+        return value
 
     def _sequence(self, path: SpecPath, depth: int, in_flow: bool) -> list[Any]:
         items: list[Any] = []
@@ -160,7 +178,7 @@ class _Reader:
             if key == "<<":
                 self._refuse(event, "the merge key '<<' is not part of YAML 1.2; write the keys out")
             if key in fields:
-                self._refuse(event, f"the key {key!r} stands here and in line {self.lines[here]}; keep one")
+                self._refuse(event, f"the key {quoted(key)} stands here and in line {self.lines[here]}; keep one")
             self.lines[here] = event.start_mark.line + 1
             fields[key] = self._value(self._next(), here, depth + 1, in_flow)
         return fields

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, PositiveFloat
 
 from qkv.spec.adapt import Adapt, Whole
-from qkv.spec.base import Part, Seq, Spec
+from qkv.spec.base import LARGEST_SEED, Part, Seq, Spec
 
 
 class Optimizer(Part, slot=True):
@@ -111,7 +111,7 @@ class Training(Spec):
     )
     compile: bool = False
     recompute: bool = Field(default=False, description="activation checkpointing: recompute each block in the backward pass")
-    seed: int = Field(default=1337, ge=0)
+    seed: int = Field(default=1337, ge=0, le=LARGEST_SEED)
     validation: Validation = Validation()
     checkpoints: Checkpoints = Checkpoints()
     sample_every: int | None = Field(
