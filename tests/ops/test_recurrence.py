@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradients
 from torch import Tensor
 
+from qkv.ops import choices
 from qkv.ops.recurrence import choose, reference
 from qkv.ops.recurrence.reversal import reversal, taken
 
@@ -115,3 +116,26 @@ def test_a_forget_gate_far_open_keeps_what_it_holds(cell: str) -> None:
     b = torch.tensor(sides, dtype=b.dtype).repeat_interleave(HIDDEN)
     _, after = choose.recur(cell, x, tuple(state), (w, u, b, c))
     assert_same(after[-1], state[-1])
+
+
+@pytest.mark.parametrize("form", ["autocast", "weights in bf16"])
+@pytest.mark.parametrize("cell", GATES)
+def test_a_cell_without_a_kernel_for_bf16_runs_in_fp32(monkeypatch: pytest.MonkeyPatch, cell: str, form: str) -> None:
+    """oneDNN has no LSTM in bf16 for a processor without instructions for it."""
+
+    def missing(*args: object) -> tuple[Tensor, tuple[Tensor, ...]]:
+        raise RuntimeError("could not create a primitive descriptor for the LSTM forward propagation primitive")
+
+    monkeypatch.setattr(choices, "_chosen", {})
+    monkeypatch.setitem(choose.TWINS, "torch", missing)
+    given_ = tensors(cell, 5, torch.float32)
+    if form == "weights in bf16":
+        given_ = [t.bfloat16() for t in given_]
+    lengths = torch.tensor([5, 2, 0])
+    expected = ours(reference.recur, cell, *(t.double() for t in given_), lengths=lengths)
+    with torch.autocast("cpu", torch.bfloat16, enabled=form == "autocast"):
+        seen = outputs_and_gradients(partial(ours, choose.recur, cell, lengths=lengths), given_)
+    assert seen[0].dtype == given_[0].dtype
+    real = torch.cat((torch.arange(5) < lengths[:, None], torch.ones(3, 1 + (cell == "lstm"), dtype=torch.bool)), 1)
+    tolerance = 1e-5 if form == "autocast" else 2e-2  # in fp32 throughout; outputs and state rounded to bf16
+    torch.testing.assert_close(seen[0].double()[real], expected[real], atol=tolerance, rtol=tolerance)

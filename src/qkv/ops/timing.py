@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-_HOPELESS = 8.0
-"""A first run this many times longer than another's decides, although it warms up: no cache, no allocation accounts for so much."""
+_HOPELESS, _LONG = 8.0, 0.1
+"""A first run this many times longer than another candidate's decides if it also takes this many seconds: a kernel that is compiled when
+first used takes tens of milliseconds."""
 _NEAR = 2.0
 """Runs within this factor of the quickest are repeated."""
 
@@ -30,10 +32,10 @@ def race(runs: Mapping[str, Callable[[], object]], repeats: int = 4, budget: flo
     for name, run in runs.items():
         try:
             first = _seconds(run)
-            hopeless = first > _HOPELESS * min(found.seconds.values(), default=first)
+            hopeless = first > max(_LONG, _HOPELESS * min(found.seconds.values(), default=first))
             found.seconds[name] = first if hopeless else _seconds(run)
         except RuntimeError as error:
-            found.failed[name] = str(error).strip().partition("\n")[0]
+            found.failed[name] = re.split(r"\.? *\n|\. ", str(error).strip())[0]
     spent = dict(found.seconds)
     for _ in range(repeats - 1):
         best = min(found.seconds.values(), default=0.0)

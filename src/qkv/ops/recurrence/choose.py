@@ -1,12 +1,20 @@
-"""Picks the implementation of a recurrent cell: torch's loop in C++, or the equations where documents are packed."""
+"""Picks the implementation of a recurrent cell: torch's loop in C++, in the precision that is faster here, or the equations where documents
+are packed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor
 
-from qkv.ops.choices import Choice, choose
-from qkv.ops.recurrence import reference, torch_loop
+from qkv.ops.choices import Choice, choose, fastest
+from qkv.ops.recurrence import reference, torch_loop, widened
 from qkv.ops.recurrence.reference import Memory, Weights
+
+TWINS: dict[str, Callable[..., tuple[Tensor, Memory]]] = {"torch": torch_loop.recur, "torch, fp32": widened.recur}
+_ROWS, _POSITIONS, _WIDTH = 8, 16, 128
+_GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 
 
 def recur(
@@ -19,5 +27,40 @@ def recur(
         reason = "the hidden state is reset at each document"
         choose(cell, "packed documents", lambda: Choice(cell, "packed documents", "reference", reason))
         return reference.recur(cell, x, state, weights, starts, lengths)
+    autocast = torch.is_autocast_enabled("cpu")
+    if x.device.type == "cpu" and (autocast or x.dtype in (torch.bfloat16, torch.float16)):
+        dtype = torch.get_autocast_dtype("cpu") if autocast else x.dtype
+        return TWINS[_lowered(cell, dtype, autocast).twin](cell, x, state, weights, lengths)
     choose(cell, "sequence", lambda: Choice(cell, "sequence", "torch", "the loop over positions runs in C++"))
     return torch_loop.recur(cell, x, state, weights, lengths)
+
+
+def _lowered(cell: str, dtype: torch.dtype, autocast: bool) -> Choice:
+    """The twin in a precision below fp32, which torch's kernels have on some processors only, and not always faster."""
+    training = torch.is_grad_enabled()
+    precision = f"{'autocast to ' * autocast}{str(dtype).removeprefix('torch.')}"
+    case = f"{'training' if training else 'inference'}, {precision}"
+
+    def decide() -> Choice:
+        runs = {name: _run(twin, cell, dtype, autocast, training) for name, twin in TWINS.items()}
+        direction = "forward and backward" if training else "forward"
+        return fastest(cell, case, "torch", runs, f"{direction}, {_ROWS} rows of {_POSITIONS} × {_WIDTH}")
+
+    return choose(cell, case, decide)
+
+
+def _run(twin: Callable[..., tuple[Tensor, Memory]], cell: str, dtype: torch.dtype, autocast: bool, training: bool) -> Callable[[], object]:
+    kind, sizes = torch.float32 if autocast else dtype, (_GATES[cell] * _WIDTH, _WIDTH)
+    # As the model itself has it: under autocast what enters a cell comes from a norm, in fp32.
+    x = torch.ones(_ROWS, _POSITIONS, _WIDTH, dtype=kind, requires_grad=training)
+    weights = [torch.full(size, 1 / _WIDTH, dtype=kind, requires_grad=training) for size in (sizes, sizes, sizes[:1], sizes[:1])]
+    state = tuple(torch.zeros(_ROWS, _WIDTH, dtype=kind) for _ in range(2 if cell == "lstm" else 1))
+
+    def run() -> None:
+        with torch.set_grad_enabled(training):
+            with torch.autocast("cpu", dtype, enabled=autocast):
+                hs, _ = twin(cell, x, state, weights)
+            if training:
+                torch.autograd.grad(hs, (x, *weights), hs.detach())
+
+    return run
