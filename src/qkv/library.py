@@ -192,11 +192,16 @@ def generate(run: Run | str | Path, prompt: str = "", **options: Any) -> str:
 
 
 def evaluate(
-    run: Run | str | Path, split: str = "validation", batches: int | None = None, overrides: Sequence[str] = ()
+    run: Run | str | Path,
+    split: str | None = None,
+    batches: int | None = None,
+    overrides: Sequence[str] = (),
+    data: str | Path | None = None,
 ) -> dict[str, float]:
-    """The figures of a run's task over one split, "train", "validation" or "test": all of it, or so many batches.
+    """The figures of a run's task over one split of its data, "train", "validation" (the default) or "test"; or over all of the file ``data``.
 
-    ``overrides`` choose how it writes (``sample.num_beams=1``) or other data (``data.source=another.txt``).
+    ``batches`` takes only so many batches. ``overrides`` choose how it writes (``sample.num_beams=1``) or the columns of ``data``
+    (``data.columns.text=review``). Baselines are fitted on the training part of the run alone.
 
     Of a language model loss (nats a token), perplexity, bits a token, character and byte; of other tasks accuracy, BLEU and so on, which
     are measured where all of the split is. Raises ``UserError``.
@@ -204,7 +209,10 @@ def evaluate(
     from qkv.training.run import evaluate as evaluate_run
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
-    return evaluate_run(replace(loaded, recipe=measured(loaded.recipe, overrides)), split, batches).figures
+    if data is not None and split is not None:
+        raise UserError(f"'split' names a part of the run's own data, and all of {str(data)!r} is measured; leave one of them out")
+    recipe = measured(loaded.recipe, overrides)
+    return evaluate_run(replace(loaded, recipe=recipe), split or "validation", batches, None if data is None else str(data)).figures
 
 
 def predict(run: Run | str | Path, *inputs: Any) -> list[dict[str, Any]]:

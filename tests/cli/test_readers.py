@@ -36,7 +36,7 @@ def test_evaluate_measures_on_other_data(qkv: Call, run: Path, folder: Path) -> 
     text = (folder / recipe.data.source).read_text()
     other = folder / "reversed.txt"
     other.write_text(text[::-1])
-    loss, changed = (json.loads(qkv("evaluate", run, *args, "--json").out)["loss"] for args in ([], [f"data.source={other}"]))
+    loss, changed = (json.loads(qkv("evaluate", run, *args, "--json").out)["loss"] for args in ([], ["--data", other]))
     assert changed > loss
     assert read_recipe(run) == recipe
 
@@ -47,6 +47,9 @@ def test_evaluate_measures_on_other_data(qkv: Call, run: Path, folder: Path) -> 
         (["model.width=8"], "override 'model.width=8': model.width is part of what was trained; a measurement can change sample.…"),
         (["sample.beams=8"], "did you mean 'num_beams'?"),
         (["--split", "valid"], "--split: there is no split 'valid'; did you mean 'validation'?"),
+        (["data.source=other.txt"], "--data FILE measures all of another file"),
+        (["--data", "other.txt", "--split", "test"], "leave one of them out"),
+        (["--data", "nowhere.txt"], "there is no file 'nowhere.txt'"),
         (["--batches", "0"], "--batches: 0 given, but it should be at least 1"),
     ],
 )

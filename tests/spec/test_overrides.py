@@ -232,9 +232,11 @@ def test_every_known_key_can_be_set_where_the_file_is_silent(path: tuple[str, ..
 
 def test_a_measurement_chooses_how_it_writes_and_on_what_and_nothing_else() -> None:
     recipe = changed()
-    chosen = measured(recipe, ["sample.num_beams=3", "sample.temperature=0", "data.source=other.txt"])
-    assert (chosen.sample.num_beams, chosen.data.source, chosen.model) == (3, "other.txt", recipe.model)
+    chosen = measured(recipe, ["sample.num_beams=3", "sample.temperature=0", "data.columns.text=other"])
+    assert (chosen.sample.num_beams, chosen.data.columns, chosen.model) == (3, {"text": "other"}, recipe.model)
     assert measured(recipe, ()) is recipe
+    with pytest.raises(SpecError, match="--data FILE measures all of another file"):
+        measured(recipe, ["data.source=other.txt"])
     for path in ("training.seed=1", "data.tokenizer=bytes", "model.num_layers=2"):
         with pytest.raises(SpecError, match="is part of what was trained"):
             measured(recipe, [path])

@@ -23,15 +23,19 @@ qkv evaluate runs/my --batches 20
 qkv evaluate runs/my --split train --json
 qkv evaluate runs/my --split test --report test.html
 qkv evaluate runs/translation sample.num_beams=1
-qkv evaluate runs/my data.source=another.txt
+qkv evaluate runs/my --data another.txt
+qkv evaluate runs/reviews --data more.csv data.columns.text=review
 """
 _SPLITS = ("train", "validation", "test")
 
 
 def evaluate_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by 'qkv train'.")],
-    changes: Annotated[list[str] | None, typer.Argument(metavar="[PATH=VALUE...]", help="How it writes, or other data.")] = None,
-    split: Annotated[str, typer.Option(metavar="train|validation|test", help="Which part of the data.")] = "validation",
+    changes: Annotated[list[str] | None, typer.Argument(metavar="[PATH=VALUE...]", help="How it writes, or columns of --data.")] = None,
+    data: Annotated[str | None, typer.Option(metavar="FILE", help="Measure on all of this file, read as the run's own data was.")] = None,
+    split: Annotated[
+        str | None, typer.Option(metavar="train|validation|test", help="Which part of the run's data; default: validation.")
+    ] = None,
     batches: Annotated[int | None, typer.Option(metavar="N", help="Measure on so many batches, evenly spread; default: all of it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     report: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Also write a page with figures, tables and pictures.")] = None,
@@ -39,6 +43,9 @@ def evaluate_command(
     """Measure a trained model: the loss, and the figures of its task."""
     if batches is not None and batches < 1:
         raise UserError(f"--batches: {batches} given, but it should be at least 1; leave it out for the whole split")
+    if data is not None and split is not None:
+        raise UserError("--split names a part of the run's own data, and --data measures all of another file; leave one of them out")
+    split = split or "validation"
     if split not in _SPLITS:
         raise UserError(f"--split: there is no split {split!r}; {nearest(split, _SPLITS)}")
     folder = run_folder(run)
@@ -49,14 +56,15 @@ def evaluate_command(
     from qkv.training.run import evaluate, load
 
     loaded = replace(load(folder), recipe=recipe)
-    exam = evaluate(loaded, split, batches)
+    exam = evaluate(loaded, split, batches, data)
+    part = split if data is None else data
     if report:
-        _write(report, str(run), loaded.recipe.description, split, exam, loaded.step)
+        _write(report, str(run), loaded.recipe.description, part, exam, loaded.step)
     if as_json:
-        typer.echo(json.dumps({"run": str(run), "split": split, "step": loaded.step, **exam.figures}))
+        typer.echo(json.dumps({"run": str(run), "split": part, "step": loaded.step, **exam.figures, "notes": exam.notes}))
         return
     rows = [(words(name), value) for name, value in exam.figures.items()]
-    print_table(f"{run}, step {loaded.step:,}, {split}", ["figure", "value"], rows)
+    print_table(f"{run}, step {loaded.step:,}, {part}", ["figure", "value"], rows)
     for note in exam.notes:
         typer.echo(note)
 

@@ -108,6 +108,17 @@ def open_corpus(data: spec.Data, tokenizer: Tokenizer | None = None) -> Corpus:
     return Corpus(source.name, tokenizer, splits)
 
 
+def open_whole(data: spec.Data, name: str, tokenizer: Tokenizer, part: str) -> Corpus:
+    """All of the text ``name`` as one ``part``, encoded as ``data`` says; from the cache or made now. Raises ``UserError``."""
+    source = resolve(name)
+
+    def build(folder: Path) -> None:
+        _build(folder, name, {part: _Part(source.train, 0, source.train.characters())}, tokenizer, data)
+
+    key = _key(source, data, [part, hashlib.sha256(tokenizer.core.to_str().encode()).hexdigest()])
+    return Corpus(name, tokenizer, stored("ids", key, _load, build))
+
+
 def _trained(source: Source, data: spec.Data, parts: Callable[[], dict[str, _Part]]) -> Tokenizer:
     """The tokenizer of the training part, from the cache or made now."""
     sample = trainer_of(data.tokenizer).sample
@@ -222,7 +233,7 @@ def _load(folder: Path) -> dict[str, Split] | None:
     """What ``_build`` wrote, or None where it is missing, cut short or not what the counts say."""
     try:
         found = json.loads((folder / "counts.json").read_text(encoding="utf-8"))
-        return {name: _split(folder, name, Counts(**found["splits"][name]), np.dtype(found["dtype"])) for name in (TRAIN, VALIDATION)}
+        return {name: _split(folder, name, Counts(**found["splits"][name]), np.dtype(found["dtype"])) for name in found["splits"]}
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

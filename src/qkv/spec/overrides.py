@@ -23,7 +23,7 @@ from qkv.spec.plain import Shape, is_slot, plain, shape_of
 from qkv.spec.reader import Lines, SpecPath, read_yaml, scalar
 
 S = TypeVar("S", bound=Spec)
-MEASURED_ON = (("data", "source"), ("data", "columns"))
+MEASURED_ON = (("data", "columns"),)
 """What else of a recipe a measurement can choose, besides how the model writes."""
 
 
@@ -75,13 +75,17 @@ def override(spec: S, overrides: Iterable[str | Assignment]) -> S:
 
 
 def measured(recipe: S, changes: Iterable[str | Assignment]) -> S:
-    """A recipe whose trained model is measured in another way: how it writes (``sample.…``), or other data. Raises ``SpecError``.
+    """A recipe whose trained model is measured in another way: how it writes (``sample.…``), or other columns. Raises ``SpecError``.
 
     The rest says what the model is and how it came to be, so to change it here would say what is not true.
     """
     chosen = list(assignments(changes))
     for change in chosen:
-        if change.path[0] != "sample" and change.path not in MEASURED_ON:
+        if change.path == ("data", "source"):
+            raise _error(
+                change.text, "the data that was trained on is what parts and baselines are of; --data FILE measures all of another file"
+            )
+        if change.path[0] != "sample" and change.path[:2] not in MEASURED_ON:
             path = ".".join(change.path)
             given = " and ".join(".".join(names) for names in MEASURED_ON)
             raise _error(change.text, f"{path} is part of what was trained; a measurement can change sample.…, {given}")

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.data.batch import Batch
-from qkv.data.corpus import TRAIN
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.context import Tap
@@ -59,6 +58,9 @@ class ClassificationTask(PooledTask):
             )
         return example_of(row, vocabulary, cut, vocabulary.labels.index(row["label"]))
 
+    def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:
+        return None if row["label"] in vocabulary.labels else str(row["label"])
+
     def collator(self, recipe: Recipe) -> Collate:
         return _collated
 
@@ -104,9 +106,11 @@ class ClassificationTask(PooledTask):
 
 
 def _baselines(material: ExampleMaterial, split: str) -> dict[str, float]:
-    """What needs no model, or hardly one: the most frequent label, and logistic regression over words where scikit-learn is at hand."""
+    """Accuracy of the most frequent training label, and of logistic regression over words where scikit-learn is installed."""
+    if not material.fitted_on:
+        return {}
     (texts, labels), (unseen, truth) = (
-        ([told(row) for row in material.records[part]], [row["label"] for row in material.records[part]]) for part in (TRAIN, split)
+        ([told(row) for row in rows], [row["label"] for row in rows]) for rows in (material.fitted_on, material.records[split])
     )
     usual = Counter(labels).most_common(1)[0][0]
     found = {"accuracy_of_most_frequent_label": 100 * truth.count(usual) / max(1, len(truth))}

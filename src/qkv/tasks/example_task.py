@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,13 +14,13 @@ from torch import Tensor
 from qkv.data.batch import Batch
 from qkv.data.corpus import TRAIN
 from qkv.data.records.model import Records, Role
-from qkv.data.records.open import open_records
+from qkv.data.records.open import open_records, open_rows
 from qkv.data.trained import trained_on
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
-from qkv.tasks.material import Example, ExampleMaterial, Material, with_vocabulary
+from qkv.tasks.material import OTHER, Example, ExampleMaterial, Material, with_vocabulary
 from qkv.tasks.task import Task
 from qkv.tokenizers.framing import Framed, shortened
 from qkv.tokenizers.tokenizer import Tokenizer
@@ -39,6 +40,38 @@ class ExampleTask(Task):
         examples = {split: self.examples(rows, vocabulary, cut) for split, rows in records.splits.items()}
         notes = (*records.notes, *cut.notes(sum(map(len, records.splits.values()))))
         return ExampleMaterial(recipe, records, vocabulary, examples, self.collator(recipe), notes)
+
+    def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Material | None) -> Material:
+        records = open_rows(recipe.data, self.roles, source, OTHER)
+        rows, unknown = self._known(records, vocabulary)
+        cut = self.cut(recipe, vocabulary)
+        examples = {OTHER: self.examples(rows, vocabulary, cut)}
+        notes = (*records.notes, *unknown, *cut.notes(len(rows)))
+        material = ExampleMaterial(recipe, replace(records, splits={OTHER: rows}), vocabulary, examples, self.collator(recipe), notes)
+        material.fitted_on = own.fitted_on if isinstance(own, ExampleMaterial) else None
+        return material
+
+    def _known(self, records: Records, vocabulary: Vocabulary) -> tuple[list[dict[str, Any]], list[str]]:
+        """The rows whose labels the run knows, and a sentence about the others. Raises ``UserError`` if there is none."""
+        rows = records.splits[OTHER]
+        unknown = [self.unknown_label(row, vocabulary) for row in rows]
+        names = list(dict.fromkeys(label for label in unknown if label is not None))
+        if not names:
+            return rows, []
+        kept = [row for row, label in zip(rows, unknown, strict=True) if label is None]
+        some = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+        if not kept:
+            raise UserError(
+                f"the run knows none of the labels of {records.name}: {some}; it knows {', '.join(map(repr, vocabulary.labels[:5]))}"
+            )
+        count = len(rows) - len(kept)
+        return kept, [
+            f"{count:,} of {len(rows):,} rows of {records.name} have a label that the run does not know ({some}); they are not in the figures"
+        ]
+
+    def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:
+        """A label of the row that the run was not trained with; None if it knows all."""
+        return None
 
     def sized(self, recipe: Recipe) -> Recipe:
         _, recipe, vocabulary = self._read(recipe, None)

@@ -22,6 +22,8 @@ from qkv.spec.model import Model, Stack, Text
 from qkv.spec.recipe import Recipe
 
 TEST = "test"
+OTHER = "data"
+"""The part that is all of a file which the run was not trained with."""
 HELD_OUT = 1 << 63
 """Steps of held-out batches, as keys of random numbers, lie beyond those of training."""
 
@@ -156,11 +158,15 @@ class ExampleMaterial(Material):
         training = recipe.training
         self.recipe, self.name, self.vocabulary = with_vocabulary(recipe, vocabulary), records.name, vocabulary
         self.records, self.examples, self.notes, self._collate = records.splits, examples, notes, collate
+        self.fitted_on: Sequence[dict[str, Any]] | None = records.splits.get(TRAIN)
+        """The rows that baselines are fitted on: the training part of the run and nothing else; None where it is not at hand."""
         self._sizes = {split: np.array([example.size for example in rows], np.int64) for split, rows in examples.items()}
         for split, sizes in self._sizes.items():
             if not len(sizes):
                 raise UserError(f"data.source: the {split} part of {self.name!r} has no example that can be used")
-        self._rows = ExampleRows(self._sizes[TRAIN], recipe.data.batching, training.batch_size, training.seed)
+        self._rows = (
+            ExampleRows(self._sizes[TRAIN], recipe.data.batching, training.batch_size, training.seed) if TRAIN in examples else None
+        )
         self._batch_size = training.batch_size
 
     @property
@@ -168,6 +174,7 @@ class ExampleMaterial(Material):
         return tuple(self.examples)
 
     def batch(self, step: int) -> Batch:
+        assert self._rows is not None, "there is no training part"
         return self._batch(TRAIN, self._rows.of_step(step))
 
     def rows(self, split: str, batches: int | None = None) -> Iterator[Batch]:

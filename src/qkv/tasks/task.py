@@ -70,6 +70,13 @@ class Task(ABC):
     def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Material:
         """The data of a recipe; with the vocabulary of a run that is already there, else with one made from the training part."""
 
+    def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Material | None) -> Material:
+        """All of the file ``source`` as the part ``OTHER``; ``own``, the run's own data if it is at hand, is what baselines are fitted on.
+
+        Raises ``UserError`` if the task reads no such file.
+        """
+        raise UserError(f"the task {self.spec.kind!r} draws its own data and reads no file; leave --data out")
+
     def sized(self, recipe: Recipe) -> Recipe:
         """The recipe with every size filled in that the data decides."""
         return self.open(recipe).recipe

@@ -86,6 +86,9 @@ class TokenClassificationTask(ExampleTask):
         read, classes = reader(vocabulary.tokenizer, cut), {tag: i for i, tag in enumerate(vocabulary.labels)}
         return [_example(row, read(row["words"]), classes) for row in rows]
 
+    def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:
+        return next((tag for tag in row["tags"] if tag not in vocabulary.labels), None)
+
     def collator(self, recipe: Recipe) -> Collate:
         return _collated
 
@@ -118,15 +121,15 @@ class TokenClassificationTask(ExampleTask):
         assert isinstance(material, ExampleMaterial)
         labels, figures = material.vocabulary.labels, self.figures(seen, material.scale(split))
         shown = self._tagged(model, material, split, recipe)
-        rows, guess = material.records[split], MostFrequent(material.records[TRAIN])
+        guess = MostFrequent(material.fitted_on) if material.fitted_on else None
+        truth = [row["tags"] for row in material.records[split]]
+        guessed = [guess(row["words"]) for row in material.records[split]] if guess else []
         if not marks_entities(labels):
-            pairs = [(labels.index(tag), labels.index(g)) for row in rows for tag, g in zip(row["tags"], guess(row["words"]), strict=True)]
-            figures["accuracy_of_most_frequent_tag"] = agreement(pairs)["accuracy"]
-            return Exam(figures, [shown])
+            right = [tag == g for tags, found in zip(truth, guessed, strict=bool(guess)) for tag, g in zip(tags, found, strict=True)]
+            return Exam(figures | ({"accuracy_of_most_frequent_tag": 100 * sum(right) / len(right)} if right else {}), [shown])
         found = entity_scores(*_named(seen, labels))
-        baseline = entity_scores([row["tags"] for row in rows], [guess(row["words"]) for row in rows])
-        figures |= found.figures | {"f1_of_most_frequent_tag": baseline.figures["f1"]}
-        return Exam(figures, [*found.sections, shown])
+        baseline = {"f1_of_most_frequent_tag": entity_scores(truth, guessed).figures["f1"]} if guess else {}
+        return Exam(figures | found.figures | baseline, [*found.sections, shown])
 
     def _tagged(self, model: Any, material: ExampleMaterial, split: str, recipe: Recipe) -> dict[str, Any]:
         rows = material.records[split][:_SHOWN]

@@ -60,6 +60,7 @@ class WordVectorsTask(TextTask):
 
     loss_unit = "nats a prediction"
     examines = True
+    counts_training = True
     asks = ("text",)
 
     def changes(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Changes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe
+from qkv.tasks.material import OTHER, ExampleMaterial, Material
 from qkv.tasks.registry import build_task
 from qkv.tasks.task import Exam, Task
 from qkv.tokenizers.tokenizer import Tokenizer
-from qkv.training.checkpoint import Checkpoints, load_weights, save_weights
+from qkv.training.checkpoint import Checkpoints, load_weights, newest_state, save_weights
 from qkv.training.exam import examine, read_exam
 from qkv.training.files import read_metadata, read_tensors
 from qkv.training.identity import MADE_WITH, check_unedited, edited, made_with
@@ -137,16 +138,40 @@ def _published(source: str | Path, options: dict[str, Any]) -> Run:
     return Run(found.folder, recipe_of(found), found.model, Vocabulary(found.tokenizer, found.tokenizer, found.labels), [], 0)
 
 
-def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None) -> Exam:
-    """What the task says of ``run`` over one split of its data: its figures, the number of targets and the seconds it took.
+def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None, data: str | None = None) -> Exam:
+    """Figures of ``run`` by its task over one split of its data, or over all of the file ``data``; the number of targets and the seconds it took.
 
-    ``batches`` None takes all of the split and whatever else the task examines; a number takes so many batches, evenly spread.
+    ``batches`` None takes all of it and whatever else the task examines; a number takes so many batches, evenly spread. Baselines are fitted
+    on the training part of the run alone, and left out, with a note, where that is not at hand any more. Raises ``UserError``.
     """
-    task = task_of(run)
-    material = task.open(run.recipe, run.vocabulary)
-    exam = examine(run.model, task, material, run.recipe, split, batches)
+    task, own, notes = task_of(run), None, []
+    try:
+        # Columns that a caller chose are those of the other file.
+        trained = read_recipe(run.folder) if data is not None and (run.folder / SPEC).is_file() else run.recipe
+        own = task.open(trained, run.vocabulary)
+        notes += _changed_since(run, own)
+    except UserError as error:
+        if data is None or task.spec.reads == "nothing":
+            raise
+        notes.append(f"the run's own data cannot be opened ({error}){_NO_BASELINES}")
+    material = own if data is None else task.open_other(run.recipe, run.vocabulary, data, own)
+    assert material is not None
+    exam = examine(run.model, task, material, run.recipe, OTHER if data is not None else split, batches)
     assert exam is not None
-    return exam
+    return replace(exam, notes=[*exam.notes, *(material.notes if data is not None else ()), *notes])
+
+
+_NO_BASELINES = ", so what is fitted on its training part is left out"
+
+
+def _changed_since(run: Run, own: Material) -> list[str]:
+    """A sentence if ``own`` is not what ``run`` was trained on, with which nothing is then fitted."""
+    state = newest_state(run.folder / "resume")
+    if state is None or state.get("corpus") in (None, own.digest()):
+        return []
+    if isinstance(own, ExampleMaterial):
+        own.fitted_on = None
+    return [f"the data {own.name!r} is not as it was in training{_NO_BASELINES}"]
 
 
 def task_of(run: Run) -> Task:

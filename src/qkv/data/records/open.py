@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from qkv.data.records.formats import table_of
@@ -57,6 +58,26 @@ def open_records(data: spec.Data, roles: Sequence[Role], where: str = "data") ->
         notes.append(_hold_out(splits, groups, roles, data, tables["train"]))
     splits = {name: splits[name] for name in ("train", "validation", "test") if name in splits}
     return Records(data.source, splits, choice.columns, tuple(bad), _digest(data, roles, tables, choice), tuple(notes))
+
+
+def open_rows(data: spec.Data, roles: Sequence[Role], source: str, split: str) -> Records:
+    """All rows of the file ``source`` as the one part ``split``, read as ``data``, with which a run was trained, says.
+
+    A column that ``data`` names and the file lacks is found anew, and a note says which; so is the format of a file with another ending.
+    Raises ``UserError`` as ``open_records`` does.
+    """
+    if source in TABLES:
+        raise UserError(f"{source!r} is a known data set with parts of its own; name a file, whose rows are all measured")
+    alike = PurePath(source).suffix == PurePath(data.source).suffix
+    data = data.changed(source=source, validation=None, test=None, format=data.format if alike else None)
+    table = table_of(source, data, roles, "data")
+    named = {role: column for role, column in data.columns.items() if column in table.columns}
+    missing = [column for column in data.columns.values() if column not in table.columns]
+    choice = choose(table, roles, named)
+    read = _read(table, roles, choice, data, "data")
+    notes = [*table.notes, *(f"{source} has no column {column!r}, which the run was trained with" for column in missing)]
+    notes += [*([choice.note] if choice.note else []), *read.notes]
+    return Records(source, {split: read.examples}, choice.columns, tuple(read.bad), table.digest, tuple(notes))
 
 
 def _tables(data: spec.Data, roles: Sequence[Role], where: str) -> dict[str, Table]:
