@@ -193,3 +193,8 @@ def test_words_and_lines_stand_out_from_the_paper(scheme: dict[str, str]) -> Non
 def test_series_are_told_apart_with_every_form_of_sight(scheme: dict[str, str], sight: str) -> None:
     for a, b in itertools.combinations([scheme[f"s{i}"] for i in range(COLOURS)], 2):
         assert math.dist(seen(a, sight), seen(b, sight)) > 0.065, (a, b)
+
+
+def test_the_name_of_a_chart_holds_its_values() -> None:
+    drawn = LineChart("Loss", [Line("training", [1, 2, 3], [4.0, 1.5, 2.0])]).svg()
+    assert 'aria-label="Loss. training: from 4.000 to 2.000, lowest 1.500, highest 4.000."' in drawn

@@ -80,3 +80,12 @@ def test_long_names_of_columns_are_tilted(names: list[str]) -> None:
     root = read_svg(HeatMap("t", [[1.0, 2.0]], columns=names * 2).svg())
     tilted = [e for e in found(root, "text") if e.get("transform")]
     assert len(tilted) == (2 if len(names[0]) > 1 else 0)
+
+
+def test_a_screen_reader_is_told_the_values() -> None:
+    small = HeatMap("Confusion", [[0.75, 0.25], [0.0, 1.0]], ["cat", "dog"], ["cat", "dog"], written=[["3", "1"], ["0", "8"]])
+    assert 'aria-label="Confusion. ' in small.svg()
+    assert "cat: cat 3, dog 1. dog: cat 0, dog 8." in small.svg()
+    large = HeatMap("Many", [[float(i * j) for j in range(30)] for i in range(30)])
+    assert "Largest: 30, 30 841; " in large.svg()
+    assert len(large.svg().split("aria-label=")[1].split('"')[1]) < 400

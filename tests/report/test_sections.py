@@ -132,7 +132,7 @@ def test_the_figures_of_all_splits_stand_in_one_table() -> None:
 
 
 def test_the_test_part_is_what_counts() -> None:
-    assert headline(SPLITS) == [("Accuracy", "79.00", "on the test part"), ("ROUGE-L", "3.000", "on the test part")]
+    assert headline(SPLITS) == [("Accuracy, test", "79.00", "validation 81.00"), ("ROUGE-L, test", "3.000", "")]
     page = exam_report("runs/a", "A lead.", SPLITS, 7)
     text = read_page(page).text
     for shown in ("runs/a", "A lead.", "step 7", "the validation and the test parts", "A bars"):
@@ -155,7 +155,15 @@ def test_the_report_of_a_run_speaks_its_tasks_language() -> None:
     assert "token" not in text.lower()
     assert "Perplexity" not in text
     assert "Exam" not in text.replace("Examples", "")
-    examined = TrainingRun("stars", metrics=metrics, loss_unit="nats an example", exam={"step": 7, "splits": SPLITS})
+    examined = TrainingRun("stars", metrics=metrics, loss_unit="nats an example", best="accuracy", exam={"step": 7, "splits": SPLITS})
     found = read_page(training_report(examined)).text
-    for shown in ("79.00", "on the test part", "The weights of step 7"):
+    for shown in (
+        "79.00",
+        "Accuracy, test",
+        "validation 81.00",
+        "The weights of step 7, which had the highest validation accuracy, on all",
+    ):
         assert shown in found
+    assert "lowest validation loss" not in found
+    # The loss beside them is that of the same weights, not of the last ones.
+    assert "Loss, validation0.1429" in "".join(found.split("\n"))

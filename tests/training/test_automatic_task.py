@@ -79,7 +79,7 @@ def test_what_is_said_of_the_data_and_overrides_hold(tmp_path: Path) -> None:
     data = {"source": str(path), "columns": {"text": "review", "label": "other"}, "validation_fraction": 0.25}
     recipe = automatic_task("classification", data, ["training.steps=7"], machine=FAST)
     assert (recipe.data.columns, recipe.data.validation_fraction, recipe.training.steps) == (data["columns"], 0.25, 7)
-    assert recipe.description.startswith("30 examples, 512 ids (wordpiece), an encoder of 2 layers of width 64, at most 200 steps")
+    assert recipe.description.startswith("30 examples, 512 ids (wordpiece), an encoder of 2 layers of width 64, at most 7 steps")
     whole = automatic_task("classification", data, machine=FAST)
     assert automatic_task("classification", data, quick=True, machine=FAST).training.steps == whole.training.steps // 10
 

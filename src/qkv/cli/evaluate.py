@@ -15,6 +15,7 @@ from qkv.spec.overrides import measured
 from qkv.spec.yaml_io import read_recipe
 
 if TYPE_CHECKING:
+    from qkv.spec.recipe import Recipe
     from qkv.tasks.task import Exam
 
 EXAMPLES = """\
@@ -59,7 +60,7 @@ def evaluate_command(
     exam = evaluate(loaded, split, batches, data)
     part = split if data is None else data
     if report:
-        _write(report, str(run), loaded.recipe.description, part, exam, loaded.step)
+        _write(report, str(run), loaded.recipe, part, exam, loaded.step)
     if as_json:
         typer.echo(json.dumps({"run": str(run), "split": part, "step": loaded.step, **exam.figures, "notes": exam.notes}))
         return
@@ -69,10 +70,10 @@ def evaluate_command(
         typer.echo(note)
 
 
-def _write(path: Path, title: str, lead: str, split: str, exam: Exam, step: int) -> None:
+def _write(path: Path, title: str, recipe: Recipe, split: str, exam: Exam, step: int) -> None:
     from qkv.report.exam import exam_report
     from qkv.training.files import clear_errors, write_file
 
-    page = exam_report(title, lead, {split: asdict(exam)}, step)
+    page = exam_report(title, recipe.description, {split: asdict(exam)}, step, recipe.training.validation.best)
     with clear_errors(str(path)):
         write_file(path, page.encode())

@@ -42,6 +42,11 @@ class Batch:
         """Tokens that the model reads, padding left out."""
         return self.ids.numel() if self.lengths is None else int(self.lengths.sum())
 
+    @property
+    def computed(self) -> tuple[int, int, int]:
+        """Rows, their positions and those of their sources: what a forward pass computes, padding included."""
+        return self.ids.shape[0], self.ids.numel(), 0
+
 
 @dataclass(frozen=True)
 class PairBatch(Batch):
@@ -55,3 +60,8 @@ class PairBatch(Batch):
     @property
     def num_tokens(self) -> int:
         return super().num_tokens + (0 if self.source_lengths is None else int(self.source_lengths.sum()))
+
+    @property
+    def computed(self) -> tuple[int, int, int]:
+        rows, positions, _ = super().computed
+        return rows, positions, 0 if self.source is None else self.source.numel()

@@ -14,6 +14,9 @@ BESIDE_THE_POINT = ("loss", "perplexity", "targets", "seconds", "bits_per_token"
 _SHOWN = 3
 _KNOWN_AS = {"f1": "F1", "bleu": "BLEU", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 
+ERRORS = frozenset({"loss", "perplexity", "rmse", "mae", "bits_per_token", "bits_per_character", "bits_per_byte"})
+"""Figures that are better where they are lower."""
+
 Splits = Mapping[str, Mapping[str, Any]]
 """By split ``figures``, ``sections`` and ``notes``."""
 
@@ -34,11 +37,22 @@ def judged(splits: Splits) -> str:
 
 
 def headline(splits: Splits) -> list[tuple[str, str, str]]:
-    """Cards for the figures that the task is judged by."""
+    """Cards for the figures that the task is judged by, each with the part that it is of; those of other parts stand beside it by name."""
     split = judged(splits)
     figures = splits[split]["figures"] if split else {}
     chosen = [(name, value) for name, value in figures.items() if name not in BESIDE_THE_POINT and value is not None]
-    return [(named(name), fixed(value), f"on the {split} part") for name, value in chosen[:_SHOWN]]
+    return [(f"{named(name)}, {split}", fixed(value), _elsewhere(splits, split, name)) for name, value in chosen[:_SHOWN]]
+
+
+def _elsewhere(splits: Splits, split: str, name: str) -> str:
+    """The same figure on the other parts."""
+    others = [(other, exam["figures"].get(name)) for other, exam in splits.items() if other != split]
+    return ", ".join(f"{other} {fixed(value)}" for other, value in others if value is not None)
+
+
+def chosen_by(figure: str) -> str:
+    """How weights were chosen among the validations, such as ``lowest validation loss``."""
+    return f"{'lowest' if figure in ERRORS else 'highest'} validation {words(figure)}"
 
 
 def rows(splits: Splits) -> list[list[Any]]:
@@ -51,21 +65,22 @@ def _parts(splits: Splits) -> str:
     return f"the {' and the '.join(splits)} part{'s' * (len(splits) > 1)}"
 
 
-def add_exam(page: Page, splits: Splits, step: int) -> None:
-    """The figures of all splits as a table, and the sections of the one that counts."""
+def add_exam(page: Page, splits: Splits, step: int, best: str = "") -> None:
+    """The figures of all splits as a table, and the sections of the one that counts. ``best``: the figure that chose the weights."""
+    which = f", which had the {chosen_by(best)}," if best else ""
     with page.section("Exam"):
-        page.prose(f"The weights of step {step:,}, which had the lowest validation loss, on all of {_parts(splits)}.")
+        page.prose(f"The weights of step {step:,}{which} on all of {_parts(splits)}.")
         page.table(["figure", *splits], rows(splits))
         for note in dict.fromkeys(note for exam in splits.values() for note in exam["notes"]):
             page.prose(note)
     add_sections(page, splits[judged(splits)]["sections"])
 
 
-def exam_report(title: str, lead: str, splits: Splits, step: int) -> str:
-    """One self-contained page about an exam alone."""
+def exam_report(title: str, lead: str, splits: Splits, step: int, best: str = "") -> str:
+    """One self-contained page about an exam alone; ``best`` as in ``add_exam``."""
     page = Page(title)
     page.data["exam"] = {split: dict(exam["figures"]) for split, exam in splits.items()}
     page.header(lead)
     page.cards(headline(splits))
-    add_exam(page, splits, step)
+    add_exam(page, splits, step, best)
     return page.html()

@@ -19,7 +19,10 @@ def asset(name: str) -> str:
 
 
 def svg(size: tuple[float, float], title: str, description: str, body: Markup, standalone: bool, **data: object) -> Markup:
-    """The SVG element: named and described for screen readers, as wide as its surroundings; ``standalone`` carries its own style."""
+    """The SVG element, as wide as its surroundings; ``standalone`` carries its own style.
+
+    Screen readers say the label, which holds title and description and with them the values: many say nothing of ``desc``.
+    """
     width, height = size
     style = tag("style", Markup(asset("theme.css"))) if standalone else None
     paper = tag("rect", width=width, height=height, rx=8, style="fill:var(--paper)") if standalone else None
@@ -34,6 +37,7 @@ def svg(size: tuple[float, float], title: str, description: str, body: Markup, s
         viewBox=f"0 0 {width:g} {height:g}",
         class_="chart",
         role="img",
+        aria_label=f"{title}. {description}",
         **data,
     )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import heapq
+import math
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,6 +20,8 @@ from qkv.report.scale import Scale, drawable
 _ANCHORS = [(16, 22, 58), (31, 61, 124), (27, 107, 150), (38, 152, 152), (98, 190, 130), (180, 219, 106), (253, 241, 122)]
 """From low to high; lightness rises throughout, so the order survives grey print and every form of colour blindness."""
 
+_MOST_TOLD, _LARGEST_TOLD = 100, 10
+"""Values up to which a screen reader is told all, and how many of more."""
 _MOST_CELLS = 400
 """Up to here each cell is an element with its own words; beyond, the map is one embedded image."""
 
@@ -63,6 +67,11 @@ def colour(share: float) -> tuple[int, int, int]:
     return tuple(round(a + (b - a) * (place - i)) for a, b in zip(_ANCHORS[i], _ANCHORS[i + 1], strict=True))  # type: ignore[return-value]
 
 
+def _name(names: Sequence[str], number: int) -> str:
+    """The name of a row or column; its number, counted from 1, where it has none."""
+    return names[number] if number < len(names) else str(number + 1)
+
+
 class _Drawing:
     def __init__(self, chart: HeatMap) -> None:
         self.chart = chart
@@ -80,7 +89,9 @@ class _Drawing:
 
     def svg(self, standalone: bool) -> str:
         chart = self.chart
-        about = f"{self.height} rows, {self.count} columns, colours from {short(self.scale.low)} to {short(self.scale.high)}."
+        about = (
+            f"{self.height} rows, {self.count} columns, colours from {short(self.scale.low)} to {short(self.scale.high)}. {self._told()}"
+        )
         axes = " → ".join(
             label for label in (chart.y_label and f"rows: {chart.y_label}", chart.x_label and f"columns: {chart.x_label}") if label
         )
@@ -95,6 +106,21 @@ class _Drawing:
         ]
         size = (chart.width, max(self.bottom, self.top + 60) + 8)
         return frame.svg(size, chart.title, f"{chart.description} {about}".strip(), frame.lines(body), standalone)
+
+    def _told(self) -> str:
+        """The values in words: every row of a small map, the largest values of a large one."""
+        cells = [(i, j, v) for i, row in enumerate(self.chart.values) for j, v in enumerate(row) if v is not None and drawable(v)]
+        if len(cells) <= _MOST_TOLD:
+            rows = [[self._value(i, j) for k, j, _ in cells if k == i] for i in range(self.height)]
+            return " ".join(f"{_name(self.chart.rows, i)}: {', '.join(told)}." for i, told in enumerate(rows) if told)
+        largest = heapq.nlargest(_LARGEST_TOLD, cells, key=lambda cell: cell[2])
+        return f"Largest: {'; '.join(f'{_name(self.chart.rows, i)}, {self._value(i, j)}' for i, j, _ in largest)}."
+
+    def _value(self, row: int, column: int) -> str:
+        """The name of a column and what stands in the cell."""
+        value = self.chart.values[row][column]
+        written = self.chart.written[row][column] if self.chart.written else short(value if value is not None else math.nan)
+        return f"{_name(self.chart.columns, column)} {written}"
 
     def _backdrop(self) -> Iterator[Markup]:
         wide, high = self.right - self.left, self.bottom - self.top

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from qkv.report.chart import LineChart
-from qkv.report.exam import BESIDE_THE_POINT, add_exam, headline, named, words
+from qkv.report.exam import BESIDE_THE_POINT, add_exam, chosen_by, headline, named, words
 from qkv.report.figures import duration, fixed, short
 from qkv.report.page import Page, Tone
 from qkv.report.sections import add_sections
@@ -48,6 +48,8 @@ class TrainingRun:
     message: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
     loss_unit: str = "nats a token"
+    best: str = "loss"
+    """The figure of the validations that chose the weights."""
     usage: tuple[str, str] = ("", "")
     exam: Mapping[str, Any] | None = None
     sections: Sequence[Mapping[str, Any]] = ()
@@ -91,7 +93,7 @@ def training_report(run: TrainingRun) -> str:
     add_sections(page, run.sections)
     _add_curves(page, run)
     if run.exam:
-        add_exam(page, run.exam["splits"], run.exam["step"])
+        add_exam(page, run.exam["splits"], run.exam["step"], run.best)
     _add_samples(page, run)
     if run.cost:
         with page.section("What it cost"):
@@ -139,6 +141,11 @@ def _validation_card(run: TrainingRun) -> Card | None:
     last = run.last("val_loss")
     if last is None:
         return None
+    if run.exam:  # the other cards are of its weights
+        at = run.exam["step"]
+        kept = next((v for v, s in zip(values, steps, strict=True) if s == at and math.isfinite(v)), None)
+        if kept is not None:
+            return "Loss, validation", fixed(kept), f"step {at:,}, {chosen_by(run.best)}" if at != run.step else run.loss_unit
     best, at = min((v, s) for v, s in zip(values, steps, strict=True) if math.isfinite(v))
     return "Validation loss", fixed(last), run.loss_unit if best == last else f"best {fixed(best)} at step {at:,}"
 

@@ -15,11 +15,11 @@ from qkv.inspection.probe import probe
 from qkv.spec.branches import Attention, GatedFeedForward
 from qkv.spec.data import Data
 from qkv.spec.model import Block, Model, Text
-from qkv.spec.overrides import override, quick_form
 from qkv.spec.parts import NoPositions, RMSNorm, Rope
 from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import BPE, Characters, Tokenizer
 from qkv.spec.training import Checkpoints, Muon, Training, Validation, WarmupStableDecay
+from qkv.training.describe import as_asked
 
 MINUTES = 5.0
 """The longest that a text is trained on."""
@@ -76,7 +76,7 @@ def automatic(source: str, overrides: Iterable[str] = (), quick: bool = False, m
         training=_training(best.steps, machine),
         quick={"training.steps": max(1, best.steps // 10), "training.validation.every": max(1, best.steps // 40)},
     )
-    return override(recipe, [*(quick_form(recipe.quick) if quick else ()), *overrides])
+    return as_asked(recipe, quick, overrides)
 
 
 def expected_loss(parameters: float, tokens: float, distinct: float) -> float:

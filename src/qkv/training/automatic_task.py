@@ -21,7 +21,7 @@ from qkv.spec.generation import Generation
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Encoder, Model, Text
-from qkv.spec.overrides import override, quick_form
+from qkv.spec.overrides import override
 from qkv.spec.parts import Learned
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Task as TaskSpec
@@ -29,6 +29,7 @@ from qkv.spec.tokenizers import BPE, Tokenizer, WordPiece
 from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
 from qkv.tasks.registry import build_task
 from qkv.training.automatic import MINUTES, this_machine
+from qkv.training.describe import as_asked
 from qkv.training.finetune import finetuned
 
 _SHARE = 0.75
@@ -130,7 +131,7 @@ def automatic_task(
         recipe = finetuned(recipe, start, adapt, sizes.examples, machine)
     elif adapt is not None:
         recipe = override(recipe, [f"training.adapt={adapt}"])
-    return override(recipe, [*(quick_form(recipe.quick) if quick else ()), *overrides])
+    return as_asked(recipe, quick, overrides)
 
 
 def name_of(source: str) -> str:

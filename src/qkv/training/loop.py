@@ -18,6 +18,7 @@ from qkv.data.corpus import VALIDATION
 from qkv.layers.lora import merged
 from qkv.models.adapt import rate_factors
 from qkv.ops.precision import autocast
+from qkv.report.exam import ERRORS
 from qkv.report.training import Status
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.recipe import Recipe
@@ -31,15 +32,12 @@ from qkv.training.health import diagnose
 from qkv.training.identity import MADE_WITH, made_with, recipe_digest
 from qkv.training.interrupt import Interrupted, StopRequest
 from qkv.training.optimisers import build_optimizer
-from qkv.training.record import Record
+from qkv.training.record import Done, Record
 from qkv.training.run import Run, load
 from qkv.training.schedules import multiplier
 from qkv.training.setup import WEIGHTS, Setup, locked, prepare
 from qkv.training.show import Show
 from qkv.training.usage import counted
-
-ERRORS = {"loss", "perplexity", "rmse", "mae", "bits_per_token", "bits_per_character", "bits_per_byte"}
-"""Figures that are better where they are lower."""
 
 # Saving by the clock, and samples nobody asked for, may take this share of the training time.
 _OVERHEAD = 0.02
@@ -51,6 +49,12 @@ class Standing:
 
     step: int = 0
     tokens: int = 0
+    """Targets of all steps."""
+    rows: int = 0
+    positions: int = 0
+    """Of all rows, padding included."""
+    sources: int = 0
+    """Positions of what an encoder read, padding included."""
     seconds: float = 0.0
     best_figure: float | None = None
     """Of the kind that ``training.validation.best`` names."""
@@ -169,8 +173,23 @@ class Trainer:
         self.optimizer.step(rate)
         self.optimizer.zero_grad()
         self.now.step, self.now.tokens, self.now.seconds = step, self.now.tokens + count, self._seconds()
+        self._count(batches)
         speed = count / (time.perf_counter() - began)
         self._tell(Stepped(step, training.steps, loss, size, training.optimizer.lr * rate, self.now.tokens, speed, self.now.seconds))
+
+    def _count(self, batches: list[Batch]) -> None:
+        """Add up what the forward passes computed."""
+        for rows, positions, sources in (batch.computed for batch in batches):
+            self.now.rows, self.now.positions, self.now.sources = (
+                self.now.rows + rows,
+                self.now.positions + positions,
+                self.now.sources + sources,
+            )
+
+    @property
+    def done(self) -> Done:
+        """What was trained on so far."""
+        return Done(self.now.tokens, self.now.rows, self.now.positions, self.now.sources)
 
     def _batches(self, step: int) -> list[Batch]:
         """The batches of a step, with torch's generators at the step's own seed."""
@@ -205,7 +224,7 @@ class Trainer:
             self._sample()
         self.now.looked = step
         if validates:
-            self.record.report_now_and_then(self.now.tokens)
+            self.record.report_now_and_then(self.done)
 
     def _validate(self, stop: StopRequest) -> bool:
         batches = self.setup.material.rows(VALIDATION, self.training.validation.batches)
@@ -336,7 +355,7 @@ class Trainer:
 
     def _end(self, status: Status, message: str) -> None:
         """The last report, and the last event."""
-        self.record.report(status, message, self.now.tokens)
+        self.record.report(status, message, self.done)
         self.message = message
         self.tell(Ended(status, self.now.step, message))
 

@@ -8,7 +8,7 @@ import time
 from functools import singledispatchmethod
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,6 +33,15 @@ except ImportError:  # not a Unix; peak memory is then left out
 
 METRICS = "metrics.jsonl"
 REPORT = "report.html"
+
+
+class Done(NamedTuple):
+    """What the steps so far were taken on: targets, and what was computed for them, padding included."""
+
+    targets: int
+    rows: int = 0
+    positions: int = 0
+    sources: int = 0
 
 
 class Record:
@@ -92,24 +101,24 @@ class Record:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def report_now_and_then(self, tokens: int) -> None:
+    def report_now_and_then(self, done: Done) -> None:
         """The report of a run in progress, often enough to be watched and seldom enough to cost nothing."""
         if time.perf_counter() - self._reported >= max(20.0, 50 * self._report_seconds):
-            self.report("running", "", tokens)
+            self.report("running", "", done)
 
-    def report(self, status: Status, message: str, tokens: int) -> Path:
-        """Write the report whole; its path. ``tokens``: how many were trained on."""
+    def report(self, status: Status, message: str, done: Done) -> Path:
+        """Write the report whole; its path."""
         began = time.perf_counter()
         self.flush()
         path = self.setup.folder / REPORT
-        page = training_report(self._run(status, message, tokens))
+        page = training_report(self._run(status, message, done))
         with clear_errors(str(path)):
             write_file(path, page.encode())
         self._reported = time.perf_counter()
         self._report_seconds = self._reported - began
         return path
 
-    def _run(self, status: Status, message: str, tokens: int) -> TrainingRun:
+    def _run(self, status: Status, message: str, done: Done) -> TrainingRun:
         setup, recipe = self.setup, self.setup.recipe
         rows = rows_of(setup.folder)
         return TrainingRun(
@@ -117,29 +126,30 @@ class Record:
             description=recipe.description,
             metrics=rows,
             spec_yaml=dump(recipe),
-            cost=_cost(setup, rows, tokens),
+            cost=_cost(setup, rows, done.targets),
             environment=environment(setup.device),
             samples=[{"step": row["step"], "text": row["sample"]} for row in rows if "sample" in row],
             folder=str(setup.folder),
             status=status,
             message=message,
-            figures=self._figures(tokens, rows),
+            figures=self._figures(done, rows),
             loss_unit=setup.task.loss_unit,
+            best=recipe.training.validation.best,
             usage=usage(setup.task, setup.folder),
             exam=_exam(setup.folder) if status == "finished" else None,
             sections=read_sections(setup.folder),
         )
 
-    def _figures(self, tokens: int, rows: list[dict[str, Any]]) -> dict[str, float]:
+    def _figures(self, done: Done, rows: list[dict[str, Any]]) -> dict[str, float]:
         setup, training = self.setup, self.setup.recipe.training
         figures: dict[str, float] = {
             "total_steps": training.steps,
             "parameters": sum(p.numel() for p in setup.model.parameters()),
-            "tokens": tokens,
+            "tokens": done.targets,
         }
         if any("val_bits_per_character" in row for row in rows):
             figures["characters_per_token"] = setup.material.scale().characters_per_token
-        optional = {"clip_norm": training.clip_norm, "flops": _flops(setup, tokens)}
+        optional = {"clip_norm": training.clip_norm, "flops": _flops(setup, done)}
         return figures | {name: value for name, value in optional.items() if value is not None}
 
 
@@ -172,14 +182,20 @@ def environment(device: torch.device) -> dict[str, str]:
     }
 
 
-def _flops(setup: Setup, tokens: int) -> float | None:
-    """What the updates took, from the formulas of the parts; None if a part has none."""
+def _flops(setup: Setup, done: Done) -> float | None:
+    """FLOPs of the updates, padding included: the formulas of the parts for one row of the mean length, times rows.
+
+    None if a part has no formula, or an earlier version trained and did not count rows.
+    """
     training = setup.recipe.training
+    if not done.rows:
+        return None
+    length, source = (max(1, round(positions / done.rows)) for positions in (done.positions, done.sources))
     try:
-        counted = cost(setup.recipe.model, training.batch_size, training=training)
+        counted = cost(setup.recipe.model, 1, length, training=training, source_length=source if setup.recipe.model.encoder else None)
     except UserError:
         return None
-    return counted.train_flops / (training.accumulate * counted.tokens) * tokens
+    return counted.train_flops / training.accumulate * done.rows
 
 
 def _cost(setup: Setup, rows: list[dict[str, Any]], tokens: int) -> list[tuple[str, str]]:

@@ -196,7 +196,7 @@ def _heal(
             figures = {**figures, HEALED: _best_figures(folder)}
             write_sections(folder, _sections(figures, measured))
         status = "finished" if heal and not stop else "stopped"
-        record.report(status, "" if status == "finished" else f"'qkv train {folder}' goes on from here", trainer.now.tokens)
+        record.report(status, "" if status == "finished" else f"'qkv train {folder}' goes on from here", trainer.done)
     if stop.signal:
         raise Interrupted(stop.signal, f"stopped by {stop} after step {trainer.now.step}; 'qkv train {folder}' goes on from there")
     return figures
