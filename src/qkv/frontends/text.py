@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qkv.frontends.border import check_vocabulary
 from qkv.layers.context import Context
 from qkv.layers.norms import build_norm
 from qkv.layers.positions import build_positions
@@ -38,6 +39,7 @@ class TextFrontend(nn.Module):
         self.positions = build_positions(part.positions, context_length, width)
 
     def forward(self, ids: Tensor, context: Context) -> Tensor:
+        check_vocabulary(ids, self.table.shape[0], 0 if self.query is None else -1)
         if self.query is None:
             return self.placed(F.embedding(ids, self.table), context)
         x = F.embedding(ids.clamp(min=0), self.table)

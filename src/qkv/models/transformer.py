@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from qkv.frontends.border import check_call, check_counts, check_rows
 from qkv.frontends.text import TextFrontend
 from qkv.layers.branch import Branch
 from qkv.layers.context import Context, Given, Memory, Tap
@@ -112,10 +113,13 @@ class Stack(Layered):
     def whole(self, count: int, lengths: Tensor | None, tap: Tap | None, given: Given) -> Context:
         """The context of ``count`` positions that are read at once and not remembered."""
         segments, positions = given.get("segments"), given.get("positions")
-        self.fits(count if positions is None or self.limit is None else int(positions.max()) + 1)
         if positions is None:
             steps = torch.arange(count, device=self.frontend.table.device)[None]
             positions = steps if segments is None else _restarted(segments)
+        if given.get("positions") is not None or (segments is not None and self.limit is not None and count > self.limit):
+            positions = self._placed(positions, lengths)
+        else:
+            self.fits(count)
         return Context(
             positions,
             lengths,
@@ -127,6 +131,18 @@ class Stack(Layered):
             memory=given.get("memory"),
             types=given.get("types"),
         )
+
+    def _placed(self, positions: Tensor, lengths: Tensor | None) -> Tensor:
+        """Positions of which those of real tokens have a vector; padding may stand past the table's end."""
+        if self.limit is None or not positions.numel():
+            return positions
+        real = positions
+        if lengths is not None:
+            real = positions.masked_fill(torch.arange(positions.shape[1], device=positions.device) >= lengths[:, None], 0)
+        if int(real.min()) < 0:
+            raise UserError(f"the position {int(real.min())} is before the first, 0")
+        self.fits(int(real.max()) + 1)
+        return positions.clamp(0, self.limit - 1)
 
     def fits(self, end: int) -> None:
         """Raise ``UserError`` if a position before ``end`` has no vector."""
@@ -147,6 +163,7 @@ class Encoder(Stack):
 
     def forward(self, ids: Tensor, lengths: Tensor | None = None, tap: Tap | None = None) -> Memory:
         """ids (B, M) -> the memory; the output of each layer goes through the final norm."""
+        check_call(ids, lengths, {}, self.frontend.table.device)
         context = self.whole(ids.shape[1], lengths, tap, {})
         after = self.through(self.frontend(ids, context), context)
         kept = after if self.each_layer else after[-1:]
@@ -245,6 +262,8 @@ class Transformer(Stack):
         if capacity is not None and capacity < 1:
             raise UserError(f"a state with a capacity of {capacity} holds no position; give at least 1, or none to let it grow")
         self._needs_memory(memory)
+        if memory is not None:
+            check_rows("the memory", memory.lengths.shape[0], "the state", batch)
         blocks = []
         for i, block in enumerate(self.blocks):
             known = memory and memory.of_layer(i)
@@ -262,6 +281,7 @@ class Transformer(Stack):
         if not self.rewindable:
             stuck = next(b for b in self.branches if not b.rewindable)
             raise UserError(f"the state of {stuck.spec.kind!r} cannot be cut to a length; keep a copy of it (rows) from before")
+        check_counts("lengths", lengths, state.positions.shape[0], None, state.positions.device)
         if bool(((lengths > state.positions) | (lengths < 0)).any()):
             raise UserError(f"a state can only be rewound to what it has seen: {lengths.tolist()} asked, {state.positions.tolist()} seen")
         return state._replace(positions=lengths.to(state.positions))
@@ -277,6 +297,7 @@ class Transformer(Stack):
         self, ids: Tensor, state: State | None = None, lengths: Tensor | None = None, tap: Tap | None = None, **given: Unpack[Given]
     ) -> tuple[Tensor, State | None]:
         """What the head reads: (vectors (B, N, D), the next state); of latents, or of a fixed number of queries, as many as there are."""
+        check_call(ids, lengths, given, self.frontend.table.device)
         if state is None:
             self._needs_memory(given.get("memory"))
             context = self.whole(ids.shape[1], lengths, tap, given)
@@ -310,12 +331,13 @@ class Transformer(Stack):
         wrong = next((name for name in ("segments", "positions", "visible", "memory") if given.get(name) is not None), None)
         if wrong:
             raise UserError(f"{_WITH_STATE[wrong]} cannot be joined with a state; {_INSTEAD[wrong]}")
+        check_rows("the state", state.positions.shape[0], "the ids", ids.shape[0])
         count = ids.shape[1]
         steps = torch.arange(count, device=ids.device)[None]
         past = state.positions
         first = int(past[0]) if past.shape[0] else 0
         level = lengths is None and (past.shape[0] < 2 or bool((past == first).all()))
-        end = first + count if level else int((past + (count if lengths is None else lengths)).max())
+        end = first + count if level or not past.shape[0] else int((past + (count if lengths is None else lengths)).max())
         limit = int(state.limit[0]) if past.shape[0] else 0
         if limit and end > limit:
             raise UserError(f"the state holds {limit} positions and {end} are needed; give init_state a larger capacity, or none")

@@ -1,0 +1,102 @@
+"""Checks of what a model is called with, so that a wrong shape or number is one sentence and not an error inside a kernel, or a wrong answer.
+
+Shapes, precisions and devices are always checked. Values are read where that costs nothing: on the CPU, not while a graph is traced.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qkv.layers.context import Given
+from qkv.spec.errors import UserError
+
+_FEW = 256
+"""Numbers up to which a list is read faster than a reduction runs."""
+
+
+def check_call(ids: Tensor, lengths: Tensor | None, given: Given, device: torch.device) -> None:
+    """Raise ``UserError`` if what comes with ids (B, N) is not of their rows and positions. ``device``: that of the weights."""
+    check_ids(ids, device)
+    rows, count = ids.shape
+    for name, counts in (("lengths", lengths), ("prefix lengths", given.get("prefix"))):
+        if counts is not None:
+            check_counts(name, counts, rows, count, device)
+    if not given:
+        return
+    each = ((rows, count), (1, count))
+    tables = (("segments", given.get("segments"), each[:1]), ("positions", given.get("positions"), each))
+    for name, table, shapes in (*tables, ("visible", given.get("visible"), ((rows, count, count),))):
+        if table is not None:
+            check_table(name, table, shapes, device)
+    memory = given.get("memory")
+    if memory is not None:
+        check_rows("the memory", memory.lengths.shape[0], "the ids", rows)
+
+
+def check_ids(ids: Tensor, device: torch.device) -> None:
+    """Raise ``UserError`` if ids are not a table of integers (B, N) on the device of the weights."""
+    if ids.dim() != 2:
+        raise UserError(f"ids have the shape {_shape(ids)}, and a model reads rows of them, (B, N); one row is ids[None]")
+    if ids.dtype not in (torch.long, torch.int):
+        raise UserError(f"ids are {_named(ids.dtype)}, and they number tokens; give int64 or int32")
+    _same_device("ids", ids, device)
+
+
+def check_vocabulary(ids: Tensor, size: int, lowest: int = 0) -> None:
+    """Raise ``UserError`` for an id outside of ``lowest`` to ``size`` - 1, padding included, where ids can be read at no cost."""
+    bounds = _bounds(ids)
+    if bounds is not None and not lowest <= bounds[0] <= bounds[1] < size:
+        wrong = bounds[1] if bounds[1] >= size else bounds[0]
+        raise UserError(f"the id {wrong} is outside of the vocabulary; ids are {lowest} to {size - 1}, those of padding too")
+
+
+def check_counts(name: str, counts: Tensor, rows: int, most: int | None, device: torch.device) -> None:
+    """Raise ``UserError`` if ``counts`` are not one integer a row (B), from 0 to ``most`` where they can be read at no cost."""
+    if counts.shape != (rows,):
+        raise UserError(f"{name} have the shape {_shape(counts)}, and there is one for each of {rows} rows; give ({rows},)")
+    if counts.dtype not in (torch.long, torch.int):
+        raise UserError(f"{name} are {_named(counts.dtype)}, and they count positions; give int64 or int32")
+    _same_device(name, counts, device)
+    bounds = _bounds(counts)
+    if bounds is not None and (bounds[0] < 0 or (most is not None and bounds[1] > most)):
+        wrong = bounds[0] if bounds[0] < 0 else bounds[1]
+        limit = "at least 0" if most is None else f"0 to {most}, the positions of a row"
+        raise UserError(f"{name} hold {wrong}, and a row has {limit}")
+
+
+def check_table(name: str, table: Tensor, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> None:
+    """Raise ``UserError`` if ``table`` has none of the shapes, or lies on another device."""
+    if tuple(table.shape) not in shapes:
+        raise UserError(f"{name} have the shape {_shape(table)}; give {' or '.join(map(str, shapes))}")
+    _same_device(name, table, device)
+
+
+def check_rows(name: str, rows: int, beside: str, batch: int) -> None:
+    """Raise ``UserError`` if two things that are read together are not of as many rows."""
+    if rows != batch:
+        raise UserError(f"{name} and {beside} are not of the same rows: {rows} and {batch}; give one row for each text in both")
+
+
+def _bounds(values: Tensor) -> tuple[int, int] | None:
+    """(the smallest, the largest) where reading them waits for nothing; None elsewhere, and where there is none."""
+    if values.device.type != "cpu" or not values.numel() or torch.compiler.is_compiling() or type(values) is not Tensor:
+        return None
+    if values.numel() <= _FEW:
+        found = values.flatten().tolist()
+        return min(found), max(found)
+    low, high = values.aminmax()
+    return int(low), int(high)
+
+
+def _same_device(name: str, given: Tensor, device: torch.device) -> None:
+    if given.device != device:
+        raise UserError(f"{name} are on {given.device} and the model on {device}; move one of them")
+
+
+def _shape(t: Tensor) -> str:
+    return str(tuple(t.shape))
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
