@@ -66,10 +66,14 @@ def made(case: Case, folder: Path) -> Pair:
     theirs.tie_weights()
     theirs.save_pretrained(folder)
     published = load_published(folder)
+    return Pair(case, theirs, folder, published, *rows_of(case, published, generator))
+
+
+def rows_of(case: Case, published: Published, generator: torch.Generator) -> tuple[list[list[int]], list[list[int]]]:
+    """(rows, targets), random."""
     highest = published.spec.vocab_size or 0
     rows = [torch.randint(4, highest, (length,), generator=generator).tolist() for length in case.lengths]
-    targets = [torch.randint(4, highest, (max(1, 7 - i),), generator=generator).tolist() for i, _ in enumerate(rows)]
-    return Pair(case, theirs, folder, published, rows, targets)
+    return rows, [torch.randint(4, highest, (max(1, 7 - i),), generator=generator).tolist() for i, _ in enumerate(rows)]
 
 
 def our_words(pair: Pair, beams: int = 1) -> list[list[int]]:

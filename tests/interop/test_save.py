@@ -22,7 +22,7 @@ from qkv.models.families.gpt import gpt
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
 from qkv.spec.masks import Causal, Window
 from qkv.spec.model import Block, Model, Text
-from qkv.spec.parts import Alibi, NoPositions, NTKScaling, RMSNorm, Rope, Sinusoidal
+from qkv.spec.parts import Alibi, LayerNorm, NoPositions, NTKScaling, RMSNorm, Rope, Sinusoidal
 
 RECIPE = {
     "name": "small",
@@ -92,7 +92,7 @@ def test_the_commands_say_what_a_folder_is_and_where_a_tensor_lives(run: Path, t
 
 
 def like_llama(biased: bool = False, **attention: Any) -> Model:
-    branches = (Attention(num_heads=2, bias=biased, relative=Rope(), **attention), GatedFeedForward(hidden=20))
+    branches = (Attention(num_heads=2, bias=biased, **{"relative": Rope(), **attention}), GatedFeedForward(hidden=20))
     text = Text(vocab_size=40, positions=NoPositions())
     return Model(width=12, num_layers=2, frontend=text, blocks=(Block(branches=branches, norm=RMSNorm()),), norm=RMSNorm())
 
@@ -143,6 +143,20 @@ NOT_COVERED = {
 def test_a_spec_that_a_config_cannot_say_is_not_taken_for_one_that_it_can(name: str) -> None:
     found = covering(NOT_COVERED[name])
     assert found is None or found.family.name not in ("GPT-2", "Llama")
+
+
+def test_no_family_that_turns_whole_heads_is_given_a_part_of_one() -> None:
+    """Llama and its kin have no key for it that all readers follow; GPT-NeoX has, for blocks of its own."""
+    half = half_rotated()
+    assert covering(half) is None
+    neox = half.changed(
+        blocks=(Block(branches=(Attention(num_heads=3, relative=Rope(fraction=0.5)), FeedForward(hidden=20)), norm=LayerNorm()),),
+        norm=LayerNorm(),
+    )
+    found = covering(neox)
+    assert found is not None
+    assert found.family.name == "GPT-NeoX"
+    assert found.config["rotary_pct"] == 0.5
 
 
 SIZES = st.fixed_dictionaries(
@@ -213,3 +227,37 @@ def test_saving_refuses_a_file_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(qkv.UserError, match="cannot be written"):
         save_published(tiny_model(), tmp_path / "file")
+
+
+def half_rotated() -> Model:
+    return like_llama(relative=Rope(fraction=0.5), head_dim=8)
+
+
+@pytest.fixture
+def half_run(run: Path, tmp_path: Path) -> Path:
+    """A short run of a model that turns half of each head."""
+    recipe = qkv.Recipe.parse({**RECIPE, "data": {**RECIPE["data"], "source": str(run.parent / "text.txt")}})  # type: ignore[dict-item]
+    model = half_rotated().changed(frontend=Text(positions=NoPositions()), context_length=48)
+    qkv.train(recipe.changed(model=model), tmp_path / "half")
+    return tmp_path / "half"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_an_export_is_compared_with_the_other_library(
+    half_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["export", str(half_run), "--out", str(tmp_path / "own")]) == 0
+    said = capsys.readouterr().out
+    assert "modeling_qkv.py" in said
+    assert "compared with the transformers library: differs by" in said
+    # A name of a family whose readers turn whole heads, as a faulty table would give it.
+    plain = covering(like_llama(head_dim=8).changed(frontend=Text(vocab_size=270, positions=NoPositions()), context_length=48))
+    monkeypatch.setattr("qkv.interop.save.covering", lambda spec, first="": plain)
+    assert main(["export", str(half_run), "--out", str(tmp_path / "wrong")]) == 2
+    assert "computes other numbers from the export" in capsys.readouterr().err
+    assert not list(tmp_path.glob("wrong*"))
+    assert main(["export", str(half_run), "--out", str(tmp_path / "wrong"), "--no-check"]) == 0
+    assert "not compared with the transformers library, as asked" in capsys.readouterr().out
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["export", str(half_run), "--out", str(tmp_path / "alone")]) == 0
+    assert "not compared, as the transformers library is not installed" in capsys.readouterr().out

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from qkv.cli.runs import run_or_published
 from qkv.spec.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from qkv.models.transformer import Transformer
+    from qkv.tokenizers.tokenizer import Tokenizer
 
 EXAMPLES = """\
 qkv export runs/my
@@ -29,6 +38,13 @@ def export_command(
     ] = None,
     format: Annotated[str, typer.Option(metavar="hf|peft", help="The form of the folder; peft: of an adapter alone.")] = "hf",
     dtype: Annotated[str | None, typer.Option(metavar="fp32|bf16|fp16", help="Precision of the weights; default: as they are.")] = None,
+    check: Annotated[
+        bool | None,
+        typer.Option(
+            "--check/--no-check",
+            help="Open the folder with the transformers library and compare logits before it gets its name; default: up to 2 GiB in fp32.",
+        ),
+    ] = None,
 ) -> None:
     """Write a trained model as a folder that other libraries open: config.json, model.safetensors, tokenizer.json."""
     if format not in FORMATS:
@@ -37,7 +53,7 @@ def export_command(
     folder = out or source.with_name(f"{source.name}-{format}")
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; name another folder with --out")
-    family = _write_adapter(source, folder, dtype) if format == "peft" else _write(source, folder, dtype)
+    family = _write_adapter(source, folder, dtype) if format == "peft" else _write(source, folder, dtype, check)
     typer.echo(f"{folder}: {family}")
 
 
@@ -55,33 +71,65 @@ def _write_adapter(source: Path, folder: Path, dtype: str | None) -> str:
     return f"an adapter of rank {found.config['r']} on {', '.join(found.config['target_modules'])}"
 
 
-def _write(source: Path, folder: Path, dtype: str | None) -> str:
-    """The family and architecture that were written."""
-    from qkv.interop.load import load_published, precision
-    from qkv.interop.remote.save import save_remote
-    from qkv.interop.save import covering, save_published
+class _Source(NamedTuple):
+    """A model to write, and what stands beside it in a folder."""
+
+    model: Transformer
+    tokenizer: Tokenizer | None
+    labels: Sequence[str] = ()
+    family: str = ""
+    begin: Sequence[int] = ()
+    kept: Mapping[str, Tensor] | None = None
+
+
+def _read(source: Path) -> _Source:
+    from qkv.interop.load import load_published
     from qkv.tasks.pairs import marks
     from qkv.training.run import load
 
-    if (source / "spec.yaml").is_file():
-        run = load(source)
-        if not run.vocabulary.shared:
-            raise UserError(f"{source} reads with one tokenizer and writes with another, which no published family does")
-        model, tokenizer, labels, family, kept = run.model, run.tokenizer, run.vocabulary.labels, "", None
-        begin = marks(run.vocabulary, getattr(run.recipe.task, "begin", ())).begin if model.encoder else ()
-    else:
+    if not (source / "spec.yaml").is_file():
         found = load_published(source)
-        model, tokenizer, labels, family, begin = found.model, found.tokenizer, found.labels, found.family, found.begin
-        kept = found.kept
-    model = model.to(precision(dtype)) if dtype else model
-    if covering(model.spec, family) is None:
+        return _Source(found.model, found.tokenizer, found.labels, found.family, found.begin, found.kept)
+    run = load(source)
+    if not run.vocabulary.shared:
+        raise UserError(f"{source} reads with one tokenizer and writes with another, which no published family does")
+    begin = marks(run.vocabulary, getattr(run.recipe.task, "begin", ())).begin if run.model.encoder else ()
+    return _Source(run.model, run.tokenizer, run.vocabulary.labels, begin=begin)
+
+
+def _write(source: Path, folder: Path, dtype: str | None, check: bool | None) -> str:
+    """The family and architecture that were written. The folder gets its name once it is whole and compared."""
+    from qkv.interop.check import LIMIT, compare, size_of
+    from qkv.interop.load import precision
+
+    read = _read(source)
+    read = read._replace(model=read.model.to(precision(dtype))) if dtype else read
+    partial = folder.with_name(f"{folder.name}-partial-{os.getpid()}")
+    try:
+        family = _write_model(read, partial)
+        asked = size_of(read.model) <= LIMIT if check is None else check
+        unasked = "not compared with the transformers library, " + ("as it is large (--check)" if check is None else "as asked")
+        said = compare(read.model, partial) if asked else unasked
+        partial.replace(folder)
+    except OSError as error:
+        raise UserError(f"the folder {folder} cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return f"{family}\n{said}"
+
+
+def _write_model(read: _Source, folder: Path) -> str:
+    from qkv.interop.remote.save import save_remote
+    from qkv.interop.save import covering, save_published
+
+    if covering(read.model.spec, read.family) is None:
         try:
-            save_remote(model, folder, tokenizer)
+            save_remote(read.model, folder, read.tokenizer)
         except UserError as error:
             raise UserError(f"no published family that qkv knows is this model, and {error}") from None
         return (
             "no published family is this model, so the folder holds a model file of its own, modeling_qkv.py; "
             "transformers opens it with trust_remote_code=True"
         )
-    written = save_published(model, folder, tokenizer, labels, family, begin, kept)
+    written = save_published(read.model, folder, read.tokenizer, read.labels, read.family, read.begin, read.kept)
     return f"{written.family.name} ({written.architecture})"

@@ -27,12 +27,27 @@ class Config:
         self.nulls = values.keys() - self.values.keys()
         self.source, self.held = source, held
         self.asked: set[str] = set()
+        self.defaults: Mapping[str, Any] = {}
         self._refuse_endless()
 
+    def assume(self, defaults: Mapping[str, Any]) -> None:
+        """From now on a key of ``defaults`` that is missing has the value there; null stays null."""
+        self.defaults = defaults
+
     def has(self, key: str) -> bool:
-        """True if the key is there and not null."""
+        """True if the key is there and not null, or missing and assumed."""
         self.asked.add(key)
+        return key in self.values or self._assumes(key)
+
+    def says(self, key: str) -> bool:
+        """True if the file itself holds the key, and not null."""
         return key in self.values
+
+    def _assumes(self, key: str) -> bool:
+        return key in self.defaults and key not in self.values and key not in self.nulls
+
+    def _value(self, key: str) -> Any:
+        return self.defaults[key] if self._assumes(key) else self.values[key]
 
     def beside(self, name: str) -> bool:
         """True if the weights beside it hold a tensor of that name."""
@@ -49,7 +64,8 @@ class Config:
     def _limited(self, key: str, default: int | None, most: int | None, what: str) -> int:
         found, limit = self.integer(key, default), MOST_LAYERS if what == "tensors" else LARGEST
         if most is not None and found > most:
-            raise UserError(f"{self.source}: {key} is {found:,}, but the weights beside it hold only {most:,} {what}")
+            said = "is" if self.says(key) else "is missing, which means"
+            raise UserError(f"{self.source}: {key} {said} {found:,}, but the weights beside it hold only {most:,} {what}")
         if not 1 <= found <= limit:
             raise UserError(f"{self.source}: {key} is {found:,}, but it should be at least 1 and at most {limit:,}")
         return found
@@ -91,8 +107,8 @@ class Config:
 
     def fixed(self, key: str, only: Any, meaning: str) -> None:
         """Refuse any value but ``only``, which is also what a missing key means. ``meaning``: what the key would change."""
-        if self.has(key) and self.values[key] != only:
-            raise UserError(f"{self.source}: {key} is {quoted(self.values[key])}, but qkv knows only {only!r} here; it changes {meaning}")
+        if self.has(key) and self._value(key) != only:
+            raise UserError(f"{self.source}: {key} is {quoted(self._value(key))}, but qkv knows only {only!r} here; it changes {meaning}")
 
     def finish(self, ignored: Iterable[str]) -> None:
         """Refuse what was neither asked for nor is ``ignored``: it may change what the model computes."""
@@ -116,7 +132,7 @@ class Config:
             if default is None:
                 raise UserError(f"{self.source}: the key {key!r} is missing; {_near(key, self.values)}")
             return default
-        value = self.values[key]
+        value = self._value(key)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise UserError(f"{self.source}: {key} is {quoted(value)}, but it should be {noun}")
         return value

@@ -71,8 +71,12 @@ class Family:
     """What stands before the body's names in a file of a model with a head; files of the body alone, and old ones, go without."""
     ignored: Reasons = field(default_factory=dict)
     ignored_config: Reasons = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of keys that a config lacks, as the published config class has them, where ``spec`` names none or another one."""
     typical: Mapping[str, Any] = field(default_factory=dict)
     """Keys that published configs of the family say otherwise than the default."""
+    copies: Callable[[Model], Mapping[str, str]] = field(default=lambda spec: {})
+    """Names under which the published library reads a shared tensor once more, each with the name that it is written under."""
     older: Mapping[str, str] = field(default_factory=dict)
     """Parts of names as old files write them, and as they are written now."""
 
@@ -174,6 +178,7 @@ def choose(families: Iterable[Family], config: Config) -> tuple[Family, str]:
 
 def read_spec(family: Family, architecture: str, config: Config) -> Model:
     """The spec of a config, every key used or ignored for a reason. Raises ``UserError``."""
+    config.assume(family.defaults)
     try:
         spec = family.spec(config, family.architectures[architecture].head(config))
     except ValidationError as error:

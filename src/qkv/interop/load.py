@@ -144,7 +144,7 @@ def fill(
         _check(match, shapes[match.ours], stored, source)
     for match in first:
         _place(places[match.ours], _read(match, shapes[match.ours], stored, dtype))
-    _check_tied(model, tied, stored, dtype, source)
+    _check_tied(model, (first, tied), stored, dtype, source)
     return ignored
 
 
@@ -209,12 +209,17 @@ def _check_zeros(zeros: Mapping[str, str], stored: Mapping[str, Stored], source:
             raise UserError(f"{source}: the tensor {name!r} holds other numbers than 0, which qkv would not use; it knows {reason}")
 
 
-def _check_tied(model: nn.Module, tied: Sequence[Match], stored: Mapping[str, Stored], dtype: torch.dtype | None, source: str) -> None:
-    """A file may hold a shared tensor under each of its names, but only once as numbers."""
+def _check_tied(
+    model: nn.Module, found: tuple[Sequence[Match], Sequence[Match]], stored: Mapping[str, Stored], dtype: torch.dtype | None, source: str
+) -> None:
+    """A file may hold a shared tensor under each of its names, but only once as numbers. ``found``: as ``_shared`` gives it."""
+    first, tied = found
+    tensors = model.state_dict(keep_vars=True)
     for match in tied:
-        for name, part in zip(match.theirs, match.way.outward(model.state_dict()[match.ours], match.cut), strict=True):
+        owner = next(other.theirs[0] for other in first if tensors[other.ours] is tensors[match.ours])
+        for name, part in zip(match.theirs, match.way.outward(tensors[match.ours].detach(), match.cut), strict=True):
             if name in stored and not torch.equal(_cast(stored[name].read(), dtype), part):
-                raise UserError(f"{source}: the config says that {name!r} is shared with another tensor, but their numbers differ")
+                raise UserError(f"{source}: {name!r} and {owner!r} are one tensor in qkv's model of this config, but their numbers differ")
 
 
 def _read(match: Match, shape: torch.Size, stored: Mapping[str, Stored], dtype: torch.dtype | None) -> Tensor:

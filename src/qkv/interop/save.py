@@ -84,7 +84,8 @@ def save_published(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tensors = published_tensors(model, found.family, found.architecture)
-        write_tensors(folder / WEIGHTS, {**tensors, **_kept(kept or {}, found, model)})
+        copies = {name: tensors[source].clone() for name, source in found.family.copies(model.spec).items()}
+        write_tensors(folder / WEIGHTS, {**tensors, **copies, **_kept(kept or {}, found, model)})
         write_json(folder / CONFIG, config)
         write_json(folder / GENERATION, {key: value for key, value in config.items() if key.endswith("_token_id")})
         if tokenizer is not None:

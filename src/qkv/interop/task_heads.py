@@ -29,8 +29,10 @@ def task_heads(folder: Path) -> dict[str, Head]:
     found: dict[str, Head] = {}
     for architecture in family.architectures.values():
         for labels in (2, 1):  # one label is a number
+            config = Config({**values, "num_labels": labels}, str(folder / CONFIG))
+            config.assume(family.defaults)
             try:
-                head = architecture.head(Config({**values, "num_labels": labels}, str(folder / CONFIG)))
+                head = architecture.head(config)
             except UserError:
                 continue
             found.setdefault(head.kind, head)

@@ -5,7 +5,7 @@ BART's blocks are post-norm and its stacks end without a norm; mBART's are pre-n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from qkv.interop.config import Config
@@ -15,7 +15,7 @@ from qkv.interop.family import Architecture, Family, Row
 from qkv.interop.ways import COPIED, PAIR, QKV
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.cross import CrossAttention
-from qkv.spec.heads import ClassificationHead, Head, RegressionHead
+from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.parts import LayerNorm, Learned, NoNorm, Norm
@@ -157,6 +157,15 @@ _IGNORED_CONFIG = {
     "tokenizer_class": "the tokenizer says it",
 }
 _WORDS = language_model(tied=True)
+_TABLE = "model.shared.weight"
+
+
+def _copies(spec: Model) -> dict[str, str]:
+    """Where the head is not tied, newer versions of that library read three token tables, which here are one."""
+    apart = isinstance(spec.head, LanguageModelHead) and not spec.head.tied
+    return {f"model.{stack}.embed_tokens.weight": _TABLE for stack in ("encoder", "decoder")} if apart else {}
+
+
 _ZEROS = {"final_logits_bias": "a bias that is 0 in every published BART"}
 
 
@@ -176,7 +185,7 @@ _CLASSES = Architecture(
 )
 
 
-def _family(name: str, kind: str, order: Literal["pre", "post"], last: Norm) -> Family:
+def _family(name: str, kind: str, order: Literal["pre", "post"], last: Norm, defaults: Mapping[str, Any]) -> Family:
     words = Architecture(_WORDS.head, _WORDS.config, _WORDS.names, zeros=_ZEROS)
     return Family(
         name=name,
@@ -191,10 +200,12 @@ def _family(name: str, kind: str, order: Literal["pre", "post"], last: Norm) -> 
         config=config,
         names=NAMES,
         prefix="model.",
+        defaults=defaults,
+        copies=_copies,
         ignored={"model.encoder.version": "the form of the file", "model.decoder.version": "the form of the file"},
         ignored_config=_IGNORED_CONFIG,
     )
 
 
-BART = _family("BART", "Bart", "post", NoNorm())
-MBART = _family("mBART", "MBart", "pre", LayerNorm())
+BART = _family("BART", "Bart", "post", NoNorm(), {"num_labels": 3})
+MBART = _family("mBART", "MBart", "pre", LayerNorm(), {})

@@ -10,6 +10,7 @@ from qkv.interop.families.shape import shape_of
 from qkv.interop.family import Family, Row
 from qkv.interop.ways import INTERLEAVED
 from qkv.spec.branches import Attention, FeedForward
+from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import Alibi, LayerNorm, NoPositions
@@ -30,6 +31,9 @@ NAMES = (
 def spec(config: Config, head: Head) -> Model:
     """D = hidden_size, n_layer blocks, n_head heads, 4 D features inside the feed-forward; some files say it in older names."""
     width = config.size(_said(config, "hidden_size", "n_embed"))
+    if config.flag("slow_but_exact", False) and config.integer("pretraining_tp", 1) > 1:
+        sentence = "the published code then leaves out the biases that end attention and feed-forward, which qkv adds"
+        raise UserError(f"{config.source}: slow_but_exact is true and pretraining_tp above 1; {sentence}")
     config.fixed("apply_residual_connection_post_layernorm", False, "what a branch is added to")
     config.fixed("n_inner", 4 * width, "the features inside the feed-forward")
     norm = LayerNorm(eps=config.number("layer_norm_epsilon", 1e-5))
@@ -50,9 +54,9 @@ def spec(config: Config, head: Head) -> Model:
 
 def _said(config: Config, name: str, older: str) -> str:
     """The key of two that the config has; of both, if they say the same."""
-    if config.has(older) and config.has(name):
+    if config.says(older) and config.says(name):
         config.fixed(older, config.values[name], f"what {name} says")
-    return older if config.has(older) else name
+    return older if config.says(older) else name
 
 
 def config(spec: Model) -> dict[str, Any] | None:
@@ -98,6 +102,7 @@ BLOOM = Family(
     config=config,
     names=NAMES,
     prefix="transformer.",
+    defaults={"hidden_size": 64, "n_layer": 2, "n_head": 8, "hidden_dropout": 0.0},
     ignored_config={
         **HEAD_KEYS,
         **dict.fromkeys(_FUSED, "how it is computed"),

@@ -145,6 +145,7 @@ FALCON = Family(
     config=config,
     names=NAMES,
     prefix="transformer.",
+    defaults={"hidden_dropout": 0.0},
     ignored={"transformer.h.{i}.self_attention.rotary_emb.inv_freq": "computed from the config"},
     ignored_config=HEAD_KEYS,
 )

@@ -37,7 +37,11 @@ def spec_of_gemma(config: Config, head: Head) -> Model:
     """Pre-norm blocks, all alike. ``hidden_act`` "gelu" means its tanh form, as the models were trained."""
     attention = _attention(config, num_heads=16, num_kv_heads=16).changed(relative=rope_of(config))
     activation = config.word("hidden_act", "gelu_pytorch_tanh", {**INWARD, "gelu": "gelu_tanh"})
-    activation = config.word("hidden_activation", allowed=INWARD) if config.has("hidden_activation") else activation
+    if config.has("hidden_activation") and config.word("hidden_activation", allowed=INWARD) != activation:
+        said = (
+            f"hidden_activation is {config.word('hidden_activation')!r} and hidden_act {config.word('hidden_act', 'gelu_pytorch_tanh')!r}"
+        )
+        raise UserError(f"{config.source}: {said}; versions of the published code differ in which they read, so they should agree")
     feed_forward = GatedFeedForward(hidden=config.size("intermediate_size", 24576), activation=activation, bias=False)
     blocks = [Block(branches=(attention, feed_forward), norm=_norm(config))] * config.layers("num_hidden_layers", 28)
     return _model(config, head, blocks, width=3072, length=8192)
@@ -216,6 +220,7 @@ def _family(
     architectures: Mapping[str, Architecture],
     both: tuple[Callable[[Config, Head], Model], Callable[[Model], dict[str, Any] | None]],
     names: tuple[Row, ...],
+    defaults: Mapping[str, Any],
 ) -> Family:
     return Family(
         name=name,
@@ -225,6 +230,7 @@ def _family(
         config=both[1],
         names=names,
         prefix="model.",
+        defaults=defaults,
         ignored=gated.IGNORED,
         ignored_config={
             **HEAD_KEYS,
@@ -241,6 +247,7 @@ GEMMA = _family(
     {"GemmaForCausalLM": language_model(tied=True), **of_decoder("Gemma", answers=False)},
     (spec_of_gemma, config_of_gemma),
     gated.NAMES,
+    {},
 )
 GEMMA2 = _family(
     "Gemma 2",
@@ -248,6 +255,7 @@ GEMMA2 = _family(
     {"Gemma2ForCausalLM": _capped(30.0), **of_decoder("Gemma2", answers=False)},
     (spec_of_gemma2, config_of_gemma2),
     SANDWICH_NAMES,
+    {"sliding_window": 4096},
 )
 GEMMA3 = _family(
     "Gemma 3",
@@ -255,4 +263,5 @@ GEMMA3 = _family(
     {"Gemma3ForCausalLM": _capped(None), **of_decoder("Gemma3Text", tags=None, answers=False)},
     (spec_of_gemma3, config_of_gemma3),
     SANDWICH_NAMES,
+    {"sliding_window": 4096, "vocab_size": 262208},
 )

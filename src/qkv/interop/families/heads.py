@@ -166,7 +166,7 @@ def _answering(config: Config) -> Head:
 
 def span_head(config: Config, **fields: Any) -> Head:
     """The two logits of a config whose labels, if it has any, are two; ``fields`` of that head. Raises ``UserError`` for others."""
-    count = label_count(config)
+    count = label_count(config) if config.says("id2label") or config.says("num_labels") else 2
     if count != 2:
         raise UserError(f"{config.source}: num_labels is {count}, but a span has 2 logits, where it begins and where it ends")
     return SpanHead(**fields)

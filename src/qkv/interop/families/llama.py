@@ -38,4 +38,11 @@ LLAMA = Family(
     prefix="model.",
     ignored=gated.IGNORED,
     ignored_config=HEAD_KEYS,
+    defaults={
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
 )

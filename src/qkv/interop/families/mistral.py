@@ -36,4 +36,14 @@ MISTRAL = Family(
     prefix="model.",
     ignored=gated.IGNORED,
     ignored_config=HEAD_KEYS,
+    defaults={
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    },
 )

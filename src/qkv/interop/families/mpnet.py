@@ -68,6 +68,7 @@ MPNET = Family(
     config=config,
     names=NAMES,
     prefix="mpnet.",
+    defaults={"vocab_size": 30527},
     ignored={"mpnet.embeddings.position_ids": "the numbers 0, 1, 2, …"},
     ignored_config=bert.IGNORED_CONFIG,
 )

@@ -7,7 +7,7 @@ from typing import Any
 from qkv.interop.config import Config
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
-from qkv.interop.families.rope import rope_config, rope_of
+from qkv.interop.families.rope import BASE, FRACTION, rope_config, rope_of
 from qkv.interop.families.shape import shape_of
 from qkv.interop.family import Family, Row
 from qkv.interop.ways import INTERLEAVED
@@ -55,17 +55,22 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _rope(config: Config) -> Rope:
-    """Older files call the base ``rotary_emb_base`` and the share of the head that is turned ``rotary_pct``."""
-    rope = rope_of(config, config.number("rotary_pct", 0.25))
-    older = config.number("rotary_emb_base", rope.base)
-    return rope if config.table("rope_parameters").has("rope_theta") else rope.changed(base=older)
+    """``rotary_emb_base`` and ``rotary_pct`` hold where the table of the rotation does not say it; the keys of other families never do."""
+    base, fraction = config.number("rotary_emb_base", BASE), config.number("rotary_pct", 0.25)
+    said = "rope_scaling" if config.table("rope_scaling").values else "rope_parameters"
+    table = {"rope_theta": base, FRACTION: fraction, **config.table(said).values}
+    config.fixed("rope_theta", table["rope_theta"], "the rotation, whose base is the rotary_emb_base of this family")
+    config.fixed(FRACTION, table[FRACTION], "the rotation, whose share of a head is the rotary_pct of this family")
+    config.has("rope_parameters")
+    length = config.integer("max_position_embeddings", 2048)
+    return rope_of(Config({"rope_parameters": table, "max_position_embeddings": length}, config.source), fraction)
 
 
 def config(spec: Model) -> dict[str, Any] | None:
     """The keys of ``spec`` where it is one of GPT-NeoX's shape; ``spec`` of them is the judge."""
     match shape_of(spec):
         case Block(branches=(Attention(relative=Rope() as rope) as attention, FeedForward() as feed_forward)) as block, Text() as frontend:
-            norm, turned = block.norm_of(0), rope_config(rope)
+            norm, turned = block.norm_of(0), rope_config(rope, partial=True)
         case _:
             return None
     if not isinstance(norm, LayerNorm) or turned is None:
@@ -102,6 +107,7 @@ NEOX = Family(
     config=config,
     names=NAMES,
     prefix="gpt_neox.",
+    defaults={"classifier_dropout": 0.1},
     older={"lm_head.": "embed_out."},
     ignored={
         "gpt_neox.layers.{i}.attention.bias": "a table of which positions are visible, which the mask says",

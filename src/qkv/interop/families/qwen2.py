@@ -34,4 +34,14 @@ QWEN2 = Family(
     prefix="model.",
     ignored=gated.IGNORED,
     ignored_config=HEAD_KEYS,
+    defaults={
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 32768,
+        "sliding_window": 4096,
+    },
 )

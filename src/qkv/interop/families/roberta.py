@@ -61,8 +61,11 @@ ROBERTA = Family(
     config=config,
     names=bert.names("roberta."),
     prefix="roberta.",
+    defaults={"vocab_size": 50265},
     ignored={"roberta.embeddings.position_ids": "the numbers 0, 1, 2, …"},
     ignored_config=bert.IGNORED_CONFIG,
     older=bert.OLDER,
 )
-XLM_ROBERTA = replace(ROBERTA, name="XLM-RoBERTa", model_types=("xlm-roberta",), architectures=architectures("XLMRoberta", "roberta."))
+XLM_ROBERTA = replace(
+    ROBERTA, name="XLM-RoBERTa", model_types=("xlm-roberta",), architectures=architectures("XLMRoberta", "roberta."), defaults={}
+)

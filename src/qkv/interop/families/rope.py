@@ -12,15 +12,26 @@ from qkv.spec.parts import LinearScaling, Llama3Scaling, Rope, RopeScaling, Yarn
 
 BASE = 10000.0
 ORIGINAL = "original_max_position_embeddings"
+FRACTION = "partial_rotary_factor"
 
 
-def rope_of(config: Config, fraction: float = 1.0) -> Rope:
-    """The rotation that a config asks for; ``fraction``: of a head, where it does not say. Raises ``UserError`` for scalings unknown here."""
-    older, base = config.has("rope_scaling"), config.number("rope_theta", BASE)
-    newer, part = config.has("rope_parameters"), config.number("partial_rotary_factor", fraction)
-    table = config.table("rope_scaling" if older and not newer else "rope_parameters")
+def rope_of(config: Config, fraction: float | None = None) -> Rope:
+    """The rotation that a config asks for. Raises ``UserError`` for scalings unknown here.
+
+    ``fraction``: share of a head that turns where the config does not say. None: the family turns whole heads, and a
+    ``partial_rotary_factor`` other than 1 is refused: readers of such a file differ in what they make of it.
+    """
+    base, part = config.number("rope_theta", BASE), config.number(FRACTION, 1.0 if fraction is None else fraction)
+    older, newer = config.table("rope_scaling"), config.table("rope_parameters")
+    table = older if older.values else newer
     scaling = table.word("rope_type", table.word("type", "default"), SCALINGS)(table, config)
-    rope = Rope(base=table.number("rope_theta", base), fraction=table.number("partial_rotary_factor", part), scaling=scaling)
+    part = table.number(FRACTION, part)
+    if fraction is None and part != 1.0:
+        raise UserError(
+            f"{config.source}: {FRACTION} is {part:g}, but this family turns whole heads: of the libraries that read such a file some "
+            "ignore the key, some fail and some follow it; delete the key if the model was trained with whole heads"
+        )
+    rope = Rope(base=table.number("rope_theta", base), fraction=part, scaling=scaling)
     table.finish(())
     return rope
 
@@ -70,11 +81,14 @@ SCALINGS: dict[str, Callable[[Config, Config], RopeScaling | None]] = {
 }
 
 
-def rope_config(rope: Rope) -> dict[str, Any] | None:
-    """The keys of a rotation, in the older form that every version reads; None for one that configs cannot say."""
+def rope_config(rope: Rope, partial: bool = False) -> dict[str, Any] | None:
+    """The keys of a rotation, in the older form that every version reads; None for one that configs cannot say.
+
+    ``partial``: the caller writes the fraction under a key of its family. Elsewhere a fraction of a head has no key that all readers follow.
+    """
+    if rope.fraction != 1.0 and not partial:
+        return None
     found: dict[str, Any] = {"rope_theta": rope.base}
-    if rope.fraction != 1.0:
-        found["partial_rotary_factor"] = rope.fraction
     match rope.scaling:
         case None:
             return found

@@ -144,7 +144,7 @@ def _scaled(config: Config) -> Head:
     Those also say that every head is tied; where the scale is off and there are weights for the head, it is not.
     """
     tied = config.flag("tie_word_embeddings", True)
-    scaled = config.flag("scale_decoder_outputs", tied)
+    scaled = config.flag("scale_decoder_outputs", tied and "scale_decoder_outputs" not in config.nulls)
     scale = config.size("d_model", 512) ** -0.5 if scaled else 1.0
     return LanguageModelHead(tied=tied and (scaled or not config.beside(_HEAD)), scale=scale)
 
@@ -205,6 +205,14 @@ MT5 = Family(
     spec=spec,
     config=config,
     names=NAMES,
+    defaults={
+        "vocab_size": 250112,
+        "d_ff": 1024,
+        "num_layers": 8,
+        "num_heads": 6,
+        "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": True,
+    },
     ignored=_IGNORED,
     ignored_config=_IGNORED_CONFIG,
 )

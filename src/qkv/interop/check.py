@@ -1,0 +1,121 @@
+"""An export, opened by the transformers library where that is installed and compared by numbers with the model that was written."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import io
+import logging
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.interop.folder import read_json
+from qkv.interop.places import CONFIG
+from qkv.models.transformer import Transformer
+from qkv.spec.errors import UserError
+from qkv.spec.parts import Axial
+
+LIMIT = 2 << 30
+"""Bytes of weights in fp32 up to which an export is compared unasked; two such copies are in memory meanwhile."""
+TOLERANCE = 1e-4
+"""Largest difference over the largest logit. Rounding of fp32 gives about 1e-6; a wrong rotation in an untrained model, 5e-4."""
+_LENGTH = 64
+
+
+def size_of(model: Transformer) -> int:
+    """Bytes of the weights in fp32."""
+    return 4 * sum(p.numel() for p in model.parameters())
+
+
+def compare(model: Transformer, folder: Path) -> str:
+    """Compare ``model`` with what the transformers library computes from the export in ``folder``, on a few random ids in fp32.
+
+    Returns a clause for the user: the largest difference, or why nothing was compared. Raises ``UserError`` where the numbers differ.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        return "not compared, as the transformers library is not installed"
+    ours, errors = copy.deepcopy(model).float().eval(), list[float]()
+    try:
+        for attention in ("eager", "sdpa"):  # of some families one of the two leaves out a part, such as soft caps
+            errors.append(_difference(ours, folder, attention))
+            if errors[-1] <= TOLERANCE:
+                return f"compared with the transformers library: differs by {errors[-1]:.1e} of the largest logit"
+    except Exception as error:  # whatever another library raises on a folder that it cannot open
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return f"not compared, as the transformers library here cannot open it: {lines[0][:200]}"
+    raise UserError(
+        f"the transformers library computes other numbers from the export (they differ by {min(errors):.2g} of the largest logit), "
+        "so nothing was written; please report it with the spec of the model, or give --no-check to write it nevertheless"
+    )
+
+
+@torch.no_grad()
+def _difference(ours: Transformer, folder: Path, attention: str) -> float:
+    with _quietly():
+        theirs = _opened(folder, attention)
+        ids = _ids(ours, folder)
+        given: dict[str, Tensor] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if ours.encoder is None:
+            own = ours(ids)[0]
+        else:
+            given["decoder_input_ids"] = ids.flip(1)
+            own = ours(ids.flip(1), memory=ours.encode(ids))[0]
+        answer = _answer_of(theirs(**given), theirs)
+    if own.shape != answer.shape:
+        return float("inf")
+    return float((own - answer).abs().max() / answer.abs().max().clamp(min=1e-30))
+
+
+def _ids(ours: Transformer, folder: Path) -> Tensor:
+    """(1, N) random ids without special tokens, of which other libraries count positions or choose what to read; the last may end a text."""
+    config, count = read_json(folder / CONFIG), ours.spec.vocab_size or 1
+    special = {value for key, value in config.items() if key.endswith("_token_id") and isinstance(value, int)}
+    plain = [i for i in range(min(count, 4096)) if i > 3 and i not in special] or list(range(count))
+    positions = getattr(ours.spec.frontend, "positions", None)
+    room = math.prod(positions.shape) if isinstance(positions, Axial) else ours.spec.context_length
+    chosen = torch.randint(0, len(plain), (max(1, min(_LENGTH, room)),), generator=torch.Generator().manual_seed(0))
+    ids = [plain[i] for i in chosen.tolist()]
+    end = config.get("eos_token_id")
+    if ours.encoder is not None and isinstance(end, int) and 0 <= end < count:
+        ids[-1] = end
+    return torch.tensor([ids])
+
+
+def _opened(folder: Path, attention: str) -> Any:
+    """The library's own class where it has the architecture, else the folder's model file, which was written just now."""
+    transformers, config = importlib.import_module("transformers"), read_json(folder / CONFIG)
+    own = "auto_map" in config
+    kind = transformers.AutoModelForCausalLM if own else getattr(transformers, config["architectures"][0])
+    options = {"trust_remote_code": True} if own else {"attn_implementation": attention}
+    return kind.from_pretrained(folder, torch_dtype=torch.float32, local_files_only=True, **options).eval()
+
+
+def _answer_of(found: Any, theirs: Any) -> Tensor:
+    """The logits; where an answer begins and ends, side by side; of a body alone the products of its vectors with those of the tokens."""
+    if "logits" in found:
+        return found.logits
+    if "start_logits" in found:
+        return torch.stack((found.start_logits, found.end_logits), -1)
+    return found.last_hidden_state @ theirs.get_input_embeddings().weight.t()
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the other library's warnings and bars."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
