@@ -42,7 +42,7 @@ def compare(model: Transformer, folder: Path) -> str:
     """
     if importlib.util.find_spec("transformers") is None:
         return "not compared, as the transformers library is not installed"
-    ours, errors = copy.deepcopy(model).float().eval(), list[float]()
+    ours, errors = copy.deepcopy(model).to(torch.float32).eval(), list[float]()
     try:
         for attention in ("eager", "sdpa"):  # of some families one of the two leaves out a part, such as soft caps
             errors.append(_difference(ours, folder, attention))
