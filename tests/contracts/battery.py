@@ -82,13 +82,25 @@ def fed(s: Subject, x: Tensor, sizes: Iterable[int], state: Any) -> tuple[Tensor
 def check_cuts(s: Subject) -> None:
     for batch in (1, 3):
         x = s.inputs(batch, LENGTH, seed=batch)
-        expected = s.whole(x)
+        short = x[:, : s.exact_length]
+        same(s.call(short, s.start(batch))[0], s.whole(short), "one call with a state, against reading at once")
+        expected = s.decoded(x)
         once, final = s.call(x, s.start(batch))
         same(once, expected, "one call with a state")
         for sizes in ([1] * LENGTH, [4, 7], *(cuts(seed) for seed in range(3))):
             y, state = fed(s, x, sizes, s.start(batch))
             same(y, expected, f"cut into {sizes}")
             same_state(state, final)
+
+
+@check("exactness")
+@torch.no_grad()
+def check_exactness(s: Subject) -> None:
+    """Rows longer than what decodes exactly do differ: what the part says of itself is neither too much nor too little."""
+    if s.exact_length is None or s.exact_length > LENGTH:
+        return
+    x = s.inputs(3, 2 * LENGTH)
+    assert (s.whole(x) - s.decoded(x)).abs().max() > 1e-6, f"rows longer than {s.exact_length} are decoded exactly"
 
 
 @check("zero positions")
@@ -128,7 +140,7 @@ def check_ragged(s: Subject) -> None:
     after, grown = s.call(more, tree.map_tensors(Tensor.clone, state))
     for row, total in enumerate(totals):
         own = x[row : row + 1, :total]
-        same(torch.cat(outs[row])[None], s.whole(own), f"row {row}, length {total}")
+        same(torch.cat(outs[row])[None], s.decoded(own), f"row {row}, length {total}")
         _, alone = s.call(own, s.start(1))
         same_state(tree.rows(state, [row]), alone)
         y, alone = s.call(more[row : row + 1], alone)
@@ -145,11 +157,11 @@ def check_rows(s: Subject) -> None:
         branch = tree.rows(origin, index)
         y, final = s.call(later[: len(index)], branch)
         joined = torch.cat((x[index], later[: len(index)]), 1)
-        same(y, s.whole(joined)[:, 6:], f"rows {index}")
+        same(y, s.decoded(joined)[:, 6:], f"rows {index}")
         same_state(final, s.call(joined, s.start(len(index)))[1])
     # Whatever was done to the copies, the original goes on as if nothing had happened.
     y, _ = s.call(later[:3], origin)
-    same(y, s.whole(torch.cat((x, later[:3]), 1))[:, 6:], "the original after its forks")
+    same(y, s.decoded(torch.cat((x, later[:3]), 1))[:, 6:], "the original after its forks")
 
 
 @check("rewind")
@@ -166,7 +178,7 @@ def check_rewind(s: Subject) -> None:
     y, _ = s.call(other, s.rewind(state, back))
     for row, length in enumerate(back.tolist()):
         own = torch.cat((x[row : row + 1, :length], other[row : row + 1]), 1)
-        same(y[row : row + 1], s.whole(own)[:, length:], f"row {row} after going back to {length}")
+        same(y[row : row + 1], s.decoded(own)[:, length:], f"row {row} after going back to {length}")
 
 
 def with_room(s: Subject, state: Any, other: Any) -> list[Tensor]:
@@ -187,7 +199,7 @@ def check_fixed_capacity(s: Subject) -> None:
         y, state = s.call(x[:, i : i + 1], state)
         outs.append(y)
         assert [t.data_ptr() for t in with_room(s, state, roomier)] == places, f"a buffer moved at position {i}"
-    same(torch.cat(outs, 1), s.whole(x[:, :LENGTH]), "fixed capacity")
+    same(torch.cat(outs, 1), s.decoded(x[:, :LENGTH]), "fixed capacity")
     if isinstance(s, Stack):
         room = LENGTH + s.before
         with pytest.raises(UserError, match=f"holds {room} positions and {room + 1} are needed"):
@@ -205,7 +217,7 @@ def check_growth(s: Subject) -> None:
         y, state = s.call(x[:, i : i + 1], state)
         outs.append(y)
         places.add(tuple(t.data_ptr() for t in with_room(s, state, s.start(1, 1000))))
-    same(torch.cat(outs, 1), s.whole(x), "growing")
+    same(torch.cat(outs, 1), s.decoded(x), "growing")
     assert len(places) <= 3, f"the buffers moved {len(places) - 1} times in {length - 50} steps"
     kept, needed = tree.nbytes(s.remembered(state)), s.state_bytes(length, 1)
     assert kept <= 2 * needed, f"{kept} bytes are kept where {needed} are needed"
@@ -219,7 +231,7 @@ def check_ragged_growth(s: Subject, x: Tensor) -> None:
     y, _ = s.call(x[:, 70:], state)
     for row, length in enumerate(lengths.tolist()):
         own = torch.cat((x[row : row + 1, :length], x[row : row + 1, 70:]), 1)
-        same(y[row : row + 1], s.whole(own)[:, length:], f"row of length {length} in buffers that grew to 70")
+        same(y[row : row + 1], s.decoded(own)[:, length:], f"row of length {length} in buffers that grew to 70")
 
 
 @check("state bytes")
@@ -240,11 +252,12 @@ def check_state_bytes(s: Subject) -> None:
 @check("causality")
 @torch.no_grad()
 def check_causality(s: Subject) -> None:
-    x, other = s.inputs(2, LENGTH), s.inputs(2, LENGTH, seed=1)
+    length = min(LENGTH, s.exact_length or LENGTH)
+    x, other = s.inputs(2, length), s.inputs(2, length, seed=1)
     if not x.is_floating_point():
         other = (x + 1) % int(x.max() + 1)
     y = s.whole(x)
-    for t in range(LENGTH):
+    for t in range(length):
         changed = x.clone()
         changed[:, t] = other[:, t]
         z = s.whole(changed)
@@ -315,7 +328,7 @@ def check_gradients(s: Subject) -> None:
 @torch.no_grad()
 def check_save_and_convert(s: Subject) -> None:
     x, later = s.inputs(2, 6), s.inputs(2, 3, seed=1)
-    expected = s.whole(torch.cat((x, later), 1))[:, 6:]
+    expected = s.decoded(torch.cat((x, later), 1))[:, 6:]
     _, state = s.call(x, s.start(2))
     with tempfile.TemporaryDirectory() as folder:
         tree.save(state, Path(folder) / "state.safetensors")
@@ -347,7 +360,7 @@ def check_long(s: Subject) -> None:
     """Far past any window, where attention takes other paths."""
     x = s.inputs(1, 1100)
     y, _ = fed(s, x, [600, 1, 1, 498], s.start(1))
-    same(y, s.whole(x), "long")
+    same(y, s.decoded(x), "long")
 
 
 @check("single precision")
@@ -356,7 +369,7 @@ def check_single_precision(s: Subject) -> None:
     """Prefill and one token at a time in fp32 within 1e-4 of one forward pass."""
     s = subject_like(s, torch.float32)
     x = s.inputs(3, 2 * LENGTH)
-    expected = s.whole(x)
+    expected = s.decoded(x)
     y, state = fed(s, x, [LENGTH] + [1] * LENGTH, s.start(3))
     same(y, expected, "prefill and steps", tolerance=1e-4)
     assert all(t.dtype == torch.float32 for t in tree.tensors(s.remembered(state)) if t.is_floating_point())

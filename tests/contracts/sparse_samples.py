@@ -7,19 +7,20 @@ from qkv.spec.lsh_attention import LSHAttention
 from qkv.spec.masks import Causal, Full, Window
 from qkv.spec.sparse_attention import GlobalLocalAttention
 
+HASHED: tuple[Branch, ...] = (
+    LSHAttention(chunk_length=3, num_buckets=(4,)),
+    LSHAttention(chunk_length=2, num_buckets=(2, 4), num_hashes=3, chunks_before=2, num_heads=2, head_dim=3, bias=True),
+    LSHAttention(mask=Causal() & Window(size=5, sinks=1), chunk_length=4, num_buckets=(2,), num_hashes=1),
+)
+"""Rows longer than a chunk: what is read at once and what is decoded are not the same."""
+
 SPARSE_SAMPLES: dict[str, tuple[Branch, ...]] = {
     "lsh_attention": (
         LSHAttention(chunk_length=2000),
         LSHAttention(mask=Causal() & Window(size=3, sinks=1), num_heads=2, head_dim=3, bias=True, chunk_length=2000),
+        *HASHED,
     ),
 }
-"""Rows of up to a chunk, for which what is read at once and what is decoded are the same."""
-
-HASHED: tuple[Branch, ...] = (
-    LSHAttention(chunk_length=3, num_buckets=(4,)),
-    LSHAttention(chunk_length=2, num_buckets=(2, 4), num_hashes=3, chunks_before=2, num_heads=2, head_dim=3, bias=True),
-)
-"""Longer rows: they keep what is asked of every branch, and not what is asked of decoding."""
 
 SPARSE_TWO_WAY: tuple[Branch, ...] = (
     GlobalLocalAttention(window=2),

@@ -20,6 +20,7 @@ from qkv.mixers.registry import build_branch
 from qkv.models.build import build
 from qkv.spec import masks
 from qkv.spec.branches import Attention, Branch
+from qkv.spec.lsh_attention import LSHAttention
 from qkv.spec.model import Model
 
 REAL = 3
@@ -45,10 +46,21 @@ class Subject:
     apart: tuple[int, ...] = ()
     """Positions whose output says nothing of their own input."""
 
+    exact_length: int | None = None
+    """The longest row of which decoding gives what reading at once does; None for any."""
+
     @property
     def reads_input(self) -> bool:
         """False if the output says nothing of the input."""
         return True
+
+    def exact(self) -> Subject:
+        """The same weights in a form that computes at once what decoding does, at every length."""
+        return self
+
+    def decoded(self, x: Tensor) -> Tensor:
+        """What decoding must give, however it is cut."""
+        return self.exact().whole(x)
 
     def inputs(self, batch: int, length: int, seed: int = 0) -> Tensor:
         """(B, N, D) or ids (B, N)."""
@@ -78,6 +90,14 @@ class Subject:
         return self.module.state_bytes(length, batch)  # type: ignore[operator]
 
 
+def exact_form(part: Branch) -> Branch:
+    """The part that decoding computes."""
+    if part.exact_length is None:
+        return part
+    assert isinstance(part, LSHAttention), f"say here what decoding of {part.kind!r} computes"
+    return part.changed(chunk_length=1 << 20)
+
+
 class OneBranch(Subject):
     """A branch, its contexts written by hand: an oracle for the stack that writes them otherwise."""
 
@@ -91,6 +111,12 @@ class OneBranch(Subject):
         if isinstance(part, Attention) and part.top_k and part.norms_heads and part.dims(WIDTH)[0] == 1:
             # The norm of one feature makes all keys equal: those of the first positions are read.
             self.apart = tuple(range(part.top_k, 100))
+
+        self.exact_length = part.exact_length
+
+    def exact(self) -> Subject:
+        part = exact_form(self.part)
+        return self if part is self.part else OneBranch(part, self.dtype)
 
     def inputs(self, batch: int, length: int, seed: int = 0) -> Tensor:
         return torch.randn(batch, length, WIDTH, dtype=self.dtype, generator=torch.Generator().manual_seed(seed))
@@ -145,6 +171,16 @@ class Stack(Subject):
     def __init__(self, spec: Model, dtype: torch.dtype = torch.float64):
         self.module = scrambled(build(spec), dtype)
         self.rewindable = self.module.rewindable
+        self.exact_length = min((b.exact_length for layer in spec.layers for b in layer.branches if b.exact_length), default=None)
+
+    def exact(self) -> Stack:
+        if self.exact_length is None:
+            return self
+        other, spec = copy.copy(self), self.module.spec
+        blocks = tuple(block.changed(branches=tuple(map(exact_form, block.branches))) for block in spec.blocks)  # type: ignore[union-attr]
+        other.module = build(spec.changed(blocks=blocks)).to(next(self.module.parameters()).dtype).eval()  # type: ignore[union-attr]
+        other.module.load_state_dict(self.module.state_dict())
+        return other
 
     def inputs(self, batch: int, length: int, seed: int = 0) -> Tensor:
         return torch.randint(VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))

@@ -7,10 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from tests.contracts.battery import NOT_OF_DECODING, assert_kept
 from tests.contracts.samples import describe
-from tests.contracts.sparse_samples import HASHED
-from tests.contracts.subjects import OneBranch
 from tests.mixers.modules import WIDTH, applied
 from tests.mixers.modules import built as made
 from torch import Tensor
@@ -23,16 +20,12 @@ from qkv.ops.documents import documents
 from qkv.spec.errors import SpecError
 from qkv.spec.lsh_attention import LSHAttention
 from qkv.spec.masks import Causal, Full
+from qkv.spec.model import Model
+from qkv.spec.recipe import Recipe
 
 
 def built(part: LSHAttention) -> Any:
     return made(part, dtype=torch.float32).eval()
-
-
-@pytest.mark.parametrize("check", NOT_OF_DECODING)
-@pytest.mark.parametrize("part", HASHED, ids=describe)
-def test_hashed_rows_keep_what_is_asked_of_every_branch(part: LSHAttention, check: str) -> None:
-    assert_kept(check, OneBranch(part))
 
 
 def published(part: LSHAttention) -> tuple[Any, Any]:
@@ -162,3 +155,50 @@ def test_an_odd_number_of_buckets_is_refused(buckets: Any) -> None:
 def test_buckets_may_be_a_number() -> None:
     assert LSHAttention.parse({"num_buckets": 8}).buckets == 8
     assert LSHAttention.parse({"num_buckets": [2, 4]}).buckets == 8
+
+
+TASKS: dict[str, dict[str, Any]] = {
+    "next_token": {"data": {"source": "a.txt"}},
+    "translation": {"data": {"source": "a.tsv"}, "task": {"kind": "translation"}},
+    "span_corruption": {"data": {"source": "a.txt"}, "task": {"kind": "span_corruption"}},
+    "sorting": {"task": {"kind": "sorting"}},
+}
+
+
+def hashing(length: int, branch: str, **more: Any) -> dict[str, Any]:
+    return {
+        "context_length": length,
+        "blocks": [{"branches": ["feed_forward"]}, {"branches": ["attention", branch]}],
+        "num_layers": 4,
+        **more,
+    }
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_that_writes_refuses_rows_longer_than_a_chunk(task: str) -> None:
+    head = {"head": {"kind": "tokens", "num_classes": 3}} if task == "sorting" else {}
+    with pytest.raises(
+        SpecError, match=r"model\.blocks\.1\.branches\.1: .* of up to 64 positions, and context_length is 65; .*inexact_decoding=true"
+    ):
+        Recipe.parse({**TASKS[task], "model": hashing(65, "lsh_attention", **head)})
+    Recipe.parse({**TASKS[task], "model": hashing(64, "lsh_attention", **head)})
+    Recipe.parse({**TASKS[task], "model": hashing(65, "lsh_attention(inexact_decoding=true)", **head)})
+
+
+@pytest.mark.parametrize(
+    ("task", "model"),
+    [
+        ("classification", hashing(500, "lsh_attention", head={"kind": "classification", "num_classes": 2})),
+        ("masked_tokens", hashing(500, "lsh_attention(mask=full)")),
+        (
+            "translation",
+            {
+                "encoder": {"context_length": 500, "blocks": [{"branches": ["lsh_attention(mask=full)"]}]},
+                "blocks": [{"branches": ["attention", "cross_attention"]}],
+            },
+        ),
+    ],
+)
+def test_what_is_not_written_may_be_hashed(task: str, model: dict[str, Any]) -> None:
+    read = Recipe.parse({"data": {"source": "a.tsv"}, "task": {"kind": task}, "model": model})
+    assert read.model == Model.parse(model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from qkv.spec.branches import Branch, DotProduct, FeedForward, GatedFeedForward
+from qkv.spec.lsh_attention import LSHAttention
 from qkv.spec.model import Block, Layered, Model, Stack, Text
 from qkv.spec.relative_attention import DisentangledAttention
 from qkv.spec.sparse_attention import SparseAttention
@@ -47,6 +48,8 @@ def _branch(branch: Branch, width: int) -> Branch:
             sizes = {"head_dim": head_dim, "value_dim": value_dim, "num_kv_heads": branch.kv_heads}
             plain = branch.changed(**sizes, output_bias=branch.ends_with_bias, dropout=0.0)
             return plain.changed(table_dropout=0.0) if isinstance(plain, DisentangledAttention) else plain
+        case LSHAttention():
+            return branch.changed(head_dim=branch.head_width(width), dropout=0.0, inexact_decoding=False)
         case SparseAttention():
             return branch.changed(head_dim=branch.head_width(width), dropout=0.0)
         case FeedForward() | GatedFeedForward():

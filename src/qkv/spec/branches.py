@@ -31,6 +31,16 @@ class Branch(Part, slot=True):
         return self.causal
 
     @property
+    def exact_length(self) -> int | None:
+        """The longest row of which decoding computes what reading it at once does; None for rows of any length."""
+        return None
+
+    @property
+    def inexactness_accepted(self) -> bool:
+        """True if the spec asks by name for training to write although decoding longer rows computes something else."""
+        return False
+
+    @property
     def reads_memory(self) -> bool:
         """True if it reads the output of an encoder."""
         return False

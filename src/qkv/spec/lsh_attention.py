@@ -32,7 +32,8 @@ class LSHAttention(Masked, SparseAttention, kind="lsh_attention"):
 
     A row that is no longer than a chunk meets all of itself, and so does every row where a state is remembered: decoding is attention over
     the whole state, what hashing approximates. So the outputs of a longer row that is read at once are not those of decoding it. Which keys
-    it meets depends on the whole row, as it is sorted as a whole, though under a causal mask no later key or value is read.
+    it meets depends on the whole row, as it is sorted as a whole, though under a causal mask no later key or value is read. A task that
+    writes rows longer than a chunk is therefore refused, unless ``inexact_decoding`` is true.
     The paper divides what is met in several rounds by how often it is; here, as in the published models, it counts each time.
     """
 
@@ -48,6 +49,9 @@ class LSHAttention(Masked, SparseAttention, kind="lsh_attention"):
     chunks_after: int = Field(default=0, ge=0)
     seed: int = Field(default=0, ge=0, le=LARGEST_SEED, description="of the rotations, which are not learned and the same in every call")
     bias: bool = False
+    inexact_decoding: bool = Field(
+        default=False, description="train to write rows longer than a chunk, although decoding them computes something else"
+    )
 
     @property
     def buckets(self) -> int:
@@ -58,6 +62,14 @@ class LSHAttention(Masked, SparseAttention, kind="lsh_attention"):
     def met(self) -> int:
         """How many chunks a position meets in a round, its own among them."""
         return self.chunks_before + 1 + self.chunks_after
+
+    @property
+    def exact_length(self) -> int | None:
+        return self.chunk_length
+
+    @property
+    def inexactness_accepted(self) -> bool:
+        return self.inexact_decoding
 
     def problems(self) -> list[Problem]:
         wrong = next((count for count in self.num_buckets if count < 2 or count % 2), None)

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from qkv.spec.base import Seq, Spec
+from qkv.spec.branches import Branch
 from qkv.spec.data import NO_DATA, Data
 from qkv.spec.errors import Problem
 from qkv.spec.generation import Generation
@@ -76,7 +77,23 @@ class Recipe(Spec):
                 f"this branch sees later positions, and {asks} asks for a model that writes; use the mask 'causal' or 'causal | prefix'"
             )
             return [Problem(("model", *path), sentence)]
-        return []
+        return self._exactness_problems() if self.task.writes(self.model) else []
+
+    def _exactness_problems(self) -> list[Problem]:
+        length = self.model.context_length
+
+        def differs(branch: Branch) -> bool:
+            return branch.exact_length is not None and branch.exact_length < length and not branch.inexactness_accepted
+
+        path = self.model.first_branch(differs)
+        if not path:
+            return []
+        branch = self.model.blocks[int(path[1])].branches[int(path[3])]
+        sentence = (
+            f"decoding of {branch.kind!r} computes what it is trained on in rows of up to {branch.exact_length} positions, and "
+            f"context_length is {length}; make rows shorter, or its chunks longer, or accept the difference with inexact_decoding=true"
+        )
+        return [Problem(("model", *path), sentence)]
 
     def _head_problems(self) -> list[Problem]:
         if self.model.head.kind == self.task.head:

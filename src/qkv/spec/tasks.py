@@ -28,6 +28,10 @@ class Task(Part, slot=True):
     head: ClassVar[str] = "language_model"
     """The kind of head that answers."""
 
+    def writes(self, model: Model) -> bool:
+        """True if the answer is what the model decodes."""
+        return self.needs != "anything"
+
     def model_problems(self, model: Model) -> list[Problem]:
         """What else of the model does not fit the task, by its path in the model."""
         return []
@@ -251,6 +255,9 @@ class Sorting(Generated, kind="sorting"):
     longer: Seq[int] = Field(default=(2, 4), description="rows this many times as long are examined too")
 
     head: ClassVar[str] = "tokens"
+
+    def writes(self, model: Model) -> bool:
+        return model.decodes
 
 
 class Recall(Generated, kind="recall"):

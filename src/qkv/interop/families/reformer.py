@@ -123,6 +123,7 @@ def _hashed(config: Config) -> LSHAttention:
         chunks_after=config.integer("lsh_num_chunks_after", 0),
         seed=config.integer("hash_seed", 0),
         dropout=config.number("lsh_attention_probs_dropout_prob", 0.0),
+        inexact_decoding=causal,  # the published decoders are trained so
     )
 
 
