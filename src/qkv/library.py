@@ -124,17 +124,23 @@ def train(
     task: str | None = None,
     start: str | Path | None = None,
     adapt: str | None = None,
+    minutes: float | None = None,
     **data: Any,
 ) -> Run:
     """Train, or go on with the run that is in the folder ``out``; the run with its best weights.
 
     ``recipe`` is a ``Recipe`` or what ``find_recipe`` takes; ``out`` is by default ``runs/`` and the recipe's name. A table of examples is
     learned from as ``task`` says: ``train("mine.csv", task="classification", columns={"text": "review", "label": "stars"})``; with
-    ``start="bert-base-uncased"``, or a run, by changing what is there, as ``adapt`` says: "whole", "head", "last(2)", "lora(8)". See
-    ``qkv.training.loop.train`` for resuming, signals, events and what is raised.
+    ``start="bert-base-uncased"``, or a run, by changing what is there, as ``adapt`` says: "whole", "head", "last(2)", "lora(8)".
+    ``minutes`` is the budget of the whole run, ``training.minutes`` of its recipe. See ``qkv.training.loop.train`` for resuming, signals,
+    events and what is raised.
     """
+    from qkv.training import clock
+
+    began = clock.seconds()
     from qkv.training.loop import train as run_training
 
+    overrides = [*overrides, *([] if minutes is None else [f"training.minutes={minutes}"])]
     if isinstance(recipe, Recipe):
         if task is not None or start is not None or adapt is not None or data:
             raise UserError("a recipe says itself what is learned from which data and what it starts from; leave all that out")
@@ -142,7 +148,7 @@ def train(
         folder = Path(out) if out is not None else _folder(recipe.name or "unnamed", quick)
     else:
         recipe, folder = find_recipe(recipe, overrides, quick, out, resume, task, start, adapt, **data)
-    return run_training(recipe, folder, resume, on_event)
+    return run_training(recipe, folder, resume, on_event, began)
 
 
 def swap(

@@ -9,7 +9,7 @@ import typer
 
 EXAMPLES = """\
 qkv demo
-qkv demo --out runs/longer training.steps=5000
+qkv demo --out runs/longer training.steps=5000 training.minutes=10
 """
 
 
@@ -17,7 +17,7 @@ def demo_command(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as training.steps=500.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The run folder.")] = Path("runs/demo"),
 ) -> None:
-    """Train a small model on the documentation that every CPython carries, in a few minutes, and let it write."""
+    """Train a small model on the documentation that every CPython carries, in at most three minutes, and let it write."""
     from importlib import resources
 
     from qkv.cli.train import run_and_tell

@@ -82,6 +82,7 @@ def _data_sets() -> str:
 
 
 def _run(folder: Path) -> list[tuple[str, Any]]:
+    from qkv.training.record import steps_in_all
     from qkv.training.run import changed, load, task_of
 
     run = load(folder, accept_changes=True)
@@ -98,7 +99,7 @@ def _run(folder: Path) -> list[tuple[str, Any]]:
         ("model", f"{len(model.layers)} layers of width {model.width}: {_pattern(model)}"),
         ("context length", model.context_length),
         ("parameters", sum(p.numel() for p in run.model.parameters())),
-        ("steps", f"{max(steps, default=0):,} of {training.steps:,}"),
+        ("steps", f"{max(steps, default=0):,} of {steps_in_all(run.metrics, training.steps):,}"),
         ("best validation loss", f"{min(validated):.4f} {task_of(run).loss_unit}" if validated else "not measured yet"),
         ("weights of step", run.step),
         *([("changed since", change)] if change else []),

@@ -9,6 +9,7 @@ import typer
 
 from qkv.cli.verbs import FINETUNE, VERBS, refuse_without_verb, table_of
 from qkv.spec.errors import UserError
+from qkv.training import clock
 
 if TYPE_CHECKING:
     from qkv.spec.recipe import Recipe
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 qkv train my.txt
+qkv train my.txt --minutes 2
 qkv train recipes/char_shakespeare_cpu.yaml --quick
 qkv train recipe.yaml model.blocks.mixer.num_heads=8 training.steps=500 --out runs/eight
 qkv train runs/eight                  go on where it stopped
@@ -44,6 +46,7 @@ def train_command(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help=_FIRST)],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as training.steps=500.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; default: runs/ and the recipe's name.")] = None,
+    minutes: Annotated[float | None, typer.Option(metavar="N", help="A budget for the whole run; default: the recipe's.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="The recipe's own short form.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write event files for TensorBoard.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Set a run that is already in the folder aside, and begin anew.")] = False,
@@ -73,8 +76,10 @@ def train_command(
     examples after a verb: classify, regress, tag, answer, translate or summarize; columns that are not named are guessed, and said.
     With --from a verb changes a model that is there; finetune is any of these verbs, told by the data.
     """
+    began = clock.seconds()
     given, table = {name: found for name, found in locals().items() if name in _OF_TABLES}, {"source": recipe}
     changes = [*(overrides or []), *(["training.tensorboard=true"] if tensorboard else [])]
+    changes += [] if minutes is None else [f"training.minutes={minutes}"]
     if recipe in VERBS or recipe == FINETUNE:
         changes = _assignments(recipe, changes)
         table = table_of(recipe, given)
@@ -85,7 +90,7 @@ def train_command(
     chosen, folder = find_recipe(overrides=changes, quick=quick, out=out, resume=not fresh, **table)
     if fresh:
         _set_aside(folder)
-    run_and_tell(chosen, folder, chosen.description if recipe in (*VERBS, FINETUNE) or is_text(recipe) else "")
+    run_and_tell(chosen, folder, chosen.description if recipe in (*VERBS, FINETUNE) or is_text(recipe) else "", began)
 
 
 _OF_TABLES = (
@@ -108,8 +113,8 @@ def _assignments(verb: str, changes: list[str]) -> list[str]:
     return changes
 
 
-def run_and_tell(recipe: Recipe, folder: Path, note: str = "") -> Run:
-    """Train, and say at the end how it went and how to go on; ``note`` when a new run begins."""
+def run_and_tell(recipe: Recipe, folder: Path, note: str = "", since: float | None = None) -> Run:
+    """Train, and say at the end how it went and how to go on; ``note`` when a new run begins, ``since`` when the clock was read first."""
     from qkv.training.events import Event, Started
     from qkv.training.loop import train
     from qkv.training.show import Show
@@ -120,7 +125,7 @@ def run_and_tell(recipe: Recipe, folder: Path, note: str = "") -> Run:
         show(event)
 
     with Show() as show:
-        run = train(recipe, folder, on_event=tell)
+        run = train(recipe, folder, on_event=tell, since=since)
     _tell(run)
     return run
 
@@ -141,6 +146,7 @@ def _tell(run: Run) -> None:
     from qkv.report.figures import duration
     from qkv.report.table import print_table
     from qkv.tasks.registry import build_task
+    from qkv.training.record import times
     from qkv.training.usage import usage
 
     trained = [row for row in run.metrics if row.get("loss") is not None]
@@ -150,6 +156,7 @@ def _tell(run: Run) -> None:
         ("parameters", sum(p.numel() for p in run.model.parameters())),
         ("steps", max((row["step"] for row in trained), default=0)),
         ("training time", duration(max((row["time"] for row in trained), default=0.0))),
+        *times(run.metrics),
         ("best step", run.step),
         *((words(name.removeprefix("val_")), value) for name, value in best.items() if name.startswith("val_")),
     ]

@@ -34,6 +34,8 @@ class Progress:
         self.total = total
         self.unit = unit
         self.done = done
+        self.after = 0.0
+        """Seconds of other work when all is done, which the time left includes."""
         self.figures: dict[str, float | str | None] = {}
         self._stream = stream or sys.stderr
         self._display: _Live | _Lines | None = None
@@ -76,7 +78,7 @@ class Progress:
         if not any(map(_is_speed, self.figures)) and self.speed.rate:
             told.append(f"{self._count(self.speed.rate)}/s" if self.unit == "bytes" else f"{short(self.speed.rate)} {self.unit}/s")
         if self.total and self.speed.rate and self.done < self.total:
-            told.append(f"{clock((self.total - self.done) / self.speed.rate)} left")
+            told.append(f"{clock((self.total - self.done) / self.speed.rate + self.after)} left")
         return told
 
     def share(self) -> float | None:

@@ -96,6 +96,12 @@ class Training(Spec):
     """Steps, batch and everything that decides the next weights."""
 
     steps: int = Field(default=2000, gt=0)
+    minutes: float | None = Field(
+        default=None,
+        gt=0,
+        le=1_000_000,
+        description="a budget for the whole run, exam included: steps are then the most, and fewer are made where they do not fit",
+    )
     batch_size: int = Field(default=12, gt=0, description="sequences of one forward pass")
     accumulate: int = Field(default=1, gt=0, description="forward passes before one update")
     optimizer: Optimizer = AdamW()

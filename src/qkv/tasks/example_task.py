@@ -73,6 +73,15 @@ class ExampleTask(Task):
         """A label of the row that the run was not trained with; None if it knows all."""
         return None
 
+    def part(self, material: ExampleMaterial, share: float) -> ExampleMaterial:
+        """``material`` with so large a share of the rows of each split, evenly spread, to measure on; not to train on."""
+        rows = {split: _spread(found, share) for split, found in material.records.items()}
+        recipe, vocabulary = material.recipe, material.vocabulary
+        cut = self.cut(recipe, vocabulary)
+        examples = {split: self.examples(some if split != TRAIN else some[:1], vocabulary, cut) for split, some in rows.items()}
+        records = Records(material.name, rows, {}, (), "", ())
+        return ExampleMaterial(recipe, records, vocabulary, examples, self.collator(recipe))
+
     def sized(self, recipe: Recipe) -> Recipe:
         _, recipe, vocabulary = self._read(recipe, None)
         return with_vocabulary(recipe, vocabulary)
@@ -109,6 +118,12 @@ class ExampleTask(Task):
     @abstractmethod
     def collator(self, recipe: Recipe) -> Collate:
         """What makes a batch of the ``parts`` of some examples."""
+
+
+def _spread(rows: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:
+    """So large a share of ``rows`` at even distances, one at least."""
+    count = max(1, round(share * len(rows)))
+    return [rows[i * len(rows) // count] for i in range(count)]
 
 
 class Cut:

@@ -22,7 +22,7 @@ from qkv.spec.training import Checkpoints, Muon, Training, Validation, WarmupSta
 from qkv.training.describe import as_asked
 
 MINUTES = 5.0
-"""The longest that a text is trained on."""
+"""The budget of a recipe that is chosen, ``training.minutes``, where none is given."""
 EPOCHS = 16
 """The most often that a text is read: beyond it, a model of these sizes learns it by heart."""
 
@@ -44,7 +44,7 @@ _SIZES = (_Size(2, 64), _Size(3, 96), _Size(4, 128), _Size(4, 192), _Size(6, 256
 
 
 class _Fit(NamedTuple):
-    """A model, its size, how many steps time and text allow, and the loss to be expected."""
+    """A model, its size, how many steps the time probably allows, and the loss to be expected then."""
 
     model: Model
     parameters: int
@@ -53,30 +53,40 @@ class _Fit(NamedTuple):
 
 
 def automatic(source: str, overrides: Iterable[str] = (), quick: bool = False, machine: Machine | None = None) -> Recipe:
-    """A recipe for the text ``source``, a file or a known data set, that trains at most about ``MINUTES`` on ``machine`` (default: this one).
+    """A recipe for the text ``source``, a file or a known data set, with a budget of ``MINUTES``, or of ``training.minutes`` in ``overrides``.
 
     Tokenizer: characters for a short text, else byte-pair encoding whose vocabulary grows with the text. Size: of a ladder of models the
-    one with the least loss to be expected after that time (``expected_loss``), but no more than 4 parameters for each token of the text.
+    one with the least loss to be expected after that time (``expected_loss``) on ``machine`` (default: this one), but no more than 4
+    parameters for each token of the text. Steps: ``EPOCHS`` times through the text, of which the budget makes as many as fit.
     Raises ``UserError`` if the text cannot be read.
     """
+    changes, machine = list(overrides), machine or this_machine()
+
+    def within(minutes: float) -> Recipe:
+        return as_asked(_chosen(source, minutes, machine), quick, changes)
+
+    recipe = within(MINUTES)
+    asked = recipe.training.minutes
+    return recipe if asked in (None, MINUTES) else within(asked)
+
+
+def _chosen(source: str, minutes: float, machine: Machine) -> Recipe:
     characters = resolve(source).train.characters()
     tokenizer = _tokenizer(characters)
     vocabulary = tokenizer.vocab_size if isinstance(tokenizer, BPE) else 128
     tokens = max(1.0, characters / (_CHARACTERS if isinstance(tokenizer, BPE) else 1.0))
-    machine = machine or this_machine()
-    fits = [_fit(size, tokens, vocabulary, machine) for size in _SIZES]
+    fits = [_fit(size, tokens, vocabulary, minutes, machine) for size in _SIZES]
     best = min([fits[0], *(fit for fit in fits if fit.parameters <= 4 * tokens)], key=lambda fit: fit.loss)
     model = best.model.changed(frontend=Text(positions=NoPositions()))  # the tokenizer itself says how many ids it has
-    recipe = Recipe(
+    return Recipe(
         name=Path(source).stem,
-        description=f"{characters:,} characters, {_named(tokenizer)}, {len(model.layers)} layers of width {model.width}, "
-        f"{best.steps:,} steps: chosen for this text and this machine.",
+        description=f"{characters:,} characters, {_named(tokenizer)}, {len(model.layers)} layers of width {model.width}: "
+        "chosen for this text and this machine.",
         data=Data(source=source, tokenizer=tokenizer),
         model=model,
-        training=_training(best.steps, machine),
+        training=_training(max(_FEWEST, round(EPOCHS * tokens / (_BATCH * model.context_length))), minutes, machine),
         quick={"training.steps": max(1, best.steps // 10), "training.validation.every": max(1, best.steps // 40)},
     )
-    return as_asked(recipe, quick, overrides)
 
 
 def expected_loss(parameters: float, tokens: float, distinct: float) -> float:
@@ -90,7 +100,7 @@ def expected_loss(parameters: float, tokens: float, distinct: float) -> float:
     return 406.4 / parameters**0.34 + 410.7 / worth**0.28
 
 
-def _fit(size: _Size, tokens: float, vocabulary: int, machine: Machine) -> _Fit:
+def _fit(size: _Size, tokens: float, vocabulary: int, minutes: float, machine: Machine) -> _Fit:
     context = _context(tokens)
     branches = (Attention(num_heads=max(1, size.width // _HEAD), relative=Rope(), bias=False, qk_norm=RMSNorm()), GatedFeedForward())
     model = Model(
@@ -101,9 +111,9 @@ def _fit(size: _Size, tokens: float, vocabulary: int, machine: Machine) -> _Fit:
         blocks=(Block(branches=branches, norm=RMSNorm()),),
         norm=RMSNorm(),
     )
-    training = _training(1, machine)
+    training = _training(1, minutes, machine)
     found = cost(model, _BATCH, precision=training.precision, training=training)
-    read = min(60 * MINUTES * found.speed(machine).train, EPOCHS * tokens)
+    read = min(60 * minutes * found.speed(machine).train, EPOCHS * tokens)
     steps = max(_FEWEST, round(read / (_BATCH * context)))
     return _Fit(model, found.parameters, steps, expected_loss(found.parameters, steps * _BATCH * context, tokens))
 
@@ -123,9 +133,10 @@ def _named(tokenizer: Tokenizer) -> str:
     return f"{tokenizer.vocab_size:,} byte pairs" if isinstance(tokenizer, BPE) else tokenizer.kind
 
 
-def _training(steps: int, machine: Machine) -> Training:
+def _training(steps: int, minutes: float, machine: Machine) -> Training:
     return Training(
         steps=steps,
+        minutes=minutes,
         batch_size=_BATCH,
         optimizer=Muon(),
         precision=machine.precision,

@@ -11,7 +11,6 @@ import numpy as np
 
 from qkv.data.records.model import Records, Role
 from qkv.data.records.open import open_records
-from qkv.inspection.cost import cost
 from qkv.inspection.machine import Machine
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.cross import CrossAttention
@@ -30,10 +29,8 @@ from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
 from qkv.tasks.registry import build_task
 from qkv.training.automatic import MINUTES, this_machine
 from qkv.training.describe import as_asked
-from qkv.training.finetune import finetuned
+from qkv.training.finetune import finetuned, short_form
 
-_SHARE = 0.75
-"""Of the time for training alone; the rest is for validations and the exam."""
 _EPOCHS = 40
 """The most often that an example is seen; training stops earlier where the validation loss no longer falls."""
 _FEWEST = 200
@@ -99,7 +96,8 @@ def automatic_task(
     start: str | None = None,
     adapt: str | None = None,
 ) -> Recipe:
-    """A recipe that learns the task ``kind`` from the table that ``data`` names (fields of ``qkv.spec.data.Data``), in about ``MINUTES``.
+    """A recipe that learns the task ``kind`` from the table that ``data`` names (fields of ``qkv.spec.data.Data``), with a
+    budget of ``MINUTES``, or of ``training.minutes`` in ``overrides``.
 
     A small Transformer: an encoder under the task's head, or an encoder–decoder where a text is written. Vocabulary, width and length
     grow with the data; it is read at most ``_EPOCHS`` times, and training stops where the validation loss no longer falls.
@@ -114,21 +112,20 @@ def automatic_task(
     tokenizer = plan.tokenizer(ids)
     width, layers = _width(sizes.examples, bool(plan.writes))
     model = _writer(width, layers, sizes, plan) if plan.writes else _reader(width, layers, sizes, plan)
-    training, batching = _training(sizes, width, layers, ids if plan.writes else 2, machine, bool(plan.writes))
+    training, batching = _training(sizes, width, machine, bool(plan.writes))
     training = training.changed(validation=training.validation.changed(best=plan.best))
     recipe = Recipe(
         name=name_of(given.source),
-        description=f"{sizes.examples:,} examples, {ids:,} ids ({tokenizer.kind}), {_described(model)}, at most {training.steps:,} steps: "
-        "chosen for this data and this machine.",
+        description=f"{sizes.examples:,} examples, {ids:,} ids ({tokenizer.kind}), {_described(model)}: chosen for this data and this machine.",
         data=given.changed(tokenizer=tokenizer, batching=batching),
         model=model,
         task=task,
         training=training,
         sample=Generation(max_new_tokens=model.context_length - 1, temperature=0.0 if plan.writes else 1.0),
-        quick={"training.steps": max(1, training.steps // 10), "training.validation.every": max(1, training.steps // 40)},
+        quick=short_form(training.steps),
     )
     if start is not None:
-        recipe = finetuned(recipe, start, adapt, sizes.examples, machine)
+        recipe = finetuned(recipe, start, adapt, sizes.examples)
     elif adapt is not None:
         recipe = override(recipe, [f"training.adapt={adapt}"])
     return as_asked(recipe, quick, overrides)
@@ -223,39 +220,23 @@ def _writer(width: int, layers: int, sizes: _Sizes, plan: _Plan) -> Model:
     )
 
 
-def _training(
-    sizes: _Sizes, width: int, layers: int, ids: int, machine: Machine, writes: bool
-) -> tuple[Training, LengthBuckets | TokenBuckets]:
-    """As many steps as time allows, but no more than ``_EPOCHS`` times through the data; batches of similar length."""
+def _training(sizes: _Sizes, width: int, machine: Machine, writes: bool) -> tuple[Training, LengthBuckets | TokenBuckets]:
+    """``_EPOCHS`` times through the data, of which the budget makes as many steps as fit; batches of similar length."""
     tokens = max(1.0, sizes.read[0] + sizes.written[0]) + 2
     batch = 32 if sizes.examples >= 1000 else 16
-    precision = machine.precision
     positions = max(256, round(batch * tokens * 2 / 256) * 256) if writes else 0
     batch = max(1, round(positions / tokens)) if writes else batch
-    seconds = _seconds(batch, max(2, round(tokens)), width, layers * (2 if writes else 1), ids, machine, precision)
     epoch = max(1, sizes.examples // batch)
-    steps = max(_FEWEST, min(round(60 * _SHARE * MINUTES / seconds), _EPOCHS * epoch))
+    steps = max(_FEWEST, _EPOCHS * epoch)
     every = max(10, min(steps // 10, epoch // 2))
     training = Training(
         steps=steps,
+        minutes=MINUTES,
         batch_size=min(batch, 64),
         optimizer=AdamW(lr=1e-3 if writes or width < 128 else 5e-4, beta2=0.98),
-        precision=precision,
+        precision=machine.precision,
         schedule=Cosine(warmup=min(100, steps // 10), final=0.05),
         validation=Validation(every=every, batches=100, patience=_PATIENCE),
         checkpoints=Checkpoints(every=every),
     )
     return training, TokenBuckets(tokens=positions) if writes else LengthBuckets(buckets=4)
-
-
-def _seconds(batch: int, length: int, width: int, layers: int, ids: int, machine: Machine, precision: Any) -> float:
-    """Of a step, estimated on an encoder of as many layers; half as much again for what differs: padding, cross-attention, the head."""
-    model = Model(
-        width=width,
-        num_layers=layers,
-        context_length=length,
-        frontend=Text(vocab_size=ids, positions=Learned()),
-        blocks=(_encoder_block(width, 0.0),),
-    )
-    found = cost(model, batch, length, precision, Training(batch_size=batch, precision=precision))
-    return 1.5 * found.tokens / found.speed(machine).train

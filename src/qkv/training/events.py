@@ -25,6 +25,21 @@ class Started:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """What fits into ``training.minutes``: ``steps`` of at most ``most``, decided after ``step`` of them, and the seconds of the whole run.
+
+    ``after``: how many of these seconds come after the last step.
+    """
+
+    step: int
+    steps: int
+    most: int
+    minutes: float
+    seconds: float
+    after: float
+
+
+@dataclass(frozen=True)
 class Stepped:
     """One update. Loss in nats a token; ``seconds`` is the training time so far, earlier starts included."""
 
@@ -85,5 +100,5 @@ class Ended:
     message: str
 
 
-Event = Notice | Started | Stepped | Validated | Sampled | Examined | Saved | Ended
+Event = Notice | Started | Planned | Stepped | Validated | Sampled | Examined | Saved | Ended
 OnEvent = Callable[[Event], object]

@@ -10,13 +10,10 @@ from qkv.data.records.model import Records, Role
 from qkv.data.records.named import TABLES, named_tables
 from qkv.data.records.open import open_records
 from qkv.data.records.profile import plain
-from qkv.inspection.cost import cost
-from qkv.inspection.machine import Machine
 from qkv.spec.adapt import Adapt
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError
-from qkv.spec.heads import LanguageModelHead
-from qkv.spec.model import Model, Text
+from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Task
 from qkv.spec.training import AdamW, Linear, Training
@@ -31,23 +28,24 @@ _MOST = 5e-3
 _EPOCHS = 10
 """The most often that an example is seen: what is there already needs less than what begins at random."""
 _FEWEST = 100
-_LENGTH = 64
+_SHORT = 500
+"""The most steps of a short form."""
 _CLASSES = 20
 """Whole numbers of more kinds than these are values, not labels."""
 
 
-def finetuned(recipe: Recipe, start: str, adapt: str | None, examples: int, machine: Machine) -> Recipe:
+def finetuned(recipe: Recipe, start: str, adapt: str | None, examples: int) -> Recipe:
     """``recipe``, which begins at random, made into one that changes the model of ``start``; of it only data, batches and task stay.
 
     Raises ``UserError`` where there is no such start, or it cannot do the task.
     """
     data = recipe.data.changed(tokenizer=Data.model_fields["tokenizer"].default, target_tokenizer=None)
-    small, training = recipe.model, recipe.training
+    training = recipe.training
     part = Training.parse({"adapt": adapt}, "--adapt").adapt if adapt else training.adapt
     recipe = with_start(recipe.changed(data=data, model=Model(), start=start))
     training = training.changed(
         adapt=part,
-        steps=_steps(training, small, recipe.model, examples, machine),
+        steps=max(_FEWEST, _EPOCHS * max(1, examples // training.batch_size)),
         optimizer=AdamW(lr=_rate(part, recipe.model.width), beta2=0.999, weight_decay=0.01),
         schedule=Linear(warmup=10),
     )
@@ -59,37 +57,22 @@ def finetuned(recipe: Recipe, start: str, adapt: str | None, examples: int, mach
     )
     return recipe.changed(
         training=training,
-        description=f"{examples:,} examples, from {start}, at most {training.steps:,} steps, adapt: {part.kind}: "
-        "chosen for this data and this machine.",
+        description=f"{examples:,} examples, from {start}, adapt: {part.kind}: chosen for this data and this machine.",
         sample=recipe.sample.changed(max_new_tokens=max(1, recipe.model.context_length - 1)),
-        quick={"training.steps": max(1, training.steps // 10), "training.validation.every": max(1, training.steps // 40)},
+        quick=short_form(training.steps),
     )
+
+
+def short_form(steps: int) -> dict[str, Any]:
+    """The short form of a recipe of at most so many steps."""
+    short = max(1, min(steps // 10, _SHORT))
+    return {"training.steps": short, "training.validation.every": max(1, short // 4)}
 
 
 def _rate(part: Adapt, width: int) -> float:
     rate, at = _RATE
     found = min(_MOST, rate * at / width * _FASTER.get(part.kind, 1.0))
     return float(f"{found:.1g}")
-
-
-def _steps(training: Training, small: Model, large: Model, examples: int, machine: Machine) -> int:
-    """As many as take the time that those of the small model would, but no more than ``_EPOCHS`` times through the data."""
-    times = _seconds(large, training, machine) / _seconds(small, training, machine)
-    most = _EPOCHS * max(1, examples // training.batch_size)
-    return max(_FEWEST, min(round(training.steps / times), most))
-
-
-def _seconds(model: Model, training: Training, machine: Machine) -> float:
-    """Of a step on short rows, without the head."""
-
-    def counted(stack: Any) -> Any:
-        return stack.changed(frontend=stack.frontend.changed(vocab_size=2)) if isinstance(stack.frontend, Text) else stack
-
-    encoder = model.encoder and counted(model.encoder)
-    bare = counted(model.changed(encoder=encoder, head=LanguageModelHead(tied=False)))
-    length = min(_LENGTH, model.context_length)
-    found = cost(bare, training.batch_size, length, training.precision, training, source_length=length if encoder else None)
-    return found.tokens / found.speed(machine).train
 
 
 def guess_task(data: Mapping[str, Any]) -> str:

@@ -92,6 +92,11 @@ def check_same_recipe(old: Recipe, new: Recipe, done: int, folder: object) -> No
     found = difference(before, after)
     if found:
         raise UserError(f"{folder} holds a run of another recipe: {found}; name another folder, or give the recipe that was trained")
+    if wanted != steps and old.training.minutes is not None:
+        raise UserError(
+            f"training.steps: the run in {folder} was planned with at most {steps} steps, and {wanted} are given; leave the key out, "
+            "or name another folder"
+        )
     if wanted != steps and (wanted < done or not same_so_far(old.training.schedule, done, steps, wanted, old.model.width)):
         kind = old.training.schedule.kind
         reason = f"{done} steps are done" if wanted < done else f"under the schedule {kind!r} its {done} steps would have had other rates"

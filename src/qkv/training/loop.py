@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -22,7 +21,9 @@ from qkv.report.exam import ERRORS
 from qkv.report.training import Status
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.recipe import Recipe
-from qkv.training import random_state
+from qkv.spec.training import Training
+from qkv.training import clock, random_state
+from qkv.training.budget import Budget
 from qkv.training.checkpoint import Checkpoint, load_weights, save_weights, weights
 from qkv.training.evaluation import measure
 from qkv.training.events import Ended, Event, Examined, Notice, OnEvent, Sampled, Saved, Started, Stepped, Validated
@@ -32,38 +33,17 @@ from qkv.training.health import diagnose
 from qkv.training.identity import MADE_WITH, made_with, recipe_digest
 from qkv.training.interrupt import Interrupted, StopRequest
 from qkv.training.optimisers import build_optimizer
-from qkv.training.record import Done, Record
+from qkv.training.record import TAKEN, Done, Record, is_planned
+from qkv.training.rehearsal import rehearse
 from qkv.training.run import Run, load
 from qkv.training.schedules import multiplier
 from qkv.training.setup import WEIGHTS, Setup, locked, prepare
 from qkv.training.show import Show
+from qkv.training.standing import Standing
 from qkv.training.usage import counted
 
 # Saving by the clock, and samples nobody asked for, may take this share of the training time.
 _OVERHEAD = 0.02
-
-
-@dataclass
-class Standing:
-    """Where a run stands; part of each checkpoint. ``seconds`` of training, earlier starts included."""
-
-    step: int = 0
-    tokens: int = 0
-    """Targets of all steps."""
-    rows: int = 0
-    positions: int = 0
-    """Of all rows, padding included."""
-    sources: int = 0
-    """Positions of what an encoder read, padding included."""
-    seconds: float = 0.0
-    best_figure: float | None = None
-    """Of the kind that ``training.validation.best`` names."""
-    best_step: int = 0
-    stale: int = 0
-    """Validations since the best one."""
-    looked: int = 0
-    """The last step after which validation and sample were done with."""
-    sampling_seconds: float = 0.0
 
 
 class Trainer:
@@ -73,9 +53,10 @@ class Trainer:
     depend on nothing that happened before. So a run that was cut anywhere and goes on computes what it would have computed.
     """
 
-    def __init__(self, setup: Setup, checkpoint: Checkpoint | None, tell: OnEvent):
+    def __init__(self, setup: Setup, checkpoint: Checkpoint | None, tell: OnEvent, since: float | None = None):
+        """``since``: when ``qkv.training.clock`` showed that this start began; None for now."""
         self.setup, self.tell = setup, tell
-        self.training = setup.recipe.training
+        self.budget = Budget(setup, checkpoint.state.get("plan") if checkpoint else None)
         self.model = setup.model
         self.model.recompute_blocks(self.training.recompute)
         self.optimizer = build_optimizer(self.training.optimizer, self.model)
@@ -87,8 +68,9 @@ class Trainer:
         if checkpoint:
             self._go_on(checkpoint)
         self._made_with = made_with(setup.recipe, setup.folder)
-        self._facts = {"recipe": recipe_digest(setup.recipe), "corpus": setup.material.digest(), MADE_WITH: self._made_with}
-        self._begun = self._saved_at = time.perf_counter()
+        self._facts: dict[str, Any] = {"recipe": recipe_digest(setup.recipe), "corpus": setup.material.digest(), MADE_WITH: self._made_with}
+        self._begun = self._saved_at = clock.seconds()
+        self.now.preparation += 0.0 if since is None else self._begun - since
         self._saved = self.now.step
         self._save_seconds = 0.0
         self._before = self.now.seconds
@@ -102,9 +84,19 @@ class Trainer:
         self.now = Standing(**{name: value for name, value in checkpoint.state["standing"].items() if name in known})
 
     @property
+    def training(self) -> Training:
+        """The recipe's, with the schedule of the plan."""
+        return self.budget.training
+
+    @property
+    def steps(self) -> int:
+        """How many there are in all, as far as the plan is made."""
+        return self.budget.stage(self.now.step).steps
+
+    @property
     def finished(self) -> bool:
         """True if all steps are done, or the held-out figure has not become better for as long as the recipe's patience."""
-        return self.now.step >= self.training.steps or self._impatient
+        return self.now.step >= self.steps or self._impatient
 
     @property
     def _impatient(self) -> bool:
@@ -114,11 +106,14 @@ class Trainer:
     def train(self, stop: StopRequest, record: Record) -> None:
         """Train until finished or asked to stop, save, and write the report."""
         self.record = record
+        self._set_out()
         self._start()
         if self.now.looked != self.now.step:
             self._look(stop)
         while not self.finished and not stop:
             self._update()
+            if self.budget.check(self.now.step, self._spent()):
+                self._tell(self.budget.told(self.now.step))
             self._look(stop)
             self.setup.surroundings.keep()
             if self._save_is_due():
@@ -128,20 +123,28 @@ class Trainer:
         if self.finished:
             self._finish(stop)
         else:
-            self._end(
-                "stopped", f"stopped by {stop} after step {self.now.step} of {self.training.steps}; the same command goes on from there"
-            )
+            self._end("stopped", f"stopped by {stop} after step {self.now.step} of {self.steps}; the same command goes on from there")
 
-    def _start(self) -> None:
+    def _set_out(self) -> None:
+        """Compile and rehearse, where the recipe asks for that."""
         self.model.train()
         if self.training.compile:
             self._choose_paths()
             self.loss = torch.compile(self.setup.task.summed_loss)
+        began = clock.seconds()
+        self.budget.begin(lambda: rehearse(self), self._spent)
+        passed = clock.seconds() - began
+        self.now.preparation, self._begun = self.now.preparation + passed, self._begun + passed
+
+    def _start(self) -> None:
         if self.now.step:
             self.record.row(step=self.now.step, event="resumed")
         parameters = sum(p.numel() for p in self.model.parameters())
         tokens = self.training.batch_size * self.training.accumulate * self.setup.recipe.model.context_length
-        self.tell(Started(self.now.step, self.training.steps, parameters, tokens, counted(self.setup.task)))
+        self.tell(Started(self.now.step, self.steps, parameters, tokens, counted(self.setup.task)))
+        if self.budget.limited:
+            known = is_planned(self.setup.folder)
+            (self.tell if known else self._tell)(self.budget.told(self.now.step))
 
     def _choose_paths(self) -> None:
         """Let the ops measure and choose their paths in one plain forward pass: a compiler cannot trace a measurement."""
@@ -153,14 +156,24 @@ class Trainer:
 
     def why_finished(self) -> str:
         """A clause that says why there is nothing left to do."""
-        if self._impatient and self.now.step < self.training.steps:
+        if self._impatient and self.now.step < self.steps:
             return f"after step {self.now.step}, {self.now.stale} validations had brought no better {self.training.validation.best} than that of step {self.now.best_step}"
-        return f"all {self.training.steps} steps are done"
+        return f"all {self.steps} steps are done"
 
     def _update(self) -> None:
-        """One step: gradients of all its batches, clipping, a new set of weights."""
-        began, step, training = time.perf_counter(), self.now.step + 1, self.training
-        batches = self._batches(step)
+        """One step, told and counted."""
+        began, step = clock.seconds(), self.now.step + 1
+        steps, loss, size, rate, batches = self.steps, *self.descend(step)
+        count = sum(batch.num_targets for batch in batches)
+        self.now.count(batches)
+        self.now.step, self.now.tokens, self.now.seconds = step, self.now.tokens + count, self._seconds()
+        speed = count / (clock.seconds() - began)
+        self._tell(Stepped(step, steps, loss, size, self.training.optimizer.lr * rate, self.now.tokens, speed, self.now.seconds))
+        self.budget.saw(step, clock.seconds() - began)
+
+    def descend(self, step: int) -> tuple[float, float, float, list[Batch]]:
+        """Gradients of all batches of ``step``, clipping, a new set of weights; loss, gradient norm, rate and the batches."""
+        training, batches = self.training, self._batches(step)
         count = sum(batch.num_targets for batch in batches)
         nats = self._backward(batches, max(1, count))
         norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
@@ -169,22 +182,10 @@ class Trainer:
             self._fail(step, loss, size, batches)
         if training.clip_norm is not None and size > training.clip_norm:
             clip_grads_with_norm_(self._parameters, training.clip_norm, norm)
-        rate = multiplier(training.schedule, step, training.steps, self.setup.recipe.model.width)
+        rate = multiplier(training.schedule, step, self.budget.stage(step - 1).steps, self.setup.recipe.model.width)
         self.optimizer.step(rate)
         self.optimizer.zero_grad()
-        self.now.step, self.now.tokens, self.now.seconds = step, self.now.tokens + count, self._seconds()
-        self._count(batches)
-        speed = count / (time.perf_counter() - began)
-        self._tell(Stepped(step, training.steps, loss, size, training.optimizer.lr * rate, self.now.tokens, speed, self.now.seconds))
-
-    def _count(self, batches: list[Batch]) -> None:
-        """Add up what the forward passes computed."""
-        for rows, positions, sources in (batch.computed for batch in batches):
-            self.now.rows, self.now.positions, self.now.sources = (
-                self.now.rows + rows,
-                self.now.positions + positions,
-                self.now.sources + sources,
-            )
+        return loss, size, rate, batches
 
     @property
     def done(self) -> Done:
@@ -208,7 +209,12 @@ class Trainer:
         return total
 
     def _seconds(self) -> float:
-        return self._before + time.perf_counter() - self._begun
+        """Of training, earlier starts included."""
+        return self._before + clock.seconds() - self._begun
+
+    def _spent(self) -> float:
+        """Seconds since the run began, preparation included."""
+        return self.now.preparation + self._seconds()
 
     def _tell(self, event: Event) -> None:
         self.record.add(event)
@@ -216,8 +222,8 @@ class Trainer:
 
     def _look(self, stop: StopRequest) -> None:
         """Measure and sample where that is due after this step. A stop during the measurement leaves it for the next start."""
-        step, every = self.now.step, self.training.validation.every
-        validates = step % every == 0 or step == self.training.steps
+        step = self.now.step
+        validates = step % self.budget.stage(step).validate == 0 or step == self.steps
         if validates and not self._validate(stop):
             return
         if self._sample_is_due(validates):
@@ -259,14 +265,14 @@ class Trainer:
 
     def _sample_is_due(self, validates: bool) -> bool:
         every, step = self.training.sample_every, self.now.step
-        if not self._samples or step == self.training.steps:
+        if not self._samples or step == self.steps:
             return self._samples
         if every is not None:
             return step % every == 0
         return validates and self.now.sampling_seconds <= _OVERHEAD * self._seconds()
 
     def _sample(self) -> None:
-        began = time.perf_counter()
+        began = clock.seconds()
         try:
             text = self.setup.task.sample(self.model, self.setup.material, self.setup.recipe)
         except UserError as error:
@@ -276,23 +282,24 @@ class Trainer:
         if text is None:
             self._samples = False
             return
-        self.now.sampling_seconds += time.perf_counter() - began
+        self.now.sampling_seconds += clock.seconds() - began
         self._tell(Sampled(self.now.step, text))
 
     def _save_is_due(self) -> bool:
         checkpoints = self.training.checkpoints
-        waited = time.perf_counter() - self._saved_at
+        waited = clock.seconds() - self._saved_at
         by_clock = checkpoints.seconds is not None and waited >= max(checkpoints.seconds, self._save_seconds / _OVERHEAD)
-        return by_clock or self.now.step % checkpoints.every == 0
+        return by_clock or self.now.step % self.budget.stage(self.now.step).save == 0
 
     def save(self) -> None:
         """Write a checkpoint of this moment, what was recorded so far with it."""
-        began = time.perf_counter()
+        began = clock.seconds()
         self.record.flush()
         tensors = {"weights": weights(self.model), "optimizer": self.optimizer.state_dict(), "random": random_state.capture()}
-        state = {"standing": asdict(self.now), **self._facts}
+        plan = {"plan": self.budget.plan.to_dict()} if self.budget.limited else {}
+        state = {"standing": asdict(self.now), **self._facts, **plan}
         self.setup.checkpoints.save(Checkpoint(self.now.step, tensors, state))
-        self._saved, self._saved_at = self.now.step, time.perf_counter()
+        self._saved, self._saved_at = self.now.step, clock.seconds()
         self._save_seconds = self._saved_at - began
         self.tell(Saved(self.now.step))
 
@@ -355,26 +362,29 @@ class Trainer:
 
     def _end(self, status: Status, message: str) -> None:
         """The last report, and the last event."""
+        if self.budget.limited and status == "finished":
+            self.record.row(step=self.now.step, **{TAKEN: self._spent()})
         self.record.report(status, message, self.done)
         self.message = message
         self.tell(Ended(status, self.now.step, message))
 
 
-def train(recipe: Recipe, out: str | Path, resume: bool = True, on_event: OnEvent | None = None) -> Run:
+def train(recipe: Recipe, out: str | Path, resume: bool = True, on_event: OnEvent | None = None, since: float | None = None) -> Run:
     """Train ``recipe`` in the run folder ``out``, or go on with the run that is there; the run with its best weights.
 
     A run that was cut goes on where its newest checkpoint left it and computes what it would have computed, bit for bit; one that is
     finished is only loaded. Ctrl-C and SIGTERM finish the step, save, and raise Interrupted, a KeyboardInterrupt; a second Ctrl-C does not wait.
-    ``on_event`` is called with everything in ``qkv.training.events``; None shows a line on standard error.
+    ``on_event`` is called with everything in ``qkv.training.events``; None shows a line on standard error. ``since``: when
+    ``qkv.training.clock`` showed that the work began, which a budget of minutes counts from; None for now.
     Raises UserError where recipe, text, folder or checkpoint cannot be used, the disk is full, or a loss is not finite.
     """
     if on_event is None:
         with Show() as show:
-            return train(recipe, out, resume, show)
-    folder = Path(out)
+            return train(recipe, out, resume, show, since)
+    folder, began = Path(out), clock.seconds() if since is None else since
     with locked(folder), random_state.own(recipe.training.seed):
         # Not kept in a name: the tensors of the checkpoint are copied and would stay in memory a second time.
-        trainer = Trainer(*prepare(recipe, folder, resume, on_event), on_event)
+        trainer = Trainer(*prepare(recipe, folder, resume, on_event), on_event, began)
         if trainer.finished:
             on_event(Notice(f"the run in {folder} is finished: {trainer.why_finished()}"))
         if not trainer.finished or trainer.owes_exam:

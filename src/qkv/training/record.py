@@ -19,7 +19,7 @@ from qkv.report.metrics import MetricsLog, TensorBoardLog, read_metrics
 from qkv.report.training import Status, TrainingRun, training_report
 from qkv.spec.errors import UserError
 from qkv.spec.yaml_io import dump
-from qkv.training.events import Event, Sampled, Stepped, Validated
+from qkv.training.events import Event, Planned, Sampled, Stepped, Validated
 from qkv.training.exam import read_exam
 from qkv.training.files import clear_errors, files_in, read_metadata, write_file
 from qkv.training.sections import read_sections
@@ -33,6 +33,8 @@ except ImportError:  # not a Unix; peak memory is then left out
 
 METRICS = "metrics.jsonl"
 REPORT = "report.html"
+PLANNED, EXPECTED, TAKEN = "planned_steps", "planned_seconds", "taken_seconds"
+"""What rows of a run with a budget hold: a decision, the seconds of the whole run expected with it, and those it took."""
 
 
 class Done(NamedTuple):
@@ -71,6 +73,10 @@ class Record:
         self.row(
             step=event.step, time=event.seconds, val_loss=event.loss, **{f"val_{k}": v for k, v in event.figures.items() if k != "loss"}
         )
+
+    @add.register
+    def _(self, event: Planned) -> None:
+        self.row(step=event.step, **{PLANNED: event.steps, EXPECTED: event.seconds})
 
     @add.register
     def _(self, event: Sampled) -> None:
@@ -143,7 +149,7 @@ class Record:
     def _figures(self, done: Done, rows: list[dict[str, Any]]) -> dict[str, float]:
         setup, training = self.setup, self.setup.recipe.training
         figures: dict[str, float] = {
-            "total_steps": training.steps,
+            "total_steps": steps_in_all(rows, training.steps),
             "parameters": sum(p.numel() for p in setup.model.parameters()),
             "tokens": done.targets,
         }
@@ -161,6 +167,27 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
         return []
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+def is_planned(folder: Path) -> bool:
+    """True if the metrics hold a plan."""
+    return any(PLANNED in row for row in rows_of(folder))
+
+
+def steps_in_all(rows: list[dict[str, Any]], most: int) -> int:
+    """How many steps a run has by its newest plan; ``most``, those of its recipe, where there is none."""
+    return next((row[PLANNED] for row in reversed(rows) if PLANNED in row), most)
+
+
+def times(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Of a run with a budget, the time that it was to take and the time that it took, in words."""
+    told = [
+        ("expected before the start" if not row["step"] else f"expected after {row['step']:,} steps", row[EXPECTED])
+        for row in rows
+        if EXPECTED in row
+    ]
+    told += [("taken in all", row[TAKEN]) for row in rows if TAKEN in row][-1:]
+    return [(what, duration(seconds)) for what, seconds in told]
 
 
 def _exam(folder: Path) -> dict[str, Any] | None:
@@ -203,6 +230,7 @@ def _cost(setup: Setup, rows: list[dict[str, Any]], tokens: int) -> list[tuple[s
     saved = sum(files_in(setup.folder / "resume").values())
     return [
         ("training time", duration(seconds)),
+        *times(rows),
         (f"{counted(setup.task)} trained on", short(tokens)),
         ("times through the data", short(tokens / setup.material.epoch_targets)),
         ("checkpoints on disk", size(saved)),

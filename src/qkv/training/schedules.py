@@ -58,6 +58,16 @@ def warmup_stable_decay(schedule: WarmupStableDecay, step: int, steps: int, widt
     return 1 - (1 - schedule.final) * _share(step, stable_until, steps)
 
 
+def shortened(schedule: Schedule, steps: int, most: int) -> Schedule:
+    """``schedule``, written for ``most`` updates, for ``steps`` of them: the warm-up keeps its share, and at least a tenth of the updates.
+
+    The inverse square root stays, since its warm-up decides the size of every rate.
+    """
+    if steps == most or isinstance(schedule, InverseSquareRoot):
+        return schedule
+    return schedule.changed(warmup=min(schedule.warmup, max(steps // 10, schedule.warmup * steps // most)))
+
+
 def same_so_far(schedule: Schedule, done: int, steps: int, other: int, width: int) -> bool:
     """True if the first ``done`` updates have the same rates in a run of ``steps`` and in one of ``other`` updates."""
     return all(multiplier(schedule, s, steps, width) == multiplier(schedule, s, other, width) for s in range(1, done + 1))

@@ -7,8 +7,9 @@ from functools import singledispatchmethod
 from types import TracebackType
 
 from qkv.report.exam import BESIDE_THE_POINT
+from qkv.report.figures import duration
 from qkv.report.progress import Progress
-from qkv.training.events import Ended, Event, Notice, Started, Stepped, Validated
+from qkv.training.events import Ended, Event, Notice, Planned, Started, Stepped, Validated
 
 
 class Show:
@@ -42,6 +43,12 @@ class Show:
             self._progress.note(f"going on after step {event.step:,} of {event.steps:,}")
 
     @_show.register
+    def _(self, event: Planned) -> None:
+        if self._progress:
+            self._progress.total, self._progress.after = event.steps, event.after
+            self._progress.note(planned_sentence(event))
+
+    @_show.register
     def _(self, event: Stepped) -> None:
         if self._progress:
             self._progress.update(event.step, loss=event.loss, **{f"{self._counted}_per_second": event.tokens_per_second})
@@ -62,3 +69,12 @@ class Show:
     @_show.register
     def _(self, event: Ended) -> None:
         self.__exit__(None, None, None)
+
+
+def planned_sentence(event: Planned) -> str:
+    """What fits into the budget, and how long it will take."""
+    fewer = f" of at most {event.most:,}" * (event.steps < event.most)
+    planned = f"{'after ' + format(event.step, ',') + ' steps: ' if event.step else ''}about {duration(event.seconds)} for {event.steps:,} steps{fewer}"
+    if event.seconds <= 60 * event.minutes:
+        return planned
+    return f"{planned}; not even that fits into {event.minutes:g} minutes on this machine: give more, or a smaller model"

@@ -151,6 +151,7 @@ def _training(old: Run, heal: int) -> Any:
         optimizer = optimizer.changed(lr=min(optimizer.lr, rate * width / old.model.spec.width))
     return training.changed(
         steps=steps,
+        minutes=None,
         optimizer=optimizer,
         schedule=Constant(warmup=min(100, steps // 10)),
         validation=training.validation.changed(every=max(1, steps // _LOOKS), patience=None),

@@ -1,0 +1,64 @@
+"""The plan of one run: made from a rehearsal, checked against the first updates, written down before it takes effect, and told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from qkv.training.events import Planned
+from qkv.training.plan import Costs, Plan, Stage, first_plan, read_plan, second_plan, unlimited, write_plan
+from qkv.training.setup import Setup
+
+
+class Budget:
+    """Holds the ``plan`` of the run of ``setup``; ``saved`` is the one that its checkpoint was made under, None if there is none."""
+
+    def __init__(self, setup: Setup, saved: Mapping[str, Any] | None):
+        self._given, self._folder = setup.recipe.training, setup.checkpoints.folder
+        found = read_plan(self._folder, saved) if self.limited else None
+        self._decided = found is not None or not self.limited
+        self._take(found or unlimited(self._given))
+        self._updates, self._seconds = 0, 0.0
+
+    def _take(self, plan: Plan) -> None:
+        self.plan, self.training = plan, plan.training(self._given)
+
+    @property
+    def limited(self) -> bool:
+        """True if the recipe has a budget."""
+        return self._given.minutes is not None
+
+    def stage(self, done: int) -> Stage:
+        """What holds after ``done`` updates."""
+        return self.plan.after(done)
+
+    def begin(self, rehearse: Callable[[], Costs], spent: Callable[[], float]) -> None:
+        """Make the first decision, unless an earlier start has. ``spent``: the seconds since the beginning of the run."""
+        if not self._decided:
+            costs = rehearse()
+            self._keep(first_plan(self._given, costs, spent()))
+            self._decided = True
+
+    def saw(self, done: int, seconds: float) -> None:
+        """The update ``done`` took so long."""
+        if done <= self.plan.check:
+            self._updates, self._seconds = self._updates + 1, self._seconds + seconds
+
+    def check(self, done: int, spent: float) -> bool:
+        """True if the second decision holds from here on; it is made now unless an earlier start has."""
+        if self.plan.asks(done):
+            costs = replace(self.plan.costs, step=self._seconds / self._updates)
+            self._keep(second_plan(self.plan, self._given, costs, spent))
+        return done == self.plan.check
+
+    def _keep(self, plan: Plan) -> None:
+        write_plan(self._folder, plan)
+        self._take(plan)
+
+    def told(self, done: int) -> Planned:
+        """The decision that holds after ``done`` updates."""
+        stage = self.stage(done)
+        assert self._given.minutes is not None
+        decided = self.plan.check if stage is self.plan.second else 0
+        return Planned(decided, stage.steps, self._given.steps, self._given.minutes, stage.seconds, self.plan.costs.exam)

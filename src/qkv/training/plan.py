@@ -1,0 +1,178 @@
+"""How many steps fit into ``training.minutes``, decided before the start from a rehearsal, and once more after the first steps.
+
+The plan is written to ``resume/plan.json`` before it takes effect and is part of every checkpoint. What a step computes depends on the
+plan and the step alone, so a run that was cut anywhere goes on bit for bit, on another machine too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from qkv.spec.training import Training
+from qkv.training.files import clear_errors, write_file
+from qkv.training.schedules import shortened
+
+FILE = "plan.json"
+_AIM = 0.95
+"""The share of the minutes that is planned for; the rest is for what the rehearsal did not see."""
+_LEAST = 20
+"""Steps below which no plan goes."""
+_LOOKS = 10
+"""Validations that a run keeps where its steps are reduced."""
+_LOOKING = 0.25
+"""The largest share of the minutes that validations may take."""
+_CHECK = (10, 0.02)
+"""The first steps that a plan is checked against: so many, or this share if that is more."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds: of an update, a validation, a sample, a checkpoint, the best weights' file, and of the exam after the last step."""
+
+    step: float
+    validation: float = 0.0
+    sample: float = 0.0
+    checkpoint: float = 0.0
+    best: float = 0.0
+    exam: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A decision: the number of updates, the updates between validations and between checkpoints, and the seconds of the whole run."""
+
+    steps: int
+    validate: int
+    save: int
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The ``first`` decision, the rehearsed ``costs`` that it rests on, and after the update ``check`` the ``second``; a run without a budget has only a first."""
+
+    first: Stage
+    costs: Costs
+    check: int = 0
+    second: Stage | None = None
+
+    def after(self, done: int) -> Stage:
+        """What holds after so many updates."""
+        return self.second if self.second and done >= self.check else self.first
+
+    def asks(self, done: int) -> bool:
+        """True if the second decision is to be made now."""
+        return done == self.check > 0 and self.second is None
+
+    def training(self, training: Training) -> Training:
+        """``training`` with the warm-up of this plan's steps."""
+        return training.changed(schedule=shortened(training.schedule, self.first.steps, training.steps))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        return asdict(self)
+
+    @staticmethod
+    def parse(plain: Mapping[str, Any]) -> Plan:
+        """The plan that ``to_dict`` gave. Raises TypeError or KeyError for anything else."""
+        second = plain["second"]
+        return Plan(Stage(**plain["first"]), Costs(**plain["costs"]), int(plain["check"]), Stage(**second) if second else None)
+
+
+def unlimited(training: Training) -> Plan:
+    """The plan of a run without a budget: the recipe's own numbers."""
+    return Plan(_whole(training), Costs(0.0))
+
+
+def first_plan(training: Training, costs: Costs, spent: float) -> Plan:
+    """As many steps as fit, after ``spent`` seconds of preparation."""
+    stage = _stage(training, costs, 0, spent)
+    most, share = _CHECK
+    check = max(most, math.ceil(share * stage.steps))
+    return Plan(stage, costs, check if check < stage.steps else 0)
+
+
+def second_plan(plan: Plan, training: Training, costs: Costs, spent: float) -> Plan:
+    """``plan`` with its second decision, ``spent`` seconds after the beginning."""
+    return replace(plan, second=_stage(training, costs, plan.check, spent))
+
+
+def expected(training: Training, costs: Costs, stage: Stage, done: int, spent: float) -> float:
+    """Seconds of the whole run of which ``done`` updates took ``spent``, preparation and exam included."""
+    ahead = spent + (stage.steps - done) * costs.step
+    ahead += _times(done, stage.steps, stage.validate) * (costs.validation + costs.best)
+    every = training.sample_every
+    # Samples that nobody asked for take two percent of the time, besides the first and the last.
+    few = min(_times(done, stage.steps, stage.validate), 2 + 0.02 * ahead / max(costs.sample, 1e-9))
+    ahead += costs.sample * (few if every is None else _times(done, stage.steps, every))
+    clocked = training.checkpoints.seconds
+    by_clock = 0 if clocked is None else ahead / max(clocked, 50 * costs.checkpoint)
+    return ahead + costs.checkpoint * (_times(done, stage.steps, stage.save) + by_clock) + costs.exam
+
+
+def read_plan(folder: Path, saved: Mapping[str, Any] | None) -> Plan | None:
+    """The plan of a run: that of its file unless a checkpoint was ``saved`` under another one; None if there is none."""
+    known = None if saved is None else Plan.parse(saved)
+    try:
+        found = Plan.parse(json.loads((folder / FILE).read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return known
+    fits = known is None or known in (found, replace(found, second=None))
+    return found if fits else known
+
+
+def write_plan(folder: Path, plan: Plan) -> None:
+    """Put the plan into ``folder``, whole. Raises ``UserError`` if the disk refuses."""
+    path = folder / FILE
+    with clear_errors(str(path)):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(path, json.dumps(plan.to_dict(), indent=1).encode())
+
+
+def _whole(training: Training) -> Stage:
+    return Stage(training.steps, training.validation.every, training.checkpoints.every)
+
+
+def _times(done: int, steps: int, every: int) -> int:
+    """How often something is done after each ``every`` updates and the last."""
+    return steps // every - done // every + (steps % every > 0)
+
+
+def _stage(training: Training, costs: Costs, done: int, spent: float) -> Stage:
+    """The most steps that fit, never more than the recipe's."""
+    assert training.minutes is not None
+    most = 60 * _AIM * training.minutes
+    least = min(training.steps, max(_LEAST, done + 1))
+
+    def timed(steps: int) -> Stage:
+        stage = _shorter(training, costs, steps)
+        return replace(stage, seconds=expected(training, costs, stage, done, spent))
+
+    whole = timed(training.steps)
+    if whole.seconds <= most:
+        return whole
+    low, high = least, training.steps
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if timed(middle).seconds <= most else (low, middle)
+    return timed(low)
+
+
+def _shorter(training: Training, costs: Costs, steps: int) -> Stage:
+    """Where steps are reduced, validations and checkpoints come sooner, so that about ten remain, and validations never take most of the time."""
+    whole = _whole(training)
+    if steps == whole.steps:
+        return whole
+    assert training.minutes is not None
+
+    def sooner(every: int) -> int:
+        return max(1, min(every, max(steps // _LOOKS, math.ceil(every * steps / whole.steps))))
+
+    looks = _LOOKING * 60 * training.minutes / max(costs.validation + costs.best, 1e-9)
+    validate = max(sooner(whole.validate), math.ceil(steps / max(1.0, looks)))
+    return Stage(steps, min(steps, validate), sooner(whole.save))

@@ -1,0 +1,152 @@
+"""What a run's own steps, validations, samples, checkpoints and exam take on this machine, measured before the first of them.
+
+The model, the optimiser and every random generator are afterwards what they were, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import torch
+
+from qkv.data.batch import Batch
+from qkv.data.corpus import VALIDATION
+from qkv.layers.lora import merged
+from qkv.ops.choices import all_choices
+from qkv.spec.errors import UserError
+from qkv.tasks.example_task import ExampleTask
+from qkv.tasks.material import ExampleMaterial, Material
+from qkv.training import clock, random_state
+from qkv.training.checkpoint import weights
+from qkv.training.evaluation import measure
+from qkv.training.exam import examine, held_out
+from qkv.training.files import PARTIAL, clear_errors, write_tensors
+from qkv.training.plan import Costs
+
+if TYPE_CHECKING:
+    from qkv.training.loop import Trainer
+
+_SHARE = 0.02
+"""Of the minutes, what the steps of a rehearsal may take; at least three are made."""
+_FEWEST, _MOST = 3, 50
+_BATCHES = 3
+"""Validation batches that are measured, evenly spread."""
+_ROWS = (32, 128)
+"""Rows of a held-out part that two small exams are taken on; the straight line through both times leads to the exam of all rows."""
+
+
+def rehearse(trainer: Trainer) -> Costs:
+    """The costs of a run that stands before an update. Raises ``UserError`` where the run itself would."""
+    with _as_it_was(trainer):
+        step = _step(trainer)
+        return Costs(step, _validation(trainer), _sample(trainer), *_files(trainer), _exams(trainer))
+
+
+@contextmanager
+def _as_it_was(trainer: Trainer) -> Iterator[None]:
+    tensors = [*trainer.model.parameters(), *trainer.model.buffers()]
+    copies = [tensor.detach().clone() for tensor in tensors]
+    remembered = {name: tensor.clone() for name, tensor in trainer.optimizer.state_dict().items()}
+    generators = random_state.capture()
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, copy in zip(tensors, copies, strict=True):
+                tensor.copy_(copy)
+        trainer.optimizer.zero_grad()
+        trainer.optimizer.load_state_dict(remembered)
+        random_state.restore(generators)
+        trainer.model.train()
+
+
+def _step(trainer: Trainer) -> float:
+    """Mean seconds of the next updates. One in which an op chose its path is made once more, since it does so only once."""
+    minutes = trainer.training.minutes
+    assert minutes is not None
+    first = trainer.now.step + 1
+    _seconds(lambda: trainer.descend(first))
+    taken: list[float] = []
+    began = clock.seconds()
+    while len(taken) < _FEWEST or (len(taken) < _MOST and clock.seconds() - began < _SHARE * 60 * minutes):
+        known, step = len(all_choices()), first + len(taken)
+        found = _seconds(lambda step=step: trainer.descend(step))
+        taken.append(found if len(all_choices()) == known else _seconds(lambda step=step: trainer.descend(step)))
+    return sum(taken) / len(taken)
+
+
+def _validation(trainer: Trainer) -> float:
+    """Seconds of a validation, from a few of its batches."""
+    setup = trainer.setup
+    whole = sum(1 for _ in setup.material.rows(VALIDATION, trainer.training.validation.batches))
+    few = min(_BATCHES, whole)
+    batches = list(islice(setup.material.rows(VALIDATION, few), few))
+
+    def look(some: list[Batch]) -> None:
+        measure(trainer.model, setup.task, some, trainer.training.precision)
+
+    look(batches[:1])
+    return _seconds(lambda: look(batches)) * whole / len(batches)
+
+
+def _sample(trainer: Trainer) -> float:
+    """Seconds of one sample; 0 where the task draws none, or cannot, which training will say."""
+    setup = trainer.setup
+    try:
+        return _seconds(lambda: setup.task.sample(trainer.model, setup.material, setup.recipe))
+    except UserError:
+        return 0.0
+
+
+def _files(trainer: Trainer) -> tuple[float, float]:
+    """Seconds of a checkpoint and of the best weights' file."""
+    own = weights(trainer.model)
+    path = trainer.setup.folder / f".rehearsal{PARTIAL}"
+
+    def write() -> None:
+        with clear_errors(str(path)):
+            write_tensors(path, own, {})
+
+    try:
+        best = _seconds(write)
+    finally:
+        path.unlink(missing_ok=True)
+    size = sum(tensor.nbytes for tensor in own.values())
+    remembered = sum(tensor.nbytes for tensor in trainer.optimizer.state_dict().values())
+    return best * (size + remembered) / max(1, size), best
+
+
+def _exams(trainer: Trainer) -> float:
+    """Seconds of the exam after the last step."""
+    if not trainer.setup.task.examines:
+        return 0.0
+    return sum(_exam(trainer, split) for split in held_out(trainer.setup.material))
+
+
+def _exam(trainer: Trainer, split: str) -> float:
+    """Seconds of the exam on one split; 0 where it cannot be taken, which the exam itself will say."""
+    setup, material, task = trainer.setup, trainer.setup.material, trainer.setup.task
+
+    def take(part: Material) -> float:
+        with merged(trainer.model):
+            return _seconds(lambda: examine(trainer.model, task, part, setup.recipe, split))
+
+    try:
+        if not (isinstance(material, ExampleMaterial) and isinstance(task, ExampleTask)):
+            return take(material)
+        few, many = (min(1.0, rows / len(material.records[split])) for rows in _ROWS)
+        take(task.part(material, few))  # ops choose their paths
+        small = take(task.part(material, few))
+        large = take(task.part(material, many))
+    except UserError:
+        return 0.0
+    return large if few == many else large + max(0.0, large - small) * (1 - many) / (many - few)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = clock.seconds()
+    work()
+    return clock.seconds() - began
