@@ -13,6 +13,7 @@ from qkv.inspection.machine import Machine
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.training import automatic_task as module
+from qkv.training.automatic import MINUTES
 from qkv.training.automatic_task import automatic_task, name_of
 
 SLOW = Machine("a processor", {"fp32": 4e10}, 4.8e9, 6e-5)
@@ -56,10 +57,10 @@ def test_more_examples_get_more_of_everything(recipe_for: Callable[..., Recipe],
     assert {recipe.model.encoder is not None for recipe in found} == {kind in ("translation", "summarization")}
 
 
-@pytest.mark.parametrize("kind", COLUMNS)
-def test_a_slow_machine_takes_fewer_steps(recipe_for: Callable[..., Recipe], kind: str) -> None:
-    slow, fast = (recipe_for(kind, 50_000, 60, machine).training.steps for machine in (SLOW, FAST))
-    assert 200 <= slow < fast
+def test_the_budget_decides_the_steps_and_no_guess(recipe_for: Callable[..., Recipe]) -> None:
+    slow, fast = (recipe_for("classification", 50_000, 60, machine).training for machine in (SLOW, FAST))
+    assert slow.minutes == fast.minutes == MINUTES
+    assert slow == fast.changed(precision=slow.precision)
 
 
 def test_a_small_table_is_not_read_for_ever(recipe_for: Callable[..., Recipe]) -> None:
@@ -79,7 +80,7 @@ def test_what_is_said_of_the_data_and_overrides_hold(tmp_path: Path) -> None:
     data = {"source": str(path), "columns": {"text": "review", "label": "other"}, "validation_fraction": 0.25}
     recipe = automatic_task("classification", data, ["training.steps=7"], machine=FAST)
     assert (recipe.data.columns, recipe.data.validation_fraction, recipe.training.steps) == (data["columns"], 0.25, 7)
-    assert recipe.description.startswith("30 examples, 512 ids (wordpiece), an encoder of 2 layers of width 64, at most 7 steps")
+    assert recipe.description.startswith("30 examples, 512 ids (wordpiece), an encoder of 2 layers of width 64: chosen for")
     whole = automatic_task("classification", data, machine=FAST)
     assert automatic_task("classification", data, quick=True, machine=FAST).training.steps == whole.training.steps // 10
 

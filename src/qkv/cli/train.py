@@ -77,14 +77,9 @@ def train_command(
     With --from a verb changes a model that is there; finetune is any of these verbs, told by the data.
     """
     began = clock.seconds()
-    given, table = {name: found for name, found in locals().items() if name in _OF_TABLES}, {"source": recipe}
-    changes = [*(overrides or []), *(["training.tensorboard=true"] if tensorboard else [])]
-    changes += [] if minutes is None else [f"training.minutes={minutes}"]
-    if recipe in VERBS or recipe == FINETUNE:
-        changes = _assignments(recipe, changes)
-        table = table_of(recipe, given)
-    else:
-        refuse_without_verb(recipe, given)
+    given = {name: found for name, found in locals().items() if name in _OF_TABLES}
+    changes = _changes(overrides or [], tensorboard, minutes)
+    table = _table(recipe, given, changes)
     from qkv.library import find_recipe, is_text
 
     chosen, folder = find_recipe(overrides=changes, quick=quick, out=out, resume=not fresh, **table)
@@ -105,12 +100,21 @@ _OF_TABLES = (
 )
 
 
-def _assignments(verb: str, changes: list[str]) -> list[str]:
-    """The overrides. Raises ``UserError`` for a file that was given without its option."""
+def _changes(overrides: list[str], tensorboard: bool, minutes: float | None) -> list[str]:
+    """The overrides, those that have an option of their own included."""
+    options = {"training.tensorboard": "true" if tensorboard else None, "training.minutes": minutes}
+    return [*overrides, *(f"{path}={value}" for path, value in options.items() if value is not None)]
+
+
+def _table(recipe: str, options: dict[str, Any], changes: list[str]) -> dict[str, Any]:
+    """What the command line says of the data. Raises ``UserError`` for a file that was given without its option."""
+    if recipe not in VERBS and recipe != FINETUNE:
+        refuse_without_verb(recipe, options)
+        return {"source": recipe}
     bare = next((change for change in changes if "=" not in change), None)
     if bare is not None:
-        raise UserError(f"{bare!r} is no change such as training.steps=500; if it is the data: qkv train {verb} --data {bare}")
-    return changes
+        raise UserError(f"{bare!r} is no change such as training.steps=500; if it is the data: qkv train {recipe} --data {bare}")
+    return table_of(recipe, options)
 
 
 def run_and_tell(recipe: Recipe, folder: Path, note: str = "", since: float | None = None) -> Run:

@@ -64,7 +64,7 @@ class Trainer:
             self.optimizer.scale_rates(rate_factors(self.training.rates, [name for name, _ in self.model.named_parameters()]))
         self._parameters = list(self.optimizer.names)
         self.loss = setup.task.summed_loss
-        self.now = Standing()
+        self.now = Standing(preparation=self.budget.plan.spent)
         if checkpoint:
             self._go_on(checkpoint)
         self._made_with = made_with(setup.recipe, setup.folder)

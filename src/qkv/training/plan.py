@@ -60,6 +60,8 @@ class Plan:
     costs: Costs
     check: int = 0
     second: Stage | None = None
+    spent: float = 0.0
+    """Seconds of preparation before the first decision."""
 
     def after(self, done: int) -> Stage:
         """What holds after so many updates."""
@@ -81,7 +83,13 @@ class Plan:
     def parse(plain: Mapping[str, Any]) -> Plan:
         """The plan that ``to_dict`` gave. Raises TypeError or KeyError for anything else."""
         second = plain["second"]
-        return Plan(Stage(**plain["first"]), Costs(**plain["costs"]), int(plain["check"]), Stage(**second) if second else None)
+        return Plan(
+            Stage(**plain["first"]),
+            Costs(**plain["costs"]),
+            int(plain["check"]),
+            Stage(**second) if second else None,
+            float(plain["spent"]),
+        )
 
 
 def unlimited(training: Training) -> Plan:
@@ -94,7 +102,7 @@ def first_plan(training: Training, costs: Costs, spent: float) -> Plan:
     stage = _stage(training, costs, 0, spent)
     most, share = _CHECK
     check = max(most, math.ceil(share * stage.steps))
-    return Plan(stage, costs, check if check < stage.steps else 0)
+    return Plan(stage, costs, check if check < stage.steps else 0, spent=spent)
 
 
 def second_plan(plan: Plan, training: Training, costs: Costs, spent: float) -> Plan:

@@ -29,8 +29,8 @@ from qkv.training.plan import Costs
 if TYPE_CHECKING:
     from qkv.training.loop import Trainer
 
-_SHARE = 0.02
-"""Of the minutes, what the steps of a rehearsal may take; at least three are made."""
+_SHARE, _LONGEST = 0.02, 6.0
+"""What the steps of a rehearsal may take: so large a share of the minutes, but no more seconds than that; at least three are made."""
 _FEWEST, _MOST = 3, 50
 _BATCHES = 3
 """Validation batches that are measured, evenly spread."""
@@ -70,8 +70,8 @@ def _step(trainer: Trainer) -> float:
     first = trainer.now.step + 1
     _seconds(lambda: trainer.descend(first))
     taken: list[float] = []
-    began = clock.seconds()
-    while len(taken) < _FEWEST or (len(taken) < _MOST and clock.seconds() - began < _SHARE * 60 * minutes):
+    until = clock.seconds() + min(_LONGEST, _SHARE * 60 * minutes)
+    while len(taken) < _FEWEST or (len(taken) < _MOST and clock.seconds() < until):
         known, step = len(all_choices()), first + len(taken)
         found = _seconds(lambda step=step: trainer.descend(step))
         taken.append(found if len(all_choices()) == known else _seconds(lambda step=step: trainer.descend(step)))

@@ -77,4 +77,4 @@ def planned_sentence(event: Planned) -> str:
     planned = f"{'after ' + format(event.step, ',') + ' steps: ' if event.step else ''}about {duration(event.seconds)} for {event.steps:,} steps{fewer}"
     if event.seconds <= 60 * event.minutes:
         return planned
-    return f"{planned}; not even that fits into {event.minutes:g} minutes on this machine: give more, or a smaller model"
+    return f"{planned}; not even that fits into training.minutes={event.minutes:g} on this machine; give more, or a smaller model"
