@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from qkv.training.loop import Trainer
 
 _SHARE, _LONGEST = 0.02, 6.0
-"""What the steps of a rehearsal may take: so large a share of the minutes, but no more seconds than that; at least three are made."""
+"""What the steps of a rehearsal may take: so large a share of the minutes, but no more seconds than that; at least three are made,
+and at most a tenth of the recipe's."""
 _FEWEST, _MOST = 3, 50
 _BATCHES = 3
 """Validation batches that are measured, evenly spread."""
@@ -71,7 +72,8 @@ def _step(trainer: Trainer) -> float:
     _seconds(lambda: trainer.descend(first))
     taken: list[float] = []
     until = clock.seconds() + min(_LONGEST, _SHARE * 60 * minutes)
-    while len(taken) < _FEWEST or (len(taken) < _MOST and clock.seconds() < until):
+    most = min(_MOST, trainer.training.steps // 10)
+    while len(taken) < _FEWEST or (len(taken) < most and clock.seconds() < until):
         known, step = len(all_choices()), first + len(taken)
         found = _seconds(lambda step=step: trainer.descend(step))
         taken.append(found if len(all_choices()) == known else _seconds(lambda step=step: trainer.descend(step)))
