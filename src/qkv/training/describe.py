@@ -9,12 +9,9 @@ from qkv.spec.recipe import Recipe
 
 
 def as_asked(recipe: Recipe, quick: bool, overrides: Iterable[str]) -> Recipe:
-    """``recipe`` in its short form if ``quick``, changed by ``overrides``; its description then names the steps that are taken and the changes."""
+    """``recipe`` in its short form if ``quick``, changed by ``overrides``; its description then names the changes."""
     given = list(overrides)
     found = override(recipe, [*(quick_form(recipe.quick) if quick else ()), *given])
-    if found.description != recipe.description:
+    if not given or found.description != recipe.description:
         return found
-    said = recipe.description.replace(f"{recipe.training.steps:,} steps", f"{found.training.steps:,} steps")
-    if given:
-        said = f"{said.removesuffix('.')}, but for {', '.join(given)}."
-    return found.changed(description=said)
+    return found.changed(description=f"{recipe.description.removesuffix('.')}, but for {', '.join(given)}.")
