@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.model import Model
@@ -184,17 +184,38 @@ def load(run: str | Path, accept_changes: bool = False, **published: Any) -> Run
     return load_run(run, accept_changes, **published)
 
 
-def generate(run: Run | str | Path, prompt: str = "", **options: Any) -> str:
-    """What the model of a run writes after ``prompt``, without the prompt.
+@overload
+def generate(run: Run | str | Path, prompt: str = "", *, ids: None = None, special: bool = False, **options: Any) -> str:
+    """Text after a text."""
 
+
+@overload
+def generate(run: Run | str | Path, *, ids: Sequence[int], **options: Any) -> list[int]:
+    """Ids after ids."""
+
+
+def generate(
+    run: Run | str | Path, prompt: str = "", *, ids: Sequence[int] | None = None, special: bool = False, **options: Any
+) -> str | list[int]:
+    """What the model of a run writes after ``prompt``, without the prompt; after ``ids`` the ids that it writes, without any tokenizer.
+
+    ``special``: a special token that the prompt spells, such as "<|im_start|>", is that one token; default: plain text like any other.
     ``options`` are fields of ``qkv.spec.generation.Generation``: max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty,
     stop, seed, overflow; num_beams, length_penalty, early_stopping. The others are those of the recipe's ``sample``; with ``num_beams`` above 1
     nothing is drawn, and what the recipe says of drawing does not hold. Raises ``UserError``.
     """
+    from qkv.generation.ids import write_ids
     from qkv.generation.text import generate_text
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
-    return generate_text(loaded.model, loaded.tokenizer, prompt, loaded.recipe.sample.requested(**{"seed": None, **options}))
+    sample = loaded.recipe.sample if ids is None else loaded.recipe.sample.changed(stop=())
+    generation = sample.requested(**{"seed": None, **options})
+    if ids is None:
+        tokenizer = loaded.tokenizer.reading_special if special else loaded.tokenizer
+        return generate_text(loaded.model, tokenizer, prompt, generation)
+    if prompt or special:
+        raise UserError("'prompt' and 'special' are about text, and 'ids' were given; leave one of them out")
+    return write_ids(loaded.model, ids, generation)
 
 
 def evaluate(

@@ -219,3 +219,19 @@ def test_roles_that_the_contents_do_not_tell_are_kept_in_the_file(tmp_path: Path
     assert len(json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]) == 3
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
     assert theirs.encode("be é") == more.encode("be é")
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_special_tokens_in_a_text_are_plain_unless_asked_for(kind: str, tmp_path: Path) -> None:
+    """As the transformers library with and without ``split_special_tokens``, of folders of three schemes."""
+    scheme = spec.Tokenizer.kinds()[kind].parse({"vocab_size": 300})
+    ours = train(scheme, ["the quick brown fox [jumps] over <the> lazy dog; mask MASK eos " * 20]).with_specials(["mask", "eos"])
+    ours.save(tmp_path)
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), mask_token="<mask>", eos_token="<eos>")
+    for text in ("the <mask> fox", "<mask>", "fox<eos>dog <mask><mask> ", "no token < mask >"):
+        heard = ours.reading_special.encode(text)
+        assert heard == theirs(text, add_special_tokens=False).input_ids
+        assert heard.count(ours.specials["mask"]) == text.count("<mask>")
+        assert ours.specials["mask"] not in ours.encode(text)
+        assert ours.encode(text) == theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        assert ours.reading_special.decode(heard).split() == ours.decode(heard).split()

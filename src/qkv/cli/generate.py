@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -22,6 +23,7 @@ qkv generate runs/my "Once" --temperature 0.7 --top-p 0.9 --num-samples 3
 qkv generate runs/my "Q: " --stop "Q:" --seed 1
 qkv generate runs/my "Once upon" --num-beams 4 --num-return 3
 qkv generate runs/my "The door was" --choose " open" --choose " closed"
+qkv generate my-checkpoint --ids "464 2068 7586"
 echo "Once upon" | qkv generate runs/my -
 """
 
@@ -45,6 +47,8 @@ def generate_command(
     early_stopping: Annotated[bool | None, typer.Option(help="End a search as soon as K texts have ended.")] = None,
     choose: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Rate this text as what follows; give several.")] = None,
     choose_by: Annotated[str | None, typer.Option(metavar="sum|token|character", help="Log probability of all, or the mean.")] = None,
+    ids: Annotated[str | None, typer.Option(metavar="'N N …'", help="Go on from these ids and print ids; needs no tokenizer.")] = None,
+    special: Annotated[bool, typer.Option("--special", help="Read special tokens that the prompt spells; default: plain text.")] = False,
     stream: Annotated[bool, typer.Option(help="Print each piece as soon as it is certain.")] = True,
 ) -> None:
     """Let a trained model go on writing. What is not given is taken from the recipe's 'sample'."""
@@ -56,15 +60,47 @@ def generate_command(
     folder = run_or_published(run)
     from qkv.training.run import load
 
-    text = _prompt(prompt)
-    loaded = load(folder)
+    if ids is not None:
+        _check_ids(prompt, special, choose, num_samples)
+        typer.echo(" ".join(map(str, _after(load(folder), ids, {**chosen, "seed": seed}))))
+        return
+    text, loaded = _prompt(prompt), _reading(load(folder), special)
     if choose:
         _print_choice(loaded, text, choose, choose_by or "sum")
-        return
-    generation = _checked(loaded.recipe.sample, {**chosen, "seed": seed})
-    _check_beams(generation, chosen, num_samples)
-    _note_the_context(loaded, text, generation)
-    _print(loaded, text, generation, num_samples, stream)
+    else:
+        _write(loaded, text, {**chosen, "seed": seed}, num_samples, stream)
+
+
+def _write(run: Run, prompt: str, options: dict[str, Any], count: int, stream: bool) -> None:
+    """Print ``count`` texts after ``prompt``. Raises UserError for options that do not go together."""
+    generation = _checked(run.recipe.sample, options)
+    _check_beams(generation, options, count)
+    _note_the_context(run, prompt, generation)
+    _print(run, prompt, generation, count, stream)
+
+
+def _reading(run: Run, special: bool) -> Run:
+    """``run``; with ``special`` its tokenizer reads the special tokens that a prompt spells."""
+    return replace(run, vocabulary=replace(run.vocabulary, target=run.tokenizer.reading_special)) if special else run
+
+
+def _check_ids(prompt: str, special: bool, choose: list[str] | None, num_samples: int) -> None:
+    """Raise UserError for options about text beside ids."""
+    beside = {"a prompt": prompt, "--special": special, "--choose": choose, "--num-samples": num_samples > 1}
+    if given := [name for name, value in beside.items() if value]:
+        raise UserError(f"--ids: {given[0]} does not go with it; leave one of them out")
+
+
+def _after(run: Run, ids: str, options: dict[str, Any]) -> list[int]:
+    """The ids given and those that the model writes after them."""
+    from qkv.generation.ids import write_ids
+
+    words = ids.replace(",", " ").split()
+    wrong = next((word for word in words if not (word.isascii() and word.isdigit() and len(word) < 10)), None)
+    if wrong is not None:
+        raise UserError(f"--ids: {wrong!r} is not an id; give whole numbers, as in --ids '1 2 3'")
+    before = [int(word) for word in words]
+    return before + write_ids(run.model, before, _checked(run.recipe.sample.changed(stop=()), options))
 
 
 def _checked(base: Generation, options: dict[str, Any]) -> Generation:

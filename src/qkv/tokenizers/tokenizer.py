@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from tokenizers import models
 
 from qkv.spec.errors import UserError
 from qkv.tokenizers.byte_level import token_bytes
-from qkv.tokenizers.coders import coder_for
+from qkv.tokenizers.coders import PlainCoder, coder_for
 from qkv.tokenizers.files import write_whole
 from qkv.tokenizers.folder import FILE_NAME as FILE_NAME
 from qkv.tokenizers.folder import find
@@ -29,8 +30,9 @@ _CHARACTER = re.compile("[\\ud800-\\udbff][\\udc00-\\udfff]|(?s:.)")  # a pair o
 class Tokenizer:
     """Text <-> ids.
 
-    No special token is added to a text, and none is read from one: "<eos>" in a text is plain text. A lone surrogate, which no UTF-8
-    text can hold, is read as U+FFFD. ``core`` is the library's tokenizer; ``dtype`` the smallest unsigned type that holds every id.
+    No special token is added to a text, and none is read from one: "<eos>" in a text is plain text, so that neither data nor
+    a user can spell a control token. ``reading_special`` reads them, as the transformers library does by default. A lone surrogate, which
+    no UTF-8 text can hold, is read as U+FFFD. ``core`` is the library's tokenizer; ``dtype`` the smallest unsigned type that holds every id.
     ``roles`` are contents of special tokens by role, where the usual ways of writing them do not tell.
     """
 
@@ -74,6 +76,15 @@ class Tokenizer:
         if not contents:
             return self
         return Tokenizer(with_added(self.core, dict.fromkeys(contents)), self._roles)
+
+    @cached_property
+    def reading_special(self) -> Tokenizer:
+        """This tokenizer, for which a special token that a text spells is one id. For texts whose author may write such tokens."""
+        found = copy.copy(self)
+        found.__dict__.pop("reading_special", None)
+        found._plain = tokenizers.Tokenizer.from_str(self.core.to_str())  # the switch of ``deaf`` is not kept in a file
+        found._coder = PlainCoder(found._plain, self.dtype)
+        return found
 
     def encode(self, text: str) -> list[int]:
         """The ids of ``text``. Raises ``UserError`` if a vocabulary from a file knows neither a piece of it nor an unknown token."""

@@ -35,8 +35,8 @@ def _task(found: Published) -> Task:
         given = f"{found.architecture} ({found.family}) has a head of the kind {spec.head.kind!r} on an encoder–decoder"
         raise UserError(f"{found.folder}: {given}, which no task of qkv asks; qkv.interop.load.load_published loads the model alone")
     if spec.encoder is not None:
-        assert found.tokenizer is not None
-        return Translation(begin=pieces(found.folder, found.tokenizer, found.begin), framed=True)
+        begin = pieces(found.folder, found.tokenizer, found.begin) if found.tokenizer else ()
+        return Translation(begin=begin, framed=True)
     if spec.head.kind == "language_model":
         return NextToken() if spec.causal else MaskedTokens()
     if spec.head.kind == "regression":

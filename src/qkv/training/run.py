@@ -23,6 +23,7 @@ from qkv.spec.yaml_io import read_recipe
 from qkv.tasks.material import OTHER, ExampleMaterial, Material
 from qkv.tasks.registry import build_task
 from qkv.tasks.task import Exam, Task
+from qkv.tokenizers.absent import AbsentTokenizer
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.training.checkpoint import Checkpoints, load_weights, newest_state, save_weights
 from qkv.training.exam import examine, read_exam
@@ -133,9 +134,8 @@ def accept(folder: Path) -> str | None:
 def _published(source: str | Path, options: dict[str, Any]) -> Run:
     """A published checkpoint as a run that has not begun: whatever takes a run takes it."""
     found = load_published(source, **options)
-    if found.tokenizer is None:
-        raise UserError(f"{found.folder} holds no tokenizer; qkv.interop.load.load_published loads the model alone")
-    return Run(found.folder, recipe_of(found), found.model, Vocabulary(found.tokenizer, found.tokenizer, found.labels), [], 0)
+    tokenizer = found.tokenizer or AbsentTokenizer(found.folder)
+    return Run(found.folder, recipe_of(found), found.model, Vocabulary(tokenizer, tokenizer, found.labels), [], 0)
 
 
 def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None, data: str | None = None) -> Exam:
