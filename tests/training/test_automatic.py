@@ -127,3 +127,14 @@ def test_more_of_anything_is_expected_to_help(size: float, tokens: float, distin
 def test_the_expected_loss_is_the_published_one_for_new_text() -> None:
     # Hoffmann et al. 2022, Chinchilla: 70 billion parameters, 1.4 trillion tokens; 1.69 nats are those that no model saves.
     assert expected_loss(70e9, 1.4e12, 1.4e12) + 1.69 == pytest.approx(1.937, abs=2e-3)
+
+
+def test_nothing_is_chosen_that_the_memory_does_not_hold(recipe_for, monkeypatch: pytest.MonkeyPatch) -> None:
+    def peak(recipe: Recipe) -> int:
+        frontend = recipe.model.frontend.changed(vocab_size=getattr(recipe.data.tokenizer, "vocab_size", 128))
+        return cost(recipe.model.changed(frontend=frontend), training=recipe.training, batch_size=recipe.training.batch_size).memory.peak
+
+    free = recipe_for(10**9, LARGE)
+    monkeypatch.setattr(module, "fits_memory", lambda needed: needed <= peak(free) / 2)
+    assert parameters(recipe_for(10**9, LARGE)) < parameters(free)
+    assert peak(recipe_for(10**9, LARGE)) <= peak(free) / 2

@@ -96,3 +96,13 @@ def test_a_task_that_no_table_is_enough_for() -> None:
 )
 def test_a_run_is_named_after_its_data(source: str, name: str) -> None:
     assert name_of(source) == name
+
+
+@pytest.mark.parametrize("kind", ["classification", "translation"])
+def test_batches_shrink_to_the_memory(recipe_for: Callable[..., Recipe], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = recipe_for(kind, 20_000, 60)
+    monkeypatch.setattr(module, "fits_memory", lambda needed: needed <= module._bytes(free) / 3)
+    tight = recipe_for(kind, 20_000, 60)
+    assert tight.model == free.model
+    assert module._bytes(tight) <= module._bytes(free) / 3
+    assert 1 <= tight.training.batch_size < free.training.batch_size

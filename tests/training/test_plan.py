@@ -240,7 +240,7 @@ def test_an_exam_is_rehearsed_on_few_rows(tmp_path: Path, monkeypatch: pytest.Mo
         if most is None:  # not a sample
             answered.append(len(material.records[split]))
             ticks.now += 5 + answered[-1]
-        return plain(self, model, material, split, of, most)
+        return plain(self, model, material, split, of, *([] if most is None else [most]))
 
     monkeypatch.setattr(ClassificationTask, "answered", count)
     told: list[Planned] = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.inspection.cost import Cost, cost
-from qkv.inspection.machine import Machine, machine_file, physical_memory, store_machine, stored_machine
+from qkv.inspection.machine import Machine, machine_file, store_machine, stored_machine, usable_memory
 from qkv.library import SPEC_SUFFIXES
 from qkv.models.families.presets import PRESETS, preset
 from qkv.report.figures import short, size
@@ -148,7 +148,7 @@ def _figures(counted: Cost, machine: Machine | None) -> list[tuple[str, str]]:
 
 
 def _rates(counted: Cost, machine: Machine | None) -> list[tuple[str, str]]:
-    here, needed = physical_memory(), counted.memory.peak
+    here, needed = usable_memory(), counted.memory.peak
     if here is not None and needed > here:
         return [("tokens/s", f"not estimated: this machine has {size(here)} of memory")]
     if machine is None:

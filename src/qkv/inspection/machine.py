@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from qkv.data.cache import cache_folder
+from qkv.ops.allowance import memory_limit, usable_threads
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def processor_name() -> str:
     if cpuinfo.is_file():
         lines = (line.partition(":") for line in cpuinfo.read_text(errors="replace").splitlines())
         name = next((value.strip() for key, _, value in lines if key.strip() == "model name"), name)
-    return f"{name}, {os.cpu_count()} threads"
+    return f"{name}, {usable_threads()} threads"
 
 
 def physical_memory() -> int | None:
@@ -63,6 +64,17 @@ def physical_memory() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
+
+
+def usable_memory() -> int | None:
+    """Bytes of memory that this process may take: those of the machine, but no more than its container allows; None if nobody says."""
+    return min((size for size in (physical_memory(), memory_limit()) if size is not None), default=None)
+
+
+def fits_memory(needed: int) -> bool:
+    """True if a training that takes so many bytes leaves a quarter of the memory to the program itself and to others."""
+    most = usable_memory()
+    return most is None or needed <= 0.75 * most
 
 
 def machine_file() -> Path:

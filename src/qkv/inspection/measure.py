@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from qkv.data.batch import Batch, PairBatch
 from qkv.inspection.cost import Cost
 from qkv.inspection.losses import memory_of, random_batch
-from qkv.inspection.machine import Machine, physical_memory
+from qkv.inspection.machine import Machine, usable_memory
 from qkv.inspection.memory import LiveBytes
 from qkv.models.build import build
 from qkv.models.transformer import State, Transformer
@@ -102,7 +102,7 @@ def check(cost: Cost, update_of: Callable[[Transformer], Update], machine: Machi
 
 
 def _fits(cost: Cost) -> None:
-    most = physical_memory()
+    most = usable_memory()
     if most is not None and cost.memory.peak > 0.9 * most:
         needed, there = cost.memory.peak / 1e9, most / 1e9
         raise UserError(

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from qkv.inspection.machine import Machine, processor_name
+from qkv.ops.allowance import limit_threads
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import Problem
 from qkv.ops.linear.choose import linear
@@ -24,6 +25,7 @@ _CALLS = 200
 
 def probe(budget: float = 0.1) -> Machine:
     """The figures of ``Machine`` on the processor, each the best of what about ``budget`` seconds allow."""
+    limit_threads()
     scores = 12 * _HEADS * _LENGTH * _LENGTH * _HEAD
     return Machine(
         processor=processor_name(),

@@ -9,6 +9,7 @@ from qkv.layers.linear import Linear
 from qkv.layers.positions import Axial, Learned
 from qkv.models.heads import LanguageModelHead
 from qkv.models.transformer import Layered, Stack, Transformer
+from qkv.ops.allowance import limit_threads
 from qkv.spec.model import Model
 
 
@@ -18,6 +19,7 @@ def build(spec: Model, seed: int = 0) -> Transformer:
     Matrices N(0, init_std²), those that end a branch divided by √(number of branches) (GPT-2, Radford et al. 2019);
     biases 0, norms 1. Raises ``UserError`` where the vocabulary is not known.
     """
+    limit_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Transformer(spec)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from qkv.data.sources import resolve
 from qkv.inspection.cost import cost
-from qkv.inspection.machine import Machine, store_machine, stored_machine
+from qkv.inspection.machine import Machine, fits_memory, store_machine, stored_machine
 from qkv.inspection.probe import probe
 from qkv.spec.branches import Attention, GatedFeedForward
 from qkv.spec.data import Data
@@ -44,10 +44,11 @@ _SIZES = (_Size(2, 64), _Size(3, 96), _Size(4, 128), _Size(4, 192), _Size(6, 256
 
 
 class _Fit(NamedTuple):
-    """A model, its size, how many steps the time probably allows, and the loss to be expected then."""
+    """A model, its size, the bytes of a training step, how many steps the time probably allows, and the loss to be expected then."""
 
     model: Model
     parameters: int
+    memory: int
     steps: int
     loss: float
 
@@ -57,7 +58,8 @@ def automatic(source: str, overrides: Iterable[str] = (), quick: bool = False, m
 
     Tokenizer: characters for a short text, else byte-pair encoding whose vocabulary grows with the text. Size: of a ladder of models the
     one with the least loss to be expected after that time (``expected_loss``) on ``machine`` (default: this one), but no more than 4
-    parameters for each token of the text. Steps: ``EPOCHS`` times through the text, of which the budget makes as many as fit.
+    parameters for each token of the text, and none whose training the memory does not hold.
+    Steps: ``EPOCHS`` times through the text, of which the budget makes as many as fit.
     Raises ``UserError`` if the text cannot be read.
     """
     changes, machine = list(overrides), machine or this_machine()
@@ -76,7 +78,7 @@ def _chosen(source: str, minutes: float, machine: Machine) -> Recipe:
     vocabulary = tokenizer.vocab_size if isinstance(tokenizer, BPE) else 128
     tokens = max(1.0, characters / (_CHARACTERS if isinstance(tokenizer, BPE) else 1.0))
     fits = [_fit(size, tokens, vocabulary, minutes, machine) for size in _SIZES]
-    best = min([fits[0], *(fit for fit in fits if fit.parameters <= 4 * tokens)], key=lambda fit: fit.loss)
+    best = min([fits[0], *(fit for fit in fits if fit.parameters <= 4 * tokens and fits_memory(fit.memory))], key=lambda fit: fit.loss)
     model = best.model.changed(frontend=Text(positions=NoPositions()))  # the tokenizer itself says how many ids it has
     return Recipe(
         name=Path(source).stem,
@@ -115,7 +117,7 @@ def _fit(size: _Size, tokens: float, vocabulary: int, minutes: float, machine: M
     found = cost(model, _BATCH, precision=training.precision, training=training)
     read = min(60 * minutes * found.speed(machine).train, EPOCHS * tokens)
     steps = max(_FEWEST, round(read / (_BATCH * context)))
-    return _Fit(model, found.parameters, steps, expected_loss(found.parameters, steps * _BATCH * context, tokens))
+    return _Fit(model, found.parameters, found.memory.peak, steps, expected_loss(found.parameters, steps * _BATCH * context, tokens))
 
 
 def _context(tokens: float) -> int:

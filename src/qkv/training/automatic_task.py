@@ -11,7 +11,8 @@ import numpy as np
 
 from qkv.data.records.model import Records, Role
 from qkv.data.records.open import open_records
-from qkv.inspection.machine import Machine
+from qkv.inspection.cost import cost
+from qkv.inspection.machine import Machine, fits_memory
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.cross import CrossAttention
 from qkv.spec.data import Data, LengthBuckets, TokenBuckets
@@ -128,7 +129,33 @@ def automatic_task(
         recipe = finetuned(recipe, start, adapt, sizes.examples)
     elif adapt is not None:
         recipe = override(recipe, [f"training.adapt={adapt}"])
-    return as_asked(recipe, quick, overrides)
+    return as_asked(_within_memory(recipe), quick, overrides)
+
+
+def _within_memory(recipe: Recipe) -> Recipe:
+    """``recipe`` with its batches halved until the memory holds a training step on rows of the full length."""
+    while recipe.training.batch_size > 1 and not fits_memory(_bytes(recipe)):
+        batching = recipe.data.batching
+        if isinstance(batching, TokenBuckets):
+            batching = batching.changed(tokens=max(1, batching.tokens // 2))
+        training = recipe.training.changed(batch_size=recipe.training.batch_size // 2)
+        recipe = recipe.changed(data=recipe.data.changed(batching=batching), training=training)
+    return recipe
+
+
+def _bytes(recipe: Recipe) -> int:
+    """Of a training step, without the head and the table of tokens; 0 if a part has no formula."""
+
+    def counted(stack: Any) -> Any:
+        return stack.changed(frontend=stack.frontend.changed(vocab_size=2)) if isinstance(stack.frontend, Text) else stack
+
+    model, training = recipe.model, recipe.training
+    encoder = model.encoder and counted(model.encoder)
+    bare = counted(model.changed(encoder=encoder, head=LanguageModelHead(tied=False)))
+    try:
+        return cost(bare, training.batch_size, precision=training.precision, training=training).memory.peak
+    except UserError:
+        return 0
 
 
 def name_of(source: str) -> str:

@@ -12,7 +12,7 @@ from qkv.generation.sample import evaluating
 from qkv.inspection.cost import cost
 from qkv.inspection.longest import longest
 from qkv.inspection.losses import random_batch
-from qkv.inspection.machine import physical_memory
+from qkv.inspection.machine import usable_memory
 from qkv.inspection.measure import rates
 from qkv.models.transformer import Transformer
 from qkv.models.transplant import KEPT, NEW, Moved, in_words, transplant
@@ -103,7 +103,7 @@ def swap(
         moved = transplant(old.model, setup.model)
         for sentence in told(moved):
             on_event(Notice(sentence))
-        length, memory = min(_LENGTH, setup.recipe.model.context_length), physical_memory() or 1 << 34
+        length, memory = min(_LENGTH, setup.recipe.model.context_length), usable_memory() or 1 << 34
         figures = {BEFORE: _figures(old.model.to(setup.device), setup, length, memory)}
         del old  # its memory is needed for the training
         figures[AFTER] = _figures(setup.model, setup, length, memory)
