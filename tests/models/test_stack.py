@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from torch.nn import functional as F
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import GRU, Attention, FeedForward
-from qkv.spec.model import Block
+from qkv.spec.cross import CrossAttention
+from qkv.spec.masks import Full
+from qkv.spec.model import Block, Encoder, Text
 from qkv.spec.parts import BatchNorm
 from qkv.state.tree import nbytes, rows
 
@@ -108,3 +111,24 @@ def test_a_whole_model_in_bf16_is_near_to_fp32() -> None:
     rest, state = built(ids(3, 20)[:, 15:], state)
     assert seen.dtype == torch.bfloat16
     assert (torch.cat((seen, rest), 1) - expected).norm() < 0.05 * expected.norm()
+
+
+@pytest.mark.parametrize("stack", ["blocks", "encoder.blocks"])
+def test_without_gradients_only_the_latest_vectors_are_kept(stack: str) -> None:
+    """Of a model's own blocks and of an encoder's."""
+    text = Text(vocab_size=VOCABULARY)
+    encoder = Encoder(context_length=32, frontend=text, blocks=(Block(branches=(Attention(mask=Full()),)),), num_layers=5)
+    reads = Block(branches=(Attention(), CrossAttention()))
+    built = build(model(reads, num_layers=5, encoder=encoder))
+    left: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    def keep(_: object, __: object, output: tuple[Tensor, object]) -> None:
+        alive.append(sum(seen() is not None for seen in left))
+        left.append(weakref.ref(output[0]))
+
+    for block in built.get_submodule(stack):  # type: ignore[union-attr]
+        block.register_forward_hook(keep)
+    with torch.no_grad():
+        built(ids(), memory=built.encode(ids()))
+    assert alive == [0, 1, 1, 1, 1]

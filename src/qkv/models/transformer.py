@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Unpack
 
@@ -68,20 +68,21 @@ class Layered(nn.Module):
         """Every branch in order, from all blocks."""
         return [slot.body for block in self.blocks for slot in block.branches]  # type: ignore[union-attr]
 
-    def through(self, x: Tensor, context: Context) -> list[Tensor]:
-        """The vectors after each block, all positions at once; x (B, N, D) is what the first block reads."""
-        after, x = [], self._entering(x)
+    def through(self, x: Tensor, context: Context) -> Iterator[Tensor]:
+        """The vectors after each block in turn, all positions at once; x (B, N, D) is what the first block reads. None of them is kept."""
+        x = self._entering(x)
         for i, block in enumerate(self.walked):
             x = self._through(block, x, context.of_layer(i))
-            after.append(x)
-        return after
+            yield x
 
     def last(self, x: Tensor, context: Context) -> Tensor:
         """The vectors after the last block. Reversible blocks keep nothing for their backward pass, unless a tap wants to see it."""
         if self.reversible and torch.is_grad_enabled() and context.tap is None:
             slots = [(slot, context.of_layer(i)) for i, block in enumerate(self.walked) for slot in block.branches]  # type: ignore[union-attr]
             return through_reversible(slots, self._entering(x))
-        return [x, *self.through(x, context)][-1]
+        for after in self.through(x, context):
+            x = after
+        return x
 
     def _entering(self, x: Tensor) -> Tensor:
         """What the first block reads: the same in both streams, where there are two."""
@@ -165,8 +166,8 @@ class Encoder(Stack):
         """ids (B, M) -> the memory; the output of each layer goes through the final norm."""
         check_call(ids, lengths, {}, self.frontend.table.device)
         context = self.whole(ids.shape[1], lengths, tap, {})
-        after = self.through(self.frontend(ids, context), context)
-        kept = after if self.each_layer else after[-1:]
+        x = self.frontend(ids, context)
+        kept = list(self.through(x, context)) if self.each_layer else [self.last(x, context)]
         known = lengths if lengths is not None else torch.full(ids.shape[:1], ids.shape[1], device=ids.device)
         return Memory(tuple(self.norm(x, context) for x in kept), known)
 

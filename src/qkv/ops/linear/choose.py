@@ -20,9 +20,12 @@ TWINS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
 # Below this a product lasts microseconds, and what is saved inside it goes to the call.
 _SMALLEST = 1 << 14
 _SMALLEST_ROW = 1 << 18
+# In training the calls around a product count below this: three products of oneDNN are called from Python, torch's from C++.
+_SMALL = 1 << 17
 _FEW_ROWS = 64
 # Rows, inner and outer width that stand for each case.
-_SAMPLES = {"training": (512, 256, 768), "few rows": (16, 2048, 8192), "many rows": (512, 256, 768)}
+_SAMPLES = {"training": (512, 256, 768), "training, small": (512, 128, 384), "few rows": (16, 2048, 8192), "many rows": (512, 256, 768)}
+_TRAINING = ("training", "training, small")
 # Decoding reads every weight of the model once a step, so one row is timed on more weights than caches hold.
 _COLD = 12 << 20
 
@@ -34,7 +37,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if weight.numel() < _SMALLEST or x.numel() == 0:
         return reference.linear(x, weight, bias)
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return TWINS[choice("training").twin](x, weight, bias)
+        return TWINS[choice("training, small" if weight.numel() < _SMALL else "training").twin](x, weight, bias)
     rows = x.numel() // x.shape[-1]
     if rows == 1:
         found = row_choice(weight.shape[1], weight.shape[0])
@@ -44,13 +47,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def choice(case: str) -> Choice:
-    """The choice for "training" (forward and backward), or for "few rows" or "many rows" (forward alone)."""
+    """The choice for "training" or "training, small" (forward and backward), or for "few rows" or "many rows" (forward alone)."""
 
     def decide() -> Choice:
         rows, inner, outer = _SAMPLES[case]
+        trains = case in _TRAINING
         x, weight = torch.ones(rows, inner), torch.ones(outer, inner)
-        runs = {name: _run(TWINS[name], x, [weight], case == "training") for name in _candidates(case)}
-        direction = "forward and backward" if case == "training" else "forward"
+        runs = {name: _run(TWINS[name], x, [weight], trains) for name in _candidates(case)}
+        direction = "forward and backward" if trains else "forward"
         return _decided(case, runs, f"{direction} at {rows} × {inner} × {outer}")
 
     return choose("linear", case, decide)
@@ -75,7 +79,7 @@ def _candidates(case: str) -> list[str]:
     names = ["torch"]
     if permission.available():
         names.append("oneDNN")
-    if operator.available() and case != "training":
+    if operator.available() and case not in _TRAINING:
         names.append("oneDNN operator")
         if case == "one row":
             names.append("split")
