@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.ops.clock import inject
 from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradients
 from torch import Tensor
 from torch.nn import functional as F
@@ -269,3 +270,12 @@ class TestChoices:
         choices.restore(saved)
         assert choices.choose("op", "case", lambda: Choice("op", "case", "b", "measured again")) == first
         assert choices.all_choices() == [first]
+
+
+def test_small_products_of_training_have_a_choice_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls from Python count there: a twin that wins among large products need not be taken."""
+    races = inject(monkeypatch, lambda name: 1.0)
+    for inner, outer in ((128, 512), (256, 512)):
+        choose.linear(torch.ones(2, 3, inner), torch.ones(outer, inner, requires_grad=True)).sum().backward()
+    assert [c.case for c in choices.all_choices()] == ["training, small", "training"]
+    assert all("oneDNN operator" not in names for names in races)
