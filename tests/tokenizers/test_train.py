@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Iterable, Iterator
 
 import pytest
@@ -13,6 +16,7 @@ from qkv.spec import tokenizers as spec
 from qkv.spec.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import TRAINERS, train, trains
+from qkv.tokenizers.waiting import interruptible
 
 TEXTS = ["the cat sat on the mat\n", "the dog  sat\n", "a cat, a dog: cats & dogs\n"] * 5
 SCHEMES = (
@@ -100,3 +104,22 @@ def test_texts_are_read_once_and_in_order() -> None:
 
     train(spec.Characters(), texts())
     assert seen == TEXTS
+
+
+def test_ctrl_c_ends_the_wait_for_native_work() -> None:
+    go_on = threading.Event()
+
+    def work() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        go_on.wait(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        interruptible(work)
+    assert not go_on.is_set()
+    go_on.set()
+
+
+def test_native_work_gives_its_answer_or_its_error() -> None:
+    assert interruptible(lambda: 7) == 7
+    with pytest.raises(ValueError, match="no"):
+        interruptible(lambda: int("no"))

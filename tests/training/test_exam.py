@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tasks.running import BYTE_PAIRS, PAIR, SEES_ALL, VECTORS, recipe_of
+from tests.tasks.test_runs_of_examples import small_recipe
 from tests.training.kill_storm import ignore
 
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.classification import ClassificationTask
+from qkv.tasks.registry import build_task
 from qkv.tasks.task import Exam
+from qkv.training import exam
 from qkv.training.events import Ended, Event, Examined, Notice
 from qkv.training.exam import EXAM, read_exam, write_exam
 from qkv.training.interrupt import Interrupted
@@ -141,3 +146,82 @@ def test_an_exam_of_other_weights_or_half_of_one_is_none(tmp_path: Path) -> None
 def test_a_language_model_has_no_exam(straight: Path) -> None:
     assert not (straight / EXAM).exists()
     assert load(straight).exam is None
+
+
+def recipe_of_task(task: str, folder: Path) -> Recipe:
+    """Two steps of the task on a few rows."""
+    few = {"steps": 2, "schedule": "constant"}
+    if task in ("masked_tokens", "span_corruption", "skip_gram", "sorting", "recall"):
+        model = {"masked_tokens": SEES_ALL, "span_corruption": PAIR, "skip_gram": VECTORS}.get(task, SEES_ALL)
+        if task == "sorting":
+            return recipe_of("sorting(length=3, high=9)", {**SEES_ALL, "head": "tokens"})
+        if task == "recall":
+            drawn = {"kind": "recall", "distances": [1, 2], "symbols": 3, "fillers": 3}
+            return recipe_of(drawn, {**SEES_ALL, "head": "classification(pooling=last)"})
+        return recipe_of(task, model, folder, "word_list(60, min_frequency=1)" if task == "skip_gram" else BYTE_PAIRS)
+    return small_recipe(task, folder, **few)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        "classification",
+        "regression",
+        "token_classification",
+        "question_answering",
+        "translation",
+        "summarization",
+        "masked_tokens",
+        "span_corruption",
+        "skip_gram",
+        "sorting",
+        "recall",
+    ],
+)
+def test_a_signal_ends_the_exam_of_every_task_at_once(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = recipe_of_task(task, tmp_path)
+    kind = type(build_task(recipe.task))
+    real_figures, real_measure = kind.figures, exam.measure
+    measured: list[int] = []
+    went_on: list[int] = []
+
+    def measure(*args: Any) -> Any:
+        found = real_measure(*args)
+        measured.append(1)
+        return found
+
+    def figures(*args: Any) -> Any:
+        if measured:
+            os.kill(os.getpid(), signal.SIGTERM)
+            went_on.append(1)
+        return real_figures(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(exam, "measure", measure)
+        patch.setattr(kind, "figures", figures)
+        with pytest.raises(Interrupted, match="during the exam"):
+            train(recipe, tmp_path / "run", on_event=ignore)
+    assert not went_on
+    assert not (tmp_path / "run" / EXAM).exists()
+    train(recipe, tmp_path / "run", on_event=ignore)
+    assert (tmp_path / "run" / EXAM).exists()
+
+
+def test_the_exam_of_thousands_of_classes_is_small(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("text,label\n" + "".join(f"word{i % 50} a{i},class{i % 2000}\n" for i in range(2000)))
+    held_out = tmp_path / "held_out.csv"
+    held_out.write_text("\n".join(table.read_text().splitlines()[:201]))
+    model = {"width": 8, "context_length": 8, "blocks": [{"branches": ["feed_forward"]}], "head": "classification"}
+    data = {"source": str(table), "tokenizer": "words(60)", "validation": str(held_out)}
+    training = {"steps": 1, "batch_size": 64, "schedule": "constant"}
+    recipe = Recipe.parse({"data": data, "model": model, "task": "classification", "training": training})
+    run = train(recipe, tmp_path / "run", on_event=ignore)
+    assert run.exam
+    (section, *_) = run.exam["splits"]["validation"]["sections"]
+    assert len(section["counts"]) == 41
+    assert sum(map(sum, section["counts"])) == 200
+    assert "2,000 classes" in section["note"]
+    assert any("the bag of words is left out: 2,000 classes" in note for note in run.exam["splits"]["validation"]["notes"])
+    assert (tmp_path / "run" / EXAM).stat().st_size < 200_000
+    assert (tmp_path / "run" / "report.html").stat().st_size < 2e6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from qkv.spec.errors import UserError
@@ -22,6 +23,11 @@ class Vocabulary:
     tokenizer: Tokenizer
     target: Tokenizer
     labels: tuple[str, ...] = ()
+
+    @cached_property
+    def classes(self) -> dict[str, int]:
+        """The class of each label."""
+        return {label: i for i, label in enumerate(self.labels)}
 
     @property
     def shared(self) -> bool:

@@ -32,7 +32,10 @@ def add_sections(page: Page, sections: Sequence[Section]) -> None:
 
 
 def _confusion(page: Page, section: Section) -> None:
-    """``labels``, and ``counts[truth][answer]``: coloured by the share of each truth, so that rare classes show."""
+    """``labels``, and ``counts[truth][answer]``: coloured by the share of each truth, so that rare classes show.
+
+    With ``others`` the last row and column are many classes together; ``mistakes`` (truth, answer, times) are then those of all classes.
+    """
     labels, counts = [str(label) for label in section["labels"]], section["counts"]
     shares = [[count / (sum(row) or 1) for count in row] for row in counts]
     longest = max((len(label) for label in labels), default=0)
@@ -49,11 +52,15 @@ def _confusion(page: Page, section: Section) -> None:
         width=min(960, max(320, 80 + 7 * min(longest, 24) + 48 * len(labels))),
     )
     page.picture(chart, chart.width)
-    page.table(["truth", "examples", "found %", "right when given %", "F1 %"], _by_class(labels, counts))
+    page.table(
+        ["truth", "examples", "found %", "right when given %", "F1 %"],
+        _by_class(labels, counts)[: len(labels) - bool(section.get("others"))],
+    )
     pairs = sorted(((n, i, j) for i, row in enumerate(counts) for j, n in enumerate(row) if i != j and n), reverse=True)[:_PAIRS]
-    if len(labels) > 2 and pairs:
+    mistakes = section.get("mistakes", [[labels[i], labels[j], n] for n, i, j in pairs])
+    if len(labels) > 2 and mistakes:
         with page.details("The most frequent mistakes", open_=len(labels) > 12):
-            page.table(["truth", "answer", "times"], [[labels[i], labels[j], n] for n, i, j in pairs])
+            page.table(["truth", "answer", "times"], mistakes)
 
 
 def _by_class(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[list[Any]]:

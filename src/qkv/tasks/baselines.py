@@ -11,6 +11,10 @@ MOST_ROWS = 100_000
 """Training texts beyond which the baseline takes longer than it is worth."""
 
 
+MOST_WEIGHTS = 2_000_000
+"""Classes times words beyond which it takes longer than training."""
+
+
 def bag_of_words(texts: Sequence[str], labels: Sequence[str], unseen: Sequence[str]) -> list[str]:
     """The labels that logistic regression over words gives to ``unseen``; trained on ``texts``.
 
@@ -23,9 +27,19 @@ def bag_of_words(texts: Sequence[str], labels: Sequence[str], unseen: Sequence[s
     return [str(label) for label in regression.predict(features.transform(unseen))]
 
 
-def bag_of_words_accuracy(texts: Sequence[str], labels: Sequence[str], unseen: Sequence[str], truth: Sequence[str]) -> float | None:
-    """The share of ``unseen`` that it labels as in ``truth``, 0 to 100; None where it is not at hand or there are too many texts."""
+def too_large(texts: Sequence[str], labels: Sequence[str]) -> str:
+    """A sentence if a bag of words would take longer than it is worth, else an empty text."""
     if len(texts) > MOST_ROWS:
+        return f"the bag of words is left out: {len(texts):,} training texts are more than {MOST_ROWS:,}"
+    words, classes = len({word for text in texts for word in text.lower().split()}), len(set(labels))
+    if classes * words > MOST_WEIGHTS:
+        return f"the bag of words is left out: {classes:,} classes times {words:,} words are more than {MOST_WEIGHTS:,} weights"
+    return ""
+
+
+def bag_of_words_accuracy(texts: Sequence[str], labels: Sequence[str], unseen: Sequence[str], truth: Sequence[str]) -> float | None:
+    """The share of ``unseen`` that it labels as in ``truth``, 0 to 100; None without scikit-learn, or where it is ``too_large``."""
+    if too_large(texts, labels):
         return None
     try:
         found = bag_of_words(texts, labels, unseen)

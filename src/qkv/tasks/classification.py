@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Classification
-from qkv.tasks.baselines import bag_of_words_accuracy
+from qkv.tasks.baselines import bag_of_words_accuracy, too_large
 from qkv.tasks.example_task import Collate, Cut, column, lengths_or_none, padded, types_or_none
 from qkv.tasks.label_metrics import agreement, confusion
 from qkv.tasks.material import Example, ExampleMaterial, Material
@@ -52,14 +53,14 @@ class ClassificationTask(PooledTask):
         return Vocabulary(tokenizer, tokenizer, labels)
 
     def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Example:
-        if row["label"] not in vocabulary.labels:
+        if row["label"] not in vocabulary.classes:
             raise UserError(
                 f"data: the label {row['label']!r} stands in the held-out part alone, and nothing can be learned of it; leave such rows out"
             )
-        return example_of(row, vocabulary, cut, vocabulary.labels.index(row["label"]))
+        return example_of(row, vocabulary, cut, vocabulary.classes[row["label"]])
 
     def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:
-        return None if row["label"] in vocabulary.labels else str(row["label"])
+        return None if row["label"] in vocabulary.classes else str(row["label"])
 
     def collator(self, recipe: Recipe) -> Collate:
         return _collated
@@ -86,20 +87,23 @@ class ClassificationTask(PooledTask):
             "rows": wrong,
         }
         figures = {**self.figures(seen, material.scale(split)), **_baselines(material, split)}
-        return Exam(figures, [confusion(labels, seen.outcomes), *([table] if wrong else [])])
+        rows = material.fitted_on or ()
+        note = too_large([told(row) for row in rows], [row["label"] for row in rows])
+        return Exam(figures, [confusion(labels, seen.outcomes), *([table] if wrong else [])], [note] if note else [])
 
     def _mistakes(self, model: Any, material: ExampleMaterial, split: str, recipe: Recipe) -> list[list[Any]]:
-        wrong = [(row, a) for row, a in self.answered(model, material, split, recipe) if a["answer"] != row["label"]]
-        wrong.sort(key=lambda pair: -pair[1]["probability"])
-        return [[told(row), a["answer"], row["label"], f"{a['probability']:.3f}"] for row, a in wrong[:_SHOWN]]
+        answered = ((row, a["answer"], a["probability"]) for row, a in self.answered(model, material, split, recipe))
+        wrong = (found for found in answered if found[1] != found[0]["label"])
+        worst = heapq.nlargest(_SHOWN, wrong, key=lambda found: found[2])
+        return [[told(row), answer, row["label"], f"{probability:.3f}"] for row, answer, probability in worst]
 
     def shown(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
         return f"{answer['answer']} ({answer['probability']:.2f}; truth: {row['label']})"
 
     def answers(self, outputs: Tensor, vocabulary: Vocabulary, recipe: Recipe) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
-        for chances in outputs.softmax(-1).tolist():
-            best = int(np.argmax(chances))
+        probabilities = outputs.softmax(-1)
+        for chances, best in zip(probabilities.tolist(), probabilities.argmax(-1).tolist(), strict=True):
             each = dict(zip(vocabulary.labels, chances, strict=True))
             found.append({"answer": vocabulary.labels[best], "probability": chances[best], "probabilities": each})
         return found

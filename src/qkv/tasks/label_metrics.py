@@ -19,16 +19,52 @@ def counts(pairs: Pairs, num_classes: int) -> np.ndarray:
     return table
 
 
+MOST_CLASSES = 40
+"""Classes whose confusion is shown one by one; of more, those with the most mistakes."""
+_MOST_MISTAKES = 12
+
+
 def agreement(pairs: Pairs) -> dict[str, float]:
     """Accuracy, and F1 = 2 TP / (2 TP + FP + FN) averaged over the classes that are true or predicted somewhere; both 0 to 100."""
     if not len(pairs):
         return {"accuracy": float("nan"), "macro_f1": float("nan")}
-    table = counts(pairs, 1 + int(np.max(pairs)))
-    hits, either = np.diag(table), table.sum(0) + table.sum(1)
+    hits, true, found = _by_class(np.asarray(pairs), 1 + int(np.max(pairs)))
+    either = true + found
     scores = 2 * hits[either > 0] / either[either > 0]
-    return {"accuracy": 100 * float(hits.sum() / table.sum()), "macro_f1": 100 * float(scores.mean())}
+    return {"accuracy": 100 * float(hits.sum() / len(pairs)), "macro_f1": 100 * float(scores.mean())}
+
+
+def _by_class(pairs: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each class how often it was found where it is true, is true, and was found."""
+    true, found = pairs[:, 0], pairs[:, 1]
+    some = (np.bincount(classes, minlength=num_classes) for classes in (true[true == found], true, found))
+    hits, is_true, is_found = some
+    return hits, is_true, is_found
 
 
 def confusion(labels: Sequence[str], pairs: Pairs) -> dict[str, Any]:
-    """The confusion matrix as a section of a report."""
-    return {"kind": "confusion", "title": "What is taken for what", "labels": list(labels), "counts": counts(pairs, len(labels)).tolist()}
+    """The confusion matrix as a section of a report; memory grows with classes and pairs, not with the square of the classes.
+
+    Of more than ``MOST_CLASSES``, those with the most mistakes are shown, and all others together as the last row and column.
+    """
+    section = {"kind": "confusion", "title": "What is taken for what"}
+    if len(labels) <= MOST_CLASSES or not len(pairs):
+        shown = labels[:MOST_CLASSES]
+        return {**section, "labels": list(shown), "counts": counts(pairs, len(shown)).tolist()}
+    given = np.asarray(pairs)
+    hits, true, found = _by_class(given, len(labels))
+    worst = np.sort(np.argsort(2 * hits - true - found, kind="stable")[:MOST_CLASSES])
+    place = np.full(len(labels), MOST_CLASSES)
+    place[worst] = np.arange(MOST_CLASSES)
+    table = counts(place[given], MOST_CLASSES + 1)  # pyright: ignore[reportArgumentType]
+    note = f"The {MOST_CLASSES} of {len(labels):,} classes with the most mistakes; the last row and column are all others together."
+    shown = [*(labels[i] for i in worst), "all others"]
+    return {**section, "labels": shown, "counts": table.tolist(), "others": True, "note": note, "mistakes": _mistakes(labels, given)}
+
+
+def _mistakes(labels: Sequence[str], pairs: np.ndarray) -> list[list[Any]]:
+    """The most frequent mistakes among all classes: truth, answer, times."""
+    wrong = pairs[pairs[:, 0] != pairs[:, 1]]
+    each, times = np.unique(wrong, axis=0, return_counts=True)
+    order = np.argsort(-times, kind="stable")[:_MOST_MISTAKES]
+    return [[labels[each[i, 0]], labels[each[i, 1]], int(times[i])] for i in order]

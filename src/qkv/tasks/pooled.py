@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -72,11 +72,13 @@ class PooledTask(ExampleTask):
 
     def answered(
         self, model: Any, material: Material, split: str, recipe: Recipe, most: int = _MOST_EXAMINED
-    ) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
-        """The first rows of a split, and the answers to them."""
+    ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """The first rows of a split, and the answers to them, made while they are asked for: those of many classes fill the memory."""
         assert isinstance(material, ExampleMaterial)
         rows = material.records[split][:most]
-        return zip(rows, self.predict(model, material.vocabulary, recipe, rows), strict=True)
+        for begin in range(0, len(rows), _AT_ONCE):
+            some = rows[begin : begin + _AT_ONCE]
+            yield from zip(some, self.predict(model, material.vocabulary, recipe, some), strict=True)
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         cut, collate = self.cut(recipe, vocabulary), self.collator(recipe)

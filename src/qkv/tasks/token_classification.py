@@ -87,7 +87,7 @@ class TokenClassificationTask(ExampleTask):
         return [_example(row, read(row["words"]), classes) for row in rows]
 
     def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:
-        return next((tag for tag in row["tags"] if tag not in vocabulary.labels), None)
+        return next((tag for tag in row["tags"] if tag not in vocabulary.classes), None)
 
     def collator(self, recipe: Recipe) -> Collate:
         return _collated

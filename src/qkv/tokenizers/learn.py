@@ -10,6 +10,7 @@ import tokenizers
 from tokenizers import models, trainers
 
 from qkv.tokenizers.byte_level import SYMBOLS
+from qkv.tokenizers.waiting import interruptible
 
 WORDPIECE_UNKNOWN = "[UNK]"
 
@@ -17,7 +18,7 @@ WORDPIECE_UNKNOWN = "[UNK]"
 def word_counts(core: tokenizers.Tokenizer, texts: Iterable[str], vocab_size: int, min_frequency: int) -> list[str]:
     """The words that ``core`` cuts ``texts`` into, by frequency, ties in the order of code points."""
     learner = trainers.WordLevelTrainer(vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=[], show_progress=False)
-    core.train_from_iterator(texts, learner)
+    interruptible(lambda: core.train_from_iterator(texts, learner))
     vocab = core.get_vocab()
     return sorted(vocab, key=vocab.__getitem__)
 
@@ -53,7 +54,7 @@ def _merged(core: tokenizers.Tokenizer, texts: Iterable[str], vocab_size: int, l
     learner = trainers.WordPieceTrainer(
         vocab_size=vocab_size, initial_alphabet=letters, limit_alphabet=len(letters), special_tokens=before, show_progress=False
     )
-    core.train_from_iterator(texts, learner)
+    interruptible(lambda: core.train_from_iterator(texts, learner))
     return core.get_vocab(with_added_tokens=False)
 
 
@@ -64,7 +65,7 @@ def unigram_pieces(core: tokenizers.Tokenizer, texts: Iterable[str], vocab_size:
     Sums differ in their last bits from one training to the next; four decimals do not.
     """
     learner = trainers.UnigramTrainer(vocab_size=vocab_size, initial_alphabet=sorted(SYMBOLS), special_tokens=[], show_progress=False)
-    core.train_from_iterator(texts, learner)
+    interruptible(lambda: core.train_from_iterator(texts, learner))
     # Without a text there are no scores.
     found = [(piece, score or 0.0) for piece, score in json.loads(core.to_str())["model"]["vocab"]]
     lowest = min(score for _, score in found)

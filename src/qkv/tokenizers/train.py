@@ -16,6 +16,7 @@ from qkv.tokenizers.byte_level import SYMBOLS
 from qkv.tokenizers.coders import BYTE_WORDS, CHARACTERS, CODE, WHOLE_BYTES, WORD_LIST, WORDS
 from qkv.tokenizers.learn import WORDPIECE_UNKNOWN, unigram_pieces, word_counts, wordpieces
 from qkv.tokenizers.tokenizer import Tokenizer, well_formed
+from qkv.tokenizers.waiting import interruptible
 
 UNKNOWN = "<unk>"
 """Longer than any character or punctuation mark and not a word, so that no text contains it as a token."""
@@ -122,7 +123,7 @@ def code(spec: spec.Code, texts: Iterable[str]) -> Tokenizer:
 def _byte_pairs(scheme: dict[str, Any], vocab_size: int, texts: Iterable[str]) -> Tokenizer:
     core = _assembled(models.BPE(), scheme, decoders.ByteLevel())
     learner = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=sorted(SYMBOLS), special_tokens=[], show_progress=False)
-    core.train_from_iterator(map(well_formed, texts), learner)
+    interruptible(lambda: core.train_from_iterator(map(well_formed, texts), learner))
     return Tokenizer(core)
 
 

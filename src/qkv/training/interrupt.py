@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -19,8 +21,14 @@ class Interrupted(KeyboardInterrupt):
         self.number = number
 
 
+class StopNow(BaseException):
+    """A signal ended what ran inside ``StopRequest.at_once``. Not an ``Exception``: nothing on the way takes it for a failure of its own."""
+
+
 class StopRequest:
     """Inside ``with StopRequest() as stop:``, the first SIGINT or SIGTERM sets ``stop.signal``; a second SIGINT aborts at once.
+
+    Work that leaves nothing behind until it is done, such as an exam, runs inside ``at_once``, where a signal ends it by ``StopNow``.
 
     The handlers that were there come back at the end. Outside the main thread, where Python allows none, nothing is installed.
     """
@@ -28,6 +36,18 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._previous: dict[signal.Signals, Any] = {}
+        self._at_once = False
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """A signal that comes inside, or came before, raises ``StopNow``."""
+        self._at_once = True
+        try:
+            if self.signal is not None:
+                raise StopNow
+            yield
+        finally:
+            self._at_once = False
 
     def __bool__(self) -> bool:
         return self.signal is not None
@@ -49,3 +69,6 @@ class StopRequest:
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
+        if self._at_once:
+            self._at_once = False  # what tidies up on the way out is not disturbed by another one
+            raise StopNow

@@ -31,7 +31,7 @@ from qkv.training.exam import examine, held_out, read_exam, write_exam
 from qkv.training.files import read_tensors
 from qkv.training.health import diagnose
 from qkv.training.identity import MADE_WITH, made_with, recipe_digest
-from qkv.training.interrupt import Interrupted, StopRequest
+from qkv.training.interrupt import Interrupted, StopNow, StopRequest
 from qkv.training.optimisers import build_optimizer
 from qkv.training.record import TAKEN, Done, Record, is_planned
 from qkv.training.rehearsal import rehearse
@@ -227,7 +227,7 @@ class Trainer:
         if validates and not self._validate(stop):
             return
         if self._sample_is_due(validates):
-            self._sample()
+            self._sample(stop)
         self.now.looked = step
         if validates:
             self.record.report_now_and_then(self.done)
@@ -271,10 +271,13 @@ class Trainer:
             return step % every == 0
         return validates and self.now.sampling_seconds <= _OVERHEAD * self._seconds()
 
-    def _sample(self) -> None:
+    def _sample(self, stop: StopRequest) -> None:
         began = clock.seconds()
         try:
-            text = self.setup.task.sample(self.model, self.setup.material, self.setup.recipe)
+            with stop.at_once():
+                text = self.setup.task.sample(self.model, self.setup.material, self.setup.recipe)
+        except StopNow:
+            return
         except UserError as error:
             self._samples = False
             self.tell(Notice(f"no samples are drawn along the way: {error}"))
@@ -343,8 +346,10 @@ class Trainer:
         for split in held_out(setup.material):
             self.tell(Notice(f"examining the weights of step {step:,} on the {split} part"))
             try:
-                with merged(self.model):
+                with stop.at_once(), merged(self.model):
                     exam = examine(self.model, setup.task, setup.material, setup.recipe, split, stop=lambda: bool(stop))
+            except StopNow:
+                return False
             except UserError as error:
                 self.tell(Notice(f"the exam was not taken: {error}; the same command takes it later"))
                 return True
