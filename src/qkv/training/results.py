@@ -22,7 +22,7 @@ from qkv.training.checkpoint import newest_state
 from qkv.training.exam import read_exam
 from qkv.training.files import clear_errors, read_tensors, write_file
 from qkv.training.identity import difference
-from qkv.training.record import rows_of
+from qkv.training.record import rows_of, steps_in_all
 from qkv.training.setup import SPEC, WEIGHTS
 from qkv.training.start import with_start
 from qkv.training.surroundings import read_surroundings
@@ -101,8 +101,9 @@ def finished(folder: Path) -> Finished:
     patience = recipe.training.validation.patience
     waited = state is not None and patience is not None and int(state["standing"]["stale"]) >= patience
     go_on = f"go on with it first: qkv train {folder}"
-    if state is None or not (folder / WEIGHTS).is_file() or not (step >= recipe.training.steps or waited):
-        raise UserError(f"the run in {folder} is not finished: {step:,} of {recipe.training.steps:,} steps are done; {go_on}")
+    steps = steps_in_all(rows, recipe.training.steps)
+    if state is None or not (folder / WEIGHTS).is_file() or not (step >= steps or waited):
+        raise UserError(f"the run in {folder} is not finished: {step:,} of {steps:,} steps are done; {go_on}")
     best_step = int(read_tensors(folder / WEIGHTS)[1].get("step", 0))
     exam = read_exam(folder, best_step)
     if exam is None and build_task(recipe.task).examines:
