@@ -279,9 +279,8 @@ class Trainer:
         except StopNow:
             return
         except UserError as error:
-            self._samples = False
             self.tell(Notice(f"no samples are drawn along the way: {error}"))
-            return
+            text = None
         if text is None:
             self._samples = False
             return
