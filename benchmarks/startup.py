@@ -1,13 +1,21 @@
-"""Seconds that fresh processes take before anything useful happens: imports and the quick commands.
+"""Seconds that fresh processes take before anything useful happens: imports and the quick commands; then two first runs.
+
+A first run begins with an empty cache in an empty folder: ``qkv demo``, and ``qkv train`` of a text of 0.9 MB in one minute.
 
 python benchmarks/startup.py
 """
 
 from __future__ import annotations
 
+import json
+import os
+import random
 import subprocess
 import sys
+import tempfile
+import time
 from functools import partial
+from pathlib import Path
 
 from qkv.report.table import print_table
 from side_by_side import in_turns, parser, say_where, version
@@ -35,8 +43,39 @@ def start(arguments: tuple[str, ...]) -> None:
         raise SystemExit(f"{' '.join(arguments)}: {done.stderr.strip() or done.returncode}")
 
 
+FIRST_RUNS = {"qkv demo": ("demo",), "qkv train my.txt --minutes 1": ("train", "my.txt", "--minutes", "1")}
+SMOKE = {"qkv demo": ("demo", "training.steps=3", "model.num_layers=1")}
+_CHARACTERS = 900_000
+
+
+def first_run(arguments: tuple[str, ...]) -> tuple[object, ...]:
+    """Seconds that were promised before the start, promised after the first steps, and taken by the process; steps and validation loss."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "my.txt").write_text(text(_CHARACTERS))
+        began = time.perf_counter()
+        environment = {**os.environ, "QKV_CACHE": str(Path(folder) / "cache")}
+        done = subprocess.run(
+            [sys.executable, *QKV, *arguments, "--out", "run"], cwd=folder, env=environment, check=False, capture_output=True, text=True
+        )
+        taken = time.perf_counter() - began
+        if done.returncode:
+            raise SystemExit(f"{' '.join(arguments)}: {done.stderr.strip() or done.returncode}")
+        rows = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
+    promised = [round(row["planned_seconds"]) for row in rows if "planned_seconds" in row]
+    losses = [row["val_loss"] for row in rows if "val_loss" in row]
+    return promised[0], promised[-1], round(taken), max(row["step"] for row in rows), round(min(losses), 3)
+
+
+def text(characters: int) -> str:
+    """Sentences of made-up words, the first of them most frequent, as in any language."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(2, 9))) for _ in range(5000)]
+    weights = [1 / rank for rank in range(1, 5001)]
+    return " ".join(word if i % 12 else f"{word}." for i, word in enumerate(draw.choices(words, weights, k=characters // 4)))[:characters]
+
+
 def main() -> None:
-    """Every process in turns."""
+    """Every process in turns, then the first runs, one after the other."""
     asked = parser(__doc__ or "").parse_args()
     say_where("transformers", "x-transformers")
     sides = dict(list(OURS.items())[:2]) if asked.smoke else {**OURS, **PEERS}
@@ -48,6 +87,8 @@ def main() -> None:
     print_table("\nfresh processes", ["process", "seconds, best", "median", "spread"], rows)
     if "import torch" in times:
         print(f"ratio import torch / import qkv: {times['import torch'].best / times['import qkv'].best:.1f}")
+    runs = [(name, *first_run(arguments)) for name, arguments in (SMOKE if asked.smoke else FIRST_RUNS).items()]
+    print_table("\nfirst run", ["command", "seconds promised", "after the check", "taken", "steps", "validation loss"], runs)
 
 
 if __name__ == "__main__":

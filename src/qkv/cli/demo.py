@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from qkv.training import clock
+
 EXAMPLES = """\
 qkv demo
 qkv demo --out runs/longer training.steps=5000 training.minutes=10
@@ -18,6 +20,7 @@ def demo_command(
     out: Annotated[Path, typer.Option("--out", "-o", help="The run folder.")] = Path("runs/demo"),
 ) -> None:
     """Train a small model on the documentation that every CPython carries, in at most three minutes, and let it write."""
+    began = clock.seconds()
     from importlib import resources
 
     from qkv.cli.train import run_and_tell
@@ -26,5 +29,5 @@ def demo_command(
 
     with resources.as_file(resources.files("qkv.cli") / "demo.yaml") as path:
         recipe = read_recipe(path, overrides or [])
-    run = run_and_tell(recipe, out)
+    run = run_and_tell(recipe, out, since=began)
     typer.echo(f"\nIt writes:\n\n{generate_text(run.model, run.tokenizer, '', recipe.sample).strip()}")
