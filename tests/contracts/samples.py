@@ -262,6 +262,7 @@ FORMS: dict[str, Model] = {
         num_layers=2,
         encoder=encoder(Convolution(kernel_size=4), num_layers=2),
     ),
+    "prefix, seen by all": stack((Block(branches=(Attention(mask=Prefix() | Causal() & Window(size=3)),)),), positions(Sinusoidal())),
     "prefix": stack(
         (Block(branches=(Attention(mask=Causal() | Prefix(), relative=Rope()), FeedForward())),),
         positions(Sinusoidal()),

@@ -19,7 +19,7 @@ from qkv.layers.norms import BatchNorm
 from qkv.mixers.registry import build_branch
 from qkv.models.build import build
 from qkv.spec import masks
-from qkv.spec.branches import Attention, Branch
+from qkv.spec.branches import Attention, Branch, Masked
 from qkv.spec.lsh_attention import LSHAttention
 from qkv.spec.model import Model
 
@@ -168,6 +168,9 @@ class OneBranch(Subject):
 class Stack(Subject):
     """A whole model; inputs are ids, outputs logits."""
 
+    tokens = VOCABULARY
+    """Inputs are ids below it."""
+
     def __init__(self, spec: Model, dtype: torch.dtype = torch.float64):
         self.module = scrambled(build(spec), dtype)
         self.rewindable = self.module.rewindable
@@ -183,7 +186,7 @@ class Stack(Subject):
         return other
 
     def inputs(self, batch: int, length: int, seed: int = 0) -> Tensor:
-        return torch.randint(VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+        return torch.randint(self.tokens, (batch, length), generator=torch.Generator().manual_seed(seed))
 
     def whole(self, x: Tensor, lengths: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         return self.module(x, lengths=lengths, segments=segments)[0]
@@ -233,6 +236,11 @@ class PrefixDecoder(Stack):
     before = len(PREFIX)
     unasked = ("packed documents",)
 
+    def __init__(self, spec: Model, dtype: torch.dtype = torch.float64):
+        super().__init__(spec, dtype)
+        if self.exact_length is not None:
+            self.exact_length = max(0, self.exact_length - self.before)
+
     def _joined(self, x: Tensor) -> Tensor:
         return torch.cat((torch.tensor([self.PREFIX] * x.shape[0], dtype=torch.long).view(-1, self.before), x), 1)
 
@@ -257,9 +265,16 @@ class PrefixDecoder(Stack):
     def equation(self, x: Tensor) -> Tensor:
         known = copy.deepcopy(self.module)
         for branch in known.branches:  # type: ignore[union-attr]
-            if isinstance(branch.spec, Attention):
-                branch.spec = branch.spec.changed(mask=masks.Causal() | masks.Prefix(length=self.before))
+            if isinstance(branch.spec, Masked):
+                branch.spec = branch.spec.changed(mask=of_length(branch.spec.mask, self.before))
         return stack_reference.model(known, self._joined(x))[:, self.before :]
+
+
+def of_length(mask: masks.Mask, length: int) -> masks.Mask:
+    """``mask`` with a prefix of so many positions in the place of the row's own."""
+    if isinstance(mask, masks.AllOf | masks.AnyOf):
+        return mask.changed(masks=tuple(of_length(inner, length) for inner in mask.masks))
+    return mask.changed(length=length) if isinstance(mask, masks.Prefix) and mask.length is None else mask
 
 
 def whole_model(spec: Model, dtype: torch.dtype = torch.float64) -> Stack:

@@ -34,12 +34,14 @@ from qkv.spec.parts import Learned as LearnedSpec
 class State(NamedTuple):
     """What a model remembers of each row.
 
-    positions (B): how many it has seen.   limit (1): the fixed capacity, 0 where it grows.   blocks: one state a branch.
+    positions (B): how many it has seen.   limit (B): the fixed capacity, 0 where it grows.   blocks: one state a branch.
+    prefix (B): how many of the first positions are its prefix, on which a mask may depend at later positions too.
     """
 
     positions: Tensor
     limit: Tensor
     blocks: tuple[tuple[Any, ...], ...]
+    prefix: Tensor
 
 
 class Layered(nn.Module):
@@ -230,6 +232,7 @@ class Transformer(Stack):
         self.latents = Latents(spec.latents, spec.latent_width, spec.frontend_width(spec.width)) if spec.latents else None
         self.queries = Queries(spec.queries, spec.width, spec.context_length) if spec.queries else None
         self.head = build_head(spec.head, spec.leaving(spec.width), table)
+        self.causal = spec.causal
 
     @property
     def every_branch(self) -> list[Branch]:
@@ -271,7 +274,7 @@ class Transformer(Stack):
             bodies = [slot.body for slot in block.branches]  # type: ignore[union-attr]
             blocks.append(tuple(b.remember(known) if known and b.spec.reads_memory else b.init_state(batch, capacity) for b in bodies))
         zeros = torch.zeros(batch, dtype=torch.long, device=self.frontend.table.device)
-        return State(zeros, torch.full_like(zeros, capacity or 0), tuple(blocks))
+        return State(zeros, torch.full_like(zeros, capacity or 0), tuple(blocks), torch.zeros_like(zeros))
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
         """Bytes that the branches must keep after ``length`` positions."""
@@ -310,7 +313,8 @@ class Transformer(Stack):
             x, kept = block(x, context, remembered)
             after.append(kept)
         came = ids.shape[1] if lengths is None else lengths
-        return self.norm(x, context), State(state.positions + came, state.limit, tuple(after))
+        prefix = state.prefix if context.prefix is None else context.prefix.to(state.prefix)
+        return self.norm(x, context), State(state.positions + came, state.limit, tuple(after), prefix)
 
     def vectors(self, x: Tensor, context: Context) -> Tensor:
         """What the head reads, from what the front end gives: x (B, N, D) through latents, blocks and norm."""
@@ -347,7 +351,10 @@ class Transformer(Stack):
         if self.limit is not None:  # padding may stand past the table's end
             positions = positions.clamp(max=self.limit - 1)
         start = first if level else None
-        return Context(positions, lengths, None, past, start, end, tap, given.get("prefix"), types=given.get("types"))
+        prefix = given.get("prefix")
+        if prefix is None and not self.causal:
+            prefix = state.prefix
+        return Context(positions, lengths, None, past, start, end, tap, prefix, types=given.get("types"))
 
     def _needs_decoding(self) -> None:
         if not self.spec.decodes:
