@@ -16,7 +16,7 @@ DEV := $(VENV)/.dev
 DOCS := $(VENV)/.docs
 BENCH := $(VENV)/.bench
 
-.PHONY: help install run test test-older lint types bench record tables docs clean
+.PHONY: help install run test fuzz test-older lint types bench record tables docs clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -39,6 +39,9 @@ BY_PROCESSOR := tests/ops tests/mixers tests/models tests/inspection tests/train
 
 test-older: $(DEV) ## Run the tests that depend on the processor as on one with AVX2 alone
 	$(OLDER) $(BIN)/python -m pytest -n $(WORKERS) $(BY_PROCESSOR) $(ARGS)
+
+fuzz: $(DEV) ## Draw random specs, valid ones and others, and train each one step; ARGS="--count 5000 --seed 0"
+	$(BIN)/python -m tests.fuzz.specs $(ARGS)
 
 lint: $(DEV) ## Check style and format
 	$(BIN)/ruff check

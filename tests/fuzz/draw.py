@@ -80,14 +80,16 @@ def causal(chance: random.Random) -> Mask:
 def prefixed(chance: random.Random) -> Mask:
     """A mask under which the positions of a row's prefix see each other."""
     found = Causal() | Prefix()
-    return chance.choice([found, found, found & Window(size=5), Prefix() | Causal() & Window(size=3)])
+    return chance.choice([found, found & Window(size=5), Prefix() | Causal()])
 
 
 def fields(chance: random.Random, spec: type[Spec], depth: int = 2) -> dict[str, Any]:
-    """Values for the fields of a spec: the needed ones, and each of the others with a chance of a third."""
+    """Values for the fields of a spec: the needed ones, and each of the others with a chance of a third, of two where a part fills it."""
     found: dict[str, Any] = {}
     for name, field in spec.model_fields.items():
-        if field.is_required() or chance.random() < 1 / 3:
+        if field.is_required() or chance.random() < (
+            2 / 3 if any(isinstance(leaf, type) and is_slot(leaf) for leaf in _leaves(field.annotation)) else 1 / 3
+        ):
             value = _value(chance, field.annotation, tuple(field.metadata), depth - 1)
             if value is not _LEAVE_OUT:
                 found[name] = value

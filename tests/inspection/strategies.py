@@ -132,16 +132,27 @@ POSITIONS = st.sampled_from(
 
 
 def blocks(branches: st.SearchStrategy[Any]) -> st.SearchStrategy[Block]:
-    """Blocks of one to three of ``branches`` in any order, with any norm and residual."""
+    """Blocks of one to three of ``branches`` in any order, with any norm and residual; several side by side are added to something."""
+    adding = RESIDUALS.filter(lambda part: part != parts.NoResidual())
     return st.integers(1, 3).flatmap(
-        lambda count: st.builds(
-            Block,
-            branches=st.lists(branches, min_size=count, max_size=count).map(tuple),
-            order=st.sampled_from(["pre", "post", "sandwich", "parallel"]),
-            norm=NORMS,
-            residual=RESIDUALS,
-            norms=st.just(()) | st.lists(NORMS, min_size=count, max_size=count).map(tuple),
+        lambda count: (
+            blocks_of(branches, count, ["pre", "post", "sandwich"], RESIDUALS)
+            | blocks_of(branches, count, ["parallel"], adding if count > 1 else RESIDUALS)
         )
+    )
+
+
+def blocks_of(
+    branches: st.SearchStrategy[Any], count: int, orders: list[str], residuals: st.SearchStrategy[Any]
+) -> st.SearchStrategy[Block]:
+    """Blocks of so many branches."""
+    return st.builds(
+        Block,
+        branches=st.lists(branches, min_size=count, max_size=count).map(tuple),
+        order=st.sampled_from(orders),
+        norm=NORMS,
+        residual=residuals,
+        norms=st.just(()) | st.lists(NORMS, min_size=count, max_size=count).map(tuple),
     )
 
 

@@ -241,7 +241,8 @@ class Transformer(Stack):
 
     @property
     def limit(self) -> int | None:
-        return self.frontend.limit if self.queries is None or self.queries.limit is None else self.queries.limit
+        limits = (self.frontend.limit, None if self.queries is None else self.queries.limit)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def recompute_blocks(self, on: bool) -> None:
         """Switch activation checkpointing for every block, those of an encoder or of latents included."""
@@ -359,7 +360,10 @@ class Transformer(Stack):
     def _needs_decoding(self) -> None:
         if not self.spec.decodes:
             path = dotted(("model", *self.spec.first_not_decoding()))
-            raise UserError(f"{path}: this branch sees later positions, so the model cannot decode one token at a time; use a causal mask")
+            sentence = (
+                "this branch sees later positions, or a prefix that no state remembers, so the model cannot decode one token at a time"
+            )
+            raise UserError(f"{path}: {sentence}; use a causal mask, or 'causal | prefix'")
 
     def _needs_memory(self, memory: Memory | None) -> None:
         if self.spec.reads_memory and memory is None and not self.spec.latents:

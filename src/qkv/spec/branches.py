@@ -120,11 +120,11 @@ class Masked(Branch):
 
     @property
     def causal(self) -> bool:
-        return self.mask.causal
+        return self.mask.causal and not self.mask.asks_prefix
 
     @property
     def decodes(self) -> bool:
-        return self.mask.decodes
+        return self.mask.decodes and not self.mask.asks_prefix
 
 
 class MaskedAttention(Masked, DotProduct):

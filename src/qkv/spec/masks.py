@@ -27,6 +27,16 @@ class Mask(Part, slot=True):
         return self.causal
 
     @property
+    def sees_all_before(self) -> bool:
+        """True if every position sees all earlier ones, whatever prefix its row has."""
+        return False
+
+    @property
+    def asks_prefix(self) -> bool:
+        """True if which earlier positions are seen depends on the row's own prefix, which a state does not remember."""
+        return False
+
+    @property
     def reach(self) -> int | None:
         """How many of the latest positions a query can see, itself included; None without a bound."""
         return None
@@ -76,12 +86,20 @@ def _expression(node: ast.expr) -> Any:
 class Full(Mask, kind="full"):
     """Every position sees every other."""
 
+    @property
+    def sees_all_before(self) -> bool:
+        return True
+
 
 class Causal(Mask, kind="causal"):
     """Key j is visible to query i if j <= i."""
 
     @property
     def causal(self) -> bool:
+        return True
+
+    @property
+    def sees_all_before(self) -> bool:
         return True
 
 
@@ -114,6 +132,10 @@ class Prefix(Mask, kind="prefix"):
 
     @property
     def decodes(self) -> bool:
+        return self.length is None
+
+    @property
+    def asks_prefix(self) -> bool:
         return self.length is None
 
 
@@ -157,6 +179,14 @@ class AllOf(Mask, kind="all_of"):
         return any(mask.decodes for mask in self.masks)
 
     @property
+    def sees_all_before(self) -> bool:
+        return all(mask.sees_all_before for mask in self.masks)
+
+    @property
+    def asks_prefix(self) -> bool:
+        return any(mask.asks_prefix for mask in self.masks)
+
+    @property
     def reach(self) -> int | None:
         return min((mask.reach for mask in self.masks if mask.reach is not None), default=None)
 
@@ -182,6 +212,14 @@ class AnyOf(Mask, kind="any_of"):
     @property
     def decodes(self) -> bool:
         return all(mask.decodes for mask in self.masks)
+
+    @property
+    def sees_all_before(self) -> bool:
+        return any(mask.sees_all_before for mask in self.masks)
+
+    @property
+    def asks_prefix(self) -> bool:
+        return not self.sees_all_before and any(mask.asks_prefix for mask in self.masks)
 
     @property
     def reach(self) -> int | None:

@@ -15,7 +15,7 @@ from qkv.spec.errors import Problem
 from qkv.spec.frontends import WIDEST, Frontend, Text
 from qkv.spec.heads import Head, LanguageModelHead, SpanHead, TokenHead
 from qkv.spec.masks import Full
-from qkv.spec.parts import Add, BatchNorm, LayerNorm, Learned, NoPositions, Norm, Positions, Residual, Reversible
+from qkv.spec.parts import Add, BatchNorm, LayerNorm, Learned, NoPositions, NoResidual, Norm, Positions, Residual, Reversible
 
 MORE_BRANCHES = (lsh_attention, relative_attention, sparse_attention)
 """Modules whose branches a block may list beside those named here; importing them registers these."""
@@ -59,6 +59,9 @@ class Block(Spec):
         if len(self.norms) not in (0, len(self.branches)):
             sentence = f"{len(self.norms)} norms are given for {len(self.branches)} branches; give one for each, or none"
             found.append(Problem(("norms",), sentence))
+        if self.order == "parallel" and isinstance(self.residual, NoResidual) and len(self.branches) > 1:
+            sentence = "branches side by side are added to x, and 'none' would keep the last of them alone; use another residual or order"
+            found.append(Problem(("residual",), sentence))
         return found
 
     def _reversible_problems(self) -> list[Problem]:

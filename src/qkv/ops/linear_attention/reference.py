@@ -22,6 +22,15 @@ def feature(x: Tensor) -> Tensor:
     return x.clamp(max=0).exp() + F.relu(x)
 
 
+def mean(above: Tensor, below: Tensor) -> Tensor:
+    """above (…, Dv) / below (…), the sum of the weights; ``above``, which is next to 0 too, where all of them vanish.
+
+    There 1 / below and its square, by which gradients are multiplied, would exceed the largest number.
+    """
+    exact = torch.finfo(below.dtype)
+    return above / below.where(below > exact.tiny / exact.eps, 1.0)[..., None]
+
+
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, state: State | None = None, valid: Tensor | None = None) -> tuple[Tensor, State]:
     """(O (B, H, N, Dv), state). q and k have gone through φ; valid (B, N): positions that count."""
     if valid is not None:
@@ -30,5 +39,5 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, state: State | None = None
     scores = (q @ k.transpose(-1, -2)).tril()
     above = scores @ v + q @ s
     below = scores.sum(-1) + (q * z[:, :, None]).sum(-1)
-    out = above / below.clamp(min=torch.finfo(q.dtype).tiny)[..., None]
+    out = mean(above, below)
     return out, (s + k.transpose(-1, -2) @ v, z + k.sum(2))

@@ -24,7 +24,8 @@ class LinearAttention(nn.Module):
         if place.valid is not None:
             k = k * place.valid[:, None, :, None]
         scores = (q @ k.transpose(-1, -2)).tril()
-        out = scores @ v / scores.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+        below, exact = scores.sum(-1, keepdim=True), torch.finfo(x.dtype)
+        out = scores @ v / below.where(below > exact.tiny / exact.eps, 1.0)
         return self.output(out.transpose(1, 2).flatten(2))
 
 

@@ -1,0 +1,93 @@
+"""A short form of ``make fuzz``, the specs with which it once found something, and that the checks notice what they are for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.fuzz import check, draw, specs
+from torch import Tensor
+
+from qkv.models.build import build
+from qkv.models.transformer import Transformer
+from qkv.ops.linear_attention.reference import linear_attention
+from qkv.spec.errors import UserError
+from qkv.spec.model import Model
+
+TEXT = {"kind": "text", "vocab_size": 9}
+
+
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_drawn_specs_hold(first: int) -> None:
+    results = [specs.tried(seed) for seed in range(first, first + 10)]
+    assert [why for _, why in results if why] == []
+    assert sum(result == "valid" for result, _ in results) >= 4
+
+
+def decoding(mask: str) -> Model:
+    return Model.parse({"width": 8, "frontend": TEXT, "blocks": [{"branches": [{"kind": "attention", "num_heads": 2, "mask": mask}]}]})
+
+
+@pytest.mark.parametrize("mask", ["prefix | causal & window(3)", "prefix", "prefix & causal", "strided(2) & causal | prefix"])
+def test_a_mask_that_needs_the_prefix_later_does_not_decode(mask: str) -> None:
+    """A state does not remember how long the prefix was, so a later position would see other keys than in one call."""
+    spec = decoding(mask)
+    assert (spec.causal, spec.decodes) == (False, False)
+    with pytest.raises(UserError, match=r"blocks\.0\.branches\.0: .* a prefix that no state remembers"):
+        build(spec).init_state(1)
+
+
+@pytest.mark.parametrize("mask", ["causal | prefix", "(causal | prefix) & window(5)", "prefix | causal | window(2)"])
+def test_a_mask_that_sees_all_before_does(mask: str) -> None:
+    spec = decoding(mask)
+    assert (spec.causal, spec.decodes, spec.reads_prefix) == (False, "window(2)" not in mask, "window(2)" not in mask)
+
+
+def test_parallel_branches_without_a_residual_are_refused() -> None:
+    block = {"branches": ["rnn", "feed_forward"], "order": "parallel", "residual": "none"}
+    with pytest.raises(UserError, match=r"^blocks\.0\.residual: branches side by side are added to x"):
+        Model.parse({"blocks": [block]})
+    assert Model.parse({"blocks": [{**block, "branches": ["rnn"]}]}).depth == 1
+
+
+def test_positions_end_where_the_shorter_of_two_tables_does() -> None:
+    """Beyond the grid of the front end a position would be that of another cell."""
+    reads = [{"branches": ["cross_attention"]}]
+    grid = {**TEXT, "positions": {"kind": "axial", "shape": [2, 3]}}
+    m = build(Model.parse({"width": 8, "frontend": grid, "latents": {"blocks": reads}, "blocks": reads, "queries": {}}))
+    assert m(torch.zeros(1, 6, dtype=torch.long))[0].shape == (1, 6, 9)
+    with pytest.raises(UserError, match="7 positions are more than the 6"):
+        m(torch.zeros(1, 7, dtype=torch.long))
+
+
+def test_weights_that_all_vanish_have_finite_gradients() -> None:
+    q, k = (torch.full((1, 1, 1, 2), 1e-20, requires_grad=True) for _ in range(2))
+    v = torch.full((1, 1, 1, 2), 1e3, requires_grad=True)
+    out = linear_attention(q, k, v)[0]
+    out.sum().backward()
+    assert all(bool(t.grad.isfinite().all()) for t in (q, k, v) if t.grad is not None)
+
+
+def test_a_fault_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that forgets a position, and one without a gradient, are failures with a short spec."""
+    data = {**decoding("causal").to_dict(), "frontend": TEXT}
+    assert check.outcome(data, 0, sound=True) == "valid"
+    whole = Transformer.features
+
+    def late(self: Transformer, ids: Tensor, state: Any = None, *given: Any, **more: Any) -> Any:
+        y, after = whole(self, ids, state, *given, **more)
+        return (y if state is None else y + 0.1), after
+
+    monkeypatch.setattr(Transformer, "features", late)
+    with pytest.raises(check.Failure, match="decoding is off by"):
+        check.outcome(data, 0)
+    found = specs.smallest(data, 0, True, "Failure: decoding is off by #.#e-## of #.#e+##")
+    assert len(str(found)) <= len(str(data))
+
+
+def test_a_refused_spec_that_was_drawn_as_valid_is_a_failure() -> None:
+    with pytest.raises(check.Failure, match="a valid spec was refused: width: 0 given"):
+        check.outcome({"width": 0}, 0, sound=True)
+    assert check.outcome({"width": 0}, 0) == "invalid"
+    assert draw.seeded(3).random() == draw.seeded(3).random()
