@@ -60,8 +60,7 @@ class Block(Spec):
             sentence = f"{len(self.norms)} norms are given for {len(self.branches)} branches; give one for each, or none"
             found.append(Problem(("norms",), sentence))
         if self.order == "parallel" and isinstance(self.residual, NoResidual) and len(self.branches) > 1:
-            sentence = "branches side by side are added to x, and 'none' would keep the last of them alone; use another residual or order"
-            found.append(Problem(("residual",), sentence))
+            found.append(Problem(("residual",), "branches side by side are added to x, and 'none' would keep the last alone; use another"))
         return found
 
     def _reversible_problems(self) -> list[Problem]:
@@ -242,10 +241,9 @@ class Latents(Layered):
     def problems(self) -> list[Problem]:
         if self.once >= self.depth:
             return [Problem(("once",), f"{self.once} layers before the rounds leave none of the {self.depth} for them; give fewer")]
-        if self.rounds * self.depth > MOST_LAYERS:
-            sentence = f"{self.rounds} rounds of {self.depth} layers are more than {MOST_LAYERS} in all; give fewer"
-            return [Problem(("rounds",), sentence)]
-        return []
+        if self.rounds * self.depth <= MOST_LAYERS:
+            return []
+        return [Problem(("rounds",), f"{self.rounds} rounds of {self.depth} layers are more than {MOST_LAYERS} in all; give fewer")]
 
 
 class Queries(Spec):
@@ -344,15 +342,13 @@ class Model(Stack, Wide):
 
     def _tied_problems(self) -> list[Problem]:
         """Where one table of token vectors cannot serve in two places."""
-        found: list[Problem] = []
-        own = self._table_width(self)
+        found, own = list[Problem](), self._table_width(self)
         if self.tied and own not in (None, self.width):
             sentence = f"a tied head reads vectors of the model's width, {self.width}, and those of tokens have {own} features; say false"
             found.append(Problem(("head", "tied"), sentence))
         if not self.encoder or not self.encoder.share_embedding:
             return found
-        path = ("encoder", "share_embedding")
-        other = self._table_width(self.encoder)
+        path, other = ("encoder", "share_embedding"), self._table_width(self.encoder)
         if own != other:
             found.append(Problem(path, f"the token vectors of the source have {other} features and those of the target {own}; say false"))
         if None not in (self.vocab_size, self.encoder.vocab_size) and self.vocab_size != self.encoder.vocab_size:
