@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tests.interop.battery import answered, every_case, made, our_answer, their_answer
 from tests.interop.cases.case import Case
 from torch import nn
@@ -22,7 +22,7 @@ from qkv.models.adapt import adapt
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
-from qkv.spec.model import Model
+from qkv.spec.model import Model, Text
 from qkv.spec.training import Training
 from qkv.training.run import load_adapted
 
@@ -78,7 +78,8 @@ def meant(model: nn.Module, targets: list[str]) -> set[str]:
 def test_the_files_put_into_the_other_library_give_the_same_logits(name: str, tmp_path: Path) -> None:
     pair = made(case_of(name), tmp_path / "base")
     plain = our_answer(pair)
-    found = save_adapter(pair.ours, learned(pair.ours, targets=TARGETS.get(name, ["qkv", "output"])), tmp_path / "adapter", "base")
+    training = learned(pair.ours, targets=TARGETS.get(name, ["qkv", "output"]))
+    found = save_adapter(pair.ours, training, tmp_path / "adapter", "base", pair.published.spec)
     paths = put_in(pair.theirs, tmp_path / "adapter")
     assert paths == meant(pair.theirs, found.config["target_modules"])
     assert set(found.config["target_modules"]) == ENDS.get(name, set(found.config["target_modules"]))
@@ -86,6 +87,43 @@ def test_the_files_put_into_the_other_library_give_the_same_logits(name: str, tm
         found_there, found_here = answered(pair, their_answer(pair)), answered(pair, ours)
         assert (found_here - found_there).abs().max() < 1e-4 * found_there.abs().max()
     assert (our_answer(pair) - plain).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3-scaled"])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_token_that_the_model_gained_keeps_its_row(name: str, known: bool, tmp_path: Path) -> None:
+    """Tied and untied heads; where the adapted model is not at hand, tables are written whatever their rows."""
+    pair = made(case_of(name), tmp_path / "base")
+    before = pair.ours.spec
+    size = (before.vocab_size or 0) + 2
+    assert isinstance(before.frontend, Text)
+    ours = build(before.changed(frontend=before.frontend.changed(vocab_size=size)))
+    for own, given in zip(ours.parameters(), pair.ours.parameters(), strict=True):
+        own.data[: len(given)] = given.data
+    found = save_adapter(ours, learned(ours, targets=["qkv"]), tmp_path / "adapter", "base", before if known else None)
+    assert found.rows == size
+    pair.theirs.resize_token_embeddings(size)
+    config, tensors = json.loads((tmp_path / "adapter" / CONFIG).read_text()), load_file(tmp_path / "adapter" / WEIGHTS)
+    whole = {key.removeprefix("base_model.model."): tensor for key, tensor in tensors.items() if "lora_" not in key}
+    assert not config["modules_to_save"]
+    for key, tensor in whole.items():  # as PEFT loads what has no adapter's name: into the parameter itself
+        pair.theirs.get_parameter(key).data.copy_(tensor)
+    (tmp_path / "rest").mkdir()
+    save_file({key: tensor for key, tensor in tensors.items() if "lora_" in key}, tmp_path / "rest" / WEIGHTS)
+    (tmp_path / "rest" / CONFIG).write_text(json.dumps(config))
+    put_in(pair.theirs, tmp_path / "rest")
+    ids = torch.tensor([[size - 1, 7, size - 2, 9]])
+    with torch.no_grad():
+        wanted = pair.theirs(ids).logits
+        assert float((ours.eval()(ids)[0] - wanted).abs().max() / wanted.abs().max()) < 1e-4
+
+
+def test_tables_of_as_many_rows_are_left_to_the_base_and_other_shapes_are_refused(tmp_path: Path) -> None:
+    pair = made(case_of("gpt2"), tmp_path / "base")
+    training, before = learned(pair.ours, targets=["qkv"]), pair.ours.spec
+    assert adapter(pair.ours, training, "base", before).rows is None
+    with pytest.raises(UserError, match=r"frontend.positions.table has the shape .* write the whole model"):
+        adapter(pair.ours, training, "base", before.changed(context_length=before.context_length + 1))
 
 
 def _when_merged(pair: Any) -> torch.Tensor:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from qkv.models.transformer import Transformer
+    from qkv.spec.model import Model
     from qkv.tokenizers.tokenizer import Tokenizer
 
 EXAMPLES = """\
@@ -67,8 +68,22 @@ def _write_adapter(source: Path, folder: Path, dtype: str | None) -> str:
         raise UserError(f"{source} is a published checkpoint, and only a run that learned an adapter has one to write")
     run = load_adapted(source)
     model = run.model.to(precision(dtype)) if dtype else run.model
-    found = save_adapter(model, run.recipe.training, folder, run.recipe.start)
-    return f"an adapter of rank {found.config['r']} on {', '.join(found.config['target_modules'])}"
+    found = save_adapter(model, run.recipe.training, folder, run.recipe.start, _adapted(run.recipe.start))
+    said = f"an adapter of rank {found.config['r']} on {', '.join(found.config['target_modules'])}"
+    if found.rows is None:
+        return said
+    run.tokenizer.save(folder)
+    return f"{said}\nit brings a token table of {found.rows:,} rows: call model.resize_token_embeddings({found.rows}) before it is put in"
+
+
+def _adapted(source: str | None) -> Model | None:
+    """The spec of the model that a run started from; None where it is not at hand any more."""
+    from qkv.training.start import find_start
+
+    try:
+        return None if source is None else find_start(source).model
+    except UserError:
+        return None
 
 
 class _Source(NamedTuple):

@@ -3,7 +3,8 @@
 A map W of the model's is that of a published family where there is one; else it keeps its name here. PEFT names the two matrices of a map
 ``base_model.model.<path>.lora_A.weight`` (R, I) and ``….lora_B.weight`` (O, R). Where a family holds one of our maps as several, q, k and v,
 each of them has the same A and its own rows of B. What learned as a whole beside the adapter, such as a head, stands under its name and in
-``modules_to_save``.
+``modules_to_save``. Token tables that have other rows than those of the adapted model stand under their names alone, as PEFT writes them after
+``resize_token_embeddings``.
 """
 
 from __future__ import annotations
@@ -26,28 +27,35 @@ from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.adapt import LoRA
 from qkv.spec.errors import UserError
+from qkv.spec.model import Model
 from qkv.spec.training import Training
 from qkv.tokenizers.files import write_whole
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_TOKENS = ("frontend.table", "encoder.frontend.table", "head.weight", "head.bias")
+"""What has a row for each token."""
 _PREFIX = "base_model.model."
 _TASKS = {"classification": "SEQ_CLS", "regression": "SEQ_CLS", "tokens": "TOKEN_CLS", "spans": "QUESTION_ANS"}
 
 
 class Adapter(NamedTuple):
-    """What PEFT's two files hold."""
+    """What PEFT's two files hold. ``rows``: how many tokens the base needs room for before the adapter is put in; None where it has it."""
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
+    rows: int | None = None
 
 
-def save_adapter(model: Transformer, training: Training, folder: str | Path, base: str | None = None) -> Adapter:
-    """Write the adapters of ``model`` in PEFT's form; what was written. ``base``: the name or folder of the model that was adapted.
+def save_adapter(
+    model: Transformer, training: Training, folder: str | Path, base: str | None = None, before: Model | None = None
+) -> Adapter:
+    """Write the adapters of ``model`` in PEFT's form; what was written. ``base``: the name or folder of the model that was adapted, and
+    ``before`` its spec, None where it is not at hand; then token tables are written whole.
 
     Raises ``UserError`` for a model without adapters, for maps that a family keeps in another way than by rows, and for a folder that cannot
     be written.
     """
-    found, folder = adapter(model, training, base), Path(folder).expanduser()
+    found, folder = adapter(model, training, base, before), Path(folder).expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f".{WEIGHTS}.partial"
@@ -59,7 +67,7 @@ def save_adapter(model: Transformer, training: Training, folder: str | Path, bas
     return found
 
 
-def adapter(model: Transformer, training: Training, base: str | None = None) -> Adapter:
+def adapter(model: Transformer, training: Training, base: str | None = None, before: Model | None = None) -> Adapter:
     """The adapters of ``model``, trained as ``training`` says, as PEFT's files hold them. Raises ``UserError``."""
     maps, part = adapters(model), training.adapt
     if not maps or not isinstance(part, LoRA):
@@ -73,9 +81,12 @@ def adapter(model: Transformer, training: Training, base: str | None = None) -> 
         tensors |= {f"{_PREFIX}{name}.{leaf}.weight": tensor for name, pair in found.items() for leaf, tensor in pair.items()}
     whole = _learned_whole(model, training, names)
     tensors |= {f"{_PREFIX}{name}": tensor for name, tensor in whole.items()}
+    tables = {} if base is None else _other_tables(model, before, names, whole)
+    tensors |= {f"{_PREFIX}{name}": tensor for name, tensor in tables.items()}
     everything = {_owner(theirs) for match in names.values() for theirs in match.theirs}
     transposed = any(isinstance(names[f"{path}.weight"].way, Transposed) for path in maps)
-    return Adapter(_config(model, part, base, _targets(paths, everything), sorted({_owner(name) for name in whole}), transposed), tensors)
+    config = _config(model, part, base, _targets(paths, everything), sorted({_owner(name) for name in whole}), transposed)
+    return Adapter(config, tensors, model.spec.vocab_size if tables else None)
 
 
 def _names(model: Transformer) -> dict[str, Match]:
@@ -112,6 +123,35 @@ def _learned_whole(model: Transformer, training: Training, names: Mapping[str, M
     for match in (names[name] for name in learned):
         found.update(zip(match.theirs, match.way.outward(tensors[match.ours], match.cut), strict=True))
     return {name: tensor.clone() for name, tensor in found.items()}
+
+
+def _other_tables(model: Transformer, before: Model | None, names: Mapping[str, Match], whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By the family's names the token tables that the adapted model has not, or has with other rows; all of them where ``before`` is None.
+
+    Raises ``UserError`` for another tensor of the front end that has changed its shape, such as a table of positions.
+    """
+    tensors, there = model.state_dict(keep_vars=True), _shapes(before)
+    found, seen = dict[str, Tensor](), set[int]()
+    for ours, match in names.items():
+        tensor = tensors.get(ours)
+        if tensor is None or id(tensor) in seen or any(name in whole for name in match.theirs) or there.get(ours) == tensor.shape:
+            continue
+        if ours in _TOKENS:
+            seen.add(id(tensor))
+            found.update(zip(match.theirs, match.way.outward(tensor.detach(), match.cut), strict=True))
+        elif ours in there:
+            shapes = f"{list(tensor.shape)}, and in the model that was adapted {list(there[ours])}"
+            raise UserError(
+                f"{ours} has the shape {shapes}, which no adapter of PEFT's can say; write the whole model, without --format peft"
+            )
+    return {name: tensor.clone() for name, tensor in found.items()}
+
+
+def _shapes(spec: Model | None) -> dict[str, torch.Size]:
+    if spec is None:
+        return {}
+    with torch.device("meta"):
+        return {name: tensor.shape for name, tensor in Transformer(spec).state_dict().items()}
 
 
 def _owner(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -80,9 +79,25 @@ def dotted(path: Iterable[str | int]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A clause that names the closest of ``known``, or all of them when none is close."""
-    names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {close[0]!r}?"
+    """A clause that names the closest of ``known`` within two edits, one of a word under six characters, or else all of them."""
+    names, most = sorted(known), 2 if len(word) > 5 else 1
+    edits, name = min(((_edits(word, name, most), name) for name in names), default=(most + 1, ""))
+    if edits <= most and len(word) > edits:
+        return f"did you mean {name!r}?"
     return "allowed: " + ", ".join(names)
+
+
+def _edits(word: str, other: str, most: int) -> int:
+    """The least insertions, deletions, replacements and swaps of neighbours between two words; ``most`` + 1 stands for any number above."""
+    if abs(len(word) - len(other)) > most:
+        return most + 1
+    before, row = list[int](), list(range(len(other) + 1))
+    for i, letter in enumerate(word, 1):
+        earlier, before, row = before, row, [i]
+        for j, own in enumerate(other, 1):
+            row.append(min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != own)))
+            if i > 1 and j > 1 and letter == other[j - 2] and word[i - 2] == own:
+                row[j] = min(row[j], earlier[j - 2] + 1)
+        if min(row) > most:
+            return most + 1
+    return min(row[-1], most + 1)
