@@ -45,8 +45,8 @@ def test_evaluate_measures_on_other_data(qkv: Call, run: Path, folder: Path) -> 
     ("args", "sentence"),
     [
         (["model.width=8"], "override 'model.width=8': model.width is part of what was trained; a measurement can change sample.…"),
-        (["sample.beams=8"], "did you mean 'num_beams'?"),
-        (["--split", "valid"], "--split: there is no split 'valid'; did you mean 'validation'?"),
+        (["sample.num_beam=8"], "did you mean 'num_beams'?"),
+        (["--split", "valid"], "--split: there is no split 'valid'; allowed: test, train, validation"),
         (["data.source=other.txt"], "--data FILE measures all of another file"),
         (["--data", "other.txt", "--split", "test"], "leave one of them out"),
         (["--data", "nowhere.txt"], "there is no file 'nowhere.txt'"),

@@ -211,7 +211,7 @@ def test_a_part_of_ones_own() -> None:
         (model_of(frontend=Text()), {}, "vocab_size is not known without the tokenizer"),
         (model_of(), {"batch_size": 0}, "the batch size is 0"),
         (model_of(), {"length": -1}, "the length is -1"),
-        (model_of(), {"precision": "fp16"}, "no precision 'fp16'; did you mean"),
+        (model_of(), {"precision": "fp16"}, "no precision 'fp16'; allowed: "),
         (model_of(frontend=Text(vocab_size=9)), {"length": 25}, "25 positions are more than the 24"),
     ],
 )

@@ -150,7 +150,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "no-weights": (no_weights, "holds no weights"),
     "no-model-type": (without("model_type"), "the key 'model_type' is missing"),
     "unknown-model-type": (changed(model_type="gpt3"), "did you mean 'gpt2'"),
-    "unknown-architecture": (changed(architectures=["GPT2LMHead"]), "did you mean 'GPT2LMHeadModel'"),
+    "unknown-architecture": (changed(architectures=["GPT2LMHeadModul"]), "did you mean 'GPT2LMHeadModel'"),
     "a-word-for-a-size": (changed(n_embd="12"), "n_embd is '12', but it should be a whole number"),
     "true-for-a-size": (changed(n_embd=True), "n_embd is True, but it should be a whole number"),
     "zero-heads": (changed(n_head=0), "n_head is 0"),

@@ -78,7 +78,7 @@ def test_evaluation_repeats_what_training_measured(straight: Path) -> None:
 
 
 def test_an_unknown_split_is_refused(straight: Path) -> None:
-    with pytest.raises(UserError, match=r"there is no split 'validate'; did you mean 'validation'\?"):
+    with pytest.raises(UserError, match=r"there is no split 'validate'; allowed: train, validation"):
         evaluate(load(straight), "validate")
 
 

@@ -172,7 +172,9 @@ def _ignored(
             ignored.append((name, reason))
     missing = sorted(wanted - stored.keys())
     if missing:
-        raise UserError(f"{source} lacks the tensor {missing[0]!r}{_more(missing)}, which its config asks for; {_near(missing[0], stored)}")
+        raise UserError(
+            f"{source} lacks the tensor {missing[0]!r}{_more(missing)}, which its config asks for; {_near(missing[0], set(unexpected))}"
+        )
     if unexpected:
         expected = _near(unexpected[0], wanted)
         raise UserError(f"{source} holds the tensor {unexpected[0]!r}{_more(unexpected)}, which nothing of its config reads; {expected}")
