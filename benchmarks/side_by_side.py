@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from importlib import import_module, metadata
 
 import qkv  # before torch: it asks for huge pages, which then hold for every side
-from qkv.inspection.machine import processor_name
 from qkv.report.table import print_table
+from qkv.system.processor import processor_name
 
 TIE = 0.15
 """Two sides that differ by less are called equal: one side's repeats differ by as much."""

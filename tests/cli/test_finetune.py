@@ -12,8 +12,9 @@ from tests.cli.tables import write_tables
 from tests.training.test_start import published_bert
 
 import qkv as library
-from qkv.inspection.machine import Machine, processor_name, store_machine
+from qkv.inspection.machine import Machine, store_machine
 from qkv.spec.yaml_io import read_recipe
+from qkv.system.processor import processor_name
 from qkv.training.finetune import guess_task
 
 SHORT = ("training.steps=12", "training.validation.every=6")

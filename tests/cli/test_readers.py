@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Call
+from tests.ops.clock import inject_times
 
+from qkv.ops import choices
+from qkv.ops.remembered import remembered_file
 from qkv.spec.yaml_io import read_recipe
 
 
@@ -117,6 +120,23 @@ def test_why_names_each_operation_that_the_model_uses(qkv: Call, folder: Path) -
     assert said.code == 0
     rows = {line.split()[0] for line in said.out.splitlines()[3:] if line}
     assert {"attention", "gru", "linear"} <= rows
+
+
+def test_why_keeps_what_it_measured_and_measures_anew_when_asked(
+    qkv: Call, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QKV_CACHE", str(tmp_path))
+    ask, races = ["why", folder / "tiny.yaml", "model.frontend.vocab_size=30", "training.precision=bf16"], []
+    for more in ([], [], ["--fresh"]):
+        monkeypatch.setattr(choices, "_chosen", {})
+        races.append(inject_times(monkeypatch, lambda name: 100.0 if name == "bf16" else 1.0))
+        said = qkv(*ask, *more)
+        assert "precision" in said.out
+        assert "100.00 ×" in said.out
+        assert f"measured choices are kept in {remembered_file()}; --fresh measures anew" in said.out
+    assert ["fp32", "bf16"] in races[0]
+    assert races[1] == []
+    assert ["fp32", "bf16"] in races[2]
 
 
 def test_why_says_in_which_precision_muon_multiplies(qkv: Call, folder: Path) -> None:

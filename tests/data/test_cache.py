@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from qkv.data import cache
-from qkv.data.cache import cache_folder, stored
+from qkv.data.cache import stored
 from qkv.spec.errors import UserError
+from qkv.system.cache import cache_folder
 
 
 @pytest.fixture(autouse=True)

@@ -16,10 +16,11 @@ from tests.cli.tables import write_tables
 from tests.docs.blocks import PAGES, ROOT, Block, blocks
 
 from qkv.cli.main import main
-from qkv.inspection.machine import Machine, processor_name, store_machine
+from qkv.inspection.machine import Machine, store_machine
 from qkv.spec.overrides import override
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe
+from qkv.system.processor import processor_name
 from qkv.training import loop, results
 
 TEXT = "Once upon a time there was a model that read a text, and then it wrote one. It was not long, and it was not true.\n" * 60

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.generation.models import STACKS, VOCABULARY, model
 from tests.generation.test_filters import chi_square_p
+from tests.ops.clock import forget_choices
 
 from qkv.generation.context import first_seen, learned_reach
 from qkv.generation.sample import Sampling, generate, stream
@@ -196,7 +197,7 @@ def test_a_stream_gives_a_token_a_row_and_step_and_leaves_gradients_on() -> None
 
 def test_the_first_product_of_a_process_may_be_a_generated_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fastest linear map is found by timing, perhaps of a backward pass, which inference mode would forbid."""
-    monkeypatch.setattr(choices, "_chosen", {})
+    forget_choices(monkeypatch)
     spec = Model.parse({"width": 128, "frontend": {"kind": "text", "vocab_size": VOCABULARY}})
     assert len(generate(build(spec), [[1]], GREEDY)[0]) == 24
     assert "linear" in {choice.op for choice in choices.all_choices()}

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from tests.house.source import PACKAGE, Source, dotted_name, package
 
-BELOW_MODELS = ("spec", "ops", "state", "layers", "mixers", "frontends")
+BELOW_MODELS = ("system", "spec", "ops", "state", "layers", "mixers", "frontends")
 BELOW_TASKS = (*BELOW_MODELS, "models", "tokenizers", "data")
 BELOW_TRAINING = (*BELOW_TASKS, "tasks", "generation", "inspection", "interop", "report")
 
 ALLOWED: dict[str, tuple[str, ...]] = {
     "spec": (),
-    "ops": (),
+    "system": (),
+    "ops": ("system",),
     "state": (),
     "report": (),
     "layers": ("spec", "ops"),
@@ -25,7 +26,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mixers": ("spec", "ops", "state", "layers"),
     "models": BELOW_MODELS,
     "tokenizers": ("spec",),
-    "data": ("spec", "tokenizers"),
+    "data": ("system", "spec", "tokenizers"),
     "tasks": (*BELOW_TASKS, "generation"),
     "generation": BELOW_TASKS,
     "inspection": BELOW_TASKS,

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from qkv.inspection.machine import Machine, machine_file, physical_memory, processor_name, store_machine, stored_machine
+from qkv.inspection.machine import Machine, machine_file, physical_memory, store_machine, stored_machine
 from qkv.inspection.probe import _rate, probe
+from qkv.system.processor import processor_name
 
 HERE = Machine(processor_name(), {"fp32": 1e11, "bf16": 2e11}, 1e10, 1e-6)
 
@@ -24,6 +25,15 @@ def test_what_is_stored_comes_back(cache: Path) -> None:
     assert store_machine(HERE) == machine_file() == cache / "machine.json"
     assert stored_machine() == HERE
     assert [path.name for path in cache.iterdir()] == ["machine.json"]
+
+
+def test_figures_under_other_settings_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    store_machine(HERE)
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+    assert stored_machine() is None
+    store_machine(HERE)
+    assert stored_machine() == HERE
 
 
 def test_another_processors_figures_are_not_taken() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from tests.mixers.modules import WIDTH, applied, built, some
+from tests.ops.clock import forget_choices
 from torch import Tensor, nn
 
-from qkv.ops import choices
 from qkv.ops.attention import choose
 from qkv.ops.choices import Choice
 from qkv.spec.branches import Attention
@@ -205,7 +205,7 @@ def test_the_state_of_a_window_stops_growing(sinks: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_fast_path_serves_mixed_precision(monkeypatch: pytest.MonkeyPatch, twin: str, dtype: torch.dtype) -> None:
     """Large enough for the measured choice, with everything that touches the precision of q and k."""
-    monkeypatch.setattr(choices, "_chosen", {})
+    forget_choices(monkeypatch)
     monkeypatch.setattr(choose, "_measured", lambda case, *_: Choice("attention", case, twin, "given"))
     ours = built(Attention(num_heads=4, num_kv_heads=2, head_dim=8, qk_norm=RMSNorm(), relative=Rope()), dtype=torch.float32)
     x = some(2, 70, dtype=torch.float32)

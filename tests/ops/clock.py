@@ -12,17 +12,29 @@ from qkv.ops.timing import Race
 Runs = Mapping[str, Callable[[], object]]
 
 
-def inject(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[str], float]) -> list[list[str]]:
-    """Nothing is chosen yet; each candidate takes the time that ``seconds`` says for its name. The candidates of each race, as they come."""
+def forget_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is chosen yet, and nothing is remembered from or for other processes."""
+    monkeypatch.setattr(choices, "_chosen", {})
+    monkeypatch.setattr(choices, "recall", lambda op, case: None)
+    monkeypatch.setattr(choices, "remember", lambda op, case, fields: None)
+
+
+def inject_times(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[str], float]) -> list[list[str]]:
+    """Each candidate takes the time that ``seconds`` says for its name. The candidates of each race, as they come."""
     races: list[list[str]] = []
 
     def race(runs: Runs) -> Race:
         races.append(list(runs))
         return Race({name: seconds(name) for name in runs})
 
-    monkeypatch.setattr(choices, "_chosen", {})
     monkeypatch.setattr(timing, "race", race)
     return races
+
+
+def inject(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[str], float]) -> list[list[str]]:
+    """``inject_times`` where nothing is chosen yet."""
+    forget_choices(monkeypatch)
+    return inject_times(monkeypatch, seconds)
 
 
 def quickest(name: str) -> Callable[[str], float]:

@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 import torch
 from tests.ops.attention_cases import Case
+from tests.ops.clock import forget_choices
 from tests.ops.compare import assert_all_same, outputs_and_gradients
 
-from qkv.ops import choices
 from qkv.ops.attention import boxed, choose, reference
 from qkv.ops.choices import Choice
 
@@ -24,7 +24,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.mask)
 @pytest.mark.parametrize("twin", ["sdpa", *boxed.TWINS])
 def test_one_graph_with_the_outputs_and_gradients_of_the_reference(monkeypatch: pytest.MonkeyPatch, twin: str, case: Case) -> None:
-    monkeypatch.setattr(choices, "_chosen", {})
+    forget_choices(monkeypatch)
     monkeypatch.setattr(choose, "_SMALLEST", 1)
     monkeypatch.setattr(choose, "_measured", lambda case, *_: Choice("attention", case, twin, "given"))
     problem, inputs = case.problem(), case.inputs(torch.float32)

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ops.attention_cases import MASKS, SITES, Case, by_loops, random
+from tests.ops.clock import forget_choices
 from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradients
 from torch import Tensor
 
@@ -178,7 +179,7 @@ def test_dropout_takes_whole_weights_and_keeps_the_mean(twin: str) -> None:
 @pytest.fixture
 def fresh_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     """No choice is made yet, and those made here are forgotten; every path lies within reach of short sequences."""
-    monkeypatch.setattr(choices, "_chosen", {})
+    forget_choices(monkeypatch)
     monkeypatch.setattr(choose, "_SMALLEST", 1)
     monkeypatch.setattr(choose, "_LARGEST_MASK", 120)
     monkeypatch.setattr(banded, "BLOCK", 3)

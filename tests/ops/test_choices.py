@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.ops.clock import forget_choices
 from torch.utils.checkpoint import checkpoint
 
 from qkv.ops import choices
@@ -16,7 +17,7 @@ from qkv.ops.timing import Race, race
 
 def test_a_path_may_be_chosen_inside_activation_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trial runs backward passes of its own; a checkpoint around it must not take their tensors for its own."""
-    monkeypatch.setattr(choices, "_chosen", {})
+    forget_choices(monkeypatch)
     x, weight = torch.randn(8, 128, requires_grad=True), torch.randn(256, 128, requires_grad=True)
     checkpoint(lambda x: linear(x, weight).tanh(), x, use_reentrant=False).sum().backward()
     assert [choice.op for choice in choices.all_choices()] == ["linear"], "the weights are large enough to be timed"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.ops.clock import inject
+from tests.ops.clock import forget_choices, inject
 from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradients
 from torch import Tensor
 from torch.nn import functional as F
@@ -120,7 +120,7 @@ def test_compiled_it_is_one_graph_with_the_same_gradients(bias: bool) -> None:
 
 @pytest.fixture
 def fresh_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "_chosen", {})
+    forget_choices(monkeypatch)
 
 
 @given(
@@ -266,7 +266,7 @@ class TestChoices:
     def test_a_run_goes_on_with_the_choices_that_it_began_with(self, fresh_choices: None, monkeypatch: pytest.MonkeyPatch) -> None:
         first = choices.choose("op", "case", lambda: Choice("op", "case", "a", "measured", 1.5))
         saved = choices.snapshot()
-        monkeypatch.setattr(choices, "_chosen", {})
+        forget_choices(monkeypatch)
         choices.restore(saved)
         assert choices.choose("op", "case", lambda: Choice("op", "case", "b", "measured again")) == first
         assert choices.all_choices() == [first]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.ops.clock import inject
+from tests.ops.clock import forget_choices, inject
 from tests.ops.compare import assert_same
 from torch import Tensor
 
@@ -62,7 +62,7 @@ def test_the_choice_is_followed_for_both_ways_that_a_matrix_lies(shape: tuple[in
     g = random(*shape)
     lying = g if g.shape[-2] < g.shape[-1] else g.mT
     for name in ("bf16", "fp32"):
-        monkeypatch.setattr(choices, "_chosen", {})
+        forget_choices(monkeypatch)
         monkeypatch.setattr(choose, "fastest", lambda op, case, *_, name=name: Choice(op, case, name, "as the test says"))
         found = choose.orthogonal(g)
         assert torch.equal(found if lying is g else found.mT, products.TWINS[name](lying))
@@ -83,7 +83,7 @@ def test_large_matrices_share_one_trial_of_bounded_size(monkeypatch: pytest.Monk
         asked.append((case, list(runs)))
         return Choice(op, case, plain, what)
 
-    monkeypatch.setattr(choices, "_chosen", {})
+    forget_choices(monkeypatch)
     monkeypatch.setattr(choose, "fastest", fastest)
     for rows, columns in ((4096, 16384), (768, 768), (128, 512), (100, 4096)):
         choose.choice(rows, columns, torch.device("cpu"))

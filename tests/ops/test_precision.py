@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.ops.clock import inject
+from tests.ops.clock import forget_choices, inject
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from qkv.ops import choices, timing
+from qkv.ops import timing
 from qkv.ops.precision import autocast, choice, runs_in
 from qkv.ops.timing import Race
 
@@ -52,7 +52,7 @@ def test_a_precision_that_does_not_run_is_not_taken(monkeypatch: pytest.MonkeyPa
 
 def test_the_timed_products_run_in_the_precision_of_their_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real runs, inside inference mode and autocast, each once."""
-    monkeypatch.setattr(choices, "_chosen", {})
+    forget_choices(monkeypatch)
     seen: dict[str, set[torch.dtype]] = {}
 
     def race(runs: timing.Mapping[str, timing.Callable[[], object]]) -> Race:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.ops.clock import forget_choices
 from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradients
 from torch import Tensor
 
-from qkv.ops import choices
 from qkv.ops.recurrence import choose, reference
 from qkv.ops.recurrence.reversal import reversal, taken
 
@@ -126,7 +126,7 @@ def test_a_cell_without_a_kernel_for_bf16_runs_in_fp32(monkeypatch: pytest.Monke
     def missing(*args: object) -> tuple[Tensor, tuple[Tensor, ...]]:
         raise RuntimeError("could not create a primitive descriptor for the LSTM forward propagation primitive")
 
-    monkeypatch.setattr(choices, "_chosen", {})
+    forget_choices(monkeypatch)
     monkeypatch.setitem(choose.TWINS, "torch", missing)
     given_ = tensors(cell, 5, torch.float32)
     if form == "weights in bf16":

@@ -12,10 +12,11 @@ from qkv.data.batches import Batches
 from qkv.data.corpus import open_corpus
 from qkv.data.vocabulary import Vocabulary
 from qkv.inspection.cost import cost
-from qkv.inspection.machine import Machine, processor_name
+from qkv.inspection.machine import Machine
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import BPE, Characters
+from qkv.system.processor import processor_name
 from qkv.tasks.material import with_vocabulary
 from qkv.training import automatic as module
 from qkv.training.automatic import EPOCHS, MINUTES, automatic, expected_loss

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.ops.clock import forget_choices
 from torch import Tensor, nn
 
 from qkv.inspection.cost import cost
 from qkv.layers.branch import Branch, matrices
 from qkv.models.build import build
-from qkv.ops import choices
 from qkv.ops.choices import Choice
 from qkv.ops.orthogonal import choose
 from qkv.spec.branches import FeedForward
@@ -102,7 +102,7 @@ def muon_reference(p: Tensor, gradients: list[Tensor], spec: Muon) -> Tensor:
 
 def multiply_in(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every trial be won by ``precision``."""
-    monkeypatch.setattr(choices, "_chosen", {})
+    forget_choices(monkeypatch)
     monkeypatch.setattr(choose, "fastest", lambda op, case, *_: Choice(op, case, precision, "as the test says"))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.ops.clock import forget_choices
 from tests.training.kill_storm import STEPS, small_recipe
 
 from qkv.ops import choices
@@ -19,7 +20,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def separate_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test begins as a process does: nothing is chosen yet."""
-    monkeypatch.setattr(choices, "_chosen", {})
+    forget_choices(monkeypatch)
 
 
 def choose(twin: str) -> str:

@@ -39,8 +39,8 @@ def info_command(run: Annotated[Path | None, typer.Argument(metavar="[RUN]", hel
 def _installation() -> list[tuple[str, Any]]:
     import torch
 
-    from qkv.data.cache import cache_folder
-    from qkv.inspection.machine import processor_name
+    from qkv.system.cache import cache_folder
+    from qkv.system.processor import processor_name
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return [
@@ -67,9 +67,9 @@ def _stored(folder: Path) -> str:
 
 def _data_sets() -> str:
     """The known names, and of those that are not on this machine whether they can be had."""
-    from qkv.data.cache import cache_folder
     from qkv.data.named import KNOWN, NAMES
     from qkv.data.records.named import TABLES
+    from qkv.system.cache import cache_folder
 
     folders = [Path(os.environ["QKV_DATA"])] if os.environ.get("QKV_DATA") else []
     folders.append(cache_folder() / "data")

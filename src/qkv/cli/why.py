@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 qkv why
 qkv why runs/my
+qkv why runs/my --fresh
 qkv why recipes/char_shakespeare_cpu.yaml model.context_length=1024
 """
 
@@ -25,12 +26,17 @@ _VOCABULARY, _LARGEST = 256, 500_000_000
 def why_command(
     spec: Annotated[Path | None, typer.Argument(metavar="[SPEC|RUN]", help="A recipe, a model or a run folder.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as model.width=512.")] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Drop the choices that were measured before on this machine, and measure anew.")
+    ] = False,
 ) -> None:
     """Try one training step and one new token of each kind of block, and say which implementations were used.
 
-    Where a choice rests on a measurement, the gain is how many times faster than torch's plain path it is on this machine.
+    Where a choice rests on a measurement, the gain is how many times faster than torch's plain path it is on this machine, in the
+    precision that was asked for. Measured choices are kept in the cache, for this processor, its settings and these versions.
     """
     from qkv.ops.choices import all_choices
+    from qkv.ops.remembered import remembered_file
     from qkv.report.table import print_table
     from qkv.spec.model import Model
     from qkv.spec.recipe import Recipe
@@ -39,10 +45,23 @@ def why_command(
 
     found = read_spec(spec, overrides or []) if spec else Model()
     recipe, model = (found, found.model) if isinstance(found, Recipe) else (None, found)
+    if fresh:
+        _forget()
     _try(_one_of_each(model), recipe.training if recipe else Training())
     choices = sorted(all_choices(), key=lambda choice: choice.op)
     rows = [(c.op, c.case, c.twin, "" if c.gain is None else f"{c.gain:.2f} ×", c.reason) for c in choices]
     print_table(str(spec or "a model of default sizes"), ["operation", "case", "runs as", "gain", "why"], rows)
+    if (path := remembered_file()).exists():
+        typer.echo(f"\nmeasured choices are kept in {path}; --fresh measures anew")
+
+
+def _forget() -> None:
+    from qkv.ops.remembered import forget, remembered_file
+
+    try:
+        forget()
+    except OSError as error:
+        raise UserError(f"the choices in {remembered_file()} cannot be dropped: {error.strerror}") from None
 
 
 def _one_of_each(model: Model) -> Model:

@@ -13,19 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import platformdirs
-
 from qkv.spec.errors import UserError
+from qkv.system.cache import cache_folder
 
 T = TypeVar("T")
 PARTIAL = ".partial-"
 ABANDONED = 24 * 3600
 """Seconds after which an unfinished folder is taken to be a killed process's."""
-
-
-def cache_folder() -> Path:
-    """What ``QKV_CACHE`` names, or the user's cache folder of this system."""
-    return Path(os.environ.get("QKV_CACHE") or platformdirs.user_cache_dir("qkv")).expanduser()
 
 
 def stored(shelf: str, key: str, load: Callable[[Path], T | None], build: Callable[[Path], None]) -> T:

@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from qkv.data.cache import cache_folder
 from qkv.data.download import DownloadError, download
 from qkv.data.named import KNOWN, NAMES, PYTHON_DOCS, Published
 from qkv.data.text import Text
 from qkv.spec.errors import UserError, nearest
+from qkv.system.cache import cache_folder
 
 
 class Source(NamedTuple):

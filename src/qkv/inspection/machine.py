@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from qkv.data.cache import cache_folder
-from qkv.ops.allowance import memory_limit, usable_threads
+from qkv.system.allowance import memory_limit
+from qkv.system.cache import cache_folder, replace_text
+from qkv.system.processor import processor_name, settings
 
 
 @dataclass(frozen=True)
@@ -48,16 +47,6 @@ class Machine:
         return "bf16" if self.flops_at("bf16") > 1.3 * self.flops_at("fp32") else "fp32"
 
 
-def processor_name() -> str:
-    """For example ``AMD EPYC, 2 threads``."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        lines = (line.partition(":") for line in cpuinfo.read_text(errors="replace").splitlines())
-        name = next((value.strip() for key, _, value in lines if key.strip() == "model name"), name)
-    return f"{name}, {usable_threads()} threads"
-
-
 def physical_memory() -> int | None:
     """Bytes of memory that the machine has; None if the system does not say."""
     try:
@@ -83,26 +72,18 @@ def machine_file() -> Path:
 
 
 def stored_machine() -> Machine | None:
-    """The stored figures; None if there are none, if they cannot be read, or if they belong to another processor."""
+    """The stored figures; None if there are none, if they cannot be read, or if they belong to another processor or other settings of it."""
     try:
-        machine = Machine(**json.loads(machine_file().read_text()))
-    except (OSError, ValueError, TypeError):
+        stored = json.loads(machine_file().read_text())
+        limits = stored.pop("settings", {})
+        machine = Machine(**stored)
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
-    return machine if machine.processor == processor_name() else None
+    return machine if (machine.processor, limits) == (processor_name(), settings()) else None
 
 
 def store_machine(machine: Machine) -> Path:
     """Write the figures whole or not at all; the file's path. Raises OSError if the cache cannot be written."""
     path = machine_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(asdict(machine), file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    replace_text(path, json.dumps({**asdict(machine), "settings": settings()}, indent=1))
     return path

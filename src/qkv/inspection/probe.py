@@ -9,12 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from qkv.inspection.machine import Machine, processor_name
-from qkv.ops.allowance import limit_threads
+from qkv.inspection.machine import Machine
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import Problem
 from qkv.ops.linear.choose import linear
 from qkv.ops.masks import Causal, Sites
+from qkv.system.allowance import limit_threads
+from qkv.system.processor import processor_name
 
 _ROWS, _FEW_ROWS, _WIDTH, _HIDDEN = 1024, 16, 384, 1536
 _HEADS, _LENGTH, _HEAD = 12, 256, 64

@@ -9,8 +9,8 @@ from qkv.layers.linear import Linear
 from qkv.layers.positions import Axial, Learned
 from qkv.models.heads import LanguageModelHead
 from qkv.models.transformer import Layered, Stack, Transformer
-from qkv.ops.allowance import limit_threads
 from qkv.spec.model import Model
+from qkv.system.allowance import limit_threads
 
 
 def build(spec: Model, seed: int = 0) -> Transformer:

@@ -6,7 +6,7 @@ therefore stores ``snapshot()`` beside its weights and calls ``restore()`` when 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, dataclass
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from qkv.ops import timing
+from qkv.ops.remembered import recall, remember
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,27 @@ NOISE = 1.1
 _chosen: dict[tuple[str, str], Choice] = {}
 
 
-def choose(op: str, case: str, decide: Callable[[], Choice]) -> Choice:
-    """The choice for an (op, case), decided when first asked for and kept."""
+def choose(op: str, case: str, decide: Callable[[], Choice], among: Container[str] = ()) -> Choice:
+    """The choice for an (op, case), decided when first asked for and kept.
+
+    among: the twins that it may be, where it rests on a measurement; such a choice is remembered for the next process.
+    """
     found = _chosen.get((op, case))
     if found is None:
-        # A choice may fall inside activation checkpointing, whose hooks would take the trial's tensors for the model's, or inside
-        # inference mode, which would forbid the trial's backward pass.
-        with torch.inference_mode(False), saved_tensors_hooks(_as_it_is, _as_it_is):
-            found = decide()
-        _chosen[op, case] = found
+        found = _chosen[op, case] = _measured(op, case, decide, among) if among else decide()
+    return found
+
+
+def _measured(op: str, case: str, decide: Callable[[], Choice], among: Container[str]) -> Choice:
+    fields = recall(op, case)
+    if fields is not None and fields["twin"] in among:
+        return Choice(op, case, **fields)
+    # A choice may fall inside activation checkpointing, whose hooks would take the trial's tensors for the model's, or inside
+    # inference mode, which would forbid the trial's backward pass.
+    with torch.inference_mode(False), saved_tensors_hooks(_as_it_is, _as_it_is):
+        found = decide()
+    if found.gain is not None:
+        remember(op, case, {"twin": found.twin, "reason": found.reason, "gain": found.gain})
     return found
 
 

@@ -32,8 +32,9 @@ def runs_in(asked: str, device: torch.device) -> str:
 
 def choice(device: torch.device) -> Choice:
     """The precision of products where bf16 is allowed."""
-    case = f"bf16 allowed, {device.type}"
-    return choose("precision", case, lambda: _measured(case, device))
+    name = device.type if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
+    case = f"bf16 allowed, {name}"
+    return choose("precision", case, lambda: _measured(case, device), ("bf16", "fp32"))
 
 
 def _measured(case: str, device: torch.device) -> Choice:

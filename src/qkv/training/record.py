@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import torch
 
 from qkv.inspection.cost import cost
-from qkv.inspection.machine import processor_name
 from qkv.report.figures import duration, short, size
 from qkv.report.metrics import MetricsLog, TensorBoardLog, read_metrics
 from qkv.report.training import Status, TrainingRun, training_report
 from qkv.spec.errors import UserError
 from qkv.spec.yaml_io import dump
+from qkv.system.processor import processor_name
 from qkv.training.events import Event, Planned, Sampled, Stepped, Validated
 from qkv.training.exam import read_exam
 from qkv.training.files import clear_errors, files_in, read_metadata, write_file

@@ -7,6 +7,7 @@ down in the run folder as soon as they are chosen, and every later start in that
 from __future__ import annotations
 
 import json
+import os
 import platform
 from datetime import date
 from importlib.metadata import version
@@ -15,8 +16,8 @@ from typing import Any
 
 import torch
 
-from qkv.inspection.machine import processor_name
 from qkv.ops import choices
+from qkv.system.processor import processor_name
 from qkv.training.files import clear_errors, write_file
 
 FILE = "surroundings.json"
@@ -79,6 +80,7 @@ def facts(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "processor": processor_name(),
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
+        "limit of oneDNN": os.environ.get("ONEDNN_MAX_CPU_ISA"),
         "device": device.type if device.type == "cpu" else torch.get_device_module(device).get_device_name(device),
         "threads": torch.get_num_threads(),
     }

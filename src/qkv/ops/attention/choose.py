@@ -98,7 +98,7 @@ def _timed(dtype: torch.dtype, length: int, training: bool) -> Choice:
     precision = str(dtype).removeprefix("torch.")
     more = "+" if size == _LONGEST_TIMED else ""
     case = f"{'training' if training else 'inference'}, {precision}, {size}{more} positions"
-    return choose("attention", case, lambda: _measured(case, dtype, size, training))
+    return choose("attention", case, lambda: _measured(case, dtype, size, training), TWINS)
 
 
 def _timed_irregular(dtype: torch.dtype, length: int, training: bool) -> Choice:
@@ -118,7 +118,7 @@ def _timed_irregular(dtype: torch.dtype, length: int, training: bool) -> Choice:
         direction = "forward and backward" if training else "forward"
         return fastest("attention", case, "sdpa", runs, f"{direction}, {2 * heads} heads × 64, padded")
 
-    return choose("attention", case, measured)
+    return choose("attention", case, measured, TWINS)
 
 
 def _measured(case: str, dtype: torch.dtype, size: int, training: bool) -> Choice:

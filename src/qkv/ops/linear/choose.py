@@ -57,7 +57,7 @@ def choice(case: str) -> Choice:
         direction = "forward and backward" if trains else "forward"
         return _decided(case, runs, f"{direction} at {rows} × {inner} × {outer}")
 
-    return choose("linear", case, decide)
+    return choose("linear", case, decide, TWINS)
 
 
 def row_choice(inner: int, outer: int) -> Choice:
@@ -72,7 +72,7 @@ def row_choice(inner: int, outer: int) -> Choice:
         runs = {name: _run(TWINS[name], torch.ones(1, inner), weights, False) for name in _candidates("one row")}
         return _decided(case, runs, f"forward, {len(weights)} times")
 
-    return choose("linear", case, decide)
+    return choose("linear", case, decide, TWINS)
 
 
 def _candidates(case: str) -> list[str]:

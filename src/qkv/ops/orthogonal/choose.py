@@ -42,7 +42,7 @@ def choice(rows: int, columns: int, device: torch.device) -> Choice:
         runs = {name: partial(TWINS[name], g, steps=1) for name in _candidates()}
         return fastest("orthogonal", case, "fp32", runs, f"one step of {_TOGETHER} matrices")
 
-    return choose("orthogonal", case, decide)
+    return choose("orthogonal", case, decide, TWINS)
 
 
 def _candidates() -> list[str]:

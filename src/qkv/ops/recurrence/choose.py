@@ -46,7 +46,7 @@ def _lowered(cell: str, dtype: torch.dtype, autocast: bool) -> Choice:
         direction = "forward and backward" if training else "forward"
         return fastest(cell, case, "torch", runs, f"{direction}, {_ROWS} rows of {_POSITIONS} × {_WIDTH}")
 
-    return choose(cell, case, decide)
+    return choose(cell, case, decide, TWINS)
 
 
 def _run(twin: Callable[..., tuple[Tensor, Memory]], cell: str, dtype: torch.dtype, autocast: bool, training: bool) -> Callable[[], object]:

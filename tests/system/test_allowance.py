@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from qkv.inspection import machine
-from qkv.ops import allowance
-from qkv.ops.allowance import memory_limit, usable_cores, usable_threads
+from qkv.system import allowance
+from qkv.system.allowance import memory_limit, usable_cores, usable_threads
 
 GB = 1 << 30
 

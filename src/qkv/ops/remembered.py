@@ -1,0 +1,84 @@
+"""Measured choices kept in the user's cache, so that the next process need not measure them again.
+
+There is a file for each combination of what decides a timing besides the case: versions, processor, settings, threads. A file that is
+damaged counts as none, a cache that cannot be written costs the measurement each time, and of two processes that write at once one may
+lose its choices, which are then measured again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qkv.system.cache import cache_folder, replace_text
+from qkv.system.processor import processor_name, settings
+
+_read: dict[Path, dict[str, dict[str, Any]]] = {}
+
+
+def surroundings() -> dict[str, Any]:
+    """Everything besides op and case that decides how long a candidate takes."""
+    try:
+        qkv = version("qkv")
+    except PackageNotFoundError:  # imported from its source
+        qkv = "source"
+    return {
+        "qkv": qkv,
+        "torch": torch.__version__,
+        "processor": processor_name(),
+        "vector instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "settings": settings(),
+    }
+
+
+def remembered_file() -> Path:
+    """Where the choices of these surroundings are kept, whether or not there are any."""
+    digest = hashlib.sha256(json.dumps(surroundings(), sort_keys=True).encode()).hexdigest()
+    return cache_folder() / "choices" / f"{digest[:16]}.json"
+
+
+def recall(op: str, case: str) -> dict[str, Any] | None:
+    """The fields of a remembered choice besides op and case; None if there is none."""
+    path = remembered_file()
+    if path not in _read:
+        _read[path] = _load(path)
+    return _read[path].get(_key(op, case))
+
+
+def remember(op: str, case: str, fields: dict[str, Any]) -> None:
+    """Keep a choice, with those that other processes have kept meanwhile."""
+    path = remembered_file()
+    _read[path] = {**_load(path), _key(op, case): fields}
+    with contextlib.suppress(OSError):
+        replace_text(path, json.dumps({"surroundings": surroundings(), "choices": _read[path]}, indent=1))
+
+
+def forget() -> None:
+    """Drop the choices of these surroundings. Raises OSError if the file cannot be removed."""
+    path = remembered_file()
+    _read.pop(path, None)
+    path.unlink(missing_ok=True)
+
+
+def _key(op: str, case: str) -> str:
+    return f"{op}: {case}"
+
+
+def _load(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        found = json.loads(path.read_bytes())["choices"]
+        return {key: fields for key, fields in found.items() if _whole(fields)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _whole(fields: Any) -> bool:
+    wanted = {"twin": str, "reason": str, "gain": float}
+    return isinstance(fields, dict) and fields.keys() == wanted.keys() and all(isinstance(fields[k], kind) for k, kind in wanted.items())

@@ -1,0 +1,36 @@
+"""The processor, as far as it decides how long a computation takes."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+from qkv.system.allowance import usable_cores, usable_threads
+
+_VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def processor_name() -> str:
+    """For example ``AMD EPYC, 2 threads``."""
+    return f"{_model()}, {usable_threads()} threads"
+
+
+def _model() -> str:
+    if _CPUINFO.is_file():
+        with _CPUINFO.open(errors="replace") as lines:
+            for line in lines:
+                key, _, value = line.partition(":")
+                if key.strip() == "model name":
+                    return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def settings() -> dict[str, str]:
+    """What limits the processor for this process: variables that hide instructions or threads from the libraries, and the cores that it may use.
+
+    Empty where nothing does.
+    """
+    found = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    return found | ({"cores": str(usable_cores())} if usable_cores() < (os.cpu_count() or 1) else {})
