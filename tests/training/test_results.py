@@ -130,6 +130,13 @@ def _not_examined(recipe: Path) -> list[Path]:
     return [run]
 
 
+def _edited(recipe: Path) -> list[Path]:
+    run = trained(recipe, 1)
+    for path in (run / "spec.yaml", recipe):
+        path.write_text(path.read_text().replace("batch_size: 4", "batch_size: 8"))
+    return [run]
+
+
 def _one_seed_twice(recipe: Path) -> list[Path]:
     run = trained(recipe, 1)
     shutil.copytree(run, run.with_name("copy"))
@@ -149,6 +156,7 @@ def _other_data(recipe: Path) -> list[Path]:
         (_other_width, "model.width is 4 there and 8 here"),
         (_other_steps, "training.steps is 5 there and 6 here"),
         (_unfinished, "6 of 8 steps are done"),
+        (_edited, "training.batch_size is 8, and the weights were trained with 4"),
         (_not_examined, "not examined yet"),
         (_one_seed_twice, "two of the runs have the seed 1"),
         (_other_data, "trained on different data"),

@@ -21,7 +21,7 @@ from qkv.tasks.registry import build_task
 from qkv.training.checkpoint import newest_state
 from qkv.training.exam import read_exam
 from qkv.training.files import clear_errors, read_tensors, write_file
-from qkv.training.identity import difference
+from qkv.training.identity import MADE_WITH, check_unedited, difference
 from qkv.training.record import rows_of, steps_in_all
 from qkv.training.setup import SPEC, WEIGHTS
 from qkv.training.start import with_start
@@ -104,7 +104,9 @@ def finished(folder: Path) -> Finished:
     steps = steps_in_all(rows, recipe.training.steps)
     if state is None or not (folder / WEIGHTS).is_file() or not (step >= steps or waited):
         raise UserError(f"the run in {folder} is not finished: {step:,} of {steps:,} steps are done; {go_on}")
-    best_step = int(read_tensors(folder / WEIGHTS)[1].get("step", 0))
+    metadata = read_tensors(folder / WEIGHTS)[1]
+    check_unedited(metadata.get(MADE_WITH), recipe, folder)
+    best_step = int(metadata.get("step", 0))
     exam = read_exam(folder, best_step)
     if exam is None and build_task(recipe.task).examines:
         raise UserError(f"the weights of the run in {folder} are not examined yet; {go_on}")
