@@ -172,16 +172,17 @@ def swap(
     return swap_parts(run, changes, _folder(f"{name}-swapped", False) if out is None else out, heal, text, on_event)
 
 
-def load(run: str | Path, accept_changes: bool = False, **published: Any) -> Run:
+def load(run: str | Path, accept_changes: bool = False, copy: bool = False, **published: Any) -> Run:
     """The run in a folder, with its best weights; or a published checkpoint: a folder of the Hugging Face form, or a name such as "gpt2".
 
     ``published`` says how the latter is read: dtype ("fp32", "bf16"), revision, pickles; see ``qkv.interop.load.load_published``.
     ``accept_changes``: load a run although its spec or vocabulary was edited after training, or its best weights are missing; as it is now.
+    ``copy``: read the weights into memory; by default a published checkpoint is mapped from its file, which then has to stay as it is.
     Raises ``UserError`` if it is neither, or a file in it is missing, torn or edited.
     """
     from qkv.training.run import load as load_run
 
-    return load_run(run, accept_changes, **published)
+    return load_run(run, accept_changes, copy, **published)
 
 
 @overload
@@ -259,7 +260,8 @@ def embed(run: Run | str | Path, texts: Sequence[str], prompt: str | None = None
 
     A folder of sentence-transformers says how: its pooling, length, norm and prompts. ``prompt`` is the name of one of these, and
     ``prefix`` a text of one's own in its place. Elsewhere the mean is taken of every token. ``options`` are fields of
-    ``qkv.generation.embed.Embedding`` (poolings, normalise, max_length) in the place of what the folder says, and batch_size.
+    ``qkv.generation.embed.Embedding`` (poolings, normalise, max_length) in the place of what the folder says, batch_size, and copy as ``load``
+    takes it.
     Raises ``UserError``.
     """
     from qkv.training.embed import embed as embed_with

@@ -161,7 +161,7 @@ def test_memory_stays_within_a_fifth_more_than_the_weights(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     share = float(done.stdout)
     print(f"peak {share:.2f} of the weights")
-    assert 0.9 < share < 1.2
+    assert 0.5 < share < 1.2  # what is mapped counts when it is first used
 
 
 def test_what_no_family_is_cannot_be_saved(tmp_path: Path) -> None:

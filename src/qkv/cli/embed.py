@@ -37,6 +37,7 @@ def embed_command(
     normalise: Annotated[bool | None, typer.Option(help="Vectors of length 1; default: as the model says.")] = None,
     max_length: Annotated[int | None, typer.Option(metavar="N", min=1, help="Most tokens of a text that are read.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A .npy file for all vectors; default: JSON, one line a text.")] = None,
+    copy: Annotated[bool, typer.Option("--copy", help="Read the weights into memory, not map their file.")] = False,
 ) -> None:
     """Turn texts into vectors, one each, as sentence-transformers does where the folder says how."""
     if out is not None and out.suffix != ".npy":
@@ -48,7 +49,7 @@ def embed_command(
 
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        vectors = embed(folder, texts, prompt, prefix, **{name: value for name, value in options.items() if value is not None})
+        vectors = embed(folder, texts, prompt, prefix, copy=copy, **{name: value for name, value in options.items() if value is not None})
     for note in notes:
         typer.echo(f"note: {note.message}", err=True)
     if out is not None:

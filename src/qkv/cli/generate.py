@@ -50,6 +50,7 @@ def generate_command(
     ids: Annotated[str | None, typer.Option(metavar="'N N …'", help="Go on from these ids and print ids; needs no tokenizer.")] = None,
     special: Annotated[bool, typer.Option("--special", help="Read special tokens that the prompt spells; default: plain text.")] = False,
     stream: Annotated[bool, typer.Option(help="Print each piece as soon as it is certain.")] = True,
+    copy: Annotated[bool, typer.Option("--copy", help="Read the weights into memory, not map their file.")] = False,
 ) -> None:
     """Let a trained model go on writing. What is not given is taken from the recipe's 'sample'."""
     given = locals()
@@ -62,9 +63,9 @@ def generate_command(
 
     if ids is not None:
         _check_ids(prompt, special, choose, num_samples)
-        typer.echo(" ".join(map(str, _after(load(folder), ids, {**chosen, "seed": seed}))))
+        typer.echo(" ".join(map(str, _after(load(folder, copy=copy), ids, {**chosen, "seed": seed}))))
         return
-    text, loaded = _prompt(prompt), _reading(load(folder), special)
+    text, loaded = _prompt(prompt), _reading(load(folder, copy=copy), special)
     if choose:
         _print_choice(loaded, text, choose, choose_by or "sum")
     else:

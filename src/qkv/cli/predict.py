@@ -50,6 +50,7 @@ def predict_command(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="--data: a .csv, .tsv or .jsonl file; default: standard output.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, with everything that is known.")] = False,
+    copy: Annotated[bool, typer.Option("--copy", help="Read the weights into memory, not map their file.")] = False,
 ) -> None:
     """Ask a trained model. What it answers depends on its task: a label, tags, an answer, a translation, a summary, a number."""
     _check(inputs, data, out, column, context, part)
@@ -60,7 +61,7 @@ def predict_command(
     texts = _texts(inputs or [])
     from qkv.training.run import load
 
-    loaded = load(folder)
+    loaded = load(folder, copy=copy)
     if data is not None:
         _answer_table(loaded, data, dict(_named("--column", column)), out, "jsonl" if as_json else "csv")
         return

@@ -80,15 +80,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return tree
 
 
-def stored_tensors(folder: Path, pickles: bool = False) -> dict[str, Stored]:
+def stored_tensors(folder: Path, pickles: bool = False, copy: bool = True) -> dict[str, Stored]:
     """Every tensor of the folder's weights by name: of one safetensors file or of the shards that an index lists.
 
-    ``pickles``: where there is no safetensors file, read ``pytorch_model.bin`` with ``weights_only``. Raises ``UserError``.
+    ``pickles``: where there is no safetensors file, read ``pytorch_model.bin`` with ``weights_only``. ``copy`` False: map safetensors files
+    where the system can do that. Raises ``UserError``.
     """
     if (folder / WEIGHTS).is_file():
-        return {**entries(folder / WEIGHTS)}
+        return {**entries(folder / WEIGHTS, copy)}
     if (folder / INDEX).is_file():
-        return _of_shards(folder, INDEX)
+        return _of_shards(folder, INDEX, copy)
     pickled = next((name for name in (PICKLE, PICKLE_INDEX) if (folder / name).is_file()), None)
     if pickled is None:
         raise UserError(f"{folder} holds no weights: neither {WEIGHTS} nor {INDEX}")
@@ -101,11 +102,11 @@ def stored_tensors(folder: Path, pickles: bool = False) -> dict[str, Stored]:
     return {name: Unpickled(tensor) for file in files for name, tensor in _unpickled(file).items()}
 
 
-def _of_shards(folder: Path, index: str) -> dict[str, Stored]:
+def _of_shards(folder: Path, index: str, copy: bool) -> dict[str, Stored]:
     listed = _listed(folder, index)
     found: dict[str, Stored] = {}
     for file in sorted(set(listed.values())):
-        held: Mapping[str, Entry] = entries(file)
+        held: Mapping[str, Entry] = entries(file, copy)
         missing = next((name for name, where in listed.items() if where == file and name not in held), None)
         if missing:
             raise UserError(f"{folder / index} says that {missing!r} is in {file.name}, but it is not there")

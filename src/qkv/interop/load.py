@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from qkv.interop import hub
 from qkv.interop.config import Config
 from qkv.interop.family import Family, Match, choose, ignored_keys, matches, named_as_now, read_spec, reason_for, without_prefix
 from qkv.interop.folder import Stored, held_by, read_json, stored_tensors
+from qkv.interop.mapped import watch
 from qkv.interop.places import CONFIG, is_published, may_be_name
 from qkv.interop.registry import FAMILIES
+from qkv.interop.safetensors_file import Entry, in_place
 from qkv.interop.writing import answering, beginning, going_on
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
@@ -57,21 +60,30 @@ class Published:
 
 
 def load_published(
-    source: str | Path, dtype: torch.dtype | str | None = None, revision: str | None = None, pickles: bool = False
+    source: str | Path,
+    dtype: torch.dtype | str | None = None,
+    revision: str | None = None,
+    pickles: bool = False,
+    copy: bool = False,
 ) -> Published:
     """The checkpoint in a folder, or under a published name where no folder has that name.
 
     ``dtype``: "fp32", "bf16", "fp16" or torch's; default: that of most numbers in the files. ``revision``: a branch, tag or commit of a
     published name. ``pickles``: open ``pytorch_model.bin``, tensors alone, where nothing else is there. While loading, memory stays within
-    the weights and a few of their tensors. Raises ``UserError``.
+    the weights and a few of their tensors.
+
+    Tensors that are as they lie in a safetensors file are mapped from it: read when they are first used, and never written back. If such a
+    file is written to or cut later, the next call of the model raises ``UserError``; ``copy`` reads all of it into memory instead, as is
+    done on Windows, where a mapped file cannot be renamed. Raises ``UserError``.
     """
     folder = find_folder(source, revision, pickles)
-    stored = stored_tensors(folder, pickles)
+    stored = stored_tensors(folder, pickles, copy)
     config = Config(read_json(folder / CONFIG), str(folder / CONFIG), held_by(stored))
     family, architecture = choose(FAMILIES, config)
     stored = named_as_now(family, stored)
     model, precision = _empty(read_spec(family, architecture, config), folder), _precision(dtype, stored)
     ignored = fill(model, family, architecture, stored, precision, str(folder))
+    _watch(model, stored)
     tokenizer = _tokenizer(folder)
     return Published(
         folder,
@@ -142,8 +154,9 @@ def fill(
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     for match in first:
         _check(match, shapes[match.ours], stored, source)
-    for match in first:
-        _place(places[match.ours], _read(match, shapes[match.ours], stored, dtype))
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        for match, tensor in zip(first, threads.map(lambda match: _read(match, shapes[match.ours], stored, dtype), first), strict=True):
+            _place(places[match.ours], tensor)
     _check_tied(model, (first, tied), stored, dtype, source)
     return ignored
 
@@ -225,15 +238,37 @@ def _check_tied(
 
 
 def _read(match: Match, shape: torch.Size, stored: Mapping[str, Stored], dtype: torch.dtype | None) -> Tensor:
-    """Our tensor. Where theirs are views of it they are read into their places, so that nothing is there twice."""
+    """Our tensor: where theirs lie in the file if that can be, else theirs are read into their places in it, so that nothing is there twice."""
     own = stored[match.theirs[0]].dtype
-    ours = torch.empty(shape, dtype=dtype if dtype is not None and own.is_floating_point else own)
+    wanted = dtype if dtype is not None and own.is_floating_point else own
+    found = _as_it_lies(match, shape, stored) if wanted == own else None
+    if found is not None:
+        return found
+    ours = torch.empty(shape, dtype=wanted)
     parts = match.way.outward(ours, match.cut)
     if any(part.untyped_storage().data_ptr() != ours.untyped_storage().data_ptr() for part in parts):
         return match.way.inward([_cast(stored[name].read(), dtype) for name in match.theirs], match.cut)
     for name, part in zip(match.theirs, parts, strict=True):
         stored[name].read_into(part)
     return ours
+
+
+def _as_it_lies(match: Match, shape: torch.Size, stored: Mapping[str, Stored]) -> Tensor | None:
+    """Our tensor in a mapped file, where theirs lie there one after another as they do in ours; q, k and v seldom do, gate and up often."""
+    theirs = [entry for entry in (stored[name] for name in match.theirs) if isinstance(entry, Entry)]
+    ours = torch.empty(shape, device="meta")
+    parts, end = match.way.outward(ours, match.cut), 0
+    for part in parts:
+        if (part._base is not ours and part is not ours) or not part.is_contiguous() or part.storage_offset() != end:
+            return None
+        end += part.numel()
+    return in_place(theirs, shape) if len(theirs) == len(parts) and end == ours.numel() else None
+
+
+def _watch(model: Transformer, stored: Mapping[str, Stored]) -> None:
+    """Every call goes through a front end."""
+    files = dict.fromkeys(entry.source for entry in stored.values() if isinstance(entry, Entry) and entry.source)
+    watch(model, [stack.frontend for stack in (model, model.encoder) if stack is not None], files)
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

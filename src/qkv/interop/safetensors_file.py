@@ -1,15 +1,17 @@
-"""A safetensors file, read tensor by tensor into memory of its own, after its header was checked against the file.
+"""A safetensors file, mapped or read tensor by tensor, after its header was checked against the file.
 
     8 bytes n, little-endian │ n bytes of JSON: name -> {dtype, shape, data_offsets} │ the tensors' bytes
 
-Nothing is mapped: pages of a mapped file would count as memory beside the weights until the system takes them back.
+What is taken as it lies is mapped. What is joined, transposed or cast is read past the mapping, in pieces: pages of the mapping that
+were only read from would count as memory beside the weights.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from qkv.interop.mapped import MappedFile, mapped
 from qkv.spec.errors import UserError
 
 DTYPES = {
@@ -31,15 +34,18 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+_PIECE = 4 << 20
+"""Bytes that are read at once where they are cast or put in another order."""
 
 
 class Entry(NamedTuple):
-    """Where a tensor lies: the file, the first of its bytes there and what they are."""
+    """Where a tensor lies: the file, the first of its bytes there and what they are. ``source``: the file mapped, if it is."""
 
     file: Path
     begin: int
     dtype: torch.dtype
     shape: tuple[int, ...]
+    source: MappedFile | None = None
 
     @property
     def numbers(self) -> int:
@@ -53,25 +59,52 @@ class Entry(NamedTuple):
         return tensor
 
     def read_into(self, out: Tensor) -> None:
-        """Put the tensor into ``out``, of its shape; without a copy between where precision and order are the same. Raises ``UserError``."""
-        if out.dtype != self.dtype or not out.is_contiguous():
-            out.copy_(self.read())
-        elif self.numbers:
-            with self.file.open("rb", buffering=0) as file:
-                file.seek(self.begin)
-                self._fill(out.view(-1).view(torch.uint8).numpy().data, file)
+        """Put the tensor into ``out``, of its shape: without a copy between where precision and order are the same, else in pieces of some
+        MB, which the caches hold. Raises ``UserError``."""
+        if not self.numbers:
+            return
+        with self.file.open("rb", buffering=0) as file:
+            file.seek(self.begin)
+            if out.dtype == self.dtype and out.is_contiguous():
+                self._fill(out, file)
+                return
+            out = out if out.dim() else out[None]
+            rows = max(1, _PIECE * len(out) // (self.numbers * self.dtype.itemsize))
+            piece = torch.empty((min(rows, len(out)), *out.shape[1:]), dtype=self.dtype)
+            for begin in range(0, len(out), rows):
+                part = out[begin : begin + rows]
+                self._fill(piece[: len(part)], file)
+                part.copy_(piece[: len(part)])
 
-    def _fill(self, buffer: memoryview, file: Any) -> None:
+    def _fill(self, out: Tensor, file: Any) -> None:
+        content = out.view(-1).view(torch.uint8).numpy()
+        buffer = content.data
         # One call of the system reads at most 2 GB.
         while buffer:
             came = file.readinto(buffer)
             if not came:
                 raise UserError(f"{self.file} was cut short while it was read")
             buffer = buffer[came:]
+        if sys.byteorder == "big" and self.dtype.itemsize > 1:
+            content.view(f"u{self.dtype.itemsize}").byteswap(inplace=True)
 
 
-def entries(file: Path) -> dict[str, Entry]:
-    """Every tensor of a file by name; nothing of it is read but the header. Raises ``UserError`` for any other file, one damaged or torn."""
+def in_place(parts: Sequence[Entry], shape: Sequence[int]) -> Tensor | None:
+    """The tensor of ``shape`` that ``parts`` are one after another, where it lies in a mapped file; None if they do not lie there so."""
+    first, end = parts[0], parts[0].begin
+    for part in parts:
+        if part.source is not first.source or part.dtype != first.dtype or part.begin != end:
+            return None
+        end += part.numbers * part.dtype.itemsize
+    return first.source.tensor(first.begin, first.dtype, shape) if first.source else None
+
+
+def entries(file: Path, copy: bool = True) -> dict[str, Entry]:
+    """Every tensor of a file by name; nothing of it is read but the header. ``copy`` False: mapped where the system can do that.
+
+    Raises ``UserError`` for any other file, one damaged or torn.
+    """
+    source = None if copy else mapped(file)
     try:
         with safe_open(file, "pt"):  # the library checks lengths, offsets that overlap or leave gaps, and shapes
             pass
@@ -82,16 +115,16 @@ def entries(file: Path) -> dict[str, Entry]:
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         header: Mapping[str, Any] = json.loads(opened.read(length))
-    return dict(_entries(file, header, 8 + length))
+    return dict(_entries(file, header, 8 + length, source))
 
 
-def _entries(file: Path, header: Mapping[str, Any], start: int) -> Iterator[tuple[str, Entry]]:
+def _entries(file: Path, header: Mapping[str, Any], start: int, source: MappedFile | None) -> Iterator[tuple[str, Entry]]:
     for name, entry in header.items():
         if name == "__metadata__":
             continue
         if entry["dtype"] not in DTYPES:
             raise UserError(f"{file}: {name!r} is stored as {entry['dtype']}, which qkv does not read; it reads {', '.join(DTYPES)}")
-        yield name, Entry(file, start + entry["data_offsets"][0], DTYPES[entry["dtype"]], tuple(entry["shape"]))
+        yield name, Entry(file, start + entry["data_offsets"][0], DTYPES[entry["dtype"]], tuple(entry["shape"]), source)
 
 
 def what_else(path: Path) -> str:

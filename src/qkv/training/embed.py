@@ -21,6 +21,7 @@ def embed(
     prompt: str | None = None,
     prefix: str | None = None,
     batch_size: int = 32,
+    copy: bool = False,
     **options: Any,
 ) -> np.ndarray:
     """A vector for each text, (texts, D) float32; see ``qkv.embed``. Raises ``UserError``."""
@@ -28,7 +29,7 @@ def embed(
         raise UserError("one text is given where a list of texts is asked for; put it in brackets")
     if prompt is not None and prefix is not None:
         raise UserError("both a prompt and a prefix are given; the prompt is one of the model's own, the prefix one of yours: give one")
-    run, said = opened(source)
+    run, said = opened(source, copy)
     how, text = _how(said, options), prefix or ""
     if said is not None and prefix is None:
         text = said.prompt(prompt)
@@ -37,14 +38,14 @@ def embed(
     return embed_texts(run.model, run.vocabulary.tokenizer, texts, how, text, batch_size)
 
 
-def opened(source: Run | str | Path) -> tuple[Run, Sentence | None]:
+def opened(source: Run | str | Path, copy: bool = False) -> tuple[Run, Sentence | None]:
     """The run, and what its folder says of vectors; the Transformer of an old folder of sentence-transformers lies in a folder inside."""
     if not isinstance(source, Run):
         folder = Path(source).expanduser()
         if is_sentence_folder(folder):
             said = read_sentence(folder)
-            return load(said.body), said
-        source = load(source)
+            return load(said.body, copy=copy), said
+        source = load(source, copy=copy)
     return source, read_sentence(source.folder) if is_sentence_folder(source.folder) else None
 
 

@@ -61,18 +61,18 @@ class Run:
         return read_exam(self.folder, self.step)
 
 
-def load(source: str | Path, accept_changes: bool = False, **published: Any) -> Run:
+def load(source: str | Path, accept_changes: bool = False, copy: bool = False, **published: Any) -> Run:
     """The run in the folder ``source``, or the published checkpoint there or of that name.
 
     Before the first validation of a run in progress, the weights are those of its newest checkpoint. Weights are loaded with the spec and the
     vocabulary that they were trained with; ``accept_changes`` takes the folder as it is now, even if these were edited, and the newest
-    checkpoint where the best weights are missing. ``published``: dtype, revision and pickles as ``qkv.interop.load.load_published`` takes
+    checkpoint where the best weights are missing. ``copy``: read weights into memory, do not map their file. ``published``: dtype, revision and pickles as ``qkv.interop.load.load_published`` takes
     them. Raises UserError if the folder is neither, or a file in it is missing, torn, edited or belongs to another model.
     """
     folder = Path(source)
     if not (folder / SPEC).is_file():
         if is_published(folder) or (not folder.exists() and may_be_name(str(source))):
-            return _published(source, published)
+            return _published(source, {**published, "copy": copy})
         raise UserError(f"{folder} is not a run folder: it holds no {SPEC}")
     if published:
         raise UserError(f"{next(iter(published))!r} says how a published checkpoint is read, and {folder} is a run")

@@ -1,0 +1,151 @@
+"""Checkpoints that are mapped: what is copied, what never reaches the file, and what is noticed when the file changes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.interop.folders import TEXT, tiny
+
+import qkv
+from qkv.cli.main import main
+from qkv.interop import mapped, safetensors_file
+from qkv.interop.load import Published, load_published
+from qkv.interop.save import save_published
+from qkv.models.build import build
+from qkv.spec.branches import Attention, GatedFeedForward
+from qkv.spec.errors import UserError
+from qkv.spec.heads import LanguageModelHead
+from qkv.spec.model import Block, Model, Text
+from qkv.spec.parts import NoPositions, RMSNorm, Rope
+from qkv.spec.tokenizers import Characters
+from qkv.tokenizers.train import train
+
+WEIGHTS = "model.safetensors"
+
+
+def mapped_names(published: Published) -> set[str]:
+    """The parameters that lie in the file, found by the system's own list of mappings."""
+    spans = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if line.endswith(".safetensors"):
+            spans.append([int(part, 16) for part in line.split()[0].split("-")])
+    return {name for name, p in published.model.named_parameters() if any(a <= p.data_ptr() < b for a, b in spans)}
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    """A Llama's folder, as other libraries write it: tensors in the order of their names."""
+    branches = (Attention(num_heads=2, bias=False, relative=Rope()), GatedFeedForward(hidden=24))
+    blocks = (Block(branches=branches, norm=RMSNorm()),)
+    text = Text(vocab_size=40, positions=NoPositions())
+    spec = Model(
+        width=16, num_layers=2, context_length=16, frontend=text, blocks=blocks, norm=RMSNorm(), head=LanguageModelHead(tied=False)
+    )
+    save_published(build(spec), tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+IDS = torch.arange(8)[None]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="mappings are read from /proc")
+def test_what_lies_in_the_file_as_it_is_here_is_mapped_and_the_rest_is_copied(llama: Path) -> None:
+    found = load_published(llama)
+    copied = {name for name, _ in found.model.named_parameters()} - mapped_names(found)
+    assert copied == {f"blocks.{i}.branches.0.body.qkv.weight" for i in range(2)}  # k, o, q, v: not beside one another; gate and up are
+    assert mapped_names(load_published(llama, dtype="bf16")) == set()
+    whole = load_published(llama, copy=True)
+    assert mapped_names(whole) == set()
+    assert torch.equal(found.model(IDS)[0], whole.model(IDS)[0])
+
+
+def test_training_a_mapped_model_leaves_its_file_alone(llama: Path) -> None:
+    before, model = (llama / WEIGHTS).read_bytes(), load_published(llama).model.train()
+    model(IDS)[0].square().mean().backward()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    assert (llama / WEIGHTS).read_bytes() == before
+    changed = model(IDS)[0]
+    model.eval()
+    assert torch.equal(model(IDS)[0], changed)
+    assert not torch.equal(load_published(llama).model(IDS)[0], changed)
+
+
+def written_to(file: Path) -> None:
+    content = file.read_bytes()
+    with file.open("r+b") as opened:
+        opened.seek(len(content) - 8)
+        opened.write(b"\1" * 8)
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def written_anew(file: Path) -> None:
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+@pytest.mark.parametrize("change", [written_to, cut, written_anew])
+def test_a_file_that_changes_under_a_mapped_model_is_noticed_before_the_next_call(llama: Path, change: Callable[[Path], None]) -> None:
+    run, kept, cast = load_published(llama), load_published(llama, copy=True), load_published(llama, dtype="fp16")
+    wanted = kept.model(IDS)[0]
+    copy = deepcopy(run.model)
+    state = run.model.init_state(1)
+    change(llama / WEIGHTS)
+    sentence = r"model\.safetensors was changed while a model that is mapped from it was in use; load it again, or load it with copy=True"
+    for call in (run.model, run.model.features, partial(run.model, state=state)):
+        with pytest.raises(UserError, match=sentence):
+            call(IDS)
+    assert torch.equal(kept.model(IDS)[0], wanted)
+    assert torch.equal(copy(IDS)[0], wanted)
+    assert cast.model(IDS)[0].isfinite().all()
+
+
+def test_a_mapped_model_is_written_over_its_own_folder(llama: Path) -> None:
+    published = load_published(llama)
+    wanted, before = published.model(IDS)[0], load_file(llama / WEIGHTS)
+    save_published(published.model, llama)
+    assert torch.equal(published.model(IDS)[0], wanted)  # the mapped file is still there, without a name
+    assert all(torch.equal(before[name], tensor) for name, tensor in load_file(llama / WEIGHTS).items())
+    assert torch.equal(load_published(llama).model(IDS)[0], wanted)
+
+
+def test_tensors_that_are_not_aligned_are_copied(llama: Path) -> None:
+    wanted = load_published(llama, copy=True).model(IDS)[0]
+    content = (llama / WEIGHTS).read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length] + b" "
+    (llama / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header + content[8 + length :])
+    found = load_published(llama)
+    assert {p.data_ptr() % 4 for p in found.model.parameters()} == {0}
+    assert torch.equal(found.model(IDS)[0], wanted)
+
+
+def test_without_mappings_all_is_read(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = load_published(llama).model(IDS)[0]
+    monkeypatch.setattr(mapped, "CAN_MAP", False)
+    found = load_published(llama)
+    written_anew(llama / WEIGHTS)
+    assert torch.equal(found.model(IDS)[0], wanted)
+
+
+def test_copy_maps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tiny(tmp_path / "a", train(Characters(), [TEXT]))
+    asked: list[Path] = []
+    monkeypatch.setattr(safetensors_file, "mapped", asked.append)
+    commands = (["load", folder], ["generate", folder, "the", "--max-new-tokens", "1"], ["embed", folder, "the"])
+    for command in commands:
+        assert main([*map(str, command), "--copy"]) == 0
+    assert qkv.load(folder, copy=True).model
+    assert not asked
+    for command in commands:
+        assert main([*map(str, command)]) == 0
+    assert len(asked) == 3
+    assert capsys.readouterr().err == ""
