@@ -18,7 +18,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "decode": ("left out: transformers", "batch 32", "first token after a prompt of 512, fp32", "first token after a prompt of 512, bf16"),
     "finetuning": ("accuracy on the test part", "unmerged", "lora", "whole", "the table and the curves are in"),
     "linear": ("GFLOP/s", "chosen", "GB/s of weights"),
-    "load_checkpoint": ("loading, and reading every weight once", "peak / weights", "qkv"),
+    "load_checkpoint": ("Llama, seconds", "peak / weights", "qkv", "GPT-2, seconds"),
     "recall_at_distance": ("recall by distance", "right answers", "each alone", "gradient, before", "gradient, after", "the curves are in"),
     "startup": ("import qkv", "qkv --help"),
     "time_to_loss": ("left out: nanoGPT", "loss over the whole validation split", "qkv fast"),
