@@ -21,6 +21,7 @@ from qkv.interop.places import CONFIG, is_published, may_be_name
 from qkv.interop.registry import FAMILIES
 from qkv.interop.safetensors_file import Entry, in_place
 from qkv.interop.writing import answering, beginning, going_on
+from qkv.models.placing import place, places_of
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation
@@ -147,7 +148,7 @@ def fill(
         rows = without_prefix(family, rows)
         reasons = {name.removeprefix(family.prefix): reason for name, reason in reasons.items()}
     found = matches(model, rows)
-    places = _places(model)
+    places = places_of(model)
     first, tied = _shared(model, found)
     ignored = _ignored(stored, first, tied, reasons, source)
     _check_zeros(said.zeros, stored, source)
@@ -156,7 +157,7 @@ def fill(
         _check(match, shapes[match.ours], stored, source)
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
         for match, tensor in zip(first, threads.map(lambda match: _read(match, shapes[match.ours], stored, dtype), first), strict=True):
-            _place(places[match.ours], tensor)
+            place(places[match.ours], tensor)
     _check_tied(model, (first, tied), stored, dtype, source)
     return ignored
 
@@ -266,33 +267,17 @@ def _as_it_lies(match: Match, shape: torch.Size, stored: Mapping[str, Stored]) -
 
 
 def _watch(model: Transformer, stored: Mapping[str, Stored]) -> None:
-    """Every call goes through a front end."""
     files = dict.fromkeys(entry.source for entry in stored.values() if isinstance(entry, Entry) and entry.source)
-    watch(model, [stack.frontend for stack in (model, model.encoder) if stack is not None], files)
+    watch(model, entrances(model), files)
+
+
+def entrances(model: Transformer) -> list[nn.Module]:
+    """The front ends, one of which every call of a model goes through."""
+    return [stack.frontend for stack in (model, model.encoder) if stack is not None]
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
-
-
-Place = tuple[nn.Module, str]
-
-
-def _places(model: nn.Module) -> dict[str, list[Place]]:
-    """Every place of each tensor, by each of its names: those of a shared one are the same."""
-    by_tensor: dict[int, list[Place]] = {}
-    names = model.state_dict(keep_vars=True)
-    for name, tensor in names.items():
-        owner, _, leaf = name.rpartition(".")
-        by_tensor.setdefault(id(tensor), []).append((model.get_submodule(owner), leaf))
-    return {name: by_tensor[id(tensor)] for name, tensor in names.items()}
-
-
-def _place(places: Sequence[Place], tensor: Tensor) -> None:
-    owner, leaf = places[0]
-    value = nn.Parameter(tensor) if leaf in owner._parameters else tensor
-    for owner, leaf in places:
-        setattr(owner, leaf, value)
 
 
 def precision(name: str) -> torch.dtype:

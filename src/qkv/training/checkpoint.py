@@ -21,6 +21,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from qkv.models.placing import place, places_of
 from qkv.spec.errors import UserError, nearest
 from qkv.training.files import PARTIAL, clear_errors, read_tensors, remove, remove_partial, sync, write_file, write_tensors
 
@@ -151,6 +152,11 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
     """Copy weights into ``model``. Raises UserError naming the first tensor that is missing, unknown or of another shape."""
+    _checked(model, tensors, source)
+    model.load_state_dict(dict(tensors), strict=False)  # the other names of shared tensors are not in the file
+
+
+def _checked(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> dict[str, Tensor]:
     own = weights(model)
     for name, tensor in own.items():
         if name not in tensors:
@@ -161,7 +167,14 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) 
     unknown = next((name for name in tensors if name not in own), None)
     if unknown:
         raise UserError(f"{source} holds the tensor {unknown!r}, which this model does not have; {nearest(unknown, own)}")
-    model.load_state_dict(dict(tensors), strict=False)  # the other names of shared tensors are not in the file
+    return own
+
+
+def take_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Put weights into ``model``, which has no memory behind it, as they are. Raises UserError as ``load_weights``."""
+    own, places = _checked(model, tensors, source), places_of(model)
+    for name, tensor in own.items():
+        place(places[name], tensors[name].to(tensor.dtype))
 
 
 def save_weights(path: Path, model: nn.Module, metadata: Mapping[str, Any]) -> None:

@@ -7,15 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from qkv.data.corpus import VALIDATION
 from qkv.data.vocabulary import Vocabulary
-from qkv.interop.load import load_published
+from qkv.interop.load import entrances, load_published
+from qkv.interop.mapped import MappedFile, watch
 from qkv.interop.places import is_published, may_be_name
 from qkv.layers.lora import fold
 from qkv.models.adapt import add_adapters
-from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
@@ -25,9 +26,9 @@ from qkv.tasks.registry import build_task
 from qkv.tasks.task import Exam, Task
 from qkv.tokenizers.absent import AbsentTokenizer
 from qkv.tokenizers.tokenizer import Tokenizer
-from qkv.training.checkpoint import Checkpoints, load_weights, newest_state, save_weights
+from qkv.training.checkpoint import Checkpoints, newest_state, save_weights, take_weights
 from qkv.training.exam import examine, read_exam
-from qkv.training.files import read_metadata, read_tensors
+from qkv.training.files import map_tensors, read_metadata
 from qkv.training.identity import MADE_WITH, check_unedited, edited, made_with
 from qkv.training.published import recipe_of
 from qkv.training.record import rows_of
@@ -76,38 +77,42 @@ def load(source: str | Path, accept_changes: bool = False, copy: bool = False, *
         raise UserError(f"{folder} is not a run folder: it holds no {SPEC}")
     if published:
         raise UserError(f"{next(iter(published))!r} says how a published checkpoint is read, and {folder} is a run")
-    run = load_adapted(folder, accept_changes)
+    run = load_adapted(folder, accept_changes, copy)
     fold(run.model)
     return run
 
 
-def load_adapted(folder: Path, accept_changes: bool = False) -> Run:
+def load_adapted(folder: Path, accept_changes: bool = False, copy: bool = False) -> Run:
     """The run in ``folder`` as ``load`` gives it, but with its adapters, if it has such, beside the weights that they adapt."""
     recipe = read_recipe(folder)
-    tensors, metadata = _weights(folder, recipe, accept_changes)
+    tensors, metadata, source = _weights(folder, recipe, accept_changes, copy)
     if not accept_changes:
         check_unedited(metadata.get(MADE_WITH), recipe, folder)
     vocabulary = Vocabulary.load(folder)
-    model = build(recipe.model, recipe.training.seed)
-    add_adapters(model, recipe.training)
-    load_weights(model, tensors, folder / WEIGHTS)
+    with torch.device("meta"):
+        model = Transformer(recipe.model)
+        add_adapters(model, recipe.training)
+    take_weights(model, tensors, folder / WEIGHTS)
+    watch(model, entrances(model), [source] if source else [])
     return Run(folder, recipe, model.eval(), vocabulary, rows_of(folder), int(metadata.get("step", 0)))
 
 
-def _weights(folder: Path, recipe: Recipe, accept_changes: bool) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+def _weights(
+    folder: Path, recipe: Recipe, accept_changes: bool, copy: bool
+) -> tuple[Mapping[str, Tensor], Mapping[str, Any], MappedFile | None]:
     """The best weights of a run, or those of its newest checkpoint if it has kept no best ones, with what is stored beside them."""
     path = folder / WEIGHTS
     if path.exists():
-        return read_tensors(path)
+        return map_tensors(path, copy)
     checkpoint = Checkpoints(folder / "resume").load(lambda _: None)
     had = had_best(checkpoint, recipe, rows_of(folder))
     if path.exists():  # the first validation of a training in progress came in between
-        return read_tensors(path)
+        return map_tensors(path, copy)
     if checkpoint is None:
         raise UserError(f"the run in {folder} has no weights{'' if had else ' yet'}: {path} is missing, and there is no checkpoint")
     if not accept_changes:
         check_kept(folder, had)
-    return checkpoint.tensors["weights"], {"step": checkpoint.step, MADE_WITH: checkpoint.state.get(MADE_WITH)}
+    return checkpoint.tensors["weights"], {"step": checkpoint.step, MADE_WITH: checkpoint.state.get(MADE_WITH)}, None
 
 
 def changed(run: Run) -> str | None:
