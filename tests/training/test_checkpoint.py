@@ -18,12 +18,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from qkv.spec.errors import UserError
 from qkv.training import files, random_state
 from qkv.training.checkpoint import Checkpoint, Checkpoints, load_weights, read_checkpoint, save_weights
-from qkv.training.files import clear_errors, read_tensors, write_file, write_tensors
+from qkv.training.files import clear_errors, map_tensors, read_tensors, sums, write_file, write_tensors
 
 
 def a_checkpoint(step: int) -> Checkpoint:
@@ -233,6 +235,50 @@ def test_a_file_in_the_way_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a file stands where a folder is needed"):
         Checkpoints(tmp_path / "resume").save(a_checkpoint(1))
     assert (tmp_path / "resume").read_text() == "mine"
+
+
+def by_hand(content: bytes) -> bytes:
+    """The two sums in Python's own integers."""
+    words = [int.from_bytes(content[i : i + 8], "little") for i in range(0, len(content), 8)]
+    totals = (sum(words), sum(i * word for i, word in enumerate(words, 1)))
+    return b"".join((total % (1 << 64)).to_bytes(8, "little") for total in totals)
+
+
+@pytest.mark.parametrize("count", [0, 5, 8, 1000, 8 * (1 << 16) + 3])
+def test_sums_are_those_of_the_bytes(count: int) -> None:
+    content = random.Random(count).randbytes(count)
+    tensor = torch.frombuffer(bytearray(content), dtype=torch.uint8) if count else torch.empty(0, dtype=torch.uint8)
+    assert sums(tensor) == by_hand(content)
+
+
+def exchange(path: Path) -> None:
+    """Two words of 8 bytes in each other's place, which leaves their sum as it was."""
+    content = path.read_bytes()
+    path.write_bytes(content[:-32] + content[-8:] + content[-24:-8] + content[-32:-24])
+
+
+@pytest.mark.parametrize("damage", [flip, exchange])
+def test_what_is_mapped_is_checked_too(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    path = tmp_path / "a.safetensors"
+    write_tensors(path, {"w": torch.randn(3, 5, 4)}, {"step": 3})
+    tensors, metadata, _ = map_tensors(path)
+    assert torch.equal(tensors["w"], read_tensors(path)[0]["w"])
+    assert metadata == read_tensors(path)[1]
+    damage(path)
+    with pytest.raises(UserError, match="its content does not match the checksum inside it"):
+        map_tensors(path)
+
+
+def test_files_of_before_are_checked_by_their_sha_256(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    write_tensors(path, {"w": torch.ones(7)}, {"step": 3})
+    content, header = load_file(path), json.loads(safe_open(path, "pt").metadata()["qkv"])
+    header.pop("sums")
+    save_file(content, path, {"qkv": json.dumps(header)})
+    assert map_tensors(path)[1] == header
+    flip(path)
+    with pytest.raises(UserError, match="its content does not match the checksum inside it"):
+        map_tensors(path)
 
 
 def test_what_a_killed_process_left_is_swept(saved: Checkpoints) -> None:
