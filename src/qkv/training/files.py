@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -152,14 +153,14 @@ def _bytes(content: Tensor) -> Any:
 def sums(content: Tensor) -> bytes:
     """Two sums of the bytes as words of 64 bits, modulo 2^64: of the words, and of each times its place, so that no change of one word and no
     exchange of two goes unnoticed."""
-    count = content.numel() // 8
-    words, rest = content[: 8 * count].view(torch.int64), int.from_bytes(bytes(content[8 * count :].tolist()), "little")
-    places = torch.arange(1, min(count, _WORDS) + 1)
+    count, found = content.numel() // 8, content.numpy()
+    words, rest = found[: 8 * count].view("u8"), int.from_bytes(found[8 * count :].tobytes(), "little")
+    places = np.arange(1, min(count, _WORDS) + 1, dtype="u8")
     plain, placed = rest, rest * (count + 1)
     for begin in range(0, count, _WORDS):
         piece = words[begin : begin + _WORDS]
         once = int(piece.sum())
-        plain, placed = plain + once, placed + begin * once + int((piece * places[: len(piece)]).sum())
+        plain, placed = plain + once, placed + begin * once + int(np.dot(piece, places[: len(piece)]))
     return b"".join((number % (1 << 64)).to_bytes(8, "little") for number in (plain, placed))
 
 
