@@ -230,7 +230,7 @@ def test_an_exam_is_rehearsed_on_few_rows(tmp_path: Path, monkeypatch: pytest.Mo
     from qkv.tasks.classification import ClassificationTask
 
     table = tmp_path / "table.csv"
-    table.write_text("text,label\n" + "good film,1\nbad plot,0\n" * 1000)
+    table.write_text("text,label\n" + "good film,1\nbad plot,0\n" * 2000)
     model = {"width": 8, "context_length": 8, "blocks": [{"branches": ["attention(2, mask=full)"]}], "head": "classification"}
     training = {"steps": 12, "minutes": 60.0, "batch_size": 4, "validation": {"every": 12, "batches": 1}}
     recipe = Recipe.parse({"data": {"source": str(table)}, "model": model, "task": "classification", "training": training})
@@ -245,5 +245,5 @@ def test_an_exam_is_rehearsed_on_few_rows(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(ClassificationTask, "answered", count)
     told: list[Planned] = []
     train(recipe, tmp_path / "run", on_event=ticks.listen(lambda e: told.append(e) if isinstance(e, Planned) else None))
-    assert max(answered[:-1]) <= 128 < answered[-1] == 200
-    assert told[0].after == pytest.approx(205, rel=0.02)
+    assert max(answered[:-1]) <= 256 < answered[-1] == 400
+    assert told[0].after == pytest.approx(405, rel=0.02)

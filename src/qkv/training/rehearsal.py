@@ -35,7 +35,7 @@ and at most a tenth of the recipe's."""
 _FEWEST, _MOST = 3, 50
 _BATCHES = 3
 """Validation batches that are measured, evenly spread."""
-_ROWS = (32, 128)
+_ROWS = (64, 256)
 """Rows of a held-out part that two small exams are taken on; the straight line through both times leads to the exam of all rows."""
 
 
