@@ -80,11 +80,16 @@ def dotted(path: Iterable[str | int]) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """A clause that names the closest of ``known`` within two edits, one of a word under six characters, or else all of them."""
-    names, most = sorted(known), 2 if len(word) > 5 else 1
-    edits, name = min(((_edits(word, name, most), name) for name in names), default=(most + 1, ""))
-    if edits <= most and len(word) > edits:
-        return f"did you mean {name!r}?"
-    return "allowed: " + ", ".join(names)
+    names = sorted(known)
+    name = closest(word, names)
+    return "allowed: " + ", ".join(names) if name is None else f"did you mean {name!r}?"
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The closest of ``known`` within two edits, one of a word under six characters; None if there is none."""
+    most = 2 if len(word) > 5 else 1
+    edits, name = min(((_edits(word, name, most), name) for name in known), default=(most + 1, ""))
+    return name if edits <= most and len(word) > edits else None
 
 
 def _edits(word: str, other: str, most: int) -> int:

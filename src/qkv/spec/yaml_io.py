@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import os
 from collections.abc import Iterable
@@ -13,7 +12,7 @@ from typing import Any, cast
 import yaml
 
 from qkv.spec.base import Spec
-from qkv.spec.errors import Problem, SpecError, UserError
+from qkv.spec.errors import Problem, SpecError, UserError, closest
 from qkv.spec.model import Model
 from qkv.spec.overrides import Assignment, assignments, parsed, quick_form
 from qkv.spec.plain import plain
@@ -134,8 +133,8 @@ def _near(path: Path) -> str:
         names = [entry.name for entry in os.scandir(path.parent)]
     except OSError:
         return f", and no folder {str(path.parent)!r}"
-    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
-    return f"; did you mean {str(path.parent / close[0])!r}?" if close else _specs_in(path.parent)
+    close = closest(path.name, names)
+    return f"; did you mean {str(path.parent / close)!r}?" if close else _specs_in(path.parent)
 
 
 def _specs_in(folder: Path) -> str:
