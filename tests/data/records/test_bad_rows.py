@@ -42,13 +42,14 @@ def bad_of(records: Any) -> list[tuple[int, str]]:
         ),
         (
             "a.csv",
-            "text,score\na,1\nb,one\nc,nan\nd,1e999\ne,1_000\nf,2\ng,3\nh,4\ni,5\nj,6\n",
+            "text,score\na,1\nb,one\nc,nan\nd,1e999\ne,1_000\nf,-1e308\ng,3\nh,1e100\ni,5\nj,6\nk,7\n",
             SCORE,
             [
                 (3, "number is 'one', not a finite number"),
                 (4, "number is 'nan', not a finite number"),
                 (5, "number is '1e999', not a finite number"),
                 (6, "number is '1_000', not a finite number"),
+                (7, "number is '-1e308', and squares are summed of numbers up to 1e+100; give it in another unit"),
             ],
         ),
         (

@@ -108,6 +108,10 @@ def _scalar(value: Any, name: str) -> str:
     return text
 
 
+LARGEST_NUMBER = 1e100
+"""Whose square, summed over any data, is finite in float64."""
+
+
 def _number(value: Any, name: str) -> float:
     text = _scalar(value, name).strip()
     try:
@@ -116,6 +120,8 @@ def _number(value: Any, name: str) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise Unusable(f"{name} is {_short(text)}, not a finite number")
+    if abs(number) > LARGEST_NUMBER:
+        raise Unusable(f"{name} is {_short(text)}, and squares are summed of numbers up to {LARGEST_NUMBER:g}; give it in another unit")
     return number
 
 
