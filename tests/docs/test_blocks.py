@@ -86,7 +86,7 @@ RUN = {"yaml": run_yaml, "python": run_python, "bash": run_bash}
 
 
 def make_targets() -> list[str]:
-    return re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    return re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.relative_to(ROOT).as_posix())
