@@ -29,19 +29,26 @@ def decoding(mask: str) -> Model:
     return Model.parse({"width": 8, "frontend": TEXT, "blocks": [{"branches": [{"kind": "attention", "num_heads": 2, "mask": mask}]}]})
 
 
-@pytest.mark.parametrize("mask", ["prefix | causal & window(3)", "prefix", "prefix & causal", "strided(2) & causal | prefix"])
-def test_a_mask_that_needs_the_prefix_later_does_not_decode(mask: str) -> None:
-    """A state does not remember how long the prefix was, so a later position would see other keys than in one call."""
+@pytest.mark.parametrize(
+    "mask", ["prefix | causal & window(3)", "prefix", "prefix & causal", "strided(2) & causal | prefix", "(causal | prefix) & window(5)"]
+)
+def test_a_state_remembers_the_prefix_that_a_mask_asks_for_later(mask: str) -> None:
+    """Positions after the prefix see the keys that they see in one call."""
     spec = decoding(mask)
-    assert (spec.causal, spec.decodes) == (False, False)
-    with pytest.raises(UserError, match=r"blocks\.0\.branches\.0: .* a prefix that no state remembers"):
-        build(spec).init_state(1)
+    assert (spec.decodes, spec.reads_prefix) == (True, True)
+    model, ids, prefix = build(spec).double(), torch.tensor([[1, 2, 3, 4, 5, 6, 7]]), torch.tensor([3])
+    whole, _ = model(ids, prefix=prefix)
+    first, state = model(ids[:, :3], model.init_state(1), prefix=prefix)
+    rest = []
+    for i in range(3, 7):
+        logits, state = model(ids[:, i : i + 1], state)
+        rest.append(logits)
+    torch.testing.assert_close(torch.cat((first, *rest), 1), whole)
 
 
-@pytest.mark.parametrize("mask", ["causal | prefix", "(causal | prefix) & window(5)", "prefix | causal | window(2)"])
-def test_a_mask_that_sees_all_before_does(mask: str) -> None:
-    spec = decoding(mask)
-    assert (spec.causal, spec.decodes, spec.reads_prefix) == (False, "window(2)" not in mask, "window(2)" not in mask)
+@pytest.mark.parametrize("mask", ["prefix(3) | causal", "prefix | causal | window(2)"])
+def test_a_mask_that_shows_later_positions_beyond_the_prefix_does_not_decode(mask: str) -> None:
+    assert (decoding(mask).decodes, decoding(mask).reads_prefix) == (False, False)
 
 
 def test_parallel_branches_without_a_residual_are_refused() -> None:

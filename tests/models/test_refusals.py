@@ -49,7 +49,7 @@ def test_concatenated_positions_with_a_tied_head() -> None:
 def test_decoding_with_a_branch_that_sees_later_positions() -> None:
     built = build(model(Block(), Block(branches=(FeedForward(), Attention(mask=Full())))))
     assert built(ids())[0].shape == (2, 9, 13)
-    with pytest.raises(UserError, match=r"model\.blocks\.1\.branches\.1: this branch sees later positions, or a prefix that no state"):
+    with pytest.raises(UserError, match=r"model\.blocks\.1\.branches\.1: this branch sees later positions, so the model cannot decode"):
         built.init_state(2)
 
 

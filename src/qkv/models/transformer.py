@@ -232,7 +232,7 @@ class Transformer(Stack):
         self.latents = Latents(spec.latents, spec.latent_width, spec.frontend_width(spec.width)) if spec.latents else None
         self.queries = Queries(spec.queries, spec.width, spec.context_length) if spec.queries else None
         self.head = build_head(spec.head, spec.leaving(spec.width), table)
-        self.causal = spec.causal
+        self.reads_prefix = spec.reads_prefix
 
     @property
     def every_branch(self) -> list[Branch]:
@@ -353,17 +353,17 @@ class Transformer(Stack):
             positions = positions.clamp(max=self.limit - 1)
         start = first if level else None
         prefix = given.get("prefix")
-        if prefix is None and not self.causal:
+        if prefix is None and self.reads_prefix:
             prefix = state.prefix
         return Context(positions, lengths, None, past, start, end, tap, prefix, types=given.get("types"))
 
     def _needs_decoding(self) -> None:
         if not self.spec.decodes:
             path = dotted(("model", *self.spec.first_not_decoding()))
-            sentence = (
-                "this branch sees later positions, or a prefix that no state remembers, so the model cannot decode one token at a time"
+            raise UserError(
+                f"{path}: this branch sees later positions, so the model cannot decode one token at a time; "
+                "use a causal mask, or 'causal | prefix'"
             )
-            raise UserError(f"{path}: {sentence}; use a causal mask, or 'causal | prefix'")
 
     def _needs_memory(self, memory: Memory | None) -> None:
         if self.spec.reads_memory and memory is None and not self.spec.latents:

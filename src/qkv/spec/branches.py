@@ -52,8 +52,8 @@ class Branch(Part, slot=True):
 
     @property
     def reads_prefix(self) -> bool:
-        """True if the first positions of a row may be its prefix, in which other positions see each other than behind it."""
-        return self.decodes and not self.causal
+        """True if it asks how long the prefix of each row is."""
+        return False
 
     def width_problems(self, width: int) -> list[Problem]:
         """What does not fit the model's width."""
@@ -120,11 +120,15 @@ class Masked(Branch):
 
     @property
     def causal(self) -> bool:
-        return self.mask.causal and not self.mask.asks_prefix
+        return self.mask.causal
 
     @property
     def decodes(self) -> bool:
-        return self.mask.decodes and not self.mask.asks_prefix
+        return self.mask.decodes
+
+    @property
+    def reads_prefix(self) -> bool:
+        return self.decodes and self.mask.reads_prefix
 
 
 class MaskedAttention(Masked, DotProduct):

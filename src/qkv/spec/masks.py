@@ -27,13 +27,8 @@ class Mask(Part, slot=True):
         return self.causal
 
     @property
-    def sees_all_before(self) -> bool:
-        """True if every position sees all earlier ones, whatever prefix its row has."""
-        return False
-
-    @property
-    def asks_prefix(self) -> bool:
-        """True if which earlier positions are seen depends on the row's own prefix, which a state does not remember."""
+    def reads_prefix(self) -> bool:
+        """True if it depends on the length of each row's own prefix."""
         return False
 
     @property
@@ -86,20 +81,12 @@ def _expression(node: ast.expr) -> Any:
 class Full(Mask, kind="full"):
     """Every position sees every other."""
 
-    @property
-    def sees_all_before(self) -> bool:
-        return True
-
 
 class Causal(Mask, kind="causal"):
     """Key j is visible to query i if j <= i."""
 
     @property
     def causal(self) -> bool:
-        return True
-
-    @property
-    def sees_all_before(self) -> bool:
         return True
 
 
@@ -135,7 +122,7 @@ class Prefix(Mask, kind="prefix"):
         return self.length is None
 
     @property
-    def asks_prefix(self) -> bool:
+    def reads_prefix(self) -> bool:
         return self.length is None
 
 
@@ -179,12 +166,8 @@ class AllOf(Mask, kind="all_of"):
         return any(mask.decodes for mask in self.masks)
 
     @property
-    def sees_all_before(self) -> bool:
-        return all(mask.sees_all_before for mask in self.masks)
-
-    @property
-    def asks_prefix(self) -> bool:
-        return any(mask.asks_prefix for mask in self.masks)
+    def reads_prefix(self) -> bool:
+        return any(mask.reads_prefix for mask in self.masks)
 
     @property
     def reach(self) -> int | None:
@@ -214,12 +197,8 @@ class AnyOf(Mask, kind="any_of"):
         return all(mask.decodes for mask in self.masks)
 
     @property
-    def sees_all_before(self) -> bool:
-        return any(mask.sees_all_before for mask in self.masks)
-
-    @property
-    def asks_prefix(self) -> bool:
-        return not self.sees_all_before and any(mask.asks_prefix for mask in self.masks)
+    def reads_prefix(self) -> bool:
+        return any(mask.reads_prefix for mask in self.masks)
 
     @property
     def reach(self) -> int | None:
