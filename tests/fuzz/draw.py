@@ -124,7 +124,7 @@ def _model(chance: random.Random, form: str) -> Model:
         "context_length": chance.choice([1, 5, 12, 16]),
         "frontend": _frontend(chance, width, latents=form == "latents"),
         "head": _head(chance),
-        "init_std": chance.choice([0.02, 0.1, 1.0]),
+        "init_std": chance.choice([0.02, 0.1, 0.5]),
         **_FORMS[form](chance, width),
     }
     return Model.parse(data)
