@@ -77,7 +77,9 @@ def train_one_step(spec: Model, chance: random.Random, sound: bool = True) -> No
         raise Failure(f"the loss is {loss.item()}")
     loss.backward()
     # Of layers that hand on their memory one by one, those without a reader beside them learn nothing.
-    unread = any(getattr(part, "kind", "") in UNREAD for part in parts(spec)) or (spec.encoder is not None and spec.encoder.memory == "layers")
+    unread = any(getattr(part, "kind", "") in UNREAD for part in parts(spec)) or (
+        spec.encoder is not None and spec.encoder.memory == "layers"
+    )
     for name, p in model.named_parameters():
         if p.grad is None and not unread:
             raise Failure(f"{name} has no gradient")

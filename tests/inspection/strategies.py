@@ -278,6 +278,8 @@ def encoder_decoders(draw: st.DrawFn) -> Model:
     )
     block = draw(blocks(st.one_of(*BRANCHES.values(), *MEMORY_BRANCHES.values())))
     reads = draw(st.one_of(*MEMORY_BRANCHES.values()))
+    if block.order == "parallel" and block.residual == parts.NoResidual():  # of one branch, which gets a second beside it
+        block = block.changed(residual=parts.Add())
     model = Model(
         width=WIDTH,
         num_layers=layers,

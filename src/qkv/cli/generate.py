@@ -52,9 +52,8 @@ def generate_command(
     stream: Annotated[bool, typer.Option(help="Print each piece as soon as it is certain.")] = True,
     copy: Annotated[bool, typer.Option("--copy", help="Read the weights into memory, not map their file.")] = False,
 ) -> None:
-    """Let a trained model go on writing. What is not given is taken from the recipe's 'sample'."""
-    given = locals()
-    chosen = {name: value for name, value in given.items() if name in Generation.model_fields and value is not None}
+    """Generate text. Options that are not given are taken from the recipe's 'sample'."""
+    chosen = {name: value for name, value in locals().items() if name in Generation.model_fields and value is not None}
     # Before torch is imported, which takes longer than all that can be wrong here.
     _checked(Generation(), chosen)
     _check_choice(chosen, choose, choose_by, num_samples)
@@ -63,13 +62,11 @@ def generate_command(
 
     if ids is not None:
         _check_ids(prompt, special, choose, num_samples)
-        typer.echo(" ".join(map(str, _after(load(folder, copy=copy), ids, {**chosen, "seed": seed}))))
-        return
-    text, loaded = _prompt(prompt), _reading(load(folder, copy=copy), special)
-    if choose:
-        _print_choice(loaded, text, choose, choose_by or "sum")
+        _print_ids(load(folder, copy=copy), ids, {**chosen, "seed": seed})
+    elif choose:
+        _print_choice(_reading(load(folder, copy=copy), special), _prompt(prompt), choose, choose_by or "sum")
     else:
-        _write(loaded, text, {**chosen, "seed": seed}, num_samples, stream)
+        _write(_reading(load(folder, copy=copy), special), _prompt(prompt), {**chosen, "seed": seed}, num_samples, stream)
 
 
 def _write(run: Run, prompt: str, options: dict[str, Any], count: int, stream: bool) -> None:
@@ -92,8 +89,8 @@ def _check_ids(prompt: str, special: bool, choose: list[str] | None, num_samples
         raise UserError(f"--ids: {given[0]} does not go with it; leave one of them out")
 
 
-def _after(run: Run, ids: str, options: dict[str, Any]) -> list[int]:
-    """The ids given and those that the model writes after them."""
+def _print_ids(run: Run, ids: str, options: dict[str, Any]) -> None:
+    """Print the given ids and those that the model generates after them."""
     from qkv.generation.ids import write_ids
 
     words = ids.replace(",", " ").split()
@@ -101,7 +98,8 @@ def _after(run: Run, ids: str, options: dict[str, Any]) -> list[int]:
     if wrong is not None:
         raise UserError(f"--ids: {wrong!r} is not an id; give whole numbers, as in --ids '1 2 3'")
     before = [int(word) for word in words]
-    return before + write_ids(run.model, before, _checked(run.recipe.sample.changed(stop=()), options))
+    after = write_ids(run.model, before, _checked(run.recipe.sample.changed(stop=()), options))
+    typer.echo(" ".join(map(str, before + after)))
 
 
 def _checked(base: Generation, options: dict[str, Any]) -> Generation:

@@ -25,7 +25,7 @@ from qkv.training.interrupt import Interrupted
 COMMANDS = {
     "train": "Train a recipe, a text file as it is, or a task on a table of examples.",
     "predict": "Ask a trained model: labels, tags, answers, translations, summaries, numbers.",
-    "generate": "Let a trained model go on writing.",
+    "generate": "Generate text.",
     "evaluate": "Measure a trained model on held-out text.",
     "record": "Write the result of finished runs into the recipe that they are of.",
     "embed": "Turn texts into vectors.",
@@ -47,7 +47,7 @@ _PACKAGE = Path(__file__).parents[1]
 HELP = "Describe a Transformer as data, train it, run it and look inside."
 EXAMPLES = """\
 qkv train my.txt                      train on a text of your own
-qkv generate runs/my "Once upon"      let it go on writing
+qkv generate runs/my "Once upon"      generate text
 qkv train classify --data mine.csv    learn labels from a table of your own
 qkv predict runs/mine "a new text"    let it answer
 """

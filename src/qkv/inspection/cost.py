@@ -28,8 +28,8 @@ __all__ = ["BUILT_IN", "PRECISIONS", "Cost", "Memory", "Speed", "cost"]
 BUILT_IN = (cost_attention, cost_formulas, cost_heads, cost_lsh, cost_memory, cost_relative, cost_sparse)
 ENCODER, LATENTS = "encoder ", "latents' "
 """What stands before the names of an encoder's parts, and of those of latents."""
-_COUNTERS = 16
-"""Bytes a row in which a model's state counts positions."""
+_COUNTERS = 24
+"""Bytes a row of a state's own numbers: positions, limit and prefix."""
 
 
 @dataclass(frozen=True)

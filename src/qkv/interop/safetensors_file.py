@@ -133,6 +133,7 @@ def what_else(path: Path) -> str:
         return "is a folder, not a safetensors file"
     with path.open("rb") as file:
         start = file.read(9)
-    if start[:1] == b"\x80" or start[:4] == b"PK\x03\x04":
+    # The length of a safetensors header can begin with the same byte as a pickle; the header follows as JSON.
+    if (start[:1] == b"\x80" and start[8:] != b"{") or start[:4] == b"PK\x03\x04":
         return "is a pickle under the name of a safetensors file; it could run code, so it was not loaded"
     return "is empty" if not start else "is cut short or not a safetensors file"

@@ -241,8 +241,8 @@ class Transformer(Stack):
 
     @property
     def limit(self) -> int | None:
-        limits = (self.frontend.limit, None if self.queries is None else self.queries.limit)
-        return min((limit for limit in limits if limit is not None), default=None)
+        own, asked = self.frontend.limit, None if self.queries is None else self.queries.limit
+        return min(own, asked) if own is not None and asked is not None else asked if own is None else own
 
     def recompute_blocks(self, on: bool) -> None:
         """Switch activation checkpointing for every block, those of an encoder or of latents included."""
