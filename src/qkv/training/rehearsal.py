@@ -5,6 +5,7 @@ The model, the optimiser and every random generator are afterwards what they wer
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -65,7 +66,10 @@ def _as_it_was(trainer: Trainer) -> Iterator[None]:
 
 
 def _step(trainer: Trainer) -> float:
-    """Mean seconds of the next updates. One in which an op chose its path is made once more, since it does so only once."""
+    """Median seconds of the next updates: the first seconds of a process hold outliers that later ones do not.
+
+    An update in which an op chose its path is made once more, since it does so only once.
+    """
     minutes = trainer.training.minutes
     assert minutes is not None
     first = trainer.now.step + 1
@@ -77,7 +81,7 @@ def _step(trainer: Trainer) -> float:
         known, step = len(all_choices()), first + len(taken)
         found = _seconds(lambda step=step: trainer.descend(step))
         taken.append(found if len(all_choices()) == known else _seconds(lambda step=step: trainer.descend(step)))
-    return sum(taken) / len(taken)
+    return statistics.median(taken)
 
 
 def _validation(trainer: Trainer) -> float:
