@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.ops.clock import inject, quickest
 from tests.training.kill_storm import STEPS, ignore, small_recipe
 from torch.nn import functional as F
 
@@ -119,7 +120,10 @@ def test_recomputation_changes_no_loss(text: Path, tmp_path: Path, straight: Pat
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_bf16_products_leave_fp32_weights_and_nearly_the_same_losses(text: Path, tmp_path: Path, straight: Path) -> None:
+def test_bf16_products_leave_fp32_weights_and_nearly_the_same_losses(
+    text: Path, tmp_path: Path, straight: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inject(monkeypatch, quickest("bf16"))  # on a processor that emulates it too
     run = train(small_recipe(text, STEPS, precision="bf16"), tmp_path / "run", on_event=ignore)
     assert {p.dtype for p in run.model.parameters()} == {torch.float32}
     losses = [[row["loss"] for row in rows_of(folder) if "loss" in row] for folder in (straight, tmp_path / "run")]

@@ -21,12 +21,13 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 
 from qkv.layers.context import Context
 from qkv.models.block import PreNorm
+from qkv.ops.untraced import untraced
 
 Slots = Sequence[tuple[Any, Context]]
 """Branches with what stands around them, each with the context of its layer."""
 
 
-@torch.compiler.disable(reason="a backward pass that computes again cannot be traced")
+@untraced("a backward pass that computes again cannot be traced")
 def through_reversible(slots: Slots, x: Tensor) -> Tensor:
     """Both streams x (B, N, 2 D) after ``slots``. Gradients reach x, every parameter, and the vectors of a memory; only once."""
     learned = {id(p): p for slot, _ in slots for p in slot.parameters() if p.requires_grad}

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from qkv.ops.at_least_single import at_least_single, single_or_wider
+from qkv.ops.untraced import untraced
 
 IGNORED = -100
 Head = Callable[[Tensor], Tensor]
@@ -29,7 +30,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Te
     return F.cross_entropy(at_least_single(logits), targets, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing)
 
 
-@torch.compiler.disable(reason="a gradient taken in the forward pass cannot be traced")
+@untraced("a gradient taken in the forward pass cannot be traced")
 def chunked_cross_entropy(hidden: Tensor, head: nn.Module, targets: Tensor, rows: int, smoothing: float = 0.0) -> Tensor:
     """``cross_entropy(head(hidden), targets, smoothing)``, ``rows`` positions at a time. hidden (T, D), targets (T) -> ().
 
