@@ -21,7 +21,7 @@ def untraced(reason: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             if not made:
-                made.append(torch.compiler.disable(function, reason=reason))
+                made.append(torch.compiler.disable(function, reason=reason))  # type: ignore[arg-type]
             return made[0](*args, **kwargs)
 
         return call
