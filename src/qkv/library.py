@@ -198,7 +198,7 @@ def generate(run: Run | str | Path, *, ids: Sequence[int], **options: Any) -> li
 def generate(
     run: Run | str | Path, prompt: str = "", *, ids: Sequence[int] | None = None, special: bool = False, **options: Any
 ) -> str | list[int]:
-    """What the model of a run writes after ``prompt``, without the prompt; after ``ids`` the ids that it writes, without any tokenizer.
+    """Text that the model of a run generates after ``prompt``, without the prompt; after ``ids`` the generated ids, without any tokenizer.
 
     ``special``: a special token that the prompt spells, such as "<|im_start|>", is that one token; default: plain text like any other.
     ``options`` are fields of ``qkv.spec.generation.Generation``: max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty,

@@ -59,7 +59,7 @@ def export_command(
 
 
 def _write_adapter(source: Path, folder: Path, dtype: str | None) -> str:
-    """What was written of an adapter."""
+    """Print the files written for an adapter."""
     from qkv.interop.load import precision
     from qkv.interop.peft import save_adapter
     from qkv.training.run import load_adapted

@@ -107,7 +107,7 @@ def _changes(overrides: list[str], tensorboard: bool, minutes: float | None) -> 
 
 
 def _table(recipe: str, options: dict[str, Any], changes: list[str]) -> dict[str, Any]:
-    """What the command line says of the data. Raises ``UserError`` for a file that was given without its option."""
+    """Options of the command line about the data. Raises ``UserError`` for a file that was given without its option."""
     if recipe not in VERBS and recipe != FINETUNE:
         refuse_without_verb(recipe, options)
         return {"source": recipe}

@@ -39,7 +39,7 @@ _TASKS = {"classification": "SEQ_CLS", "regression": "SEQ_CLS", "tokens": "TOKEN
 
 
 class Adapter(NamedTuple):
-    """What PEFT's two files hold. ``rows``: how many tokens the base needs room for before the adapter is put in; None where it has it."""
+    """Contents of PEFT's two files. ``rows``: how many tokens the base needs room for before the adapter is put in; None where it has it."""
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]

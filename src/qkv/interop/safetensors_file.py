@@ -39,7 +39,7 @@ _PIECE = 4 << 20
 
 
 class Entry(NamedTuple):
-    """Where a tensor lies: the file, the first of its bytes there and what they are. ``source``: the file mapped, if it is."""
+    """Place of a tensor: the file, the first of its bytes there and what they are. ``source``: the file mapped, if it is."""
 
     file: Path
     begin: int

@@ -39,7 +39,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def remembered_file() -> Path:
-    """Where the choices of these surroundings are kept, whether or not there are any."""
+    """Path of the file of choices for this processor and these settings, whether or not it exists."""
     digest = hashlib.sha256(json.dumps(surroundings(), sort_keys=True).encode()).hexdigest()
     return cache_folder() / "choices" / f"{digest[:16]}.json"
 

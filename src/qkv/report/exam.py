@@ -51,7 +51,7 @@ def _elsewhere(splits: Splits, split: str, name: str) -> str:
 
 
 def chosen_by(figure: str) -> str:
-    """How weights were chosen among the validations, such as ``lowest validation loss``."""
+    """Criterion by which weights were chosen among the validations, such as ``lowest validation loss``."""
     return f"{'lowest' if figure in ERRORS else 'highest'} validation {words(figure)}"
 
 

@@ -94,7 +94,7 @@ class Layered(Spec):
 
     @property
     def depth(self) -> int:
-        """How many layers there are."""
+        """Number of layers."""
         return self.num_layers or len(self.blocks) if self.blocks else 0
 
     @property
@@ -341,7 +341,7 @@ class Model(Stack, Wide):
         return found
 
     def _tied_problems(self) -> list[Problem]:
-        """Where one table of token vectors cannot serve in two places."""
+        """Problems of a token table that cannot serve in two places."""
         found, own = list[Problem](), self._table_width(self)
         if self.tied and own not in (None, self.width):
             sentence = f"a tied head reads vectors of the model's width, {self.width}, and those of tokens have {own} features; say false"

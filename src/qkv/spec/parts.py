@@ -100,7 +100,7 @@ class Positions(Part, slot=True):
         return None
 
     def width_problems(self, width: int) -> list[Problem]:
-        """What does not fit vectors of ``width`` features."""
+        """Problems with vectors of ``width`` features."""
         return []
 
 

@@ -20,7 +20,7 @@ class Figure(Spec):
 
 
 class Result(Spec):
-    """What finished runs of the recipe reached. ``qkv record`` writes it; nobody types it."""
+    """Result of finished runs of a recipe. Written by ``qkv record``, never typed."""
 
     form: Literal["full", "quick"] = "full"
     recipe: Digest = Field(description="SHA-256 of what decides the figures; another one in the file makes the result stale")

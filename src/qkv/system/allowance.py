@@ -68,7 +68,7 @@ def _quota(quota: str, period: str) -> Iterator[float]:
 
 
 def _values(top: Path, membership: Path, controller: str, name: str) -> list[str]:
-    """What the file ``name`` says in the process's group and in those above it."""
+    """Contents of the file ``name`` in the process's group and in those above it."""
     found = []
     path = _group(membership, controller)
     for folder in (path, *path.parents):

@@ -10,7 +10,7 @@ import platformdirs
 
 
 def cache_folder() -> Path:
-    """What ``QKV_CACHE`` names, or the user's cache folder of this system."""
+    """Folder that ``QKV_CACHE`` names, or the user's cache folder of this system."""
     return Path(os.environ.get("QKV_CACHE") or platformdirs.user_cache_dir("qkv")).expanduser()
 
 

@@ -28,7 +28,7 @@ def _model() -> str:
 
 
 def settings() -> dict[str, str]:
-    """What limits the processor for this process: variables that hide instructions or threads from the libraries, and the cores that it may use.
+    """Limits of the processor for this process: variables that hide instructions or threads from the libraries, and the cores that it may use.
 
     Empty where nothing does.
     """

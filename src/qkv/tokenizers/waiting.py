@@ -12,7 +12,7 @@ _EVERY = 0.1
 
 
 def interruptible(work: Callable[[], T]) -> T:
-    """What ``work`` returns or raises. In the main thread it runs in another one, and a signal's exception is raised here at once;
+    """Run ``work``, and return or raise what it does. In the main thread it runs in another one, and a signal's exception is raised here at once;
     the work then goes on unheard until it, or the program, ends."""
     if threading.current_thread() is not threading.main_thread():
         return work()

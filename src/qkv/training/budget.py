@@ -30,7 +30,7 @@ class Budget:
         return self._given.minutes is not None
 
     def stage(self, done: int) -> Stage:
-        """What holds after ``done`` updates."""
+        """Decision that holds after ``done`` updates."""
         return self.plan.after(done)
 
     def begin(self, rehearse: Callable[[], Costs], spent: Callable[[], float]) -> None:

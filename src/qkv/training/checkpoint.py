@@ -112,7 +112,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def newest_state(folder: Path) -> dict[str, Any] | None:
-    """What the newest checkpoint in ``folder`` says beside its tensors; None if there is none. Raises UserError if it was changed."""
+    """State of the newest checkpoint in ``folder``, without its tensors; None if there is none. Raises UserError if it was changed."""
     paths = Checkpoints(folder).paths()
     return _read_state(paths[0] / "state.json")["state"] if paths else None
 

@@ -26,7 +26,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Planned:
-    """What fits into ``training.minutes``: ``steps`` of at most ``most``, decided after ``step`` of them, and the seconds of the whole run.
+    """Plan for ``training.minutes``: ``steps`` of at most ``most``, decided after ``step`` of them, and the seconds of the whole run.
 
     ``after``: how many of these seconds come after the last step.
     """

@@ -43,7 +43,7 @@ def recipe_digest(recipe: Recipe) -> str:
 
 
 def made_with(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """What weights are stored with: the ``essence`` of their recipe, and the SHA-256 of each file of the vocabulary in ``folder``."""
+    """Origin stored with weights: the ``essence`` of their recipe, and the SHA-256 of each file of the vocabulary in ``folder``."""
     return {"recipe": json.loads(json.dumps(essence(recipe))), "vocabulary": _vocabulary_digests(folder)}
 
 

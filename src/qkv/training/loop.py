@@ -90,7 +90,7 @@ class Trainer:
 
     @property
     def steps(self) -> int:
-        """How many there are in all, as far as the plan is made."""
+        """Number of steps in all, as far as the plan is made."""
         return self.budget.stage(self.now.step).steps
 
     @property
@@ -189,7 +189,7 @@ class Trainer:
 
     @property
     def done(self) -> Done:
-        """What was trained on so far."""
+        """Targets and computed positions so far."""
         return Done(self.now.tokens, self.now.rows, self.now.positions, self.now.sources)
 
     def _batches(self, step: int) -> list[Batch]:

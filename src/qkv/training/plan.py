@@ -64,7 +64,7 @@ class Plan:
     """Seconds of preparation before the first decision."""
 
     def after(self, done: int) -> Stage:
-        """What holds after so many updates."""
+        """Decision that holds after so many updates."""
         return self.second if self.second and done >= self.check else self.first
 
     def asks(self, done: int) -> bool:
@@ -147,7 +147,7 @@ def _whole(training: Training) -> Stage:
 
 
 def _times(done: int, steps: int, every: int) -> int:
-    """How often something is done after each ``every`` updates and the last."""
+    """Number of times that something is done after each ``every`` updates and the last."""
     return steps // every - done // every + (steps % every > 0)
 
 
@@ -172,7 +172,7 @@ def _stage(training: Training, costs: Costs, done: int, spent: float) -> Stage:
 
 
 def _shorter(training: Training, costs: Costs, steps: int) -> Stage:
-    """Where steps are reduced, validations and checkpoints come sooner, so that about ten remain, and validations never take most of the time."""
+    """Stage of fewer steps: validations and checkpoints come sooner, so that about ten remain, and validations never take most of the time."""
     whole = _whole(training)
     if steps == whole.steps:
         return whole

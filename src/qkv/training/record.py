@@ -38,7 +38,7 @@ PLANNED, EXPECTED, TAKEN = "planned_steps", "planned_seconds", "taken_seconds"
 
 
 class Done(NamedTuple):
-    """What the steps so far were taken on: targets, and what was computed for them, padding included."""
+    """Amount trained on so far: targets, and positions computed for them, padding included."""
 
     targets: int
     rows: int = 0
@@ -175,7 +175,7 @@ def is_planned(folder: Path) -> bool:
 
 
 def steps_in_all(rows: list[dict[str, Any]], most: int) -> int:
-    """How many steps a run has by its newest plan; ``most``, those of its recipe, where there is none."""
+    """Number of steps of a run by its newest plan; ``most``, those of its recipe, where there is none."""
     return next((row[PLANNED] for row in reversed(rows) if PLANNED in row), most)
 
 

@@ -44,7 +44,7 @@ _DIGITS = 6
 
 @dataclass(frozen=True)
 class Finished:
-    """What a finished run folder says of itself."""
+    """Facts of a finished run folder."""
 
     folder: Path
     recipe: Recipe
@@ -93,7 +93,7 @@ def record(runs: Sequence[str | Path], path: str | Path) -> Result:
 
 
 def finished(folder: Path) -> Finished:
-    """What the finished run in ``folder`` says of itself. Raises ``UserError`` if it is no run, not finished, or not yet examined."""
+    """Facts of the finished run in ``folder``. Raises ``UserError`` if it is no run, not finished, or not yet examined."""
     if not (folder / SPEC).is_file():
         raise UserError(f"{folder} is not a run folder: it holds no {SPEC}")
     recipe, state, rows = read_recipe(folder), newest_state(folder / "resume"), rows_of(folder)

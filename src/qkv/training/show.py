@@ -72,7 +72,7 @@ class Show:
 
 
 def planned_sentence(event: Planned) -> str:
-    """What fits into the budget, and how long it will take."""
+    """Steps that fit into the budget, and their time."""
     fewer = f" of at most {event.most:,}" * (event.steps < event.most)
     planned = f"{'after ' + format(event.step, ',') + ' steps: ' if event.step else ''}about {duration(event.seconds)} for {event.steps:,} steps{fewer}"
     if event.seconds <= 60 * event.minutes:

@@ -10,7 +10,7 @@ from qkv.data.batch import Batch
 
 @dataclass
 class Standing:
-    """Where a run stands; part of each checkpoint. ``seconds`` of training, earlier starts included."""
+    """Progress of a run; part of each checkpoint. ``seconds`` of training, earlier starts included."""
 
     step: int = 0
     tokens: int = 0

@@ -161,7 +161,7 @@ _TABLE = "model.shared.weight"
 
 
 def _copies(spec: Model) -> dict[str, str]:
-    """Where the head is not tied, newer versions of that library read three token tables, which here are one."""
+    """Token tables of an untied model: newer versions of that library read three, which are one here."""
     apart = isinstance(spec.head, LanguageModelHead) and not spec.head.tied
     return {f"model.{stack}.embed_tokens.weight": _TABLE for stack in ("encoder", "decoder")} if apart else {}
 
