@@ -13,6 +13,7 @@ from qkv.spec.errors import MOST_OF_A_SENTENCE, SpecError, UserError, quoted
 from qkv.spec.generation import Generation
 from qkv.spec.masks import Mask
 from qkv.spec.model import Block, Model
+from qkv.spec.parts import Rope
 from qkv.spec.reader import read_json, read_yaml
 from qkv.spec.recipe import Recipe
 from qkv.spec.schema import json_schema
@@ -120,3 +121,16 @@ def test_a_message_is_short_whatever_it_quotes() -> None:
     with pytest.raises(SpecError) as caught:
         Block.parse({"k" * 100_000: 1})
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("scaling", "path"),
+    [
+        ({"kind": "yarn", "factor": 2.0, "original_length": 8, "beta_slow": 0.0}, "beta_slow"),
+        ({"kind": "yarn", "factor": 2.0, "original_length": 8, "beta_fast": -1.0}, "beta_fast"),
+        ({"kind": "llama3", "factor": 2.0, "original_length": 8, "low_frequency_factor": 4.0}, "high_frequency_factor"),
+    ],
+)
+def test_a_scaling_that_would_divide_by_zero_is_refused(scaling: dict[str, object], path: str) -> None:
+    with pytest.raises(UserError, match=path):
+        Rope.parse({"scaling": scaling})

@@ -199,8 +199,8 @@ class YarnScaling(RopeScaling, kind="yarn"):
 
     factor: float = Field(gt=1)
     original_length: int = Field(gt=0)
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
+    beta_fast: float = Field(default=32.0, ge=1e-6, le=1e6, description="turns within original_length from which a pair is kept")
+    beta_slow: float = Field(default=1.0, ge=1e-6, le=1e6, description="turns up to which a pair is interpolated")
 
 
 class Llama3Scaling(RopeScaling, kind="llama3"):
@@ -208,8 +208,12 @@ class Llama3Scaling(RopeScaling, kind="llama3"):
 
     factor: float = Field(gt=1)
     original_length: int = Field(gt=0)
-    low_frequency_factor: float = 1.0
-    high_frequency_factor: float = 4.0
+    low_frequency_factor: float = Field(default=1.0, gt=0)
+    high_frequency_factor: float = Field(default=4.0, gt=0)
+
+    def problems(self) -> list[Problem]:
+        low, high = self.low_frequency_factor, self.high_frequency_factor
+        return [] if low < high else [Problem(("high_frequency_factor",), f"{high:g} is not above low_frequency_factor, which is {low:g}")]
 
 
 class Rope(Relative, kind="rope"):
