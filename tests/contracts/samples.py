@@ -263,6 +263,9 @@ FORMS: dict[str, Model] = {
         encoder=encoder(Convolution(kernel_size=4), num_layers=2),
     ),
     "prefix, seen by all": stack((Block(branches=(Attention(mask=Prefix() | Causal() & Window(size=3)),)),), positions(Sinusoidal())),
+    "prefix, in a ring": stack(
+        (Block(branches=(Attention(mask=Causal() & Window(size=5) & (Prefix() | Strided(stride=2))),)),), positions(Sinusoidal())
+    ),
     "prefix": stack(
         (Block(branches=(Attention(mask=Causal() | Prefix(), relative=Rope()), FeedForward())),),
         positions(Sinusoidal()),

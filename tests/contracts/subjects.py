@@ -279,7 +279,7 @@ def of_length(mask: masks.Mask, length: int) -> masks.Mask:
 
 def whole_model(spec: Model, dtype: torch.dtype = torch.float64) -> Stack:
     """The subject that suits the form of a model."""
-    kind = EncoderDecoder if spec.encoder else Stack if spec.causal else PrefixDecoder
+    kind = EncoderDecoder if spec.encoder else PrefixDecoder if spec.reads_prefix else Stack
     return kind(spec, dtype)
 
 

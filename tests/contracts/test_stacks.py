@@ -32,7 +32,7 @@ def test_the_stacks_hold_every_mixer_order_norm_and_residual() -> None:
 
 
 def test_the_forms_are_encoder_decoders_and_a_prefix_decoder() -> None:
-    assert [type(whole_model(spec)) for spec in FORMS.values()] == [EncoderDecoder] * 5 + [PrefixDecoder] * 2
+    assert [type(whole_model(spec)) for spec in FORMS.values()] == [EncoderDecoder] * 5 + [PrefixDecoder] * 3
     assert {type(whole_model(spec)) for spec in STACKS.values()} == {Stack}
     read = {branch.kind for spec in FORMS.values() for block in spec.layers for branch in block.branches if branch.reads_memory}
     assert read == {kind for kind, parts in SAMPLES.items() if parts[0].reads_memory}

@@ -69,12 +69,16 @@ class Remembering(Branch):
             state = append_ring(state, k, v, came, ring)
             after = came.past + (1 if came.lengths is None else came.lengths)
             held = context.once(("ring", ring), lambda: ring_positions(after, full, ring))[:, : state.keys.shape[2]]
-            return state.keys, state.values, state, Sites(context.positions, held, full=came.start is not None and self.plain_window)
+            return state.keys, state.values, state, self._around(context, held, full=came.start is not None and self.plain_window)
         before = context.once(("ring", ring), lambda: ring_positions(came.past, full, ring))[:, : state.keys.shape[2]]
         new = context.positions if context.valid is None else context.positions.masked_fill(~context.valid, -1)
         keys, values = torch.cat((state.keys, k), 2), torch.cat((state.values, v), 2)
-        sites = Sites(context.positions, torch.cat((before, new.expand(before.shape[0], -1)), 1))
+        sites = self._around(context, torch.cat((before, new.expand(before.shape[0], -1)), 1))
         return keys, values, append_ring(state, k, v, came, ring), sites
+
+    def _around(self, context: Context, held: Tensor, full: bool = False) -> Sites:
+        """Sites of queries that meet a ring, whose slots hold the positions ``held``."""
+        return Sites(context.positions, held, full=full, prefix=context.prefix)
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
         kept = length if self.ring is None else min(length, sum(self.ring))
