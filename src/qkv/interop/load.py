@@ -1,4 +1,4 @@
-"""A published checkpoint as a model of qkv's own parts."""
+"""Load a published checkpoint into a model built of qkv's parts."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 @dataclass(frozen=True)
 class Published:
-    """What a folder of the Hugging Face form holds.
+    """Contents of a checkpoint folder in Hugging Face format.
 
-    ``tokenizer`` is None where the folder has none, ``labels`` is empty where it names no classes. ``used`` counts tensors; ``ignored``
-    and ``ignored_config`` are pairs of a name and the reason why nothing was made of it; what of the ignored is written again with the
-    model is ``kept``, by the name of such a file. ``begin`` are the ids that an encoder–decoder's texts begin with.
+    ``tokenizer`` is None if the folder has none; ``labels`` is empty if it names no classes. ``used`` is the number of tensors loaded.
+    ``ignored`` and ``ignored_config`` list (name, reason) of tensors and config keys that were not loaded; ``kept`` holds those ignored
+    tensors, by their published name, that an export writes back. ``begin``: ids that the decoder of an encoder–decoder starts with.
     """
 
     folder: Path
@@ -56,7 +56,7 @@ class Published:
 
     @property
     def spec(self) -> Model:
-        """What the model is."""
+        """Spec of the model."""
         return self.model.spec
 
 
@@ -67,15 +67,15 @@ def load_published(
     pickles: bool = False,
     copy: bool = False,
 ) -> Published:
-    """The checkpoint in a folder, or under a published name where no folder has that name.
+    """Load the checkpoint in a local folder or, if there is no such folder, the published model of that name.
 
-    ``dtype``: "fp32", "bf16", "fp16" or torch's; default: that of most numbers in the files. ``revision``: a branch, tag or commit of a
-    published name. ``pickles``: open ``pytorch_model.bin``, tensors alone, where nothing else is there. While loading, memory stays within
-    the weights and a few of their tensors.
+    ``dtype``: "fp32", "bf16", "fp16" or a torch dtype; default: the dtype of most numbers in the files. ``revision``: branch, tag or commit
+    of a published model. ``pickles``: if there are no safetensors files, read tensors (and nothing else) from ``pytorch_model.bin``. Peak
+    memory while loading is the weights plus a few tensors.
 
-    Tensors that are as they lie in a safetensors file are mapped from it: read when they are first used, and never written back. If such a
-    file is written to or cut later, the next call of the model raises ``UserError``; ``copy`` reads all of it into memory instead, as is
-    done on Windows, where a mapped file cannot be renamed. Raises ``UserError``.
+    Tensors whose layout in a safetensors file is the model's own are memory-mapped: read on first use and never written back. If the file
+    is modified or truncated later, the next call of the model raises ``UserError``. ``copy`` reads everything into memory instead; this is
+    always done on Windows, where a mapped file cannot be renamed. Raises ``UserError``.
     """
     folder = find_folder(source, revision, pickles)
     stored = stored_tensors(folder, pickles, copy)
@@ -103,7 +103,7 @@ def load_published(
 
 
 def described(source: str | Path, revision: str | None = None) -> tuple[Transformer, Family, str]:
-    """The module of a published checkpoint with no memory behind it, its family and its architecture. Raises ``UserError``."""
+    """(model on the meta device, family, architecture) of a published checkpoint. Raises ``UserError``."""
     folder = find_folder(source, revision)
     config = Config(read_json(folder / CONFIG), str(folder / CONFIG))
     family, architecture = choose(FAMILIES, config)
@@ -111,7 +111,7 @@ def described(source: str | Path, revision: str | None = None) -> tuple[Transfor
 
 
 def find_folder(source: str | Path, revision: str | None = None, pickles: bool = False) -> Path:
-    """``source`` if it is a folder, else the folder into which the published model of that name is fetched. Raises ``UserError``."""
+    """Return ``source`` if it is a folder, else download the published model of that name and return its folder. Raises ``UserError``."""
     folder = Path(source).expanduser()
     if folder.is_dir():
         if not is_published(folder):
@@ -127,7 +127,7 @@ def find_folder(source: str | Path, revision: str | None = None, pickles: bool =
 
 
 def _empty(spec: Model, folder: Path) -> Transformer:
-    """The module with no memory behind it."""
+    """Model on the meta device, without storage."""
     try:
         with torch.device("meta"):
             return Transformer(spec)
@@ -138,9 +138,9 @@ def _empty(spec: Model, folder: Path) -> Transformer:
 def fill(
     model: nn.Module, family: Family, architecture: str, stored: Mapping[str, Stored], dtype: torch.dtype | None, source: str
 ) -> list[tuple[str, str]]:
-    """Give ``model`` its tensors, one after another; the (name, reason) of those that were ignored. ``dtype`` None: as stored.
+    """Load the stored tensors into ``model`` one by one; return (name, reason) of the tensors ignored. ``dtype`` None: as stored.
 
-    Raises ``UserError`` for a tensor that is missing, unexpected, or of another shape than the config says.
+    Raises ``UserError`` for a tensor that is missing, unexpected, or not of the shape that the config gives.
     """
     said = family.architectures[architecture]
     rows, reasons = family.rows(architecture), {**family.ignored, **said.ignored, **said.kept, **said.zeros}
@@ -163,7 +163,7 @@ def fill(
 
 
 def _shared(model: nn.Module, found: Sequence[Match]) -> tuple[list[Match], list[Match]]:
-    """(one match for each tensor, the other names of those that are shared)."""
+    """(the first match of each tensor, further matches of tensors that are shared)."""
     tensors, seen = model.state_dict(keep_vars=True), set[int]()
     first, others = list[Match](), list[Match]()
     for match in found:
@@ -196,7 +196,7 @@ def _ignored(
 
 
 def _kept(family: Family, architecture: str, stored: Mapping[str, Stored], dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """The tensors that are written again as they are, under the names of such a file."""
+    """Ignored tensors that an export writes back unchanged, by their published names."""
     reasons = family.kept(architecture)
     named = {family.written_name(architecture, name): tensor for name, tensor in stored.items()}
     return {name: _cast(tensor.read(), dtype) for name, tensor in named.items() if reason_for(name, reasons) is not None}
@@ -228,7 +228,7 @@ def _check_zeros(zeros: Mapping[str, str], stored: Mapping[str, Stored], source:
 def _check_tied(
     model: nn.Module, found: tuple[Sequence[Match], Sequence[Match]], stored: Mapping[str, Stored], dtype: torch.dtype | None, source: str
 ) -> None:
-    """A file may hold a shared tensor under each of its names, but only once as numbers. ``found``: as ``_shared`` gives it."""
+    """Raise ``UserError`` if a file stores a shared tensor under two names with different values. ``found``: the result of ``_shared``."""
     first, tied = found
     tensors = model.state_dict(keep_vars=True)
     for match in tied:
@@ -239,7 +239,7 @@ def _check_tied(
 
 
 def _read(match: Match, shape: torch.Size, stored: Mapping[str, Stored], dtype: torch.dtype | None) -> Tensor:
-    """Our tensor: where theirs lie in the file if that can be, else theirs are read into their places in it, so that nothing is there twice."""
+    """Build the model's tensor: a view of the mapped file if the layout allows, else read each stored part directly into its place."""
     own = stored[match.theirs[0]].dtype
     wanted = dtype if dtype is not None and own.is_floating_point else own
     found = _as_it_lies(match, shape, stored) if wanted == own else None
@@ -255,7 +255,7 @@ def _read(match: Match, shape: torch.Size, stored: Mapping[str, Stored], dtype: 
 
 
 def _as_it_lies(match: Match, shape: torch.Size, stored: Mapping[str, Stored]) -> Tensor | None:
-    """Our tensor in a mapped file, where theirs lie there one after another as they do in ours; q, k and v seldom do, gate and up often."""
+    """View of the mapped file as the model's tensor, if its parts are stored contiguously in order (gate, up: often; q, k, v: seldom)."""
     theirs = [entry for entry in (stored[name] for name in match.theirs) if isinstance(entry, Entry)]
     ours = torch.empty(shape, device="meta")
     parts, end = match.way.outward(ours, match.cut), 0
@@ -272,7 +272,7 @@ def _watch(model: Transformer, stored: Mapping[str, Stored]) -> None:
 
 
 def entrances(model: Transformer) -> list[nn.Module]:
-    """The front ends, one of which every call of a model goes through."""
+    """Front ends of the model and its encoder: every forward pass calls one of them."""
     return [stack.frontend for stack in (model, model.encoder) if stack is not None]
 
 
@@ -281,7 +281,7 @@ def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def precision(name: str) -> torch.dtype:
-    """The precision of that name. Raises ``UserError``."""
+    """torch dtype of a precision's name. Raises ``UserError``."""
     if name not in PRECISIONS:
         raise UserError(f"there is no precision {name!r}; {nearest(name, PRECISIONS)}")
     return PRECISIONS[name]
@@ -298,16 +298,16 @@ def _precision(dtype: torch.dtype | str | None, stored: Mapping[str, Stored]) ->
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
-    """None where the folder has no file of one. Raises ``UserError`` for one that cannot be used."""
+    """Tokenizer of the folder, or None if it has none. Raises ``UserError`` if its file cannot be used."""
     return Tokenizer.load(folder) if holds_tokenizer(folder) else None
 
 
 def labels_of(config: Config) -> tuple[str, ...]:
-    """The names of the classes, by their number; empty where the config names none."""
+    """Class names in index order; empty if the config names none."""
     named = config.table("id2label").values
     return tuple(str(named[key]) for key in sorted(named, key=int)) if all(key.isdecimal() for key in named) else ()
 
 
 def _numbered(spec: Model) -> tuple[str, ...]:
-    """The names that classes have where a config gives them none."""
+    """Default class names LABEL_0, LABEL_1, … for a config that gives none."""
     return tuple(f"LABEL_{i}" for i in range(getattr(spec.head, "num_classes", None) or 0))

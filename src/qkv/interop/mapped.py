@@ -1,4 +1,4 @@
-"""A file mapped into memory privately: its pages are read when they are first used, and writing to a tensor in it never changes the file."""
+"""Private memory mapping of a file: pages are read on first use, and writing to a mapped tensor never changes the file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from qkv.spec.errors import UserError
 
 CAN_MAP = os.name == "posix" and sys.byteorder == "little"
-"""An open mapping would keep others from renaming the file on Windows; and a file's numbers are little-endian."""
+"""False on Windows, where an open mapping blocks renaming the file, and on big-endian machines: files are little-endian."""
 
 
 class MappedFile:
-    """One mapping of a whole file. It lives as long as a tensor in it does."""
+    """Mapping of a whole file; stays alive as long as any tensor in it."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -40,8 +40,10 @@ class MappedFile:
         raise TypeError(f"the mapping of {self.path} cannot be copied or sent to another process")
 
     def tensor(self, begin: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor | None:
-        """The tensor that begins at the byte ``begin``, where it lies; None if it is empty or not aligned to its precision. Raises
-        ``UserError`` if it would end past the file."""
+        """View of the tensor that starts at byte ``begin``; None if it is empty or not aligned to its element size.
+
+        Raises ``UserError`` if it would end past the end of the file.
+        """
         count = math.prod(shape)
         if not count or (self._begin + begin) % dtype.itemsize:
             return None
@@ -50,12 +52,14 @@ class MappedFile:
         return torch.frombuffer(self._map, dtype=dtype, count=count, offset=begin).view(*shape)
 
     def holds(self, tensor: Tensor) -> bool:
-        """True if the numbers of ``tensor`` lie in this mapping."""
+        """True if the storage of ``tensor`` lies in this mapping."""
         return tensor.device.type == "cpu" and self._begin <= tensor.data_ptr() < self._end
 
     def changed(self) -> bool:
-        """True if the file that is mapped was written to or cut since. A file that was put in its place by renaming is another one, and the
-        mapped one stays as it was."""
+        """True if the mapped file was modified or truncated since it was mapped.
+
+        Replacing it by renaming another file onto its path does not count: the mapping keeps the old file.
+        """
         return self._stamp() != self._as_mapped
 
     def _stamp(self) -> tuple[int, int, int, int]:
@@ -64,7 +68,7 @@ class MappedFile:
 
 
 class Watch:
-    """A hook that looks, before each call of a model, whether the files are as they were in which its tensors lie. Raises ``UserError``."""
+    """Forward pre-hook: raise ``UserError`` if a file that the model's tensors are mapped from has changed."""
 
     def __init__(self, model: nn.Module | None = None, files: Iterable[MappedFile] = ()):
         self.model = weakref.ref(model) if model is not None else lambda: None
@@ -89,12 +93,12 @@ class Watch:
 
 
 def tensors_of(model: nn.Module) -> list[Tensor]:
-    """Every parameter and buffer."""
+    """All parameters and buffers."""
     return [*model.parameters(), *model.buffers()]
 
 
 def watch(model: nn.Module, entrances: Iterable[nn.Module], files: Iterable[MappedFile]) -> None:
-    """Let every call of ``model``, which goes through one of its ``entrances``, look whether the files that it is mapped from have changed."""
+    """Check before every forward pass that mapped files are unchanged. ``entrances``: modules of which each forward pass calls one."""
     tensors = tensors_of(model)
     used = [file for file in files if any(file.holds(tensor) for tensor in tensors)]
     if used:
@@ -104,7 +108,7 @@ def watch(model: nn.Module, entrances: Iterable[nn.Module], files: Iterable[Mapp
 
 
 def mapped(path: Path) -> MappedFile | None:
-    """The file mapped; None where this system or its file system does not map it."""
+    """Map the file; None if this system or file system does not support it."""
     try:
         return MappedFile(path) if CAN_MAP else None
     except (OSError, ValueError):
