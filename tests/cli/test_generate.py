@@ -141,7 +141,10 @@ def test_given_texts_are_rated(qkv: Call, run: Path) -> None:
 def test_a_prompt_that_is_cut_to_rate_texts_is_named(qkv: Call, run: Path) -> None:
     said = qkv("generate", run, "the quick brown fox ", "--choose", "jumps")
     assert said.code == 0
-    assert said.err == "note: the prompt has 20 tokens, the longest option 5, and the model sees 16 at once; the first 8 are not seen\n"
+    assert (
+        said.err
+        == "note: the prompt has 20 tokens, the longest option 5, and the model has 16 positions; the first 8 prompt tokens are dropped\n"
+    )
 
 
 REFUSED = {
@@ -158,7 +161,7 @@ REFUSED = {
     "a measure of nothing": (["the", "--choose-by", "sum"], "--choose-by: it says how options are judged, and none is given"),
     "an unknown measure": (["the", "--choose", "a", "--choose-by", "tokens"], "--choose-by: 'tokens' given; did you mean 'token'?"),
     "an option given twice": (["the", "--choose", "a", "--choose", "a"], "the option 'a' is given twice"),
-    "unseen characters": (["The Ω"], "the prompt holds 'T', 'Ω', which the tokenizer has never seen"),
+    "unseen characters": (["The Ω"], "the prompt has 'T', 'Ω', which is not in the tokenizer's vocabulary"),
     "past the context, refused": (["the quick brown fox ", "--overflow", "refuse"], "but the model's positions end at 16; ask for fewer"),
     "a negative temperature": (["the", "--temperature", "-0.5"], "--temperature: -0.5 given, but it should be greater than or equal to 0"),
     "a temperature of NaN": (["the", "--temperature", "nan"], "--temperature: nan given, but it should be a finite number"),

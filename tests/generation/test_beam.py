@@ -319,11 +319,11 @@ def test_logits_that_are_not_finite_are_an_error(value: float) -> None:
 @pytest.mark.parametrize(
     ("prompts", "generation", "end", "sentence"),
     [
-        ([[1], []], {}, None, "prompt 2 of 2 holds no token"),
-        ([[1]], {}, VOCABULARY, "the end token is 23, but the model knows the tokens 0 to 22"),
+        ([[1], []], {}, None, "prompt 2 of 2 has no tokens"),
+        ([[1]], {}, VOCABULARY, r"the end token 23 is outside the vocabulary \(0 to 22\)"),
         ([[1]], {"stop": ("a",)}, None, "stop strings"),
-        ([[1]], {"num_beams": 1, "temperature": 0.5}, None, "temperature: beam search draws nothing, but it is 0.5; leave it out"),
-        ([[1]], {"num_beams": 1, "top_k": 3}, None, "top_k: beam search draws nothing"),
+        ([[1]], {"num_beams": 1, "temperature": 0.5}, None, "temperature: beam search does not sample, but it is 0.5; leave it out"),
+        ([[1]], {"num_beams": 1, "top_k": 3}, None, "top_k: beam search does not sample"),
     ],
 )
 def test_what_cannot_be_searched_is_refused_in_a_sentence(
@@ -360,7 +360,7 @@ def test_asking_for_beams_ends_what_a_recipe_says_of_drawing() -> None:
 
 
 def test_a_sampler_refuses_beams() -> None:
-    with pytest.raises(UserError, match="num_beams is 4, but this draws one text a prompt"):
+    with pytest.raises(UserError, match="num_beams is 4, but sampling has no beams"):
         generate(model("gru"), PROMPTS, BEAMS)
 
 

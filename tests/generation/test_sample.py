@@ -206,10 +206,10 @@ def test_the_first_product_of_a_process_may_be_a_generated_token(monkeypatch: py
 @pytest.mark.parametrize(
     ("prompts", "generation", "sentence"),
     [
-        ([[]], {}, "the prompt holds no token"),
-        ([[1], []], {}, "prompt 2 of 2 holds no token"),
-        ([[VOCABULARY]], {}, "holds the token 23, but the model knows the tokens 0 to 22"),
-        ([[-1]], {}, "holds the token -1"),
+        ([[]], {}, "the prompt has no tokens"),
+        ([[1], []], {}, "prompt 2 of 2 has no tokens"),
+        ([[VOCABULARY]], {}, r"has the token 23, which is outside the vocabulary \(0 to 22\)"),
+        ([[-1]], {}, "has the token -1"),
         ([[1]], {"stop": ("a",)}, "stop strings"),
     ],
 )

@@ -63,7 +63,7 @@ def test_the_prompt_is_read_once_and_the_options_in_one_batch(monkeypatch: pytes
 def test_a_prompt_that_does_not_fit_is_cut_alike_for_all_options_with_a_warning() -> None:
     m = model("learned", context_length=8)
     assert [s.sum for s in score_options(m, PROMPT[:3], OPTIONS)] == pytest.approx([full_pass(m, PROMPT[:3], o) for o in OPTIONS], abs=1e-4)
-    sentence = "the prompt has 5 tokens, the longest option 6, and the model sees 8 at once; the first 2 are not seen"
+    sentence = "the prompt has 5 tokens, the longest option 6, and the model has 8 positions; the first 2 prompt tokens are dropped"
     with pytest.warns(UserWarning, match=sentence):
         got = score_options(m, PROMPT, OPTIONS)
     assert [s.sum for s in got] == pytest.approx([full_pass(m, PROMPT[2:], o) for o in OPTIONS], abs=1e-4)
@@ -74,10 +74,10 @@ def test_a_prompt_that_does_not_fit_is_cut_alike_for_all_options_with_a_warning(
 @pytest.mark.parametrize(
     ("prompt", "options", "sentence"),
     [
-        ([], [[1]], "the prompt holds no token"),
+        ([], [[1]], "the prompt has no tokens"),
         ([1], [], "there is no option to choose from"),
-        ([1], [[1], []], "option 2 of 2 holds no token"),
-        ([1], [[1], [2, VOCABULARY]], "option 2 of 2 holds the token 23, but the model knows the tokens 0 to 22"),
+        ([1], [[1], []], "option 2 of 2 has no tokens"),
+        ([1], [[1], [2, VOCABULARY]], r"option 2 of 2 has the token 23, which is outside the vocabulary \(0 to 22\)"),
     ],
 )
 def test_what_cannot_be_scored_is_refused_in_a_sentence(prompt: list[int], options: list[list[int]], sentence: str) -> None:
@@ -143,9 +143,9 @@ def test_prompt_and_option_are_made_into_tokens_together() -> None:
     ("options", "by", "sentence"),
     [
         (["a", "b", "a"], "sum", "the option 'a' is given twice"),
-        (["a", ""], "sum", "option 2 of 2 holds no token"),
-        (["a", "aX"], "sum", "the option 'aX' holds 'X', which the tokenizer has never seen"),
-        (["a"], "tokens", "options cannot be judged by 'tokens'; did you mean 'token'?"),
+        (["a", ""], "sum", "option 2 of 2 has no tokens"),
+        (["a", "aX"], "sum", "the option 'aX' has 'X', which is not in the tokenizer's vocabulary"),
+        (["a"], "tokens", "options cannot be scored by 'tokens'; did you mean 'token'?"),
     ],
 )
 def test_texts_that_are_no_options_are_refused(options: list[str], by: Any, sentence: str) -> None:

@@ -116,13 +116,13 @@ def test_no_forward_pass_after_the_last_row_has_ended(monkeypatch: pytest.Monkey
 def test_an_empty_prompt_begins_after_a_line_break() -> None:
     m, tokenizer = system("characters")
     assert generate_text(m, tokenizer, "", DRAWN) == generate_text(m, tokenizer, "\n", DRAWN)
-    with pytest.raises(UserError, match="the prompt is empty, and the tokenizer knows no line break"):
+    with pytest.raises(UserError, match="the prompt is empty, and the tokenizer has no token for a line break"):
         prompt_ids(train(Characters(), ["no line break"]), "")
 
 
 def test_unknown_characters_are_named() -> None:
     m, tokenizer = system("characters")
-    with pytest.raises(UserError, match="the prompt holds 'X', 'Ω', which the tokenizer has never seen"):
+    with pytest.raises(UserError, match="the prompt has 'X', 'Ω', which is not in the tokenizer's vocabulary"):
         generate_text(m, tokenizer, "the XΩX cat", DRAWN)
     with pytest.raises(UserError, match="and 3 more"):
         prompt_ids(tokenizer, "ABCDEFGH")
@@ -130,7 +130,7 @@ def test_unknown_characters_are_named() -> None:
 
 
 def test_a_stream_checks_its_input_before_the_first_piece() -> None:
-    with pytest.raises(UserError, match="never seen"):
+    with pytest.raises(UserError, match="not in the tokenizer's vocabulary"):
         next(stream_text(*system("characters"), "Ω", DRAWN))
 
 
@@ -180,5 +180,5 @@ def test_an_end_token_is_not_part_of_the_text() -> None:
 
 
 def test_one_text_is_asked_for_where_one_is_given() -> None:
-    with pytest.raises(UserError, match="num_return is 2, but this gives one text a prompt"):
+    with pytest.raises(UserError, match="num_return is 2, but one text per prompt is returned"):
         generate_text(*system("bytes"), "the", BEAMS.changed(num_return=2))

@@ -179,7 +179,7 @@ def test_long_texts_are_cut_and_it_is_told(tmp_path: Path, capsys: pytest.Captur
     folder = sentence_folder(tmp_path, model, reader={"max_seq_length": 7})
     text = "the cat sat on the mat and ran"
     wanted = [normed(mean(vectors(model, row))) for row in rows([text], most=7)]
-    with pytest.warns(UserWarning, match="1 of 1 texts were cut to the 7 tokens that are read; the longest has 10"):
+    with pytest.warns(UserWarning, match="1 of 1 texts were cut to 7 tokens; the longest has 10"):
         assert close(qkv.embed(folder, [text]), wanted)
     assert close(qkv.embed(folder, [text], max_length=10), [normed(mean(vectors(model, row))) for row in rows([text])])
     assert main(["embed", str(folder), text]) == 0
@@ -284,7 +284,7 @@ def test_the_pooling_of_new_releases_is_read(tmp_path: Path) -> None:
     ("given", "sentence"),
     [
         ({"texts": "one"}, "a list of texts"),
-        ({"texts": ["a", 3]}, "text 2: 3 is not a text"),
+        ({"texts": ["a", 3]}, "text 2: 3 is not a string"),
         ({"texts": ["a"], "poolings": ("meen",)}, "did you mean 'mean'"),
         ({"texts": ["a"], "poolings": ()}, "no pooling is given"),
         ({"texts": ["a"], "pooling": "mean"}, "no option 'pooling' of an embedding; did you mean 'poolings'"),

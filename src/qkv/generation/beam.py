@@ -1,14 +1,15 @@
-"""Beam search: the most probable continuations of a batch of prompts, K beams a prompt, one forward pass a token.
+"""Batched beam search with K beams per prompt and one forward pass per token.
 
-Of a continuation y of n tokens, an end token included,
+For a continuation y of n tokens, end token included,
 
     log p(y) = Σ_i log p(y_i | prompt, y_1 … y_{i-1})        score(y) = log p(y) / n ** length_penalty
 
-Each step extends the K beams of a prompt by every token and ranks them by log p. Of the best 2 K, those among the first K that end are
-hypotheses, of which the K with the best scores are kept; the best K that do not end are the next beams. A prompt is done when it has K
-hypotheses and (``early_stopping``) at once, or (otherwise) when its best beam would score no better than the worst of them if it ended
-at its present length. The last is no proof for a positive length penalty, under which a longer text may still overtake; it is the rule
-of most implementations, among them that of transformers, whose results these are. After the last step every beam is a hypothesis.
+Each step extends the K beams of a prompt by every token and ranks the candidates by log p. Of the best 2 K candidates,
+the finished ones among the first K become hypotheses, and the K hypotheses with the best scores are kept; the best K
+unfinished ones are the next beams. With ``early_stopping`` a search ends as soon as it has K hypotheses. Without, it
+ends once its best beam, scored at its current length, is no better than the worst hypothesis. That rule is a heuristic
+for a positive length penalty, because a longer text may still overtake; transformers uses it too, and the results are
+the same. After ``max_new_tokens`` steps every beam is a hypothesis.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from qkv.spec.generation import Generation
 from qkv.state.tree import overwrite, rows
 
 Ends = Callable[[int, list[int]], bool]
-"""(row, its new tokens) -> True if they are a whole text."""
+"""(row, its new tokens) -> True if the text is finished."""
 
 
 class Hypothesis(NamedTuple):
-    """A continuation: its tokens with the end token if it has one, log p / length ** length_penalty, and log p (nats)."""
+    """Finished continuation: tokens (with the end token, if any), log p / length ** length_penalty, log p in nats."""
 
     tokens: list[int]
     score: float
@@ -43,7 +44,7 @@ class Hypothesis(NamedTuple):
 
 
 class Beam(NamedTuple):
-    """A continuation that may go on. ``parent`` is the slot, among those of its prompt, of the beam that it extends."""
+    """Unfinished continuation. ``parent``: slot (0 to K - 1) of the beam that it extends."""
 
     log_probability: float
     parent: int
@@ -51,7 +52,7 @@ class Beam(NamedTuple):
 
 
 class Beams:
-    """The K beams of one prompt, slot by slot, and the best K hypotheses, best first. A beam without a continuation has log p = -inf."""
+    """K beams and the best K hypotheses (best first) of one prompt. An empty slot has log p = -inf."""
 
     def __init__(self, generation: Generation):
         self.generation = generation
@@ -60,7 +61,7 @@ class Beams:
         self.finished: list[Hypothesis] = []
 
     def advance(self, candidates: Iterable[Beam], ends: Callable[[list[int]], bool]) -> list[int]:
-        """Go on with the best of ``candidates`` (best first); the parent of each of the K slots."""
+        """Select the next K beams from ``candidates`` (best first); return the parent slot of each."""
         width, going = self.generation.num_beams, []
         for rank, beam in enumerate(candidates):
             if beam.log_probability == -math.inf:
@@ -78,7 +79,7 @@ class Beams:
         del self.finished[self.generation.num_beams :]
 
     def _settle(self, going: list[tuple[Beam, list[int]]]) -> list[int]:
-        """Give each beam a slot. The best child takes its parent's, so that only forks move and no permutation costs anything."""
+        """Assign beams to slots. The best child keeps its parent's slot, so that only forks copy state."""
         width, alone = self.generation.num_beams, len(self.texts) == 1
         slots: list[tuple[Beam, list[int]] | None] = [None] * width
         late = []
@@ -90,7 +91,7 @@ class Beams:
         free = [slot for slot, pair in enumerate(slots) if pair is None]
         for slot, pair in zip(free, late, strict=False):
             slots[slot] = pair
-        # An empty slot goes on with what it held, so that every row of the batch has a text of the same length.
+        # An empty slot repeats its old text, so that all rows of the batch have the same length.
         parents = [0 if alone else slot for slot in range(width)]
         settled = [pair or (Beam(-math.inf, parents[slot], 0), [*self.texts[parents[slot]], 0]) for slot, pair in enumerate(slots)]
         self.texts = [text for _, text in settled]
@@ -99,7 +100,7 @@ class Beams:
 
     @property
     def done(self) -> bool:
-        """True if no beam is left, or none is expected to enter the best K."""
+        """True if no beam is left, or none is expected to improve the best K hypotheses."""
         best = max(self.log_probabilities)
         if best == -math.inf:
             return True
@@ -110,12 +111,12 @@ class Beams:
 
 
 class BeamSearch:
-    """A batch of searches that grow by one token a step; a prompt that is done leaves the batch.
+    """Batched beam search, advanced one token per step; finished prompts leave the batch.
 
-    The prompts are read once, and their state is forked. A beam keeps its row of the state as long as it has a child; only the rows of
-    beams that die are written, with a copy of the row that forks. A state does not say which of its slots the beams of a prompt have in
-    common, so such a copy also holds the keys and values of the prompt, and those of an encoder's memory, which are equal already: with
-    caches that do not fit the processor's, this is most of what a step of beams costs more than a step of drawing.
+    The prompts are encoded once and their state is forked. A beam keeps its row of the state as long as it has a child;
+    rows of discarded beams are overwritten by a copy of the row that forks. Beams do not share storage, so a copy
+    includes the keys and values of the prompt and of an encoder's memory. For states larger than the processor's cache
+    these copies are most of the extra cost of a beam step over a sampling step.
     """
 
     def __init__(
@@ -128,13 +129,13 @@ class BeamSearch:
         memory: Any | None = None,
         ends: Ends | None = None,
     ):
-        """``ends``: which texts end besides those that end with ``end_id``; for the rest see ``beam_search``."""
+        """Arguments as for ``beam_search``."""
         context.check(model, prompts, generation)
         _check(model, generation, end_id)
         self.model, self.generation = model, generation
         self.prompts = [list(prompt) for prompt in prompts]
         self.running = list(range(len(prompts)))
-        """The prompts that go on."""
+        """Indices of unfinished prompts."""
         self.beams = [Beams(generation) for _ in prompts]
         self._end_id, self._ends, self._capacity, self._memory = end_id, ends, capacity, memory
         self._state: Any = None
@@ -163,7 +164,7 @@ class BeamSearch:
         return lambda text: last or text[-1] == self._end_id or (self._ends is not None and self._ends(row, text))
 
     def _logits(self) -> Tensor:
-        """(R K, V) after the last token of each beam of the R running prompts."""
+        """Next-token logits (R K, V) of the beams of the R running prompts."""
         start = [context.first_seen(len(self.prompts[row]) + self._steps, self.model.frontend.limit) for row in self.running]
         if self._state is None or start != self._start:
             return self._read(start)
@@ -171,7 +172,7 @@ class BeamSearch:
         return logits[:, -1]
 
     def _read(self, start: list[int]) -> Tensor:
-        """Read what is seen of each text, from position 0, with a new state."""
+        """Encode the visible part of each text from position 0 into a new state; return the logits."""
         self._start = start
         texts = [self.prompts[row] + new for row in self.running for new in self.beams[row].texts]
         seen = [text[start[place // self._width] :] for place, text in enumerate(texts)]
@@ -185,18 +186,18 @@ class BeamSearch:
         """The best 2 K continuations of each running prompt, best first."""
         count, logits = len(self.running), at_least_single(logits)
         before = [self.beams[row].log_probabilities for row in self.running]
-        # More than 2 K tokens of one beam cannot be among the best 2 K of all.
+        # The best 2 K of all beams contain at most 2 K tokens of one beam.
         best, tokens = logits.topk(min(2 * self.generation.num_beams, logits.shape[-1]))
         found = (best - logits.logsumexp(-1, keepdim=True)).double().view(count, self._width, -1)
         found = (found + torch.tensor(before, dtype=torch.float64, device=self._device)[..., None]).flatten(1)
         found, place = found.topk(min(2 * self.generation.num_beams, found.shape[1]))
         columns = found, place // tokens.shape[1], tokens.view(count, -1).gather(1, place)
         if not bool(found[:, 0].isfinite().all()):
-            raise UserError("the model's logits are not finite, so no text is more probable than another; its weights are damaged")
+            raise UserError("the model's logits are not finite, so texts cannot be ranked; its weights are damaged")
         return [[Beam(*beam) for beam in zip(*row, strict=True)] for row in zip(*(c.tolist() for c in columns), strict=True)]
 
     def _follow(self, parents: list[list[int]]) -> None:
-        """Bring state and latest tokens into the order of the slots, without the prompts that are done."""
+        """Reorder state and latest tokens by slot; drop finished prompts."""
         kept = [place for place, row in enumerate(self.running) if not self.beams[row].done]
         index = [place * self._width + parent for place in kept for parent in parents[place]]
         if len(kept) == len(self.running) and self._width == self.generation.num_beams:
@@ -218,11 +219,12 @@ def beam_search(
     memory: Any | None = None,
     ends: Ends | None = None,
 ) -> list[list[Hypothesis]]:
-    """The best ``num_return`` continuations of each prompt, best first; fewer where so few exist. One beam is greedy decoding.
+    """Return the best ``num_return`` continuations of each prompt, best first (fewer if fewer exist). K = 1 is greedy decoding.
 
-    ``end_id``: the token that ends a text.   ``capacity``: slots of the state a row, fixed; None grows by doubling.   ``memory``: an encoder's
-    output for the rows of ``prompts``.   ``ends(row, new tokens)``: what ends a text besides.
-    Where positions are bounded the context slides as in ``Sampling``. Raises UserError for what cannot be continued or contradicts a search.
+    end_id: the token that ends a text.   capacity: fixed number of positions of the state; None grows by doubling.
+    memory: encoder output, one row per prompt.   ends(row, new tokens): additional stopping criterion.
+    With bounded positions the context slides as in ``Sampling``. Raises ``UserError`` for invalid prompts, a model that
+    cannot generate, and sampling options.
     """
     if not prompts:
         return []
@@ -238,9 +240,9 @@ def beam_search(
 def _check(model: Transformer, generation: Generation, end_id: int | None) -> None:
     drawn = generation.drawing()
     if drawn:
-        raise UserError(f"{drawn[0]}: beam search draws nothing, but it is {getattr(generation, drawn[0])}; leave it out")
+        raise UserError(f"{drawn[0]}: beam search does not sample, but it is {getattr(generation, drawn[0])}; leave it out")
     if generation.stop:
-        raise UserError("stop strings end a text, and tokens alone have none; search with the tokenizer, or without 'stop'")
+        raise UserError("stop: stop strings need a tokenizer, and only token ids are given; search with a tokenizer or without 'stop'")
     known = model.frontend.table.shape[0]
     if end_id is not None and not 0 <= end_id < known:
-        raise UserError(f"the end token is {end_id}, but the model knows the tokens 0 to {known - 1}")
+        raise UserError(f"the end token {end_id} is outside the vocabulary (0 to {known - 1})")

@@ -1,13 +1,13 @@
-"""Which part of a text the model sees, where its positions are bounded.
+"""Sliding context window for models with a bounded number of positions.
 
-A learned position table of L rows ends after L positions. Of a text of n tokens the model then sees the tokens from
+With a learned position table of L rows, the model sees of a text of n tokens those from
 
     s(n) = 0 if n <= L,   else  h · ⌈(n - L) / h⌉   with h = L - ⌊L / 2⌋
 
-onwards: when the context is full, its older half is forgotten and the rest is read again from position 0. s depends on n
-alone, so it makes no difference which tokens were the prompt and which were generated. Positions that are not bounded
-(sinusoids, rotations, ALiBi, none) never slide: the model goes on with its state. Nothing ends there, but what rotations make of a
-distance that no training text had was never learned, and the text gets worse (Press et al. 2022; Chen et al. 2023).
+on: when the context is full, its older half is dropped and the rest is encoded again from position 0. s depends on n
+alone, so prompt tokens and generated tokens are treated alike. Unbounded positions (sinusoids, rotations, ALiBi, none)
+never slide; the state is extended. Rotary positions beyond the training length work but were never trained, and quality
+degrades (Press et al. 2022; Chen et al. 2023).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qkv.spec.parts import Rope
 
 
 def first_seen(length: int, limit: int | None) -> int:
-    """s(n), the first token that is seen of a text of ``length`` tokens; ``limit`` is L, None where positions have no end."""
+    """s(n): index of the first visible token of a text of ``length`` tokens. ``limit``: L, or None for unbounded positions."""
     if limit is None or length <= limit:
         return 0
     hop = limit - limit // 2
@@ -31,9 +31,9 @@ def first_seen(length: int, limit: int | None) -> int:
 
 
 def learned_reach(spec: Model) -> int | None:
-    """Positions after which rotated queries meet keys at distances that training never showed; None where there are none.
+    """Longest text whose rotary distances all occur in training; None if the model has no such limit.
 
-    That is the longest sequence in training, unless every rotation is in a branch whose mask sees no farther back than that.
+    This is the context length of training, unless the mask of every branch with rotary positions is a window within it.
     """
     rotated = [b for block in spec.layers for b in block.branches if isinstance(b, Attention) and isinstance(b.relative, Rope)]
     far = [b for b in rotated if b.mask.first_visible or b.mask.reach is None or b.mask.reach > spec.context_length]
@@ -49,17 +49,17 @@ def check(model: Transformer, prompts: Sequence[Sequence[int]], generation: Gene
     for row, prompt in enumerate(prompts):
         which = f"prompt {row + 1} of {len(prompts)}" if len(prompts) > 1 else "the prompt"
         if not prompt:
-            raise UserError(f"{which} holds no token; give at least one to start from")
+            raise UserError(f"{which} has no tokens; give at least one")
         outside = [token for token in prompt if not 0 <= token < known]
         if outside:
-            raise UserError(f"{which} holds the token {outside[0]}, but the model knows the tokens 0 to {known - 1}")
+            raise UserError(f"{which} has the token {outside[0]}, which is outside the vocabulary (0 to {known - 1})")
         _check_length(model.frontend.limit, len(prompt), which, generation)
 
 
 def _check_length(limit: int | None, length: int, which: str, generation: Generation) -> None:
     if limit is None or generation.overflow == "slide" or not generation.max_new_tokens:
         return
-    # The last token is drawn and not read again.
+    # The last generated token is not fed back.
     needed = length + generation.max_new_tokens - 1
     if needed > limit:
         raise UserError(

@@ -1,4 +1,4 @@
-"""One vector for a text: the vectors of its tokens, pooled."""
+"""Text embeddings: pooled token vectors."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ POOLINGS: dict[str, Pool] = {
     "weightedmean": lambda x, real: _weighted(x, real * torch.arange(1, real.shape[1] + 1, device=x.device, dtype=x.dtype)),
     "lasttoken": _last,
 }
-"""x (B, N, D) and which of the N count (B, N), at least one of a row, -> (B, D).
+"""Poolings by name: x (B, N, D) and a mask (B, N) with at least one True per row -> (B, D).
 
-The vector at the first place; the largest of each feature; Σ x_i / n; Σ x_i / √n; Σ i x_i / Σ i, i = 1, 2, … (Muennighoff 2022); the
-vector at the last place. Under the names that sentence-transformers (Reimers & Gurevych 2019) gives them.
+First vector; maximum of each feature; Σ x_i / n; Σ x_i / √n; Σ i x_i / Σ i, i = 1, 2, … (Muennighoff 2022); last vector.
+The names are those of sentence-transformers (Reimers & Gurevych 2019).
 """
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """How the vectors of tokens become that of their text. Several ``poolings`` stand one behind the other.
+    """Settings of a text embedding. Results of several ``poolings`` are concatenated.
 
-    ``normalise``: to length 1.   ``max_length``: tokens that are read; default: as many as the model reads.
-    ``pools_prompt``: whether the tokens of what stands before every text count.
+    normalise: scale to L2 norm 1.   max_length: truncate texts to this many tokens; None: the model's context length.
+    lower_case: lower-case the texts first.   pools_prompt: include the prompt's tokens in the pooling.
     """
 
     poolings: tuple[str, ...] = ("mean",)
@@ -74,16 +74,17 @@ class Embedding:
             if name not in POOLINGS:
                 raise UserError(f"there is no pooling {name!r}; {nearest(name, POOLINGS)}")
         if not self.poolings:
-            raise UserError(f"no pooling is given; known: {', '.join(POOLINGS)}")
+            raise UserError(f"no pooling is given; allowed: {', '.join(POOLINGS)}")
 
 
 def embed_texts(
     model: Transformer, tokenizer: Tokenizer, texts: Sequence[str], how: Embedding, prompt: str = "", batch_size: int = 32
 ) -> np.ndarray:
-    """(texts, D · poolings) float32: a row for each text, with ``prompt`` before it.
+    """Return text embeddings (texts, D · poolings), float32. ``prompt`` is prepended to each text.
 
-    Texts of a like length are read together; what is padded changes nothing. Spaces round a text are dropped. A text that is longer than
-    the model reads is cut, which a warning tells. Raises ``UserError`` for what is no text, or has no token.
+    Batches group texts of similar length; padding does not change the result. Surrounding white space is stripped. Texts
+    longer than ``how.max_length`` are truncated with a warning. Raises ``UserError`` for a text that is not a string or
+    has no tokens.
     """
     most = _most(model, how)
     read = [_read(tokenizer, text, how, prompt, most, i) for i, text in enumerate(texts)]
@@ -99,7 +100,7 @@ def embed_texts(
 
 
 def _embedded(model: Transformer, texts: Sequence[Framed], how: Embedding, skipped: int) -> Tensor:
-    """(B, D · poolings) of texts."""
+    """Pooled embeddings (B, D · poolings) of one batch."""
     device = model.frontend.table.device
     ids, lengths = padded([text.ids for text in texts], device)
     kinds = [(model.spec.encoder or model.spec).types_read(text.types) for text in texts]
@@ -108,14 +109,14 @@ def _embedded(model: Transformer, texts: Sequence[Framed], how: Embedding, skipp
     real = steps < lengths[:, None]
     x = at_least_single(_vectors(model, ids, None if bool(real.all()) else lengths, types))
     counted = real & (steps >= torch.minimum(lengths - 1, lengths.new_tensor(skipped))[:, None])
-    if model.spec.answers is not None:  # latents, or queries of a fixed number: all of them are real, and none is a token's
+    if model.spec.answers is not None:  # latents or a fixed number of queries: outputs are not tokens, and none is padding
         counted = torch.ones(x.shape[:2], dtype=torch.bool, device=device)
     pooled = torch.cat([POOLINGS[name](x, counted) for name in how.poolings], -1)
     return F.normalize(pooled, dim=-1) if how.normalise else pooled
 
 
 def _vectors(model: Transformer, ids: Tensor, lengths: Tensor | None, types: Tensor | None) -> Tensor:
-    """(B, N, D): what the head would read; of an encoder–decoder what the decoder would."""
+    """Input of the head, (B, N, D); for encoder–decoders the encoder's last output."""
     if model.encoder is not None:
         return model.encode(ids, lengths).vectors[-1]
     return model.features(ids, lengths=lengths, types=types)[0]
@@ -128,16 +129,16 @@ def _most(model: Transformer, how: Embedding) -> int:
 
 def _read(tokenizer: Tokenizer, text: str, how: Embedding, prompt: str, most: int | None, number: int = 0) -> Framed:
     if not isinstance(text, str):
-        raise UserError(f"text {number + 1}: {text!r} is not a text")
+        raise UserError(f"text {number + 1}: {text!r} is not a string")
     text = (prompt + text).strip()
     found = tokenizer.encode_framed(text.lower() if how.lower_case else text, most)
     if not found.ids:
-        raise UserError(f"text {number + 1} has no token, so there is no vector of it")
+        raise UserError(f"text {number + 1} has no tokens, so it has no embedding")
     return found
 
 
 def _prompt_tokens(tokenizer: Tokenizer, prompt: str, how: Embedding) -> int:
-    """How many tokens at the beginning are those of the prompt, and of what stands before it."""
+    """Number of leading tokens that belong to the prompt and to special tokens before it."""
     ids = _read(tokenizer, "", how, prompt, None).ids
     ends = (tokenizer.specials.get("sep"), tokenizer.specials.get("eos"))
     return len(ids) - (ids[-1] in ends)
@@ -146,5 +147,5 @@ def _prompt_tokens(tokenizer: Tokenizer, prompt: str, how: Embedding) -> int:
 def _tell_cuts(read: Sequence[Framed], most: int) -> None:
     cut = [text.whole for text in read if text.whole > most]
     if cut:
-        sentence = f"{len(cut):,} of {len(read):,} texts were cut to the {most:,} tokens that are read; the longest has {max(cut):,}"
+        sentence = f"{len(cut):,} of {len(read):,} texts were cut to {most:,} tokens; the longest has {max(cut):,}"
         warnings.warn(sentence, stacklevel=3)

@@ -1,4 +1,7 @@
-"""What is done to logits (B, V) before a token is drawn. Pure functions: each returns new logits, a token that is dropped has -inf."""
+"""Logit filters for sampling: temperature, top-k, top-p, min-p, repetition penalty; and the draw itself.
+
+Pure functions from logits (B, V) to new logits (B, V); removed tokens get -inf.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,14 @@ from qkv.ops.at_least_single import at_least_single
 from qkv.spec.generation import Generation
 
 BELOW_ONE = 1.0 - 2.0**-52
-"""Keeps the largest uniform number times the whole mass below the whole mass, so that rounding draws no dropped token."""
+"""Largest float64 below 1 that keeps uniform · total mass below the total mass, so that rounding never selects a removed token."""
 
 
 def filtered(logits: Tensor, generation: Generation, text: Tensor | None = None) -> Tensor:
-    """The filters of ``generation`` in its order. At temperature 0 only the repetition penalty acts, as no other changes the best token.
+    """Apply repetition penalty, temperature, top-k, top-p and min-p, in this order.
 
-    ``text`` (B, L) holds the row's tokens so far, in any order and number; the repetition penalty alone reads it.
+    At temperature 0 only the repetition penalty is applied, as no other filter changes the argmax.
+    ``text`` (B, L): tokens so far in any order, repeats allowed; read by the repetition penalty only.
     """
     logits = _heated(logits, generation, text)
     if generation.temperature == 0.0:
@@ -30,28 +34,28 @@ def filtered(logits: Tensor, generation: Generation, text: Tensor | None = None)
 
 
 def pick(logits: Tensor, generation: Generation, text: Tensor | None, uniforms: Tensor) -> Tensor:
-    """``draw`` of ``filtered``, (B,), without looking twice at a vocabulary of which only the top k can be drawn."""
+    """``draw(filtered(logits))``, (B,). With top-k the later filters run on k logits instead of V."""
     k = generation.top_k
     if k is None or k >= logits.shape[-1]:
         return draw(filtered(logits, generation, text), uniforms)
     best, index = _heated(logits, generation, text).topk(k + 1)
-    if bool((best[:, k] == best[:, k - 1]).any()):  # what ties with the k-th stays too
+    if bool((best[:, k] == best[:, k - 1]).any()):  # ties with the k-th logit are kept
         return draw(filtered(logits, generation, text), uniforms)
-    # In the order of the vocabulary, so that a number in [0, 1) means the same token either way.
+    # In the order of the vocabulary, so that a uniform number selects the same token on both paths.
     index, order = index[:, :k].sort(-1)
     place = draw(_cut(best.gather(-1, order), generation), uniforms)
     return F.pad(index, (0, 1), value=logits.shape[-1]).gather(-1, place[:, None])[:, 0]
 
 
 def _heated(logits: Tensor, generation: Generation, text: Tensor | None) -> Tensor:
-    """Repetition penalty and, above 0, temperature."""
+    """Apply the repetition penalty and a positive temperature."""
     if generation.repetition_penalty != 1.0 and text is not None:
         logits = repetition_penalty(logits, text, generation.repetition_penalty)
     return temperature(logits, generation.temperature) if generation.temperature > 0.0 else logits
 
 
 def _cut(logits: Tensor, generation: Generation) -> Tensor:
-    """Top-p and min-p."""
+    """Apply top-p and min-p."""
     if generation.top_p is not None:
         logits = top_p(logits, generation.top_p)
     if generation.min_p is not None:
@@ -60,8 +64,10 @@ def _cut(logits: Tensor, generation: Generation) -> Tensor:
 
 
 def repetition_penalty(logits: Tensor, text: Tensor, penalty: float) -> Tensor:
-    """The logits of the tokens in ``text`` (B, L), however often they stand there, divided by ``penalty`` if positive and
-    multiplied by it if negative (CTRL, Keskar et al. 2019)."""
+    """Divide positive and multiply negative logits of the tokens in ``text`` (B, L) by ``penalty``, once per token.
+
+    CTRL, Keskar et al. 2019.
+    """
     if penalty == 1.0:
         return logits
     found = logits.gather(-1, text)
@@ -69,15 +75,15 @@ def repetition_penalty(logits: Tensor, text: Tensor, penalty: float) -> Tensor:
 
 
 def temperature(logits: Tensor, value: float) -> Tensor:
-    """(logits - max) / value. Below 1 the distribution is sharper; ``value`` is positive, as 0 stands for the best token alone."""
+    """(logits - max) / value, for value > 0. Values below 1 sharpen the distribution."""
     if value == 1.0:
         return logits
-    # The shift changes no probability and keeps a small temperature from making two infinities.
+    # The shift leaves probabilities unchanged and avoids overflow to inf at small temperatures.
     return (logits - logits.amax(-1, keepdim=True)) / max(value, torch.finfo(logits.dtype).tiny)
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
-    """Keep the k largest logits of a row; what ties with the k-th stays too (Fan et al. 2018)."""
+    """Keep the k largest logits of a row, and ties with the k-th (Fan et al. 2018)."""
     if k >= logits.shape[-1]:
         return logits
     least = logits.topk(k, dim=-1).values[..., -1:]
@@ -85,22 +91,22 @@ def top_k(logits: Tensor, k: int) -> Tensor:
 
 
 def top_p(logits: Tensor, p: float) -> Tensor:
-    """Keep the smallest set of most probable tokens whose probabilities add up to p or more (nucleus, Holtzman et al. 2020).
+    """Keep the smallest set of most probable tokens with total probability >= p, and ties at its border.
 
-    Of tokens that tie at the border of the set, all stay: which of them comes first is no property of the model.
+    Nucleus sampling, Holtzman et al. 2020.
     """
     if p >= 1.0:
         return logits
     chances = logits.softmax(-1)
     rising = _rising(chances)
     below = rising.cumsum(-1, dtype=torch.float64)
-    # Dropped are as many of the least probable as together leave p to the rest.
+    # Remove as many of the least probable tokens as leave at least p to the rest.
     dropped = torch.searchsorted(below, below[..., -1:] - p, right=True).clamp_(max=logits.shape[-1] - 1)
     return logits.masked_fill(chances < rising.gather(-1, dropped), -math.inf)
 
 
 def _rising(x: Tensor) -> Tensor:
-    """The values of each row in rising order. numpy sorts fp32 on a CPU with vector instructions, torch does not."""
+    """Sort each row in ascending order. numpy has a vectorised fp32 sort on CPUs; torch has none."""
     if x.device.type == "cpu" and x.dtype == torch.float32:
         return torch.from_numpy(np.sort(x.detach().numpy(), axis=-1))
     return x.sort(-1).values
@@ -114,11 +120,11 @@ def min_p(logits: Tensor, p: float) -> Tensor:
 
 
 def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
-    """One token (B,) a row from softmax(logits), by inverting its distribution function at ``uniforms`` (B,) in [0, 1), float64.
+    """Sample one token per row, (B,), from softmax(logits): its inverse CDF at ``uniforms`` (B,) in [0, 1), float64.
 
-    A row depends on its own logits and number alone. Where logits are NaN or infinite no token is reached, and the answer is V.
+    A row depends on its own logits and uniform number alone. Rows with NaN or infinite logits return V.
     """
-    # Sums in float64: in float32 the tail of a large vocabulary would drown in rounding.
+    # Cumulative sums in float64: in float32 rounding errors exceed the tail probabilities of a large vocabulary.
     reached = at_least_single(logits).softmax(-1).cumsum(-1, dtype=torch.float64)
     aim = uniforms.unsqueeze(-1) * (reached[..., -1:] * BELOW_ONE)
     return torch.searchsorted(reached, aim, right=True).squeeze_(-1)

@@ -1,4 +1,4 @@
-"""Ids after ids, where no tokenizer is needed."""
+"""Generation from token ids to token ids, without a tokenizer."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from qkv.spec.generation import Generation
 
 
 def write_ids(model: Transformer, ids: Sequence[int], generation: Generation) -> list[int]:
-    """The ids that ``model`` writes after ``ids``; of a search those of the best score. Raises ``UserError`` for ids outside the vocabulary."""
+    """Generate token ids after ``ids``: a sample, or the best beam if num_beams > 1.
+
+    Raises ``UserError`` for ids outside the vocabulary, an encoder–decoder, stop strings and num_return > 1.
+    """
     if model.encoder is not None:
-        raise UserError("ids go on from ids in a decoder; this model is an encoder\u2013decoder and answers texts (qkv predict)")
+        raise UserError("ids can be continued by a decoder only; this model is an encoder\u2013decoder (use qkv predict)")
     if generation.stop:
-        raise UserError(f"stop: {generation.stop[0]!r} is a text, and ids are written here; leave it out")
+        raise UserError(f"stop: {generation.stop[0]!r} is a text, but ids are generated here; leave it out")
     if generation.num_return > 1:
-        raise UserError(f"num_return is {generation.num_return}, but from ids one row is written; leave it at 1")
+        raise UserError(f"num_return is {generation.num_return}, but generation from ids returns one row; leave it at 1")
     wrong = next((index for index in ids if not 0 <= index < (model.spec.vocab_size or 0)), None)
     if wrong is not None or not ids:
         given = "none" if wrong is None else wrong

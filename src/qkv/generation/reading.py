@@ -1,4 +1,4 @@
-"""Reading texts of any lengths in one pass, up to what comes next."""
+"""Prefill: encode texts of different lengths in one forward pass."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def read(
     memory: Any | None = None,
     prompts: Sequence[int] | None = None,
 ) -> tuple[Tensor, State]:
-    """(logits (B, V) after the last token of each text, the state there).
+    """Return (next-token logits (B, V), state) after the last token of each text.
 
-    ``capacity``: slots of the state a row, None grows by doubling. ``memory``: what an encoder made of B sources, for a model that looks at it.
-    ``prompts``: how many first tokens of each text are its prompt, all of them by default; where the mask has a prefix, they see each other.
+    capacity: fixed number of positions of the state; None grows by doubling.   memory: encoder output of B rows.
+    prompts: number of prompt tokens of each text, which attend to each other under a prefix mask; None: all tokens.
     """
     device = model.frontend.table.device
     ids, lengths = padded(texts, device)
@@ -30,13 +30,13 @@ def read(
     prefix = None if model.spec.causal else (lengths if prompts is None else torch.tensor(prompts, device=device))
     vectors, state = model.features(ids, model.init_state(len(texts), capacity, **more), ragged, prefix=prefix)
     assert state is not None
-    # Only the last vector of each row is asked what comes next.
+    # The head is applied to the last vector of each row only.
     last = vectors[torch.arange(len(texts), device=device), lengths - 1]
     return model.head(last[:, None])[:, 0], state
 
 
 def padded(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ids (B, N), short rows filled with token 0 on the right, and lengths (B)."""
+    """Return ids (B, N), right-padded with 0, and lengths (B)."""
     longest = max(map(len, texts))
     ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=device)
     return ids, torch.tensor([len(text) for text in texts], device=device)

@@ -1,4 +1,4 @@
-"""Drawing tokens from a model: a batch of prompts of any lengths, one forward pass a token."""
+"""Batched sampling from prompts of different lengths, one forward pass per token."""
 
 from __future__ import annotations
 
@@ -21,25 +21,28 @@ from qkv.state.tree import rows
 
 
 class Sampling:
-    """A batch of texts that grows by one token a step.
+    """Batched sampler that appends one token per row and step.
 
-    The prompts are read in one pass, padded on the right; from then on every row stands at its own position and nothing
-    is padded. Row i draws its numbers from a generator of its own, seeded with ``generation.seed + i``, so that what it
-    says depends neither on the other rows nor on when they end (up to the rounding of the model's products, which may
-    differ with the size of the batch). Dropout acts if the model is in training mode; ``evaluating`` sees to that.
+    The right-padded prompts are encoded in one pass; after that each row has its own position and there is no padding.
+    Row i has its own random generator, seeded with ``generation.seed + i``, so its text does not depend on the other
+    rows (up to rounding of matrix products, which may vary with the batch size). Dropout is active if the model is in
+    training mode; see ``evaluating``.
     """
 
     def __init__(self, model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation, capacity: int | None = None):
-        """``capacity``: slots of the state a row, fixed; None grows by doubling. Raises UserError for what cannot be continued."""
+        """``capacity``: fixed number of positions of the state; None grows by doubling.
+
+        Raises ``UserError`` for invalid prompts, a model that cannot generate, and num_beams > 1.
+        """
         if generation.num_beams > 1:
-            raise UserError(f"num_beams is {generation.num_beams}, but this draws one text a prompt; call qkv.generation.beam.beam_search")
+            raise UserError(f"num_beams is {generation.num_beams}, but sampling has no beams; call qkv.generation.beam.beam_search")
         context.check(model, prompts, generation)
         self.model, self.generation = model, generation
         self.texts = [list(prompt) for prompt in prompts]
-        """The tokens of each row, prompt included."""
+        """Tokens of each row, prompt included."""
         self._prompts = [len(prompt) for prompt in prompts]
         self.running = list(range(len(prompts)))
-        """The rows that go on."""
+        """Indices of unfinished rows."""
         self._capacity = capacity
         self._limit = model.frontend.limit
         self._device = model.frontend.table.device
@@ -52,7 +55,7 @@ class Sampling:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, int]]:
-        """Draw one token for each running row and append it to its text; the (row, token) pairs."""
+        """Sample one token for each running row, append it to its text, and return (row, token) pairs."""
         if not self.running:
             return []
         self._latest = self._drawn(self._logits())
@@ -65,7 +68,7 @@ class Sampling:
 
     @torch.inference_mode()
     def drop(self, finished: Collection[int]) -> None:
-        """Stop these rows; their share of the state is freed."""
+        """End these rows and free their state."""
         kept = [place for place, row in enumerate(self.running) if row not in finished]
         if len(kept) == len(self.running):
             return
@@ -76,19 +79,19 @@ class Sampling:
         self._history = None if self._history is None else self._history[index]
 
     def _logits(self) -> Tensor:
-        """(B, V) after the last token of each running row."""
+        """Next-token logits (B, V) of the running rows."""
         if self._state is None or self._slides():
             return self._read()
         logits, self._state = self.model(self._latest[:, None], self._state)
         return logits[:, -1]
 
     def _slides(self) -> bool:
-        """True if the context of some row is full."""
+        """True if the context of some row is full and must slide."""
         limit = self._limit
         return limit is not None and any(context.first_seen(len(self.texts[row]), limit) != self._start[row] for row in self.running)
 
     def _read(self) -> Tensor:
-        """Read what is seen of each text, from position 0, with a new state."""
+        """Encode the visible part of each text from position 0 into a new state; return the logits."""
         self._start = {row: context.first_seen(len(self.texts[row]), self._limit) for row in self.running}
         seen = [self.texts[row][self._start[row] :] for row in self.running]
         prompts = [max(0, self._prompts[row] - self._start[row]) for row in self.running]
@@ -98,7 +101,7 @@ class Sampling:
         return logits
 
     def _drawn(self, logits: Tensor) -> Tensor:
-        """One token a row, (B,)."""
+        """Select one token per row, (B,)."""
         logits = at_least_single(logits)
         if self.generation.temperature == 0.0:
             best, tokens = filtered(logits, self.generation, self._history).max(-1)
@@ -109,20 +112,20 @@ class Sampling:
             sound = tokens < logits.shape[-1]
         if not bool(sound.all()):
             raise UserError(
-                "the model's logits are not finite, so there is nothing to draw from; its weights are damaged or its training diverged"
+                "the model's logits are not finite, so no token can be sampled; its weights are damaged or its training diverged"
             )
         return tokens
 
 
 def _repeated(texts: list[list[int]], device: torch.device) -> Tensor:
-    """Ids (B, N), short rows filled with their own first token, which is in their text anyway."""
+    """Ids (B, N), left-padded with the row's first token, so that padding adds no new token to the penalty."""
     longest = max(map(len, texts))
     return torch.tensor([text[:1] * (longest - len(text)) + text for text in texts], device=device)
 
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """The model without dropout, and as it was before afterwards."""
+    """Context manager: evaluation mode (no dropout); restores each module's training flag at the end."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -135,9 +138,9 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 def stream(
     model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation, capacity: int | None = None
 ) -> Iterator[list[int]]:
-    """One list a step: the token that was drawn for each prompt. See ``Sampling``; stop strings belong to text, see ``stream_text``."""
+    """Yield the new token of each prompt, one list per step. See ``Sampling``; for stop strings see ``stream_text``."""
     if generation.stop:
-        raise UserError("stop strings end a text, and tokens alone have none; generate with the tokenizer, or without 'stop'")
+        raise UserError("stop: stop strings need a tokenizer, and only token ids are given; generate with a tokenizer or without 'stop'")
     sampling = Sampling(model, prompts, generation, capacity)
     with evaluating(model):
         for _ in range(generation.max_new_tokens):
@@ -147,6 +150,6 @@ def stream(
 def generate(
     model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation | None = None, capacity: int | None = None
 ) -> list[list[int]]:
-    """The new tokens of each prompt; see ``Sampling``. Raises UserError if the model or a prompt does not allow it."""
+    """Generate the new tokens of each prompt; see ``Sampling``. Raises ``UserError`` for invalid prompts or options."""
     steps = list(stream(model, prompts, generation or Generation(), capacity))
     return [list(row) for row in zip(*steps, strict=True)] if steps else [[] for _ in prompts]

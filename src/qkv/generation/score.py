@@ -1,8 +1,8 @@
-"""How probable given texts are after a prompt: answering by choosing.
+"""Multiple choice by likelihood: score given options after a prompt.
 
     log p(option | prompt) = Σ_i log p(option_i | prompt, option_1 … option_{i-1})
 
-The prompt is read once; its state is forked for all options, which are read in one padded batch.
+The prompt is encoded once; its state is forked for the options, which are encoded in one padded batch.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 
 class OptionScore(NamedTuple):
-    """log p of an option's tokens in nats: their sum and their mean."""
+    """Sum and mean of an option's token log probabilities, in nats."""
 
     sum: float
     mean: float
 
 
 class Choice(NamedTuple):
-    """An option's text, its share of the probability among all options, log p, its tokens, and what it was judged by."""
+    """Scored option: text, softmax(score) over the options, log p in nats, number of tokens, score."""
 
     text: str
     probability: float
@@ -48,16 +48,17 @@ class Choice(NamedTuple):
 def score_texts(
     model: Transformer, tokenizer: Tokenizer, prompt: str, options: Sequence[str], by: Measure = "sum", memory: Any | None = None
 ) -> list[Choice]:
-    """The options in their order, with probabilities softmax(score) over them; ``by`` says what the score is.
+    """Score the options, in their order, with probabilities softmax(score).
 
-    An option goes on right after the prompt, so a space between them is part of one of the two. Both are made into tokens together:
-    where a tokenizer joins the prompt's end with an option, those tokens are scored too. Raises ``UserError``.
+    by: "sum" (log p), "token" (log p per token) or "character" (log p per character).   memory: encoder output of one row.
+    An option is appended to the prompt without a space, and both are tokenized together: tokens that cross the border are
+    part of the score. Raises ``UserError`` for an unknown measure, repeated or empty options, and unknown characters.
     """
     if by not in get_args(Measure):
-        raise UserError(f"options cannot be judged by {by!r}; {nearest(str(by), get_args(Measure))}")
+        raise UserError(f"options cannot be scored by {by!r}; {nearest(str(by), get_args(Measure))}")
     for place, option in enumerate(options):
         if option in options[:place]:
-            raise UserError(f"the option {option!r} is given twice, and would share its probability with itself; give it once")
+            raise UserError(f"the option {option!r} is given twice, which would split its probability; give it once")
     before, after = joined_ids(tokenizer, prompt, options)
     scores = score_options(model, before, after, memory)
     judged = [{"sum": s.sum, "token": s.mean, "character": s.sum / len(o)}[by] for o, s in zip(options, scores, strict=True)]
@@ -68,16 +69,16 @@ def score_texts(
 
 
 def joined_ids(tokenizer: Tokenizer, prompt: str, options: Sequence[str]) -> tuple[list[int], list[list[int]]]:
-    """(what the tokens of prompt and option have in common in all options, what follows it in each).
+    """Tokenize prompt + option; return (longest common prefix over all options, the remaining tokens of each option).
 
-    A tokenizer may write "A: " + "yes" with one token " yes" that stands for the end of the prompt and the option, so the two are not
-    cut where their texts are. Where no token is left for the prompt, it and the options are made into tokens each for itself.
+    A tokenizer may encode "A: " + "yes" with a token " yes" that crosses the border, so the split follows tokens, not
+    characters. If no common token is left, prompt and options are tokenized separately.
     """
     before = prompt_ids(tokenizer, prompt)
     for option in options:
         unknown = tokenizer.unknown(option)
         if unknown:
-            raise UserError(f"the option {option!r} holds {unknown[0]!r}, which the tokenizer has never seen; leave it out")
+            raise UserError(f"the option {option!r} has {unknown[0]!r}, which is not in the tokenizer's vocabulary; leave it out")
     whole = [tokenizer.encode(prompt + option) for option in options]
     common = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(before, *whole, strict=False)))
     if not prompt or not common:
@@ -88,10 +89,10 @@ def joined_ids(tokenizer: Tokenizer, prompt: str, options: Sequence[str]) -> tup
 def score_options(
     model: Transformer, prompt: Sequence[int], options: Sequence[Sequence[int]], memory: Any | None = None
 ) -> list[OptionScore]:
-    """The log p of each option's tokens after those of ``prompt``. ``memory``: an encoder's output for one row.
+    """Return log p of each option's tokens after those of ``prompt``. ``memory``: encoder output of one row.
 
-    Where positions are bounded and the prompt does not fit in front of the longest option, its beginning is not read, the same for all
-    options, and a ``UserWarning`` says so. Raises ``UserError`` for what cannot be read.
+    With bounded positions, a prompt too long for the longest option is truncated from the left, for all options alike,
+    with a ``UserWarning``. Raises ``UserError`` for empty options, ids outside the vocabulary and options that do not fit.
     """
     _check(model, prompt, options)
     prompt = prompt[_first_read(len(prompt), max(map(len, options)), model.frontend.limit) :]
@@ -106,13 +107,13 @@ def score_options(
 
 
 def _following(model: Transformer, state: State, options: list[Sequence[int]]) -> list[list[float]]:
-    """log p of the second and all later tokens of each option, whose first comes right after ``state`` of one row."""
+    """log p of each option's tokens after its first. ``state``: of the prompt, one row."""
     if not options:
         return []
     ids, lengths = padded([option[:-1] for option in options], model.frontend.table.device)
     vectors, _ = model.features(ids, rows(state, [0] * len(options)), lengths)
     found = []
-    for i, option in enumerate(options):  # one by one, as the logits of all would be tokens times vocabulary
+    for i, option in enumerate(options):  # one by one: all logits together would take options · tokens · vocabulary floats
         logits = model.head(vectors[i : i + 1, : len(option) - 1])[0]
         found.append(_picked(logits, torch.tensor(option[1:], device=logits.device)).tolist())
     return found
@@ -122,7 +123,7 @@ def _picked(logits: Tensor, tokens: Tensor) -> Tensor:
     """log softmax(logits) (N, V) at ``tokens`` (N), in float64."""
     logits = at_least_single(logits)
     if not bool(logits.isfinite().all()):
-        raise UserError("the model's logits are not finite, so no option is more probable than another; its weights are damaged")
+        raise UserError("the model's logits are not finite, so options cannot be ranked; its weights are damaged")
     return (logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1)).double()
 
 
@@ -133,16 +134,16 @@ def _check(model: Transformer, prompt: Sequence[int], options: Sequence[Sequence
     known = model.frontend.table.shape[0]
     for place, option in enumerate(options, 1):
         if not option:
-            raise UserError(f"option {place} of {len(options)} holds no token; an option is at least one")
+            raise UserError(f"option {place} of {len(options)} has no tokens; an option needs at least one")
         outside = [token for token in option if not 0 <= token < known]
         if outside:
             raise UserError(
-                f"option {place} of {len(options)} holds the token {outside[0]}, but the model knows the tokens 0 to {known - 1}"
+                f"option {place} of {len(options)} has the token {outside[0]}, which is outside the vocabulary (0 to {known - 1})"
             )
 
 
 def _first_read(length: int, longest: int, limit: int | None) -> int:
-    """How many of the prompt's first tokens are left out; the last token of an option is asked for and not read."""
+    """Number of leading prompt tokens to drop; the last token of an option is predicted and needs no position."""
     if limit is None or length + longest - 1 <= limit:
         return 0
     if longest > limit:
@@ -151,7 +152,8 @@ def _first_read(length: int, longest: int, limit: int | None) -> int:
         )
     first = length + longest - 1 - limit
     warnings.warn(
-        f"the prompt has {length} tokens, the longest option {longest}, and the model sees {limit} at once; the first {first} are not seen",
+        f"the prompt has {length} tokens, the longest option {longest}, and the model has {limit} positions; "
+        f"the first {first} prompt tokens are dropped",
         stacklevel=3,
     )
     return first

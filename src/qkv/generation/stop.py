@@ -1,4 +1,4 @@
-"""Ending a text at a string, while the text arrives in pieces."""
+"""Stop strings in streamed text."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Passes a text on up to the first of ``stop``, wherever the pieces are cut.
+    """Filter that ends a stream of text pieces at the first stop string, also one split over pieces.
 
-    What could be the beginning of a stop string waits until it is clear. The string that is complete first ends the
-    text; of several that end at the same character, the longest.
+    Characters that may begin a stop string are held back until decided. The first completed stop string ends the text; of
+    several that end at the same character, the longest.
     """
 
     def __init__(self, stop: Sequence[str] = ()):
         self.stop = tuple(stop)
         self.ended = False
-        """True once a stop string was complete; nothing comes after it."""
+        """True once a stop string was found."""
         self._waiting = ""
 
     def feed(self, piece: str) -> str:
-        """What of the text is now certain to stand before any stop string."""
+        """Add a piece; return the text that is now certain to precede any stop string."""
         if self.ended:
             return ""
         text = self._waiting + piece
@@ -32,11 +32,11 @@ class StopStrings:
         return text[:kept]
 
     def flush(self) -> str:
-        """What still waits when the text ends by itself."""
+        """Return the text held back, at the end of the stream."""
         rest, self._waiting = self._waiting, ""
         return rest
 
     def _possible_start(self, text: str) -> int:
-        """How many of the last characters may begin a stop string."""
+        """Number of trailing characters that may begin a stop string."""
         longest = max(map(len, self.stop), default=1) - 1
         return next((n for n in range(min(longest, len(text)), 0, -1) if any(s.startswith(text[-n:]) for s in self.stop)), 0)

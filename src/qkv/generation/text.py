@@ -1,4 +1,4 @@
-"""Text from text: the tokenizer on both sides of ``Sampling`` and of beam search, stop strings, and pieces as soon as they are certain."""
+"""Text generation: tokenize prompts, sample or beam search, decode to text in streamed pieces, with stop strings."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from qkv.tokenizers.stream import StreamDecoder
 from qkv.tokenizers.tokenizer import Tokenizer
 
 PROMPT_END = 16
-"""Tokens before a text that are enough for its decoding: more than one character's bytes, and more than none."""
+"""Prompt tokens given to the stream decoder as context: at least one, and more than the bytes of one character."""
 
 
 def generate_text(
     model: Transformer, tokenizer: Tokenizer, prompt: str, generation: Generation | None = None, capacity: int | None = None
 ) -> str:
-    """What the model writes after ``prompt``, without the prompt. Raises UserError for a prompt or a model that does not allow it.
+    """Generate text after ``prompt`` and return it without the prompt; with num_beams > 1 the text with the best score.
 
-    An empty prompt begins after a line break. With beams it is the text of the best score; ``best_texts`` gives more of them.
+    An empty prompt is replaced by a line break. Raises ``UserError`` for invalid prompts or options. ``best_texts``
+    returns several beams.
     """
     return "".join(stream_text(model, tokenizer, prompt, generation, capacity))
 
@@ -31,14 +32,14 @@ def generate_text(
 def stream_text(
     model: Transformer, tokenizer: Tokenizer, prompt: str, generation: Generation | None = None, capacity: int | None = None
 ) -> Iterator[str]:
-    """The pieces of ``generate_text`` while they are drawn; joined they are the same text. With beams there is one piece, at the end."""
+    """Yield the text of ``generate_text`` in pieces as it is generated; with num_beams > 1 as one piece at the end."""
     return (piece for _, piece in _pieces(model, tokenizer, [prompt], generation or Generation(), capacity))
 
 
 def generate_texts(
     model: Transformer, tokenizer: Tokenizer, prompts: Sequence[str], generation: Generation | None = None, capacity: int | None = None
 ) -> list[str]:
-    """``generate_text`` of every prompt in one batch, row i with ``generation.seed + i``; a row that is done leaves the batch."""
+    """Generate text after each prompt in one batch. Row i uses seed ``generation.seed + i``; finished rows leave the batch."""
     texts = [""] * len(prompts)
     for row, piece in _pieces(model, tokenizer, prompts, generation or Generation(), capacity):
         texts[row] += piece
@@ -46,7 +47,7 @@ def generate_texts(
 
 
 class BestText(NamedTuple):
-    """A text that beam search found, the score that ranks it, and the log probability (nats) of its tokens."""
+    """Beam search result: text, score (see ``qkv.generation.beam``), log p of its tokens in nats."""
 
     text: str
     score: float
@@ -61,9 +62,10 @@ def best_texts(
     capacity: int | None = None,
     end_id: int | None = None,
 ) -> list[list[BestText]]:
-    """The best ``num_return`` texts after each prompt, best first, without the prompt, the end token and the stop string.
+    """Return the best ``num_return`` texts after each prompt, best first, without prompt, end token and stop string.
 
-    See ``qkv.generation.beam.beam_search``. A stop string ends a hypothesis with the token that completes it, and that token counts.
+    See ``qkv.generation.beam.beam_search``. A stop string ends a hypothesis at the token that completes it; that token is
+    part of the score.
     """
     ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
 
@@ -82,7 +84,7 @@ def best_texts(
 
 
 class _Writer:
-    """One row on its way from tokens to text."""
+    """Stream decoder and stop strings of one row."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int], stop: Sequence[str]):
         self.decoder, self.stop = StreamDecoder(tokenizer), StopStrings(stop)
@@ -99,7 +101,7 @@ class _Writer:
 def _pieces(
     model: Transformer, tokenizer: Tokenizer, prompts: Sequence[str], generation: Generation, capacity: int | None
 ) -> Iterator[tuple[int, str]]:
-    """(row, text) as the rows grow."""
+    """Yield (row, piece of text) as the rows grow."""
     if generation.num_beams > 1:
         yield from _searched(model, tokenizer, prompts, generation, capacity)
         return
@@ -124,24 +126,25 @@ def _pieces(
 def _searched(
     model: Transformer, tokenizer: Tokenizer, prompts: Sequence[str], generation: Generation, capacity: int | None
 ) -> Iterator[tuple[int, str]]:
-    """(row, best text); there is none to give before the search has ended."""
+    """Yield (row, best text) once the search has ended."""
     if generation.num_return > 1:
         raise UserError(
-            f"num_return is {generation.num_return}, but this gives one text a prompt; call qkv.generation.text.best_texts, or leave it at 1"
+            f"num_return is {generation.num_return}, but one text per prompt is returned; "
+            "call qkv.generation.text.best_texts, or leave it at 1"
         )
     for row, (best, *_) in enumerate(best_texts(model, tokenizer, prompts, generation, capacity)):
         yield row, best.text
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """The ids to start from: those of the prompt, or of a line break if it is empty. Raises UserError for unknown characters or words."""
+    """Tokenize the prompt, or a line break if it is empty. Raises ``UserError`` for unknown characters or words."""
     unknown = tokenizer.unknown(prompt or "\n")
     if unknown and not prompt:
-        raise UserError("the prompt is empty, and the tokenizer knows no line break to start from instead; give a prompt")
+        raise UserError("the prompt is empty, and the tokenizer has no token for a line break to start from; give a prompt")
     if unknown:
         named = ", ".join(map(repr, unknown[:5])) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
-        raise UserError(f"the prompt holds {named}, which the tokenizer has never seen; leave it out or train on a text that has it")
+        raise UserError(f"the prompt has {named}, which is not in the tokenizer's vocabulary; leave it out or train on a text that has it")
     ids = tokenizer.encode(prompt or "\n")
     if not ids:
-        raise UserError(f"the tokenizer makes no token of the prompt {prompt!r}; give another one")
+        raise UserError(f"the prompt {prompt!r} has no tokens after tokenization; give another one")
     return ids

@@ -1,4 +1,4 @@
-"""What travels beside x through a stack: one frozen value from which a branch takes what it needs."""
+"""Context of a forward pass: positions, lengths, masks, memory and tap, passed to every branch beside x."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from qkv.ops.documents import starts_of
 
 T = TypeVar("T")
 Tap = Callable[[str, Tensor], Tensor | None]
-"""Called with a dotted path and what was computed there; a returned tensor takes its place."""
+"""Observer called with the dotted path and value of an intermediate result; a returned tensor replaces the value."""
 
 
 class MemoryWeights:
-    """A tap that is also given the weights with which branches read a memory: (B, H, N, M), named after the branch with ``.weights`` behind.
+    """Tap that records cross-attention weights (B, H, N, M), received under ``<branch>.weights``.
 
-    They are computed for such a tap alone, by the reference, beside what the branch itself computes. ``seen``: them by the branch's name.
+    The weights are computed for this tap only, by the reference, in addition to the branch's own computation.
+    ``seen``: weights by branch name.
     """
 
     def __init__(self) -> None:
@@ -32,33 +33,33 @@ class MemoryWeights:
 
 
 class Memory(NamedTuple):
-    """What a stack reads beside its own sequence: the output of an encoder.
+    """Second input of a stack, e.g. the output of an encoder.
 
-    vectors: one tensor (B, M, D) that every layer reads, or one for each layer.   lengths (B): how many of the M are real.
+    vectors: one tensor (B, M, D) for all layers, or one per layer.   lengths (B): number of unpadded vectors.
     """
 
     vectors: tuple[Tensor, ...]
     lengths: Tensor
 
     def of_layer(self, i: int) -> Memory:
-        """What layer ``i`` reads."""
+        """The memory of layer ``i``."""
         return self if len(self.vectors) == 1 else Memory(self.vectors[i : i + 1], self.lengths)
 
     def grid(self) -> tuple[Tensor, Tensor]:
-        """(the vectors of one layer (B, M, D), which of them are real (B, M))."""
+        """Vectors of a single layer (B, M, D) and their padding mask (B, M), True where real."""
         (vectors,) = self.vectors
         return vectors, torch.arange(vectors.shape[1], device=vectors.device) < self.lengths[:, None]
 
 
 class Given(TypedDict, total=False):
-    """What a caller may say of the N positions of a call, beside how many are real.
+    """Optional arguments of a forward pass over N positions.
 
-    segments (B, N): document numbers of packed rows; only vectors of one document exchange information.
-    prefix (B): how many first positions of each row see each other, where the mask has a prefix; read in one call.
-    positions (B or 1, N): where each vector stands, where that is not its place in the row.
-    visible (B, N, N): which keys a query may see, joined with every mask by and.
-    memory: the encoder's output, without a state; with a state it was given to ``init_state``.
-    types (B or 1, N): the type of each token, where the front end has types; 0 where nothing is given.
+    segments (B, N): document numbers of packed rows; only positions of one document interact.
+    prefix (B): length of each row's bidirectional prefix under a prefix mask; the prefix must be within one call.
+    positions (B or 1, N): position of each vector; default: its index in the row.
+    visible (B, N, N): keys visible to each query; combined with every mask by logical and.
+    memory: encoder output. With a state, pass it to ``init_state`` instead.
+    types (B or 1, N): token types, for front ends that have them; default 0.
     """
 
     segments: Tensor | None
@@ -71,13 +72,15 @@ class Given(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Context:
-    """positions (B or 1, N): where each vector stands in its row (in its document, for packed rows).
+    """Frozen context of a forward pass over (B, N, D).
 
-    lengths (B): how many of the N are real, the rest is padding on the right; None for all.
+    positions (B or 1, N): position of each vector in its row (for packed rows: in its document).
+    lengths (B): number of real positions, the rest is right padding; None: no padding.
     segments, prefix, visible, memory, types: see ``Given``.
-    past (B): positions seen before this call; None where nothing is remembered.
-    start: ``past`` as a number where it is the same in every row and nothing is padded, else None.
-    end: the largest past + length.
+    past (B): positions processed before this call; None without a state.
+    start: ``past`` as an integer if it is equal in all rows and nothing is padded, else None.
+    end: max(past + lengths).
+    memo: cache of ``once``.
     """
 
     positions: Tensor
@@ -94,21 +97,21 @@ class Context:
     memo: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def of_layer(self, i: int) -> Context:
-        """The same with the memory that layer ``i`` reads."""
+        """This context with the memory of layer ``i``."""
         if self.memory is None or len(self.memory.vectors) == 1:
             return self
         return replace(self, memory=self.memory.of_layer(i))
 
     @property
     def valid(self) -> Tensor | None:
-        """Which of the N are real, (B, N); None for all."""
+        """Padding mask (B, N), True where real; None without padding."""
         if self.lengths is None:
             return None
         return self.once("valid", lambda: torch.arange(self.positions.shape[1], device=self.positions.device) < self._lengths()[:, None])
 
     @property
     def document_starts(self) -> Tensor | None:
-        """Where a new document begins in packed rows, (B, N)."""
+        """True at the first position of each document, (B, N); None if rows are not packed."""
         return None if self.segments is None else starts_of(self.segments)
 
     def _lengths(self) -> Tensor:
@@ -116,8 +119,8 @@ class Context:
         return self.lengths
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """``compute()``, done by the first layer that asks and shared with the others."""
-        if torch.compiler.is_compiling():  # the compiler merges what is equal, and cannot look up a spec
+        """Return ``compute()``, cached under ``key`` and shared by all layers."""
+        if torch.compiler.is_compiling():  # the compiler merges equal subexpressions, and cannot hash a spec
             return compute()
         if key not in self.memo:
             self.memo[key] = compute()
