@@ -16,7 +16,7 @@ DEV := $(VENV)/.dev
 DOCS := $(VENV)/.docs
 BENCH := $(VENV)/.bench
 
-.PHONY: help install run test fuzz test-older lint types bench record tables docs clean
+.PHONY: help install run test fuzz golden test-older lint types bench record tables docs clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -42,6 +42,9 @@ test-older: $(DEV) ## Run the tests that depend on the processor as on one with 
 
 fuzz: $(DEV) ## Draw random specs, valid ones and others, and train each one step; ARGS="--count 5000 --seed 0"
 	$(BIN)/python -m tests.fuzz.specs $(ARGS)
+
+golden: $(DEV) ## Write the losses of short runs of every recipe form, or compare: ARGS="--compare before.json"
+	$(BIN)/python -m tests.golden.losses $(or $(ARGS),--write golden.json)
 
 lint: $(DEV) ## Check style and format
 	$(BIN)/ruff check

@@ -1,0 +1,100 @@
+"""Measures of the package's source, as a table: ``python -m tests.house.measures``; ``--list`` also names what is counted.
+
+Lines and files, imports in both directions between folders, long functions, docstrings that begin with a question word, and places that ask
+for a kind of part by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+
+from tests.house.source import PACKAGE, Source, package
+from tests.house.test_imports import imported
+from tests.house.test_style import MOST_LINES_OF_A_FUNCTION, size
+
+RIDDLES = ("What", "Which", "Those", "That", "How")
+PATTERNS = {
+    "isinstance(…, Text)": re.compile(r"isinstance\([^()]*(?:\([^()]*\)[^()]*)*,\s*(?:\w+\.)*(?:Text\)|\([^()]*\bText\b)"),
+    "model.frontend.table": re.compile(r"model\.frontend\.table"),
+    'startswith("blocks.")': re.compile(r"""startswith\(\(?["']blocks\.["']"""),
+    'getattr(module, "qkv")': re.compile(r"""getattr\(module, ["']qkv["']"""),
+}
+
+
+def code_lines(source: Source) -> int:
+    """Lines that hold code: no blank, no comment, no docstring."""
+    silent = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER)
+    tokens = tokenize.generate_tokens(io.StringIO(source.text).readline)
+    lines = {line for token in tokens if token.type not in silent for line in range(token.start[0], token.end[0] + 1)}
+    texts = {line for node in described(source) for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    return len(lines - texts)
+
+
+def described(source: Source) -> Iterator[ast.Expr]:
+    """Every bare string: docstrings, and those below a field."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node
+
+
+def riddles() -> list[str]:
+    """Docstrings whose first word is one of ``RIDDLES``, those below a field included, by place."""
+    texts = [(source, node, ast.literal_eval(node.value).strip()) for source in package() for node in described(source)]
+    found = [(source, node, text) for source, node, text in texts if re.match(rf"({'|'.join(RIDDLES)})\b", text)]
+    return sorted(f"{source.name}:{node.lineno}: {text.splitlines()[0]}" for source, node, text in found)
+
+
+def mutual() -> list[str]:
+    """Pairs of folders, at any depth, whose modules import each other's."""
+    folders = {".".join(s.path.relative_to(PACKAGE.parent).parts[:-1]) for s in package()}
+    edges = set()
+    for source in package():
+        own = ".".join(source.path.relative_to(PACKAGE.parent).parts[:-1])
+        edges |= {(own, _folder(name, folders)) for name in imported(source.tree) if name.split(".")[0] == "qkv"}
+    return [f"{a} and {b}" for a, b in sorted(edges) if a < b and (b, a) in edges]
+
+
+def _folder(module: str, folders: set[str]) -> str:
+    parts = module.split(".")
+    return next(".".join(parts[:n]) for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in folders)
+
+
+def long_functions() -> list[str]:
+    """Functions longer than the house allows, by place."""
+    most = MOST_LINES_OF_A_FUNCTION
+    return [f"{s.name}: {f.name} ({size(f)})" for s in package() for f in s.functions if size(f) > most]
+
+
+def places(pattern: re.Pattern[str]) -> list[str]:
+    """Where a pattern is found, by file and line."""
+    return [f"{s.name}:{s.text.count(chr(10), 0, m.start()) + 1}" for s in package() for m in pattern.finditer(s.text)]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description="Measures of the package's source.")
+    parser.add_argument("--list", action="store_true", help="name what is counted")
+    asked = parser.parse_args()
+    listed = {
+        "folders that import each other": mutual(),
+        f"functions over {MOST_LINES_OF_A_FUNCTION} lines": long_functions(),
+        f"docstrings that begin with {', '.join(RIDDLES)}": riddles(),
+        **{f"{name}, places": places(pattern) for name, pattern in PATTERNS.items()},
+    }
+    rows = {"lines of code": sum(map(code_lines, package())), "lines": sum(s.text.count("\n") for s in package()), "files": len(package())}
+    rows |= {name: len(found) for name, found in listed.items()}
+    rows |= {f"{name}, files": len({place.split(":")[0] for place in places(pattern)}) for name, pattern in PATTERNS.items()}
+    for name, value in rows.items():
+        print(f"{name:60}{value:>8,}")
+    for name, found in listed.items() if asked.list else ():
+        print("", name, *found, sep="\n  ")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

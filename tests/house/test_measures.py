@@ -1,0 +1,25 @@
+"""The measures of the source count what they say."""
+
+from __future__ import annotations
+
+import pytest
+from tests.house.measures import PATTERNS, code_lines, described
+from tests.house.source import ROOT, Source
+
+
+class Written(Source):
+    """Source that no file holds."""
+
+    text = '"""What it is.\n\nMore."""\n\n# why\nx = (\n    1,\n)\n\n\ndef f():\n    """How."""\n    return """a\nb"""\n'  # pyright: ignore
+
+
+def test_only_code_is_counted() -> None:
+    source = Written(ROOT / "written.py")
+    assert code_lines(source) == 6
+    assert [node.lineno for node in described(source)] == [1, 12]
+
+
+@pytest.mark.parametrize("line", ["isinstance(spec.frontend, Text)", "isinstance(a.b(c), (Sound, Text))", "isinstance(x, spec.Text)"])
+def test_a_question_for_the_front_end_is_found(line: str) -> None:
+    assert PATTERNS["isinstance(…, Text)"].search(line)
+    assert not PATTERNS["isinstance(…, Text)"].search(line.replace("Text", "TextTask"))
