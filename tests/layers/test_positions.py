@@ -47,7 +47,7 @@ def test_the_same_grid_is_the_same_table_and_gradients_pass() -> None:
 
 
 def test_a_table_of_another_grid_is_refused() -> None:
-    with pytest.raises(UserError, match="a table of 7 positions is not that of a grid of 2 × 3, which has 6"):
+    with pytest.raises(UserError, match="the table has 7 positions, but a grid of 2 × 3 has 6"):
         resample_grid(torch.zeros(7, 4), (2, 3), (3, 3))
 
 

@@ -70,7 +70,7 @@ def test_types_of_tokens_join_as_in_the_published_layer() -> None:
 def test_types_are_not_remembered() -> None:
     ours = drawn(by_type=True)
     context = Context(torch.zeros(1, 1, dtype=torch.long), None, None, torch.zeros(1, dtype=torch.long), 0, 1, types=torch.zeros(1, 1))
-    with pytest.raises(UserError, match="types of tokens cannot be joined with a state"):
+    with pytest.raises(UserError, match="relative attention supports token types without a state only"):
         ours(some(1, 1, WIDTH), context, ours.init_state(1))
 
 

@@ -1,4 +1,4 @@
-"""Position-wise branches."""
+"""Position-wise feed-forward branches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FeedForward(Branch):
 
 @implements(spec.GatedFeedForward)
 class GatedFeedForward(Branch):
-    """(φ(x Wg) ⊙ x Wu) Wd, Wg and Wu in one product (Shazeer 2020)."""
+    """(φ(x Wg) ⊙ x Wu) Wd (GLU variants, Shazeer 2020). Wg and Wu are one matrix."""
 
     def __init__(self, part: spec.GatedFeedForward, width: int):
         super().__init__(part, width)

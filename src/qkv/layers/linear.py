@@ -1,4 +1,4 @@
-"""A linear map that takes the fastest path of the machine."""
+"""Linear layer that uses the fastest kernel of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Low-rank adapters (Hu et al. 2021, "LoRA"), put around linear maps from outside, by their path."""
+"""Low-rank adapters (LoRA, Hu et al. 2021) that wrap linear layers by module path."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from qkv.ops.linear.choose import linear
 from qkv.spec.adapt import LoRA
 
 A, B = "lora_a", "lora_b"
-"""What the two matrices are called beside ``weight`` and ``bias``, which keep their names."""
+"""Parameter names of A and B; ``weight`` and ``bias`` keep their names."""
 
 
 def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """W + s B A in the precision of W, summed in fp32. W (O, I), A (R, I), B (O, R)."""
+    """W + s B A in the dtype of W, computed in fp32 or wider. W (O, I), A (R, I), B (O, R)."""
     wide = single_or_wider(weight.dtype)
     return torch.addmm(weight.to(wide), b.to(wide), a.to(wide), alpha=scale).to(weight.dtype)
 
@@ -29,16 +29,16 @@ def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
 class LowRank(Linear):
     """y = x W^T + b + s dropout(x) A^T B^T. x (…, I), W (O, I), A (R, I), B (O, R), y (…, O).
 
-    Whoever reads ``weight`` reads W + s B A, so that a part that uses the matrix of a map otherwise than by calling it is adapted too
-    (without the dropout). Under the name ``weight`` a state dict always holds W itself.
+    The attribute ``weight`` is W + s B A, so that code that uses the matrix without calling the layer is adapted too
+    (without dropout). A state dict always stores W itself as ``weight``.
     """
 
     def __init__(self, base: nn.Linear, part: LoRA):
-        """``base`` lends its W and b, which do not learn any more. A ~ U(-1/√I, 1/√I) as the authors' code draws it, B = 0."""
+        """``base`` provides W and b, which are frozen. A ~ U(-1/√I, 1/√I) as in the authors' code, B = 0."""
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.scale, self.dropout = base.in_features, base.out_features, part.scale, part.dropout
         base.requires_grad_(False)
-        # Not by assignment: the name is that of the property below.
+        # Not by assignment, because ``weight`` is a property.
         weight: Any = base.weight
         self._parameters["weight"] = weight
         self.register_parameter("bias", base.bias)
@@ -50,14 +50,14 @@ class LowRank(Linear):
 
     @property
     def stored(self) -> nn.Parameter:
-        """W, or while merged W + s B A."""
+        """Stored parameter: W, or W + s B A while merged."""
         found = self._parameters["weight"]
         assert found is not None
         return found
 
     @property
     def merged(self) -> bool:
-        """True if one matrix stands for all three."""
+        """True if A and B are merged into the weight."""
         return self.base is not None
 
     @property
@@ -73,7 +73,7 @@ class LowRank(Linear):
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Compute W + s B A once, and keep W. Gradients do not reach A and B until it is undone."""
+        """Replace the weight by W + s B A and keep a copy of W. A and B get no gradients until ``unmerge``."""
         if not self.merged:
             base = self.stored.data
             self.stored.data = merged_weight(base, self.lora_a, self.lora_b, self.scale)
@@ -81,12 +81,12 @@ class LowRank(Linear):
 
     @torch.no_grad()
     def unmerge(self) -> None:
-        """Put back the W that was kept, bit for bit."""
+        """Restore W exactly."""
         if self.base is not None:
             self.stored.data, self.base = self.base, None
 
     def plain(self) -> Linear:
-        """A map without an adapter that computes the same."""
+        """Return an equivalent linear layer without adapter."""
         with torch.device("meta"):
             found = Linear(self.in_features, self.out_features, bias=self.bias is not None)
         found.weight = nn.Parameter(self.weight.detach())
@@ -105,7 +105,7 @@ class LowRank(Linear):
 
 
 def wrap(model: nn.Module, paths: Iterable[str], part: LoRA) -> None:
-    """Put an adapter around the linear map at each of ``paths``."""
+    """Wrap the linear layer at each of ``paths`` in an adapter, in place."""
     for path in paths:
         base = model.get_submodule(path)
         assert isinstance(base, nn.Linear)
@@ -113,19 +113,19 @@ def wrap(model: nn.Module, paths: Iterable[str], part: LoRA) -> None:
 
 
 def adapters(model: nn.Module) -> dict[str, LowRank]:
-    """Every adapter by its path."""
+    """All adapters of ``model`` by module path."""
     return {path: module for path, module in model.named_modules() if isinstance(module, LowRank)}
 
 
 def fold(model: nn.Module) -> None:
-    """Replace each adapter by the one linear map that it amounts to."""
+    """Replace each adapter by an equivalent linear layer, in place."""
     for path, module in adapters(model).items():
         model.set_submodule(path, module.plain())
 
 
 @contextmanager
 def merged(model: nn.Module) -> Iterator[None]:
-    """Within, the adapters of ``model`` cost nothing; afterwards it is what it was, bit for bit."""
+    """Context manager: merge the adapters of ``model``; afterwards restore its weights exactly."""
     found = [module for module in adapters(model).values() if not module.merged]
     try:
         for module in found:
@@ -137,7 +137,7 @@ def merged(model: nn.Module) -> Iterator[None]:
 
 
 def folded(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """The weights of a model with adapters as those of one without."""
+    """Merge adapters in a state dict: A and B are added to their weights and removed."""
     found = {name: tensor for name, tensor in tensors.items() if not name.endswith((f".{A}", f".{B}"))}
     for name in tensors:
         path, dot, leaf = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""A position-wise branch that reads learned slots."""
+"""Position-wise branch that attends to learned key-value slots."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from qkv.spec import branches as spec
 
 @implements(spec.MemoryLayer)
 class MemoryLayer(Branch):
-    """Σ_h softmax(x W_h K_h^T / √k) V_h, or with an activation φ in place of the softmax φ(x W_h K_h^T) V_h.
+    """Σ_h softmax(x W_h K_h^T / √k) V_h, or Σ_h φ(x W_h K_h^T) V_h with an activation φ.
 
-    query: W (H·k, D)   keys: K (H·S, k), the S slots of one head after those of another   values: V^T (D, H·S)
+    query: W (H·k, D)   keys: K (H·S, k), head by head   values: V^T (D, H·S)
     """
 
     def __init__(self, part: spec.MemoryLayer, width: int):
@@ -31,7 +31,7 @@ class MemoryLayer(Branch):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Keys whose products with a query keep its variance after the scaling: N(0, 1) under a softmax, else N(0, 1/k)."""
+        """Initialise keys from N(0, 1) for softmax, else from N(0, 1/k), so that scores have unit variance."""
         nn.init.normal_(self.keys, std=1.0 if self.activation is None else self.key_dim**-0.5)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:

@@ -1,4 +1,4 @@
-"""Normalisation of a sequence of vectors, (B, N, D) -> (B, N, D)."""
+"""Normalisation layers, (B, N, D) -> (B, N, D)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qkv.spec import parts as spec
 
 
 class Norm(nn.Module):
-    """Base: ``forward(x, context)``."""
+    """Base class of norms: ``forward(x, context)``."""
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         raise NotImplementedError
@@ -43,13 +43,13 @@ class RMSNorm(Norm):
         self.width, self.eps = width, part.eps
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        # Torch's fused kernel wants one precision; under autocast x may be narrower than the weight.
+        # Torch's fused kernel needs one dtype; under autocast x may be narrower than the weight.
         weight = None if self.weight is None else self.weight.to(x.dtype)
         return F.rms_norm(x, (self.width,), weight, self.eps)
 
 
 class ZeroCentredRMSNorm(Norm):
-    """x / sqrt(mean(x²) + eps) * (1 + weight) over D (Gemma, 2024). Computed in fp32 where x is narrower, and rounded at the end."""
+    """x / sqrt(mean(x²) + eps) * (1 + weight) over D (Gemma, 2024), computed in fp32 or wider."""
 
     def __init__(self, part: spec.RMSNorm, width: int):
         super().__init__()
@@ -66,9 +66,9 @@ def _rms_norm(part: spec.RMSNorm, width: int) -> Norm:
 
 
 class BatchNorm(Norm):
-    """(x - mean) / sqrt(var + eps) * weight + bias, mean and var of each feature over all real tokens of the batch.
+    """(x - mean) / sqrt(var + eps) * weight + bias, with mean and var per feature over all unpadded tokens of the batch.
 
-    Padding counts for nothing. In eval the running statistics stand in, and positions are independent of each other.
+    In evaluation mode running statistics are used (Ioffe & Szegedy 2015).
     """
 
     running_mean: Tensor
@@ -91,7 +91,7 @@ class BatchNorm(Norm):
         return out.view_as(x) if valid is None else torch.zeros_like(x, dtype=out.dtype).index_put((valid,), out)
 
     def _momentum(self, context: Context) -> float:
-        """0 where this forward pass has been counted: activation checkpointing computes it twice."""
+        """Momentum, or 0 if this forward pass was already counted: activation checkpointing runs it twice."""
         if torch.compiler.is_compiling():
             return self.momentum
         counted = ("counted", id(self)) in context.memo
@@ -100,7 +100,7 @@ class BatchNorm(Norm):
 
 
 class NoNorm(Norm):
-    """x."""
+    """Identity."""
 
     def __init__(self, part: spec.NoNorm, width: int):
         super().__init__()
@@ -118,5 +118,5 @@ NORMS: dict[type[spec.Norm], Callable[[Any, int], Norm]] = {
 
 
 def build_norm(part: spec.Norm, width: int) -> Norm:
-    """The module of a norm's spec."""
+    """Build the module of a norm spec."""
     return NORMS[type(part)](part, width)

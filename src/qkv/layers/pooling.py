@@ -1,4 +1,4 @@
-"""One vector from a sequence of them."""
+"""Pooling of a sequence of vectors to one vector."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def pooled(x: Tensor, lengths: Tensor | None, how: str) -> Tensor:
-    """x (B, N, D) -> (B, D) over the first ``lengths`` (B) positions of each row, None for all.
+    """Pool x (B, N, D) -> (B, D) over the first ``lengths`` (B) positions of each row; None for all.
 
-    how: the ``first`` position, the ``last`` real one, or the ``mean`` or ``max`` of the real ones. A row without a real position gives 0.
+    how: ``first``, ``last``, ``mean`` or ``max`` over unpadded positions. An empty row gives 0.
     """
     if lengths is None:
         lengths = torch.full(x.shape[:1], x.shape[1], device=x.device)

@@ -1,4 +1,4 @@
-"""Position vectors that join the embedded tokens, and position information inside attention."""
+"""Position embeddings added to token embeddings, and RoPE frequencies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qkv.spec.errors import UserError
 
 
 class Learned(Table):
-    """One trained vector a position, row p + offset: table (L + offset, D)."""
+    """Learned position embeddings: position p reads row p + offset of a table (L + offset, D)."""
 
     def __init__(self, part: spec.Learned, length: int, width: int):
         super().__init__()
@@ -31,7 +31,10 @@ class Learned(Table):
 
 
 class Axial(nn.Module):
-    """The vectors of a position's places on each axis, added or side by side; tables (n_a, D) or (n_a, d_a), the last axis the fastest."""
+    """Axial position embeddings: one table per axis, results summed or concatenated.
+
+    Tables are (n_a, D) if summed or (n_a, d_a) if concatenated. Positions are in row-major order (last axis fastest).
+    """
 
     def __init__(self, part: spec.Axial, length: int, width: int):
         super().__init__()
@@ -60,7 +63,7 @@ class Sinusoidal(nn.Module):
 
 
 class LearnedSinusoidal(nn.Module):
-    """W2 φ(W1 PE(p) + b1) + b2, PE the sinusoid of the position (Wang et al. 2022)."""
+    """W2 φ(W1 PE(p) + b1) + b2 with sinusoidal PE(p) (Wang et al. 2022)."""
 
     def __init__(self, part: spec.LearnedSinusoidal, length: int, width: int):
         super().__init__()
@@ -83,18 +86,18 @@ POSITIONS: dict[type[spec.Positions], Callable[[Any, int, int], nn.Module]] = {
 
 
 def build_positions(part: spec.Positions, length: int, width: int) -> nn.Module | None:
-    """The module that maps positions (…) to vectors (…, D), computed at least in the precision that is asked for; None where there are none."""
+    """Build the module that maps positions (…) to vectors (…, D), in at least the given dtype; None for no positions."""
     return POSITIONS[type(part)](part, length, width) if type(part) in POSITIONS else None
 
 
 def resample_grid(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """A learned table of a grid's positions, written row by row, for another grid: (h·w, D) -> (h'·w', D), bicubic.
+    """Resample 2-D position embeddings in row-major order to another grid: (h·w, D) -> (h'·w', D), bicubic.
 
-    So that an image Transformer takes images of other sizes than it was trained on (ViT, Dosovitskiy et al. 2021). ``old`` = (h, w),
-    ``new`` = (h', w'). Raises ``UserError`` where the table is not of the old grid.
+    Adapts a vision Transformer to other image sizes (ViT, Dosovitskiy et al. 2021). ``old`` = (h, w), ``new`` = (h', w').
+    Raises ``UserError`` if the table has other than h·w rows.
     """
     if table.shape[0] != old[0] * old[1]:
-        raise UserError(f"a table of {table.shape[0]} positions is not that of a grid of {old[0]} × {old[1]}, which has {old[0] * old[1]}")
+        raise UserError(f"the table has {table.shape[0]} positions, but a grid of {old[0]} × {old[1]} has {old[0] * old[1]}")
     if old == new:
         return table
     grid = table.unflatten(0, old).permute(2, 0, 1)[None]
@@ -102,7 +105,10 @@ def resample_grid(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> 
 
 
 def rope_frequencies(part: spec.Rope, rotated: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, float]:
-    """(radians a position for each pair, the magnitude of q and k) after the part's scaling. ``rotated``: features turned."""
+    """Return (radians per position of each feature pair, scale factor of q and k), with the part's scaling applied.
+
+    ``rotated``: number of rotated features.
+    """
     scaling, base = part.scaling, part.base
     if isinstance(scaling, spec.NTKScaling):
         return ops.inverse_frequencies(rotated, ops.ntk_base(base, rotated, scaling.factor), dtype=dtype), 1.0
@@ -120,4 +126,4 @@ def rope_frequencies(part: spec.Rope, rotated: int, dtype: torch.dtype = torch.f
             magnitude = ops.yarn_magnitude(scaling.factor)
             return ops.yarn_scaling(plain, scaling.factor, scaling.original_length, base, betas), magnitude
         case _:
-            raise TypeError(f"no frequencies are known for {type(scaling).__name__}")
+            raise TypeError(f"unknown RoPE scaling {type(scaling).__name__}")

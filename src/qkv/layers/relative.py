@@ -1,4 +1,4 @@
-"""Position information inside attention that is learned or rounded: what joins its scores, and what joins its values."""
+"""Relative positions inside attention: terms added to scores and to values."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from qkv.spec import branches, parts
 
 
 class Relative(Table):
-    """A part of attention that knows where queries and keys stand."""
+    """Base class of relative position terms of attention."""
 
     def added(self, q: Tensor, sites: Sites, scale: float) -> Tensor:
-        """What joins the scaled scores, (B or 1, H, N, M). q (B, H, N, Dk); scale: what the scores are multiplied by."""
+        """Term added to the scaled scores, (B or 1, H, N, M). q (B, H, N, Dk); scale: factor of the scores."""
         raise NotImplementedError
 
     def values(self, sites: Sites) -> RelativeValues | None:
-        """What joins the values, or None."""
+        """Term added to the values, or None."""
         return None
 
 
 class Shaw(Relative):
-    """scale · q_i · r_c, c = clip(j - i, -k, k) (Shaw et al. 2018). keys (2 k + 1, Dk), shared by all heads; values (2 k + 1, Dv) or None.
+    """scale · q_i · r_c, c = clip(j - i, -k, k) (Shaw et al. 2018).
 
-    Starts at 0, as attention by content alone.
+    Tables, shared by all heads: keys (2 k + 1, Dk), values (2 k + 1, Dv) or None. Initialised to 0.
     """
 
     def __init__(self, part: parts.Shaw, widths: tuple[int, int]):
@@ -52,31 +52,31 @@ class Shaw(Relative):
 
 
 class SharedTable(Table):
-    """A table of the distance that the layers of a stack have in common if their ``part`` says ``shared``."""
+    """Base class of distance tables that the layers of a stack share if ``part.shared``."""
 
     part: Any
 
     @property
     def key(self) -> Hashable:
-        """Layers whose keys are equal can share a table."""
+        """Layers with equal keys share a table."""
         raise NotImplementedError
 
     def read_from(self, owner: Any) -> None:
-        """Use the table of another layer, with an equal key, in the place of an own one."""
+        """Replace the own table by that of ``owner``, which has an equal key."""
         raise NotImplementedError
 
 
 class T5Buckets(Relative, SharedTable):
-    """table[bucket(j - i)], one number a head, not scaled (Raffel et al. 2020). table (buckets, H).
+    """table[bucket(j - i)], one unscaled bias per head (T5, Raffel et al. 2020). table (buckets, H), initialised to 0.
 
-    Each layer has a table of its own, or with ``shared`` that of the stack's first. Starts at 0, as attention by content alone.
+    Each layer has its own table; with ``shared`` all layers use that of the first.
     """
 
     def __init__(self, part: parts.T5Buckets, num_heads: int, causal: bool):
         super().__init__()
         self.part, self.num_heads, self.causal = part, num_heads, causal
         self.table: nn.Parameter | None = nn.Parameter(torch.zeros(part.num_buckets, num_heads))
-        # In a tuple, so that another layer's weights are not registered as this one's too.
+        # In a tuple, so that the owner's weights are not registered twice.
         self.owner: tuple[T5Buckets, ...] = ()
 
     @property
@@ -95,7 +95,7 @@ class T5Buckets(Relative, SharedTable):
 
 
 class RoundedAlibi(Relative):
-    """m_h j, with m_h, j and their product rounded to bf16; times the scores' scale where the part says so (Falcon, Almazrouei et al. 2023)."""
+    """m_h j with m_h, j and the product rounded to bf16, times the scores' scale if ``part.scaled`` (Falcon, Almazrouei et al. 2023)."""
 
     def __init__(self, part: parts.Alibi, num_heads: int):
         super().__init__()
@@ -108,7 +108,7 @@ class RoundedAlibi(Relative):
 
 
 def share_tables(modules: Iterable[nn.Module]) -> None:
-    """Let each layer whose table is ``shared`` read from the first one with the same."""
+    """Make each layer with a ``shared`` table use that of the first layer with an equal key."""
     owners: dict[Hashable, SharedTable] = {}
     for module in modules:
         if isinstance(module, SharedTable) and module.part.shared:
@@ -118,7 +118,7 @@ def share_tables(modules: Iterable[nn.Module]) -> None:
 
 
 def build_relative(part: branches.Attention, width: int) -> Relative | None:
-    """The module of a relative part that joins the scores with more than slopes; None of the others."""
+    """Build the module of the part's relative positions; None for RoPE, exact ALiBi and none, which need no module."""
     match part.relative:
         case parts.Shaw():
             return Shaw(part.relative, part.dims(width))

@@ -1,4 +1,4 @@
-"""How what a branch computed joins what went into it. x, y (B, N, D)."""
+"""Residual connections of input x and branch output y, (B, N, D)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qkv.spec import parts as spec
 
 
 class Residual(nn.Module):
-    """x + dropout(y), with a chance ``drop_path`` in training that a whole row of y is left out (Huang et al. 2016)."""
+    """x + dropout(y). In training, each row of y is dropped with probability ``drop_path`` (Huang et al. 2016)."""
 
     def __init__(self, part: spec.Residual, width: int, dropout: float = 0.0, drop_path: float = 0.0):
         super().__init__()
@@ -21,18 +21,18 @@ class Residual(nn.Module):
         self._join(part, width)
 
     def _join(self, part: Any, width: int) -> None:
-        """Make the parameters."""
+        """Create the parameters."""
 
     def read(self, x: Tensor) -> Tensor:
-        """What the branch reads of x."""
+        """The input of the branch."""
         return x
 
     def joined(self, x: Tensor, y: Tensor) -> Tensor:
-        """The two in one, without dropout."""
+        """Combine x and y, without dropout."""
         return x + y
 
     def dropped(self, y: Tensor) -> Tensor:
-        """What of y joins x in training."""
+        """Apply dropout and drop path to y, in training."""
         if self.training and self.dropout:
             y = dropout(y, self.dropout)
         if self.training and self.drop_path:
@@ -65,14 +65,14 @@ class Gated(Residual):
 
 
 class NoResidual(Residual):
-    """y."""
+    """y, without a residual connection."""
 
     def joined(self, x: Tensor, y: Tensor) -> Tensor:
         return y
 
 
 class Reversible(Residual):
-    """(a, b) -> (b, a + y), y computed of b. x (B, N, 2 D) are both streams side by side, y (B, N, D) (Gomez et al. 2017)."""
+    """(a, b) -> (b, a + y), with y computed from b (RevNet, Gomez et al. 2017). x (B, N, 2 D): both streams; y (B, N, D)."""
 
     def read(self, x: Tensor) -> Tensor:
         return x.chunk(2, -1)[1]
@@ -82,7 +82,7 @@ class Reversible(Residual):
         return torch.cat((b, a + y), -1)
 
     def separated(self, x: Tensor, y: Tensor) -> Tensor:
-        """What ``joined`` made x of."""
+        """Inverse of ``joined``."""
         b, a = x.chunk(2, -1)
         return torch.cat((a - y, b), -1)
 
@@ -97,5 +97,5 @@ RESIDUALS: dict[type[spec.Residual], Callable[..., Residual]] = {
 
 
 def build_residual(part: spec.Residual, width: int, dropout: float = 0.0, drop_path: float = 0.0) -> Residual:
-    """The module of a residual's spec."""
+    """Build the module of a residual spec."""
     return RESIDUALS[type(part)](part, width, dropout, drop_path)

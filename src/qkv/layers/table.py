@@ -1,4 +1,4 @@
-"""Base class of parts that hold tables."""
+"""Base class of modules with lookup tables."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from torch import nn
 
 
 class Table(nn.Module):
-    """A module whose own parameters are rows that are looked up, by a number, a position or a distance, and not a map of features."""
+    """Module whose own parameters are lookup tables (by id, position or distance), not weight matrices."""

@@ -1,4 +1,4 @@
-"""Additive attention to a memory: what an encoder–decoder of recurrent networks had before dot products."""
+"""Additive (Bahdanau) attention to an encoder's output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qkv.spec import cross as spec
 
 
 class AdditiveMemory(NamedTuple):
-    """The memory mapped for the scores (B, M, A), its own vectors (B, M, D), and how many of the M are real (B)."""
+    """Projected memory W_k m (B, M, A), memory vectors m (B, M, Dm), unpadded lengths (B)."""
 
     keys: Tensor
     vectors: Tensor
@@ -29,9 +29,9 @@ class AdditiveAttention(Branch):
         m (B, M, Dm) ┬─ memory ── (B, M, A) ─┴ tanh ─ score ─ softmax ─ P (B, N, M) ─┐
                      └───────────────────────────────────────── Σ_j P_ij m_j (B, N, Dm) ─ output ─ (B, N, D)
 
-    Dm, the memory's own width, is D by default. State: the mapped memory, the memory and its lengths; read and never written. A row whose
-    memory is empty gets b. The paper feeds the sum into the recurrent cell of the next step; here it joins the residual stream, and the
-    branch before it is the cell.
+    Dm is the memory's width, by default D. State (read-only): projected memory, memory, lengths. A row with an empty
+    memory gives b. The paper feeds the sum into the next step of the recurrent cell; here it is added to the residual
+    stream, and the cell is the branch before.
     """
 
     def __init__(self, part: spec.AdditiveAttention, width: int, memory_width: int | None = None):
@@ -54,7 +54,7 @@ class AdditiveAttention(Branch):
         return self._weights(x, self.known(context, state))[:, None]
 
     def _weights(self, x: Tensor, known: AdditiveMemory) -> Tensor:
-        """P (B, N, M), in the precision of the memory."""
+        """Attention weights P (B, N, M), in the dtype of the memory."""
         p = additive_weights(x, known.keys, self.query.weight, self.score.weight[0], known.lengths)
         return p.to(known.vectors.dtype)
 

@@ -1,4 +1,4 @@
-"""Multi-head attention with shared K/V heads, any mask and any position information."""
+"""Multi-head, grouped-query and multi-query softmax attention with any mask and any positions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Attention(KeyValueAttention):
                            ├ k (B, G, N, Dk) ─ rotate ─┤ state: (B, G, slots, Dk | Dv)
                            └ v (B, G, N, Dv) ──────────┴ attention ─ (B, N, H Dv) ─ output ─ (B, N, D)
 
-    The state holds every key and value, or, if the mask is a causal window, a ring of the last ``size`` and the sinks.
+    State: all keys and values; for a causal window mask, a ring buffer of the window and the sinks.
     """
 
     def __init__(self, part: spec.Attention, width: int):
@@ -37,13 +37,13 @@ class Attention(KeyValueAttention):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         q, k, v = self.projected(x, context)
-        q, k = self._turned(q, k, context)
-        k, v, state, sites = self.met(k, v, context, state)
+        q, k = self._rotated(q, k, context)
+        k, v, state, sites = self.with_past(k, v, context, state)
         out = attention(q, k, v, self._problem(q, sites))
         return self.output(out.transpose(1, 2).flatten(2)), state
 
-    def _turned(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Turned by position, with RoPE."""
+    def _rotated(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """Apply RoPE to q and k, if the part has it."""
         rope = self.part.relative
         if not isinstance(rope, Rope):
             return q, k

@@ -1,4 +1,4 @@
-"""Convolutions over positions: a causal, dilated one, and one that looks to both sides."""
+"""Convolutions over positions: causal dilated, and centred."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qkv.state.kinds import extended
 
 
 class _Gated(Branch):
-    """W [taps] + b, gated: a ⊙ σ(g) of the two halves (GLU, Dauphin et al. 2017). weight (E, K·D), E = 2 D if gated."""
+    """W [taps] + b; if gated, a ⊙ σ(g) of the two halves (GLU, Dauphin et al. 2017). weight (E, K·D), E = 2 D if gated, else D."""
 
     def __init__(self, part: spec.Convolution | spec.CausalConvolution, width: int):
         super().__init__(part, width)
@@ -26,11 +26,11 @@ class _Gated(Branch):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """N(0, 1 / (K·D)): the output's variance is that of the input."""
+        """Initialise from N(0, 1 / (K·D)), which preserves the variance of the input."""
         nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
 
     def _of(self, inputs: Tensor) -> Tensor:
-        """y (B, N, D) of the inputs of each position side by side, (B, N, K·D)."""
+        """Map the concatenated taps of each position, (B, N, K·D), to the output (B, N, D)."""
         y = linear(inputs, self.weight, self.bias)
         if not self.part.gated:
             return y
@@ -40,9 +40,9 @@ class _Gated(Branch):
 
 @implements(spec.CausalConvolution)
 class CausalConvolution(_Gated):
-    """y_i = Σ_t W_t x_{i - t·dilation} + b, gated (WaveNet, van den Oord et al. 2016). The latest tap comes first in the weight.
+    """y_i = Σ_t W_t x_{i - t·dilation} + b, optionally gated (WaveNet, van den Oord et al. 2016).
 
-    State: the last (K - 1)·dilation inputs.
+    The weight holds the latest tap first. State: the last (K - 1)·dilation inputs.
     """
 
     rewindable = False
@@ -63,9 +63,9 @@ class CausalConvolution(_Gated):
 
 @implements(spec.Convolution)
 class Convolution(_Gated):
-    """y_i = Σ_t W_t x_{i + t - ⌊K/2⌋} + b, t < K, gated (ConvS2S, Gehring et al. 2017). The latest tap comes first in the weight.
+    """y_i = Σ_t W_t x_{i + t - ⌊K/2⌋} + b, t < K, optionally gated (ConvS2S, Gehring et al. 2017).
 
-    What lies beyond a row's length, or in another document, counts as 0. It sees later positions and remembers nothing.
+    The weight holds the latest tap first. Padding and other documents are read as 0. Bidirectional and stateless.
     """
 
     causal = False

@@ -1,4 +1,4 @@
-"""Attention to a memory: the queries are the sequence's, keys and values the encoder's output."""
+"""Cross-attention: queries from the sequence, keys and values from an encoder's output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qkv.spec import cross as spec
 
 
 class MemoryKeys(NamedTuple):
-    """Keys (B, G, M, Dk) and values (B, G, M, Dv) of a memory, and how many of the M are real (B)."""
+    """Keys (B, G, M, Dk), values (B, G, M, Dv) and unpadded lengths (B) of a memory."""
 
     keys: Tensor
     values: Tensor
@@ -34,7 +34,7 @@ class CrossAttention(Branch):
         m (B, M, Dm) ─ memory ┬ k (B, G, M, Dk) ─┤ state: k, v, lengths
                               └ v (B, G, M, Dv) ─┴ attention ─ (B, N, H Dv) ─ output ─ (B, N, D)
 
-    Dm, the memory's own width, is D by default. A row whose memory is empty gets 0. The state is read and never written.
+    Dm is the memory's width, by default D. A row with an empty memory gives 0. The state is read-only.
     """
 
     def __init__(self, part: spec.CrossAttention, width: int, memory_width: int | None = None):
@@ -66,7 +66,7 @@ class CrossAttention(Branch):
         return reference.weights(self._queries(x, context), known.keys, self._problem(known, context))
 
     def _queries(self, x: Tensor, context: Context) -> Tensor:
-        """(B, H, N, Dk)."""
+        """Queries (B, H, N, Dk)."""
         q = self.query(x).unflatten(-1, (self.part.num_heads, self.head_dim)).transpose(1, 2)
         return q if self.query_norm is None else self.query_norm(q, context)
 
@@ -78,17 +78,17 @@ class CrossAttention(Branch):
     def _sites(known: MemoryKeys, context: Context) -> Sites:
         count = known.keys.shape[2]
         steps = torch.arange(count, device=known.keys.device)[None]
-        # On the meta device there are shapes and no values: nothing is padded there.
+        # Tensors on the meta device have no values; assume no padding.
         if known.lengths.is_meta or bool((known.lengths == count).all()):
             return Sites(context.positions, steps, full=True)
         return Sites(context.positions, steps.masked_fill(steps >= known.lengths[:, None], -1))
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
-        return 0  # what it keeps depends on the memory's length, not on the sequence's
+        return 0  # the state depends on the length of the memory, not of the sequence
 
     def ending(self) -> nn.Module:
         return self.output
 
 
 _NOWHERE = Context(torch.zeros(1, 1, dtype=torch.long))
-"""The norm of a head acts on each vector alone, wherever it stands."""
+"""Dummy context: a norm of heads does not depend on positions."""

@@ -1,4 +1,4 @@
-"""DeBERTa's attention: content meets content, content meets distance, and distance meets content."""
+"""Disentangled attention (DeBERTa): content-to-content, content-to-position and position-to-content scores."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from qkv.spec import relative_attention as spec
 
 
 class DistanceVectors(SharedTable):
-    """P (2 S, D), one learned vector for each bucket of the distance, normed; with ``shared`` those of the stack's first such layer."""
+    """Relative position embeddings P (2 S, D), one normalised vector per distance bucket; with ``shared``, one table per stack."""
 
     def __init__(self, part: spec.DisentangledAttention, width: int):
         super().__init__()
         self.part, self.width = part, width
-        # In a tuple, so that another layer's weights are not registered as this one's too.
+        # In a tuple, so that the owner's weights are not registered twice.
         self.owner: tuple[DistanceVectors, ...] = ()
-        # Not 0, which a norm of the vectors could not tell apart.
+        # Not 0: the norm of a zero vector is 0, without useful gradients.
         self.table: nn.Parameter | None = nn.Parameter(torch.randn(2 * part.span, width) * 0.02)
         self.norm: Norm | None = build_norm(part.table_norm, width)
 
@@ -39,7 +39,7 @@ class DistanceVectors(SharedTable):
         self.table, self.norm, self.owner = None, None, (owner,)
 
     def forward(self, context: Context) -> Tensor:
-        """(2 S, D)."""
+        """Return P (2 S, D)."""
         held = self.owner[0] if self.owner else self
         assert held.table is not None
         assert held.norm is not None
@@ -50,9 +50,9 @@ class DistanceVectors(SharedTable):
 class DisentangledAttention(ScoredAttention):
     """softmax((q_i · k_j + q_i · a_d + b_d · k_j) / (τ √(f Dk)), masked) V, d = clip(bucket(i - j) + S, 0, 2 S - 1) (He et al. 2021).
 
-    a = P W_a (2 S, H, Dk) meets the query of each head, b = P W_b its key. f is the number of terms, 3 if both are there. Where keys have no
-    bias and the others do, ``query_bias`` (H Dk) and ``value_bias`` (G Dv) stand beside the maps, starting at 0.
-    State: as of attention, keys and values.
+    Position keys a = P W_a and position queries b = P W_b, (2 S, H, Dk). f: number of terms, at most 3. If queries and
+    values have biases but keys do not, they are ``query_bias`` (H Dk) and ``value_bias`` (G Dv), initialised to 0.
+    State: keys and values, as in ``Attention``.
     """
 
     def __init__(self, part: spec.DisentangledAttention, width: int):
@@ -85,25 +85,25 @@ class DisentangledAttention(ScoredAttention):
         return q, self.scale * sum(terms[1:], terms[0])
 
     def _index(self, sites: Sites) -> Tensor:
-        """d of each query and key, (B or 1, N, M)."""
+        """Distance bucket d of each query and key, (B or 1, N, M)."""
         part, distance = self.part, sites.query[:, :, None] - sites.key[:, None, :]
         bucket = distance if part.position_buckets is None else log_buckets(distance, part.position_buckets, part.max_distance)
         return (bucket + part.span).clamp(0, 2 * part.span - 1)
 
     def _keys(self, vectors: Tensor) -> Tensor:
-        """P W_a, (2 S, G Dk)."""
+        """Position keys P W_a, (2 S, G Dk)."""
         return self.position_key(vectors) if self.position_key is not None else self._part_of_qkv(vectors, 1)
 
     def _queries(self, vectors: Tensor) -> Tensor:
-        """P W_b, (2 S, H Dk)."""
+        """Position queries P W_b, (2 S, H Dk)."""
         return self.position_query(vectors) if self.position_query is not None else self._part_of_qkv(vectors, 0)
 
     def _part_of_qkv(self, vectors: Tensor, number: int) -> Tensor:
-        """Through the map that makes queries (0) or keys (1) of content."""
+        """Project with the content's query (0) or key (1) projection."""
         bias = (self.query_bias, None)[number] if self.qkv.bias is None else self.qkv.bias.split(self.sizes)[number]
         return F.linear(vectors, self.qkv.weight.split(self.sizes)[number], bias)
 
     def _by_head(self, vectors: Tensor) -> Tensor:
-        """(R, H or G heads times Dk) -> (H, R, Dk)."""
+        """Split heads: (R, H Dk or G Dk) -> (H, R, Dk)."""
         heads = vectors.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
         return heads.repeat_interleave(self.part.num_heads // heads.shape[0], 0)

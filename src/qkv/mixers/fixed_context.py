@@ -1,4 +1,4 @@
-"""One vector for a whole memory, the same for every position."""
+"""Fixed context: one pooled memory vector, added at every position."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qkv.spec import cross as spec
 
 @implements(spec.FixedContext)
 class FixedContext(Branch):
-    """W c + b, c (B, Dm) the pooled memory, whose width Dm is D by default (Cho et al. 2014). State: c."""
+    """W c + b with the pooled memory c (B, Dm); Dm is by default D (Cho et al. 2014). State: c."""
 
     def __init__(self, part: spec.FixedContext, width: int, memory_width: int | None = None):
         super().__init__(part, width)

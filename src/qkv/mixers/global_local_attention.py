@@ -1,4 +1,4 @@
-"""Longformer's attention: a window on both sides, and global positions that see all and are seen by all."""
+"""Longformer attention: a symmetric window, plus global positions that attend to all and are attended by all."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from qkv.spec import sparse_attention as spec
 
 @implements(spec.GlobalLocalAttention)
 class GlobalLocalAttention(Branch):
-    """concat_h(O_h) W_o, O_i over the window of i and the global keys; O_g of a global position over all keys, by other maps.
+    """concat_h(O_h) W_o. Local queries attend to their window and the global keys; global queries, with other projections, to all keys.
 
         x (B, N, D) ─┬─ qkv ── q, k, v (B, H, N, Dk) ────────── window ∪ global ─┐
                      ├─ global_key_value ── k', v' (B, H, N, Dk) ─┐              ├─ output ─ (B, N, D)
           x at g ────┴─ global_query ── q' (B, H, g, Dk) ─────────┴─ all ─ at g ─┘
 
-    Beltagy et al. 2020. It sees later positions and remembers nothing.
+    Longformer, Beltagy et al. 2020. Bidirectional and stateless.
     """
 
     causal = False
@@ -49,7 +49,7 @@ class GlobalLocalAttention(Branch):
         return self.output(out.transpose(1, 2).flatten(2)), state
 
     def _with_global(self, out: Tensor, x: Tensor, places: Places, dropout: float) -> Tensor:
-        """``out`` (B, H, N, Dk) with what the global positions see in its place."""
+        """Replace the outputs of global positions in ``out`` (B, H, N, Dk) by their attention over all keys."""
         (q,) = self._heads(self.global_query(taken(x, places.index)))
         k, v = self._heads(self.global_key_value(x))
         seen = attention(q, k, v, Problem(Full(), _of_global(places, x.shape[0]), self.scale, dropout=dropout))
@@ -58,11 +58,11 @@ class GlobalLocalAttention(Branch):
         return out.scatter(2, index, seen)
 
     def _heads(self, x: Tensor) -> tuple[Tensor, ...]:
-        """(B, N, several times H Dk) -> several of (B, H, N, Dk)."""
+        """Split heads: (B, N, n H Dk) -> n tensors (B, H, N, Dk)."""
         return tuple(t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in x.split(self.part.num_heads * self.head_dim, -1))
 
     def _places(self, context: Context) -> Places:
-        """Where the positions stand, and which of them are global."""
+        """Positions, and which of them are global."""
         positions, valid = context.positions, context.valid
         key = positions if valid is None else positions.masked_fill(~valid, -1)
         sites = Sites(positions, key, context.segments, context.segments, given=context.visible)
@@ -78,7 +78,7 @@ class GlobalLocalAttention(Branch):
         return place(chosen, count, sites, in_place or _consecutive(positions, context.segments))
 
     def _number(self, context: Context) -> Tensor | int | None:
-        """How many first positions are global: the same everywhere, or of each row (B, 1), or none."""
+        """Number of leading global positions: equal for all rows, per row (B, 1), or None."""
         if self.part.num_global is not None:
             return self.part.num_global
         return None if context.prefix is None else context.prefix[:, None]
@@ -88,7 +88,7 @@ class GlobalLocalAttention(Branch):
 
 
 def _of_global(places: Places, rows: int) -> Sites:
-    """Queries are the global positions of each row, keys all."""
+    """Sites of the global queries of each row, with all keys."""
     sites, index = places.sites, places.index.expand(rows, -1)
 
     def at(t: Tensor) -> Tensor:
@@ -100,12 +100,12 @@ def _of_global(places: Places, rows: int) -> Sites:
 
 
 def _in_place(positions: Tensor) -> bool:
-    """True if vector i stands at position i; on the meta device, where there are no values, it does."""
+    """True if vector i has position i; assumed on the meta device, which has no values."""
     return positions.is_meta or torch.equal(positions, torch.arange(positions.shape[1], device=positions.device).expand_as(positions))
 
 
 def _consecutive(positions: Tensor, segments: Tensor | None) -> bool:
-    """True if each vector stands one further than the one before, or begins another document."""
+    """True if positions increase by 1 within each document."""
     follows = positions.diff(dim=1) == 1
     if segments is not None:
         follows = follows | (segments.diff(dim=1) != 0)

@@ -1,4 +1,4 @@
-"""What attention of a sequence to itself is made of, whatever its scores are: the maps, the heads, and the keys and values that it remembers."""
+"""Base classes of self-attention: projections, heads and the key/value state."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from qkv.spec.masks import AllOf, Mask
 from qkv.state.kinds import Arrival, KeyValue, append, append_ring, key_value, ring_positions
 
 
-class Remembering(Branch):
-    """What remembers every key and value, or, if the mask is a causal window, a ring of the last ``size`` and the sinks."""
+class KeyValueBranch(Branch):
+    """Branch with a key/value state: all positions; for a causal window mask, a ring buffer of the window and the sinks."""
 
     def __init__(self, part: BranchSpec, width: int, mask: Mask, kept: tuple[int, int, int]):
-        """kept: heads of keys and values, and the features of a key and of a value."""
+        """kept: (number of key/value heads, features per key, features per value)."""
         super().__init__(part, width)
         self.kv_heads, self.head_dim, self.value_dim = kept
         self.mask = build_mask(mask)
@@ -34,14 +34,14 @@ class Remembering(Branch):
         limit = None if self.ring is None else sum(self.ring)
         return key_value(batch, self.kv_heads, (self.head_dim, self.value_dim), self.like().detach(), (capacity, limit))
 
-    def met(self, k: Tensor, v: Tensor, context: Context, state: State | None) -> tuple[Tensor, Tensor, State | None, Sites]:
-        """What the queries of a call meet: the keys and values, those remembered among them, the next state, and where all of them stand."""
+    def with_past(self, k: Tensor, v: Tensor, context: Context, state: State | None) -> tuple[Tensor, Tensor, State | None, Sites]:
+        """Add k, v to the state; return (all visible keys, values, next state, positions of queries and keys)."""
         if state is None:
             return k, v, None, context.once(("sites", self.causal), lambda: self._whole(context))
         return self._remembered(k, v, context, state) if self.ring is None else self._windowed(k, v, context, state)
 
     def _whole(self, context: Context) -> Sites:
-        """Queries and keys are the same positions. Padding on the right is hidden from real queries by a causal mask alone."""
+        """Sites of a call without state. A causal mask alone hides right padding from real queries."""
         valid = context.valid
         special = context.segments is not None or context.prefix is not None or context.visible is not None
         if not special and (valid is None or self.causal):
@@ -60,24 +60,28 @@ class Remembering(Branch):
         return state.keys[:, :, :end], state.values[:, :, :end], state, context.once(("cached", end), sites)
 
     def _windowed(self, k: Tensor, v: Tensor, context: Context, state: KeyValue) -> tuple[Tensor, Tensor, KeyValue, Sites]:
-        """While the ring is not full its slots are the positions; later one query sees all of it, and several see it joined by the new keys."""
+        """Attend through the ring buffer.
+
+        Until the ring is full, slots are positions. Then a single query attends to the updated ring, and several queries
+        to the old ring followed by the new keys.
+        """
         ring = self.ring or (1, 0)
-        came, full = _arrival(context), sum(ring)
-        if came.start is not None and came.end <= full:
+        arrival, full = _arrival(context), sum(ring)
+        if arrival.start is not None and arrival.end <= full:
             return self._remembered(k, v, context, state)
-        if k.shape[2] == 1:  # the slot that is overwritten holds a position that has just left the window
-            state = append_ring(state, k, v, came, ring)
-            after = came.past + (1 if came.lengths is None else came.lengths)
-            held = context.once(("ring", ring), lambda: ring_positions(after, full, ring))[:, : state.keys.shape[2]]
-            return state.keys, state.values, state, self._around(context, held, full=came.start is not None and self.plain_window)
-        before = context.once(("ring", ring), lambda: ring_positions(came.past, full, ring))[:, : state.keys.shape[2]]
+        if k.shape[2] == 1:  # the overwritten slot belongs to a position that has just left the window
+            state = append_ring(state, k, v, arrival, ring)
+            count = arrival.past + (1 if arrival.lengths is None else arrival.lengths)
+            held = context.once(("ring", ring), lambda: ring_positions(count, full, ring))[:, : state.keys.shape[2]]
+            return state.keys, state.values, state, self._around(context, held, full=arrival.start is not None and self.plain_window)
+        before = context.once(("ring", ring), lambda: ring_positions(arrival.past, full, ring))[:, : state.keys.shape[2]]
         new = context.positions if context.valid is None else context.positions.masked_fill(~context.valid, -1)
         keys, values = torch.cat((state.keys, k), 2), torch.cat((state.values, v), 2)
         sites = self._around(context, torch.cat((before, new.expand(before.shape[0], -1)), 1))
-        return keys, values, append_ring(state, k, v, came, ring), sites
+        return keys, values, append_ring(state, k, v, arrival, ring), sites
 
     def _around(self, context: Context, held: Tensor, full: bool = False) -> Sites:
-        """Sites of queries that meet a ring, whose slots hold the positions ``held``."""
+        """Sites of the queries and of ring slots with the positions ``held``."""
         return Sites(context.positions, held, full=full, prefix=context.prefix)
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
@@ -85,11 +89,11 @@ class Remembering(Branch):
         return batch * kept * self.kv_heads * (self.head_dim + self.value_dim) * self.like().element_size()
 
 
-class KeyValueAttention(Remembering):
-    """Queries, keys and values by one linear map, an output map, and a state of keys and values. A subclass says how queries meet keys."""
+class KeyValueAttention(KeyValueBranch):
+    """Self-attention base: q/k/v projection, output projection and key/value state. Subclasses compute the scores."""
 
     def __init__(self, part: MaskedAttention, width: int, terms: int = 1):
-        """terms: how many products a score is the sum of; all are divided by √(terms · Dk)."""
+        """terms: number of dot products summed in a score; the sum is divided by √(terms · Dk)."""
         super().__init__(part, width, part.mask, (part.kv_heads, *part.dims(width)))
         self.num_heads = part.num_heads
         self.sizes = (self.num_heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim)
@@ -100,11 +104,11 @@ class KeyValueAttention(Remembering):
         self.scale = 1.0 / (part.temperature * (terms * self.head_dim) ** 0.5)
 
     def mapped(self, x: Tensor) -> Tensor:
-        """Queries, keys and values of all heads side by side, (B, N, (H + G) Dk + G Dv)."""
+        """Concatenated queries, keys and values of all heads, (B, N, (H + G) Dk + G Dv)."""
         return self.qkv(x)
 
     def projected(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """q (B, H, N, Dk), k (B, G, N, Dk), v (B, G, N, Dv)."""
+        """Project x to q (B, H, N, Dk), k (B, G, N, Dk), v (B, G, N, Dv)."""
         widths = (self.head_dim, self.head_dim, self.value_dim)
         q, k, v = (t.unflatten(-1, (-1, w)).transpose(1, 2) for t, w in zip(self.mapped(x).split(self.sizes, -1), widths, strict=True))
         if self.query_norm is not None and self.key_norm is not None:
@@ -116,11 +120,11 @@ class KeyValueAttention(Remembering):
 
 
 def _is_plain_window(mask: Mask) -> bool:
-    """True for ``causal & window(…)``: every key that the ring holds is visible to the newest query."""
+    """True for ``causal & window(…)``: the newest query sees every key in the ring."""
     return isinstance(mask, AllOf) and sorted(m.kind for m in mask.masks) == ["causal", "window"]
 
 
 def _arrival(context: Context) -> Arrival:
-    """What the state needs to know of a call."""
+    """The ``Arrival`` of a call's new positions."""
     assert context.past is not None
     return Arrival(context.past, context.lengths, context.start, context.end)

@@ -1,4 +1,4 @@
-"""Linear attention with a matrix for a memory."""
+"""Causal linear attention with a fixed-size matrix state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qkv.spec import branches as spec
 class LinearAttention(Branch):
     """φ(Q) S / (φ(Q) z), S = Σ_{j<=i} φ(k_j)^T v_j, z = Σ_{j<=i} φ(k_j) (Katharopoulos et al. 2020).
 
-    State: S (B, H, Dk, Dv) and z (B, H, Dk), the same size at every length.
+    State: S (B, H, Dk, Dv) and z (B, H, Dk), independent of the length.
     """
 
     rewindable = False
@@ -33,8 +33,8 @@ class LinearAttention(Branch):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         q, k, v = (t.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        out, after = linear_attention(feature(q), feature(k), v, state, context.valid, context.segments, self.chunk)
-        return self.output(out.transpose(1, 2).flatten(2)), None if state is None else after
+        out, last = linear_attention(feature(q), feature(k), v, state, context.valid, context.segments, self.chunk)
+        return self.output(out.transpose(1, 2).flatten(2)), None if state is None else last
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
         return batch * self.num_heads * self.head_dim * (self.head_dim + 1) * self.qkv.weight.element_size()

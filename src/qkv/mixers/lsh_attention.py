@@ -1,4 +1,4 @@
-"""The Reformer's attention: one vector is query and key, and a hash says which positions meet."""
+"""LSH attention (Reformer): shared query/key vectors; hashing selects the keys of each query."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from qkv.layers.branch import State, implements
 from qkv.layers.context import Context
 from qkv.layers.linear import Linear
-from qkv.mixers.key_value import Remembering
+from qkv.mixers.key_value import KeyValueBranch
 from qkv.ops import lsh_attention as ops
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import Problem
@@ -17,20 +17,20 @@ from qkv.ops.masks import Sites
 from qkv.spec import lsh_attention as spec
 
 _EPS = 1e-6
-"""Added to the mean square of a vector that is brought to length 1, as in the published models."""
+"""Epsilon of the key normalisation, as in the published models."""
 
 
 @implements(spec.LSHAttention)
-class LSHAttention(Remembering):
-    """concat_h(O_h) W_o, O of ``qkv.ops.lsh_attention``; k_j = q_j / √(|q_j|² + Dk · 10⁻⁶) (Kitaev et al. 2020).
+class LSHAttention(KeyValueBranch):
+    """concat_h(O_h) W_o, O from ``qkv.ops.lsh_attention``, k_j = q_j / √(|q_j|² + Dk · 10⁻⁶) (Kitaev et al. 2020).
 
         x (B, N, D) ─┬─ query_key ── q (B, H, N, Dk) ─┬──────────── hash, sort, chunks ─┐
                      │                                └─ length 1 ── k (B, H, N, Dk) ───┼─ output ─ (B, N, D)
                      └─ value ────── v (B, H, N, Dk) ───────────────────────────────────┘
 
-    Without a state, rows longer than ``chunk_length`` are hashed. With a state, whose keys and values are those of every position, and in shorter
-    rows, every query meets every key that the mask shows: outputs of pieces are those of one call for rows of up to ``chunk_length``, and
-    for longer ones what hashing comes near to with more rounds.
+    Rows longer than ``chunk_length`` are hashed if there is no state. Shorter rows, and decoding with a state (all keys
+    and values), use full attention under the mask. So decoding equals one call up to ``chunk_length`` positions; beyond,
+    it is the limit that hashing approaches with more rounds.
     """
 
     def __init__(self, part: spec.LSHAttention, width: int):
@@ -48,7 +48,7 @@ class LSHAttention(Remembering):
         if state is None and x.shape[1] > self.part.chunk_length:
             out = self._hashed(q, k, v, context, dropout)
         else:
-            k, v, state, sites = self.met(k, v, context, state)
+            k, v, state, sites = self.with_past(k, v, context, state)
             out = attention(q, k, v, Problem(self.mask, sites, 1.0, dropout=dropout, added=_itself(sites, q)))
         return self.output(out.transpose(1, 2).flatten(2)), state
 
@@ -70,7 +70,7 @@ class LSHAttention(Remembering):
 
 
 def _of_documents(row: ops.Row, found: Documents) -> ops.Row:
-    """The rows of ``row`` are packed; each of its documents as a row."""
+    """Unpack the documents of packed rows into one row each."""
     count = row.positions.shape[1]
     origin, place = found.table[:, 0] // count, found.table % count
     prefix = None if row.prefix is None else row.prefix[origin]
@@ -79,6 +79,6 @@ def _of_documents(row: ops.Row, found: Documents) -> ops.Row:
 
 
 def _itself(sites: Sites, q: Tensor) -> Tensor:
-    """What joins the scores: a position sees itself only where it sees nothing else. (B or 1, 1, N, M)."""
+    """Score term (B or 1, 1, N, M) by which a position attends to itself only if it sees no other key."""
     same = sites.query[:, None, :, None] == sites.key[:, None, None, :]
     return torch.zeros(same.shape, dtype=q.dtype, device=q.device).masked_fill(same, ops.SELF)

@@ -1,4 +1,4 @@
-"""From a mask's spec to its predicate."""
+"""Mask specs to mask predicates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLAIN: dict[type[spec.Mask], type[ops.Mask]] = {
 
 
 def build_mask(part: spec.Mask) -> ops.Mask:
-    """The predicate; the fields of a plain mask carry over by name."""
+    """Build the predicate of a mask spec. Fields of elementary masks are passed by name."""
     if isinstance(part, spec.AllOf):
         return ops.AllOf(tuple(build_mask(mask) for mask in part.masks))
     if isinstance(part, spec.AnyOf):

@@ -1,4 +1,4 @@
-"""Recurrent units as mixers: Elman's network, the gated recurrent unit, long short-term memory."""
+"""Recurrent mixers: Elman RNN, GRU and LSTM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qkv.spec import branches as spec
 
 
 class Cell(nn.Module):
-    """The weights of one cell that goes over the positions in one direction. gates: how many matrices of E rows it has."""
+    """Weights of a recurrent cell of one direction. gates: number of (E, ·) matrices."""
 
     def __init__(self, part: spec.Recurrent, width: int, hidden: int):
         super().__init__()
@@ -29,9 +29,9 @@ class Cell(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Inputs N(0, 1/D), each recurrent matrix orthogonal, so that h neither dies nor grows at the start.
+        """Initialise input weights from N(0, 1/D) and recurrent matrices orthogonally, so that h keeps its norm.
 
-        An LSTM's forget gates begin open, with a bias of 1 (Gers et al. 2000; Jozefowicz et al. 2015).
+        The forget gate bias of an LSTM is 1 (Gers et al. 2000; Jozefowicz et al. 2015).
         """
         nn.init.normal_(self.input_weight, std=self.input_weight.shape[1] ** -0.5)
         for gate in self.hidden_weight.data.chunk(self.gates):
@@ -40,7 +40,7 @@ class Cell(nn.Module):
             self.input_bias.data[self.hidden : 2 * self.hidden] = 1.0
 
     def empty(self, batch: int) -> Memory:
-        """The state before the first position."""
+        """Initial state: zeros."""
         return tuple(self.hidden_weight.detach().new_zeros(batch, self.hidden) for _ in range(self.leaves))
 
     def forward(self, x: Tensor, state: Memory, starts: Tensor | None, lengths: Tensor | None) -> tuple[Tensor, Memory]:
@@ -52,13 +52,13 @@ class Cell(nn.Module):
 @implements(spec.GRU)
 @implements(spec.LSTM)
 class Recurrent(Branch):
-    """h_i = cell(x_i, h_{i-1}), then a linear map: y_i = V h_i + b.
+    """y_i = V h_i + b, h_i = cell(x_i, h_{i-1}).
 
         x (B, N, D) ─┬─ cell, forward ──── h (B, N, E / 2) ─┐
                      └─ cell, backward ─── h (B, N, E / 2) ─┴─ output ─ (B, N, D)       direction "both"
 
-    Backward, a row is read from its last real position to its first. One direction alone has all E features.
-    State, forward: h (B, E), of an LSTM also its memory cells (B, E). The other directions remember nothing, as they need the end first.
+    The backward cell runs from the last unpadded position to the first. A single direction has all E features.
+    State (direction "forward" only): h (B, E), and c (B, E) for an LSTM. The other directions are stateless.
     """
 
     rewindable = False
@@ -76,14 +76,14 @@ class Recurrent(Branch):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         if self.causal and state is not None:
-            hs, after = self.cells[0](x, state, context.document_starts, context.lengths)
-            # A copy: as a view into every h, the last one would keep them all in memory.
-            return self.output(hs), tuple(t.clone() for t in after)
+            hs, last = self.cells[0](x, state, context.document_starts, context.lengths)
+            # A copy: a view of the last h would keep all of them in memory.
+            return self.output(hs), tuple(t.clone() for t in last)
         sides = [self._directed(cell, name, x, context) for cell, name in zip(self.cells, self.directions, strict=True)]
         return self.output(sides[0] if len(sides) == 1 else torch.cat(sides, -1)), state
 
     def _directed(self, cell: nn.Module, direction: str, x: Tensor, context: Context) -> Tensor:
-        """Every h of one direction, (B, N, E), from a state of zeros."""
+        """All h of one direction, (B, N, E), from a zero state."""
         start = tuple(t.to(x.dtype) for t in cell.empty(x.shape[0]))  # type: ignore[operator]
         if direction == "forward":
             return cell(x, start, context.document_starts, None)[0]

@@ -1,4 +1,4 @@
-"""Every part that a block can list. Importing this module is what registers the ones that qkv brings."""
+"""Register of all branches. Importing this module registers the built-in ones."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ BUILT_IN = (
 
 
 def build_branch(part: BranchSpec, width: int, memory_width: int | None = None) -> Branch:
-    """The module of a branch's spec at a model width; ``memory_width``: features of a memory's vectors, where they have their own."""
+    """Build the module of a branch spec. ``memory_width``: width of memory vectors, if it differs from ``width``."""
     module: Any = BRANCHES[type(part)]
     return module(part, width) if memory_width in (None, width) or not part.reads_memory else module(part, width, memory_width)

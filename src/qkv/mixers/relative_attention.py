@@ -1,4 +1,4 @@
-"""Transformer-XL's attention: scores of content, and of content with the distance, each with a learned bias of the head."""
+"""Relative attention (Transformer-XL, XLNet): content and position scores, each with a learned bias per head."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qkv.spec.errors import UserError
 
 
 class TypeScores(Table):
-    """(q_i + w) · e_s, s = 0 if the tokens i and j are of one type, else 1. w (H Dk), e (2, H Dk); w starts at 0."""
+    """(q_i + w) · e_s, s = 0 if tokens i and j have the same type, else 1 (XLNet). w (H Dk), initialised to 0; e (2, H Dk)."""
 
     def __init__(self, size: int, head_dim: int):
         super().__init__()
@@ -27,9 +27,9 @@ class TypeScores(Table):
         self.vectors = nn.Parameter(torch.randn(2, size) * 0.02)
 
     def forward(self, q: Tensor, context: Context) -> Tensor:
-        """(B, H, N, N), or (B, H, N, 1) where nothing is said of types. q (B, H, N, Dk)."""
+        """Scores (B, H, N, N), or (B, H, N, 1) without types. q (B, H, N, Dk)."""
         if context.types is not None and context.past is not None:
-            raise UserError("types of tokens cannot be joined with a state in relative attention; read the whole sequence at once")
+            raise UserError("relative attention supports token types without a state only; process the whole sequence in one call")
         w = self.bias.view(-1, 1, self.head_dim).to(q.dtype)
         vectors = self.vectors.unflatten(1, (-1, self.head_dim)).transpose(0, 1).to(q.dtype)
         scores = (q + w) @ vectors.transpose(-1, -2)
@@ -43,9 +43,9 @@ class TypeScores(Table):
 class RelativeAttention(ScoredAttention):
     """softmax(((q_i + u) · k_j + (q_i + v) · W_r r_{i-j} + (q_i + w) · e_s) / (τ √Dk), masked) V (Dai et al. 2019; Yang et al. 2019).
 
-    r_d is a sinusoid of D features, its sines first; u, v and w (H Dk) start at 0. The last term is there with ``by_type``: s = 0 if i and
-    j are of one type, else 1. Without types all are of one, which changes nothing, as the term is the same for all keys.
-    State: as of attention, keys and values; what depends on the distance alone is computed again. The types of keys are not remembered.
+    r_d is a sinusoid of D features, sines first; u, v and w (H Dk) are initialised to 0. The last term exists if
+    ``by_type``: s = 0 if i and j have the same type, else 1. Without types it is equal for all keys and has no effect.
+    State: keys and values, as in ``Attention``. Position terms are recomputed; key types are not stored.
     """
 
     def __init__(self, part: spec.RelativeAttention, width: int):
@@ -67,14 +67,14 @@ class RelativeAttention(ScoredAttention):
         return q + u, self.scale * added
 
     def _by_distance(self, q: Tensor, r: Tensor, index: Tensor) -> Tensor:
-        """q_i · W_r r_{i-j}, (B, H, N, M). A single query is multiplied by W_r first, which costs R times less than all r."""
+        """q_i · W_r r_{i-j}, (B, H, N, M). A single query is multiplied by W_r first, which is R times cheaper."""
         if q.shape[2] == 1:
             weight = self.position.weight.unflatten(0, (-1, self.head_dim)).to(q.dtype)
             return by_query(q @ weight, r.expand(q.shape[1], -1, -1), index)
         return by_query(q, self.position(r).unflatten(-1, (-1, self.head_dim)).transpose(0, 1), index)
 
     def _distances(self, sites: Sites, context: Context) -> tuple[Tensor, Tensor]:
-        """(every distance from the smallest to the largest (R), which of them it is (B or 1, N, M)). Hidden keys count as the nearest end."""
+        """Return (all distances (R), index of each pair's distance (B or 1, N, M)). Distances of hidden keys are clamped."""
         first, last = self._ends(sites, context)
         distance = sites.query[:, :, None] - sites.key[:, None, :]
         if self.part.max_distance is not None:
@@ -83,10 +83,10 @@ class RelativeAttention(ScoredAttention):
         return steps, distance.clamp(first, max(first, last)) - first
 
     def _ends(self, sites: Sites, context: Context) -> tuple[int, int]:
-        """The smallest and the largest distance i - j of a visible key."""
+        """Smallest and largest distance i - j of visible keys."""
         count, ahead = sites.query.shape[1], 0 if self.causal else 1
         if context.past is not None or sites.query.is_meta or not count:
             return -ahead * max(count - 1, 0), max(context.end - 1, 0)
-        # Positions may be given by the caller, anywhere.
+        # Positions may be given by the caller, with any values.
         span = int(sites.query.max() - sites.query.min())
         return -ahead * span, span

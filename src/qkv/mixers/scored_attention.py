@@ -1,4 +1,4 @@
-"""Attention under a mask whose scores are joined by something learned: what such mixers share, their state included."""
+"""Base class of self-attention with additional score terms."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from qkv.spec.branches import MaskedAttention
 
 
 class ScoredAttention(KeyValueAttention):
-    """concat_h(softmax(scale · Q_h K_g^T + what ``scored`` adds, masked) V_g) W_o.
+    """concat_h(softmax(scale · Q_h K_g^T + S_h, masked) V_g) W_o, with S_h from ``scored``.
 
         x (B, N, D) ─ qkv ─┬ q (B, H, N, Dk) ─ scored ┐
                            ├ k (B, G, N, Dk) ─────────┤ state: (B, G, slots, Dk | Dv)
                            └ v (B, G, N, Dv) ─────────┴ attention ─ (B, N, H Dv) ─ output ─ (B, N, D)
 
-    The state holds every key and value, or, if the mask is a causal window, a ring of the last ``size`` and the sinks.
+    State: all keys and values; for a causal window mask, a ring buffer of the window and the sinks.
     """
 
     def __init__(self, part: MaskedAttention, width: int, terms: int = 1):
@@ -29,12 +29,12 @@ class ScoredAttention(KeyValueAttention):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         q, k, v = self.projected(x, context)
-        k, v, state, sites = self.met(k, v, context, state)
+        k, v, state, sites = self.with_past(k, v, context, state)
         q, added = self.scored(q, k, sites, context)
         dropout = self.part.dropout if self.training else 0.0
         out = attention(q, k, v, Problem(self.mask, sites, self.scale, dropout=dropout, added=added))
         return self.output(out.transpose(1, 2).flatten(2)), state
 
     def scored(self, q: Tensor, k: Tensor, sites: Sites, context: Context) -> tuple[Tensor, Tensor]:
-        """(the queries that meet the keys (B, H, N, Dk), what joins the scaled scores (B, H, N, M)). k (B, G, M, Dk)."""
+        """Return (queries for the dot product (B, H, N, Dk), term added to the scaled scores (B, H, N, M)). k (B, G, M, Dk)."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Features taken from earlier positions."""
+"""Token shift: feature groups from earlier positions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from qkv.state.kinds import extended
 
 @implements(spec.TokenShift)
 class TokenShift(Branch):
-    """Feature group g of the output's input comes from g positions earlier (0 before the start), then one linear map.
+    """y_i = W concat_g(x_{i-g}[group g]) + b over G feature groups; inputs before the start are 0.
 
-    The causal form of S²-MLP (Yu et al. 2021). State: the last G - 1 inputs, (B, G - 1, D).
+    Causal form of S²-MLP (Yu et al. 2021). State: the last G - 1 inputs, (B, G - 1, D).
     """
 
     rewindable = False
