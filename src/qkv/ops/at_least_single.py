@@ -1,4 +1,4 @@
-"""Sums, angles and softmaxes in single precision where numbers are narrower, and in their own where they are not."""
+"""Promotion to at least single precision, for sums, angles and softmaxes."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ def single_or_wider(dtype: torch.dtype) -> torch.dtype:
 
 
 def at_least_single(x: Tensor) -> Tensor:
-    """``x`` in float32 or, where it is float64, as it is."""
+    """Cast ``x`` to float32; float64 is unchanged."""
     return x.to(single_or_wider(x.dtype))

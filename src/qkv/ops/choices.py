@@ -1,7 +1,7 @@
-"""Which implementation of an op is used, why, and what it gained: what ``qkv why`` prints.
+"""Register of selected implementations with reasons and gains, as printed by ``qkv why``.
 
-A choice that rests on a measurement can differ from one start to the next, and with it the last bits of a result. A run
-therefore stores ``snapshot()`` beside its weights and calls ``restore()`` when it goes on.
+Measured choices can differ between processes, and with them the last bits of a result. A run therefore stores
+``snapshot()`` beside its weights and calls ``restore()`` when it resumes.
 """
 
 from __future__ import annotations
@@ -19,27 +19,26 @@ from qkv.ops.remembered import recall, remember
 
 @dataclass(frozen=True)
 class Choice:
-    """The twin of ``op`` that is used where ``case`` holds."""
+    """Implementation (``twin``) of ``op`` used in ``case``, with the reason."""
 
     op: str
     case: str
     twin: str
     reason: str
     gain: float | None = None
-    """Times faster than torch's plain path, or than the other precision, as measured on this machine; None if the choice follows
-    from the shapes alone, or the plain path does not run here."""
+    """Measured speed-up over torch's default, or over the other precision; None if not measured or the default cannot run."""
 
 
 NOISE = 1.1
-"""In so short a measurement, a smaller gain is none."""
+"""Smallest speed-up that counts; short timings are not more accurate."""
 
 _chosen: dict[tuple[str, str], Choice] = {}
 
 
 def choose(op: str, case: str, decide: Callable[[], Choice], among: Container[str] = ()) -> Choice:
-    """The choice for an (op, case), decided when first asked for and kept.
+    """Return the choice for (op, case); ``decide`` is called once per process.
 
-    among: the twins that it may be, where it rests on a measurement; such a choice is remembered for the next process.
+    among: names of the candidates, if ``decide`` measures; such a choice is cached for later processes.
     """
     found = _chosen.get((op, case))
     if found is None:
@@ -61,9 +60,9 @@ def _measured(op: str, case: str, decide: Callable[[], Choice], among: Container
 
 
 def fastest(op: str, case: str, plain: str, runs: Mapping[str, Callable[[], object]], what: str) -> Choice:
-    """Time ``runs`` and take the quickest, or ``plain`` where nothing beats it by more than the noise.
+    """Time ``runs`` and choose the fastest, or ``plain`` if the speed-up is within the noise.
 
-    A candidate that raises RuntimeError is not available; if all do, the error of ``plain`` is raised.
+    A candidate that raises RuntimeError is unavailable; if all do, the error of ``plain`` is raised.
     """
     found = timing.race(runs)
     if not found.seconds:
@@ -77,7 +76,7 @@ def fastest(op: str, case: str, plain: str, runs: Mapping[str, Callable[[], obje
 
 
 def told(what: str, found: timing.Race) -> str:
-    """A clause with the time of each candidate, the quickest first, and what kept the others from running."""
+    """Format the times of all candidates, fastest first, and the errors of those that cannot run."""
     times = ", ".join(f"{name} {s * 1e3:.3g}" for name, s in sorted(found.seconds.items(), key=lambda item: item[1]))
     return "; ".join([f"{what}, ms: {times}", *(f"{name} does not run here ({reason})" for name, reason in found.failed.items())])
 
@@ -87,7 +86,7 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 
 
 def all_choices() -> list[Choice]:
-    """Every choice made so far in this process, in order."""
+    """All choices made in this process, in order."""
     return list(_chosen.values())
 
 
@@ -97,7 +96,7 @@ def snapshot() -> list[dict[str, object]]:
 
 
 def restore(saved: list[dict[str, object]]) -> None:
-    """Take the choices of an earlier start in place of this one's."""
+    """Replace choices by those of an earlier process."""
     for item in saved:
         choice = Choice(**item)  # type: ignore[arg-type]
         _chosen[choice.op, choice.case] = choice

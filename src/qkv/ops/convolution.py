@@ -2,7 +2,7 @@
 
 y_i = Σ_t W_t x_{i + a - t·dilation} + b,  t < K          x (B, N, D)   W (E, K·D)   y (B, N, E)
 
-a is how many later positions it sees: 0 makes it causal.
+a: number of later positions in the kernel; causal if 0.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 def taps(window: Tensor, kernel_size: int, dilation: int, segments: Tensor | None = None, ahead: int = 0) -> Tensor:
-    """The inputs of each output side by side, latest first: (B, (K-1)·dilation + N, D) -> (B, N, K·D).
+    """Concatenate the K inputs of each output, latest first: (B, (K-1)·dilation + N, D) -> (B, N, K·D).
 
-    ``window`` is the sequence with what stands before it in front, and ``ahead`` positions of what stands after it at the end.
-    segments (B, N): what belongs to another document counts as 0.
+    ``window``: the sequence, extended by (K-1)·dilation positions of which ``ahead`` follow it and the others precede it.
+    segments (B, N): inputs of other documents are read as 0.
     """
     span = (kernel_size - 1) * dilation
     length = window.shape[1] - span
@@ -27,7 +27,7 @@ def taps(window: Tensor, kernel_size: int, dilation: int, segments: Tensor | Non
 
 
 def same_document(segments: Tensor, back: int) -> Tensor:
-    """Whether the position ``back`` earlier, or ``-back`` later, belongs to the same document; (B, N)."""
+    """True if the position ``back`` earlier (``-back`` later) is in the same document, (B, N)."""
     if back < 0:
         return same_document(segments.flip(1), -back).flip(1)
     if back == 0:

@@ -1,4 +1,4 @@
-"""Packed documents as rows of their own, for what cannot be told by a mask."""
+"""Packed rows split into one row per document, for ops that a mask cannot restrict."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 class Documents(NamedTuple):
-    """Where the tokens of packed rows (B, N) stand among their documents, longest M.
+    """Index between packed rows (B, N) and one row per document, (documents, M), M the longest.
 
-    number, offset (B, N): the document of a token, counted through all rows, and its place there.   lengths (documents): of each.
-    table (documents, M): of which token, counted through all rows, a place is; 0 behind the end.
+    number, offset (B, N): document of each token, numbered over all rows, and the token's index in it.
+    lengths (documents): tokens per document.   table (documents, M): flat index b·N + n of each token; 0 for padding.
     """
 
     number: Tensor
@@ -21,23 +21,23 @@ class Documents(NamedTuple):
     table: Tensor
 
     def apart(self, x: Tensor) -> Tensor:
-        """x (B, N, …) as (documents, M, …)."""
+        """Unpack x (B, N, …) to (documents, M, …)."""
         return x.flatten(0, 1)[self.table]
 
     def together(self, x: Tensor) -> Tensor:
-        """x (documents, M, …) as (B, N, …)."""
+        """Pack x (documents, M, …) to (B, N, …)."""
         return x[self.number, self.offset]
 
 
 def starts_of(segments: Tensor) -> Tensor:
-    """Where a new document begins, (B, N); ``segments`` (B, N): document numbers, of which a document is a run of one in a row."""
+    """True at the first token of each document, (B, N). ``segments`` (B, N): a document is a run of equal numbers."""
     starts = torch.ones_like(segments, dtype=torch.bool)
     starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
     return starts
 
 
 def documents(segments: Tensor) -> Documents:
-    """Those of packed rows; ``segments`` (B, N): see ``starts_of``."""
+    """Index the documents of packed rows. ``segments`` (B, N): see ``starts_of``."""
     starts = starts_of(segments)
     token = torch.arange(segments.numel(), device=segments.device)
     number = starts.flatten().cumsum(0) - 1

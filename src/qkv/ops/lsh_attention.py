@@ -1,7 +1,7 @@
-"""Attention within chunks of positions that are sorted by a hash of their vectors (Reformer, Kitaev et al. 2020).
+"""LSH attention (Reformer, Kitaev et al. 2020): attention within chunks of positions sorted by hash bucket.
 
-h_r(x) = argmax(x R_r ; -x R_r)                                     the bucket of x in round r
-S_ir = the chunks around that of i, in the row sorted by h_r         all rounds stand behind one another, the last before the first
+h_r(x) = argmax(x R_r ; -x R_r)                                     bucket of x in round r
+S_ir = chunks around that of i, sorted by h_r                        the rounds form one cyclic sequence of chunks
 z_ir = log Σ_{j ∈ S_ir} exp(s_ij)        s_ij = q_i · k_j            -10⁵ for j = i, hidden keys at -inf
 O_i = Σ_r softmax_r(z_ir) Σ_{j ∈ S_ir} exp(s_ij - z_ir) v_j
 
@@ -20,12 +20,16 @@ from qkv.ops.at_least_single import at_least_single
 from qkv.ops.masks import Mask, Sites
 
 SELF = -1e5
-"""The score of a position with itself, as of the paper: it counts where nothing else is visible."""
+"""Score of a position with itself, as in the paper: it matters only if no other key is visible."""
 
 
 @dataclass(frozen=True)
 class Hashing:
-    """factors: the buckets of a round are their product.   chunk: positions of a chunk.   before, after: chunks that are met too."""
+    """Parameters of LSH attention.
+
+    rounds: hash rounds.   factors: their product is the number of buckets.   chunk: positions per chunk.
+    before, after: neighbouring chunks attended to.   seed: of the random rotations.
+    """
 
     rounds: int
     factors: tuple[int, ...]
@@ -37,10 +41,10 @@ class Hashing:
 
 @dataclass(frozen=True)
 class Row:
-    """Where the N positions of each row stand, and who may see whom.
+    """Positions and visibility of a batch of rows.
 
-    lengths (B): how many are real.   positions (B, N).   mask: who sees whom; ``prefix`` (B) is what it may read.
-    given (B, N, N): joined with it by and.
+    lengths (B): unpadded positions.   positions (B, N).   mask: visibility predicate; ``prefix`` (B): its prefix lengths.
+    given (B, N, N): visible keys, combined with the mask by logical and.
     """
 
     lengths: Tensor
@@ -51,7 +55,7 @@ class Row:
 
 
 def rotations(hashing: Hashing, num_heads: int, head_dim: int) -> Tensor:
-    """R (H, Dk, rounds, ½ Σ factors), the same numbers for a seed on every device and in every precision."""
+    """Random rotations R (H, Dk, rounds, ½ Σ factors); equal for equal seeds on every device and dtype."""
     generator = torch.Generator().manual_seed(hashing.seed)
     shape = num_heads, head_dim, hashing.rounds, sum(hashing.factors) // 2
     return torch.randn(shape, generator=generator, device="cpu")
@@ -59,7 +63,7 @@ def rotations(hashing: Hashing, num_heads: int, head_dim: int) -> Tensor:
 
 @torch.no_grad()
 def buckets(x: Tensor, hashing: Hashing) -> Tensor:
-    """h_r of x (B, H, N, Dk): (B, H, rounds, N); of several factors the first counts in ones."""
+    """Buckets h_r of x (B, H, N, Dk): (B, H, rounds, N). With several factors, the first is the least significant digit."""
     turned = torch.einsum("bhnd,hdrf->bhrnf", x, rotations(hashing, x.shape[1], x.shape[3]).to(x))
     found, unit = torch.zeros((), dtype=torch.long, device=x.device), 1
     for part, factor in zip(turned.split([factor // 2 for factor in hashing.factors], -1), hashing.factors, strict=True):
@@ -69,13 +73,13 @@ def buckets(x: Tensor, hashing: Hashing) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, row: Row, hashing: Hashing, dropout: float = 0.0) -> Tensor:
-    """O (B, H, N, Dv). A row without a neighbour outside of its chunks has what full attention gives."""
+    """O (B, H, N, Dv). Equal to full attention if all visible keys are in the chunks attended to."""
     real = torch.arange(q.shape[2], device=q.device) < row.lengths[:, None]
     sorted_by = buckets(q, hashing).masked_fill(~real[:, None, None], 2**62).argsort(dim=-1, stable=True)
     queries, keys, there = _chunks(sorted_by, row.lengths, hashing)
     visible, itself = _visible(row, queries, keys, there), queries[..., None] == keys[..., None, :]
     outs, sums = _met(_at(q, queries), _at(k, keys), _at(v, keys), visible, itself, dropout)
-    # Back into the order of the row, round by round.
+    # Undo the sorting of each round.
     back = sorted_by.argsort(dim=-1)
     shape = *back.shape[:3], -1
     sums = sums.view(shape).gather(-1, back)
@@ -84,9 +88,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, row: Row, hashing: Hashing, dropo
 
 
 def _chunks(sorted_by: Tensor, lengths: Tensor, hashing: Hashing) -> tuple[Tensor, Tensor, Tensor]:
-    """(queries (B, H, C, chunk), keys (B, H, C, met · chunk), which keys are real), C chunks of all rounds; which position stands where.
+    """Return (query positions (B, H, C, chunk), key positions (B, H, C, met · chunk), mask of unpadded keys) of C chunks.
 
-    The chunk before a round's first is the last one of the round before that holds a real position, so that padding changes nothing.
+    The chunk before the first of a round is the last unpadded chunk of the round before, so that padding has no effect.
     """
     size, count = hashing.chunk, sorted_by.shape[-1]
     each = -(-count // size)
@@ -104,13 +108,13 @@ def _chunks(sorted_by: Tensor, lengths: Tensor, hashing: Hashing) -> tuple[Tenso
 
 
 def _at(x: Tensor, places: Tensor) -> Tensor:
-    """x (B, H, N, D) at places (B, H, C, n): (B, H, C, n, D)."""
+    """Gather x (B, H, N, D) at places (B, H, C, n): (B, H, C, n, D)."""
     index = places.flatten(2)[..., None].expand(-1, -1, -1, x.shape[-1])
     return x.gather(2, index).unflatten(2, places.shape[2:])
 
 
 def _visible(row: Row, queries: Tensor, keys: Tensor, there: Tensor) -> Tensor:
-    """Which keys each query of a chunk sees, (B, H, C, chunk, met · chunk)."""
+    """Visibility of the keys of each chunk, (B, H, C, chunk, met · chunk)."""
     repeated = queries.shape[1] * queries.shape[2]
     positions = row.positions[:, None].expand(-1, queries.shape[1], -1)
     at = [positions.gather(2, places.flatten(2)).view(-1, places.shape[-1]) for places in (queries, keys)]
@@ -124,11 +128,11 @@ def _visible(row: Row, queries: Tensor, keys: Tensor, there: Tensor) -> Tensor:
 
 
 def _met(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, itself: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
-    """(outputs (…, n, Dv), log-sums (…, n)) of n queries and their keys; nothing seen has an output of 0."""
+    """Return (outputs (…, n, Dv), log-sum-exp (…, n)) of n queries; 0 for a query without visible keys."""
     scores = at_least_single(q @ k.transpose(-1, -2))
     scores = scores.masked_fill(itself, SELF).masked_fill(~visible, -torch.inf)
     blind = ~visible.any(-1, keepdim=True)
     scores = scores.masked_fill(blind, 0.0)
-    # Not exp(s - z), which float32 rounds by half a per cent where s and z are near -10⁵.
+    # Not exp(s - z): in float32 its error is half a per cent for s and z near -10⁵.
     weights = scores.softmax(-1).masked_fill(blind, 0.0).to(v.dtype)
     return F.dropout(weights, dropout) @ v, scores.logsumexp(-1)

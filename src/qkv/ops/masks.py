@@ -1,7 +1,7 @@
-"""Masks as predicates of (batch, head, query, key): the truth that every fast path is checked against.
+"""Masks as predicates of (batch, head, query, key); faster forms are tested against them.
 
-A predicate reads index tensors that broadcast to (B, H, N, M) and answers with booleans; True means the key is visible.
-It is applied by adding -inf to the logits (never by multiplying weights).
+A predicate maps index tensors that broadcast to (B, H, N, M) to booleans; True: the key is visible. Masks are applied by
+setting logits to -inf, not by multiplying weights.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Grid:
-    """Index tensors that broadcast to (B, H, N, M): row, head, position of the query, position of the key.
+    """Index tensors that broadcast to (B, H, N, M): row, head, query position, key position.
 
-    prefix: how many first positions of each row are its prefix; 0 where rows have none.
+    prefix: prefix length of each row; 0 for none.
     """
 
     batch: Tensor
@@ -28,7 +28,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Span:
-    """Two closed ranges of positions: what a block of queries and a block of keys may hold."""
+    """Closed position ranges of a block of queries and a block of keys."""
 
     first_query: int
     last_query: int
@@ -37,18 +37,18 @@ class Span:
 
 
 class Mask:
-    """A predicate, with two quick answers about whole blocks that let a fast path skip work."""
+    """Mask predicate, with two bounds on whole blocks that allow skipping work."""
 
     def allowed(self, grid: Grid) -> Tensor:
-        """Booleans that broadcast to (B, H, N, M)."""
+        """Visibility, broadcastable to (B, H, N, M)."""
         raise NotImplementedError
 
     def may_see(self, span: Span) -> bool:
-        """False only if no query of the span sees any key of it."""
+        """False only if no query in the span sees any key in it."""
         return True
 
     def sees_all(self, span: Span) -> bool:
-        """True only if every query of the span sees every key of it."""
+        """True only if every query in the span sees every key in it."""
         return False
 
     def __and__(self, other: Mask) -> Mask:
@@ -85,7 +85,7 @@ class Causal(Mask):
 
 @dataclass(frozen=True)
 class Window(Mask):
-    """Keys less than ``size`` away, and the first ``sinks``."""
+    """Keys less than ``size`` positions away, and the first ``sinks`` keys."""
 
     size: int
     sinks: int = 0
@@ -105,7 +105,7 @@ class Window(Mask):
 
 @dataclass(frozen=True)
 class Prefix(Mask):
-    """The first ``length`` keys; with None those of the row's own prefix."""
+    """The first ``length`` keys; None: the prefix of each row."""
 
     length: int | None = None
 
@@ -131,7 +131,7 @@ class Strided(Mask):
 
 @dataclass(frozen=True)
 class Fixed(Mask):
-    """Keys of the query's own block of ``stride``, and the last ``summary`` of every block."""
+    """Keys in the query's block of ``stride``, and the last ``summary`` keys of every block."""
 
     stride: int
     summary: int = 1
@@ -143,7 +143,7 @@ class Fixed(Mask):
 
 @dataclass(frozen=True)
 class Blocks(Mask):
-    """Keys of the query's own block of ``size``, of ``back`` blocks before and ``ahead`` blocks after it."""
+    """Keys in the query's block of ``size``, the ``back`` blocks before it and the ``ahead`` blocks after it."""
 
     size: int
     back: int = 0
@@ -160,19 +160,19 @@ class Blocks(Mask):
 
 @dataclass(frozen=True)
 class Explicit(Mask):
-    """A given boolean tensor (B or 1, H or 1, positions, positions): adjacency of a graph, or anything else."""
+    """Visibility as a boolean tensor (B or 1, H or 1, positions, positions), e.g. the adjacency matrix of a graph."""
 
     table: Tensor
 
     def allowed(self, grid: Grid) -> Tensor:
-        # Counted here and not taken from the grid, whose rows are one where all stand at the same positions.
+        # Not from the grid, which has a single row if all rows have equal positions.
         batch, head = (torch.arange(size, device=self.table.device) for size in self.table.shape[:2])
         return self.table[batch[:, None, None, None], head[:, None, None], grid.query.clamp(min=0), grid.key.clamp(min=0)]
 
 
 @dataclass(frozen=True)
 class AllOf(Mask):
-    """Keys that every one of ``masks`` shows."""
+    """Intersection: keys visible under all of ``masks``."""
 
     masks: tuple[Mask, ...]
 
@@ -191,7 +191,7 @@ class AllOf(Mask):
 
 @dataclass(frozen=True)
 class AnyOf(Mask):
-    """Keys that any of ``masks`` shows."""
+    """Union: keys visible under any of ``masks``."""
 
     masks: tuple[Mask, ...]
 
@@ -210,14 +210,14 @@ class AnyOf(Mask):
 
 @dataclass(frozen=True)
 class Sites:
-    """Where queries and keys stand.
+    """Positions of queries and keys.
 
-    query (B or 1, N), key (B or 1, M): positions; a key at -1 is an empty slot and is never visible.
-    query_segment, key_segment: document numbers of packed rows; only keys of the query's own document are visible.
-    aligned: keys are 0..M-1 without gaps and queries the last N of them, in every row.
-    full: every key is visible to every query; whoever says so has looked.
-    prefix (B): how many first positions of each row are its prefix.
-    given (B, N, M): booleans that the mask's answer is joined with by and.
+    query (B or 1, N), key (B or 1, M): positions; a key at -1 is an empty slot and never visible.
+    query_segment, key_segment: document numbers of packed rows; only keys of the query's document are visible.
+    aligned: in every row, key positions are 0..M-1 and query positions are the last N of them.
+    full: every key is visible to every query; the caller guarantees it.
+    prefix (B): prefix length of each row.
+    given (B, N, M): visible keys, combined with the mask by logical and.
     """
 
     query: Tensor
@@ -230,7 +230,7 @@ class Sites:
     given: Tensor | None = None
 
     def grid(self, num_heads: int) -> Grid:
-        """The index tensors that a predicate reads."""
+        """Index tensors for mask predicates."""
         device = self.query.device
         rows = max(self.query.shape[0], self.key.shape[0])
         return Grid(
@@ -242,7 +242,7 @@ class Sites:
         )
 
     def visible(self, mask: Mask, num_heads: int) -> Tensor:
-        """The dense form of ``mask`` here: booleans (B or 1, H or 1, N, M)."""
+        """Dense form of ``mask`` for these sites: booleans (B or 1, H or 1, N, M)."""
         grid = self.grid(num_heads)
         seen = mask.allowed(grid) & (grid.key >= 0)
         if self.query_segment is not None and self.key_segment is not None:
@@ -252,12 +252,12 @@ class Sites:
         return seen.expand(*torch.broadcast_shapes(seen.shape, (1, 1, self.query.shape[1], self.key.shape[1])))
 
     def span(self) -> Span:
-        """The range of positions, for sites whose rows are all alike (``aligned``)."""
+        """Position ranges of ``aligned`` sites."""
         num_queries, num_keys = self.query.shape[1], self.key.shape[1]
         return Span(num_keys - num_queries, num_keys - 1, 0, num_keys - 1)
 
     def part(self, queries: slice, keys: slice) -> Sites:
-        """The sites of some of the queries and keys."""
+        """The sites restricted to slices of queries and keys."""
         return Sites(
             self.query[:, queries],
             self.key[:, keys],

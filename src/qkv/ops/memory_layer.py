@@ -1,8 +1,8 @@
-"""Attention of single positions to learned slots (key-value memory; Sukhbaatar et al. 2019, Geva et al. 2021).
+"""Attention to learned key-value slots (Sukhbaatar et al. 2019, Geva et al. 2021).
 
 p = φ(q K^T), φ a softmax over q K^T / √k or an activation          y = Σ_h p_h V_h
 
-q (…, H, k)   K (H, S, k)   V (D, H·S), the slots of one head after those of another   p (…, H, S)   y (…, D)
+q (…, H, k)   K (H, S, k)   V (D, H·S), head by head   p (…, H, S)   y (…, D)
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from qkv.ops.linear.choose import linear
 
 
 def weights(q: Tensor, keys: Tensor, activation: Callable[[Tensor], Tensor] | None) -> Tensor:
-    """p (…, H, S); None stands for the softmax."""
+    """Weights p (…, H, S). activation None: softmax."""
     scores = linear(q, keys[0]) if keys.shape[0] == 1 else (q.flatten(0, -3).transpose(0, 1) @ keys.mT).transpose(0, 1)
     scores = scores.reshape(*q.shape[:-1], keys.shape[1])
     return (scores * q.shape[-1] ** -0.5).softmax(-1) if activation is None else activation(scores)
 
 
 def memory(q: Tensor, keys: Tensor, values: Tensor, activation: Callable[[Tensor], Tensor] | None) -> Tensor:
-    """y (…, D)."""
+    """Output y (…, D)."""
     return linear(weights(q, keys, activation).flatten(-2), values)

@@ -1,12 +1,12 @@
-"""fp32 products through oneDNN, which torch carries beside MKL.
+"""fp32 matrix products by oneDNN instead of MKL.
 
-Torch sends fp32 products on x86 to MKL, which on some processors runs at under half of their speed; the same wheel's
-oneDNN does not. Torch hands a product to oneDNN if ``torch.backends.mkldnn.matmul.fp32_precision`` allows bf16 inside. On
-a processor without tile units for that (AMX), oneDNN then computes in full fp32 all the same. ``available`` proves it on
-the machine at hand, with numbers that bf16 or tf32 would round; where a bit is lost, this way is not taken.
+On x86, torch computes fp32 products with MKL, which on some processors reaches less than half of oneDNN's speed. Torch uses
+oneDNN if ``torch.backends.mkldnn.matmul.fp32_precision`` is "bf16". On a processor without matrix units for bf16 (AMX),
+oneDNN still computes in full fp32. ``available`` verifies this with numbers that bf16 or tf32 would round; if any bit
+differs, oneDNN is not used.
 
-The permission is given around single products, not to the process: it also reaches torch's fused attention, where it
-slows short sequences down.
+The setting is changed for single products only, since it also affects torch's fused attention, which gets slower for
+short sequences.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 
 class allowed:
-    """Products inside go to oneDNN. Costs about a microsecond."""
+    """Context manager: compute fp32 matrix products with oneDNN. Takes about a microsecond."""
 
     __slots__ = ("before",)
 
@@ -30,13 +30,13 @@ class allowed:
         torch.backends.mkldnn.matmul.fp32_precision = self.before  # type: ignore[attr-defined]
 
 
-# (batch or 0, rows, inner, columns) of the products that training and decoding make.
+# (batch or 0, rows, inner, columns) of typical products in training and decoding.
 _SHAPES = [(0, 512, 64, 256), (0, 4096, 32, 64), (0, 1, 512, 2048), (0, 7, 33, 65), (0, 64, 2048, 64), (8, 64, 32, 64), (8, 128, 64, 128)]
 
 
 @cache
 def available() -> bool:
-    """True if this build of torch has oneDNN and it keeps every bit of fp32 here."""
+    """True if this build of torch has oneDNN and it computes exactly in fp32 on this machine."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.backends.mkldnn, "matmul"):
         return False
     with torch.no_grad(), allowed():
@@ -44,7 +44,7 @@ def available() -> bool:
 
 
 def _keeps_every_bit(batch: int, rows: int, inner: int, columns: int) -> bool:
-    """A product whose terms need all 24 bits: row i picks one entry 1 + i·2^-23 out of zeros, for each layout of operands."""
+    """Test products that need all 24 bits of fp32 (row i selects 1 + i·2^-23), for each memory layout of the operands."""
     values = 1 + torch.arange(rows, dtype=torch.float32) * 2.0**-23
     left = torch.zeros(rows, inner)
     left[torch.arange(rows), torch.arange(rows) % inner] = values

@@ -1,6 +1,6 @@
-"""Position information: sinusoids, rotations, ALiBi slopes.
+"""Position encodings: sinusoids, RoPE and its scalings, ALiBi slopes, distance buckets.
 
-p (…) positions; D the width.
+p (…): positions; D: width.
 """
 
 from __future__ import annotations
@@ -18,40 +18,37 @@ def sinusoid(positions: Tensor, width: int, base: float = 10000.0, dtype: torch.
 
 
 def sinusoid_2d(rows: Tensor, columns: Tensor, width: int, base: float = 10000.0) -> Tensor:
-    """The sinusoid of the row in the first half of the features, that of the column in the second. (…), (…) -> (…, D).
-
-    For grids, as in image Transformers; with an odd D the row has the smaller part.
-    """
+    """2-D sinusoid for image grids, (…), (…) -> (…, D): row in the first ⌊D/2⌋ features, column in the others."""
     half = width // 2
     return torch.cat((sinusoid(rows, half, base), sinusoid(columns, width - half, base)), -1)
 
 
 def inverse_frequencies(width: int, base: float, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-    """base^(-2i/D), i < D/2, in radians a position."""
+    """base^(-2i/D), i < D/2, in radians per position."""
     return base ** (-torch.arange(0, width, 2, device=device, dtype=dtype) / width)
 
 
 def linear_scaling(frequencies: Tensor, factor: float) -> Tensor:
-    """θ / factor (Chen et al. 2023)."""
+    """θ / factor (position interpolation, Chen et al. 2023)."""
     return frequencies / factor
 
 
 def ntk_base(base: float, width: int, factor: float) -> float:
-    """base · factor^(D / (D - 2)): the highest frequency keeps, the lowest is divided by ``factor``. A lone pair (D = 2) is the highest."""
+    """base · factor^(D / (D - 2)): keeps the highest frequency and divides the lowest by ``factor``; D = 2 is unchanged."""
     return base if width == 2 else base * factor ** (width / (width - 2))
 
 
 def llama3_scaling(frequencies: Tensor, factor: float, original_length: int, low: float, high: float) -> Tensor:
-    """θ / factor where the wavelength exceeds original_length / low, θ where it is below original_length / high, mixed between."""
+    """θ / factor for wavelengths above original_length / low, θ below original_length / high, interpolated between (Llama 3)."""
     turns = original_length * frequencies / (2 * math.pi)
     share = ((turns - low) / (high - low)).clamp(0, 1)
     return (1 - share) * frequencies / factor + share * frequencies
 
 
 def yarn_scaling(frequencies: Tensor, factor: float, original_length: int, base: float, betas: tuple[float, float]) -> Tensor:
-    """θ / factor for slow pairs, θ for fast ones, a ramp over the pair's index between (Peng et al. 2023).
+    """θ / factor for low frequencies, θ for high ones, a linear ramp over the index between (YaRN, Peng et al. 2023).
 
-    ``betas`` (fast, slow): full turns within ``original_length`` at which the ramp begins and ends.
+    ``betas`` (fast, slow): rotations within ``original_length`` at which the ramp begins and ends.
     """
     pairs = frequencies.shape[0]
 
@@ -66,14 +63,14 @@ def yarn_scaling(frequencies: Tensor, factor: float, original_length: int, base:
 
 
 def rotation(positions: Tensor, frequencies: Tensor, magnitude: float = 1.0) -> tuple[Tensor, Tensor]:
-    """(cos, sin) of p·θ, each (…, 2·pairs) with the pairs' angles written twice, times ``magnitude``."""
+    """Return magnitude · (cos, sin) of p·θ, each (…, 2·pairs) with all angles repeated."""
     angles = positions[..., None].to(frequencies.dtype) * frequencies
     angles = torch.cat((angles, angles), -1)
     return magnitude * angles.cos(), magnitude * angles.sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x with each pair (i, i + Dr/2) of its first Dr features turned by its angle (RoPE, Su et al. 2021). x (…, D), cos, sin (…, Dr)."""
+    """Rotate feature pairs (i, i + Dr/2) of the first Dr features (RoPE, Su et al. 2021). x (…, D), cos and sin (…, Dr)."""
     turned = cos.shape[-1]
     head, rest = x[..., :turned], x[..., turned:]
     a, b = head.chunk(2, -1)
@@ -82,7 +79,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def alibi_slopes(num_heads: int, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-    """m_h = 2^(-8 h / H), h = 1..H, for H a power of two; else those of the power below, then every other one of the power above (Press et al. 2022)."""
+    """m_h = 2^(-8 h / H), h = 1..H, if H is a power of two (ALiBi, Press et al. 2022).
+
+    Else the slopes of the next lower power of two, followed by every other slope of the next higher one.
+    """
 
     def powers(count: int) -> list[float]:
         return [2.0 ** (-8.0 * (h + 1) / count) for h in range(count)]
@@ -93,20 +93,20 @@ def alibi_slopes(num_heads: int, device: torch.device | None = None, dtype: torc
 
 
 def yarn_magnitude(factor: float) -> float:
-    """0.1 ln(factor) + 1: what cos and sin are multiplied by, so that logits grow by its square (Peng et al. 2023)."""
+    """0.1 ln(factor) + 1: factor of cos and sin; logits are scaled by its square (YaRN, Peng et al. 2023)."""
     return 0.1 * math.log(factor) + 1.0
 
 
 def clipped_distances(query: Tensor, key: Tensor, reach: int) -> Tensor:
-    """clip(j - i, -reach, reach) + reach, between 0 and 2 reach. Positions query (…, N), key (…, M) -> (…, N, M)."""
+    """clip(j - i, -reach, reach) + reach, in [0, 2 reach]. Positions query (…, N), key (…, M) -> (…, N, M)."""
     return (key[..., None, :] - query[..., :, None]).clamp(-reach, reach) + reach
 
 
 def distance_buckets(distance: Tensor, num_buckets: int, max_distance: int, causal: bool) -> Tensor:
-    """The bucket of each key minus query distance, between 0 and num_buckets - 1 (T5, Raffel et al. 2020).
+    """Bucket in [0, num_buckets) of the distance key - query (T5, Raffel et al. 2020).
 
-    With n the distance back and b buckets: n itself below b / 2, then b/2 + b/2 · log(n / (b/2)) / log(max_distance / (b/2)), at most b - 1.
-    Causal: later keys count as distance 0. Else they have the upper half of the buckets, and b is half of them.
+    For n positions back and b buckets: n if n < b/2, else min(b - 1, ⌊b/2 + b/2 · log(n / (b/2)) / log(max_distance / (b/2))⌋).
+    causal: later keys have n = 0. Otherwise earlier and later keys have b = num_buckets / 2 buckets each.
     """
     first = torch.zeros_like(distance)
     if not causal:
@@ -114,7 +114,7 @@ def distance_buckets(distance: Tensor, num_buckets: int, max_distance: int, caus
         first = (distance > 0).long() * num_buckets
     back = (-distance).clamp(min=0) if causal else distance.abs()
     exact = num_buckets // 2
-    # In this order and in fp32, so that borders fall as in the published models.
+    # In this order and in fp32, so that bucket borders equal those of the published models.
     share = torch.log(back.clamp(min=1).to(torch.float32) / exact) / math.log(max_distance / exact)
     far = (exact + (share * (num_buckets - exact)).long()).clamp(max=num_buckets - 1)
     return first + torch.where(back < exact, back, far)

@@ -1,6 +1,6 @@
-"""Precision of matrix products where bf16 is allowed: bf16 if the device multiplies faster in it than in fp32, else fp32.
+"""Precision of matrix products if bf16 is allowed: bf16 if it is faster on this device, else fp32.
 
-A processor without instructions for bf16 emulates it, at up to a hundred times the time of fp32, and rounds all the same.
+A processor without bf16 instructions emulates them, at up to a hundred times the time of fp32 and with the same rounding.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from qkv.ops import timing
 from qkv.ops.choices import NOISE, Choice, choose, told
 from qkv.ops.linear.choose import linear
 
-# Rows, inner and outer width. The first costs milliseconds even where bf16 is emulated, and decides where that is so.
+# (rows, inner, outer). The first takes milliseconds even if bf16 is emulated, and rules it out in that case.
 _TINY = (32, 256, 256)
 _SAMPLES = {"cpu": (512, 256, 768)}
 _ACCELERATOR = (4096, 1024, 4096)
@@ -21,24 +21,24 @@ _CLEAR = 3.0
 
 
 def autocast(asked: str, device: torch.device) -> torch.autocast:
-    """A context in which matrix products have the precision ``runs_in(asked, device)``; weights stay in fp32."""
+    """Autocast context with matrix products in the precision ``runs_in(asked, device)``; weights stay in fp32."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=runs_in(asked, device) == "bf16")
 
 
 def runs_in(asked: str, device: torch.device) -> str:
-    """The precision of products where ``asked``, "bf16" or "fp32", is the lowest allowed: "bf16" or "fp32"."""
+    """Precision of matrix products, "bf16" or "fp32". ``asked``: lowest precision allowed."""
     return choice(device).twin if asked == "bf16" else "fp32"
 
 
 def choice(device: torch.device) -> Choice:
-    """The precision of products where bf16 is allowed."""
+    """The choice of precision if bf16 is allowed."""
     name = device.type if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
     case = f"bf16 allowed, {name}"
     return choose("precision", case, lambda: _measured(case, device), ("bf16", "fp32"))
 
 
 def _measured(case: str, device: torch.device) -> Choice:
-    """By the products of a linear map, forward and backward: fp32 by its fastest path, bf16 with the casts of its operands."""
+    """Time a linear layer forward and backward: fp32 by its fastest implementation, bf16 including casts."""
     for size in (_TINY, _SAMPLES.get(device.type, _ACCELERATOR)):
         found = timing.race({name: _run(name, size, device) for name in ("fp32", "bf16")})
         reason = told(f"forward and backward at {' × '.join(map(str, size))}", found)

@@ -1,6 +1,6 @@
-"""Scores of queries and keys with vectors of the distance between them.
+"""Scores of queries or keys with relative position vectors.
 
-q (B, H, N, Dk)   k (B, H, M, Dk)   vectors (H, R, Dk): one for each of R distances or buckets   index (B or 1, N, M): which of the R
+q (B, H, N, Dk)   k (B, H, M, Dk)   vectors (H, R, Dk): one per distance or bucket   index (B or 1, N, M): distance of each pair, < R
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from qkv.ops.positions import inverse_frequencies
 def by_query(q: Tensor, vectors: Tensor, index: Tensor) -> Tensor:
     """q_i · vectors[index_ij], (B, H, N, M)."""
     rows, heads, count, width = q.shape
-    # One product a head for all rows: the vectors are not laid out once more for each row.
+    # One product per head for all rows, so that the vectors are not copied for each row.
     scores = q.transpose(0, 1).reshape(heads, rows * count, width) @ vectors.transpose(-1, -2)
     scores = scores.view(heads, rows, count, vectors.shape[1]).transpose(0, 1)
     return scores.gather(-1, index[:, None].expand(*q.shape[:3], -1))
@@ -26,17 +26,19 @@ def by_key(k: Tensor, vectors: Tensor, index: Tensor) -> Tensor:
 
 
 def log_buckets(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """The bucket of a distance, odd in it: |d| itself up to b = num_buckets // 2, then b + ⌈(b - 1) log(|d| / b) / log((max_distance - 1) / b)⌉
-    (DeBERTa-v2, He et al. 2021). Beyond ``max_distance`` it goes on growing; whoever has a table clips it.
+    """Logarithmic bucket of a signed distance d (DeBERTa-v2, He et al. 2021).
+
+    sign(d) |d| for |d| <= b = num_buckets // 2, else sign(d) (b + ⌈(b - 1) log(|d| / b) / log((max_distance - 1) / b)⌉).
+    Not clipped at ``max_distance``; callers clip.
     """
     middle = num_buckets // 2
-    # In this order and in fp32, so that borders fall as in the published models.
+    # In this order and in fp32, so that bucket borders equal those of the published models.
     far = distance.abs().clamp(min=max(middle, 1))
     share = torch.log(far / middle) / torch.log(torch.tensor((max_distance - 1) / middle)) * (middle - 1)
     return torch.where(distance.abs() <= middle, distance, (share.ceil() + middle).long() * distance.sign())
 
 
 def sinusoid_halves(distance: Tensor, width: int, base: float = 10000.0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """[sin(d θ_0), sin(d θ_1), …, cos(d θ_0), …], θ_i = base^(-2i/width): the order of Transformer-XL's code. (…) -> (…, width)."""
+    """Sinusoid in Transformer-XL's order, (…) -> (…, width): [sin(d θ_0), sin(d θ_1), …, cos(d θ_0), …], θ_i = base^(-2i/width)."""
     angles = distance[..., None].to(dtype) * inverse_frequencies(width, base, distance.device, dtype)
     return torch.cat((angles.sin(), angles.cos()), -1)[..., :width]

@@ -1,8 +1,7 @@
-"""Measured choices kept in the user's cache, so that the next process need not measure them again.
+"""Cache of measured choices in the user's cache folder, shared by later processes.
 
-There is a file for each combination of what decides a timing besides the case: versions, processor, settings, threads. A file that is
-damaged counts as none, a cache that cannot be written costs the measurement each time, and of two processes that write at once one may
-lose its choices, which are then measured again.
+There is one file per combination of versions, processor, settings and number of threads. A damaged file is ignored. If the
+cache cannot be written, each process measures again. Of two processes that write at once, one may lose its choices.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _read: dict[Path, dict[str, dict[str, Any]]] = {}
 
 
 def surroundings() -> dict[str, Any]:
-    """Everything besides op and case that decides how long a candidate takes."""
+    """Versions, processor, settings and threads: everything besides op and case that affects a timing."""
     try:
         qkv = version("qkv")
     except PackageNotFoundError:  # imported from its source
@@ -39,13 +38,13 @@ def surroundings() -> dict[str, Any]:
 
 
 def remembered_file() -> Path:
-    """Path of the file of choices for this processor and these settings, whether or not it exists."""
+    """Path of the cache file for this processor and these settings; it may not exist."""
     digest = hashlib.sha256(json.dumps(surroundings(), sort_keys=True).encode()).hexdigest()
     return cache_folder() / "choices" / f"{digest[:16]}.json"
 
 
 def recall(op: str, case: str) -> dict[str, Any] | None:
-    """The fields of a remembered choice besides op and case; None if there is none."""
+    """Fields of the cached choice besides op and case; None if there is none."""
     path = remembered_file()
     if path not in _read:
         _read[path] = _load(path)
@@ -53,7 +52,7 @@ def recall(op: str, case: str) -> dict[str, Any] | None:
 
 
 def remember(op: str, case: str, fields: dict[str, Any]) -> None:
-    """Keep a choice, with those that other processes have kept meanwhile."""
+    """Add a choice to the cache file, keeping those that other processes have added."""
     path = remembered_file()
     _read[path] = {**_load(path), _key(op, case): fields}
     with contextlib.suppress(OSError):
@@ -61,7 +60,7 @@ def remember(op: str, case: str, fields: dict[str, Any]) -> None:
 
 
 def forget() -> None:
-    """Drop the choices of these surroundings. Raises OSError if the file cannot be removed."""
+    """Remove the cache file of these surroundings. Raises OSError if that fails."""
     path = remembered_file()
     _read.pop(path, None)
     path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Short timings for choosing between implementations."""
+"""Short timings to select an implementation."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 _HOPELESS, _LONG = 8.0, 0.1
-"""A first run this many times longer than another candidate's decides if it also takes this many seconds: a kernel that is compiled when
-first used takes tens of milliseconds."""
+"""(factor, seconds): a first run above both, relative to the best time so far, eliminates a candidate.
+
+Shorter runs may include kernel compilation of tens of milliseconds.
+"""
 _NEAR = 2.0
-"""Runs within this factor of the quickest are repeated."""
+"""Candidates within this factor of the fastest are timed again."""
 
 
 @dataclass
 class Race:
-    """``seconds`` of each candidate's quickest run; ``failed``: why a candidate cannot run here, by name."""
+    """Timing results. seconds: fastest run of each candidate; failed: error message of each candidate that cannot run."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
 
 def race(runs: Mapping[str, Callable[[], object]], repeats: int = 4, budget: float = 0.05) -> Race:
-    """Time ``runs`` against each other, each after one run to warm up.
+    """Time the candidates ``runs``, each after one warm-up run.
 
-    Whoever is clearly slower is not run again; the others take turns, at most ``repeats`` times and ``budget`` seconds each. A
-    run that raises RuntimeError, as a kernel does that a processor lacks, is out.
+    Candidates near the fastest are timed in turns, at most ``repeats`` times and ``budget`` seconds each; clearly slower
+    ones only once. A candidate that raises RuntimeError, e.g. for a missing kernel, is reported as failed.
     """
     found = Race()
     for name, run in runs.items():

@@ -1,4 +1,4 @@
-"""Functions that the compiler leaves alone, without the second that importing the compiler takes."""
+"""Lazy ``torch.compiler.disable``, which avoids the one-second import of the compiler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def untraced(reason: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """``torch.compiler.disable(reason=…)``, applied at the first call: applied to a definition, it imports ``torch._dynamo``."""
+    """Decorator: ``torch.compiler.disable(reason=…)``, applied at the first call, since applying it imports ``torch._dynamo``."""
 
     def mark(function: Callable[P, T]) -> Callable[P, T]:
         made: list[Callable[P, T]] = []

@@ -1,8 +1,8 @@
-"""Additive scores for a block of queries at a time; the backward pass computes each block's tanh again instead of keeping it.
+"""Additive attention scores by blocks of queries; the backward pass recomputes tanh.
 
 T = tanh(q_i + k_j)    S = T v    dT = dS v^T (1 - T²)    dq_i = Σ_j dT    dk_j = Σ_i dT    dv = Σ dS T
 
-Memory is that of one block, B·n·M·A numbers, where the plain way keeps B·N·M·A.
+Memory: B·n·M·A numbers for blocks of n queries, instead of B·N·M·A.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 BLOCK = 1 << 22
-"""About how many numbers a block holds."""
+"""Approximate number of elements per block."""
 
 
 def scores(q: Tensor, keys: Tensor, v: Tensor, block: int = BLOCK) -> Tensor:
-    """S (B, N, M) of what is mapped already: q = W_q x (B, N, A), keys = W_k m (B, M, A), v (A)."""
+    """S (B, N, M) of projected q = W_q x (B, N, A) and keys = W_k m (B, M, A); v (A)."""
     return _Scores.apply(q, keys, v, block)  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""Additive attention in two steps, so that what depends on the memory alone is computed once for each sequence that is decoded."""
+"""Additive attention in two steps, so that the projected memory is computed once per decoded sequence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qkv.ops.additive_attention import blocks, reference
 from qkv.ops.choices import Choice, choose
 from qkv.ops.linear.choose import linear
 
-# Above this many numbers inside the tanh they are not kept for the backward pass, which then takes about a tenth more time.
+# Above this many tanh values they are recomputed in the backward pass, which then takes about 10 % longer.
 _LARGEST = 1 << 26
 
 
@@ -22,7 +22,7 @@ def additive_scores(q: Tensor, keys: Tensor, w_q: Tensor, v: Tensor) -> Tensor:
     """S_ij = v · tanh(W_q q_i + keys_j): q (B, N, Dq), keys (B, M, A) of ``additive_keys``, w_q (A, Dq), v (A) -> (B, N, M)."""
     q = linear(q, w_q)
     if q.shape[1] > 1 and q.numel() * keys.shape[1] > _LARGEST and q.dtype == keys.dtype:
-        reason = "tanh of every pair is computed again in the backward pass and not kept"
+        reason = "tanh is recomputed in the backward pass to save memory"
         choose("additive attention", "many pairs", lambda: Choice("additive attention", "many pairs", "blocks", reason))
         return blocks.scores(q, keys, v.to(q.dtype))
     choose("additive attention", "few pairs", lambda: Choice("additive attention", "few pairs", "plain", "all pairs at once"))
@@ -30,5 +30,5 @@ def additive_scores(q: Tensor, keys: Tensor, w_q: Tensor, v: Tensor) -> Tensor:
 
 
 def additive_weights(q: Tensor, keys: Tensor, w_q: Tensor, v: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """softmax over the first ``lengths`` (B) scores of each row, (B, N, M); 0 where a row's memory is empty. Shapes as in ``additive_scores``."""
+    """Attention weights (B, N, M): softmax over the first ``lengths`` (B) keys; 0 for an empty memory. See ``additive_scores``."""
     return reference.normalised(additive_scores(q, keys, w_q, v), lengths)

@@ -1,10 +1,10 @@
-"""Additive attention (Bahdanau et al. 2015), as the equation says it.
+"""Reference implementation of additive attention (Bahdanau et al. 2015).
 
-    S_ij = v · tanh(W_q q_i + W_k m_j)        P = softmax_j(S), with only the real j of each row
+    S_ij = v · tanh(W_q q_i + W_k m_j)        P = softmax_j(S) over unpadded j
 
     q (B, N, Dq)   m (B, M, Dk)   W_q (A, Dq)   W_k (A, Dk)   v (A)   S, P (B, N, M)
 
-Dq and Dk are free. A row whose memory is empty has weights of 0.
+A row with an empty memory has weights of 0.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ Parameters = tuple[Tensor, Tensor, Tensor]
 
 
 def scores(q: Tensor, memory: Tensor, parameters: Parameters) -> Tensor:
-    """S (B, N, M)."""
+    """Scores S (B, N, M)."""
     w_q, w_k, v = parameters
     return ((q @ w_q.t())[:, :, None] + (memory @ w_k.t())[:, None]).tanh() @ v
 
 
 def normalised(s: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """P (B, N, M) of S; lengths (B): how many of the M are real, None for all."""
+    """Weights P (B, N, M) of scores S. lengths (B): unpadded keys; None for all."""
     if lengths is None:
         return s.softmax(-1)
     real = (torch.arange(s.shape[2], device=s.device) < lengths[:, None])[:, None]
-    # A row of nothing but -inf would be NaN, and so would its gradient.
+    # A row of -inf only would give NaN, in the gradient too.
     blind = (lengths == 0)[:, None, None]
     return s.masked_fill(~(real | blind), -torch.inf).softmax(-1).masked_fill(blind, 0.0)
 
 
 def weights(q: Tensor, memory: Tensor, parameters: Parameters, lengths: Tensor | None = None) -> Tensor:
-    """P (B, N, M)."""
+    """Weights P (B, N, M)."""
     return normalised(scores(q, memory, parameters), lengths)

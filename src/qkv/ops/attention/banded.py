@@ -1,7 +1,7 @@
-"""Attention whose mask lets a block of queries see one band of keys and a few first ones: the fused kernel on each band.
+"""Window attention: for each block of queries, the fused kernel on its band of keys and the sinks.
 
-Cost and memory follow the window, not N²: for a window of W and query blocks of C, N / C products of C × (C + W + sinks).
-Scores with a soft cap, which the fused kernel does not know, go through plain products.
+Cost and memory are linear in N: for a window of W and query blocks of C, N / C products of C × (C + W + sinks).
+The fused kernel has no soft cap; scores with one use plain products.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BL
 
 
 def _beside(parts: list[Problem]) -> Problem:
-    """The problem of the same queries and the keys of all parts."""
+    """Merge problems with equal queries: concatenate their keys."""
     first = parts[0]
     added = None if first.added is None else torch.cat([part.added for part in parts if part.added is not None], 3)
     return replace(first, sites=replace(first.sites, key=torch.cat([part.sites.key for part in parts], 1)), added=added)
 
 
 def _joined(parts: list[slice]) -> list[slice]:
-    """Neighbouring slices as one."""
+    """Merge adjacent slices."""
     joined: list[slice] = []
     for part in parts:
         if joined and joined[-1].stop == part.start:

@@ -4,13 +4,13 @@ For each query, over key blocks b with scores s_b:
 
     m' = max(m, max s_b)     l' = l e^(m - m') + Σ e^(s_b - m')     a' = a e^(m - m') + e^(s_b - m') V_b     O = a / l
 
-The running maximum m is what keeps the sums finite. Memory is linear in N: the backward pass recomputes each block's
+The running maximum m keeps the sums finite. Memory is linear in N: the backward pass recomputes each block's
 weights from q, k and the stored log-sum-exp L = m + ln l:
 
     P = e^(S - L)    dV = P^T dO    dP = dO V^T    dS = P (dP - Σ dO O)    dQ = scale dS K    dK = scale dS^T Q
 
-Blocks that the mask hides whole are never computed, so the cost of a window follows the window. In bf16 and fp16 the
-products are taken as they come, and all sums over blocks are kept in fp32.
+Blocks that the mask hides entirely are skipped, so that window attention costs O(N · window). With bf16 or fp16 inputs,
+sums over blocks are accumulated in fp32.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BLOCK = 256
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BLOCK) -> Tensor:
-    """O (B, H, N, Dv); see ``reference`` for the shapes. Dropout and a soft cap are not offered here, nor a gradient of what is added."""
+    """O (B, H, N, Dv), without dropout, soft cap and a gradient of ``problem.added``; see ``reference`` for the shapes."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
@@ -39,7 +39,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BL
 
 
 def blocks(problem: Problem, num_queries: int, num_keys: int, block: int) -> Iterator[tuple[slice, slice, bool]]:
-    """The (queries, keys) blocks in which something is visible, and whether all of it is."""
+    """Yield (queries, keys, all visible) for each block with at least one visible pair."""
     offset = num_keys - num_queries
     for first in range(0, num_queries, block):
         queries = slice(first, min(first + block, num_queries))
@@ -76,7 +76,7 @@ class _Blockwise(torch.autograd.Function):
                 queries, keys, _ = where
                 s = _scores(q, k, problem, where)
                 m = torch.maximum(largest[:, :, queries], s.amax(-1))
-                base = m.masked_fill(m == -torch.inf, 0.0)  # nothing visible so far: e^(-inf - 0) = 0, not NaN
+                base = m.masked_fill(m == -torch.inf, 0.0)  # no visible key so far: e^(-inf - 0) = 0 instead of NaN
                 p = (s - base[..., None]).exp()
                 kept = (largest[:, :, queries] - base).exp()
                 total[:, :, queries] = total[:, :, queries] * kept + p.sum(-1)
@@ -84,7 +84,7 @@ class _Blockwise(torch.autograd.Function):
                 largest[:, :, queries] = m
         blind = total == 0
         out = out / total.masked_fill(blind, 1.0)[..., None]
-        # e^(S - inf) = 0: a query that sees nothing has weights of 0 in the backward pass too.
+        # e^(S - inf) = 0: a query without visible keys has zero weights in the backward pass too.
         log_sum = (largest + total.log()).masked_fill(blind, torch.inf)
         ctx.save_for_backward(q, k, v, out, log_sum)
         ctx.problem, ctx.block = replace(problem, dropout=0.0), block

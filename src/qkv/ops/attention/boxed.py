@@ -1,7 +1,7 @@
-"""Attention paths as closed boxes in a compiled graph, for causal or full attention of a sequence to itself.
+"""Attention implementations as custom operators for torch.compile: causal or full self-attention.
 
-The compiler can trace neither oneDNN's permission nor a loop over blocks. Under a name of its own a path stays one node of
-the graph; without, the graph would break at each layer.
+The compiler cannot trace the switch to oneDNN or the loop over blocks, and the graph would break at each layer. A custom
+operator is one opaque node of the graph.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _bands(q: Tensor, causal: bool) -> list[tiled.Band]:
 
 @torch.library.custom_op("qkv::attention", mutates_args=())
 def _forward(q: Tensor, k: Tensor, v: Tensor, twin: str, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """(O, what the backward pass needs beside it)."""
+    """Return (O, log-sum-exp or an empty tensor, for the backward pass)."""
     if twin == "tiled":
         out = tiled.forward(q, k, v, _bands(q, causal), scale)
         return out, q.new_empty(0, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Picks the implementation of attention: from the shapes and the mask where they decide, else by measuring, once a case."""
+"""Selection of the attention implementation: by shapes and mask, else by one timing per case on this machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST_SCORES = 1 << 25
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
-    """O (B, H, N, Dv) by the path that suits; see ``reference`` for the shapes and the equation."""
+    """O (B, H, N, Dv) by the selected implementation; see ``reference`` for shapes and equation."""
     twin = choice(q, k, v, problem).twin
     if torch.compiler.is_compiling() and twin in boxed.TWINS:
         return boxed.attention(twin, q, k, v, problem)
@@ -41,7 +41,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
 
 
 def choice(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Choice:
-    """The twin for these shapes, and why."""
+    """Select the implementation for these shapes, with the reason."""
     num_queries, num_keys = q.shape[2], k.shape[2]
     if problem.values is not None:
         return _fixed("relative values", "reference", "the weights themselves meet what joins the values, so all of them are kept")
@@ -77,7 +77,7 @@ def _fixed(case: str, twin: str, reason: str) -> Choice:
 
 
 def _sees_a_band(problem: Problem, num_queries: int, num_keys: int) -> bool:
-    """True if block by block the mask hides two thirds of the square or more."""
+    """True if the mask hides at least two thirds of the (query, key) blocks."""
     if not problem.sites.aligned or num_queries < 4 * banded.BLOCK:
         return False
     visible = sum(1 for _ in blockwise.blocks(problem, num_queries, num_keys, banded.BLOCK))
@@ -85,7 +85,7 @@ def _sees_a_band(problem: Problem, num_queries: int, num_keys: int) -> bool:
 
 
 def _is_plain(problem: Problem, num_queries: int, num_keys: int) -> bool:
-    """True for causal or full attention of a sequence to itself, nothing else."""
+    """True for causal or full self-attention without additional terms."""
     sites = problem.sites
     if problem.slopes is not None or problem.added is not None or not sites.aligned or num_queries != num_keys:
         return False
@@ -93,7 +93,7 @@ def _is_plain(problem: Problem, num_queries: int, num_keys: int) -> bool:
 
 
 def _timed(dtype: torch.dtype, length: int, training: bool) -> Choice:
-    """The quickest twin for sequences of about this length: the next power of two, at most 1,024."""
+    """The fastest implementation at this length, rounded up to a power of two, at most 1,024."""
     size = min(1 << (length - 1).bit_length(), _LONGEST_TIMED)
     precision = str(dtype).removeprefix("torch.")
     more = "+" if size == _LONGEST_TIMED else ""
@@ -102,7 +102,7 @@ def _timed(dtype: torch.dtype, length: int, training: bool) -> Choice:
 
 
 def _timed_irregular(dtype: torch.dtype, length: int, training: bool) -> Choice:
-    """The quicker of the two paths that take any mask, for sequences of about this length."""
+    """The faster of the two implementations for arbitrary masks, at this length rounded up to a power of two."""
     size = min(1 << (length - 1).bit_length(), _LONGEST_TIMED)
     precision = str(dtype).removeprefix("torch.")
     case = f"any mask, {'training' if training else 'inference'}, {precision}, {size} positions"

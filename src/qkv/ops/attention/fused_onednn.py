@@ -1,6 +1,6 @@
-"""Torch's fused CPU kernel with its inner fp32 products sent to oneDNN, forward and backward.
+"""Torch's fused CPU attention kernel with its fp32 matrix products computed by oneDNN, forward and backward.
 
-Pays on long sequences, where those products are large; on short ones handing them over costs more than it gains.
+Faster for long sequences only; for short ones the call overhead exceeds the gain.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from qkv.ops.onednn import allowed
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
-    """O (B, H, N, Dv) for aligned causal or unmasked sites with Dk = Dv, without ALiBi, soft cap and dropout,
-    and not empty; see ``reference``."""
+    """O (B, H, N, Dv) for aligned, non-empty, causal or full sites with Dk = Dv, without ALiBi, soft cap and dropout.
+
+    See ``reference`` for the shapes.
+    """
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
@@ -26,13 +28,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """(O, the log-sum-exp of each query's scores), for as many K/V heads as heads."""
+    """Return (O, log-sum-exp of each query's scores). K/V heads must equal query heads."""
     with allowed():
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
 
 
 def backward(grad: Tensor, saved: tuple[Tensor, ...], causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(dQ, dK, dV). ``saved``: q, k, v and what ``forward`` gave."""
+    """Return (dQ, dK, dV). ``saved``: q, k, v and the results of ``forward``."""
     with allowed():
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, *saved, 0.0, causal, scale=scale)
 

@@ -1,4 +1,4 @@
-"""What every implementation of attention is given."""
+"""Arguments of attention that all implementations share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qkv.ops.masks import Mask, Sites
 
 @dataclass(frozen=True)
 class RelativeValues:
-    """A vector of ``table`` (R, Dv) joins each value: Σ_j P_ij (v_j + table[index_ij]). index (B or 1, N, M)."""
+    """Relative position vectors added to values: Σ_j P_ij (v_j + table[index_ij]). table (R, Dv), index (B or 1, N, M)."""
 
     table: Tensor
     index: Tensor
@@ -19,16 +19,16 @@ class RelativeValues:
 
 @dataclass(frozen=True)
 class Problem:
-    """Everything beside q, k and v.
+    """Arguments of attention besides q, k and v. None: not used.
 
-    mask, sites: which keys a query sees, and where both stand.
-    scale: what the dot products are multiplied by, 1 / (temperature √Dk).
-    slopes (H): ALiBi's, subtracted times the distance; None without.
-    dropout: share of weights set to 0, the rest divided by what is left.
-    added (B or 1, H or 1, N, M): joins the scaled scores, gradients included; None without.
-    top_k: only so many of the largest scores of a query keep weight; None for all.
-    values: what joins the values by their distance; None without.
-    softcap: c, where scaled scores s become c · tanh(s / c) before anything joins them; None without.
+    mask, sites: visibility predicate, and positions of queries and keys.
+    scale: factor of the dot products, 1 / (temperature √Dk).
+    slopes (H): ALiBi slopes; slope · (i - j) is subtracted from the scores.
+    dropout: probability that a weight is set to 0; the others are divided by 1 - dropout.
+    added (B or 1, H or 1, N, M): differentiable term added to the scaled scores.
+    top_k: number of largest scores per query that keep a weight.
+    values: relative position vectors added to the values.
+    softcap: c; scaled scores s become c · tanh(s / c) before other terms are added.
     """
 
     mask: Mask
@@ -42,11 +42,11 @@ class Problem:
     softcap: float | None = None
 
     def capped(self, scores: Tensor) -> Tensor:
-        """Scaled scores, none of them further from 0 than ``softcap`` (Gemma 2, 2024)."""
+        """Soft-capped scores c · tanh(s / c), |·| < c (Gemma 2, 2024)."""
         return scores if self.softcap is None else self.softcap * (scores / self.softcap).tanh()
 
     def bias(self) -> Tensor | None:
-        """What joins the scores: ALiBi's -m_h (i - j) and what is added, (B or 1, H or 1, N, M), or None."""
+        """Total score bias: ALiBi's -m_h (i - j) plus ``added``, (B or 1, H or 1, N, M), or None."""
         if self.slopes is None:
             return self.added
         distance = self.sites.query[:, None, :, None] - self.sites.key[:, None, None, :]
@@ -54,11 +54,11 @@ class Problem:
         return slope if self.added is None else slope + self.added
 
     def part(self, queries: slice, keys: slice) -> Problem:
-        """The problem of some of the queries and keys."""
+        """The problem restricted to slices of queries and keys."""
         added = None if self.added is None else self.added[:, :, queries, keys]
         values = None if self.values is None else replace(self.values, index=self.values.index[:, queries, keys])
         return replace(self, sites=self.sites.part(queries, keys), added=added, values=values)
 
     def chooses(self, num_keys: int) -> bool:
-        """True if ``top_k`` leaves some of so many keys out."""
+        """True if ``top_k`` is smaller than ``num_keys``."""
         return self.top_k is not None and self.top_k < num_keys

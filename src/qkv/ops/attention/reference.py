@@ -1,15 +1,15 @@
-"""Scaled dot-product attention (Vaswani et al. 2017), as the equation says it.
+"""Reference implementation of scaled dot-product attention (Vaswani et al. 2017).
 
     P = softmax(scale · Q K^T + bias, hidden keys at -inf)        O = P V
 
-With ``softcap`` c the scaled products s are c · tanh(s / c) (Gemma 2, 2024). With ``top_k`` all but the k largest scores of a query are at -inf
-as well (Gupta et al. 2021), equal ones in the order of their positions. With ``values`` a vector that depends on the distance joins each value:
+``softcap`` c: scaled products s become c · tanh(s / c) (Gemma 2, 2024). ``top_k``: all but the k largest scores of a query
+are set to -inf, ties broken by position (Gupta et al. 2021). ``values``: relative position vectors are added to the values,
 O_i = Σ_j P_ij (v_j + r_ij) (Shaw et al. 2018).
 
     q (B, H, N, Dk)   k (B, G, M, Dk)   v (B, G, M, Dv)   P (B, H, N, M)   O (B, H, N, Dv)
 
-G divides H: head h reads the K/V head h // (H / G) (grouped-query attention, Ainslie et al. 2023). N and M, Dk and Dv
-are free. A query that sees no key gets 0.
+G divides H: head h uses K/V head h // (H / G) (grouped-query attention, Ainslie et al. 2023). N and M may differ, and so
+may Dk and Dv. A query without visible keys gives 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qkv.ops.attention.problem import Problem
 
 
 def weights(q: Tensor, k: Tensor, problem: Problem) -> Tensor:
-    """P (B, H, N, M), before dropout."""
+    """Attention weights P (B, H, N, M), before dropout."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = problem.capped(problem.scale * q @ k.transpose(-1, -2))
     bias = problem.bias()
@@ -35,7 +35,7 @@ def weights(q: Tensor, k: Tensor, problem: Problem) -> Tensor:
         assert problem.top_k is not None
         left_out = torch.ones_like(scores, dtype=torch.bool).scatter(-1, largest(scores, problem.top_k, problem.sites.key), False)
         scores = scores.masked_fill(left_out, -torch.inf)
-    # A row of nothing but -inf would be NaN; it is replaced before the softmax, so that its gradient is 0 as well.
+    # A row of -inf only would give NaN; replaced before the softmax, so that its gradient is 0 too.
     blind = ~visible.any(-1, keepdim=True)
     return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0).to(q.dtype)
 

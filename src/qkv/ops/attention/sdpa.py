@@ -1,4 +1,4 @@
-"""Attention through torch's fused kernel, which never stores the scores."""
+"""Attention by torch's fused kernel, which does not materialise the scores."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
 
 
 def is_causal_here(problem: Problem) -> bool:
-    """True if at this length the mask hides what comes later and nothing else."""
+    """True if at this length the mask hides exactly the later keys."""
     mask, span = problem.mask, problem.sites.span()
     if isinstance(mask, AllOf):
         return any(isinstance(m, Causal) for m in mask.masks) and all(isinstance(m, Causal) or m.sees_all(span) for m in mask.masks)

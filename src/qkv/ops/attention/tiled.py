@@ -1,15 +1,15 @@
-"""Attention in blocks of queries, each against all the keys it may see, as plain batched products.
+"""Attention by blocks of queries, each with its range of visible keys, as batched matrix products.
 
 For a block of queries c and its keys:
 
     S = scale · Q_c K^T, hidden keys at -inf     P = softmax(S)     O_c = P V
 
-The backward pass computes S and P again instead of keeping them, so memory stays linear in N:
+The backward pass recomputes S and P, so memory is linear in N:
 
     dV += P^T dO_c    dP = dO_c V^T    dS = P (dP - Σ dP P)    dQ_c = scale · dS K    dK += scale · dS^T Q_c
 
-Keys that the mask hides from a whole block are never read: a causal mask halves the work. On processors whose batched
-products run far faster than torch's fused kernel, so does this.
+Keys hidden from a whole block are skipped: a causal mask halves the work. Faster than torch's fused kernel on processors
+with fast batched matrix products.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from qkv.ops.onednn import allowed, available
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int | None = None) -> Tensor:
-    """O (B, H, N, Dv) for aligned sites and a mask that is one for all rows and heads and shows each query some key,
-    without ALiBi, soft cap and dropout; see ``reference`` for the shapes."""
+    """O (B, H, N, Dv), without ALiBi, soft cap and dropout; see ``reference`` for the shapes.
+
+    Requires aligned sites and a mask that is equal for all rows and heads and shows each query at least one key.
+    """
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
@@ -36,7 +38,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int | No
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a (rows, n, m) b (rows, m, l), fp32 through oneDNN where that keeps every bit."""
+    """a (rows, n, m) @ b (rows, m, l); in fp32 by oneDNN if it computes exactly in fp32."""
     if a.dtype == torch.float32 and a.device.type == "cpu" and available():
         with allowed():
             return torch.bmm(a, b)
@@ -44,7 +46,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 class Band:
-    """A block of queries, the range of keys it may see, and the tiles of that range that need a mask."""
+    """Block of queries, its range of visible keys, and the tiles of that range that need a mask."""
 
     def __init__(self, queries: slice, tiles: list[tuple[slice, bool]], problem: Problem):
         self.queries = queries
@@ -59,7 +61,7 @@ class Band:
                 self.masked.append((slice(start - self.keys.start, keys.stop - self.keys.start), hidden))
 
     def weights(self, q: Tensor, k: Tensor) -> Tensor:
-        """P (B·H, queries, keys); q is scaled already."""
+        """Attention weights P (B·H, queries, keys) of scaled q."""
         scores = _product(q[:, self.queries], k[:, self.keys].transpose(1, 2))
         for tile, hidden in self.masked:
             scores[:, :, tile].masked_fill_(hidden, -torch.inf)
@@ -67,7 +69,7 @@ class Band:
 
 
 def bands(problem: Problem, num_queries: int, num_keys: int, block: int | None = None) -> Iterator[Band]:
-    """The blocks of queries that see anything. By default a block is small enough to skip what is hidden, large enough for the products."""
+    """Yield the blocks of queries with visible keys. Default block size: a quarter of the queries, from 64 to 256."""
     block = block or min(max(num_queries // 4, 64), 256)
     tiles: dict[int, list[tuple[slice, bool]]] = {}
     for queries, keys, whole in blocks(problem, num_queries, num_keys, block):
@@ -77,7 +79,7 @@ def bands(problem: Problem, num_queries: int, num_keys: int, block: int | None =
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, parts: list[Band], scale: float) -> Tensor:
-    """O, for as many K/V heads as heads."""
+    """O (B, H, N, Dv). K/V heads must equal query heads."""
     out = q.new_zeros(q.shape[0] * q.shape[1], q.shape[2], v.shape[-1])
     with torch.autocast(q.device.type, enabled=False):
         q_, k_, v_ = _joined(q * scale), _joined(k), _joined(v)
@@ -87,7 +89,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, parts: list[Band], scale: float) ->
 
 
 def backward(grad: Tensor, inputs: tuple[Tensor, Tensor, Tensor], parts: list[Band], scale: float) -> tuple[Tensor, ...]:
-    """(dQ, dK, dV)."""
+    """Return (dQ, dK, dV)."""
     with torch.autocast(grad.device.type, enabled=False):
         q, k, v = _joined(inputs[0] * scale), _joined(inputs[1]), _joined(inputs[2])
         grad = _joined(grad)

@@ -1,11 +1,9 @@
-"""Attention in which only the k largest scores of a query keep weight (Gupta et al. 2021), a block of queries at a time.
+"""Top-k attention (Gupta et al. 2021), computed by blocks of queries.
 
     S = scale · Q K^T + bias, hidden keys at -inf     t = the k largest of a row     P = softmax(t) at their places, 0 elsewhere     O = P V
 
-Of equal scores those of the lowest positions are taken, see ``largest``.
-
-The softmax and its gradient run over k numbers and not over all keys; gradients reach the chosen keys alone. Without gradients memory is
-that of one block of scores.
+Ties are broken by position, see ``largest``. The softmax and its gradient run over k scores; only the selected keys get
+gradients. Without gradients, peak memory is one block of scores.
 """
 
 from __future__ import annotations
@@ -18,11 +16,11 @@ from qkv.ops.attention.largest import largest
 from qkv.ops.attention.problem import Problem
 
 BLOCK = 1 << 22
-"""About how many scores a block holds."""
+"""Approximate number of scores per block."""
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BLOCK) -> Tensor:
-    """O (B, H, N, Dv); see ``reference`` for the shapes. What joins the values is not offered here."""
+    """O (B, H, N, Dv), without ``problem.values``; see ``reference`` for the shapes."""
     rows = max(1, block // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
     parts = [slice(first, min(first + rows, q.shape[2])) for first in range(0, q.shape[2], rows)]
     outs = [_block(q[:, :, part], k, v, problem.part(part, slice(None))) for part in parts]
@@ -44,7 +42,7 @@ def _block(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a (B, H, N, I) b (B, G, I, J), each group's b met by all of its heads at once."""
+    """Grouped product of a (B, H, N, I) and b (B, G, I, J): (B, H, N, J), one product per group."""
     heads, groups = a.shape[1], b.shape[1]
     joined = a.unflatten(1, (groups, heads // groups)).flatten(2, 3) @ b
     return joined.unflatten(2, (heads // groups, a.shape[2])).flatten(1, 2)

@@ -1,4 +1,4 @@
-"""Picks the implementation of a linear map by measuring on the machine at hand, once a process and case."""
+"""Selection of the linear layer's implementation by one timing per case on this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COLD = 12 << 20
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """y = x W^T + b by the fastest path for these tensors. x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
+    """y = x W^T + b by the fastest implementation. x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
     if x.device.type != "cpu" or x.dtype != torch.float32 or weight.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return reference.linear(x, weight, bias)
     if weight.numel() < _SMALLEST or x.numel() == 0:
@@ -47,7 +47,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def choice(case: str) -> Choice:
-    """The choice for "training" or "training, small" (forward and backward), or for "few rows" or "many rows" (forward alone)."""
+    """The choice for "training" or "training, small" (forward and backward), "few rows" or "many rows" (forward only)."""
 
     def decide() -> Choice:
         rows, inner, outer = _SAMPLES[case]
@@ -61,7 +61,7 @@ def choice(case: str) -> Choice:
 
 
 def row_choice(inner: int, outer: int) -> Choice:
-    """The choice for one row through weights of this shape: products of one row differ by shape more than others do."""
+    """The choice for one row and this weight shape; matrix-vector products are timed per shape, as they depend on it most."""
     size = inner * outer
     case = f"one row, {inner} to {outer}"
 

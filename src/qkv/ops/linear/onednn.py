@@ -1,8 +1,8 @@
-"""The linear map through oneDNN, fp32 on CPU, with its derivative.
+"""Linear layer by oneDNN, fp32 on CPU, with gradients.
 
     y = x W^T + b        dx = g W      dW = g^T x      db = Σ g
 
-Each of the three products is one call; transposes are passed as views, because oneDNN reads them as they are.
+Each of the three products is one call; transposes are passed as views, which oneDNN supports.
 """
 
 from __future__ import annotations

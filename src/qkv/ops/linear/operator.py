@@ -1,6 +1,6 @@
-"""The linear map through oneDNN's fused operator: forward only, fp32 on CPU.
+"""Linear layer by oneDNN's fused operator: forward only, fp32 on CPU.
 
-For one row it reads the weights at the speed of the memory, which torch's matrix–vector product does not.
+For one row it reaches memory bandwidth, unlike torch's matrix–vector product.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def available() -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (…, I), weight (O, I), bias (O) or None -> (…, O). Has no derivative."""
+    """x (…, I), weight (O, I), bias (O) or None -> (…, O). No gradient."""
     if bias is not None:
         bias = bias.contiguous()  # the operator does not look at its stride
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")

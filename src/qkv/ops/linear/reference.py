@@ -1,4 +1,4 @@
-"""y = x W^T + b.
+"""Reference implementation of a linear layer: y = x W^T + b.
 
 x (…, I)   W (O, I)   b (O) or None   y (…, O)
 """
@@ -10,5 +10,5 @@ from torch.nn import functional as F
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Torch's own path, with any dtype, device and autocast."""
+    """``torch.nn.functional.linear``, for any dtype, device and autocast."""
     return F.linear(x, weight, bias)

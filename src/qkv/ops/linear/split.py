@@ -1,9 +1,9 @@
-"""One row times a matrix, its output features dealt out to the threads as a batch: forward only, fp32 on CPU.
+"""Matrix–vector product split over threads: forward only, fp32 on CPU.
 
     y_t = W_t x + b_t for the t-th of T equal parts of W's rows
 
-Torch runs a lone matrix–vector product on one thread's worth of memory traffic; as a batch of T, each thread reads its
-own part and together they reach the speed of the memory.
+Torch runs a single matrix–vector product on one thread. As a batch of T products, one per thread, it reaches memory
+bandwidth.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (…, I) with one row, weight (O, I), bias (O) or None -> (…, O). Has no derivative."""
+    """x (…, I) with one row, weight (O, I), bias (O) or None -> (…, O). No gradient."""
     parts = torch.get_num_threads()
     outputs, inner = weight.shape
     rest = outputs % parts

@@ -1,4 +1,4 @@
-"""Linear attention in chunks: quadratic inside one, the carried sums between them. Time and memory are linear in N."""
+"""Linear attention by chunks: quadratic form within a chunk, carried state between chunks. Linear time and memory in N."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def linear_attention(
     segments: Tensor | None = None,
     chunk: int = 64,
 ) -> tuple[Tensor, State]:
-    """(O (B, H, N, Dv), state); see ``reference`` for the shapes. segments (B, N): the sums start anew at each document."""
+    """Return (O (B, H, N, Dv), state); see ``reference`` for the shapes. segments (B, N): the state is reset at each document."""
     if state is None:
         state = (q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]), q.new_zeros(*q.shape[:2], q.shape[-1]))
     outs = []
@@ -35,7 +35,7 @@ def linear_attention(
 
 
 def _segmented(q: Tensor, k: Tensor, v: Tensor, state: State, segments: tuple[Tensor, Tensor]) -> tuple[Tensor, State]:
-    """One chunk of packed documents: ``segments`` are the document before the chunk (B) and those in it (B, C)."""
+    """Linear attention of one chunk of packed documents. ``segments``: document before the chunk (B), documents in it (B, C)."""
     s, z = state
     before, inside = segments
     same = (inside[:, :, None] == inside[:, None, :])[:, None]

@@ -1,10 +1,10 @@
-"""Causal linear attention (Katharopoulos et al. 2020), as the equation says it.
+"""Reference implementation of causal linear attention (Katharopoulos et al. 2020).
 
     o_i = φ(q_i) Σ_{j<=i} φ(k_j)^T v_j / (φ(q_i) · Σ_{j<=i} φ(k_j))        φ(x) = elu(x) + 1
 
     q, k (B, H, N, Dk)   v (B, H, N, Dv)   state: S (B, H, Dk, Dv), z (B, H, Dk), the two sums
 
-The quadratic form below is the oracle; ``chunked`` is what runs.
+The quadratic form below is used for testing; models use ``chunked``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def mean(above: Tensor, below: Tensor) -> Tensor:
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, state: State | None = None, valid: Tensor | None = None) -> tuple[Tensor, State]:
-    """(O (B, H, N, Dv), state). q and k have gone through φ; valid (B, N): positions that count."""
+    """Return (O (B, H, N, Dv), state) of φ(q) and φ(k). valid (B, N): unpadded positions."""
     if valid is not None:
         k = k * valid[:, None, :, None]
     s, z = state or (q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]), q.new_zeros(*q.shape[:2], q.shape[-1]))

@@ -1,7 +1,7 @@
-"""Picks the precision of the orthogonalisation by measuring on the machine at hand, once a process and shape.
+"""Selection of the precision of orthogonalisation by one timing per shape on this machine.
 
-Jordan et al. multiply in bf16, because their processor is fastest there and the steps bear its rounding. A processor without
-instructions for bf16 takes a hundred times as long for it as for fp32.
+Jordan et al. use bf16, which is fastest on their processor and accurate enough for these iterations. A processor without
+bf16 instructions takes a hundred times as long for bf16 as for fp32.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from qkv.ops.choices import Choice, choose, fastest
 from qkv.ops.orthogonal import reference
 from qkv.ops.orthogonal.products import TWINS
 
-# Matrices of these sides are timed in place of larger ones: where products in bf16 are slow, a trial of large ones takes seconds.
+# Larger matrices are timed at these sizes, because slow bf16 products of large ones take seconds.
 _ROWS, _COLUMNS = 128, 512
 _TOGETHER = 2
 
 
 def orthogonal(g: Tensor) -> Tensor:
-    """The orthogonal factor of each matrix of g (K, M, N) or (M, N); see ``reference``."""
+    """Orthogonalise each matrix of g (K, M, N) or (M, N); see ``reference``."""
     if g.shape[-2] > g.shape[-1]:
         return orthogonal(g.mT).mT
     if g.dtype != torch.float32:

@@ -1,4 +1,4 @@
-"""The same with sums joined to products, and products in a given precision: x (…, M, N) with M ≤ N, as in ``reference``."""
+"""Newton–Schulz orthogonalisation with fused multiply-add, in a given precision; see ``reference``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qkv.ops.orthogonal.reference import STEPS, A, B, C, norms
 
 
 def orthogonal(g: Tensor, dtype: torch.dtype, steps: int = STEPS) -> Tensor:
-    """g (K, M, N) or (M, N) with M ≤ N -> the same shape and precision; products and what lies between them in ``dtype``."""
+    """Orthogonalise g (K, M, N) or (M, N), M ≤ N, computing in ``dtype``; the result has the dtype of g."""
     add = torch.addmm if g.dim() == 2 else torch.baddbmm
     x = (g / norms(g)).to(dtype)
     for _ in range(steps):
@@ -23,7 +23,7 @@ def orthogonal(g: Tensor, dtype: torch.dtype, steps: int = STEPS) -> Tensor:
 
 
 def through_onednn(g: Tensor, steps: int = STEPS) -> Tensor:
-    """In fp32, with the products given to oneDNN."""
+    """Orthogonalise in fp32 with oneDNN's matrix products."""
     with allowed():
         return orthogonal(g, torch.float32, steps)
 

@@ -1,5 +1,4 @@
-"""Picks the implementation of a recurrent cell: torch's loop in C++, in the precision that is faster here, or the equations where documents
-are packed."""
+"""Selection of the implementation of recurrent cells: torch's kernels in the faster precision; the reference for packed documents."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 def recur(
     cell: str, x: Tensor, state: Memory, weights: Weights, starts: Tensor | None = None, lengths: Tensor | None = None
 ) -> tuple[Tensor, Memory]:
-    """(every h (B, N, E), the state after each row's last real position); see ``reference`` for the shapes and the equations."""
+    """Return (all h (B, N, E), state after each row's last unpadded position); see ``reference`` for shapes and equations."""
     if x.shape[1] == 0 or x.shape[0] == 0:
         return reference.recur(cell, x, state, weights)
     if starts is not None:
@@ -36,7 +35,7 @@ def recur(
 
 
 def _lowered(cell: str, dtype: torch.dtype, autocast: bool) -> Choice:
-    """The twin in a precision below fp32, which torch's kernels have on some processors only, and not always faster."""
+    """The implementation for inputs below fp32; torch's kernels support these on some processors only, not always faster."""
     training = torch.is_grad_enabled()
     precision = f"{'autocast to ' * autocast}{str(dtype).removeprefix('torch.')}"
     case = f"{'training' if training else 'inference'}, {precision}"
@@ -51,7 +50,7 @@ def _lowered(cell: str, dtype: torch.dtype, autocast: bool) -> Choice:
 
 def _run(twin: Callable[..., tuple[Tensor, Memory]], cell: str, dtype: torch.dtype, autocast: bool, training: bool) -> Callable[[], object]:
     kind, sizes = torch.float32 if autocast else dtype, (_GATES[cell] * _WIDTH, _WIDTH)
-    # As the model itself has it: under autocast what enters a cell comes from a norm, in fp32.
+    # As in a model: under autocast the input of a cell is the fp32 output of a norm.
     x = torch.ones(_ROWS, _POSITIONS, _WIDTH, dtype=kind, requires_grad=training)
     weights = [torch.full(size, 1 / _WIDTH, dtype=kind, requires_grad=training) for size in (sizes, sizes, sizes[:1], sizes[:1])]
     state = tuple(torch.zeros(_ROWS, _WIDTH, dtype=kind) for _ in range(2 if cell == "lstm" else 1))

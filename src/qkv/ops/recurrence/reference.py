@@ -1,4 +1,4 @@
-"""Recurrent cells, as their equations say them.
+"""Reference implementations of recurrent cells.
 
 rnn    h' = tanh(W x + b + U h + c)                                                              (Elman 1990)
 gru    r = σ(W_r x + b_r + U_r h + c_r)     z = σ(W_z x + b_z + U_z h + c_z)                     (Cho et al. 2014)
@@ -6,8 +6,8 @@ gru    r = σ(W_r x + b_r + U_r h + c_r)     z = σ(W_z x + b_z + U_z h + c_z)  
 lstm   i, f, o = σ(W_* x + b_* + U_* h + c_*)     g = tanh(W_g x + b_g + U_g h + c_g)            (Hochreiter & Schmidhuber 1997;
        m' = f ⊙ m + i ⊙ g     h' = o ⊙ tanh(m')                                                   forget gate: Gers et al. 2000)
 
-x (B, N, D)   h, m (B, E)   weights (W (K E, D), U (K E, E), b (K E), c (K E)): K = 1; 3 in the order r, z, n; 4 in the order i, f, g, o.
-A state is the tuple (h,), of an LSTM (h, m). In the GRU the reset gate acts after the product.
+x (B, N, D)   h, m (B, E)   weights W (K E, D), U (K E, E), b (K E), c (K E): K = 1; 3 in the order r, z, n; 4 in the order i, f, g, o.
+The state is the tuple (h,), for an LSTM (h, m). The GRU's reset gate is applied after the product.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ STEPS: dict[str, Callable[[Tensor, Tensor, Memory], Memory]] = {"rnn": rnn, "gru
 def recur(
     cell: str, x: Tensor, state: Memory, weights: Weights, starts: Tensor | None = None, lengths: Tensor | None = None
 ) -> tuple[Tensor, Memory]:
-    """(every h (B, N, E), the state after each row's last real position).
+    """Return (all h (B, N, E), state after each row's last unpadded position).
 
-    starts (B, N): where a new document begins and the state is 0 again. lengths (B): how many of the N are real; None for all.
+    starts (B, N): True where a new document begins and the state is reset to 0.   lengths (B): unpadded positions; None for all.
     """
     w, u, b, c = weights
     given, hs, step = x @ w.t() + b, [], STEPS[cell]

@@ -1,4 +1,4 @@
-"""Rows read backward: from the last real position to the first, padding left where it is."""
+"""Reversal of padded rows: unpadded positions in reverse order, padding unchanged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def reversal(length: int, lengths: Tensor | None, device: torch.device) -> Tensor:
-    """Where each position comes from when the first lengths[b] of a row change their order, (B or 1, N); it is its own inverse."""
+    """Index (B or 1, N) that reverses the first lengths[b] positions of each row; it is its own inverse."""
     steps = torch.arange(length, device=device)[None]
     if lengths is None:
         return steps.flip(1)

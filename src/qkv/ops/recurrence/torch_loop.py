@@ -1,4 +1,4 @@
-"""Recurrent cells through torch's kernels, whose loop over positions runs in C++."""
+"""Recurrent cells by torch's kernels, with the loop over positions in C++."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from qkv.ops.recurrence.reference import Memory, Weights
 
 KERNELS = {"rnn": torch.rnn_tanh, "gru": torch.gru, "lstm": torch.lstm}
-# Has biases, one layer, no dropout, not torch's own bidirectional form.
+# has_biases, num_layers, dropout, train, bidirectional.
 _OPTIONS = (True, 1, 0.0, False, False)
 
 
 def recur(cell: str, x: Tensor, state: Memory, weights: Weights, lengths: Tensor | None = None) -> tuple[Tensor, Memory]:
-    """(every h (B, N, E), the state after each row's last real position) for N >= 1; see ``reference`` for shapes and equations."""
+    """Return (all h (B, N, E), state after each row's last unpadded position), N >= 1; see ``reference``."""
     if cell == "lstm" and lengths is not None:
         return _ragged(x, state, weights, lengths)
     start = tuple(t[None].contiguous() for t in state)
@@ -26,7 +26,7 @@ def recur(cell: str, x: Tensor, state: Memory, weights: Weights, lengths: Tensor
 
 
 def _ragged(x: Tensor, state: Memory, weights: Weights, lengths: Tensor) -> tuple[Tensor, Memory]:
-    """The kernel for rows of different lengths, each at least 1, gives the memory cells after each row's own last position."""
+    """LSTM over packed rows, which returns the state after each row's own last position; empty rows keep their state."""
     packed = pack_padded_sequence(x, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
     order, back = packed.sorted_indices, packed.unsorted_indices
     assert order is not None

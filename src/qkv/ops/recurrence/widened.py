@@ -1,4 +1,4 @@
-"""Recurrent cells through torch's kernels in fp32, for tensors and autocast of lower precision."""
+"""Recurrent cells by torch's kernels in fp32, for inputs or autocast in lower precision."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qkv.ops.recurrence.reference import Memory, Weights
 
 
 def recur(cell: str, x: Tensor, state: Memory, weights: Weights, lengths: Tensor | None = None) -> tuple[Tensor, Memory]:
-    """(every h, the state after each row's last real position), each in the precision of x and of the state; see ``torch_loop``."""
+    """Return (all h in the dtype of x, final state in the dtype of ``state``); see ``torch_loop``."""
     w, u, b, c = (at_least_single(t) for t in weights)
     with torch.autocast(x.device.type, enabled=False):
         hs, last = torch_loop.recur(cell, at_least_single(x), tuple(at_least_single(t) for t in state), (w, u, b, c), lengths)
