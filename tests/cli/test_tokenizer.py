@@ -100,7 +100,7 @@ def test_a_text_is_shown_by_pieces_ids_and_places(qkv: Call, text: Path, tmp_pat
         (["train", "FOLDER"], "cannot be read: Is a directory"),
         (["train", "EMPTY"], "there is no text in"),
         (["train", "LATIN"], "is not UTF-8 text: byte 0xe9 at offset 1"),
-        (["train", "TEXT", "--out", "nowhere/made.json"], "the tokenizer cannot be written to nowhere/made.json: No such file"),
+        (["train", "TEXT", "--out", "nowhere/made.json"], "--out: there is no folder 'nowhere'"),
         (["show", "TEXT"], 'show takes a tokenizer and one text, as in: qkv tokenizer show tokenizer.json "a text"; 1 were given'),
         (["show", "nowhere.json", "a"], "the tokenizer nowhere.json cannot be read: No such file"),
         (["show", "TEXT", "a"], "is not a tokenizer.json"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.cli.runs import run_or_published
+from qkv.cli.runs import output_file, run_or_published
 from qkv.interop.places import is_sentence_folder
 from qkv.spec.errors import UserError
 
@@ -42,6 +42,8 @@ def embed_command(
     """Turn texts into vectors, one each, as sentence-transformers does where the folder says how."""
     if out is not None and out.suffix != ".npy":
         raise UserError(f"--out: {str(out)!r} should end in .npy")
+    if out is not None:
+        output_file("--out", out)
     folder = run if is_sentence_folder(run) else run_or_published(run)
     texts = [line for text in inputs for line in (_lines() if text == "-" else [text])]
     options: dict[str, Any] = {"poolings": tuple(pooling) if pooling else None, "normalise": normalise, "max_length": max_length}

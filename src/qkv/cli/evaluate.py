@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.runs import run_folder
+from qkv.cli.runs import output_file, run_folder
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.overrides import measured
 from qkv.spec.yaml_io import read_recipe
@@ -50,6 +50,8 @@ def evaluate_command(
     if split not in _SPLITS:
         raise UserError(f"--split: there is no split {split!r}; {nearest(split, _SPLITS)}")
     folder = run_folder(run)
+    if report is not None:
+        output_file("--report", report, data)
     from qkv.report.exam import words
     from qkv.report.table import print_table
 
@@ -59,7 +61,7 @@ def evaluate_command(
     loaded = replace(load(folder), recipe=recipe)
     exam = evaluate(loaded, split, batches, data)
     part = split if data is None else data
-    if report:
+    if report is not None:
         _write(report, str(run), loaded.recipe, part, exam, loaded.step)
     if as_json:
         typer.echo(json.dumps({"run": str(run), "split": part, "step": loaded.step, **exam.figures, "notes": exam.notes}))

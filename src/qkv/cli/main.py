@@ -44,6 +44,8 @@ COMMANDS = {
 """Each is ``<name>_command`` of ``qkv.cli.<name>``, which also holds its ``EXAMPLES``; imported only when it is called."""
 
 _PACKAGE = Path(__file__).parents[1]
+_LONGEST_WORD = 500
+"""Characters of a word that messages quote whole."""
 HELP = "Describe a Transformer as data, train it, run it and look inside."
 EXAMPLES = """\
 qkv train my.txt                      train on a text of your own
@@ -75,7 +77,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _say(sentence: str, code: int) -> int:
-    line = " ".join(sentence.split())
+    line = " ".join(word if len(word) <= _LONGEST_WORD else f"{word[:80]}…{word[-20:]}" for word in sentence.split())
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"qkv: {line}\n")
     return code

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from qkv.cli.runs import run_or_published
+from qkv.cli.runs import output_file, run_or_published
 from qkv.spec.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ def _check(
         raise UserError(f"--{'out' if out else 'column'} goes with --data")
     if out and out.suffix.removeprefix(".") not in _ENDINGS:
         raise UserError(f"--out: {str(out)!r} should end in .csv, .tsv or .jsonl")
+    if out:
+        output_file("--out", out, data)
 
 
 def _named(option: str, given: list[str] | None) -> Iterator[tuple[str, str]]:

@@ -31,5 +31,19 @@ def run_or_published(path: Path) -> Path:
     return path if not path.exists() and may_be_name(str(path)) and not mistyped else run_folder(path)
 
 
+def output_file(option: str, path: Path, *sources: str | Path | None) -> Path:
+    """``path`` if a file can be written there that is none of ``sources``. Raises UserError, before anything slow has begun."""
+    if path.is_dir():
+        raise UserError(f"{option}: {str(path)!r} is a folder; name a file")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{option}: {str(path)!r} is a device or a pipe, and a file is written whole and then renamed; name a file")
+    if not path.parent.is_dir():
+        raise UserError(f"{option}: there is no folder {str(path.parent)!r}")
+    for source in sources:
+        if source and path.exists() and Path(source).exists() and path.samefile(source):
+            raise UserError(f"{option}: {str(path)!r} is the file that is read; name another one")
+    return path
+
+
 def _runs_in(folder: Path) -> list[str]:
     return sorted(str(spec.parent) for spec in folder.glob("*/spec.yaml"))[:12]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from qkv.cli.runs import output_file
 from qkv.spec import tokenizers as spec
 from qkv.spec.errors import UserError, nearest
 
@@ -38,6 +39,7 @@ def tokenizer_command(
     """Train a tokenizer on text files and write it as a tokenizer.json, or show the pieces of a text with their ids and places."""
     given = inputs or []
     if action == "train":
+        output_file("--out", out, *given)
         fields = {"vocab_size": vocab_size, "lowercase": lowercase, "min_frequency": min_frequency}
         _train(_scheme(kind, {name: value for name, value in fields.items() if value is not None}), given, out)
     elif action == "show":
