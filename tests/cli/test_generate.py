@@ -152,8 +152,11 @@ REFUSED = {
         ["the", "--num-beams", "2", "--temperature", "0.5"],
         "--temperature: 0.5 given, but beam search (num_beams 2)",
     ),
-    "more texts than beams": (["the", "--num-beams", "2", "--num-return", "3"], "--num-return: 3 given, but num_beams is 2"),
-    "several texts of one beam": (["the", "--num-return", "3"], "--num-return: 3 given, but num_beams is 1"),
+    "more texts than beams": (
+        ["the", "--num-beams", "2", "--num-return", "3"],
+        "--num-return: 3 given, but beam search returns at most num_beams = 2",
+    ),
+    "several texts of one beam": (["the", "--num-return", "3"], "--num-return: 3 given, but beam search returns at most num_beams = 1"),
     "samples of a search": (["the", "--num-beams", "2", "--num-samples", "2"], "--num-samples: beam search draws nothing"),
     "a rank of one beam": (["the", "--length-penalty", "2"], "--length-penalty: it ranks beams, and there is one"),
     "choosing and writing": (["the", "--choose", "a", "--top-k", "2"], "--top-k: with --choose given texts are rated and none is written"),

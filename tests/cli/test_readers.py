@@ -47,10 +47,10 @@ def test_evaluate_measures_on_other_data(qkv: Call, run: Path, folder: Path) -> 
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["model.width=8"], "override 'model.width=8': model.width is part of what was trained; a measurement can change sample.…"),
+        (["model.width=8"], "override 'model.width=8': model.width describes the training; an evaluation can change sample.…"),
         (["sample.num_beam=8"], "did you mean 'num_beams'?"),
         (["--split", "valid"], "--split: there is no split 'valid'; allowed: test, train, validation"),
-        (["data.source=other.txt"], "--data FILE measures all of another file"),
+        (["data.source=other.txt"], "to evaluate on another file give --data FILE"),
         (["--data", "other.txt", "--split", "test"], "leave one of them out"),
         (["--data", "nowhere.txt"], "there is no file 'nowhere.txt'"),
         (["--batches", "0"], "--batches: 0 given, but it should be at least 1"),
@@ -150,9 +150,9 @@ def test_why_says_in_which_precision_muon_multiplies(qkv: Call, folder: Path) ->
 @pytest.mark.parametrize(
     ("part", "case", "sentence"),
     [
-        ("attention(top_k=4)", "top k", "the largest are looked for among all scores that the mask shows"),
-        ("attention(relative=t5)", "added scores", "what is added learns from every score"),
-        ("attention(relative='shaw(values=true)')", "relative values", "the weights themselves meet what joins the values"),
+        ("attention(top_k=4)", "top k", "the largest are selected from all visible scores"),
+        ("attention(relative=t5)", "added scores", "gradients of the added term need all scores"),
+        ("attention(relative='shaw(values=true)')", "relative values", "relative values need the attention weights"),
     ],
 )
 def test_why_says_what_a_part_of_attention_changes(qkv: Call, folder: Path, part: str, case: str, sentence: str) -> None:

@@ -56,8 +56,11 @@ TEXT = {"kind": "text", "vocab_size": 9}
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
-        ({"frontend": {**TEXT, "join": "concatenate"}}, r"^head\.tied: .* width, 8, and those of tokens have 4"),
-        ({"frontend": {**TEXT, "positions": {"kind": "axial", "widths": [3, 4]}}}, r"^frontend\.positions\.widths: .* = 7 features, and a"),
+        ({"frontend": {**TEXT, "join": "concatenate"}}, r"^head\.tied: .* width 8, but they have 4"),
+        (
+            {"frontend": {**TEXT, "positions": {"kind": "axial", "widths": [3, 4]}}},
+            r"^frontend\.positions\.widths: .* = 7 features, but positions",
+        ),
         (
             {"latents": {}, "blocks": [{"branches": ["cross_attention"]}], "queries": {"positions": {"kind": "axial", "widths": [3, 4]}}},
             r"^queries\.positions\.widths: .* = 7 features",
@@ -71,7 +74,7 @@ TEXT = {"kind": "text", "vocab_size": 9}
                 "encoder": {"frontend": {**TEXT, "join": "concatenate"}, "share_embedding": True},
                 "blocks": [{"branches": ["cross_attention"]}],
             },
-            r"^encoder\.share_embedding: .* 4 features and those of the target 8",
+            r"^encoder\.share_embedding: .* 4 features in the source and 8 in the target",
         ),
     ],
 )

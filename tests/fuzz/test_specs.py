@@ -53,7 +53,7 @@ def test_a_mask_that_shows_later_positions_beyond_the_prefix_does_not_decode(mas
 
 def test_parallel_branches_without_a_residual_are_refused() -> None:
     block = {"branches": ["rnn", "feed_forward"], "order": "parallel", "residual": "none"}
-    with pytest.raises(UserError, match=r"^blocks\.0\.residual: branches side by side are added to x"):
+    with pytest.raises(UserError, match=r"^blocks\.0\.residual: parallel branches are added to x"):
         Model.parse({"blocks": [block]})
     assert Model.parse({"blocks": [{**block, "branches": ["rnn"]}]}).depth == 1
 

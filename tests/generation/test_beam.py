@@ -337,9 +337,9 @@ def test_what_cannot_be_searched_is_refused_in_a_sentence(
     ("fields", "sentence"),
     [
         ({"num_beams": 0}, "num_beams: 0 given, but it should be greater than or equal to 1"),
-        ({"num_return": 2}, "num_return: 2 given, but num_beams is 1, and it can return no more"),
-        ({"num_beams": 4, "num_return": 5}, "num_return: 5 given, but num_beams is 4"),
-        ({"num_beams": 4, "temperature": 0.8}, r"temperature: 0.8 given, but beam search \(num_beams 4\) draws nothing; leave it at 1.0"),
+        ({"num_return": 2}, "num_return: 2 given, but beam search returns at most num_beams = 1 texts"),
+        ({"num_beams": 4, "num_return": 5}, "num_return: 5 given, but beam search returns at most num_beams = 4"),
+        ({"num_beams": 4, "temperature": 0.8}, r"temperature: 0.8 given, but beam search \(num_beams 4\) does not sample; leave it at 1.0"),
         ({"num_beams": 4, "top_k": 8}, "top_k: 8 given, but beam search .* leave it out"),
         ({"num_beams": 4, "top_p": 0.5}, "top_p: 0.5 given"),
         ({"num_beams": 4, "min_p": 0.5}, "min_p: 0.5 given"),

@@ -215,7 +215,7 @@ def test_a_longer_source_costs_nothing_but_its_own() -> None:
         (
             model_of(encoder=None, blocks=(SEES_ALL,)),
             {"source_length": 5},
-            "a source of 5 positions is given, and the model has no encoder",
+            "a source length of 5 is given, but the model has no encoder",
         ),
         (model_of(), {"source_length": 0}, "the source length is 0"),
         (model_of(encoder=ENCODER.changed(frontend=Text())), {}, "model.encoder.frontend.vocab_size is not known without the tokenizer"),
@@ -224,8 +224,8 @@ def test_a_longer_source_costs_nothing_but_its_own() -> None:
             {"source_length": 21},
             r"21 positions are more than the 20 of the learned position table \(model.encoder.context_length\)",
         ),
-        (model_of(SEES_ALL, encoder=None, head=ClassificationHead()), {}, "model.head.num_classes is not known without the data"),
-        (model_of(SEES_ALL, encoder=None, head=TokenHead()), {}, "model.head.num_classes is not known without the data"),
+        (model_of(SEES_ALL, encoder=None, head=ClassificationHead()), {}, "model.head.num_classes is unknown without the data"),
+        (model_of(SEES_ALL, encoder=None, head=TokenHead()), {}, "model.head.num_classes is unknown without the data"),
     ],
 )
 def test_what_cannot_be_counted(model: Model, options: dict[str, Any], sentence: str) -> None:

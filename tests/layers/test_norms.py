@@ -81,7 +81,7 @@ def test_a_zero_centred_norm_starts_at_the_scale_1_and_learns_the_deviation() ->
 
 
 def test_a_scale_that_is_not_there_has_no_centre() -> None:
-    with pytest.raises(SpecError, match="zero_centred: there is no weight to add 1 to"):
+    with pytest.raises(SpecError, match="zero_centred: there is no weight to centre"):
         spec.RMSNorm.parse({"weight": False, "zero_centred": True})
 
 

@@ -116,7 +116,10 @@ def test_a_position_has_a_place_on_each_axis() -> None:
 
 def test_axes_that_do_not_make_the_width_are_refused() -> None:
     (problem,) = spec.Axial(shape=(3, 4), widths=(2, 4)).width_problems(5)
-    assert problem.sentence.startswith("the axes have 2 + 4 = 6 features, and a position 5")
-    for fields, sentence in (({"shape": [3, 0]}, "0 is no size"), ({"widths": [4]}, "1 widths are given for 2 axes")):
+    assert problem.sentence.startswith("the axes have 2 + 4 = 6 features, but positions have 5")
+    for fields, sentence in (
+        ({"shape": [3, 0]}, "0 given, but each axis needs at least 1"),
+        ({"widths": [4]}, "1 widths are given for 2 axes"),
+    ):
         with pytest.raises(SpecError, match=sentence):
             spec.Axial.parse(fields)

@@ -190,7 +190,7 @@ def test_the_last_map_may_differ_in_its_bias(bias: bool, output: bool) -> None:
 
 
 def test_heads_have_no_batch_norm() -> None:
-    with pytest.raises(SpecError, match="qk_norm: batch_norm norms positions, not heads"):
+    with pytest.raises(SpecError, match="qk_norm: batch_norm normalises over positions, not heads"):
         Attention.parse({"qk_norm": "batch_norm"})
 
 

@@ -164,8 +164,8 @@ def count_parameters(module: nn.Module) -> int:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"content_to_position": False, "position_to_content": False}, "neither term of the distance is left"),
-        ({"table_norm": BatchNorm()}, "the vectors of distances are no batch"),
+        ({"content_to_position": False, "position_to_content": False}, "both position terms are off"),
+        ({"table_norm": BatchNorm()}, "batch_norm does not apply to a table"),
         ({"position_buckets": 8, "max_distance": 5}, "5 is within the buckets of one distance each; give at least 6"),
     ],
 )

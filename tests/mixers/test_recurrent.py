@@ -73,9 +73,9 @@ def test_forget_gates_begin_open_and_all_other_biases_at_zero() -> None:
 
 
 def test_hidden_features_that_cannot_be_halved_are_refused() -> None:
-    with pytest.raises(SpecError, match="hidden: 7 hidden features cannot be halved for two directions"):
+    with pytest.raises(SpecError, match="hidden: 7 hidden features cannot be split evenly into two directions"):
         GRU.parse({"direction": "both", "hidden": 7})
-    with pytest.raises(SpecError, match="direction: 5 hidden features cannot be halved"):
+    with pytest.raises(SpecError, match="direction: 5 hidden features cannot be split evenly"):
         Model.parse({"width": 5, "blocks": [Block(branches=(RNN(direction="both"),))]})
 
 

@@ -101,12 +101,12 @@ def test_vectors_are_scaled_before_the_logits_and_the_bias_is_not() -> None:
 
 @pytest.mark.parametrize("kind", [ClassificationHead, RegressionHead, TokenHead, SpanHead])
 def test_a_norm_needs_the_layer_that_it_ends(kind: type[Head]) -> None:
-    with pytest.raises(SpecError, match="norm: rms_norm ends the hidden layer, and there is none; give hidden"):
+    with pytest.raises(SpecError, match="norm: rms_norm normalises the hidden layer, but there is none; give hidden"):
         kind.parse({"norm": "rms_norm"})
-    with pytest.raises(SpecError, match="norm: a head norms each vector alone; use layer_norm, rms_norm or none, not batch_norm"):
+    with pytest.raises(SpecError, match="norm: a head normalises each vector separately; use layer_norm, rms_norm or none, not batch_norm"):
         kind.parse({"norm": "batch_norm", "hidden": 4})
 
 
 def test_a_transform_has_no_batch_norm() -> None:
-    with pytest.raises(SpecError, match="norm: a head norms each vector alone"):
+    with pytest.raises(SpecError, match="norm: a head normalises each vector separately"):
         LanguageModelHead.parse({"norm": "batch_norm"})

@@ -268,17 +268,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "queries without latents": ({"latents": None, "blocks": (BETWEEN,)}, "queries: there are no latents for them to read"),
     "latents as the answer, too wide": (
         {"blocks": (), "queries": None, "head": CLASSES},
-        "latents.width: the head reads the latents, so their width is the model's, 16, and not 10",
+        "latents.width: the head reads the latents, so their width must be the model's, 16, not 10",
     ),
     "input as queries, too wide": (
         {"queries": None, "frontend": TEXT.changed(width=6)},
-        "frontend.width: the blocks begin with these vectors",
+        "frontend.width: the blocks read these vectors",
     ),
     "a width of its own": (
         {"latents": None, "queries": None, "blocks": (BETWEEN,), "frontend": TEXT.changed(width=6)},
         "frontend.width: the blocks read vectors of 16 features, not of 6",
     ),
-    "an answer for each position": ({"queries": Queries(count=2)}, "head: a head of the kind 'language_model' answers at each position"),
+    "an answer for each position": (
+        {"queries": Queries(count=2)},
+        "head: a head of the kind 'language_model' needs one vector per position",
+    ),
     "no layer for the rounds": (
         {"latents": {**LATENTS.to_dict(), "rounds": 2, "once": 3}},
         "latents.once: 3 layers before the rounds leave none of the 3 for them; give fewer",
@@ -302,7 +305,7 @@ def test_queries_need_positions() -> None:
 
 
 def test_a_tied_head_needs_vectors_of_its_width() -> None:
-    with pytest.raises(UserError, match=r"^head\.tied: .*, 16, and those of tokens have 6 features"):
+    with pytest.raises(UserError, match=r"^head\.tied: .* 16, but they have 6 features"):
         perceiver().changed(frontend=TEXT.changed(width=6))
     assert build(perceiver(frontend=TEXT.changed(width=6), head=LanguageModelHead(tied=False))).head.weight.shape == (VOCABULARY, 16)
 
@@ -354,5 +357,5 @@ def test_a_task_that_writes_refuses_latents(task: str, tmp_path: Path) -> None:
     if task == "masked_tokens":
         assert recipe_of(task, given, tmp_path).model.latents is not None
         return
-    with pytest.raises(SpecError, match=r"model\.latents: latents read a whole text at once, and the task 'next_token' asks"):
+    with pytest.raises(SpecError, match=r"model\.latents: latents read a whole text at once, but the task 'next_token' needs"):
         recipe_of(task, given, tmp_path)

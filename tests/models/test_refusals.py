@@ -41,7 +41,7 @@ def test_padding_may_stand_past_the_end_of_the_table() -> None:
 
 def test_concatenated_positions_with_a_tied_head() -> None:
     text = Text(vocab_size=7, join="concatenate")
-    with pytest.raises(UserError, match=r"^head\.tied: .*, 16, and those of tokens have 8 features"):
+    with pytest.raises(UserError, match=r"^head\.tied: .* 16, but they have 8 features"):
         model().changed(frontend=text)
     assert build(model(frontend=text, head=LanguageModelHead(tied=False))).frontend.table.shape == (7, 8)
 

@@ -151,7 +151,7 @@ REFUSED = [
     ({"order": "post"}, {}, r"blocks\.0\.order: .*'pre' or 'sandwich', not 'post'"),
     ({"order": "parallel"}, {}, "'pre' or 'sandwich', not 'parallel'"),
     ({"norm": "batch_norm"}, {}, "batch_norm would count each batch twice"),
-    ({}, {"head": "language_model"}, "twice as wide as the table of token vectors"),
+    ({}, {"head": "language_model"}, "twice as wide as token embeddings"),
 ]
 
 
@@ -166,5 +166,5 @@ def test_one_stream_and_two_do_not_mix() -> None:
     with pytest.raises(SpecError, match=r"blocks\.1\.residual: .*make all of them reversible, or none"):
         Model.parse({**plain, "blocks": [{"residual": "reversible"}, {"residual": "add"}]})
     reads = [{"branches": ["cross_attention", "feed_forward"]}]
-    with pytest.raises(SpecError, match="read as a memory is not reversible"):
+    with pytest.raises(SpecError, match="a reversible encoder has two streams"):
         Model.parse({**plain, "blocks": reads, "encoder": {"blocks": [{"residual": "reversible"}]}})

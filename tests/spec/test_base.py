@@ -97,10 +97,10 @@ WRONG = {
     "layers": ({"num_layers": 1, "blocks": [{}, {}]}, "num_layers: 1 layers are fewer than the 2 blocks of the pattern"),
     "concatenation": (
         {"width": 9, "frontend": "text(join=concatenate)", "blocks": [{"branches": ["feed_forward"]}]},
-        "concatenated positions take half of the width, and 9 is odd",
+        "concatenated positions take half of the width, but 9 is odd",
     ),
     "no blocks": ({"encoder": {"blocks": []}}, "encoder.blocks: 0 elements given, but the list should have at least 1"),
-    "layers of nothing": ({"num_layers": 2, "blocks": []}, "num_layers: 2 layers cannot be made of no block"),
+    "layers of nothing": ({"num_layers": 2, "blocks": []}, "num_layers: 2 layers given, but no block is listed"),
     "no list": ({"blocks": "gru"}, "blocks: 'gru' given, but it should be a list"),
     "no mapping": ({"blocks": ["gru"]}, "blocks.0: 'gru' given, but it should be a mapping of keys"),
     "a literal": (
@@ -157,7 +157,7 @@ def test_derived_properties() -> None:
 
 
 def test_a_task_that_decodes_refuses_a_model_that_does_not() -> None:
-    with pytest.raises(SpecError, match=r"model\.blocks\.0\.branches\.0: this branch sees later positions, and the task 'next_token'"):
+    with pytest.raises(SpecError, match=r"model\.blocks\.0\.branches\.0: this branch sees later positions, but the task 'next_token'"):
         Recipe.parse({"data": "x", "model": {"blocks": [{"branches": ["attention(mask=full)"]}]}})
 
 

@@ -236,8 +236,8 @@ def test_a_measurement_chooses_how_it_writes_and_on_what_and_nothing_else() -> N
     chosen = measured(recipe, ["sample.num_beams=3", "sample.temperature=0", "data.columns.text=other"])
     assert (chosen.sample.num_beams, chosen.data.columns, chosen.model) == (3, {"text": "other"}, recipe.model)
     assert measured(recipe, ()) is recipe
-    with pytest.raises(SpecError, match="--data FILE measures all of another file"):
+    with pytest.raises(SpecError, match="to evaluate on another file give --data FILE"):
         measured(recipe, ["data.source=other.txt"])
     for path in ("training.seed=1", "data.tokenizer=bytes", "model.num_layers=2"):
-        with pytest.raises(SpecError, match="is part of what was trained"):
+        with pytest.raises(SpecError, match="describes the training"):
             measured(recipe, [path])

@@ -148,5 +148,5 @@ def test_what_cannot_be_filled_is_a_sentence(text: str, sentence: str, tmp_path:
 
 
 def test_shares_that_are_more_than_a_whole_are_refused() -> None:
-    with pytest.raises(SpecError, match=r"random: 0\.3 and replaced 0\.8 are shares of the targets, and their sum is at most 1"):
+    with pytest.raises(SpecError, match=r"random: 0\.3 and replaced 0\.8 are fractions of the targets, but their sum is above 1"):
         recipe_of("masked_tokens(random=0.3)", SEES_ALL)

@@ -179,7 +179,7 @@ def test_gaps_are_filled_from_left_to_right(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("branch", ["attention(2)", "gru", "convolution", "attention(2, mask='full & window(3)')"])
 def test_other_mixers_are_refused(branch: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"model\.blocks\.0\.branches\.0: the task 'permutation' says itself which token sees which"):
+    with pytest.raises(SpecError, match=r"model\.blocks\.0\.branches\.0: the task 'permutation' provides its own masks"):
         recipe_of("permutation", {"blocks": [{"branches": [branch, "feed_forward"]}]}, tmp_path)
 
 

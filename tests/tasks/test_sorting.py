@@ -115,7 +115,7 @@ def test_a_context_that_is_too_short_is_refused(name: str, needed: int) -> None:
 
 
 def test_data_is_refused_and_strange_numbers_are_named(tmp_path: Any) -> None:
-    with pytest.raises(SpecError, match="data: the task 'sorting' draws its own data"):
+    with pytest.raises(SpecError, match="data: the task 'sorting' generates its own data"):
         recipe_of(TASK, MODELS["tagged"], tmp_path)
     task, material, model = opened(recipe_of(TASK, MODELS["tagged"]))
     assert isinstance(task, SortingTask)

@@ -171,8 +171,8 @@ def test_the_exam_shows_words_and_counts_analogies(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"blocks": [{}]}, r"model\.blocks: the task 'cbow' learns vectors of words alone; give model\.blocks=\[\]"),
-        ({"head": "language_model"}, r"model\.head\.tied: the task 'cbow' has a second table for the words that are predicted; give false"),
+        ({"blocks": [{}]}, r"model\.blocks: the task 'cbow' trains word vectors without blocks; give model\.blocks=\[\]"),
+        ({"head": "language_model"}, r"model\.head\.tied: the task 'cbow' has a separate table of output vectors; give false"),
     ],
     ids=["blocks", "tied"],
 )

@@ -1,10 +1,10 @@
 """Sliding context window for models with a bounded number of positions.
 
-With a learned position table of L rows, the model sees of a text of n tokens those from
+With a learned position table of L rows, the visible part of a text of n tokens begins at token
 
     s(n) = 0 if n <= L,   else  h · ⌈(n - L) / h⌉   with h = L - ⌊L / 2⌋
 
-on: when the context is full, its older half is dropped and the rest is encoded again from position 0. s depends on n
+When the context is full, its older half is dropped and the rest is encoded again from position 0. s depends on n
 alone, so prompt tokens and generated tokens are treated alike. Unbounded positions (sinusoids, rotations, ALiBi, none)
 never slide; the state is extended. Rotary positions beyond the training length work but were never trained, and quality
 degrades (Press et al. 2022; Chen et al. 2023).

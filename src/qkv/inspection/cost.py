@@ -1,4 +1,4 @@
-"""What a model costs, before it exists: parameters, FLOPs, memory, state and time. Imports no torch."""
+"""Cost estimates from a spec, before anything is built: parameters, FLOPs, memory, state and time. Imports no torch."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ __all__ = ["BUILT_IN", "PRECISIONS", "Cost", "Memory", "Speed", "cost"]
 
 BUILT_IN = (cost_attention, cost_formulas, cost_heads, cost_lsh, cost_memory, cost_relative, cost_sparse)
 ENCODER, LATENTS = "encoder ", "latents' "
-"""What stands before the names of an encoder's parts, and of those of latents."""
+"""Name prefixes of the parts of encoders and of latents."""
 _COUNTERS = 24
-"""Bytes a row of a state's own numbers: positions, limit and prefix."""
+"""Bytes per row of a state's counters: position, limit and prefix."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Tokens per second, estimated; ``decode`` is the sum over the rows of the batch."""
+    """Estimated tokens per second, over all rows of the batch."""
 
     train: float
     prefill: float
@@ -43,11 +43,12 @@ class Speed:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of ``batch_size`` rows of ``length`` positions, and in an encoder–decoder of sources of ``source_length``.
+    """Cost of ``batch_size`` rows of ``length`` positions, with sources of ``source_length`` positions in encoder–decoders.
 
-    parts: by name, in the order of the data's way: embedding, each kind of branch, norm, residual, final norm, head; those of an encoder
-    come first, ``encoder`` before their names.
-    blocks: of each block its branches, each with the norms and the residual around it.   encoder: the same of the encoder's blocks.
+    parts: by name, in order of execution: embedding, each kind of branch, norm, residual, final norm, head; those of an
+    encoder first, prefixed ``encoder``.
+    blocks: branches of each block, including their norms and residuals.   encoder, latents: the same for their blocks.
+    learned: numbers of trainable parameters; None: all.
     """
 
     model: Model
@@ -62,55 +63,53 @@ class Cost:
     source_length: int = 0
     irregular: str = "sdpa"
     learned: Trained | None = None
-    """None where all parameters learn."""
     latents: Blocks = ()
-    """Of each of their blocks its branches."""
 
     @property
     def total(self) -> Share:
-        """The sum of all parts."""
+        """Sum of all parts."""
         return added(*self.parts.values())
 
     @property
     def tokens(self) -> int:
-        """Positions of the batch, without those of the sources."""
+        """Positions in the batch, without sources."""
         return self.batch_size * self.length
 
     @property
     def writes(self) -> bool:
-        """True if the model gives one token after the other."""
+        """True if the model generates tokens."""
         return self.model.decodes and isinstance(self.model.head, LanguageModelHead)
 
     @property
     def parameters(self) -> int:
-        """Numbers of the model, without those of adapters; a table that is both embedding and head counts once."""
+        """Number of parameters, without adapters; a table shared by embedding and head counts once."""
         return self.total.parameters
 
     @property
     def trained_parameters(self) -> int:
-        """Those that ``training.adapt`` and ``training.frozen`` let learn, adapters included."""
+        """Number of trainable parameters, adapters included."""
         return self.learned.parameters if self.learned else self.parameters
 
     @property
     def forward_flops(self) -> int:
-        """Of a forward pass over whole score matrices, as torch's counter counts the reference path."""
+        """FLOPs of a forward pass with full score matrices, as torch's counter counts the reference implementation."""
         return self.total.flops
 
     @property
     def needed_flops(self) -> int:
-        """Of a forward pass without the scores that the masks hide."""
+        """FLOPs of a forward pass without masked scores."""
         return self.total.flops - self.total.masked
 
     @property
     def train_flops(self) -> int:
-        """Of an update: forward, twice that backward, and what is computed again: with recomputation what each block keeps, or reversible blocks."""
+        """FLOPs of an update: forward, backward (twice the forward), and recomputation (checkpointing or reversible blocks)."""
         repeated = (*self.encoder, *self.latents, *self.blocks) if self.training.recompute else self.blocks if self.model.reversible else ()
         again = sum(branch.flops - branch.ending for block in repeated for branch in block)
         return self.training.accumulate * (3 * self.total.flops + again)
 
     @property
     def memory(self) -> Memory:
-        """Of a training step. Where not all learns, what is kept for the backward pass is an upper bound, as if all did."""
+        """Memory of a training step. With frozen parameters, activations are an upper bound, as if all were trained."""
         ending = Stage((added(self.parts["final norm"], self.parts["head"]),), 0)
         whole = training_memory(
             [*self._reading(), *self._writing()],
@@ -122,7 +121,7 @@ class Cost:
         return partly(whole, self.learned, self.training) if self.learned else whole
 
     def _reading(self) -> list[Stage]:
-        """The stages of the encoder."""
+        """Stages of the encoder."""
         if not self.encoder:
             return []
         stream = FLOAT * self.batch_size * self.source_length * self.model.width
@@ -130,18 +129,18 @@ class Cost:
         return [Stage((first,), 0, stream), *(Stage(block, stream) for block in self.encoder), Stage((norm,), stream)]
 
     def _writing(self) -> list[Stage]:
-        """The stages of the model's own stack; while one goes backward, the gradient of the memory is there too."""
+        """Stages of the model's own stack; their backward passes also hold the gradient of the memory."""
         stream = FLOAT * self.batch_size * (self.model.answers or self.length) * self.model.width
         read = self.model.latents.count * self.model.latent_width if self.model.latents else self.source_length * self.model.width
         beside = FLOAT * self.batch_size * read
         stages = [Stage((self.parts["embedding"],), 0, stream + beside), *self._through_latents()]
         if not self.model.reversible:
             return [*stages, *(Stage(block, stream, beside) for block in self.blocks)]
-        # Both streams and their gradients, and of all branches one at a time.
+        # Both streams and their gradients, and one branch at a time.
         return [*stages, *(Stage((branch,), 4 * stream, beside, reversible=True) for block in self.blocks for branch in block)]
 
     def _through_latents(self) -> list[Stage]:
-        """The stages of latents; while one goes backward, the gradient of the front end's vectors is there too."""
+        """Stages of the latents; their backward passes also hold the gradient of the front end's vectors."""
         if not self.model.latents:
             return []
         stream = FLOAT * self.batch_size * self.model.latents.count * self.model.latent_width
@@ -150,15 +149,15 @@ class Cost:
         return [*(Stage(block, stream, beside) for block in self.latents), Stage((norm,), stream, beside)]
 
     def state_bytes(self, length: int | None = None) -> int:
-        """Bytes that the batch's decoding state takes after ``length`` positions, with room for as many."""
+        """Bytes of the batch's decoding state with a capacity of ``length`` positions."""
         return self.at(length).total.state + _COUNTERS * self.batch_size
 
     def step_flops(self, length: int | None = None) -> int:
-        """FLOPs of one more token in each row, after ``length`` positions; the encoder has been run, and what branches need of it is known."""
+        """FLOPs to decode one token per row after ``length`` positions, without the encoder and its projections."""
         return self.at(length).total.step
 
     def step_bytes(self, length: int | None = None) -> int:
-        """Bytes read for one more token in each row: the weights once, but of an encoder and of a table that is only looked up; the state."""
+        """Bytes read to decode one token per row: weights (without encoder and lookup-only tables) and state."""
         unread = self.parts["embedding"].parameters - (
             _table(self.model, self.model.width, self.model.vocab_size) if self.model.tied else 0
         )
@@ -166,7 +165,7 @@ class Cost:
         return PRECISIONS[self.precision] * (self.parameters - unread) + self.state_bytes(length)
 
     def at(self, length: int | None = None, attention: str | None = None, irregular: str | None = None) -> Cost:
-        """The same for rows of another length, or with attention on other paths."""
+        """The cost at another length, or with other attention implementations."""
         length, paths = self.length if length is None else length, (attention or self.attention, irregular or self.irregular)
         if (length, *paths) == (self.length, self.attention, self.irregular):
             return self
@@ -174,14 +173,14 @@ class Cost:
         return cost(self.model, self.batch_size, length, self.precision, self.training, paths[0], source, paths[1])
 
     def speed(self, machine: Machine) -> Speed:
-        """Linear maps, attention and the rest at the machine's rates, one after the other, and every operator's own time.
+        """Estimate speed as the sum of linear maps, attention and element-wise work at the machine's rates, and call overhead.
 
-        An estimate: it knows nothing of what runs beside, nor of products too small to reach the machine's rate.
+        Ignores other load on the machine, and products too small to reach its rates.
         """
         total, passes = self.total, self.training.accumulate
         again = self.train_flops / (3 * passes * total.flops)
         forward = self._products(machine) + (total.saved / (machine.elements or machine.bandwidth)) / 3 + total.calls * machine.call
-        # Reads weights, gradients and two moments, and writes all but the gradients.
+        # An optimiser step reads weights, gradients and two moments, and writes all but the gradients.
         update = 7 * FLOAT * self.trained_parameters / machine.bandwidth
         step = max(self.step_bytes() / machine.bandwidth, total.step / machine.flops_at(self.precision)) + total.step_calls * machine.call
         return Speed(
@@ -191,12 +190,12 @@ class Cost:
         )
 
     def _products(self, machine: Machine) -> float:
-        """Seconds of the products of a forward pass."""
+        """Seconds of matrix products in a forward pass."""
         total, rate = self.total, machine.flops_at(self.precision)
         return (total.flops - total.attended) / rate + (total.attended - total.skipped) / (machine.attention or rate)
 
     def to_dict(self) -> dict[str, Any]:
-        """Counts, FLOPs and bytes as plain data."""
+        """Parameters, FLOPs and bytes as plain data."""
         flops = {
             "forward": self.forward_flops,
             "forward_needed": self.needed_flops,
@@ -227,13 +226,15 @@ def cost(
     source_length: int | None = None,
     irregular: str = "sdpa",
 ) -> Cost:
-    """The cost of ``model`` on ``batch_size`` rows of ``length`` positions (default: its context length).
+    """Estimate the cost of ``model`` on ``batch_size`` rows of ``length`` positions (default: its context length).
 
-    ``source_length``: positions of each source that an encoder reads (default: the encoder's context length).
-    ``training`` gives optimiser, accumulation and recomputation; its own batch size and precision are not read. ``attention`` is
-    the path that plain attention takes in training where the machine chooses one (``qkv why``): "sdpa", "sdpa, oneDNN" or "tiled";
-    memory depends on it. So it does on ``irregular``, the path under any other mask: "sdpa" or "products". Raises ``UserError`` where the vocabulary is not known, a size is not positive, ``length`` does not fit a
-    learned position table, or no formula is registered for a part.
+    source_length: positions per source (default: the encoder's context length).
+    training: optimiser, accumulation and recomputation; its batch size and precision are ignored.
+    attention: implementation of causal and full attention in training (see ``qkv why``), which affects memory: "sdpa",
+        "sdpa, oneDNN" or "tiled".   irregular: the same for other masks: "sdpa" or "products".
+
+    Raises ``UserError`` if the vocabulary size is unknown, a size is not positive, ``length`` exceeds a learned position
+    table, or a part has no registered formula.
     """
     length = model.context_length if length is None else length
     source = _source_length(model, source_length)
@@ -266,7 +267,7 @@ def cost(
 
 
 def _learned(model: Model, training: Training) -> Trained | None:
-    """Counted by path, which needs the model itself and so torch; None, without torch, where all learns."""
+    """Count trainable parameters on the model itself, which imports torch; None, without torch, if all are trained."""
     if training.adapt == Whole() and not training.frozen:
         return None
     from qkv.inspection.learned import learned
@@ -275,16 +276,16 @@ def _learned(model: Model, training: Training) -> Trained | None:
 
 
 def _source_length(model: Model, given: int | None) -> int:
-    """Positions of a source; 0 where there is none."""
+    """Positions of a source; 0 without an encoder."""
     if model.encoder:
         return model.encoder.context_length if given is None else given
     if given is not None:
-        raise UserError(f"a source of {given} positions is given, and the model has no encoder to read it; leave the source length out")
+        raise UserError(f"a source length of {given} is given, but the model has no encoder; leave it out")
     return 0
 
 
 def _encoder(encoder: Encoder, at: Setting, length: int) -> tuple[dict[str, Share], Blocks]:
-    """The parts and blocks of an encoder. It decodes nothing, so it has no state and no steps."""
+    """Parts and blocks of an encoder, without state and decoding steps."""
     ids = at.vocab_size if encoder.share_embedding else encoder.vocab_size or 0
     at = replace(at, length=length, context_length=encoder.context_length, vocab_size=ids)
     embedding, blocks = share(encoder.frontend, at), _blocks(encoder, at)
@@ -299,28 +300,28 @@ def _encoder(encoder: Encoder, at: Setting, length: int) -> tuple[dict[str, Shar
 
 
 def _inside(model: Model, at: Setting) -> Setting:
-    """That of the latents, which read what the front end gives."""
+    """``Setting`` of the latents, whose memory is the front end's output."""
     assert model.latents is not None
     sizes = {"width": model.latent_width, "length": model.latents.count, "context_length": model.latents.count}
     return replace(at, **sizes, memory=at.length, memory_width=model.frontend_width(model.width))
 
 
 def _latents(latents: Latents, at: Setting) -> tuple[dict[str, Share], Blocks]:
-    """The parts and blocks of latents: their table, and branches of which only those that read the input grow with it, in O(N M)."""
+    """Parts and blocks of latents: table and branches; only those that read the input depend on its length, in O(N M)."""
     blocks = walked(_blocks(latents, at), latents.walk)
     parts = {"embedding": share(Learned(), at), **by_name(blocks), "final norm": share(latents.norm, at)}
     return {f"{LATENTS}{name}": part for name, part in parts.items()}, sums(blocks)
 
 
 def _queries(model: Model, at: Setting) -> dict[str, Share]:
-    """The vectors that the blocks begin with in place of the front end's."""
+    """Output queries, the blocks' input instead of the front end's vectors."""
     if model.queries is None:
         return {}
     return {"queries": share(model.queries.positions, replace(at, context_length=model.queries.count or model.context_length))}
 
 
 def _blocks(stack: Layered, at: Setting) -> list[list[dict[str, Share]]]:
-    """Every block of a stack; the first branch that reads the memory keeps it for the others."""
+    """All blocks of a stack. The first branch that reads the memory saves it for the others."""
     found, shared, tables = [], False, at.shared_tables
     known: dict[tuple[int, bool, frozenset[Hashable]], list[dict[str, Share]]] = {}
     for i, block in enumerate(stack.layers):
@@ -334,21 +335,21 @@ def _blocks(stack: Layered, at: Setting) -> list[list[dict[str, Share]]]:
 
 
 def _tables(branches: Sequence[Branch]) -> frozenset[Hashable]:
-    """The tables that these branches share with those behind them."""
+    """Tables that these branches share with later ones."""
     return frozenset(cost_attention.shared_table(branch) for branch in branches) - {None}
 
 
 def _layered(stack: Layered) -> bool:
-    """True if every layer reads a memory of its own."""
+    """True if each layer reads a different memory."""
     return isinstance(stack, Model) and stack.encoder is not None and stack.encoder.memory == "layers"
 
 
 def _block(block: Block, at: Setting) -> list[dict[str, Share]]:
-    """Each branch of a block with the norms and the residual that the block's order puts around it, by name."""
+    """Shares of each branch of a block, of its norms and of its residual, by name."""
     found: list[dict[str, Share]] = []
     for i, branch in enumerate(block.branches):
         parallel, last = block.order == "parallel", i == len(block.branches) - 1
-        # In bf16 each branch rounds the shared input for itself.
+        # In bf16 each branch has its own rounded copy of the shared input.
         shared = parallel and i > 0 and not block.norms
         tables = at.shared_tables | _tables(block.branches[:i])
         part = share(branch, replace(at, shared_input=shared and at.item == FLOAT, shared_tables=tables))
@@ -363,14 +364,14 @@ def _block(block: Block, at: Setting) -> list[dict[str, Share]]:
 
 
 def _keeps_result(block: Block) -> bool:
-    """True if something behind the last branch of ``block`` needs its output in the backward pass."""
+    """True if the backward pass needs the output of the block's last branch."""
     return (
         block.order in ("post", "sandwich") or not isinstance(block.residual, (Add, NoResidual)) or bool(block.dropout or block.drop_path)
     )
 
 
 def _table(stack: Stack, width: int, vocab_size: int | None) -> int:
-    """Parameters of the token table."""
+    """Number of parameters of the token embedding table."""
     if not isinstance(stack.frontend, Text) or vocab_size is None:
         return 0
     return vocab_size * (width if stack.frontend.join == "add" else width // 2)

@@ -1,4 +1,4 @@
-"""What attention costs, by the path that ``qkv.ops.attention.choose`` takes in training. Imports no torch."""
+"""Cost of attention, for the implementation that ``qkv.ops.attention.choose`` selects in training. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from qkv.spec.parts import Alibi, LayerNorm, Norm, RMSNorm, Rope, Shaw, T5Bucket
 from qkv.spec.relative_attention import DisentangledAttention
 
 BAND = 256
-"""Queries of one band, and keys of one block of it."""
+"""Queries per band, and keys per block of it."""
 TILE = 128
-"""Queries of one tile."""
+"""Queries per tile."""
 LARGEST_MASK = 1 << 24
-"""Pairs above which no dense mask is built."""
+"""Largest number of (query, key) pairs for which a dense mask is built."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How the scores of one head are computed.
+    """Computation of the scores of one head.
 
-    pairs: (query, key) pairs that are multiplied.   mask: pairs of the dense mask that is kept.
-    weights: pairs whose softmax is kept, ``copies`` times.   at_once: of them those whose gradients are there together, if not all.
-    chosen: numbers kept of the largest scores.   joined: keys and values copied to lay a band's pieces side by side.
-    item: bytes of a weight that is kept.
-    timed: True if the machine chooses among the paths of plain attention.
+    pairs: (query, key) pairs computed.   mask: pairs of the dense mask saved for the backward pass.
+    weights: pairs whose softmax is saved, ``copies`` times.   at_once: those with gradients alive at once; None: all.
+    chosen: numbers saved for top-k.   joined: keys and values copied to concatenate the pieces of a band.
+    item: bytes per saved weight.   timed: True if the implementation is selected by timing.
     """
 
     pairs: int
@@ -41,19 +40,19 @@ class Scores:
     item: int = FLOAT
 
     def tiled(self, at: Setting) -> bool:
-        """True if blocks of queries go through batched products, and the backward pass does so again."""
+        """True if attention is computed by blocks of queries and recomputed in the backward pass."""
         return self.timed and at.attention == "tiled"
 
     def laid_out(self, at: Setting) -> bool:
-        """True if the products are plain batched ones and not torch's fused kernel."""
+        """True if attention uses batched matrix products instead of torch's fused kernel."""
         return bool(self.weights) or self.tiled(at)
 
 
 def scores_of(part: Attention, at: Setting) -> Scores:
-    """The path for whole sequences of ``at.length`` positions."""
+    """Select the computation for sequences of ``at.length`` positions."""
     length, every = at.length, at.length**2
     visible = visible_pairs(part.mask, length)
-    # What is learned for each distance, and all but the largest scores, need every score.
+    # Relative values and top-k need all scores.
     if isinstance(part.relative, Shaw) and part.relative.values:
         return Scores(every, every, every, 2)
     if part.top_k is not None and part.top_k < length:
@@ -67,23 +66,23 @@ def scores_of(part: Attention, at: Setting) -> Scores:
         and (visible == every or (part.mask.causal and visible == length * (length + 1) // 2))
     )
     key_width, value_width = part.dims(at.width)
-    # Dropout keeps the weights, what it drew and their product; unequal widths keep torch from its fused kernel.
+    # Dropout saves the weights, its mask and their product; unequal widths exclude torch's fused kernel.
     copies = 3 if part.dropout else 1 + isinstance(part.relative, Shaw) if learned else 1 if key_width != value_width else 0
     if length >= 4 * BAND and (tiles := visible_tiles(part.mask, length, BAND)).count < (-(-length // BAND)) ** 2 / 3:
         joined = tiles.pairs // BAND if part.mask.first_visible else 0
         return Scores(tiles.pairs, tiles.pairs, tiles.pairs if copies else 0, copies, joined=joined)
     if every > LARGEST_MASK and not plain and not learned and not part.dropout:
-        # Blocks without a visible key are left out, and the weights are computed again in the backward pass.
+        # Blocks without visible keys are skipped, and weights are recomputed in the backward pass.
         return Scores(visible_tiles(part.mask, length, BAND).pairs)
     if at.irregular == "products" and not plain and not copies:
-        # The weights, and once more without the rows that see nothing.
+        # The weights, and a copy with zeros for queries without visible keys.
         return Scores(every, weights=every, copies=2, item=at.item)
-    # Where the scores are kept, the mask is part of them.
+    # If scores are saved, the mask is part of them.
     return Scores(every, 0 if plain or copies else every, every if copies else 0, copies, timed=plain and not copies)
 
 
 def _capped(part: Attention, at: Setting) -> Scores:
-    """Products of each block of queries with the blocks of keys that it may see; kept are tanh, the weights, and they once more."""
+    """Scores with a soft cap, by blocks of queries with visible key blocks; saves tanh and two copies of the weights."""
     pairs, length = at.length**2, at.length
     copies, blocked = 5 if part.dropout else 3, length > BAND
     if blocked:
@@ -94,7 +93,7 @@ def _capped(part: Attention, at: Setting) -> Scores:
 
 @formula(Attention)
 def attention(part: Attention, at: Setting) -> Share:
-    """Two linear maps and the scores between them."""
+    """Projections and scores."""
     key_width, value_width = part.dims(at.width)
     projected = part.num_heads * key_width + part.kv_heads * (key_width + value_width)
     before = linear(at.width, projected, part.bias, at, saved=at.input)
@@ -104,7 +103,7 @@ def attention(part: Attention, at: Setting) -> Share:
 
 
 def _projected(part: Attention, at: Setting, scores: Scores) -> Share:
-    """q, k and v as they are kept, with what the norm of q and k adds."""
+    """q, k and v, and the norm of q and k."""
     key_width, value_width = part.dims(at.width)
     heads, shared = part.num_heads, part.kv_heads
     queries_keys = (heads + shared) * key_width
@@ -121,24 +120,24 @@ def _projected(part: Attention, at: Setting, scores: Scores) -> Share:
 
 
 def kept_by_norm(norm: Norm, numbers: int, vectors: int, at: Setting) -> int:
-    """Bytes that the norm of so many ``vectors`` of ``numbers`` in all keeps, beside what went in.
+    """Bytes that a norm of ``vectors`` vectors (``numbers`` elements in all) saves besides its input.
 
-    Of each vector its root mean square, or its mean and deviation; where a weight multiplies the rest by itself, that too; in bf16 the
-    vectors in fp32 once more.
+    Per vector its root mean square, or its mean and deviation; for RMSNorm with a weight the normalised vectors; in bf16
+    also an fp32 copy.
     """
     copies = int(isinstance(norm, RMSNorm) and norm.weight) + (at.item != FLOAT)
     return (copies * numbers + (2 if isinstance(norm, LayerNorm) else 1) * vectors) * FLOAT
 
 
 def _kept(part: Attention, at: Setting, scores: Scores) -> int:
-    """Bytes of one position's queries, keys and values that the backward pass needs."""
+    """Bytes per position of queries, keys and values saved for the backward pass."""
     key_width, value_width = part.dims(at.width)
     heads, shared = part.num_heads, part.kv_heads
     joined = (heads + shared) * key_width + shared * value_width
     changed = isinstance(part.relative, Rope) or part.norms_heads
     whole = heads * (2 * key_width + value_width)
     if scores.laid_out(at):
-        # Batched products take heads one after the other: a copy, unless there is one row and no head is repeated.
+        # Batched products need contiguous heads: a copy, unless there is one row and no repeated head.
         item = scores.item if scores.weights else at.item
         if at.batch > 1 or heads != shared:
             return whole * item + (joined * at.item if part.norms_heads else 0)
@@ -150,12 +149,12 @@ def _kept(part: Attention, at: Setting, scores: Scores) -> int:
 
 
 def _scored(part: Attention, at: Setting, scores: Scores) -> Share:
-    """Q K^T, softmax, and the product with V."""
+    """Q K^T, softmax and the product with V."""
     key_width, value_width = part.dims(at.width)
     rows = at.batch * part.num_heads
     flops, every = 2 * rows * (key_width + value_width), at.length * at.length
     seen = min(at.length, sum(_ring(part) or (at.length,)))
-    # A mask is one for all rows; ALiBi's differs from head to head.
+    # One mask for all rows; with ALiBi one per head.
     mask = scores.mask * at.item * (part.num_heads if isinstance(part.relative, Alibi) else 1)
     joined = scores.joined * at.batch * part.kv_heads * (key_width + value_width) * at.item
     tiled, at_once = scores.tiled(at), scores.weights if scores.at_once is None else scores.at_once
@@ -177,7 +176,7 @@ def _scored(part: Attention, at: Setting, scores: Scores) -> Share:
 
 
 def shared_table(part: Branch) -> Hashable:
-    """What tells apart the tables that layers of a stack share; None where a layer has none or its own."""
+    """Key of the relative position table that a layer shares with others of its stack; None if it shares none."""
     if isinstance(part, DisentangledAttention):
         return part.table_key if part.shared else None
     if not isinstance(part, Attention) or not isinstance(part.relative, T5Buckets) or not part.relative.shared:
@@ -186,7 +185,7 @@ def shared_table(part: Branch) -> Hashable:
 
 
 def _relative(part: Attention, at: Setting) -> Share:
-    """Tables of what is learned for each distance, and the products of queries and weights with them."""
+    """Relative position tables, and their products with queries and weights."""
     if isinstance(part.relative, T5Buckets):
         table = 0 if shared_table(part) in at.shared_tables else part.relative.num_buckets * part.num_heads
         return Share(parameters=table, calls=20, step_calls=20)
@@ -201,13 +200,13 @@ def _relative(part: Attention, at: Setting) -> Share:
 
 
 def _remembered(part: Attention, at: Setting) -> Share:
-    """Keys and values: of every position, or of a causal window a ring of the last ones and the sinks."""
+    """Key/value state: all positions, or a ring buffer of the window and the sinks."""
     kept = min(at.length, sum(_ring(part) or (at.length,)))
     return Share(state=at.batch * kept * part.kv_heads * sum(part.dims(at.width)) * at.item)
 
 
 def _ring(part: Attention) -> tuple[int, int] | None:
-    """(window, sinks) of a mask whose keys leave for good."""
+    """(window, sinks) of a causal window mask; None for other masks."""
     if not part.causal or part.mask.reach is None:
         return None
     return part.mask.reach, part.mask.first_visible

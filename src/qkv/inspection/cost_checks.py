@@ -1,4 +1,4 @@
-"""What cannot be counted, said before anything is. Imports no torch."""
+"""Validation of the arguments of cost estimates. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from qkv.spec.errors import UserError, nearest
 from qkv.spec.model import Encoder, Model, Stack, Text
 
 PRECISIONS = {"fp32": 4, "bf16": 2}
-"""Bytes of a number."""
+"""Bytes per number."""
 
 
 def check(model: Model, batch_size: int, lengths: dict[str, int], precision: str) -> None:
-    """Raise ``UserError`` for a precision that is not known, a size that is not positive, and lengths that do not fit; ``lengths`` are those
-    of the model's rows, and where there is an encoder of its sources, by what to call them."""
+    """Raise ``UserError`` for an unknown precision, a size below 1, or a length beyond a position table.
+
+    ``lengths``: length of the model's rows, and of the encoder's sources, by name.
+    """
     if precision not in PRECISIONS:
         raise UserError(f"there is no precision {precision!r}; {nearest(precision, PRECISIONS)}")
     for name, value in {"batch size": batch_size, **lengths}.items():

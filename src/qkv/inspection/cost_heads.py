@@ -1,4 +1,4 @@
-"""What the heads cost, their loss included. Imports no torch."""
+"""Cost of heads, including their loss. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from qkv.spec import heads
 from qkv.spec.errors import UserError
 
 MOST_LOGITS = 1 << 24
-"""Above this many logits the loss takes them in shares of about ``LOSS_SHARE``, at least ``FEWEST_ROWS`` positions each."""
+"""Above this many logits the loss is computed in chunks of about ``LOSS_SHARE`` logits, at least ``FEWEST_ROWS`` positions each."""
 LOSS_SHARE = 1 << 23
 FEWEST_ROWS = 256
 
 
 @formula(heads.LanguageModelHead)
 def head(part: heads.LanguageModelHead, at: Setting) -> Share:
-    """Logits and the cross entropy over them. A tied head's matrix is the token table and is counted there."""
+    """Logits and cross entropy. The matrix of a tied head is counted as the token embedding table."""
     product = linear(at.width, at.vocab_size, part.bias, at)
     before = _transform(part, at)
     logits = at.tokens * at.vocab_size
     if logits <= MOST_LOGITS:
-        # Kept: log probabilities. Their gradient, the logits' and, in bf16, its rounded copy follow.
+        # Saved: log probabilities. Working: their gradient, that of the logits and, in bf16, its rounded copy.
         extra = at.item if at.item != FLOAT else 0
         loss = Share(saved=logits * (FLOAT + (at.item if part.softcap else 0)), working=logits * (2 * FLOAT + extra))
     else:
-        # The gradients of head and input are taken share by share in the forward pass and scaled in the backward pass.
+        # Gradients of head and input are computed by chunks in the forward pass and scaled in the backward pass.
         rows = max(FEWEST_ROWS, LOSS_SHARE // at.vocab_size)
         table, vectors = at.vocab_size * at.width * FLOAT, at.tokens * at.width * FLOAT
         product = replace(product, saved=table + vectors)
@@ -35,7 +35,7 @@ def head(part: heads.LanguageModelHead, at: Setting) -> Share:
 
 
 def _transform(part: heads.LanguageModelHead, at: Setting) -> Share:
-    """The dense layer before the logits, its activation, which keeps input or output, and its norm."""
+    """Dense layer before the logits, with activation and norm."""
     if part.transform is None:
         return Share()
     kept = at.tokens * (2 * at.width * at.item + 2 * FLOAT)
@@ -47,34 +47,34 @@ def _transform(part: heads.LanguageModelHead, at: Setting) -> Share:
 
 @formula(heads.ClassificationHead)
 def classification_head(part: heads.ClassificationHead, at: Setting) -> Share:
-    """One row of logits a sequence."""
+    """Logits per sequence."""
     return _pooled(part, at, _known(part.num_classes))
 
 
 @formula(heads.RegressionHead)
 def regression_head(part: heads.RegressionHead, at: Setting) -> Share:
-    """One number a sequence."""
+    """One number per sequence."""
     return _pooled(part, at, 1)
 
 
 @formula(heads.TokenHead)
 def token_head(part: heads.TokenHead, at: Setting) -> Share:
-    """One row of logits a position."""
+    """Logits per position."""
     return _hidden(part, at) + _answers(at, part.hidden or at.width, _known(part.num_classes), part.dropout, part.bias)
 
 
 @formula(heads.SpanHead)
 def span_head(part: heads.SpanHead, at: Setting) -> Share:
-    """Two logits a position."""
+    """Two logits per position."""
     return _hidden(part, at) + _answers(at, part.hidden or at.width, 2, part.dropout, part.bias)
 
 
 def _pooled(part: heads.ClassificationHead | heads.RegressionHead, at: Setting, outputs: int) -> Share:
-    """Pooling over the positions, and what then stands on one vector a row."""
+    """Pooling over positions, and the layers on the pooled vector."""
     one = replace(at, length=1)
     pooling = Share(working=at.tokens * at.width * FLOAT, calls=6)
     if part.pooling == "attention":
-        # Scores, and the sum of the positions by their weights; one vector serves both.
+        # Scores and weighted sum of positions, with the saved weights.
         pooling += replace(linear(at.width, 1, True, at), matrices=0) + Share(flops=2 * at.tokens * at.width, saved=at.tokens * FLOAT)
     elif part.pooling == "max":
         pooling += Share(saved=at.tokens * at.width + 2 * one.tokens * at.width * FLOAT)
@@ -82,7 +82,7 @@ def _pooled(part: heads.ClassificationHead | heads.RegressionHead, at: Setting, 
 
 
 def _hidden(part: heads.ClassificationHead | heads.RegressionHead | heads.TokenHead | heads.SpanHead, at: Setting) -> Share:
-    """The layer before the answer, its activation, which keeps input or output, and its norm."""
+    """Hidden layer with activation and norm."""
     if part.hidden is None:
         return Share()
     size = at.tokens * part.hidden * at.item
@@ -91,12 +91,12 @@ def _hidden(part: heads.ClassificationHead | heads.RegressionHead | heads.TokenH
 
 
 def _answers(at: Setting, inputs: int, outputs: int, dropout: float, bias: bool = True) -> Share:
-    """A linear map to the answers, dropout before it, and the loss over them."""
+    """Dropout, output layer and loss."""
     answers, drawn = at.tokens * outputs * FLOAT, at.tokens * inputs * at.item if dropout else 0
     return replace(linear(inputs, outputs, bias, at), matrices=0) + Share(saved=answers + drawn, working=2 * answers, calls=3)
 
 
 def _known(count: int | None) -> int:
     if count is None:
-        raise UserError("model.head.num_classes is not known without the data; give it, as in head.num_classes=2")
+        raise UserError("model.head.num_classes is unknown without the data; give it, as in head.num_classes=2")
     return count

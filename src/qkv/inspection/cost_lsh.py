@@ -1,4 +1,4 @@
-"""What attention costs between positions that a hash puts near each other. Imports no torch."""
+"""Cost of LSH attention. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qkv.spec.lsh_attention import LSHAttention
 
 @formula(LSHAttention)
 def lsh_attention(part: LSHAttention, at: Setting) -> Share:
-    """Two maps of the input, the scores, and the map that ends it. A row that is no longer than a chunk meets all of itself."""
+    """Input projections, scores and output projection. Rows of up to one chunk use full attention."""
     size = part.num_heads * part.head_width(at.width)
     maps = linear(at.width, size, part.bias, at, at.input) + linear(at.width, size, part.bias, at, 0)
     scores = _whole(part, at) if at.length <= part.chunk_length else _hashed(part, at)
@@ -17,7 +17,7 @@ def lsh_attention(part: LSHAttention, at: Setting) -> Share:
 
 
 def _whole(part: LSHAttention, at: Setting) -> Share:
-    """Every query and every key; the weights are kept, or the mask where the fused kernel computes them again."""
+    """Full attention; saves the weights, or the mask if the fused kernel recomputes them."""
     rows, every, head_dim = at.batch * part.num_heads, at.length**2, part.head_width(at.width)
     weights = 3 if part.dropout else 2 if at.irregular == "products" else 0
     return Share(
@@ -32,7 +32,7 @@ def _whole(part: LSHAttention, at: Setting) -> Share:
 
 
 def _hashed(part: LSHAttention, at: Setting) -> Share:
-    """The hash, and for each round chunks with what is around them, laid out one behind the other."""
+    """Hashing, and for each round chunks with copies of their neighbouring keys."""
     rows, head_dim = at.batch * part.num_heads, part.head_width(at.width)
     chunks = part.num_hashes * -(-at.length // part.chunk_length)
     queries, pairs = chunks * part.chunk_length, chunks * part.met * part.chunk_length**2
@@ -51,13 +51,13 @@ def _hashed(part: LSHAttention, at: Setting) -> Share:
 
 
 def _vectors(part: LSHAttention, at: Setting) -> int:
-    """Bytes of queries, of keys and what makes them from queries, and of values."""
+    """Bytes of queries, keys, values and intermediates of the key normalisation."""
     size = part.num_heads * part.head_width(at.width)
     return at.tokens * (4 * size * at.item + 2 * part.num_heads * FLOAT)
 
 
 def _decoded(part: LSHAttention, at: Setting) -> Share:
-    """One more position meets every key that is remembered; of a causal window those are the last ones and the sinks."""
+    """Decoding step over all keys in the state; for a causal window mask, the window and the sinks."""
     bounded = part.causal and part.mask.reach is not None
     kept = min(at.length, (part.mask.reach or 0) + part.mask.first_visible) if bounded else at.length
     pair = 4 * part.num_heads * part.head_width(at.width)

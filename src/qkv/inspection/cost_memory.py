@@ -1,6 +1,6 @@
-"""What the branches cost that read a memory of ``at.memory`` vectors a row. Imports no torch.
+"""Cost of branches that read a memory of ``at.memory`` vectors per row. Imports no torch.
 
-What depends on the memory alone is computed once for each sequence that is decoded, so a step does not count it.
+Projections of the memory are computed once per decoded sequence and are not part of a decoding step.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from qkv.inspection.shares import FLOAT, Setting, Share, formula, last, linear, 
 from qkv.spec import cross
 
 MOST_PAIRS = 1 << 26
-"""Numbers inside tanh above which additive attention computes them again in the backward pass."""
+"""Number of tanh values above which additive attention recomputes them in the backward pass."""
 _LENGTHS = 8
-"""Bytes a row in which a state keeps how much of the memory is real."""
+"""Bytes per row of the memory's length in a state."""
 
 
 def _mapped(outputs: int, bias: bool, at: Setting) -> Share:
-    """A linear map of the memory; the memory itself is kept once for all branches that read it, but rounded by each for itself."""
+    """Projection of the memory, which is saved once for all branches, except that each has its own rounded copy in bf16."""
     kept = 0 if at.shared_memory and at.item == FLOAT else _vectors(at)
     product = linear(at.read_width, outputs, bias, replace(at, length=at.memory), kept)
     return replace(product, step=0, step_calls=0)
 
 
 def _vectors(at: Setting) -> int:
-    """Bytes of the memory's vectors."""
+    """Bytes of the memory vectors."""
     return at.batch * at.memory * at.read_width * at.item
 
 
 @formula(cross.CrossAttention)
 def cross_attention(part: cross.CrossAttention, at: Setting) -> Share:
-    """Queries of the positions, keys and values of the memory, the scores between them; nothing is hidden but padding."""
+    """Query projection, key and value projections of the memory, and scores without a mask."""
     key_width, value_width = part.dims(at.width)
     heads, shared, rows = part.num_heads, part.kv_heads, at.batch * part.num_heads
     pairs, flops = at.length * at.memory, 2 * rows * (key_width + value_width)
     mapped = at.batch * at.memory * shared * (key_width + value_width)
     queries = at.tokens * heads * key_width
-    # Dropout keeps the weights, what it drew and their product; unequal widths keep torch from its fused kernel.
+    # Dropout saves the weights, its mask and their product; unequal widths exclude torch's fused kernel.
     copies = 3 if part.dropout else int(key_width != value_width)
     weights = FLOAT * copies if copies else 2 * at.item * (at.irregular == "products")
     scores = Share(
@@ -55,7 +55,7 @@ def cross_attention(part: cross.CrossAttention, at: Setting) -> Share:
 
 
 def _normed(part: cross.CrossAttention, at: Setting) -> Share:
-    """The norm of queries and keys: its weights, and what it normed."""
+    """Norm of queries and keys: parameters and saved inputs."""
     if not part.norms_heads:
         return Share()
     key_width = part.dims(at.width)[0]
@@ -70,7 +70,7 @@ def _normed(part: cross.CrossAttention, at: Setting) -> Share:
 
 @formula(cross.AdditiveAttention)
 def additive_attention(part: cross.AdditiveAttention, at: Setting) -> Share:
-    """tanh of every pair of position and vector of the memory, their products with v, and the sums of the memory by weight."""
+    """tanh of every (position, memory vector) pair, its product with v, and the weighted sum of the memory."""
     hidden, pairs = part.hidden or at.width, at.tokens * at.memory
     inside, again = pairs * hidden, at.length > 1 and pairs * hidden > MOST_PAIRS
     flops = 2 * (hidden + at.read_width)
@@ -93,6 +93,6 @@ def additive_attention(part: cross.AdditiveAttention, at: Setting) -> Share:
 
 @formula(cross.FixedContext)
 def fixed_context(part: cross.FixedContext, at: Setting) -> Share:
-    """One linear map of one vector a row, pooled from the memory."""
+    """One linear layer on the pooled memory of each row."""
     state = Share(state=at.batch * at.read_width * at.item, working=_vectors(at), calls=6)
     return state + last(linear(at.read_width, at.width, True, replace(at, length=1)))

@@ -1,4 +1,4 @@
-"""What attention costs whose scores meet vectors of the distance. Imports no torch."""
+"""Cost of attention with relative position scores. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _LEARNED = T5Buckets(num_buckets=4, max_distance=3)
 
 
 def _plain(part: MaskedAttention, at: Setting) -> Share:
-    """Attention of the same sizes by content; scores that learn take the same path, whatever they learn from."""
+    """Attention of the same sizes with another learned bias, which uses the same implementation."""
     shared = {name: getattr(part, name) for name in MaskedAttention.model_fields}
     counted = attention(Attention(**shared, relative=_LEARNED), at)
     return replace(counted, parameters=counted.parameters - _LEARNED.num_buckets * part.num_heads)
 
 
 def _remembered(part: MaskedAttention, at: Setting) -> int:
-    """How many keys one more position meets."""
+    """Number of keys visible to a new position in decoding."""
     reach = part.mask.reach if part.causal else None
     return at.length if reach is None else min(at.length, reach + part.mask.first_visible)
 
 
 def _gathered(part: MaskedAttention, at: Setting, count: int) -> Share:
-    """Products of all heads' queries or keys with ``count`` vectors, of which each pair takes one."""
+    """Products of all heads' queries or keys with ``count`` vectors, gathered by the distance of each pair."""
     head_dim, rows = part.dims(at.width)[0], at.batch * part.num_heads
     scores = rows * at.length * at.length * at.item
     copied = at.tokens * part.num_heads * head_dim * at.item
     return Share(
         flops=2 * rows * at.length * count * head_dim,
-        # Torch keeps what is gathered from.
+        # Torch saves the input of a gather.
         saved=copied + (part.num_heads * head_dim + rows * at.length) * count * at.item,
         working=scores + rows * at.length * count * at.item,
         calls=8,
@@ -43,7 +43,7 @@ def _gathered(part: MaskedAttention, at: Setting, count: int) -> Share:
 
 @formula(DisentangledAttention)
 def disentangled_attention(part: DisentangledAttention, at: Setting) -> Share:
-    """Attention by content, the table of 2 S vectors through one or two maps, and their products with queries and keys."""
+    """Content scores, projections of the table of 2 S vectors, and their products with queries and keys."""
     count, head_dim = 2 * part.span, part.dims(at.width)[0]
     table = replace(at, batch=1, length=count)
     widths = (part.kv_heads * head_dim if part.content_to_position else 0, part.num_heads * head_dim if part.position_to_content else 0)
@@ -72,7 +72,7 @@ def disentangled_attention(part: DisentangledAttention, at: Setting) -> Share:
 
 @formula(RelativeAttention)
 def relative_attention(part: RelativeAttention, at: Setting) -> Share:
-    """Attention by content, a sinusoid of every distance through one map, and its products with the queries."""
+    """Content scores, projection of the sinusoids of all distances, and its products with queries."""
     width = part.num_heads * part.dims(at.width)[0]
     count = _distances(part, at.length)
     position = linear(at.width, width, False, replace(at, batch=1, length=count))
@@ -85,6 +85,6 @@ def relative_attention(part: RelativeAttention, at: Setting) -> Share:
 
 
 def _distances(part: RelativeAttention, length: int) -> int:
-    """Distances there are between ``length`` positions, both ways unless the mask is causal."""
+    """Number of distances between ``length`` positions, in both directions unless the mask is causal."""
     furthest = length - 1 if part.max_distance is None else min(length - 1, part.max_distance)
     return furthest + 1 + (0 if part.causal else furthest)

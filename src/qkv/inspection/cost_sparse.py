@@ -1,4 +1,4 @@
-"""What attention costs that leaves most pairs out. Imports no torch."""
+"""Cost of sparse attention. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from qkv.spec.sparse_attention import GlobalLocalAttention
 
 @formula(GlobalLocalAttention)
 def global_local_attention(part: GlobalLocalAttention, at: Setting) -> Share:
-    """The maps of all positions and those of the global ones, blocks of queries with their bands and the global keys, and a few whole rows.
+    """Local and global projections, blocks of queries with their bands and the global keys, and full rows of global queries.
 
-    Rows that are global by their own prefix are counted without one.
+    Global positions given by each row's prefix are not counted.
     """
     head_dim, size = part.head_width(at.width), part.num_heads * part.head_width(at.width)
     few = min(part.num_global or 0, at.length)
@@ -22,7 +22,7 @@ def global_local_attention(part: GlobalLocalAttention, at: Setting) -> Share:
     visible = sum(min(at.length, i + part.window + 1) - max(0, i - part.window) for i in range(at.length))
     visible += sum(max(0, at.length - g - part.window - 1) + max(0, g - part.window) for g in range(few))
     laid_out = sum(seen for _, seen in blocks) * 2 * at.batch * size
-    # Plain products keep the weights, and once more without the rows that see nothing.
+    # Batched products save the weights, and a copy with zeros for queries without visible keys.
     weights = 2 * rows * (computed + keys) * at.item if at.irregular == "products" else 0
     inner = Share(
         flops=4 * rows * head_dim * (computed + keys),
@@ -39,7 +39,7 @@ def global_local_attention(part: GlobalLocalAttention, at: Setting) -> Share:
 
 
 def _global_maps(part: GlobalLocalAttention, at: Setting, size: int, few: int) -> Share:
-    """Queries of the global positions, keys and values of all; without a global position neither is computed."""
+    """Global projections: queries of global positions, keys and values of all; unused without global positions."""
     query = linear(at.width, size, part.bias, replace(at, length=few))
     others = linear(at.width, 2 * size, part.bias, at, 0)
     if few:
@@ -48,7 +48,7 @@ def _global_maps(part: GlobalLocalAttention, at: Setting, size: int, few: int) -
 
 
 def _blocks(part: GlobalLocalAttention, length: int, few: int) -> list[tuple[int, int]]:
-    """(queries, keys) of each product, the ``few`` global keys included."""
+    """(queries, keys) of each block, including the ``few`` global keys."""
     found = []
     for first in range(0, length, part.block):
         stop = min(first + part.block, length)

@@ -1,4 +1,4 @@
-"""The shares of blocks put together. Imports no torch."""
+"""Sums of the shares of blocks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from functools import reduce
 from qkv.inspection.shares import Share
 
 Blocks = tuple[tuple[Share, ...], ...]
-"""Of each block its branches."""
+"""Branches of each block."""
 Named = list[list[dict[str, Share]]]
-"""Of each block its branches, each with the norms and the residual around it, by name."""
+"""Branches of each block, each as shares of branch, norms and residual by name."""
 
 
 def walked(layers: Named, walk: Sequence[int]) -> Named:
-    """``layers`` in the order of ``walk``; one that comes again has no further parameters."""
+    """``layers`` in the order of ``walk``; repeated layers have no further parameters."""
     return [_again(layers[i]) if i in walk[:place] else layers[i] for place, i in enumerate(walk)]
 
 
@@ -24,7 +24,7 @@ def _again(block: list[dict[str, Share]]) -> list[dict[str, Share]]:
 
 
 def by_name(blocks: Named) -> dict[str, Share]:
-    """What is named alike, in all blocks together."""
+    """Sum over all blocks, by name."""
     parts: dict[str, Share] = {}
     for name, part in (named for block in blocks for branch in block for named in branch.items()):
         parts[name] = parts.get(name, Share()) + part
@@ -32,10 +32,10 @@ def by_name(blocks: Named) -> dict[str, Share]:
 
 
 def sums(blocks: Named) -> Blocks:
-    """Each branch with what stands around it."""
+    """Sum of each branch with its norms and residual."""
     return tuple(tuple(added(*branch.values()) for branch in block) for block in blocks)
 
 
 def added(*shares: Share) -> Share:
-    """All of them together."""
+    """Sum of ``shares``."""
     return reduce(Share.__add__, shares, Share())

@@ -1,4 +1,4 @@
-"""How many of a model's parameters a run learns: counted on the model itself, with no memory behind it."""
+"""Number of trainable parameters, counted on the model itself without allocating it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qkv.spec.training import Training
 
 @dataclass(frozen=True)
 class Trained:
-    """parameters: numbers that are trained.   matrices: those of them in matrices of blocks.   added: numbers of adapters."""
+    """Counts of parameters. parameters: trainable; matrices: trainable in matrices of blocks; added: in adapters."""
 
     parameters: int
     matrices: int
@@ -23,7 +23,7 @@ class Trained:
 
 
 def learned(model: Model, training: Training) -> Trained:
-    """What of ``model`` learns under ``training``. Raises ``UserError`` where a pattern or a target meets nothing."""
+    """Count the trainable parameters of ``model`` under ``training``. Raises ``UserError`` for patterns without a match."""
     with torch.device("meta"):
         module = Transformer(model)
         before = sum(p.numel() for p in module.parameters())

@@ -1,4 +1,4 @@
-"""The longest sequence that a model can go on with in a memory."""
+"""Longest sequence whose state fits in memory."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from qkv.models.transformer import Transformer
 from qkv.spec.model import Text
 
 _FAR = 1 << 40
-"""Positions; what still fits here has no limit."""
+"""Number of positions that counts as unlimited."""
 
 
 def longest(model: Transformer, memory: int) -> int | None:
-    """The most positions of one row whose state fits into ``memory`` bytes beside the weights; None if any number does.
+    """Maximum positions of one row whose state fits into ``memory`` bytes together with the weights.
 
-    A table of learned positions ends it too. 0 where the weights alone do not fit.
+    Limited by a learned position table, too. None for no limit; 0 if the weights alone do not fit.
     """
     room = memory - sum(p.numel() * p.element_size() for p in model.parameters())
     frontend = model.spec.frontend
@@ -20,7 +20,7 @@ def longest(model: Transformer, memory: int) -> int | None:
     most = _FAR if limit is None else limit
     if model.state_bytes(most) <= room:
         return limit
-    low, high = 0, most  # low fits, or is 0; high does not
+    low, high = 0, most  # bisection: low fits or is 0, high does not fit
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if model.state_bytes(middle) <= room else (low, middle)

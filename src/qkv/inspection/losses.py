@@ -1,4 +1,4 @@
-"""Random batches for a model of any form, and losses by its head, for measuring a training step."""
+"""Random batches and losses for measuring a training step of any model."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from qkv.spec import heads
 from qkv.spec.model import Model
 
 LanguageLoss = Callable[..., Tensor]
-"""(model, ids, targets, memory=…) -> the summed loss of a language model."""
+"""(model, ids, targets, memory=…) -> summed loss of a language model."""
 
 
 def random_batch(cost: Cost) -> Batch:
-    """Ids, targets that suit the head, and sources where there is an encoder; no row is padded."""
+    """Random ids, targets for the model's head, and sources for an encoder; without padding."""
     model, rows, length = cost.model, cost.batch_size, cost.length
     assert model.vocab_size is not None
     generator = torch.Generator().manual_seed(0)
@@ -34,7 +34,7 @@ def random_batch(cost: Cost) -> Batch:
 
 
 def _source_ids(model: Model) -> int:
-    """How many ids an encoder knows."""
+    """Vocabulary size of the encoder."""
     assert model.encoder is not None
     known = model.vocab_size if model.encoder.share_embedding else model.encoder.vocab_size
     assert known is not None
@@ -55,14 +55,16 @@ def _targets(head: heads.Head, ids: Tensor, generator: torch.Generator) -> Tenso
 
 
 def memory_of(model: Transformer, batch: Batch) -> dict[str, Any]:
-    """What a call is given of the batch's sources."""
+    """Keyword arguments of a model call: the memory of the batch's encoded sources, if any."""
     source = getattr(batch, "source", None)
     return {} if source is None else {"memory": model.encode(source)}
 
 
 def loss_by_head(language: LanguageLoss) -> Callable[[Transformer, Batch], tuple[Tensor, int]]:
-    """(model, batch of ``random_batch``) -> (the summed loss, how many targets it is over); ``language`` where the head is that of a
-    language model, else cross entropy over the answers, or for numbers the squared error."""
+    """Return a function (model, batch) -> (summed loss, number of targets).
+
+    The loss is ``language`` for language model heads, squared error for regression, else cross entropy.
+    """
 
     def loss(model: Transformer, batch: Batch) -> tuple[Tensor, int]:
         given, count = memory_of(model, batch), batch.targets.numel()

@@ -1,4 +1,4 @@
-"""The same quantities as ``qkv.inspection.cost``, measured on the model itself."""
+"""Measurement of the quantities that ``qkv.inspection.cost`` estimates."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from qkv.spec.errors import UserError
 from qkv.state.tree import nbytes
 
 _DECODED = 16
-"""Tokens over which decoding is timed."""
+"""Number of decoded tokens that are timed."""
 
 
 class Optimizer(Protocol):
-    """What a training step asks of an optimiser."""
+    """Optimiser interface used by a training step."""
 
     def step(self) -> None: ...
     def zero_grad(self) -> None: ...
@@ -40,9 +40,9 @@ class Optimizer(Protocol):
 
 @dataclass(frozen=True)
 class Update:
-    """One training step of a model: ``accumulate`` passes over a batch, then new weights.
+    """One training step: ``accumulate`` forward and backward passes over a batch, then an optimiser step.
 
-    loss: (model, batch) -> (sum in nats, how many targets it is over).   precision: "fp32", or "bf16" for autocast.
+    loss: (model, batch) -> (sum in nats, number of targets).   precision: "fp32", or "bf16" for autocast.
     """
 
     model: Transformer
@@ -71,20 +71,20 @@ class Row:
 
     @property
     def error(self) -> float:
-        """How far the prediction lies above (+) or below (-) the measurement, as a share of it."""
+        """Relative error (predicted - measured) / measured."""
         return (self.predicted - self.measured) / self.measured if self.measured else float(self.predicted != 0)
 
 
 def check(cost: Cost, update_of: Callable[[Transformer], Update], machine: Machine | None = None) -> list[Row]:
-    """Build the model of ``cost`` and hold the figures against it; tokens per second too if the machine is known.
+    """Build the model of ``cost`` and compare estimates with measurements; with ``machine`` also tokens per second.
 
-    ``update_of`` makes the training step of a model. Memory is predicted for the path that attention takes here. Raises
-    ``UserError`` if the step would not fit the memory of the machine.
+    ``update_of``: creates the training step of a model. Memory is estimated for the attention implementation that this
+    machine selects. Raises ``UserError`` if a training step does not fit the machine's memory.
     """
     _fits(cost)
     model = build(cost.model)
     update, batch = update_of(model), random_batch(cost)
-    # One step fills the optimiser's state and lets every operation choose its path.
+    # One step creates the optimiser's state and selects the implementation of every operation.
     update(batch)
     model.recompute_blocks(cost.training.recompute)
     memory = cost.at(attention=attention_path(cost), irregular=attention_path(cost, irregular=True)).memory
@@ -111,7 +111,7 @@ def _fits(cost: Cost) -> None:
 
 
 def attention_path(cost: Cost, irregular: bool = False) -> str:
-    """The path that this machine chooses for plain causal attention of the model's shape in training, or for that under any other mask."""
+    """Attention implementation that this machine selects at the model's shape in training: causal, or with irregular masks."""
     parts = [part for block in cost.model.blocks for part in block.branches if isinstance(part, Attention)]
     if not parts:
         return cost.irregular if irregular else cost.attention
@@ -123,10 +123,10 @@ def attention_path(cost: Cost, irregular: bool = False) -> str:
 
 
 def count_flops(cost: Cost) -> tuple[int, int]:
-    """(forward, whole training step) by torch's FLOP counter.
+    """Return FLOPs (forward, training step) by torch's FLOP counter.
 
-    Counted on the meta device, where tensors have shapes and no values, with the reference path of attention: whole score
-    matrices, in operators that the counter knows, and the same on every machine.
+    Counted on the meta device with the reference implementation of attention, which computes full score matrices with
+    operators that the counter supports, equally on every machine.
     """
     with torch.device("meta"):
         model = build(cost.model)
@@ -153,7 +153,7 @@ def _reference_attention() -> Iterator[None]:
 
 
 def peak_bytes(update: Update, batch: Batch) -> int:
-    """Most bytes of live tensors during a training step, weights and what the optimiser remembers by then included."""
+    """Peak bytes of live tensors during a training step, including weights and optimiser state."""
     model = update.model
     given = [t for t in (batch.ids, batch.targets, getattr(batch, "source", None)) if t is not None]
     with LiveBytes([*model.parameters(), *model.buffers(), *update.optimizer.state_dict().values(), *given]) as memory:
@@ -174,21 +174,21 @@ def _decoding(cost: Cost, machine: Machine | None, model: Transformer, batch: Ba
 
 
 def rates(model: Transformer, batch: Batch) -> tuple[float, float]:
-    """Tokens a second that ``model``, a writing one with its dropout off, reads at once from ``batch``, and writes one by one at its end."""
+    """Return tokens per second of (prefill of ``batch``, decoding at its end); ``model`` in evaluation mode."""
     with torch.inference_mode():
         reading = batch.ids.numel() / seconds(lambda: model(batch.ids, _started(model, batch)))
         return reading, batch.ids.shape[0] / _step_seconds(model, batch)
 
 
 def _started(model: Transformer, batch: Batch) -> State:
-    """The state before the first position of the batch; the sources have been read."""
+    """Initial state for the batch, with its sources encoded."""
     rows, length = batch.ids.shape
     with torch.no_grad():
         return model.init_state(rows, length, **memory_of(model, batch))
 
 
 def _step_seconds(model: Transformer, batch: Batch) -> float:
-    """Median seconds of one more token in each row, over the last positions of the batch."""
+    """Median seconds to decode one token per row, over the last positions of the batch."""
     ids, state = batch.ids, _started(model, batch)
     first = max(ids.shape[1] - _DECODED, 0)
     taken = []
@@ -200,7 +200,7 @@ def _step_seconds(model: Transformer, batch: Batch) -> float:
 
 
 def seconds(work: Callable[[], object], budget: float = 2.0, most: int = 20) -> float:
-    """Median time of ``work`` over at least three and at most ``most`` repeats within about ``budget`` seconds, after one to warm up."""
+    """Median time of ``work`` after one warm-up run, over 3 to ``most`` repeats within about ``budget`` seconds."""
     work()
     taken: list[float] = []
     began = time.perf_counter()

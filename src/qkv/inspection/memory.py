@@ -1,4 +1,4 @@
-"""Bytes of live tensors, followed operator by operator."""
+"""Tracking of live tensor memory, operator by operator."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from torch.utils._pytree import tree_iter
 
 
 class LiveBytes(TorchDispatchMode):
-    """``now`` and ``peak``: bytes of the storages that exist, counted once each however many tensors view them.
+    """Dispatch mode that tracks bytes of live storages: ``now`` and ``peak``; views share a storage and count once.
 
-    A storage is met as an operator's output and let go when the last tensor on it dies; autograd's saved tensors are
-    tensors like any other. Scratch that a kernel takes and gives back inside one operator is not seen. ``known`` holds what
-    existed before, such as the weights.
+    A storage is counted from the operator that returns it until its last tensor is freed, tensors saved by autograd
+    included. Scratch memory inside an operator is not counted. ``known``: tensors that exist before, such as weights.
     """
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:

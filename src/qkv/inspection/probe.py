@@ -1,4 +1,4 @@
-"""Measures what this machine can do with the operators that models are made of, in under a second."""
+"""Measurement of this machine's rates for a model's operators, in under a second."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from qkv.system.processor import processor_name
 _ROWS, _FEW_ROWS, _WIDTH, _HIDDEN = 1024, 16, 384, 1536
 _HEADS, _LENGTH, _HEAD = 12, 256, 64
 _SIDE, _MATRICES = 2048, 6
-"""Six matrices of 17 MB in fp32: more weights than a processor's caches hold."""
+"""Side and number of matrices: six of 17 MB in fp32, more than processor caches hold."""
 _CALLS = 200
 
 
 def probe(budget: float = 0.1) -> Machine:
-    """The figures of ``Machine`` on the processor, each the best of what about ``budget`` seconds allow."""
+    """Measure the rates of ``Machine``, each the best run within about ``budget`` seconds."""
     limit_threads()
     scores = 12 * _HEADS * _LENGTH * _LENGTH * _HEAD
     return Machine(
@@ -39,7 +39,7 @@ def probe(budget: float = 0.1) -> Machine:
 
 
 def _rate(rounded: bool, budget: float) -> float:
-    """FLOP/s of products, over fewer rows where all of them would take much longer than ``budget``, as in emulated bf16."""
+    """FLOP/s of linear layers; with fewer rows if all would take much longer than ``budget``, as in emulated bf16."""
     for rows in (_FEW_ROWS, _ROWS):
         seconds = _best(_linear(rounded, rows), budget if rows == _ROWS else 0.0)
         if seconds * _ROWS / rows > 4 * budget:
@@ -104,7 +104,7 @@ def _small_calls() -> Callable[[], object]:
 
 
 def _best(work: Callable[[], object], budget: float) -> float:
-    """Shortest time of ``work`` in seconds, over at least two runs after one to warm up."""
+    """Shortest time of ``work`` in seconds, over at least two runs after one warm-up run."""
     work()
     taken: list[float] = []
     began = time.perf_counter()

@@ -1,6 +1,6 @@
-"""What one part adds to the cost of a model, and the register of formulas that say so. Imports no torch.
+"""Cost of single parts, and the register of cost formulas. Imports no torch.
 
-A part defined elsewhere joins by registering its own formula:
+User-defined parts register their own formula:
 
     @formula(MyBranch)
     def my_branch(part: MyBranch, at: Setting) -> Share:
@@ -17,21 +17,20 @@ from qkv.spec.base import Part, Spec, words
 from qkv.spec.errors import UserError
 
 FLOAT = 4
-"""Bytes of a weight in training, of a gradient, and of the residual stream."""
+"""Bytes per number of weights in training, gradients and the residual stream."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a formula is asked about: ``batch`` rows of ``length`` positions of ``width`` features.
+    """Arguments of a cost formula: ``batch`` rows of ``length`` positions of ``width`` features.
 
-    item: bytes of what matrix products read and write, 4 in fp32 and 2 in bf16.
-    context_length, vocab_size: the model's own, the sizes of its position and token tables.
-    shared_input: True if another branch keeps the same input for the backward pass already.
-    attention, irregular: the paths that attention takes in training, plain and under any other mask, where the machine at hand chooses
-    (``qkv why``).
-    memory: vectors of an encoder's output, or of another memory, that each row reads.   shared_memory: True if another branch keeps them
-    already.   memory_width: features of each of them, 0 for ``width``.
-    shared_tables: what a branch before owns and lends to the others of its stack.
+    item: bytes per number in matrix products, 4 in fp32 and 2 in bf16.
+    context_length, vocab_size: of the model, the sizes of its position and token tables.
+    shared_input: True if another branch already saves the same input for the backward pass.
+    attention, irregular: attention implementations in training, for causal or full attention and for other masks (``qkv why``).
+    memory: vectors per row of an encoder's output or another memory.   shared_memory: True if another branch already saves
+    them.   memory_width: their features; 0: ``width``.
+    shared_tables: tables owned by earlier branches of the stack.
     """
 
     width: int
@@ -50,34 +49,34 @@ class Setting:
 
     @property
     def tokens(self) -> int:
-        """Positions of the whole batch."""
+        """Positions in the batch."""
         return self.batch * self.length
 
     @property
     def read_width(self) -> int:
-        """Features of a vector of the memory."""
+        """Features of memory vectors."""
         return self.memory_width or self.width
 
     @property
     def input(self) -> int:
-        """Bytes that keeping a branch's input costs."""
+        """Bytes to save a branch's input."""
         return 0 if self.shared_input else self.tokens * self.width * self.item
 
 
 @dataclass(frozen=True)
 class Share:
-    """The cost of a part; shares add, but for ``working``, of which the larger counts.
+    """Cost of a part. Shares are added, except ``working``, of which the maximum counts.
 
-    parameters: numbers that are trained.   matrices: those of them in matrices of a block.
-    flops: of a forward pass over the batch; a product of (m, k) and (k, n) counts 2 m k n, all else nothing.
-    attended: those of ``flops`` in the scores of attention and their products with values.
-    masked: those of ``flops`` that go to pairs which the mask hides.   skipped: those of them that are not computed.
-    ending: those of ``flops`` in the product that the part ends with, if the backward pass does not need its result.
-    step: FLOPs of one more position a row when ``length`` are remembered.
-    saved: bytes kept from the forward to the backward pass.   working: bytes that its backward pass takes for a while.
-    scores: bytes of its attention matrices, were they kept.
-    state: bytes remembered after ``length`` positions.
-    calls: small operators of a forward pass, or what takes their time.   step_calls: those of one more position.
+    parameters: number of parameters.   matrices: those in matrices of blocks.
+    flops: forward pass over the batch; a product of (m, k) and (k, n) counts 2 m k n, other operations 0.
+    attended: part of ``flops`` in attention scores and their products with values.
+    masked: part of ``flops`` for masked pairs.   skipped: part of ``masked`` that is not computed.
+    ending: part of ``flops`` in the last product, if the backward pass does not need its result.
+    step: FLOPs to decode one position per row after ``length`` positions.
+    saved: bytes saved for the backward pass.   working: temporary bytes in the backward pass.
+    scores: bytes of the attention matrices, if materialised.
+    state: bytes of the state after ``length`` positions.
+    calls: number of small operators in a forward pass, or equivalent overhead.   step_calls: the same in a decoding step.
     """
 
     parameters: int = 0
@@ -106,7 +105,7 @@ FORMULAS: dict[type[Spec], Formula] = {}
 
 
 def formula(part: type[Spec]) -> Callable[[F], F]:
-    """``@formula(GRU)`` makes the function the cost of that part."""
+    """Decorator: ``@formula(GRU)`` registers the cost formula of that part."""
 
     def register(function: F) -> F:
         FORMULAS[part] = function
@@ -116,15 +115,15 @@ def formula(part: type[Spec]) -> Callable[[F], F]:
 
 
 def share(part: Part | Spec, at: Setting) -> Share:
-    """The cost of ``part``. Raises ``UserError`` if no formula is registered for it."""
+    """Evaluate the cost formula of ``part``. Raises ``UserError`` if none is registered."""
     if type(part) not in FORMULAS:
         name = getattr(part, "kind", "") or words(type(part).__name__)
-        raise UserError(f"no cost formula is registered for {name!r}; a part registers its own with qkv.inspection.shares.formula")
+        raise UserError(f"no cost formula is registered for {name!r}; register one with qkv.inspection.shares.formula")
     return FORMULAS[type(part)](part, at)
 
 
 def linear(inputs: int, outputs: int, bias: bool, at: Setting, saved: int | None = None) -> Share:
-    """y = x W^T + b. ``saved``: bytes that keeping x costs, if not all of it; in bf16 the rounded weights are kept too."""
+    """y = x W^T + b. ``saved``: bytes to save x; None: all of x. In bf16 rounded weights are saved too."""
     matrix = inputs * outputs
     return Share(
         parameters=matrix + (outputs if bias else 0),
@@ -138,5 +137,5 @@ def linear(inputs: int, outputs: int, bias: bool, at: Setting, saved: int | None
 
 
 def last(product: Share) -> Share:
-    """A linear map that ends its branch."""
+    """Mark a linear layer as the last of its branch."""
     return replace(product, ending=product.flops)

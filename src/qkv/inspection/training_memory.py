@@ -1,4 +1,4 @@
-"""How much memory a training step takes, from the shares of its parts. Imports no torch."""
+"""Memory of a training step, from the shares of its parts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a training step. ``activations``: kept from the forward to the backward pass. ``peak``: the most at any moment."""
+    """Bytes of a training step. ``activations``: saved for the backward pass. ``peak``: maximum at any time."""
 
     weights: int
     gradients: int
@@ -28,10 +28,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Stage:
-    """What is kept or computed again as a whole: an embedding, a block, a final norm; ``branches`` in the order of the data's way.
+    """Unit of saving and recomputation: an embedding, a block or a final norm, with ``branches`` in order of execution.
 
-    stream: bytes of the vectors that come in, 0 for ids.   beside: bytes of gradients of other vectors that live while it goes backward.
-    reversible: True if nothing is kept of it, what came in included; ``stream`` is then what its backward pass makes of that.
+    stream: bytes of the input vectors, 0 for ids.   beside: bytes of other gradients alive during its backward pass.
+    reversible: True if nothing is saved, not even the input; ``stream`` is then what its backward pass reconstructs.
     """
 
     branches: Sequence[Share]
@@ -41,13 +41,13 @@ class Stage:
 
     @property
     def saved(self) -> int:
-        """Bytes kept for the backward pass."""
+        """Bytes saved for the backward pass."""
         return sum(branch.saved for branch in self.branches)
 
 
 @singledispatch
 def optimizer_bytes(optimizer: Optimizer, total: Share) -> int:
-    """Bytes an optimiser remembers for parameters ``total``; one defined elsewhere joins with ``optimizer_bytes.register``."""
+    """Bytes of the optimiser state for parameters ``total``. User-defined optimisers use ``optimizer_bytes.register``."""
     raise UserError(
         f"no cost is registered for the optimiser {optimizer.kind!r}; register it with qkv.inspection.training_memory.optimizer_bytes"
     )
@@ -64,13 +64,13 @@ def _muon(optimizer: Muon, total: Share) -> int:
 
 
 def training_memory(stages: Sequence[Stage], ending: Stage, table: int, total: Share, training: Training) -> Memory:
-    """``stages`` in the order of the data's way, ``ending`` the last norm and the head, ``table`` the bytes of the token table's gradient.
+    """Estimate the memory of a training step. Weights, gradients and optimiser state are fp32 in every precision.
 
-    Weights, gradients and optimiser are fp32 in every precision.
+    stages: in order of execution.   ending: final norm and head.   table: bytes of the token table's gradient.
     """
     weights = FLOAT * total.parameters
     optimizer = optimizer_bytes(training.optimizer, total)
-    # With recomputation a block keeps its input alone, and all else again while its own backward pass runs.
+    # With recomputation a block saves its input only, and everything else during its own backward pass.
     whole = [stage.saved for stage in stages]
     again = [(training.recompute or stage.reversible) and len(stage.branches) > 0 and stage.stream > 0 for stage in stages]
     kept = [_kept(stage, repeated) for stage, repeated in zip(stages, again, strict=True)]
@@ -80,16 +80,16 @@ def training_memory(stages: Sequence[Stage], ending: Stage, table: int, total: S
 
 
 def _kept(stage: Stage, repeated: bool) -> int:
-    """Bytes that are there until the backward pass comes to this stage."""
+    """Bytes saved until the backward pass reaches this stage."""
     if stage.reversible:
         return 0
     return stage.stream if repeated else stage.saved
 
 
 def partly(whole: Memory, learned: Trained, training: Training) -> Memory:
-    """``whole`` where only some parameters learn: these alone have gradients and a state of the optimiser, and adapters are weights too.
+    """Adjust ``whole`` to partial training: gradients and optimiser state of trainable parameters only, plus adapters.
 
-    The peak is an upper bound: activations as if all learned, and all gradients at once.
+    The peak is an upper bound: activations as if all parameters were trained, and all gradients at once.
     """
     weights, gradients = whole.weights + FLOAT * learned.added, FLOAT * learned.parameters
     optimizer = optimizer_bytes(training.optimizer, Share(parameters=learned.parameters, matrices=learned.matrices))
@@ -97,18 +97,18 @@ def partly(whole: Memory, learned: Trained, training: Training) -> Memory:
 
 
 def _moments(stages: Sequence[Stage], kept: list[int], ending: Stage, table: int, accumulated: int) -> list[int]:
-    """Bytes beside weights and optimiser, going backward from head to embedding: activations go as gradients come.
+    """Bytes besides weights and optimiser state during the backward pass, from head to embedding.
 
-    ``accumulated``: bytes of gradients that are there from the start.
+    Activations are freed as gradients are added. ``accumulated``: bytes of gradients that exist from the start.
     """
     below, (last,) = sum(kept), ending.branches
     moments = [below + last.saved + last.working + accumulated]
-    # A tied head leaves its gradient in the token table's.
+    # The gradient of a tied head is that of the token table.
     gradients = accumulated or max(FLOAT * last.parameters, table)
     for stage, bytes_kept in zip(reversed(stages), reversed(kept), strict=True):
         below -= bytes_kept
         if not stage.stream:
-            # The table's gradient from below is whole before it is added to the one from the head.
+            # The embedding's gradient of the table is computed before it is added to the head's.
             moments.append(below + stage.saved + stage.beside + table + gradients)
             continue
         inside = stage.saved

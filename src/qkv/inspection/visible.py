@@ -1,6 +1,6 @@
-"""How many (query, key) pairs a mask lets through, counted without building it.
+"""Number of visible (query, key) pairs of a mask, counted without building it.
 
-The keys that one query sees are the bits of one integer, so a row of n keys costs n/64 machine words.
+The keys visible to a query are the bits of one integer, so a row of n keys takes n/64 machine words.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _EXACT_UP_TO = 4096
 
 
 def visible_keys(kind: type[Mask]) -> Callable[[Callable[[Any, int, int], int]], Callable[[Any, int, int], int]]:
-    """Register, for one kind of mask, the function (mask, query, length) -> integer whose bit j says that key j is visible."""
+    """Decorator: register for a kind of mask a function (mask, query, length) -> integer with bit j set if key j is visible."""
 
     def register(row: Callable[[Any, int, int], int]) -> Callable[[Any, int, int], int]:
         _ROWS[kind] = row
@@ -27,8 +27,8 @@ def visible_keys(kind: type[Mask]) -> Callable[[Callable[[Any, int, int], int]],
 
 
 def visible_pairs(mask: Mask, length: int) -> int:
-    """Pairs that ``mask`` lets through among ``length`` positions; above 4,096 positions an estimate from 4,096 of the rows."""
-    key: Any = mask  # a frozen spec, which its type does not say can be hashed
+    """Number of visible pairs among ``length`` positions; above 4,096 positions estimated from 4,096 rows."""
+    key: Any = mask  # a frozen spec is hashable, which its static type does not tell
     return _visible_pairs(key, length)
 
 
@@ -53,7 +53,7 @@ def _range(start: int, stop: int) -> int:
 
 
 def _every(stride: int, first: int, length: int) -> int:
-    """Bits first, first + stride, … below ``length``, by doubling."""
+    """Bits first, first + stride, … below ``length``, set by doubling."""
     bits, filled = 1, stride
     while filled < length:
         bits |= bits << filled
@@ -78,7 +78,7 @@ def _window(mask: Window, query: int, length: int) -> int:
 
 @visible_keys(Prefix)
 def _prefix(mask: Prefix, query: int, length: int) -> int:
-    """A prefix that each row has for itself is counted as half of the row."""
+    """A prefix of unknown length is counted as half of the row."""
     return _range(0, length // 2 if mask.length is None else min(mask.length, length))
 
 
@@ -111,14 +111,14 @@ def _any_of(mask: AnyOf, query: int, length: int) -> int:
 
 
 class Tiles(NamedTuple):
-    """Blocks of queries and keys in which something is visible: how many, and the pairs in them."""
+    """Blocks of queries and keys with visible pairs: their number, and the pairs in them."""
 
     count: int
     pairs: int
 
 
 def visible_tiles(mask: Mask, length: int, block: int) -> Tiles:
-    """The blocks of ``block`` queries and keys in which the first, middle or last query sees a key."""
+    """Count the blocks of ``block`` queries and keys in which the first, middle or last query sees a key."""
     key: Any = mask
     return _visible_tiles(key, length, block)
 

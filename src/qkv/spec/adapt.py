@@ -1,4 +1,4 @@
-"""Which weights a run learns, as data: all of them, those at the end, or small matrices beside the large ones."""
+"""Specs of trainable parameters: all, the last layers, or low-rank adapters."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from qkv.spec.base import Part, Seq
 
 
 class Adapt(Part, slot=True):
-    """Which weights learn. What ``training.frozen`` names stays as it is in any case."""
+    """Selection of trainable parameters. Parameters matched by ``training.frozen`` are frozen in any case."""
 
 
 class Whole(Adapt, kind="whole"):
-    """All of them."""
+    """All parameters."""
 
 
 class HeadOnly(Adapt, kind="head"):
-    """The head alone; the stack is read from (feature extraction). A tied matrix is the front end's, and stays."""
+    """The head only (feature extraction). A tied output matrix belongs to the front end and is frozen."""
 
 
 class Last(Adapt, kind="last"):
@@ -26,22 +26,25 @@ class Last(Adapt, kind="last"):
 
 
 class LoRA(Adapt, kind="lora"):
-    """W x + b + s B A x in the place of W x + b in blocks, W and b frozen; s = alpha / rank (Hu et al. 2021), or alpha / √rank (Kalajdzievski 2023).
+    """Low-rank adapters: W x + b + s B A x with W and b frozen (LoRA, Hu et al. 2021).
 
-    A (rank, I) begins at random and B (O, rank) at 0, so that training begins with the model as it is. A head that is not a language
-    model's learns whole.
+    s = alpha / rank, or alpha / √rank with ``use_rslora`` (Kalajdzievski 2023). A (rank, I) is initialised at random and
+    B (O, rank) to 0, so that training starts from the unchanged model. Heads other than language model heads are fully
+    trained.
     """
 
     rank: int = Field(default=8, gt=0)
     alpha: float = Field(default=16.0, gt=0)
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="of the x that A reads")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout on the input x of A")
     targets: Seq[str] = Field(
-        default=("qkv", "output"), min_length=1, description="linear maps of the blocks whose path ends in one of these are adapted"
+        default=("qkv", "output"),
+        min_length=1,
+        description="names of the linear layers in blocks that get an adapter (last part of the path)",
     )
     use_rslora: bool = False
-    whole: Seq[str] = Field(default=(), description="patterns of paths of parameters that learn as a whole beside the adapter")
+    whole: Seq[str] = Field(default=(), description="patterns of paths of further parameters that are fully trained")
 
     @property
     def scale(self) -> float:
-        """s, by which B A x is multiplied."""
+        """Scale s of B A x."""
         return self.alpha / (self.rank**0.5 if self.use_rslora else self.rank)

@@ -1,12 +1,12 @@
-"""``Spec``: frozen, validated, nested data. ``Part``: a spec that fills a slot and is chosen by its ``kind``.
+"""Base classes of specs. ``Spec``: frozen, validated, nested data. ``Part``: a spec selected by its ``kind``.
 
-A slot is a subclass of ``Part`` declared with ``slot=True``; every further subclass registers itself under its kind:
+A slot is a subclass of ``Part`` declared with ``slot=True``; subclasses of it register themselves under their kind:
 
     class Norm(Part, slot=True): ...
     class RMSNorm(Norm, kind="rms_norm"): eps: float = 1e-6
 
-A field typed ``norm: Norm`` then accepts an instance, a mapping with ``kind``, or the short form ``"rms_norm(eps=1e-5)"``.
-A part defined by a user joins its slot in the same way: by being defined.
+A field ``norm: Norm`` then accepts an instance, a mapping with ``kind``, or the short form ``"rms_norm(eps=1e-5)"``.
+Parts defined by users are registered in the same way.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def _as_tuple(value: Any) -> Any:
 
 
 Seq = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]
-"""A tuple that is written as a list in YAML and JSON."""
+"""Tuple that also accepts a list, as read from YAML and JSON."""
 
 
 LARGEST, LARGEST_SEED = 2**31 - 1, 2**63 - 1
-"""The bound of an integer whose field gives none: further than any size, length or count of a model goes; and that of a seed."""
+"""Default upper bound of integer fields, larger than any size, length or count of a model; and the upper bound of seeds."""
 
 
 def bounded(schema: Any) -> Any:
-    """A core schema in which each integer without a bound on a side has ``LARGEST`` there; changed in place and returned."""
+    """Add the bounds ±``LARGEST`` to integers of a core schema that have no bound on that side; in place and returned."""
     node = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
     for item in cast("Sequence[Any]", schema) if isinstance(schema, list | tuple) else ():
         bounded(item)
@@ -50,7 +50,7 @@ def bounded(schema: Any) -> Any:
 
 
 class Spec(BaseModel):
-    """Frozen, strictly typed data; an unknown key is an error that names the nearest known one. Integers and floats are bounded and finite."""
+    """Base class of frozen, strictly typed data. Unknown keys are errors that suggest the nearest known one; numbers are finite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True, allow_inf_nan=False)
 
@@ -60,28 +60,28 @@ class Spec(BaseModel):
 
     @classmethod
     def parse(cls, data: Any, source: str = "", lines: dict[tuple[str | int, ...], int] | None = None) -> Self:
-        """Validate ``data``; raise ``SpecError`` with path, sentence and, where known, the line in ``source``."""
+        """Validate ``data``. Raises ``SpecError`` with the path, a sentence and, if known, the line in ``source``."""
         try:
             return cls.model_validate(data)
         except ValidationError as error:
             raise SpecError(problems_of(error, cls), source, lines) from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain nested data with every field written out; ``type(self).parse`` of it is equal to ``self``."""
+        """Return all fields as plain nested data; ``type(self).parse`` of it is equal to ``self``."""
         return self.model_dump(mode="json")
 
     def essential(self) -> dict[str, Any]:
-        """As ``to_dict``, without the fields that have their defaults: what a later version, with fields of its own, says of the same spec."""
+        """Return fields that differ from their defaults as plain nested data, which is stable when versions add fields."""
         given = ((name, getattr(self, name), field) for name, field in type(self).model_fields.items())
         return {name: _essential(value) for name, value, field in given if value != field.get_default(call_default_factory=True)}
 
     def changed(self, **fields: Any) -> Self:
-        """A validated copy with some fields replaced."""
+        """Return a validated copy with some fields replaced."""
         current = {name: getattr(self, name) for name in type(self).model_fields}
         return type(self).parse({**current, **fields})
 
     def problems(self) -> list[Problem]:
-        """What is wrong between fields; overridden where one field limits another."""
+        """Problems between fields; overridden by specs in which one field limits another."""
         return []
 
     def model_post_init(self, _context: Any) -> None:
@@ -89,7 +89,7 @@ class Spec(BaseModel):
 
 
 class Part(Spec):
-    """A spec that fills a slot; see the module's text."""
+    """Base class of specs selected by ``kind``; see the module's docstring."""
 
     kind: ClassVar[str] = ""
     _kinds: ClassVar[dict[str, type[Part]]] = {}
@@ -114,12 +114,12 @@ class Part(Spec):
 
     @classmethod
     def kinds(cls) -> dict[str, type[Self]]:
-        """Every registered part of this slot by kind."""
+        """All registered parts of this slot, by kind."""
         return cls._kinds  # type: ignore[return-value]
 
     @classmethod
     def short_form(cls, text: str) -> Any:
-        """Read ``"window(512, sinks=4)"``; a slot with a grammar of its own (masks) overrides this."""
+        """Parse a short form such as ``"window(512, sinks=4)"``; masks override this with expressions."""
         return call_form(cls, text)
 
     @classmethod
@@ -137,7 +137,7 @@ class Part(Spec):
     def __get_pydantic_json_schema__(cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         if not cls.__dict__.get("_is_slot"):
             return handler(schema)
-        # Slots contain slots (a mask of masks), so the schema of one is a reference that qkv.spec.schema resolves.
+        # Slots can be recursive (a mask of masks), so the schema is a reference that qkv.spec.schema resolves.
         return {"x-slot": cls.__name__}
 
     def to_dict(self) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _fill_slot(slot: type[Part], value: Any) -> Part:
 
 
 def read_short_form(slot: type[Part], text: str) -> Any:
-    """What ``slot.short_form`` makes of ``text``; a text too long to be meant as one is refused. Raises ValueError with a sentence."""
+    """Parse ``text`` with ``slot.short_form``. Raises ValueError for texts that are too long or nested too deeply."""
     if len(text) > 400:
         raise ValueError(f"{quoted(text)} is too long for the short form of {with_article(words(slot.__name__))}; write it as a mapping")
     try:
@@ -194,7 +194,7 @@ def read_short_form(slot: type[Part], text: str) -> Any:
 
 
 def call_form(slot: type[Part], text: str | ast.expr) -> dict[str, Any]:
-    """``"window(512, sinks=4)"`` as ``{"kind": "window", "size": 512, "sinks": 4}``. Raises ValueError with a sentence."""
+    """Parse ``"window(512, sinks=4)"`` to ``{"kind": "window", "size": 512, "sinks": 4}``. Raises ValueError."""
     noun = words(slot.__name__)
     if isinstance(text, str):
         try:
@@ -222,7 +222,7 @@ def call_form(slot: type[Part], text: str | ast.expr) -> dict[str, Any]:
 
 
 def _literal(node: ast.expr) -> Any:
-    """A Python literal; a bare word, a call or a mask expression stays text for the slot it lands in."""
+    """Evaluate a Python literal; names, calls and mask expressions stay text, to be parsed by their slot."""
     if isinstance(node, ast.Name) and node.id in {"true", "false", "null"}:
         return {"true": True, "false": False, "null": None}[node.id]
     try:
@@ -232,7 +232,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 def raise_problems(problems: list[Problem]) -> None:
-    """Raise inside a validator so that the paths survive pydantic's own nesting; nothing happens for an empty list."""
+    """Raise ``problems``, if any, inside a pydantic validator, keeping their paths."""
     if problems:
         raise _inside_pydantic(problems)
 
@@ -246,7 +246,7 @@ def _inside_pydantic(problems: list[Problem]) -> PydanticCustomError:
 
 
 def problems_of(error: ValidationError, top: type[Spec]) -> list[Problem]:
-    """Pydantic's errors as problems, the nested ones of slots unfolded with their full path."""
+    """Convert pydantic's errors to problems; nested errors of slots get their full path."""
     found: list[Problem] = []
     for item in error.errors(include_url=False):
         path: tuple[str | int, ...] = tuple(item["loc"])
@@ -254,7 +254,7 @@ def problems_of(error: ValidationError, top: type[Spec]) -> list[Problem]:
             found += [p.under(*path) for p in item.get("ctx", {})["problems"]]
         else:
             found.append(Problem(path, _sentence(item, top)))
-    # A list whose element failed is itself reported as too short; only the cause is worth a sentence.
+    # Pydantic reports a list with an invalid element as too short, too; keep the cause only.
     return [p for p in found if not any(len(o.path) > len(p.path) and o.path[: len(p.path)] == p.path for o in found)]
 
 
@@ -263,7 +263,7 @@ _IN_YAML = {
     "dict_type": "it should be a mapping of keys",
     "tuple_type": "it should be a list",
 }
-"""Pydantic speaks of Python's types, and a spec is mostly written in YAML."""
+"""Messages in terms of YAML instead of pydantic's Python types."""
 
 
 def _sentence(item: Any, top: type[Spec]) -> str:
@@ -283,7 +283,7 @@ def _sentence(item: Any, top: type[Spec]) -> str:
 
 
 def _fields_at(top: type[Spec], parents: list[str | int]) -> list[str]:
-    """The known keys of the plain (slotless) spec at ``parents`` below ``top``."""
+    """Field names of the spec at the path ``parents`` below ``top``, without slots."""
     here: Any = top
     for name in parents:
         if isinstance(name, int):

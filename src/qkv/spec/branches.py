@@ -1,4 +1,4 @@
-"""The branches that a block lists: mixers, which move information between positions, and position-wise ones."""
+"""Specs of residual branches: mixers, which exchange information between positions, and position-wise branches."""
 
 from __future__ import annotations
 
@@ -13,55 +13,55 @@ from qkv.spec.parts import Activation, Alibi, BatchNorm, NoNorm, NoRelative, Rel
 
 
 class Branch(Part, slot=True):
-    """One residual branch of a block."""
+    """Base class of residual branches of a block."""
 
     @property
     def mixes(self) -> bool:
-        """True if positions exchange information here."""
+        """True if the branch exchanges information between positions."""
         return True
 
     @property
     def causal(self) -> bool:
-        """True if no position sees a later one."""
+        """True if no position depends on a later one."""
         return True
 
     @property
     def decodes(self) -> bool:
-        """True if no position after a row's own prefix sees a later one."""
+        """True if no position after the row's prefix depends on a later one."""
         return self.causal
 
     @property
     def exact_length(self) -> int | None:
-        """The longest row of which decoding computes what reading it at once does; None for rows of any length."""
+        """Longest row for which decoding equals a single forward pass; None for no limit."""
         return None
 
     @property
     def inexactness_accepted(self) -> bool:
-        """True if the spec asks by name for training to write although decoding longer rows computes something else."""
+        """True if the spec allows tasks with decoding although rows beyond ``exact_length`` are decoded inexactly."""
         return False
 
     @property
     def reads_memory(self) -> bool:
-        """True if it reads the output of an encoder."""
+        """True if the branch reads an encoder's output or another memory."""
         return False
 
     @property
     def reads_types(self) -> bool:
-        """True if it reads the types of tokens itself."""
+        """True if the branch itself reads token types."""
         return False
 
     @property
     def reads_prefix(self) -> bool:
-        """True if it asks how long the prefix of each row is."""
+        """True if the branch depends on the length of each row's prefix."""
         return False
 
     def width_problems(self, width: int) -> list[Problem]:
-        """What does not fit the model's width."""
+        """Problems with the model's width."""
         return []
 
 
 def heads_divide(width: int, num_heads: int) -> list[Problem]:
-    """The problem of heads that cannot share a width evenly, if it is one."""
+    """A problem if ``num_heads`` does not divide ``width``, else none."""
     if width % num_heads == 0:
         return []
     allowed = ", ".join(str(h) for h in range(1, min(width, 64) + 1) if width % h == 0)
@@ -69,7 +69,7 @@ def heads_divide(width: int, num_heads: int) -> list[Problem]:
 
 
 class DotProduct(Branch):
-    """What attention by inner products has, whatever its keys are: H heads of queries, G of keys and values, Dk and Dv features each."""
+    """Base class of dot-product attention: H query heads, G key/value heads, Dk features per key and Dv per value."""
 
     num_heads: int = Field(default=4, gt=0)
     num_kv_heads: int | None = Field(default=None, gt=0, description="default: num_heads")
@@ -77,13 +77,13 @@ class DotProduct(Branch):
     value_dim: int | None = Field(default=None, gt=0, description="default: head_dim")
     temperature: float = Field(default=1.0, gt=0)
     bias: bool = True
-    output_bias: bool | None = Field(default=None, description="of the map that ends it; default: as bias")
-    qk_norm: SwitchedNorm = Field(default=NoNorm(), description="of each query and key over its head width; true is rms_norm")
+    output_bias: bool | None = Field(default=None, description="bias of the output projection; default: as bias")
+    qk_norm: SwitchedNorm = Field(default=NoNorm(), description="norm of queries and keys over the features of a head; true: rms_norm")
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
     @property
     def kv_heads(self) -> int:
-        """G, how many heads of keys and values there are."""
+        """G, the number of key/value heads."""
         return self.num_kv_heads or self.num_heads
 
     def dims(self, width: int) -> tuple[int, int]:
@@ -93,12 +93,12 @@ class DotProduct(Branch):
 
     @property
     def ends_with_bias(self) -> bool:
-        """True if the map that ends it has a bias."""
+        """True if the output projection has a bias."""
         return self.bias if self.output_bias is None else self.output_bias
 
     @property
     def norms_heads(self) -> bool:
-        """True if queries and keys are normed."""
+        """True if queries and keys are normalised."""
         return not isinstance(self.qk_norm, NoNorm)
 
     def problems(self) -> list[Problem]:
@@ -106,7 +106,7 @@ class DotProduct(Branch):
         if self.num_heads % self.kv_heads:
             found.append(Problem(("num_kv_heads",), f"{self.kv_heads} K/V heads cannot be shared evenly by {self.num_heads} query heads"))
         if isinstance(self.qk_norm, BatchNorm):
-            found.append(Problem(("qk_norm",), "batch_norm norms positions, not heads; use layer_norm, rms_norm or none"))
+            found.append(Problem(("qk_norm",), "batch_norm normalises over positions, not heads; use layer_norm, rms_norm or none"))
         return found
 
     def width_problems(self, width: int) -> list[Problem]:
@@ -114,7 +114,7 @@ class DotProduct(Branch):
 
 
 class Masked(Branch):
-    """A branch in which a mask says which positions meet."""
+    """Base class of branches with an attention mask."""
 
     mask: Mask = Causal()
 
@@ -132,21 +132,20 @@ class Masked(Branch):
 
 
 class MaskedAttention(Masked, DotProduct):
-    """Attention of a sequence to itself under a mask."""
+    """Base class of masked self-attention."""
 
 
 class Attention(MaskedAttention, kind="attention"):
     """concat_h(softmax(Q_h K_g^T / (temperature √Dk) + bias, masked) V_g) W_o (Vaswani et al. 2017).
 
-    ``top_k`` leaves weight to the k largest logits of a query alone (Gupta et al. 2021), of equal ones to those of the lowest positions; 1 is
-    a hard lookup.
-    ``softcap`` keeps logits between -c and c; what ``relative`` adds and the mask join afterwards (Gemma 2, 2024).
-    ``num_kv_heads`` < ``num_heads`` shares each K/V head g by a group of query heads (Ainslie et al. 2023); 1 is multi-query (Shazeer 2019).
+    ``top_k`` keeps only the k largest logits of each query, ties broken by position (Gupta et al. 2021); 1 is hard attention.
+    ``softcap`` bounds logits to (-c, c) before the relative bias and the mask are applied (Gemma 2, 2024).
+    ``num_kv_heads`` < ``num_heads``: grouped-query attention (Ainslie et al. 2023); 1: multi-query attention (Shazeer 2019).
     """
 
     relative: Relative = NoRelative()
-    top_k: int | None = Field(default=None, gt=0, description="only so many of the largest logits of a query keep weight; default: all")
-    softcap: float | None = Field(default=None, gt=0, description="c, where logits s are c · tanh(s / c) before anything joins them")
+    top_k: int | None = Field(default=None, gt=0, description="number of largest logits per query that get a weight; default: all")
+    softcap: float | None = Field(default=None, gt=0, description="c: logits s become c · tanh(s / c) before bias and mask")
 
     def problems(self) -> list[Problem]:
         found = super().problems()
@@ -166,7 +165,7 @@ class Attention(MaskedAttention, kind="attention"):
 
 
 def rotary_dim(head_dim: int, rope: Rope) -> int:
-    """How many features of a head RoPE rotates."""
+    """Number of features per head that RoPE rotates."""
     return int(head_dim * rope.fraction)
 
 
@@ -174,7 +173,7 @@ class LinearAttention(Branch, kind="linear_attention"):
     """φ(Q) S / (φ(Q) z), S = Σ_{j<=i} φ(k_j) v_j^T, z = Σ_{j<=i} φ(k_j), φ = elu + 1 (Katharopoulos et al. 2020)."""
 
     num_heads: int = Field(default=4, gt=0)
-    chunk: int = Field(default=64, gt=0, description="positions computed at once in the causal form")
+    chunk: int = Field(default=64, gt=0, description="positions per chunk of the parallel form")
     bias: bool = True
 
     def width_problems(self, width: int) -> list[Problem]:
@@ -182,7 +181,7 @@ class LinearAttention(Branch, kind="linear_attention"):
 
 
 class TokenShift(Branch, kind="token_shift"):
-    """Features in ``groups`` equal parts, part g taken from g positions earlier, then one linear map (causal form of S²-MLP, Yu et al. 2021)."""
+    """Features in ``groups`` equal groups, group g shifted by g positions, then a linear map (causal S²-MLP, Yu et al. 2021)."""
 
     groups: int = Field(default=2, gt=1)
 
@@ -193,7 +192,7 @@ class TokenShift(Branch, kind="token_shift"):
 
 
 class CausalConvolution(Branch, kind="causal_convolution"):
-    """y_i = Σ_t W_t x_{i - t·dilation} + b, t < kernel_size, gated by a sigmoid half (WaveNet 2016; GLU, Dauphin et al. 2017)."""
+    """y_i = Σ_t W_t x_{i - t·dilation} + b, t < kernel_size, with a sigmoid gate (WaveNet 2016; GLU, Dauphin et al. 2017)."""
 
     kernel_size: int = Field(default=3, gt=0)
     dilation: int = Field(default=1, gt=0)
@@ -201,12 +200,12 @@ class CausalConvolution(Branch, kind="causal_convolution"):
 
     @property
     def tail(self) -> int:
-        """How many earlier positions one output looks at."""
+        """Number of earlier positions in the receptive field."""
         return (self.kernel_size - 1) * self.dilation
 
 
 class Convolution(Branch, kind="convolution"):
-    """y_i = Σ_t W_t x_{i + t - ⌊K/2⌋} + b, t < kernel_size K, gated by a sigmoid half (ConvS2S, Gehring et al. 2017). Not causal."""
+    """y_i = Σ_t W_t x_{i + t - ⌊K/2⌋} + b, t < kernel_size K, with a sigmoid gate (ConvS2S, Gehring et al. 2017). Not causal."""
 
     kernel_size: int = Field(default=3, gt=0)
     gated: bool = True
@@ -217,17 +216,17 @@ class Convolution(Branch, kind="convolution"):
 
 
 class Recurrent(Branch):
-    """What the recurrent units share: h_i = cell(x_i, h_{i-1}) with E features, then a linear map back to the width."""
+    """Base class of recurrent units: h_i = cell(x_i, h_{i-1}) with E features, then a linear map to the width."""
 
     hidden: int | None = Field(default=None, gt=0, description="default: width")
     direction: Literal["forward", "backward", "both"] = Field(
-        default="forward", description="'both' gives each direction half of the hidden features"
+        default="forward", description="'both': each direction has half of the hidden features"
     )
 
     gates: ClassVar[int] = 1
-    """Matrices of a cell for its input, and as many for h."""
+    """Number of input matrices of a cell; it has as many recurrent matrices."""
     leaves: ClassVar[int] = 1
-    """Vectors that a cell remembers."""
+    """Number of state vectors of a cell."""
 
     @property
     def causal(self) -> bool:
@@ -242,22 +241,24 @@ class Recurrent(Branch):
     def _halves(self, hidden: int | None, field: str) -> list[Problem]:
         if self.direction != "both" or hidden is None or hidden % 2 == 0:
             return []
-        return [Problem((field,), f"{hidden} hidden features cannot be halved for two directions; make the number even")]
+        return [Problem((field,), f"{hidden} hidden features cannot be split evenly into two directions; make the number even")]
 
 
 class RNN(Recurrent, kind="rnn"):
-    """h_i = tanh(W x_i + U h_{i-1} + b), then a linear map back to the width (Elman 1990)."""
+    """h_i = tanh(W x_i + U h_{i-1} + b), then a linear map to the width (Elman 1990)."""
 
 
 class GRU(Recurrent, kind="gru"):
-    """h_i = (1 - z) ⊙ n + z ⊙ h_{i-1} with reset and update gates (Cho et al. 2014), then a linear map back to the width."""
+    """h_i = (1 - z) ⊙ n + z ⊙ h_{i-1} with reset and update gates (Cho et al. 2014), then a linear map to the width."""
 
     gates: ClassVar[int] = 3
 
 
 class LSTM(Recurrent, kind="lstm"):
-    """m_i = f ⊙ m_{i-1} + i ⊙ g, h_i = o ⊙ tanh(m_i) (Hochreiter & Schmidhuber 1997; forget gate: Gers et al. 2000), then a linear map back
-    to the width. The forget gates' bias is 1 at the start."""
+    """m_i = f ⊙ m_{i-1} + i ⊙ g, h_i = o ⊙ tanh(m_i), then a linear map to the width (Hochreiter & Schmidhuber 1997).
+
+    The forget gate (Gers et al. 2000) has an initial bias of 1.
+    """
 
     gates: ClassVar[int] = 4
     leaves: ClassVar[int] = 2
@@ -276,7 +277,7 @@ class FeedForward(Branch, kind="feed_forward"):
         return False
 
     def hidden_at(self, width: int) -> int:
-        """The hidden features at a model width."""
+        """Hidden features at a model width."""
         return self.hidden or 4 * width
 
 
@@ -297,11 +298,13 @@ class GatedFeedForward(Branch, kind="gated_feed_forward"):
 
 
 class MemoryLayer(Branch, kind="memory_layer"):
-    """Σ_h softmax(x W_h K_h^T / √k) V_h with learned keys K_h and values V_h; an activation φ in place of the softmax makes it φ(x W_h K_h^T) V_h,
-    with W_h = I a feed-forward net (Sukhbaatar et al. 2019; Geva et al. 2021)."""
+    """Σ_h softmax(x W_h K_h^T / √k) V_h with learned keys K_h and values V_h (Sukhbaatar et al. 2019).
 
-    num_slots: int | None = Field(default=None, gt=0, description="of each head; default: 4 width")
-    key_dim: int | None = Field(default=None, gt=0, description="k; default: width / num_heads")
+    With an activation φ instead of softmax: φ(x W_h K_h^T) V_h; for W_h = I a feed-forward network (Geva et al. 2021).
+    """
+
+    num_slots: int | None = Field(default=None, gt=0, description="slots per head; default: 4 width")
+    key_dim: int | None = Field(default=None, gt=0, description="features per key, k; default: width / num_heads")
     num_heads: int = Field(default=1, gt=0)
     activation: Literal["softmax"] | Activation = "softmax"
 

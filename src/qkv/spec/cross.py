@@ -1,4 +1,4 @@
-"""Branches that read a memory: the encoder's output, or any other sequence of vectors."""
+"""Specs of branches that read a memory: an encoder's output or another sequence of vectors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qkv.spec.branches import Branch, DotProduct
 
 
 class MemoryBranch(Branch):
-    """A branch that mixes a memory into each position; positions do not meet each other here."""
+    """Base class of branches that read a memory. Positions do not exchange information."""
 
     @property
     def mixes(self) -> bool:
@@ -22,10 +22,9 @@ class MemoryBranch(Branch):
 
 
 class CrossAttention(DotProduct, MemoryBranch, kind="cross_attention"):
-    """Attention whose queries are the positions and whose keys and values are the memory's (Vaswani et al. 2017).
+    """concat_h(softmax(Q_h K_g^T / (temperature √Dk)) V_g) W_o, Q = x W_q, K = m W_k, V = m W_v (Vaswani et al. 2017).
 
-    concat_h(softmax(Q_h K_g^T / (temperature √Dk)) V_g) W_o with Q = x W_q, K = m W_k, V = m W_v; K and V are computed once for each
-    sequence that is decoded.
+    m is the memory. K and V are computed once per decoded sequence.
     """
 
 
@@ -36,6 +35,6 @@ class AdditiveAttention(MemoryBranch, kind="additive_attention"):
 
 
 class FixedContext(MemoryBranch, kind="fixed_context"):
-    """W c + b with c one vector for the whole memory, added to every position: what an encoder–decoder had before attention (Cho et al. 2014)."""
+    """W c + b at every position, with c the pooled memory (encoder–decoder without attention, Cho et al. 2014)."""
 
-    pooling: Literal["first", "last", "mean", "max"] = Field(default="last", description="which vector of the memory, or which mean of it")
+    pooling: Literal["first", "last", "mean", "max"] = Field(default="last", description="pooling of the memory to c")

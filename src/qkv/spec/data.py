@@ -1,4 +1,4 @@
-"""Where the examples come from and how they are laid into batches, as data."""
+"""Specs of data sources, splits and batching."""
 
 from __future__ import annotations
 
@@ -12,60 +12,54 @@ from qkv.spec.tokenizers import Characters, Tokenizer
 
 
 class Batching(Part, slot=True):
-    """How a batch of sequences is cut from the corpus. The batch of a step depends on (seed, step) alone."""
+    """Batching of sequences. The batch of a step is a function of (seed, step) alone."""
 
 
 class RandomCrops(Batching, kind="random_crops"):
-    """Windows of a text that begin anywhere, or whole examples, drawn with replacement."""
+    """Windows at random offsets of a text, or whole examples, sampled with replacement."""
 
 
 class Packed(Batching, kind="packed"):
-    """Documents joined end to end and cut into windows, each visited once an epoch in a shuffled order; attention stays inside a document."""
+    """Concatenated documents cut into windows, shuffled, each once per epoch; attention does not cross documents."""
 
-    separator: str = Field(default="\n\n", min_length=1, description="what stands between two documents of the file")
+    separator: str = Field(default="\n\n", min_length=1, description="separator of documents in the file")
 
 
 class LengthBuckets(Batching, kind="length_buckets"):
-    """One document or example a row, those of similar length together, padded on the right."""
+    """One document or example per row, batched by similar length, right-padded."""
 
-    separator: str = Field(default="\n", min_length=1, description="what stands between two documents of a text")
-    buckets: int = Field(default=8, gt=0, description="of more, the rows of a batch are closer in length and less mixed")
+    separator: str = Field(default="\n", min_length=1, description="separator of documents in a text")
+    buckets: int = Field(default=8, gt=0, description="number of length classes; more: less padding, less shuffling")
 
 
 class TokenBuckets(Batching, kind="token_buckets"):
-    """Documents or examples of similar length together, as many a batch as fill ``tokens`` positions, padding included (Vaswani et al. 2017)."""
+    """Documents or examples batched by similar length up to ``tokens`` positions, padding included (Vaswani et al. 2017)."""
 
-    tokens: int = Field(default=2048, gt=0, description="positions of one batch: rows × the longest row, source and target together")
-    separator: str = Field(default="\n", min_length=1, description="what stands between two documents of a text")
+    tokens: int = Field(default=2048, gt=0, description="positions per batch: rows × longest row, source and target together")
+    separator: str = Field(default="\n", min_length=1, description="separator of documents in a text")
 
 
 class Data(Spec):
-    """A text or a table of examples, its tokenizer and its split. A lone string is the source."""
+    """Text or table of examples, with tokenizer, split and batching. A single string is read as ``source``."""
 
-    source: str = Field(
-        min_length=1, description="the name of a known data set, or a file; 'a.txt | b.txt' joins parallel texts line by line"
-    )
-    validation: str | None = Field(default=None, min_length=1, description="a file of its own for the held-out part")
-    test: str | None = Field(default=None, min_length=1, description="a file of its own for the test part")
+    source: str = Field(min_length=1, description="name of a known data set, or a file; 'a.txt | b.txt' joins parallel texts line by line")
+    validation: str | None = Field(default=None, min_length=1, description="file of the held-out part")
+    test: str | None = Field(default=None, min_length=1, description="file of the test part")
     format: Literal["csv", "tsv", "jsonl", "conll", "squad", "parallel"] | None = Field(
-        default=None, description="of a table; default: told by the file's ending and first lines"
+        default=None, description="format of a table; default: detected from the file's suffix and first lines"
     )
-    columns: dict[str, str] = Field(
-        default={}, description="which column plays which part, such as {text: review, label: stars}; default: guessed"
-    )
-    bad_rows: Literal["skip", "refuse"] = Field(default="skip", description="what to do with rows that cannot be used; both say which")
+    columns: dict[str, str] = Field(default={}, description="columns by role, such as {text: review, label: stars}; default: guessed")
+    bad_rows: Literal["skip", "refuse"] = Field(default="skip", description="skip or refuse rows that cannot be used; both report them")
     tokenizer: Tokenizer = Characters()
-    target_tokenizer: Tokenizer | None = Field(
-        default=None, description="of the text that is written; default: the same tokenizer for both"
-    )
+    target_tokenizer: Tokenizer | None = Field(default=None, description="tokenizer of the target text; default: the same for both")
     batching: Batching = RandomCrops()
     validation_fraction: float = Field(
-        default=0.1, gt=0, lt=1, description="of the text, taken from its end, where the source has no split of its own"
+        default=0.1, gt=0, lt=1, description="held-out fraction, from the end of the text, if the source has no split"
     )
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"anyOf": [{"type": "string", "minLength": 1, "description": "the source alone"}, handler(schema)]}
+        return {"anyOf": [{"type": "string", "minLength": 1, "description": "the source only"}, handler(schema)]}
 
     @model_validator(mode="before")
     @classmethod
@@ -74,4 +68,4 @@ class Data(Spec):
 
 
 NO_DATA = Data(source="nothing")
-"""What a task that draws its own data reads."""
+"""Placeholder for tasks that generate their own data."""

@@ -1,4 +1,4 @@
-"""The one error that bad input raises: where it is, what was given, what is allowed."""
+"""Errors for invalid input, as one sentence: location, given value, allowed values."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import NamedTuple
 
 
 class Problem(NamedTuple):
-    """One thing wrong: ``path`` into the spec (keys and indices) and a sentence without its path."""
+    """One error in a spec: its ``path`` (keys and indices) and a sentence without the path."""
 
     path: tuple[str | int, ...]
     sentence: str
 
     def under(self, *prefix: str | int) -> Problem:
-        """The same problem, seen from further up the tree."""
+        """The same problem with ``prefix`` before its path."""
         return Problem((*prefix, *self.path), self.sentence)
 
 
 MOST_OF_A_WORD, MOST_OF_A_SENTENCE = 400, 2000
-"""Characters of a message, whatever it quotes; paths of files are words too."""
+"""Maximum characters of a word, file paths included, and of a message."""
 
 
 class UserError(ValueError):
-    """Input that cannot be used. Its text is one sentence for a person; the command line prints it and exits with 2."""
+    """Invalid input. The message is one sentence for the user; the command line prints it and exits with code 2."""
 
     def __init__(self, sentence: str):
         words = (clipped(word, MOST_OF_A_WORD) for word in re.split(r"(\s+)", clipped(sentence, 10 * MOST_OF_A_SENTENCE)))
@@ -31,7 +31,7 @@ class UserError(ValueError):
 
 
 class SpecError(UserError):
-    """A spec that cannot be used; ``problems`` lists all that was found, the text says the first."""
+    """Invalid spec. ``problems``: all problems found; the message describes the first."""
 
     def __init__(self, problems: Iterable[Problem], source: str = "", lines: dict[tuple[str | int, ...], int] | None = None):
         self.problems = list(problems)
@@ -49,7 +49,7 @@ class SpecError(UserError):
         super().__init__(text)
 
     def _line(self, path: tuple[str | int, ...]) -> str:
-        """The line of the longest known prefix of ``path``."""
+        """Line number of the longest known prefix of ``path``."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.lines:
                 return str(self.lines[path[:end]])
@@ -57,16 +57,16 @@ class SpecError(UserError):
 
 
 def quoted(value: object, most: int = 60) -> str:
-    """``value`` as Python writes it, the middle left out where that is longer than ``most`` characters."""
+    """``repr(value)``, shortened in the middle to ``most`` characters."""
     try:
         shown = repr(value)
-    except ValueError:  # Python writes no integer of more than 4,300 digits
+    except ValueError:  # Python refuses to format integers of more than 4,300 digits
         return f"an integer of {value.bit_length():,} bits" if isinstance(value, int) else f"a {type(value).__name__}"
     return clipped(shown, most)
 
 
 def clipped(text: str, most: int) -> str:
-    """``text``, its middle left out where it is longer than ``most`` characters."""
+    """Shorten ``text`` in the middle to ``most`` characters."""
     if len(text) <= most:
         return text
     end = (most - 3) // 3
@@ -74,26 +74,26 @@ def clipped(text: str, most: int) -> str:
 
 
 def dotted(path: Iterable[str | int]) -> str:
-    """``("model", "blocks", 0, "norm")`` as ``model.blocks.0.norm``."""
+    """Format the path ``("model", "blocks", 0, "norm")`` as ``model.blocks.0.norm``."""
     return ".".join(clipped(str(part), 60) for part in path)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A clause that names the closest of ``known`` within two edits, one of a word under six characters, or else all of them."""
+    """Return "did you mean …?" with the closest of ``known`` (see ``closest``), else "allowed: …" with all of them."""
     names = sorted(known)
     name = closest(word, names)
     return "allowed: " + ", ".join(names) if name is None else f"did you mean {name!r}?"
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """The closest of ``known`` within two edits, one of a word under six characters; None if there is none."""
+    """The closest of ``known`` within two edits (one for words of up to five characters); None if there is none."""
     most = 2 if len(word) > 5 else 1
     edits, name = min(((_edits(word, name, most), name) for name in known), default=(most + 1, ""))
     return name if edits <= most and len(word) > edits else None
 
 
 def _edits(word: str, other: str, most: int) -> int:
-    """The least insertions, deletions, replacements and swaps of neighbours between two words; ``most`` + 1 stands for any number above."""
+    """Damerau–Levenshtein distance of two words, at most ``most`` + 1."""
     if abs(len(word) - len(other)) > most:
         return most + 1
     before, row = list[int](), list(range(len(other) + 1))

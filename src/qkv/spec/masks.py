@@ -1,6 +1,6 @@
-"""Which positions may exchange information, as an expression: ``causal & window(512, sinks=4)``.
+"""Specs of attention masks, written as expressions: ``causal & window(512, sinks=4)``.
 
-The parts here only name a mask; ``qkv.ops.masks`` holds the predicate that is the truth for every fast path.
+The predicates that define the masks are in ``qkv.ops.masks``.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from qkv.spec.base import Part, Seq, call_form
 
 
 class Mask(Part, slot=True):
-    """A predicate of (batch, head, query, key). Written as an expression with ``&`` and ``|``."""
+    """Attention mask: a predicate of (batch, head, query, key). Masks are combined with ``&`` and ``|``."""
 
     @property
     def causal(self) -> bool:
-        """True if no position ever sees a later one."""
+        """True if no query sees a later key."""
         return False
 
     @property
     def decodes(self) -> bool:
-        """True if no position after a row's own prefix, which is read in one call, ever sees a later one."""
+        """True if no query after the row's prefix, which is processed in one call, sees a later key."""
         return self.causal
 
     @property
     def reads_prefix(self) -> bool:
-        """True if it depends on the length of each row's own prefix."""
+        """True if the mask depends on the length of each row's prefix."""
         return False
 
     @property
     def reach(self) -> int | None:
-        """How many of the latest positions a query can see, itself included; None without a bound."""
+        """Number of latest positions visible to a query, itself included; None for no bound."""
         return None
 
     @property
     def first_visible(self) -> int:
-        """How many of the first positions stay visible beyond ``reach``."""
+        """Number of first positions (attention sinks) visible beyond ``reach``."""
         return 0
 
     @classmethod
@@ -79,7 +79,7 @@ def _expression(node: ast.expr) -> Any:
 
 
 class Full(Mask, kind="full"):
-    """Every position sees every other."""
+    """Every key is visible to every query."""
 
 
 class Causal(Mask, kind="causal"):
@@ -97,8 +97,8 @@ class Window(Mask, kind="window"):
     LM-Infinite (Han et al. 2023) and StreamingLLM (Xiao et al. 2023).
     """
 
-    size: int = Field(gt=0, description="how many positions back, itself included")
-    sinks: int = Field(default=0, ge=0, description="how many first positions stay visible to all")
+    size: int = Field(gt=0, description="positions visible to each side, the query's own included")
+    sinks: int = Field(default=0, ge=0, description="number of first positions visible to all queries")
 
     @property
     def reach(self) -> int | None:
@@ -110,12 +110,14 @@ class Window(Mask, kind="window"):
 
 
 class Prefix(Mask, kind="prefix"):
-    """Key j is visible to all if it lies in the first ``length`` positions; joined with ``causal`` by ``|``.
+    """Key j is visible to all queries if j < length; used as ``causal | prefix``.
 
-    Without a length each row has its own prefix, as long as the text it is given (prefix language model, Raffel et al. 2020).
+    Without a length each row has its own prefix, such as the source text (prefix language model, Raffel et al. 2020).
     """
 
-    length: int | None = Field(default=None, gt=0, description="default: each row's own, the source of a sequence-to-sequence task")
+    length: int | None = Field(
+        default=None, gt=0, description="prefix length; default: that of each row, the source of a sequence-to-sequence task"
+    )
 
     @property
     def decodes(self) -> bool:
@@ -133,19 +135,21 @@ class Strided(Mask, kind="strided"):
 
 
 class Fixed(Mask, kind="fixed"):
-    """Key j is visible to query i if both lie in one block of ``stride`` or j is among the last ``summary`` of its block (Child et al. 2019)."""
+    """Key j is visible to query i in the same block of ``stride``, or if j is among the last ``summary`` of its block (Child et al. 2019)."""
 
     stride: int = Field(gt=0)
     summary: int = Field(default=1, gt=0)
 
 
 class Blocks(Mask, kind="blocks"):
-    """Key j is visible to query i if it lies in the same block of ``size`` positions, in one of the ``back`` blocks before or the ``ahead``
-    blocks after it (local attention of the Reformer, Kitaev et al. 2020)."""
+    """Key j is visible to query i in the same block of ``size``, the ``back`` blocks before or the ``ahead`` blocks after it.
+
+    Local attention of the Reformer (Kitaev et al. 2020).
+    """
 
     size: int = Field(gt=0)
-    back: int = Field(default=0, ge=0, description="how many blocks before its own a query sees")
-    ahead: int = Field(default=0, ge=0, description="how many blocks after its own a query sees")
+    back: int = Field(default=0, ge=0, description="number of visible blocks before the query's")
+    ahead: int = Field(default=0, ge=0, description="number of visible blocks after the query's")
 
     @property
     def reach(self) -> int | None:
@@ -153,7 +157,7 @@ class Blocks(Mask, kind="blocks"):
 
 
 class AllOf(Mask, kind="all_of"):
-    """Visible if every one of ``masks`` says so; written ``a & b``."""
+    """Intersection of ``masks``; written ``a & b``."""
 
     masks: Seq[Mask] = Field(min_length=1)
 
@@ -175,16 +179,16 @@ class AllOf(Mask, kind="all_of"):
 
     @property
     def first_visible(self) -> int:
-        # The window that bounds the reach is the one whose sinks survive.
+        # Only sinks of masks that bound the reach remain visible.
         return max((mask.first_visible for mask in self.masks if mask.reach is not None), default=0)
 
     def __str__(self) -> str:
-        # Operators join from the left, so a join on the right keeps its brackets.
+        # Operators are left-associative, so a nested mask on the right keeps its brackets.
         return " & ".join(f"({m})" if isinstance(m, AnyOf) or (i and isinstance(m, AllOf)) else str(m) for i, m in enumerate(self.masks))
 
 
 class AnyOf(Mask, kind="any_of"):
-    """Visible if any of ``masks`` says so; written ``a | b``."""
+    """Union of ``masks``; written ``a | b``."""
 
     masks: Seq[Mask] = Field(min_length=1)
 

@@ -1,4 +1,4 @@
-"""What a model is: a front end, a stack of blocks and a head."""
+"""Specs of models: a front end, a stack of blocks and a head."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from qkv.spec.masks import Full
 from qkv.spec.parts import Add, BatchNorm, LayerNorm, Learned, NoPositions, NoResidual, Norm, Positions, Residual, Reversible
 
 MORE_BRANCHES = (lsh_attention, relative_attention, sparse_attention)
-"""Modules whose branches a block may list beside those named here; importing them registers these."""
+"""Modules with further branches; importing them registers their specs."""
 
 
 MOST_LAYERS = 10_000
-"""Of one stack, rounds included; published models have a thousand at most."""
+"""Maximum number of layers of a stack, rounds included; published models have up to a thousand."""
 
 
 class Block(Spec):
-    """A list of residual branches and an order.
+    """Block of residual branches.
 
     pre        x + f(norm x)                (GPT-2)
     post       norm(x + f(x))               (Vaswani et al. 2017)
     sandwich   x + norm f(norm x)           (CogView, Ding et al. 2021)
     parallel   x + Σ_k f_k(norm x)          (GPT-J 2021), one norm for all branches
 
-    With ``norms`` branch k has norm k in the place of ``norm``: of another kind, or none; the parallel order becomes
+    With ``norms`` branch k has its own norm_k instead of ``norm``; the parallel order becomes
     x + Σ_k f_k(norm_k x) (GPT-NeoX, Black et al. 2022).
     """
 
@@ -41,17 +41,17 @@ class Block(Spec):
     order: Literal["pre", "post", "sandwich", "parallel"] = "pre"
     norm: Norm = LayerNorm()
     residual: Residual = Add()
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="of what a branch adds")
-    drop_path: float = Field(default=0.0, ge=0, lt=1, description="chance that a sequence skips a branch in training (Huang et al. 2016)")
-    norms: Seq[Norm] = Field(default=(), description="one for each branch, in the place of norm; default: norm for each")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout on the output of each branch")
+    drop_path: float = Field(default=0.0, ge=0, lt=1, description="probability of skipping a branch in training (Huang et al. 2016)")
+    norms: Seq[Norm] = Field(default=(), description="one norm per branch; default: norm for all")
 
     def norm_of(self, i: int) -> Norm:
-        """What stands in the place of the norm of branch ``i``."""
+        """Norm of branch ``i``."""
         return self.norms[i] if self.norms else self.norm
 
     @property
     def reversible(self) -> bool:
-        """True if what goes into a branch follows from what comes out."""
+        """True if the input of a branch can be recomputed from its output."""
         return isinstance(self.residual, Reversible)
 
     def problems(self) -> list[Problem]:
@@ -60,15 +60,17 @@ class Block(Spec):
             sentence = f"{len(self.norms)} norms are given for {len(self.branches)} branches; give one for each, or none"
             found.append(Problem(("norms",), sentence))
         if self.order == "parallel" and isinstance(self.residual, NoResidual) and len(self.branches) > 1:
-            found.append(Problem(("residual",), "branches side by side are added to x, and 'none' would keep the last alone; use another"))
+            found.append(Problem(("residual",), "parallel branches are added to x, but 'none' keeps only the last; use another residual"))
         return found
 
     def _reversible_problems(self) -> list[Problem]:
         if self.order not in ("pre", "sandwich"):
-            return [Problem(("order",), f"a reversible residual needs x back from what joined it: 'pre' or 'sandwich', not {self.order!r}")]
+            return [
+                Problem(("order",), f"a reversible residual recomputes x from its sum with y; use 'pre' or 'sandwich', not {self.order!r}")
+            ]
         if not any(isinstance(norm, BatchNorm) for norm in (self.norm, *self.norms)):
             return []
-        sentence = "batch_norm would count each batch twice, as a reversible block is computed again; use layer_norm, rms_norm or none"
+        sentence = "batch_norm would count each batch twice, as reversible blocks are recomputed; use layer_norm, rms_norm or none"
         return [Problem(("norm",), sentence)]
 
     @property
@@ -81,15 +83,15 @@ class Block(Spec):
 
 
 class Layered(Spec):
-    """``num_layers`` blocks, the listed ones repeated in turn -> final norm."""
+    """``num_layers`` blocks, repeating the listed ones cyclically, and a final norm."""
 
-    num_layers: int | None = Field(default=None, gt=0, le=MOST_LAYERS, description="default: the number of blocks listed")
-    blocks: Seq[Block] = Field(default=(Block(),), max_length=MOST_LAYERS, description="none: a bag of vectors, each seen alone")
+    num_layers: int | None = Field(default=None, gt=0, le=MOST_LAYERS, description="default: the number of listed blocks")
+    blocks: Seq[Block] = Field(default=(Block(),), max_length=MOST_LAYERS, description="an empty list: a bag of vectors")
     norm: Norm = LayerNorm()
 
     @property
     def layers(self) -> tuple[Block, ...]:
-        """Every block, the pattern unrolled."""
+        """All blocks, with the pattern unrolled."""
         return tuple(self.blocks[i % len(self.blocks)] for i in range(self.depth))
 
     @property
@@ -99,40 +101,40 @@ class Layered(Spec):
 
     @property
     def reversible(self) -> bool:
-        """True if two streams go through the blocks, each branch changing one of them."""
+        """True if the blocks process two residual streams, each branch updating one."""
         return any(block.reversible for block in self.blocks)
 
     def leaving(self, width: int) -> int:
-        """Features of a position behind the last block at a width: those of both streams, where there are two."""
+        """Features per position after the last block: 2 · width for reversible blocks."""
         return 2 * width if self.reversible else width
 
     @property
     def causal(self) -> bool:
-        """True if no position sees a later one in any branch."""
+        """True if all branches are causal."""
         return all(block.causal for block in self.blocks)
 
     @property
     def decodes(self) -> bool:
-        """True if one position can be computed after the other: causal, but for a prefix that each row may have."""
+        """True if the stack can decode token by token: it is causal except within each row's prefix."""
         return all(block.decodes for block in self.blocks)
 
     @property
     def reads_memory(self) -> bool:
-        """True if a branch reads the output of an encoder."""
+        """True if a branch reads a memory."""
         return any(branch.reads_memory for block in self.blocks for branch in block.branches)
 
     @property
     def reads_types(self) -> bool:
-        """True if a branch reads the types of tokens, whether or not the front end does."""
+        """True if a branch reads token types itself."""
         return any(branch.reads_types for block in self.blocks for branch in block.branches)
 
     @property
     def reads_prefix(self) -> bool:
-        """True if a branch asks how long the prefix of each row is."""
+        """True if a branch depends on the length of each row's prefix."""
         return any(branch.reads_prefix for block in self.blocks for branch in block.branches)
 
     def first_branch(self, wrong: Callable[[Branch], bool]) -> tuple[str | int, ...]:
-        """The path of the first branch of which ``wrong`` is true; empty if there is none."""
+        """Path of the first branch for which ``wrong`` is true; empty if there is none."""
         for i, block in enumerate(self.blocks):
             for j, branch in enumerate(block.branches):
                 if wrong(branch):
@@ -140,56 +142,56 @@ class Layered(Spec):
         return ()
 
     def first_not_decoding(self) -> tuple[str | int, ...]:
-        """The path of the first branch that lets a position see a later one; empty if there is none."""
+        """Path of the first branch that cannot decode; empty if there is none."""
         return self.first_branch(lambda branch: not branch.decodes)
 
     def block_problems(self, width: int) -> list[Problem]:
-        """What does not fit together at a width."""
+        """Problems of the blocks at a width."""
         found: list[Problem] = []
         for i, block in enumerate(self.blocks):
             for j, branch in enumerate(block.branches):
                 found += [p.under("blocks", i, "branches", j) for p in branch.width_problems(width)]
         if self.num_layers and not self.blocks:
             found.append(
-                Problem(("num_layers",), f"{self.num_layers} layers cannot be made of no block; leave the key out, or list a block")
+                Problem(("num_layers",), f"{self.num_layers} layers given, but no block is listed; leave the key out, or list a block")
             )
         if self.num_layers and self.num_layers < len(self.blocks):
             found.append(Problem(("num_layers",), f"{self.num_layers} layers are fewer than the {len(self.blocks)} blocks of the pattern"))
         other = next((i for i, block in enumerate(self.blocks) if not block.reversible), None) if self.reversible else None
         if other is not None:
-            sentence = "the other blocks are reversible and have two streams, and this one has one; make all of them reversible, or none"
+            sentence = "other blocks are reversible (two streams) and this one is not (one stream); make all of them reversible, or none"
             found.append(Problem(("blocks", other, "residual"), sentence))
         return found
 
 
 class Reader(Spec):
-    """What has a front end."""
+    """Base class of specs with a front end."""
 
     context_length: int = Field(default=256, gt=0, description="longest sequence in training; the size of a learned position table")
     frontend: Frontend = Text()
 
     @property
     def vocab_size(self) -> int | None:
-        """V, None while the tokenizer that decides it is not known."""
+        """Vocabulary size V; None until the tokenizer is known."""
         return self.frontend.vocab_size if isinstance(self.frontend, Text) else None
 
     def frontend_width(self, width: int) -> int:
-        """Features of the front end's vectors, where those of a position are ``width``."""
+        """Width of the front end's vectors at model width ``width``."""
         return (isinstance(self.frontend, Text) and self.frontend.width) or width
 
 
 class Stack(Layered, Reader):
-    """Front end -> ``num_layers`` blocks, the listed ones repeated in turn -> final norm."""
+    """Front end, ``num_layers`` blocks (repeating the listed ones cyclically), final norm."""
 
     def types_read(self, types: Sequence[int]) -> list[int]:
-        """``types`` of tokens as the stack tells them apart: none where it reads none, and none above the last that its front end knows."""
+        """Token types as the stack reads them: clipped to the front end's types; empty if it reads none."""
         known = self.frontend.types if isinstance(self.frontend, Text) else 0
         if known:
             return [min(kind, known - 1) for kind in types]
         return list(types) if self.reads_types else []
 
     def stack_problems(self, width: int, frontend_width: int | None = None) -> list[Problem]:
-        """What does not fit together at a width; ``frontend_width``: of the front end's vectors, where these may have one of their own."""
+        """Problems of the stack at a width. ``frontend_width``: width of the front end's vectors, if latents read them."""
         found, own = self.block_problems(width), self.frontend_width(width)
         if own != (frontend_width or width):
             sentence = (
@@ -199,7 +201,7 @@ class Stack(Layered, Reader):
         if not isinstance(self.frontend, Text):
             return found
         if self.frontend.join == "concatenate" and own % 2:
-            found.append(Problem(("width",), f"concatenated positions take half of the width, and {own} is odd"))
+            found.append(Problem(("width",), f"concatenated positions take half of the width, but {own} is odd"))
         each = self.frontend.vector_width(own)
         return [*found, *(p.under("frontend", "positions") for p in self.frontend.positions.width_problems(each))]
 
@@ -209,32 +211,32 @@ _READING_BLOCK = Block(branches=(CrossAttention(), FeedForward()))
 
 
 class Encoder(Stack):
-    """The stack that reads the source of an encoder–decoder, as wide as the model; its output is the memory that the other stack reads."""
+    """Encoder of an encoder–decoder, of the model's width; its output is the memory of the decoder's cross branches."""
 
     blocks: Seq[Block] = Field(default=(_ENCODER_BLOCK,), min_length=1)
     memory: Literal["last", "layers"] = Field(
-        default="last", description="last: every layer reads the normed output; layers: layer i reads that of encoder layer i"
+        default="last", description="last: every layer reads the final output; layers: layer i reads the output of encoder layer i"
     )
-    share_embedding: bool = Field(default=False, description="one table of token vectors for source and target")
+    share_embedding: bool = Field(default=False, description="one table of token embeddings for source and target")
 
 
 class Latents(Layered):
-    """M learned vectors that read the front end's N in place of the model's own blocks (Perceiver, Jaegle et al. 2021), in O(N M).
+    """M learned latent vectors that attend to the N input vectors in O(N M) (Perceiver, Jaegle et al. 2021).
 
-    The cross branches of their blocks read what the front end gives, attention is between the M, and the model's own blocks read what comes
-    out. As many cross branches as are listed read the input, each with weights of its own; in ``rounds`` the same ones read it again, as in the
-    paper.
+    Cross branches of the latents' blocks read the front end's vectors, self-attention is between the M latents, and the
+    model's own blocks read the result. Each listed cross branch has its own weights; ``rounds`` repeat them with shared
+    weights, as in the paper.
     """
 
-    count: int = Field(default=64, gt=0, le=WIDEST, description="M")
-    width: int | None = Field(default=None, gt=0, le=WIDEST, description="features of each; default: the model's")
+    count: int = Field(default=64, gt=0, le=WIDEST, description="number of latents, M")
+    width: int | None = Field(default=None, gt=0, le=WIDEST, description="width of the latents; default: the model's")
     blocks: Seq[Block] = Field(default=(_READING_BLOCK, _ENCODER_BLOCK), min_length=1)
-    rounds: int = Field(default=1, gt=0, le=1000, description="how often the layers are gone through, with the same weights")
-    once: int = Field(default=0, ge=0, description="layers that are gone through once, before the rounds")
+    rounds: int = Field(default=1, gt=0, le=1000, description="repetitions of the layers, with shared weights")
+    once: int = Field(default=0, ge=0, description="number of first layers applied once, before the rounds")
 
     @property
     def walk(self) -> tuple[int, ...]:
-        """The numbers of the layers in the order in which they are gone through."""
+        """Layer indices in order of execution."""
         count = self.depth
         return (*range(self.once), *[*range(self.once, count)] * self.rounds)
 
@@ -247,41 +249,41 @@ class Latents(Layered):
 
 
 class Queries(Spec):
-    """What the model's own blocks begin with where latents have read the input (Perceiver IO, Jaegle et al. 2022): vectors of positions alone."""
+    """Output queries, made of position vectors only, with which the model's own blocks read latents (Perceiver IO, Jaegle et al. 2022)."""
 
-    count: int | None = Field(default=None, gt=0, description="so many for each row; default: one for each position of the input")
+    count: int | None = Field(default=None, gt=0, description="queries per row; default: one per input position")
     positions: Positions = Learned()
 
     def problems(self) -> list[Problem]:
         if not isinstance(self.positions, NoPositions):
             return []
-        return [Problem(("positions",), "there is nothing to ask with; give learned, sinusoidal or learned_sinusoidal")]
+        return [Problem(("positions",), "queries consist of positions only; give learned, sinusoidal or learned_sinusoidal")]
 
 
 class Wide(Spec):
-    """What has a width."""
+    """Base class of specs with a width."""
 
-    width: int = Field(default=128, gt=0, le=WIDEST, description="features of a position, D")
+    width: int = Field(default=128, gt=0, le=WIDEST, description="features per position, D")
 
 
 class Model(Stack, Wide):
-    """A stack with a head; with an ``encoder``, whose output the stack's cross branches read, an encoder–decoder.
+    """A stack with a head. With ``encoder``: an encoder–decoder, whose cross branches read the encoder's output.
 
-    With ``latents`` these read what the front end gives, and the stack's cross branches read them: its blocks begin with ``queries``, or
-    without these with what the front end gives. Without any block the head reads the latents themselves.
+    With ``latents``: these read the front end's vectors, and the stack's cross branches read the latents. The input of the
+    stack's blocks is ``queries``, by default the front end's vectors. Without blocks the head reads the latents.
     """
 
-    encoder: Encoder | None = Field(default=None, description="reads the source; default: none")
-    latents: Latents | None = Field(default=None, description="read the input in the place of the blocks; default: none")
-    queries: Queries | None = Field(default=None, description="what reads the latents; default: the vectors of the front end")
+    encoder: Encoder | None = Field(default=None, description="encoder of the source; default: none")
+    latents: Latents | None = Field(default=None, description="latents that read the input; default: none")
+    queries: Queries | None = Field(default=None, description="queries that read the latents; default: the front end's vectors")
     head: Head = LanguageModelHead()
     init_std: float = Field(
-        default=0.02, gt=0, description="of weight matrices; those that end a branch are divided by √(number of branches)"
+        default=0.02, gt=0, description="initial deviation of weights; that of output projections is divided by √(number of branches)"
     )
 
     @property
     def tied(self) -> bool:
-        """True if the head's matrix is the table of token vectors."""
+        """True if the head shares the token embedding table."""
         return isinstance(self.head, LanguageModelHead) and self.head.tied
 
     @property
@@ -297,12 +299,12 @@ class Model(Stack, Wide):
 
     @property
     def latent_width(self) -> int:
-        """Features of a latent."""
+        """Width of the latents."""
         return (self.latents and self.latents.width) or self.width
 
     @property
     def answers(self) -> int | None:
-        """How many vectors the head reads of each row, however long it is; None: one for each position."""
+        """Fixed number of vectors per row that the head reads; None: one per position."""
         if self.latents and not self.blocks:
             return self.latents.count
         return self.queries and self.queries.count
@@ -322,7 +324,7 @@ class Model(Stack, Wide):
         assert self.latents is not None
         found = [p.under("latents") for p in self.latents.block_problems(self.latent_width)]
         if self.encoder:
-            found.append(Problem(("encoder",), "the blocks read latents, and cannot read an encoder's output too; leave one of them out"))
+            found.append(Problem(("encoder",), "the blocks read either latents or an encoder's output; leave one of them out"))
         for stack, path in ((self.latents, ("latents", "blocks")), (self, ("blocks",))):
             if stack.blocks and not stack.reads_memory:
                 read = "the input" if path[0] == "latents" else "the latents"
@@ -330,48 +332,46 @@ class Model(Stack, Wide):
         if self.queries and not self.blocks:
             found.append(Problem(("queries",), "no block of the model reads the latents with them; list one, or leave them out"))
         if not self.blocks and self.latent_width != self.width:
-            sentence = f"the head reads the latents, so their width is the model's, {self.width}, and not {self.latent_width}"
+            sentence = f"the head reads the latents, so their width must be the model's, {self.width}, not {self.latent_width}"
             found.append(Problem(("latents", "width"), sentence))
         if self.blocks and not self.queries and self.frontend_width(self.width) != self.width:
-            sentence = "the blocks begin with these vectors, so their width is the model's; leave it out, or give queries"
+            sentence = "the blocks read these vectors, so their width must be the model's; leave it out, or give queries"
             found.append(Problem(("frontend", "width"), sentence))
         if self.answers and isinstance(self.head, LanguageModelHead | TokenHead | SpanHead):
-            sentence = f"a head of the kind {self.head.kind!r} answers at each position, and it reads {self.answers} vectors a row; "
+            sentence = f"a head of the kind {self.head.kind!r} needs one vector per position, but reads {self.answers} vectors per row; "
             found.append(Problem(("head",), sentence + "list a block, and leave queries.count out"))
         return found
 
     def _tied_problems(self) -> list[Problem]:
-        """Problems of a token table that cannot serve in two places."""
+        """Problems of shared token embedding tables."""
         found, own = list[Problem](), self._table_width(self)
         if self.tied and own not in (None, self.width):
-            sentence = f"a tied head reads vectors of the model's width, {self.width}, and those of tokens have {own} features; say false"
+            sentence = f"a tied head needs token embeddings of width {self.width}, but they have {own} features; set it to false"
             found.append(Problem(("head", "tied"), sentence))
         if not self.encoder or not self.encoder.share_embedding:
             return found
         path, other = ("encoder", "share_embedding"), self._table_width(self.encoder)
         if own != other:
-            found.append(Problem(path, f"the token vectors of the source have {other} features and those of the target {own}; say false"))
+            found.append(Problem(path, f"token embeddings have {other} features in the source and {own} in the target; set it to false"))
         if None not in (self.vocab_size, self.encoder.vocab_size) and self.vocab_size != self.encoder.vocab_size:
             sizes = f"of {self.encoder.vocab_size} and {self.vocab_size} tokens"
-            found.append(Problem(path, f"source and target have vocabularies {sizes}, and a shared table is of one; say false"))
+            found.append(Problem(path, f"source and target have vocabularies {sizes}, but a shared table needs one; set it to false"))
         return found
 
     def _table_width(self, stack: Stack) -> int | None:
-        """Features of the token vectors of a stack; None where it has none."""
+        """Width of a stack's token embeddings; None if it has none."""
         return stack.frontend.vector_width(stack.frontend_width(self.width)) if isinstance(stack.frontend, Text) else None
 
     def _stream_problems(self) -> list[Problem]:
         found: list[Problem] = []
         if self.tied and self.reversible:
-            sentence = "the head stands on two streams and is twice as wide as the table of token vectors, so it cannot be tied; say false"
+            sentence = "the head reads two streams, twice as wide as token embeddings, so it cannot be tied; set it to false"
             found.append(Problem(("head", "tied"), sentence))
         if self.encoder is not None and self.encoder.reversible:
-            sentence = "two streams are twice as wide as what the other stack reads; an encoder that is read as a memory is not reversible"
+            sentence = "a reversible encoder has two streams, twice as wide as the memory that cross branches read; use another residual"
             found.append(Problem(("encoder", "blocks"), sentence))
         if self.latents is not None and (self.reversible or self.latents.reversible):
-            found.append(
-                Problem(("latents",), "latents are one stream, and reversible blocks have two; use another residual, or no latents")
-            )
+            found.append(Problem(("latents",), "latents have one stream and reversible blocks two; use another residual, or no latents"))
         return found
 
     def _memory_problems(self) -> list[Problem]:
@@ -379,7 +379,7 @@ class Model(Stack, Wide):
         if self.queries:
             return [Problem(("queries",), "there are no latents for them to read; give model.latents, or leave them out")]
         if encoder is None:
-            sentence = "this branch reads the output of an encoder, and the model has none; give model.encoder"
+            sentence = "this branch reads an encoder's output, but the model has no encoder; give model.encoder"
             return [Problem(reader, sentence)] if reader else []
         found = [p.under("encoder") for p in encoder.stack_problems(self.width)]
         if not reader:
@@ -388,10 +388,10 @@ class Model(Stack, Wide):
             )
         inner = encoder.first_branch(lambda branch: branch.reads_memory)
         if inner:
-            found.append(Problem(("encoder", *inner), "the encoder has no memory to read; this branch belongs into the model's own blocks"))
+            found.append(Problem(("encoder", *inner), "the encoder has no memory to read; move this branch to the model's own blocks"))
         if encoder.memory == "layers" and encoder.depth != self.depth:
             counts = f"the encoder has {encoder.depth} and the model {self.depth}"
-            found.append(Problem(("encoder", "memory"), f"layer i reads encoder layer i, so both need as many layers; {counts}"))
+            found.append(Problem(("encoder", "memory"), f"layer i reads encoder layer i, so both need equally many layers; {counts}"))
         return found
 
 

@@ -1,13 +1,13 @@
 """Dotted overrides of a spec, applied to plain data before it is validated.
 
     model.width=64                      a key
-    model.blocks.0.branches.1=gru       an element of a list by its index; -1 is the last, * is every one
-    model.blocks.norm=rms_norm          a name that meets a list goes to every element that has it
-    model.blocks.mixer.num_heads=8      ``mixer`` and ``feed_forward`` are the branches of a block that mix positions and that do not
-    model.blocks.gru.hidden=64          a kind is every part of that kind in a list
+    model.blocks.0.branches.1=gru       an element of a list by its index; -1 is the last, * is all
+    model.blocks.norm=rms_norm          a key of a list's elements: all elements that have it
+    model.blocks.mixer.num_heads=8      ``mixer`` selects the branches that mix positions, ``feed_forward`` the others
+    model.blocks.gru.hidden=64          a kind selects all parts of that kind in a list
     model.norm=rms_norm(eps=1e-5)       short forms, numbers, true, null, [lists] and {mappings} as in YAML
 
-A part in short form is opened when a key of it is set, and a default is written out. Setting ``kind`` replaces the part.
+Short forms and defaults are expanded when a key inside them is set. Setting ``kind`` replaces the part.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from qkv.spec.reader import Lines, SpecPath, read_yaml, scalar
 
 S = TypeVar("S", bound=Spec)
 MEASURED_ON = (("data", "columns"),)
-"""What else of a recipe a measurement can choose, besides how the model writes."""
+"""Paths of a recipe, besides ``sample``, that can be changed when evaluating a trained model."""
 
 
 class Assignment(NamedTuple):
-    """One override: where, what, and how it was written."""
+    """One override: path, value and its original text."""
 
     path: tuple[str, ...]
     value: Any
@@ -37,12 +37,12 @@ class Assignment(NamedTuple):
 
     @classmethod
     def of(cls, path: str, value: Any) -> Assignment:
-        """The assignment of a Python value."""
+        """Create the assignment of a Python value."""
         return cls(tuple(path.split(".")), value, f"{path}={value}")
 
     @property
     def text_value(self) -> Any:
-        """The value for a field that holds text: what was typed, so that 2024 can be a name."""
+        """The value for a text field: the characters as typed, so that 2024 can be a name."""
         return self.value if self.raw is None or isinstance(self.value, str) else self.raw
 
     def under(self, name: str) -> Assignment:
@@ -55,7 +55,7 @@ class Assignment(NamedTuple):
 
 
 def assignments(overrides: Iterable[str | Assignment]) -> Iterator[Assignment]:
-    """Read each ``path=value``. Raises ``SpecError``."""
+    """Parse each ``path=value``. Raises ``SpecError``."""
     for text in [overrides] if isinstance(overrides, str) else overrides:
         if isinstance(text, Assignment):
             yield text
@@ -70,35 +70,33 @@ def assignments(overrides: Iterable[str | Assignment]) -> Iterator[Assignment]:
 
 
 def override(spec: S, overrides: Iterable[str | Assignment]) -> S:
-    """``spec`` changed by dotted overrides. Raises ``SpecError``."""
+    """Apply dotted overrides to ``spec``. Raises ``SpecError``."""
     return parsed(type(spec), plain(spec, in_slot=False), assignments(overrides))
 
 
 def measured(recipe: S, changes: Iterable[str | Assignment]) -> S:
-    """A recipe whose trained model is measured in another way: how it writes (``sample.…``), or other columns. Raises ``SpecError``.
+    """Apply overrides for the evaluation of a trained model: generation (``sample.…``) or columns. Raises ``SpecError``.
 
-    The rest says what the model is and how it came to be, so to change it here would say what is not true.
+    Other keys describe the model and its training, which evaluation cannot change.
     """
     chosen = list(assignments(changes))
     for change in chosen:
         if change.path == ("data", "source"):
-            raise _error(
-                change.text, "the data that was trained on is what parts and baselines are of; --data FILE measures all of another file"
-            )
+            raise _error(change.text, "splits and baselines belong to the training data; to evaluate on another file give --data FILE")
         if change.path[0] != "sample" and change.path[:2] not in MEASURED_ON:
             path = ".".join(change.path)
             given = " and ".join(".".join(names) for names in MEASURED_ON)
-            raise _error(change.text, f"{path} is part of what was trained; a measurement can change sample.…, {given}")
+            raise _error(change.text, f"{path} describes the training; an evaluation can change sample.… and {given} only")
     return override(recipe, chosen) if chosen else recipe
 
 
 def quick_form(values: Mapping[str, Any]) -> list[Assignment]:
-    """The overrides that a recipe's ``quick`` holds."""
+    """The overrides in a recipe's ``quick``."""
     return [Assignment.of(path, value) for path, value in values.items()]
 
 
 def parsed(top: type[S], data: dict[str, Any], chosen: Iterable[Assignment], source: str = "", lines: Lines | None = None) -> S:
-    """The ``top`` that ``data`` from ``source`` describes, changed by ``chosen``. Raises ``SpecError`` naming the override that is to blame."""
+    """Parse ``data`` from ``source`` with the overrides ``chosen``. Raises ``SpecError``, naming the override that causes it."""
     origins: dict[SpecPath, str] = {}
     try:
         data, origins = apply(data, chosen, top)
@@ -113,14 +111,14 @@ def parsed(top: type[S], data: dict[str, Any], chosen: Iterable[Assignment], sou
 
 
 def _to_blame(path: SpecPath, origins: dict[SpecPath, str]) -> str | None:
-    """The override that set what is wrong, or else something inside it; None if the file says it alone."""
+    """The override that set the path or its parent, else one that set something inside it; None if none did."""
     around = [text for place, text in origins.items() if path[: len(place)] == place]
     inside = [text for place, text in origins.items() if path and place[: len(path)] == path]
     return next(iter([*around, *inside]), None)
 
 
 def apply(data: Mapping[str, Any], chosen: Iterable[Assignment], top: type[Spec]) -> tuple[dict[str, Any], dict[SpecPath, str]]:
-    """A copy of ``data``, which describes a ``top``, with the assignments made in turn; and the text that set each path."""
+    """Apply assignments to a copy of the plain ``data`` of a ``top``; return it with the override text of each path set."""
     root = {"": deepcopy(dict(data))}
     origins: dict[SpecPath, str] = {}
     for assignment in chosen:
@@ -147,7 +145,7 @@ def _value(text: str, raw: str) -> Any:
 
 
 class _Place(NamedTuple):
-    """Where a value stands: ``holder[key]``, what may stand there, and its path from the top."""
+    """Location of a value: ``holder[key]``, its type (``shape``) and its path from the top (``trail``)."""
 
     holder: Any
     key: Any
@@ -160,7 +158,7 @@ class _Place(NamedTuple):
 
     @property
     def length(self) -> int | None:
-        """How many elements the value has; None if it is not a list."""
+        """Length of the value; None if it is not a list."""
         value: Any = self.value
         return len(cast("list[Any]", value)) if isinstance(value, list) else None
 
@@ -169,7 +167,7 @@ class _Place(NamedTuple):
 
 
 class _Miss(NamedTuple):
-    """A name that was not found: how many names were left, where, and the names known there or a sentence."""
+    """A name that was not found: number of names left, location, and the known names there or a sentence."""
 
     left: int
     trail: SpecPath
@@ -179,7 +177,7 @@ class _Miss(NamedTuple):
 
 
 class _Search:
-    """Finds every place that the path of one assignment names."""
+    """Search for all places that the path of an assignment matches."""
 
     def __init__(self, assignment: Assignment, top: type[Spec]):
         self.assignment, self.top = assignment, top
@@ -246,12 +244,12 @@ class _Search:
         return None
 
     def _open(self, place: _Place, spec: type[Spec]) -> type[Spec]:
-        """Make the value at ``place`` a mapping, whatever form it was written in, and return the spec that it describes."""
+        """Expand the value at ``place`` to a mapping and return its spec class."""
         fields = place.holder[place.key] = _opened(place.value, spec, place.trail)
         return _kinds(spec).get(str(fields.get("kind")), spec)
 
     def _field(self, place: _Place, actual: type[Spec], name: str, fill: bool) -> _Place:
-        """The field ``name`` of the mapping at ``place``; its default is written out where something below it is meant."""
+        """The field ``name`` of the mapping at ``place``; with ``fill`` a missing default is written out."""
         field, fields = actual.model_fields[name], place.value
         shape = shape_of(field.annotation)
         if fill and name not in fields:
@@ -260,7 +258,7 @@ class _Search:
         return _Place(fields, name, shape, (*place.trail, name))
 
     def _named(self, place: _Place, spec: type[Spec], name: str) -> Iterator[_Place]:
-        """The part at ``place`` if ``name`` selects it, else those that it selects in the lists of parts inside."""
+        """The part at ``place`` if ``name`` selects it, else the selected parts in lists inside it."""
         actual = self._open(place, spec)
         if is_slot(spec) and _selects(actual, name):
             yield place
@@ -286,7 +284,7 @@ class _Search:
         self.misses.append(_Miss(len(names), place.trail, names[0], known, sentence))
 
     def refuse_if_nothing_matched(self) -> None:
-        """Raise with the miss that came furthest along the path."""
+        """Raise for the miss that matched most of the path, if nothing matched."""
         if self.found:
             return
         left = min((miss.left for miss in self.misses), default=0)
@@ -308,7 +306,7 @@ class _Search:
 
 
 def _opened(value: Any, spec: type[Spec] | None, trail: SpecPath) -> dict[str, Any]:
-    """``value`` as a mapping: a short form read, a spec or what stands for one (a lone source of data) written out."""
+    """Expand ``value`` to a mapping: a short form, or a single value that stands for a spec (such as a data source)."""
     if isinstance(value, dict) or spec is None:
         return cast("dict[str, Any]", value)
     try:
@@ -323,7 +321,7 @@ def _opened(value: Any, spec: type[Spec] | None, trail: SpecPath) -> dict[str, A
 
 
 def _other_kinds(place: _Place, spec: type[Spec], actual: type[Spec], name: str) -> str:
-    """A sentence that names the kinds of the slot which have the key that this kind lacks; empty if there are none."""
+    """A sentence with the other kinds of the slot that have the key ``name``; empty if there are none."""
     having = sorted(kind for kind, part in _kinds(spec).items() if name in part.model_fields)
     if not having or actual is spec:
         return ""
@@ -341,6 +339,6 @@ def _lists_of_parts(spec: type[Spec]) -> list[str]:
 
 def _selects(part: type[Spec], name: str) -> bool:
     if name in ("mixer", "feed_forward") and issubclass(part, Branch):
-        # Whether positions are mixed is a property of the kind; no field is looked at.
+        # ``mixes`` depends on the kind alone, so an instance without fields is enough.
         return part.__new__(part).mixes == (name == "mixer")
     return issubclass(part, Part) and part.kind == name

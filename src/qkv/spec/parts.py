@@ -1,4 +1,4 @@
-"""The small parts that fill slots of a block: norms, residuals, positions and their scalings."""
+"""Specs of norms, residual connections, position embeddings, relative positions and RoPE scalings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "quick_gelu",
 
 
 class Norm(Part, slot=True):
-    """How a sequence of vectors is normalised."""
+    """Normalisation of a sequence of vectors."""
 
 
 class LayerNorm(Norm, kind="layer_norm"):
@@ -27,7 +27,7 @@ class LayerNorm(Norm, kind="layer_norm"):
 class RMSNorm(Norm, kind="rms_norm"):
     """x / sqrt(mean(x²) + eps) * weight, over the features of one position (Zhang & Sennrich 2019).
 
-    ``zero_centred``: times 1 + weight, the weight starting at 0, so that weight decay pulls the scale to 1 (Gemma, 2024).
+    ``zero_centred``: the factor is 1 + weight, initialised to weight 0, so that weight decay pulls it to 1 (Gemma, 2024).
     """
 
     eps: float = Field(default=1e-6, gt=0)
@@ -36,19 +36,19 @@ class RMSNorm(Norm, kind="rms_norm"):
 
     def problems(self) -> list[Problem]:
         if self.zero_centred and not self.weight:
-            return [Problem(("zero_centred",), "there is no weight to add 1 to; leave weight true, or zero_centred false")]
+            return [Problem(("zero_centred",), "there is no weight to centre; leave weight true, or zero_centred false")]
         return []
 
 
 class BatchNorm(Norm, kind="batch_norm"):
-    """(x - mean) / sqrt(var + eps) * weight + bias, per feature over all real tokens of the batch; running statistics in eval."""
+    """(x - mean) / sqrt(var + eps) * weight + bias, per feature over all unpadded tokens of the batch; running statistics in evaluation."""
 
     eps: float = Field(default=1e-5, gt=0)
     momentum: float = Field(default=0.1, gt=0, le=1)
 
 
 class NoNorm(Norm, kind="none"):
-    """x, unchanged."""
+    """Identity."""
 
 
 def _switched(value: Any) -> Any:
@@ -56,11 +56,11 @@ def _switched(value: Any) -> Any:
 
 
 SwitchedNorm = Annotated[Norm, BeforeValidator(_switched, json_schema_input_type=bool | Norm)]
-"""A norm that may also be written ``true``, for ``rms_norm``, and ``false``, for ``none``."""
+"""A norm, or ``true`` for ``rms_norm`` and ``false`` for ``none``."""
 
 
 class Residual(Part, slot=True):
-    """How what a branch computed joins what went into it."""
+    """Residual connection of the input x and output f(x) of a branch."""
 
 
 class Add(Residual, kind="add"):
@@ -68,35 +68,35 @@ class Add(Residual, kind="add"):
 
 
 class Scaled(Residual, kind="scaled"):
-    """x + weight * f(x) with one learned weight a feature, starting at ``initial`` (LayerScale, Touvron et al. 2021)."""
+    """x + weight * f(x) with one learned weight per feature, initialised to ``initial`` (LayerScale, Touvron et al. 2021)."""
 
     initial: float = 1e-1
 
 
 class Gated(Residual, kind="gated"):
-    """x + tanh(gate) * f(x) with one learned gate, starting at ``initial`` (Flamingo, Alayrac et al. 2022)."""
+    """x + tanh(gate) * f(x) with one learned gate, initialised to ``initial`` (Flamingo, Alayrac et al. 2022)."""
 
     initial: float = 0.0
 
 
 class NoResidual(Residual, kind="none"):
-    """f(x) alone."""
+    """f(x), without a residual connection."""
 
 
 class Reversible(Residual, kind="reversible"):
-    """Two streams, at first both the input: (a, b) -> (b, a + f(b)), so that training computes what goes into a branch again from what comes
-    out, and keeps the activations of one branch at a time, however many there are (RevNet, Gomez et al. 2017; Reformer, Kitaev et al. 2020).
+    """Two streams, both initially the input: (a, b) -> (b, a + f(b)) (RevNet, Gomez et al. 2017; Reformer, Kitaev et al. 2020).
 
-    Attention f and feed-forward g make y1 = x1 + f(x2), y2 = x2 + g(y1). All blocks of a stack are reversible or none; its final norm and
-    its head stand on both streams side by side, so they are twice as wide as the model.
+    Training recomputes the input of each branch from its output and stores the activations of one branch at a time.
+    With attention f and feed-forward g: y1 = x1 + f(x2), y2 = x2 + g(y1). All blocks of a stack must be reversible, or none;
+    final norm and head read both streams concatenated, twice the model's width.
     """
 
 
 class Positions(Part, slot=True):
-    """Position vectors that join the embedded tokens."""
+    """Position embeddings, combined with the token embeddings."""
 
     def limit(self, context_length: int) -> int | None:
-        """How many positions have a vector; None where all have."""
+        """Number of positions with a vector; None for no limit."""
         return None
 
     def width_problems(self, width: int) -> list[Problem]:
@@ -105,26 +105,27 @@ class Positions(Part, slot=True):
 
 
 class Learned(Positions, kind="learned"):
-    """One trained vector a position, up to the model's ``context_length``.
+    """One learned vector per position, up to the model's ``context_length``.
 
-    Position p is row p + ``offset`` of a table that is longer by it; the first rows stand for nothing (RoBERTa and BART: 2).
+    Position p reads row p + ``offset`` of the table; the first ``offset`` rows are unused (RoBERTa and BART: 2).
     """
 
-    offset: int = Field(default=0, ge=0, description="rows before that of the first position")
+    offset: int = Field(default=0, ge=0, description="unused rows before the first position")
 
     def limit(self, context_length: int) -> int | None:
         return context_length
 
 
 class Axial(Positions, kind="axial"):
-    """Positions as the cells of a grid, written row by row, a trained vector for each place on each axis: those of a position are added, or
-    with ``widths`` stand side by side (Ho et al. 2019; Kitaev et al. 2020). n + m vectors instead of n m.
+    """Axial position embeddings: one learned table per axis of a grid in row-major order, n + m vectors instead of n m.
+
+    The vectors of a position are summed, or concatenated with ``widths`` (Ho et al. 2019; Kitaev et al. 2020).
     """
 
     shape: Seq[int] = Field(
-        default=(64, 64), min_length=1, max_length=16, description="places on each axis; their product is the number of positions"
+        default=(64, 64), min_length=1, max_length=16, description="size of each axis; the product is the number of positions"
     )
-    widths: Seq[int] = Field(default=(), description="features of each axis, which add up to the width; default: all of it, added")
+    widths: Seq[int] = Field(default=(), description="features of each axis, with the width as their sum; default: full width, summed")
 
     def limit(self, context_length: int) -> int | None:
         return prod(self.shape)
@@ -133,12 +134,12 @@ class Axial(Positions, kind="axial"):
         total = sum(self.widths)
         if not self.widths or total == width:
             return []
-        sentence = f"the axes have {' + '.join(map(str, self.widths))} = {total} features, and a position {width}"
+        sentence = f"the axes have {' + '.join(map(str, self.widths))} = {total} features, but positions have {width}"
         return [Problem(("widths",), f"{sentence}; give widths that add up to it, or none")]
 
     def problems(self) -> list[Problem]:
         found = [
-            Problem((name,), f"{min(sizes)} is no size; give at least 1 for each axis")
+            Problem((name,), f"{min(sizes)} given, but each axis needs at least 1")
             for name, sizes in (("shape", self.shape), ("widths", self.widths))
             if sizes and min(sizes) < 1
         ]
@@ -158,7 +159,7 @@ class Sinusoidal(Positions, kind="sinusoidal"):
 
 
 class LearnedSinusoidal(Positions, kind="learned_sinusoidal"):
-    """W2 φ(W1 PE(p) + b1) + b2: the sinusoid of a position through a feed-forward net (Wang et al. 2022)."""
+    """W2 φ(W1 PE(p) + b1) + b2: a feed-forward network of the sinusoid PE(p) (Wang et al. 2022)."""
 
     base: float = Field(default=10000.0, gt=1)
     hidden: int | None = Field(default=None, gt=0, description="default: the width of the position vectors")
@@ -166,20 +167,20 @@ class LearnedSinusoidal(Positions, kind="learned_sinusoidal"):
 
 
 class NoPositions(Positions, kind="none"):
-    """Nothing: a causal model can learn order without (NoPE, Haviv et al. 2022)."""
+    """No position embeddings; causal models can learn the order without them (NoPE, Haviv et al. 2022)."""
 
 
 class Relative(Part, slot=True):
-    """Position information inside attention."""
+    """Relative positions inside attention."""
 
     @property
     def bounded(self) -> bool:
-        """True if positions beyond the context length have no meaning."""
+        """True if positions beyond the context length are undefined."""
         return False
 
 
 class RopeScaling(Part, slot=True):
-    """How rotary frequencies are changed to reach past the trained length."""
+    """Scaling of rotary frequencies to extend the context beyond the training length."""
 
 
 class LinearScaling(RopeScaling, kind="linear"):
@@ -189,7 +190,7 @@ class LinearScaling(RopeScaling, kind="linear"):
 
 
 class NTKScaling(RopeScaling, kind="ntk"):
-    """base * factor^(Dk / (Dk - 2)): high frequencies keep, low ones stretch (NTK-aware interpolation, 2023)."""
+    """base * factor^(Dk / (Dk - 2)): keeps high frequencies and stretches low ones (NTK-aware interpolation, 2023)."""
 
     factor: float = Field(gt=1)
 
@@ -199,12 +200,14 @@ class YarnScaling(RopeScaling, kind="yarn"):
 
     factor: float = Field(gt=1)
     original_length: int = Field(gt=0)
-    beta_fast: float = Field(default=32.0, ge=1e-6, le=1e6, description="turns within original_length from which a pair is kept")
-    beta_slow: float = Field(default=1.0, ge=1e-6, le=1e6, description="turns up to which a pair is interpolated")
+    beta_fast: float = Field(default=32.0, ge=1e-6, le=1e6, description="rotations within original_length above which a frequency is kept")
+    beta_slow: float = Field(
+        default=1.0, ge=1e-6, le=1e6, description="rotations within original_length below which a frequency is interpolated"
+    )
 
 
 class Llama3Scaling(RopeScaling, kind="llama3"):
-    """Divides by ``factor`` the frequencies whose wavelength is long, with a smooth passage (Llama 3.1, 2024)."""
+    """Divides low frequencies by ``factor``, with a smooth transition to high ones (Llama 3.1, 2024)."""
 
     factor: float = Field(gt=1)
     original_length: int = Field(gt=0)
@@ -227,37 +230,37 @@ class Rope(Relative, kind="rope"):
 class Alibi(Relative, kind="alibi"):
     """-m_h (i - j) added to the logits, slopes m_h = 2^(-8h/H) (Press et al. 2022).
 
-    ``scaled``: divided by temperature √Dk, as the products q · k are. ``rounded``: m_h j in the place of it, with m_h, j and their product
-    in bf16; what a query has in common with all its keys a softmax does not see, so only the rounding differs. Falcon-RW has both.
+    ``scaled``: divided by temperature √Dk, like the products q · k. ``rounded``: adds m_h j instead, with m_h, j and the
+    product in bf16; the difference m_h i is equal for all keys and cancels in the softmax. Falcon-RW uses both.
     """
 
-    scaled: bool = Field(default=False, description="divided by temperature √Dk, together with q · k")
+    scaled: bool = Field(default=False, description="divide by temperature √Dk, like q · k")
     rounded: Literal["bf16"] | None = Field(
-        default=None, description="the precision of slopes and of their products; default: as exact as the rest"
+        default=None, description="precision of slopes and of their products with positions; default: not rounded"
     )
 
 
 class Shaw(Relative, kind="shaw"):
-    """q_i · r_c / (temperature √Dk) added to the logits, c = clip(j - i, -k, k), the vectors r shared by all heads (Shaw et al. 2018).
+    """q_i · r_c / (temperature √Dk) added to the logits, c = clip(j - i, -k, k), with r shared by all heads (Shaw et al. 2018).
 
-    With ``values`` a vector of c joins each value as well.
+    With ``values`` a second learned vector of c is added to each value.
     """
 
-    max_distance: int = Field(default=16, gt=0, description="k: what is further away counts as this far")
+    max_distance: int = Field(default=16, gt=0, description="k: larger distances are clipped to it")
     values: bool = False
 
 
 class T5Buckets(Relative, kind="t5"):
-    """A learned number for each head and bucket of j - i added to the logits (T5, Raffel et al. 2020).
+    """A learned bias per head and bucket of j - i, added to the logits (T5, Raffel et al. 2020).
 
-    Half of the buckets hold one distance each, the others ever more of them up to ``max_distance``, beyond which all share the last. Under
-    a mask that is not causal, earlier and later keys have half of the buckets each. With ``shared`` the table of a stack's first such layer
-    serves the others, as in T5.
+    Half of the buckets hold one distance each; the others grow logarithmically up to ``max_distance``, beyond which all
+    distances share the last. Under a non-causal mask, earlier and later keys have half of the buckets each. With ``shared``
+    all layers of a stack use one table, as in T5.
     """
 
     num_buckets: int = Field(default=32, ge=4)
     max_distance: int = Field(default=128, gt=0)
-    shared: bool = Field(default=False, description="one table for all layers of a stack that ask for the same")
+    shared: bool = Field(default=False, description="one table for all layers of a stack with equal settings")
 
     def problems(self) -> list[Problem]:
         if self.max_distance > self.num_buckets // 2:
@@ -267,4 +270,4 @@ class T5Buckets(Relative, kind="t5"):
 
 
 class NoRelative(Relative, kind="none"):
-    """Content alone."""
+    """No relative positions."""

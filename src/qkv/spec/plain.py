@@ -1,4 +1,4 @@
-"""The way back from ``Spec.parse``: a spec as the plain data that a person would write, and what a field can hold."""
+"""Inverse of ``Spec.parse``: specs as concise plain data, and the types of fields."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qkv.spec.base import Part, Spec
 
 
 class Shape(NamedTuple):
-    """What a field holds: a spec (None for plain values), many of them or one, and whether bare text is meant as text."""
+    """Type of a field: spec class (None for plain values), True for a list, True if the field is text."""
 
     spec: type[Spec] | None
     many: bool
@@ -31,15 +31,15 @@ def shape_of(annotation: Any) -> Shape:
 
 
 def is_slot(spec: type[Spec] | None) -> bool:
-    """True for a slot, whose parts are told apart by ``kind``; False for one certain spec."""
+    """True for a slot, whose parts have a ``kind``; False for a single spec class."""
     return spec is not None and Part in spec.__bases__
 
 
 def plain(value: Any, in_slot: bool | None = None) -> Any:
-    """A spec with every field written out, parts without fields as their bare kind and masks as their expression.
+    """Return a spec as plain data with all fields; parts without fields become their kind, masks their expression.
 
-    ``type(spec).parse`` (for a part: its slot's) of the result is equal to ``spec``. Lists and plain values stay what they are.
-    ``in_slot`` says whether a part needs its ``kind``; a field of one certain type does not.
+    ``type(spec).parse`` (for a part: its slot's) of the result is equal to ``spec``. Lists and plain values are unchanged.
+    ``in_slot``: False if the part's ``kind`` is implied by the type of its field.
     """
     if isinstance(value, Part) and in_slot is not False:
         return _part(value)

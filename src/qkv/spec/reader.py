@@ -1,7 +1,7 @@
-"""YAML 1.2 and JSON text read into plain data, with the line of every key; nothing that is read can build an object.
+"""Safe reader of YAML 1.2 and JSON: plain data with the line of every key; input cannot construct objects.
 
-PyYAML follows YAML 1.1, where ``1e-3`` is text and ``no`` is false, keeps the last of two equal keys and repeats what an
-alias names without bound. So only its events are used here: they are put together, and scalars are told apart, in this file.
+PyYAML implements YAML 1.1, where ``1e-3`` is text and ``no`` is false; it keeps the last of two equal keys and expands
+aliases without bound. So this module uses only its events, and composes values and resolves scalars itself.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _WORDS: dict[str, Any] = {
 
 
 def scalar(text: str) -> Any:
-    """A plain scalar of YAML 1.2's core schema: null, true, false, a number, or the text itself."""
+    """Resolve a plain scalar by YAML 1.2's core schema: null, true, false, a number, or text."""
     if text in _WORDS:
         return _WORDS[text]
     try:
         if _INTEGER.match(text):
             return int(text, 0 if text[:2] in ("0o", "0x") else 10)
         return float(text) if _FLOAT.match(text) else text
-    except ValueError:  # Python reads no integer of more than 4,300 digits
+    except ValueError:  # Python refuses to parse integers of more than 4,300 digits
         return float("inf")
 
 
 def read_yaml(text: str, source: str = "") -> tuple[Any, Lines]:
-    """One YAML document as plain data, and the line of every path in it. Raises ``SpecError``."""
+    """Read one YAML document; return plain data and the line of every path. Raises ``SpecError``."""
     reader = _Reader(source, text)
     try:
         return reader.document(), reader.lines
@@ -58,7 +58,7 @@ def read_yaml(text: str, source: str = "") -> tuple[Any, Lines]:
 
 
 def read_json(text: str, source: str = "") -> tuple[Any, Lines]:
-    """One JSON document as plain data, and the line of every path in it. Raises ``SpecError``."""
+    """Read one JSON document; return plain data and the line of every path. Raises ``SpecError``."""
     if not text.strip():
         return None, {}
     try:
@@ -69,12 +69,12 @@ def read_json(text: str, source: str = "") -> tuple[Any, Lines]:
         raise _error(source, 0, f"{error} is not a finite number, and a spec holds no other") from None
     except (ValueError, RecursionError):
         raise _error(source, 0, "a number is too long, or the data is nested too deeply") from None
-    # JSON is YAML but for tabs, which stand outside of its strings only, and some characters; what they mean was read above.
+    # Lines come from reading the JSON as YAML, after replacing tabs and characters that YAML does not allow.
     return data, read_yaml(_NOT_YAML.sub(lambda c: chr(0xE000 + ord(c[0])), text.replace("\t", " ")), source)[1]
 
 
 class _NotFinite(ValueError):
-    """A word for a number that is not finite, which Python's reader of JSON knows and JSON does not."""
+    """Word such as NaN or Infinity, which Python's JSON reader accepts and JSON does not."""
 
 
 def _refuse_constant(word: str) -> NoReturn:
@@ -86,7 +86,7 @@ def _error(source: str, line: int, sentence: str) -> SpecError:
 
 
 class _Reader:
-    """Puts the events of one document together."""
+    """Composes one document from PyYAML's events."""
 
     def __init__(self, source: str, text: str):
         self.source, self.text = source, text
@@ -102,9 +102,9 @@ class _Reader:
             return None
         value = self._value(self._next(), (), 0)
         self._next()
-        after = self._next()
-        if not isinstance(after, yaml.StreamEndEvent):
-            self._refuse(after, "a second document begins here ('---'); a file holds one")
+        following = self._next()
+        if not isinstance(following, yaml.StreamEndEvent):
+            self._refuse(following, "a second document begins here ('---'); a file holds one")
         return value
 
     def _next(self) -> Any:
@@ -144,7 +144,7 @@ class _Reader:
             self._refuse(event, f"{quoted('*' + event.anchor)} names nothing above; text that begins with '*' needs quotes")
         value, size = self.anchors[event.anchor]
         self._check(event, 0, size)
-        # A copy, so that an override of one place leaves the other alone.
+        # A copy, so that an override of one occurrence does not change the other.
         return deepcopy(value)
 
     def _scalar(self, event: Any, in_flow: bool) -> Any:
@@ -184,7 +184,7 @@ class _Reader:
         return fields
 
     def refuse_syntax(self, error: yaml.YAMLError) -> NoReturn:
-        """Say PyYAML's complaint in a sentence; a tab, its most frequent cause, by name."""
+        """Raise PyYAML's syntax error as one sentence, with tabs, the most frequent cause, named."""
         mark = getattr(error, "problem_mark", None)
         rows = self.text.split("\n")
         if mark is None:

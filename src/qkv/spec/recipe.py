@@ -1,4 +1,4 @@
-"""A trained system as one file: model, data, task, training, and the result that was reached."""
+"""Spec of a recipe: model, data, task, training, and recorded results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qkv.spec.training import Training
 
 
 class Recipe(Spec):
-    """Everything that decides a run. ``quick`` holds dotted overrides for a short form of it."""
+    """Complete description of a training run. ``quick``: dotted overrides for a short version of it."""
 
     name: str = ""
     description: str = ""
@@ -28,16 +28,16 @@ class Recipe(Spec):
     start: str | None = Field(
         default=None,
         min_length=1,
-        description="a run folder or a published checkpoint, a folder or a name, whose weights the model begins with, whose tokenizer the data "
-        "takes, and whose description holds where the recipe's is left out",
+        description="run folder, or folder or name of a published checkpoint, that provides initial weights, tokenizer, and the model if "
+        "the recipe gives none",
     )
     task: Task = NextToken()
     training: Training = Training()
     sample: Generation = Generation(max_new_tokens=200, temperature=0.8, seed=1)
     quick: dict[str, Any] = {}
-    result: Result | None = Field(default=None, description="what runs of this recipe reached, as 'qkv record' wrote it")
-    published: Seq[Published] = Field(default=(), description="figures of others, to compare with")
-    typed: Seq[Typed] = Field(default=(), description="figures typed by hand, of variants or from before the program recorded them")
+    result: Result | None = Field(default=None, description="results of this recipe's runs, written by 'qkv record'")
+    published: Seq[Published] = Field(default=(), description="published results to compare with")
+    typed: Seq[Typed] = Field(default=(), description="results entered by hand: of variants, or from before 'qkv record'")
 
     @model_validator(mode="before")
     @classmethod
@@ -46,9 +46,10 @@ class Recipe(Spec):
 
     def problems(self) -> list[Problem]:
         found = [*self._data_problems(), *self._decoding_problems()]
-        if self.start is None or self.model.head != LanguageModelHead():  # left out, it will be the task's
+        if self.start is None or self.model.head != LanguageModelHead():  # the default head is replaced by the task's
             found += self._head_problems()
-        if self.start is None or self.model.blocks != Model.model_fields["blocks"].default:  # left out, they will be those of the start
+        # Default blocks are replaced by those of the start.
+        if self.start is None or self.model.blocks != Model.model_fields["blocks"].default:
             found += [problem.under("model") for problem in self.task.model_problems(self.model)]
         return found + self._encoder_problems()
 
@@ -56,7 +57,7 @@ class Recipe(Spec):
         kind, draws = self.task.kind, self.task.reads == "nothing"
         if draws and self.data.source != NO_DATA.source:
             return [
-                Problem(("data",), f"the task {kind!r} draws its own data, and {self.data.source!r} would not be read; leave the key out")
+                Problem(("data",), f"the task {kind!r} generates its own data and would not read {self.data.source!r}; leave the key out")
             ]
         if not draws and self.data == NO_DATA:
             return [Problem(("data",), f"missing; the task {kind!r} reads {self.task.reads}: name a file or a known data set")]
@@ -65,16 +66,16 @@ class Recipe(Spec):
     def _decoding_problems(self) -> list[Problem]:
         asks = f"the task {self.task.kind!r}"
         if self.task.needs in ("causal", "decodes") and self.model.latents:
-            sentence = f"latents read a whole text at once, and {asks} asks for a model that decodes; leave them out"
+            sentence = f"latents read a whole text at once, but {asks} needs a model that decodes; leave them out"
             return [Problem(("model", "latents"), sentence)]
         if self.task.needs == "causal" and not self.model.causal:
             path = self.model.first_branch(lambda branch: not branch.causal)
-            sentence = f"this branch sees later positions, and {asks} asks for a model that decodes; use a causal mask"
+            sentence = f"this branch sees later positions, but {asks} needs a model that decodes; use a causal mask"
             return [Problem(("model", *path), sentence)]
         if self.task.needs == "decodes" and not self.model.decodes:
             path = self.model.first_not_decoding()
             sentence = (
-                f"this branch sees later positions, and {asks} asks for a model that writes; use the mask 'causal' or 'causal | prefix'"
+                f"this branch sees later positions, but {asks} needs a model that decodes; use the mask 'causal' or 'causal | prefix'"
             )
             return [Problem(("model", *path), sentence)]
         return self._exactness_problems() if self.task.writes(self.model) else []
@@ -90,20 +91,20 @@ class Recipe(Spec):
             return []
         branch = self.model.blocks[int(path[1])].branches[int(path[3])]
         sentence = (
-            f"decoding of {branch.kind!r} computes what it is trained on in rows of up to {branch.exact_length} positions, and "
-            f"context_length is {length}; make rows shorter, or its chunks longer, or accept the difference with inexact_decoding=true"
+            f"decoding of {branch.kind!r} is exact for rows of up to {branch.exact_length} positions, but context_length is {length}; "
+            f"make rows shorter or chunks longer, or accept the difference with inexact_decoding=true"
         )
         return [Problem(("model", *path), sentence)]
 
     def _head_problems(self) -> list[Problem]:
         if self.model.head.kind == self.task.head:
             return []
-        kinds = f"a head of the kind {self.task.head!r}, and the model's is {self.model.head.kind!r}"
-        return [Problem(("model", "head"), f"the task {self.task.kind!r} asks {kinds}; give model.head={self.task.head}")]
+        kinds = f"a head of the kind {self.task.head!r}, but the model's is {self.model.head.kind!r}"
+        return [Problem(("model", "head"), f"the task {self.task.kind!r} needs {kinds}; give model.head={self.task.head}")]
 
     def _encoder_problems(self) -> list[Problem]:
         if not self.model.encoder or self.task.takes_encoder:
             return []
         takers = ", ".join(sorted(kind for kind, task in Task.kinds().items() if task.takes_encoder))
-        sentence = f"the task {self.task.kind!r} has no source for an encoder to read; tasks that have one: {takers}"
+        sentence = f"the task {self.task.kind!r} has no source text for an encoder; tasks with one: {takers}"
         return [Problem(("model", "encoder"), sentence)]

@@ -1,4 +1,4 @@
-"""Attention whose scores also meet learned vectors of the distance: DeBERTa's and Transformer-XL's."""
+"""Specs of attention with relative position scores: DeBERTa's and Transformer-XL's."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ from qkv.spec.parts import BatchNorm, NoNorm, Norm
 
 
 class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
-    """softmax((q_i · k_j + q_i · a_d + b_d · k_j) / (temperature √(f Dk))) V, a = P W_a, b = P W_b, P (2 S, D) learned vectors of the
-    distance's bucket d = clip(bucket(i - j) + S, 0, 2 S - 1), f the number of terms (DeBERTa, He et al. 2021).
+    """softmax((q_i · k_j + q_i · a_d + b_d · k_j) / (temperature √(f Dk))) V (DeBERTa, He et al. 2021).
 
-    With ``position_buckets`` S of them hold one distance each up to S / 2 and then ever more up to ``max_distance``; without them S is
-    ``max_distance``. ``share_projections`` takes W_a = W_k and W_b = W_q, biases included, as DeBERTa-v3 does. Without ``key_bias`` k and a
-    have no bias where the others do, as in the first DeBERTa. ``qk_norm`` acts on q and k and not on a and b. With ``shared`` the table of a stack's first such layer serves all that ask for the same, as in the published models.
+    a = P W_a and b = P W_b with learned vectors P (2 S, D) of the distance bucket d = clip(bucket(i - j) + S, 0, 2 S - 1);
+    f is the number of terms. With ``position_buckets`` S: one bucket per distance up to S / 2, then logarithmic up to
+    ``max_distance``; without: S = ``max_distance``. ``share_projections``: W_a = W_k and W_b = W_q, biases included
+    (DeBERTa-v3). ``key_bias`` false: k and a have no bias (first DeBERTa). ``qk_norm`` applies to q and k, not to a and b.
+    With ``shared`` all layers of a stack with equal settings use one table P, as in the published models.
     """
 
     mask: Mask = Full()
-    position_buckets: int | None = Field(default=256, ge=2, description="S; null: every distance has its own vector")
-    max_distance: int = Field(default=512, gt=0, description="what is further away counts as this far")
-    content_to_position: bool = Field(default=True, description="q_i · a_d joins the scores")
-    position_to_content: bool = Field(default=True, description="b_d · k_j joins the scores")
+    position_buckets: int | None = Field(default=256, ge=2, description="S; null: one vector per distance")
+    max_distance: int = Field(default=512, gt=0, description="larger distances are clipped to it")
+    content_to_position: bool = Field(default=True, description="add q_i · a_d to the scores")
+    position_to_content: bool = Field(default=True, description="add b_d · k_j to the scores")
     share_projections: bool = True
-    key_bias: bool = Field(default=True, description="of the keys and of a, where there is bias")
+    key_bias: bool = Field(default=True, description="bias of k and a, if bias is true")
     table_norm: Norm = NoNorm()
-    table_dropout: float = Field(default=0.0, ge=0, lt=1, description="of the vectors P in training")
-    shared: bool = Field(default=False, description="one table for all layers of a stack that ask for the same")
+    table_dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout on P")
+    shared: bool = Field(default=False, description="one table for all layers of a stack with equal settings")
 
     @property
     def span(self) -> int:
-        """S: the table has 2 S vectors."""
+        """S, half of the number of vectors in the table."""
         return self.position_buckets or self.max_distance
 
     @property
     def table_key(self) -> tuple[Hashable, ...]:
-        """What is equal in layers that can share a table, beside the width."""
-        norm: Any = self.table_norm  # frozen, which its type does not say can be hashed
+        """Settings that must be equal, besides the width, in layers that share a table."""
+        norm: Any = self.table_norm  # a frozen spec is hashable, which its static type does not tell
         return "disentangled", self.position_buckets, self.max_distance, norm
 
     @property
@@ -51,7 +52,7 @@ class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
 
     @property
     def terms(self) -> int:
-        """f: how many products a score is the sum of."""
+        """f: number of dot products per score."""
         return 1 + self.content_to_position + self.position_to_content
 
     def problems(self) -> list[Problem]:
@@ -59,11 +60,11 @@ class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
         if self.terms == 1:
             found.append(
                 Problem(
-                    ("content_to_position",), "neither term of the distance is left; keep one, or use 'attention', which is content alone"
+                    ("content_to_position",), "both position terms are off; keep one, or use 'attention', which has content scores only"
                 )
             )
         if isinstance(self.table_norm, BatchNorm):
-            found.append(Problem(("table_norm",), "the vectors of distances are no batch; use layer_norm, rms_norm or none"))
+            found.append(Problem(("table_norm",), "batch_norm does not apply to a table; use layer_norm, rms_norm or none"))
         if self.position_buckets is not None and self.max_distance < self.position_buckets // 2 + 2:
             least = self.position_buckets // 2 + 2
             found.append(
@@ -73,16 +74,16 @@ class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
 
 
 class RelativeAttention(MaskedAttention, kind="relative_attention"):
-    """softmax(((q_i + u) · k_j + (q_i + v) · W_r r_{i-j}) / (temperature √Dk)) V, r a sinusoid of D features, u and v learned for each head
-    (Transformer-XL, Dai et al. 2019; XLNet, Yang et al. 2019).
+    """softmax(((q_i + u) · k_j + (q_i + v) · W_r r_{i-j}) / (temperature √Dk)) V (Transformer-XL, Dai et al. 2019).
 
-    ``causal & window(n)`` remembers n - 1 positions before the current one, as Transformer-XL's memory does. ``by_type`` adds
-    (q_i + w) · e_s to the first factor, s = 0 if the types of both tokens are the same and else 1 (XLNet).
+    r is a sinusoid of D features; u and v are learned per head. The mask ``causal & window(n)`` corresponds to
+    Transformer-XL's memory of n - 1 positions. ``by_type`` adds (q_i + w) · e_s to the scores, s = 0 if both tokens have the
+    same type, else 1 (XLNet, Yang et al. 2019).
     """
 
     bias: bool = False
-    max_distance: int | None = Field(default=None, gt=0, description="what is further away counts as this far; default: no limit")
-    by_type: bool = Field(default=False, description="scores also say whether two tokens are of the same type")
+    max_distance: int | None = Field(default=None, gt=0, description="larger distances are clipped to it; default: no limit")
+    by_type: bool = Field(default=False, description="add a score for equal or different token types")
 
     @property
     def reads_types(self) -> bool:

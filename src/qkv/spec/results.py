@@ -1,4 +1,4 @@
-"""Figures beside a recipe: what ``qkv record`` wrote of its runs, what others published, and what was typed by hand."""
+"""Specs of a recipe's results: recorded by ``qkv record``, published by others, or entered by hand."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Figure(Spec):
-    """One figure over the seeds of a result."""
+    """Value of a metric over the seeds of a result."""
 
     mean: float
-    spread: float | None = Field(default=None, description="largest minus smallest over the seeds; left out for one seed")
-    by_seed: Seq[float] = Field(default=(), description="in the order of the seeds; left out for one seed")
+    spread: float | None = Field(default=None, description="maximum minus minimum over the seeds; omitted for one seed")
+    by_seed: Seq[float] = Field(default=(), description="values in the order of the seeds; omitted for one seed")
 
 
 class Result(Spec):
-    """Result of finished runs of a recipe. Written by ``qkv record``, never typed."""
+    """Result of a recipe's finished runs, written by ``qkv record`` only."""
 
     form: Literal["full", "quick"] = "full"
-    recipe: Digest = Field(description="SHA-256 of what decides the figures; another one in the file makes the result stale")
-    data: Digest = Field(description="SHA-256 of the data that was trained on")
+    recipe: Digest = Field(description="SHA-256 of the keys that affect the result; if it differs, the result is stale")
+    data: Digest = Field(description="SHA-256 of the training data")
     seeds: Seq[int]
-    steps: Seq[int] = Field(description="updates, by seed")
-    best_steps: Seq[int] = Field(description="the update after which the weights were kept, by seed")
-    minutes: float = Field(gt=0, description="of training, validations included, the exam not; mean over the seeds")
-    figures: dict[str, dict[str, Figure]] = Field(description="by split and name")
+    steps: Seq[int] = Field(description="training steps, by seed")
+    best_steps: Seq[int] = Field(description="step of the weights that were kept, by seed")
+    minutes: float = Field(gt=0, description="training time with validations, without final evaluation; mean over the seeds")
+    figures: dict[str, dict[str, Figure]] = Field(description="metrics by split and name")
     notes: Seq[str] = ()
     machine: Seq[str] = Field(description="processor, device and threads of the runs")
     versions: dict[str, str]
-    date: str = Field(description="of the last run")
+    date: str = Field(description="date of the last run")
 
     def figure(self, path: str) -> Figure | None:
-        """The figure ``"test.accuracy"``; None if it was not measured."""
+        """The metric at a path such as ``"test.accuracy"``; None if it was not measured."""
         split, _, name = path.partition(".")
         return self.figures.get(split, {}).get(name)
 
 
 class Published(Spec):
-    """A figure of others, or of a simpler method, to compare with."""
+    """Published result, or result of a simpler method, to compare with."""
 
     value: float
     source: str
-    figure: str = Field(default="", description="what it stands beside, such as test.accuracy")
+    figure: str = Field(default="", description="metric to compare it with, such as test.accuracy")
 
 
 class Typed(Spec):
-    """A figure that was typed by hand: of a variant, or from before ``qkv record``."""
+    """Result entered by hand: of a variant, or from before ``qkv record``."""
 
     metric: str
     value: float
@@ -60,11 +60,11 @@ class Typed(Spec):
     machine: str = ""
     date: str = ""
     note: str = ""
-    figure: str = Field(default="", description="the figure of a result that takes its place once recorded, such as test.accuracy")
+    figure: str = Field(default="", description="metric that replaces it once recorded, such as test.accuracy")
 
 
 def with_present_names(data: Any) -> Any:
-    """A recipe's plain data with the key ``results`` of earlier versions as ``typed`` and ``published``."""
+    """Migrate a recipe's plain data: the key ``results`` of earlier versions becomes ``typed`` and ``published``."""
     if not isinstance(data, dict) or "results" not in data or "typed" in data:
         return cast("Any", data)
     fields = dict(cast("dict[str, Any]", data))

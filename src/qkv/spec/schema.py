@@ -1,4 +1,4 @@
-"""The JSON schema of a recipe or a model, with which editors complete and check a YAML file."""
+"""JSON schema of recipes and models, for completion and validation in editors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Node = dict[str, Any]
 
 
 def json_schema(top: type[Spec]) -> Node:
-    """JSON Schema (2020-12) of ``top`` with every slot as a definition that lists its registered parts.
+    """JSON Schema (2020-12) of ``top``, with a definition per slot that lists its registered parts.
 
-    It holds for each value by itself; what one field asks of another (heads that divide the width) is left to ``top.parse``.
+    It describes each field separately; constraints between fields (heads divide the width) are checked by ``top.parse``.
     """
     definitions: Node = {}
     schema = _resolved(_generated(top), definitions)
@@ -25,7 +25,7 @@ def json_schema(top: type[Spec]) -> Node:
 
 
 class _Generator(GenerateJsonSchema):
-    """Pydantic's own, but defaults are written as a person would write them, and a key's name is title enough."""
+    """Pydantic's generator with concise defaults and without titles of fields."""
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
         found = super().default_schema(schema)
@@ -44,7 +44,7 @@ def _generated(spec: type[Spec]) -> Node:
 
 
 def _resolved(node: Any, definitions: Node) -> Any:
-    """``node`` with each slot marker replaced by a reference; the slots met are added to ``definitions``."""
+    """Replace each slot marker in ``node`` by a reference, and add the slots found to ``definitions``."""
     if isinstance(node, list):
         return [_resolved(item, definitions) for item in cast("list[Any]", node)]
     if not isinstance(node, dict):
@@ -54,7 +54,7 @@ def _resolved(node: Any, definitions: Node) -> Any:
         return {key: _resolved(value, definitions) for key, value in fields.items()}
     name = fields["x-slot"]
     if name not in definitions:
-        definitions[name] = {}  # stands in while the slot's own parts, which may hold the slot again, are read
+        definitions[name] = {}  # placeholder, because the slot's parts may contain the slot itself
         definitions[name] = _slot_schema(_slots()[name], definitions)
     rest = {key: value for key, value in fields.items() if key != "x-slot"}
     return {"$ref": f"#/$defs/{name}", **rest}
@@ -72,7 +72,7 @@ def _slot_schema(slot: type[Part], definitions: Node) -> Node:
 
 
 def _short_forms(slot: type[Part]) -> list[Node]:
-    """A slot as text: kinds that stand alone, which an editor offers, and the form with values."""
+    """Schemas of a slot's text forms: bare kinds, offered by editors, and ``kind(value, name=value)``."""
     kinds = sorted(slot.kinds())
     bare = [kind for kind in kinds if not any(field.is_required() for field in slot.kinds()[kind].model_fields.values())]
     if "short_form" in vars(slot):

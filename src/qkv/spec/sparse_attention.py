@@ -1,4 +1,4 @@
-"""Attention that leaves most pairs of positions out: by place, or by content."""
+"""Specs of sparse attention, by position or by content."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qkv.spec.errors import Problem
 
 
 class SparseAttention(Branch):
-    """Several heads over a part of the pairs; H heads of Dk features."""
+    """Base class of sparse attention with H heads of Dk features."""
 
     num_heads: int = Field(default=4, gt=0)
     head_dim: int | None = Field(default=None, gt=0, description="default: width / num_heads")
@@ -24,15 +24,16 @@ class SparseAttention(Branch):
 
 
 class GlobalLocalAttention(SparseAttention, kind="global_local_attention"):
-    """A position sees those up to ``window`` away on both sides, and the global ones; a global position sees all, with queries, keys and
-    values of its own maps (Longformer, Beltagy et al. 2020).
+    """Symmetric window attention with global positions (Longformer, Beltagy et al. 2020). Not causal.
 
-    Global are the first ``num_global`` positions of a row or document, such as a classification token; without a number those of each row's
-    own prefix, such as a question before its text. Not causal; ``attention`` with ``causal & window(n, sinks=k)`` is.
+    Local queries attend to keys up to ``window`` away and to global keys; global queries, with separate projections, attend
+    to all keys. Global are the first ``num_global`` positions of a row or document, such as a classification token; with null
+    each row's prefix, such as a question before its text. For a causal mask use ``attention`` with
+    ``causal & window(n, sinks=k)``.
     """
 
-    window: int = Field(default=256, ge=0, description="how far a position sees to each side; half of Longformer's attention_window")
-    num_global: int | None = Field(default=1, gt=0, description="null: as many as the row's prefix is long")
+    window: int = Field(default=256, ge=0, description="distance visible to each side; half of Longformer's attention_window")
+    num_global: int | None = Field(default=1, gt=0, description="number of global positions; null: the row's prefix")
     bias: bool = True
 
     @property
@@ -45,5 +46,5 @@ class GlobalLocalAttention(SparseAttention, kind="global_local_attention"):
 
     @property
     def block(self) -> int:
-        """How many queries meet their keys in one product."""
+        """Number of queries per block."""
         return max(self.window, 64)

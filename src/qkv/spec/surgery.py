@@ -1,4 +1,4 @@
-"""Other parts put into a model that is there: overrides by layer, in which what a new part does not say stays as the old one had it."""
+"""Model surgery: replace parts of a model by overrides per layer; replaced branches keep the fields that both kinds share."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ S = TypeVar("S", bound=Stack)
 
 
 def operated(recipe: Recipe, changes: Iterable[str | Assignment]) -> Recipe:
-    """``recipe`` with parts of its model replaced by dotted overrides; ``model.`` before a path may be left out.
+    """Replace parts of the recipe's model by dotted overrides; the prefix ``model.`` is optional.
 
-    ``blocks.3`` is layer 3, however the layers are listed. A branch that takes the place of another has its fields wherever both kinds have
-    the same one and the override does not say it: ``blocks.*.mixer=linear_attention`` keeps the number of heads. Raises ``SpecError``.
+    ``blocks.3`` is layer 3 of the unrolled stack. A branch that replaces another inherits fields of the same name and type
+    unless the override sets them: ``blocks.*.mixer=linear_attention`` keeps the number of heads. Raises ``SpecError``.
     """
     chosen = [a if a.path[0] in Recipe.model_fields else a.under("model") for a in assignments(changes)]
     model = unrolled(recipe.model)
@@ -34,13 +34,13 @@ def operated(recipe: Recipe, changes: Iterable[str | Assignment]) -> Recipe:
 
 
 def unrolled(model: Model) -> Model:
-    """``model`` with every layer listed, of its encoder too."""
+    """Return ``model`` with all layers listed, also those of its encoder and latents."""
     encoder = model.encoder and _unrolled(model.encoder)
     return _unrolled(model).changed(encoder=encoder, latents=model.latents and _listed(model.latents))
 
 
 def folded(model: Model) -> Model:
-    """``model`` with the shortest pattern of blocks that gives its layers."""
+    """Return ``model`` with the shortest pattern of blocks that gives its layers."""
     encoder, latents = (before and _folded(before) for before in (model.encoder, model.latents))
     return _folded(model).changed(encoder=encoder, latents=latents)
 
@@ -60,12 +60,12 @@ def _folded(stack: L) -> L:
 
 
 def _without_vectors(stack: Stack) -> Any:
-    """The front end; vectors that its training began with were taken then."""
+    """The front end without ``vectors``, which were used when training began."""
     return stack.frontend.changed(vectors=None) if isinstance(stack.frontend, Text) else stack.frontend
 
 
 def _inherit(old: Layered, data: Any) -> None:
-    """Fill the branches of the plain ``data`` of a stack, where they replace those of ``old``, with the fields that they do not say."""
+    """Fill missing fields of branches in the plain ``data`` of a stack from the branches of ``old`` that they replace."""
     blocks = cast("dict[str, Any]", data).get("blocks") if isinstance(data, dict) else None
     if not isinstance(blocks, list) or len(cast("list[Any]", blocks)) != len(old.blocks):
         return
@@ -76,14 +76,14 @@ def _inherit(old: Layered, data: Any) -> None:
 
 
 def _filled(block: Block, i: int, value: Any) -> Any:
-    """The plain ``value`` of branch ``i`` with what it has in common with the one that was there and does not say."""
+    """The plain ``value`` of branch ``i``, with missing fields from the branch that it replaces."""
     old = block.branches[i]
     fields: Any = value
     if isinstance(value, str):
         try:
             fields = read_short_form(Branch, value)
         except ValueError:
-            return value  # refused where the whole is read, with its path
+            return value  # refused later, when the whole is parsed, with its path
     if not isinstance(fields, dict):
         return value
     said = cast("dict[str, Any]", fields)

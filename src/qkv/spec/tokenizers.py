@@ -1,4 +1,4 @@
-"""How text becomes ids, as data."""
+"""Specs of tokenizers."""
 
 from __future__ import annotations
 
@@ -8,63 +8,63 @@ from qkv.spec.base import Part
 
 
 class Tokenizer(Part, slot=True):
-    """A scheme that is trained on the training text, or read from a file."""
+    """Tokenizer, trained on the training text or read from a file."""
 
 
 class Characters(Tokenizer, kind="characters"):
-    """One id a character that the training text contains; others become the unknown token."""
+    """One token per character of the training text; others become the unknown token."""
 
 
 class Bytes(Tokenizer, kind="bytes"):
-    """One id a byte of UTF-8: 256 ids, every text, lossless."""
+    """One token per UTF-8 byte: 256 ids; lossless for any text."""
 
 
 class Words(Tokenizer, kind="words"):
-    """One id a word, run of spaces or punctuation mark; the ``vocab_size`` most frequent, others unknown."""
+    """One token per word, run of spaces or punctuation mark; the ``vocab_size`` most frequent, others unknown."""
 
     vocab_size: int = Field(default=16384, gt=2)
     lowercase: bool = False
-    min_frequency: int = Field(default=1, gt=0, description="a word that is rarer is unknown")
+    min_frequency: int = Field(default=1, gt=0, description="rarer words become the unknown token")
 
 
 class WordList(Tokenizer, kind="word_list"):
-    """One id a word or punctuation mark, without the spaces: decoding puts one space between any two."""
+    """One token per word or punctuation mark, without spaces; decoding joins tokens with single spaces."""
 
     vocab_size: int = Field(default=16384, gt=2)
     lowercase: bool = True
-    min_frequency: int = Field(default=2, gt=0, description="a word that is rarer is unknown")
+    min_frequency: int = Field(default=2, gt=0, description="rarer words become the unknown token")
 
 
 class BPE(Tokenizer, kind="bpe"):
-    """Byte-pair encoding over bytes (Sennrich et al. 2016; GPT-2 2019): every text, lossless."""
+    """Byte-level byte-pair encoding (Sennrich et al. 2016; GPT-2 2019); lossless for any text."""
 
     vocab_size: int = Field(default=8192, gt=257)
 
 
 class Code(Tokenizer, kind="code"):
-    """Byte-pair encoding of source code: each digit alone, an indentation or other run of white space in one piece. Every text, lossless."""
+    """Byte-pair encoding for source code: single digits, and runs of white space as one piece; lossless for any text."""
 
     vocab_size: int = Field(default=8192, gt=257)
 
 
 class WordPiece(Tokenizer, kind="wordpiece"):
-    """Words from left to right by the longest known piece (Schuster & Nakajima 2012), cut and cleaned as BERT does (Devlin et al. 2019)."""
+    """Greedy longest-match word pieces (Schuster & Nakajima 2012), with BERT's normalisation and word splitting (Devlin et al. 2019)."""
 
     vocab_size: int = Field(default=8192, gt=2)
     lowercase: bool = Field(default=True, description="also drops accents")
 
 
 class Unigram(Tokenizer, kind="unigram"):
-    """Each word cut into its most probable pieces (Kudo 2018), over bytes: every text, lossless."""
+    """Unigram language model: most probable segmentation of each word (Kudo 2018), byte-level; lossless for any text."""
 
     vocab_size: int = Field(default=8192, gt=257)
 
 
 class AminoAcids(Tokenizer, kind="amino_acids"):
-    """One id a residue of a protein, in small or capital letters: the 20 amino acids, then B Z X U O J, then the unknown token."""
+    """One token per residue of a protein, case-insensitive: the 20 amino acids, then B Z X U O J, then the unknown token."""
 
 
 class TokenizerFile(Tokenizer, kind="file"):
-    """A ``tokenizer.json``, or a folder of the Hugging Face form, as it is. A long text is encoded in parts that end at line ends."""
+    """A ``tokenizer.json`` file or Hugging Face folder, unchanged. Long texts are encoded in parts that end at line breaks."""
 
     path: str

@@ -1,4 +1,4 @@
-"""How a model is trained, as data."""
+"""Specs of training: optimiser, schedule, validation and checkpoints."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from qkv.spec.base import LARGEST_SEED, Part, Seq, Spec
 
 
 class Optimizer(Part, slot=True):
-    """Which rule updates the weights."""
+    """Optimiser."""
 
     lr: float
 
 
 class AdamW(Optimizer, kind="adamw"):
-    """Adam with decoupled weight decay (Loshchilov & Hutter 2019); decay on matrices only."""
+    """Adam with decoupled weight decay, on matrices only (Loshchilov & Hutter 2019)."""
 
     lr: float = Field(default=1e-3, gt=0)
     beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -27,7 +27,7 @@ class AdamW(Optimizer, kind="adamw"):
 
 
 class Muon(Optimizer, kind="muon"):
-    """Momentum made orthogonal by Newton-Schulz steps, for the matrices of the blocks (Jordan et al. 2024); AdamW for all else."""
+    """Momentum orthogonalised by Newton–Schulz iterations for matrices of the blocks (Jordan et al. 2024); AdamW for the rest."""
 
     lr: float = Field(default=0.02, gt=0)
     momentum: float = Field(default=0.95, ge=0, lt=1)
@@ -37,9 +37,9 @@ class Muon(Optimizer, kind="muon"):
 
 
 class Schedule(Part, slot=True):
-    """The learning rate as a multiple of the optimiser's, by step."""
+    """Learning rate schedule: a factor of the optimiser's rate, by step."""
 
-    warmup: int = Field(default=0, ge=0, description="steps of linear rise")
+    warmup: int = Field(default=0, ge=0, description="steps of linear warm-up")
 
 
 class Constant(Schedule, kind="constant"):
@@ -53,67 +53,65 @@ class InverseSquareRoot(Schedule, kind="inverse_square_root"):
 
 
 class Cosine(Schedule, kind="cosine"):
-    """From 1 to ``final`` along half a cosine over the steps after the warm-up (Loshchilov & Hutter 2017)."""
+    """Half a cosine from 1 to ``final`` over the steps after warm-up (Loshchilov & Hutter 2017)."""
 
     final: float = Field(default=0.1, ge=0, le=1)
 
 
 class Linear(Schedule, kind="linear"):
-    """From 1 to ``final`` in a straight line."""
+    """Linear decay from 1 to ``final``."""
 
     final: float = Field(default=0.0, ge=0, le=1)
 
 
 class WarmupStableDecay(Schedule, kind="warmup_stable_decay"):
-    """1 until the last ``decay`` share of the steps, then a straight line to ``final`` (Hu et al. 2024)."""
+    """1, then linear decay to ``final`` over the last fraction ``decay`` of the steps (Hu et al. 2024)."""
 
     decay: float = Field(default=0.2, gt=0, le=1)
     final: float = Field(default=0.0, ge=0, le=1)
 
 
 class Validation(Spec):
-    """When the held-out text is measured, and when training stops early."""
+    """Validation on held-out data, and early stopping."""
 
-    every: int = Field(default=250, gt=0, description="steps")
-    batches: int | None = Field(default=20, gt=0, description="how many; null for the whole split")
+    every: int = Field(default=250, gt=0, description="steps between validations")
+    batches: int | None = Field(default=20, gt=0, description="batches per validation; null: the whole split")
     best: str = Field(
         default="loss",
         min_length=1,
-        description="the figure whose best weights are kept: loss and other errors at their lowest, accuracy and the like at their highest",
+        description="metric that selects the weights to keep: lowest for losses and errors, highest for accuracy and similar",
     )
-    patience: int | None = Field(default=None, gt=0, description="stop after this many validations without a better figure")
+    patience: int | None = Field(default=None, gt=0, description="stop after this many validations without improvement")
 
 
 class Checkpoints(Spec):
-    """When the run is saved. A kill loses at most the steps since the last save."""
+    """Checkpoint intervals. A killed run loses at most the steps since its last checkpoint."""
 
-    every: int = Field(default=250, gt=0, description="steps")
-    seconds: float | None = Field(default=60.0, gt=0, description="also after this much time")
-    keep: int = Field(default=2, gt=0, description="how many stay; with two, a damaged one costs only the steps since the one before it")
+    every: int = Field(default=250, gt=0, description="steps between checkpoints")
+    seconds: float | None = Field(default=60.0, gt=0, description="maximum seconds between checkpoints")
+    keep: int = Field(default=2, gt=0, description="checkpoints to keep; with two, the earlier one replaces a damaged one")
 
 
 class Training(Spec):
-    """Steps, batch and everything that decides the next weights."""
+    """Training: steps, batch size, optimiser, schedule, trainable parameters, precision, validation, checkpoints."""
 
     steps: int = Field(default=2000, gt=0)
     minutes: float | None = Field(
         default=None,
         gt=0,
         le=1_000_000,
-        description="a budget for the whole run, exam included: steps are then the most, and fewer are made where they do not fit",
+        description="time budget of the whole run, final evaluation included; steps is then an upper bound",
     )
-    batch_size: int = Field(default=12, gt=0, description="sequences of one forward pass")
-    accumulate: int = Field(default=1, gt=0, description="forward passes before one update")
+    batch_size: int = Field(default=12, gt=0, description="sequences per forward pass")
+    accumulate: int = Field(default=1, gt=0, description="forward passes per update")
     optimizer: Optimizer = AdamW()
     schedule: Schedule = Cosine(warmup=100)
     adapt: Adapt = Whole()
-    frozen: Seq[str] = Field(default=(), description="patterns of paths of parameters that do not learn, such as frontend or blocks.0.*")
-    rates: dict[str, PositiveFloat] = Field(
-        default={}, description="factors of the learning rate by patterns of parameter paths; the first that meets a parameter counts"
-    )
+    frozen: Seq[str] = Field(default=(), description="path patterns of frozen parameters, such as frontend or blocks.0.*")
+    rates: dict[str, PositiveFloat] = Field(default={}, description="learning rate factors by path pattern; the first match counts")
     clip_norm: float | None = Field(default=1.0, gt=0)
     precision: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="of matrix products; bf16 is used where the machine multiplies faster in it than in fp32"
+        default="fp32", description="of matrix products; bf16 is used only if it is faster than fp32 on the machine"
     )
     compile: bool = False
     recompute: bool = Field(default=False, description="activation checkpointing: recompute each block in the backward pass")
@@ -123,4 +121,4 @@ class Training(Spec):
     sample_every: int | None = Field(
         default=None, gt=0, description="steps between samples shown in the report; default: at each validation"
     )
-    tensorboard: bool = Field(default=False, description="also write event files for TensorBoard (the extra qkv[tensorboard])")
+    tensorboard: bool = Field(default=False, description="also write TensorBoard event files (needs the extra qkv[tensorboard])")

@@ -1,4 +1,4 @@
-"""Top-level keys of a YAML file replaced as text: comments, order and layout of all others stay."""
+"""Replacement of top-level keys of a YAML file as text; comments, order and layout of other keys are kept."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from qkv.spec.reader import read_yaml
 
 
 class InLine(dict[str, Any]):
-    """A mapping that is written in braces."""
+    """Mapping written in flow style (braces)."""
 
 
 class _Lines(dict[str, Any]):
-    """A mapping that is written with a line for each key."""
+    """Mapping written in block style (one line per key)."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -37,15 +37,15 @@ _Dumper.add_representer(_Lines, _in_lines)
 
 
 def block(key: str, value: Any) -> str:
-    """``key`` and ``value`` as YAML lines; lists of plain values and every ``InLine`` on one line each."""
+    """Format ``key`` and ``value`` as YAML lines; lists of plain values and ``InLine`` mappings take one line each."""
     text: str = yaml.dump(_Lines({key: value}), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=150, default_flow_style=None)
     return text
 
 
 def with_keys(text: str, values: Mapping[str, Any], source: str = "") -> str:
-    """``text`` with these top-level keys: a value replaces the key's block or is appended, None removes it.
+    """Set top-level keys in ``text``: a value replaces the key's block or is appended, None removes it.
 
-    Raises ``UserError`` if the file is one mapping in braces, whose keys have no lines of their own, or if anything else would change.
+    Raises ``UserError`` if the file is a flow-style mapping (braces), or if other keys would change.
     """
     before = read_yaml(text, source)[0]
     for key, value in values.items():
@@ -70,7 +70,7 @@ def _with_key(text: str, key: str, lines: str | None, source: str) -> str:
         return ended + (lines or "")
     first, mark = place
     last = max(first + 1, mark.line + (mark.column > 0))
-    # The end of a block is where the next key begins; comments and empty lines before that belong to what follows.
+    # A block ends where the next key begins; comments and empty lines before it belong to the next key.
     while last > first + 1 and (not rows[last - 1].strip() or rows[last - 1].startswith("#")):
         last -= 1
     return "".join([*rows[:first], lines or "", *rows[last:]])

@@ -1,4 +1,4 @@
-"""Specs as files: a recipe or a model read from YAML or JSON, and written back so that reading gives the same spec."""
+"""Reading and writing of recipes and models as YAML or JSON files, without loss."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ MAX_BYTES = 1_000_000
 
 
 def read_recipe(path: str | Path, overrides: Iterable[str] = (), quick: bool = False) -> Recipe:
-    """The recipe in a YAML or JSON file (a run folder stands for its ``spec.yaml``), changed by dotted ``overrides``.
+    """Read the recipe in a YAML or JSON file, or in a run folder's ``spec.yaml``, and apply dotted ``overrides``.
 
-    ``quick`` applies the recipe's own ``quick`` overrides first. Raises ``UserError`` with file, line, path and one sentence.
+    ``quick``: apply the recipe's own ``quick`` overrides first. Raises ``UserError`` with file, line, path and one sentence.
     """
     data, lines, source = _read(path)
     if "model" not in data and set(data) & (set(Model.model_fields) - set(Recipe.model_fields)):
@@ -37,13 +37,13 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = (), quick: bool = F
 
 
 def read_model(path: str | Path, overrides: Iterable[str] = ()) -> Model:
-    """The model in a YAML or JSON file that holds a recipe or only a model; override paths may begin with ``model.`` in both."""
+    """Read the model in a YAML or JSON file of a recipe or a model. Override paths may begin with ``model.`` in both cases."""
     spec = read_spec(path, overrides)
     return spec.model if isinstance(spec, Recipe) else spec
 
 
 def read_spec(path: str | Path, overrides: Iterable[str] = ()) -> Recipe | Model:
-    """What a YAML or JSON file holds, a recipe or only a model; override paths may begin with ``model.`` in both."""
+    """Read a recipe or a model from a YAML or JSON file. Override paths may begin with ``model.`` in both cases."""
     data, lines, source = _read(path)
     chosen = list(assignments(overrides))
     if "model" in data or "data" in data:
@@ -53,18 +53,18 @@ def read_spec(path: str | Path, overrides: Iterable[str] = ()) -> Recipe | Model
 
 
 def dump(spec: Spec) -> str:
-    """``spec`` as YAML text with every field written out; reading it gives an equal spec."""
+    """Format ``spec`` as YAML with all fields; reading it gives an equal spec."""
     text: str = yaml.dump(plain(spec), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=False)
     return text
 
 
 def dump_json(spec: Spec) -> str:
-    """``spec`` as JSON text with every field written out; reading it gives an equal spec."""
+    """Format ``spec`` as JSON with all fields; reading it gives an equal spec."""
     return json.dumps(plain(spec), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_spec(path: str | Path, spec: Spec) -> None:
-    """Write ``spec`` as JSON if the name ends in ``.json``, else as YAML: whole, or not at all."""
+    """Write ``spec`` atomically, as JSON if the name ends in ``.json``, else as YAML. Raises ``UserError``."""
     path = Path(path)
     text = dump_json(spec) if path.suffix == ".json" else dump(spec)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
@@ -128,7 +128,7 @@ def _text(path: Path) -> str:
 
 
 def _near(path: Path) -> str:
-    """The file of the same folder whose name is nearest, as a clause."""
+    """A clause that suggests the file in the same folder with the most similar name."""
     try:
         names = [entry.name for entry in os.scandir(path.parent)]
     except OSError:
@@ -143,7 +143,7 @@ def _specs_in(folder: Path) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what readers of YAML 1.1 and of 1.2 read alike: text that either would take for something else is quoted."""
+    """Writer whose output means the same in YAML 1.1 and 1.2: ambiguous text is quoted."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)

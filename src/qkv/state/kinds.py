@@ -1,4 +1,4 @@
-"""The kinds of memory that mixers share. Each function returns the next state; it may write into the given one's buffers."""
+"""State types shared by mixers. Each function returns the next state and may overwrite the buffers of the given one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _FIRST_CAPACITY = 64
 
 
 class KeyValue(NamedTuple):
-    """Keys (B, H, C, Dk) and values (B, H, C, Dv); C slots, of which a row's first ones are filled."""
+    """Key/value cache: keys (B, H, C, Dk) and values (B, H, C, Dv) with C slots, filled from the front."""
 
     keys: Tensor
     values: Tensor
 
 
 class Arrival(NamedTuple):
-    """Where the N new positions of a call stand in each row.
+    """Location of the N new positions of a call in each row.
 
-    past (B): positions the row has seen before.   lengths (B): how many of the N are real, or None for all.
-    start: ``past`` as a number where it is the same in every row and all N are real, else None.   end: largest past + length.
+    past (B): positions processed before.   lengths (B): unpadded positions among the N; None: all.
+    start: ``past`` as an integer if it is equal in all rows and nothing is padded, else None.   end: max(past + lengths).
     """
 
     past: Tensor
@@ -31,7 +31,7 @@ class Arrival(NamedTuple):
 
 
 def key_value(batch: int, heads: int, widths: tuple[int, int], like: Tensor, bounds: tuple[int | None, int | None]) -> KeyValue:
-    """Empty slots. bounds: the capacity asked for (None starts small and doubles) and the most slots ever needed."""
+    """Empty cache. bounds: (fixed capacity, or None to grow by doubling; maximum number of slots, or None)."""
     capacity, limit = bounds
     slots = _FIRST_CAPACITY if capacity is None else capacity
     slots = slots if limit is None else min(slots, limit)
@@ -40,7 +40,7 @@ def key_value(batch: int, heads: int, widths: tuple[int, int], like: Tensor, bou
 
 
 def _grown(state: KeyValue, needed: int, limit: int | None) -> KeyValue:
-    """At least ``needed`` slots, doubling, never more than ``limit``."""
+    """Grow to at least ``needed`` slots by doubling, up to ``limit``."""
     capacity = state.keys.shape[2]
     if needed <= capacity:
         return state
@@ -51,7 +51,7 @@ def _grown(state: KeyValue, needed: int, limit: int | None) -> KeyValue:
 
 
 def append(state: KeyValue, keys: Tensor, values: Tensor, arrival: Arrival, limit: int | None = None) -> KeyValue:
-    """Position p goes into slot p. keys (B, H, N, Dk), values (B, H, N, Dv); ``limit``: the most slots it may grow to."""
+    """Write position p into slot p. keys (B, H, N, Dk), values (B, H, N, Dv); ``limit``: maximum number of slots."""
     state = _grown(state, arrival.end, limit)
     if arrival.start is not None:
         slots = slice(arrival.start, arrival.end)
@@ -63,7 +63,7 @@ def append(state: KeyValue, keys: Tensor, values: Tensor, arrival: Arrival, limi
 
 
 def append_ring(state: KeyValue, keys: Tensor, values: Tensor, arrival: Arrival, ring: tuple[int, int]) -> KeyValue:
-    """Position p goes into slot p while p < sinks, then into sinks + (p - sinks) mod window. ring = (window, sinks)."""
+    """Write position p into slot p if p < sinks, else into slot sinks + (p - sinks) mod window. ring = (window, sinks)."""
     window, sinks = ring
     state = _grown(state, min(arrival.end, window + sinks), window + sinks)
     if arrival.start is not None and keys.shape[2] == 1:
@@ -75,14 +75,14 @@ def append_ring(state: KeyValue, keys: Tensor, values: Tensor, arrival: Arrival,
     positions = arrival.past[:, None] + steps
     real = _real(arrival, steps)
     ends = (arrival.past + (keys.shape[2] if arrival.lengths is None else arrival.lengths))[:, None]
-    # Two positions of one call may share a slot; only the later one is written.
+    # Positions of one call may share a slot; only the latest is written.
     lasting = (positions < sinks) | (positions >= ends - window)
     slots = torch.where(positions < sinks, positions, sinks + (positions - sinks) % window)
     return _write(state, keys, values, slots, lasting if real is None else lasting & real)
 
 
 def ring_positions(past: Tensor, slots: int, ring: tuple[int, int]) -> Tensor:
-    """The position that each slot holds after ``past`` (B) positions, (B, slots); -1 where it is empty."""
+    """Position in each ring slot after ``past`` (B) positions, (B, slots); -1 if empty."""
     window, sinks = ring
     slot = torch.arange(slots, device=past.device)[None]
     past = past[:, None]
@@ -97,7 +97,7 @@ def _real(arrival: Arrival, steps: Tensor) -> Tensor | None:
 
 
 def _write(state: KeyValue, keys: Tensor, values: Tensor, slots: Tensor, real: Tensor | None) -> KeyValue:
-    """keys[b, :, n] into slot slots[b, n], where real[b, n]."""
+    """Write keys[b, :, n] and values[b, :, n] into slot slots[b, n] where real[b, n]."""
     row = torch.arange(slots.shape[0], device=slots.device)[:, None].expand_as(slots)
     if real is None:
         real = torch.ones_like(slots, dtype=torch.bool)
@@ -107,11 +107,11 @@ def _write(state: KeyValue, keys: Tensor, values: Tensor, slots: Tensor, real: T
 
 
 def extended(tail: Tensor, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(tail and x joined, the new tail): tail (B, T, D) are the last T real inputs, x (B, N, D) the new ones."""
+    """Return (tail and x concatenated, new tail). tail (B, T, D): the last T unpadded inputs; x (B, N, D): new inputs."""
     kept = tail.shape[1]
     window = torch.cat((tail, x), 1)
     if lengths is None:
-        # A copy: as a view, the tail would keep the whole sequence in memory.
+        # A copy: a view would keep the whole sequence in memory.
         return window, window[:, window.shape[1] - kept :].clone()
     index = lengths[:, None] + torch.arange(kept, device=x.device)
     return window, window.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))

@@ -1,4 +1,4 @@
-"""What can be done to any state: a tree of tuples, named tuples and tensors, the batch axis first on every tensor."""
+"""Operations on states: trees of tuples, named tuples and tensors with the batch axis first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ S = TypeVar("S")
 
 
 def map_tensors(f: Callable[[Tensor], Tensor], state: S) -> S:
-    """The same tree with ``f`` applied to each tensor."""
+    """Apply ``f`` to each tensor of the tree."""
     if isinstance(state, Tensor):
         return f(state)  # type: ignore[return-value]
     parts: list[Any] = [map_tensors(f, part) for part in state]  # type: ignore[attr-defined]
@@ -21,7 +21,7 @@ def map_tensors(f: Callable[[Tensor], Tensor], state: S) -> S:
 
 
 def tensors(state: Any) -> Iterator[Tensor]:
-    """Every tensor, in order."""
+    """Yield all tensors, in order."""
     if isinstance(state, Tensor):
         yield state
     else:
@@ -30,21 +30,21 @@ def tensors(state: Any) -> Iterator[Tensor]:
 
 
 def rows(state: S, index: Tensor | list[int]) -> S:
-    """The state of rows ``index`` (any order, any number of times): reorder, fork, drop. Always a copy."""
+    """Select rows ``index``, in any order and with repeats: reorder, fork, drop. Always a copy."""
     return map_tensors(lambda t: t.index_select(0, torch.as_tensor(index, dtype=torch.long, device=t.device)), state)
 
 
 def overwrite(state: S, to: list[int], source: list[int]) -> S:
-    """``state`` with what rows ``source`` hold in rows ``to`` as well; the other rows are not touched, and nothing else is copied.
+    """Copy rows ``source`` over rows ``to``; nothing else is copied.
 
-    No row may be in both, none twice in ``to``. Consumes ``state``: its tensors are written, except where several of their elements
-    share a place in memory.
+    ``to`` must have no repeats and no row of ``source``. Consumes ``state``: its tensors are overwritten, except
+    non-contiguous ones such as expanded tensors, which are copied first.
     """
 
     def written(t: Tensor) -> Tensor:
         t = t.contiguous()
         held = t.unbind(0)
-        # From row to row: through an index, the rows would be copied twice.
+        # Row by row: index operations would copy twice.
         torch._foreach_copy_([held[row] for row in to], [held[row] for row in source])  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         return t
 
@@ -52,12 +52,12 @@ def overwrite(state: S, to: list[int], source: list[int]) -> S:
 
 
 def nbytes(state: Any) -> int:
-    """Bytes that the tensors take."""
+    """Total bytes of all tensors."""
     return sum(t.numel() * t.element_size() for t in tensors(state))
 
 
 def to(state: S, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> S:
-    """The state on another device, or its floating-point tensors in another precision."""
+    """Move the state to a device, and cast its floating-point tensors to ``dtype``."""
     return map_tensors(lambda t: t.to(device=device, dtype=dtype if t.is_floating_point() else None), state)
 
 
@@ -69,7 +69,7 @@ def save(state: Any, path: str | Path) -> None:
 
 
 def load(like: S, path: str | Path) -> S:
-    """Read what ``save`` wrote into a tree of the same form as ``like``."""
+    """Load a state written by ``save`` into a tree with the structure of ``like``."""
     from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
     stored = iter(sorted(load_file(str(path)).items()))

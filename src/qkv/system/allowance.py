@@ -1,4 +1,4 @@
-"""What the system allows this process: processors and memory, by affinity and by the limits of a container (Linux control groups)."""
+"""CPU and memory limits of this process: CPU affinity and container limits (Linux control groups)."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def usable_cores(groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int:
-    """Processors that this process may run on: those of its affinity, but no more than the quota of its container, rounded up."""
+    """Number of usable CPUs: CPU affinity, limited by the container's quota, rounded up."""
     quotas = [*_quotas_v2(groups, membership), *_quotas_v1(groups, membership)]
     return max(1, min([_cores(), *(math.ceil(quota) for quota in quotas)]))
 
 
 def usable_threads() -> int:
-    """Threads of one operator: as many as ``OMP_NUM_THREADS`` says if it is set, else one for each usable core."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdecimal() and int(asked) > 0 else usable_cores()
+    """Number of threads per operator: ``OMP_NUM_THREADS`` if it is set, else the number of usable cores."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdecimal() and int(given) > 0 else usable_cores()
 
 
 def memory_limit(groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int | None:
-    """Bytes that the container may take; None where nothing is said."""
-    said = _values(groups, membership, "", "memory.max")
-    said += _values(groups / "memory", membership, "memory", "memory.limit_in_bytes")
-    return min((int(text) for text in said if text.isdecimal()), default=None)
+    """Memory limit of the container in bytes; None for no limit."""
+    limits = _values(groups, membership, "", "memory.max")
+    limits += _values(groups / "memory", membership, "memory", "memory.limit_in_bytes")
+    return min((int(text) for text in limits if text.isdecimal()), default=None)
 
 
 @cache
 def limit_threads() -> None:
-    """Once a process: keep torch from starting more threads than there are usable cores, unless ``OMP_NUM_THREADS`` is set."""
+    """Limit torch's threads to the usable cores, once per process, unless ``OMP_NUM_THREADS`` is set."""
     import torch
 
     if not os.environ.get("OMP_NUM_THREADS") and torch.get_num_threads() > usable_cores():
@@ -40,7 +40,7 @@ def limit_threads() -> None:
 
 
 def _cores() -> int:
-    """By affinity where the system knows it, else all."""
+    """Number of CPUs by affinity if the system supports it, else all."""
     counted = getattr(os, "process_cpu_count", None)  # Python 3.13
     if counted is not None:
         return counted() or 1
@@ -50,7 +50,7 @@ def _cores() -> int:
 
 
 def _quotas_v2(groups: Path, membership: Path) -> Iterator[float]:
-    """``max 100000`` or ``150000 100000``: microseconds of processor time in each period."""
+    """Parse ``max 100000`` or ``150000 100000``: microseconds of CPU time per period."""
     for text in _values(groups, membership, "", "cpu.max"):
         quota, _, period = text.partition(" ")
         yield from _quota(quota, period)
@@ -68,7 +68,7 @@ def _quota(quota: str, period: str) -> Iterator[float]:
 
 
 def _values(top: Path, membership: Path, controller: str, name: str) -> list[str]:
-    """Contents of the file ``name`` in the process's group and in those above it."""
+    """Contents of the file ``name`` in the process's control group and its parents."""
     found = []
     path = _group(membership, controller)
     for folder in (path, *path.parents):
@@ -80,7 +80,7 @@ def _values(top: Path, membership: Path, controller: str, name: str) -> list[str
 
 
 def _group(membership: Path, controller: str) -> Path:
-    """The process's group under ``controller``, "" for version 2; the top where nothing is said."""
+    """Control group of the process under ``controller`` ("" for version 2); the root if there is none."""
     try:
         lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except OSError:

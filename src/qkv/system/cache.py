@@ -1,4 +1,4 @@
-"""The user's cache folder, and small files in it that are written whole or not at all."""
+"""The user's cache folder, and atomic writing of small files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import platformdirs
 
 
 def cache_folder() -> Path:
-    """Folder that ``QKV_CACHE`` names, or the user's cache folder of this system."""
+    """``QKV_CACHE`` if it is set, else the system's cache folder of the user."""
     return Path(os.environ.get("QKV_CACHE") or platformdirs.user_cache_dir("qkv")).expanduser()
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Put ``text`` at ``path`` whole, with the folders above it; of two processes the later one wins. Raises OSError."""
+    """Write ``text`` to ``path`` atomically, creating parent folders; the last writer wins. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:

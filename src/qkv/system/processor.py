@@ -1,4 +1,4 @@
-"""The processor, as far as it decides how long a computation takes."""
+"""Processor name and settings that affect timings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def processor_name() -> str:
-    """For example ``AMD EPYC, 2 threads``."""
+    """Processor model and number of threads, such as ``AMD EPYC, 2 threads``."""
     return f"{_model()}, {usable_threads()} threads"
 
 
@@ -28,9 +28,9 @@ def _model() -> str:
 
 
 def settings() -> dict[str, str]:
-    """Limits of the processor for this process: variables that hide instructions or threads from the libraries, and the cores that it may use.
+    """Restrictions for this process: environment variables that limit instructions or threads, and usable cores.
 
-    Empty where nothing does.
+    Empty if there are none.
     """
     found = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     return found | ({"cores": str(usable_cores())} if usable_cores() < (os.cpu_count() or 1) else {})

@@ -23,12 +23,12 @@ TWINS: dict[str, Callable[[Tensor, Tensor, Tensor, Problem], Tensor]] = {
     "blockwise": blockwise.attention,
     "top k": top_k.attention,
 }
-# A dense mask above this many booleans is not built.
+# Largest dense mask that is built, in booleans.
 _LARGEST_MASK = 1 << 24
-# Below this many multiplications no path is worth looking for.
+# Below this many multiplications no implementation is selected by timing.
 _SMALLEST = 1 << 16
 _LONGEST_TIMED = 1024
-# Beyond so many scores of all rows and heads, keeping them costs more memory than it saves time.
+# Above this many scores of all rows and heads, storing them is not worth the memory.
 _MOST_SCORES = 1 << 25
 
 
@@ -44,32 +44,32 @@ def choice(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Choice:
     """Select the implementation for these shapes, with the reason."""
     num_queries, num_keys = q.shape[2], k.shape[2]
     if problem.values is not None:
-        return _fixed("relative values", "reference", "the weights themselves meet what joins the values, so all of them are kept")
+        return _fixed("relative values", "reference", "relative values need the attention weights, so all of them are stored")
     if problem.chooses(num_keys):
         return _fixed(
             "top k",
             "top k",
-            "the largest are looked for among all scores that the mask shows; none is skipped or streamed, also under a window",
+            "the largest are selected from all visible scores; none is skipped or streamed, also under a window",
         )
     if problem.softcap is not None:
         if problem.sites.aligned and num_queries > banded.BLOCK and not torch.compiler.is_compiling():
-            return _fixed("soft cap, long", "banded", "each block of queries meets the keys that it may see only; the scores are kept")
-        return _fixed("soft cap", "products", "the fused kernels know no cap on the scores, so they are kept")
+            return _fixed("soft cap, long", "banded", "each block of queries attends to its visible keys only; scores are stored")
+        return _fixed("soft cap", "products", "the fused kernels have no soft cap, so scores are stored")
     if num_queries == 1:
         return _fixed("one query", "sdpa", "one fused pass over the keys")
     if _sees_a_band(problem, num_queries, num_keys):
-        return _fixed("window", "banded", "each block of queries meets its band of keys only, so cost follows the window")
+        return _fixed("window", "banded", "each block of queries attends to its band of keys only, so cost is linear in the length")
     if _is_plain(problem, num_queries, num_keys):
         if q.device.type != "cpu" or problem.dropout or q.shape[3] != v.shape[3] or q.shape[:3].numel() * num_keys < _SMALLEST:
-            return _fixed("sequence", "sdpa", "the fused kernel stores no scores")
+            return _fixed("sequence", "sdpa", "the fused kernel does not store scores")
         return _timed(q.dtype, num_queries, torch.is_grad_enabled())
     if problem.added is not None and problem.added.requires_grad:
-        return _fixed("added scores", "sdpa", "what is added learns from every score: they are kept, and the mask is joined with it")
+        return _fixed("added scores", "sdpa", "gradients of the added term need all scores, so they are stored; the mask is merged into it")
     if num_queries * num_keys > _LARGEST_MASK and problem.dropout == 0.0:
-        return _fixed("long, irregular mask", "blockwise", "a dense mask would not fit; memory stays linear in the length")
+        return _fixed("long, irregular mask", "blockwise", "a dense mask would be too large; memory is linear in the length")
     if q.device.type == "cpu" and q.shape[:3].numel() * num_keys <= _MOST_SCORES and max(num_queries, num_keys) > 1:
         return _timed_irregular(q.dtype, max(num_queries, num_keys), torch.is_grad_enabled())
-    return _fixed("irregular mask", "sdpa", "the fused kernel stores no scores")
+    return _fixed("irregular mask", "sdpa", "the fused kernel does not store scores")
 
 
 def _fixed(case: str, twin: str, reason: str) -> Choice:
@@ -125,7 +125,7 @@ def _measured(case: str, dtype: torch.dtype, size: int, training: bool) -> Choic
     names = ["sdpa", "tiled"]
     if dtype == torch.float32 and onednn.available():
         names.append("sdpa, oneDNN")
-    # About as many multiplications at each size, so that no timing takes long.
+    # About equally many multiplications at each size, so that timings are short.
     heads = max(16, 8192 // size)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, heads, size, 64, generator=generator).to(dtype).requires_grad_(training) for _ in range(3))
