@@ -158,18 +158,19 @@ def swap(
     data: str | Path | None = None,
     out: str | Path | None = None,
     on_event: OnEvent | None = None,
+    copy: bool = False,
 ) -> Swapped:
     """Put other parts into the model of a run or a published checkpoint: ``swap("runs/my", ["blocks.*.mixer=linear_attention"])``.
 
     What weights fit stay; ``heal`` steps of training on ``data``, by default the run's own, bring the rest along. The answer holds the new
-    run, which is in the folder ``out`` (default: ``runs/`` and the name), and its figures before, after the swap and healed. Raises
-    ``UserError``; see ``qkv.training.swap.swap``.
+    run, which is in the folder ``out`` (default: ``runs/`` and the name), and its figures before, after the swap and healed. ``copy`` as
+    ``load`` takes it. Raises ``UserError``; see ``qkv.training.swap.swap``.
     """
     from qkv.training.swap import swap as swap_parts
 
     name = Path(run).name if isinstance(run, (str, Path)) else run.folder.name
     text = None if data is None else str(data)
-    return swap_parts(run, changes, _folder(f"{name}-swapped", False) if out is None else out, heal, text, on_event)
+    return swap_parts(run, changes, _folder(f"{name}-swapped", False) if out is None else out, heal, text, on_event, copy)
 
 
 def load(run: str | Path, accept_changes: bool = False, copy: bool = False, **published: Any) -> Run:
@@ -177,7 +178,7 @@ def load(run: str | Path, accept_changes: bool = False, copy: bool = False, **pu
 
     ``published`` says how the latter is read: dtype ("fp32", "bf16"), revision, pickles; see ``qkv.interop.load.load_published``.
     ``accept_changes``: load a run although its spec or vocabulary was edited after training, or its best weights are missing; as it is now.
-    ``copy``: read the weights into memory; by default a published checkpoint is mapped from its file, which then has to stay as it is.
+    ``copy``: read the weights into memory; by default they are mapped from their file, which then has to stay as it is.
     Raises ``UserError`` if it is neither, or a file in it is missing, torn or edited.
     """
     from qkv.training.run import load as load_run

@@ -12,6 +12,7 @@ import pytest
 from tests.cli.conftest import Call
 from tests.ops.clock import inject_times
 
+from qkv.interop import safetensors_file
 from qkv.ops import choices
 from qkv.ops.remembered import remembered_file
 from qkv.spec.yaml_io import read_recipe
@@ -42,6 +43,24 @@ def test_evaluate_measures_on_other_data(qkv: Call, run: Path, folder: Path) -> 
     loss, changed = (json.loads(qkv("evaluate", run, *args, "--json").out)["loss"] for args in ([], ["--data", other]))
     assert changed > loss
     assert read_recipe(run) == recipe
+
+
+def test_copy_maps_no_file_of_a_run(qkv: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(safetensors_file, "mapped", asked.append)
+    commands: list[tuple[object, ...]] = [
+        ("evaluate", run, "--batches", 1),
+        ("export", run, "--no-check", "--out", tmp_path / "exported"),
+        ("swap", run, "blocks.0.mixer=gru", "--heal", 0, "--out", tmp_path / "swapped"),
+        ("generate", run, "the", "--max-new-tokens", 1),
+        ("embed", run, "the"),
+    ]
+    for command in commands:
+        said = qkv(*command, "--copy")
+        assert said.code == 0, said.err
+    assert not asked
+    assert qkv(*commands[0]).code == 0
+    assert asked == [run / "model.safetensors"]
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def kilobytes(what):
 load_published(sys.argv[2])
 before = kilobytes("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
-model = load_published(sys.argv[1]).model
+model = load_published(sys.argv[1], copy=True).model
 weights = sum(p.numel() * p.element_size() for p in model.parameters())
 print((kilobytes("VmHWM") - before) * 1024 / weights)
 """
@@ -150,7 +150,7 @@ print((kilobytes("VmHWM") - before) * 1024 / weights)
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is read from /proc")
 def test_memory_stays_within_a_fifth_more_than_the_weights(tmp_path: Path) -> None:
-    """The table of tokens, the largest tensor, is a third of all; q, k and v are transposed, which needs a copy."""
+    """Read into memory: the table of tokens, the largest tensor, is a third of all, and the other matrices are transposed."""
     from qkv.models.build import build
     from qkv.models.families.gpt import gpt
 
@@ -161,7 +161,7 @@ def test_memory_stays_within_a_fifth_more_than_the_weights(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     share = float(done.stdout)
     print(f"peak {share:.2f} of the weights")
-    assert 0.5 < share < 1.2  # what is mapped counts when it is first used
+    assert 0.9 < share < 1.2
 
 
 def test_what_no_family_is_cannot_be_saved(tmp_path: Path) -> None:

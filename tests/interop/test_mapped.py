@@ -7,6 +7,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,10 @@ import qkv
 from qkv.cli.main import main
 from qkv.interop import mapped, safetensors_file
 from qkv.interop.load import Published, load_published
+from qkv.interop.mapped import MappedFile
 from qkv.interop.save import save_published
 from qkv.models.build import build
-from qkv.spec.branches import Attention, GatedFeedForward
+from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
 from qkv.spec.errors import UserError
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Block, Model, Text
@@ -28,6 +30,8 @@ from qkv.spec.tokenizers import Characters
 from qkv.tokenizers.train import train
 
 WEIGHTS = "model.safetensors"
+PAGE = mapped.PAGE
+needs_joining = pytest.mark.skipif(not mapped.CAN_JOIN, reason="this system maps no part of a file at a given address")
 
 
 def mapped_names(published: Published) -> set[str]:
@@ -52,6 +56,23 @@ def llama(tmp_path: Path) -> Path:
     return tmp_path / "llama"
 
 
+def wide(folder: Path) -> Path:
+    """The folder of a Llama whose matrices are whole numbers of pages long, two query heads to a key."""
+    branches = (Attention(num_heads=2, num_kv_heads=1, bias=False, relative=Rope()), GatedFeedForward(hidden=64))
+    text = Text(vocab_size=40, positions=NoPositions())
+    blocks = (Block(branches=branches, norm=RMSNorm()),)
+    save_published(build(Model(width=128, num_layers=2, context_length=16, frontend=text, blocks=blocks, norm=RMSNorm())), folder)
+    return folder
+
+
+def gpt2(folder: Path) -> Path:
+    """The folder of a GPT-2, whose matrices are stored (in, out)."""
+    branches = (Attention(num_heads=2), FeedForward(activation="gelu_tanh"))
+    spec = Model(width=128, num_layers=2, context_length=16, frontend=Text(vocab_size=40), blocks=(Block(branches=branches),))
+    save_published(build(spec), folder)
+    return folder
+
+
 IDS = torch.arange(8)[None]
 
 
@@ -66,15 +87,74 @@ def test_what_lies_in_the_file_as_it_is_here_is_mapped_and_the_rest_is_copied(ll
     assert torch.equal(found.model(IDS)[0], whole.model(IDS)[0])
 
 
-def test_training_a_mapped_model_leaves_its_file_alone(llama: Path) -> None:
-    before, model = (llama / WEIGHTS).read_bytes(), load_published(llama).model.train()
-    model(IDS)[0].square().mean().backward()
-    torch.optim.SGD(model.parameters(), lr=1.0).step()
-    assert (llama / WEIGHTS).read_bytes() == before
-    changed = model(IDS)[0]
-    model.eval()
-    assert torch.equal(model(IDS)[0], changed)
-    assert not torch.equal(load_published(llama).model(IDS)[0], changed)
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="mappings are read from /proc")
+@pytest.mark.parametrize("make", [wide, gpt2])
+def test_matrices_that_are_joined_or_transposed_are_mapped_too(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    folder = make(tmp_path / "model")
+    found, whole = load_published(folder), load_published(folder, copy=True)
+    assert mapped_names(found) == {name for name, _ in found.model.named_parameters()}
+    assert all(torch.equal(a, b) for a, b in zip(found.model.parameters(), whole.model.parameters(), strict=True))
+    assert all(p.is_contiguous() for p in whole.model.parameters())
+    assert torch.allclose(found.model(IDS)[0], whole.model(IDS)[0], atol=1e-5)
+    save_published(found.model, tmp_path / "again")
+    before = load_file(folder / WEIGHTS)
+    assert all(torch.equal(before[name], tensor) for name, tensor in load_file(tmp_path / "again" / WEIGHTS).items())
+
+
+@needs_joining
+@pytest.mark.parametrize("before", [0, 8, PAGE - 4])
+def test_pieces_are_joined_in_any_order_wherever_a_page_begins(tmp_path: Path, before: int) -> None:
+    content = torch.randint(256, (5 * PAGE + before + 12,), dtype=torch.uint8)
+    (tmp_path / "file").write_bytes(content.numpy().tobytes())
+    file = MappedFile(tmp_path / "file")
+    pieces = [(before + 3 * PAGE, PAGE), (before, 2 * PAGE), (before + 4 * PAGE, PAGE + 12)]
+    found = file.joined(pieces, torch.uint8, (4 * PAGE + 12,))
+    assert found is not None
+    assert file.holds(found)
+    wanted = torch.cat([content[begin : begin + size] for begin, size in pieces])
+    assert torch.equal(found, wanted)
+    found += 1
+    assert (tmp_path / "file").read_bytes() == content.numpy().tobytes()
+    del found
+    assert not any(region() for region, _ in file._joined)
+
+
+@needs_joining
+def test_pieces_that_do_not_fill_their_pages_are_not_joined(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(4 * PAGE))
+    file = MappedFile(tmp_path / "file")
+    for pieces in ([(0, 8), (PAGE, PAGE)], [(0, PAGE), (2 * PAGE + 4, 8)], [(0, PAGE), (2 * PAGE, 0)], [(2, PAGE), (2 * PAGE + 2, PAGE)]):
+        assert file.joined(pieces, torch.float32, (1,)) is None
+    with pytest.raises(UserError, match="cut short while it was read"):
+        file.joined([(2 * PAGE, PAGE), (PAGE, 4 * PAGE)], torch.float32, (5 * PAGE // 4,))
+
+
+@pytest.mark.parametrize("refused", [{"CAN_JOIN": False}, {"_map_at": lambda *_: False}], ids=["unknown", "refused"])
+def test_where_the_system_does_not_join_pieces_they_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: dict[str, Any]
+) -> None:
+    folder = wide(tmp_path / "model")
+    wanted = load_published(folder).model.state_dict()
+    for name, value in refused.items():
+        monkeypatch.setattr(mapped, name, value)
+    found = load_published(folder)
+    assert all(torch.equal(wanted[name], tensor) for name, tensor in found.model.state_dict().items())
+    assert torch.allclose(found.model(IDS)[0], load_published(folder, copy=True).model(IDS)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [wide, gpt2])
+def test_training_a_mapped_model_leaves_its_file_alone(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    file = make(tmp_path / "model") / WEIGHTS
+    before, results = file.read_bytes(), []
+    for copy in (False, True):
+        model = load_published(tmp_path / "model", copy=copy).model.train()
+        unchanged = model(IDS)[0].detach()
+        model(IDS)[0].square().mean().backward()
+        torch.optim.SGD(model.parameters(), lr=1.0).step()
+        results.append(model(IDS)[0].detach())
+        assert not torch.allclose(results[-1], unchanged, atol=1e-3)
+    assert torch.allclose(*results, atol=1e-4)
+    assert file.read_bytes() == before
 
 
 def written_to(file: Path) -> None:
@@ -93,7 +173,8 @@ def written_anew(file: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [written_to, cut, written_anew])
-def test_a_file_that_changes_under_a_mapped_model_is_noticed_before_the_next_call(llama: Path, change: Callable[[Path], None]) -> None:
+def test_a_file_that_changes_under_a_mapped_model_is_noticed_before_the_next_call(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    llama = wide(tmp_path / "llama")
     run, kept, cast = load_published(llama), load_published(llama, copy=True), load_published(llama, dtype="fp16")
     wanted = kept.model(IDS)[0]
     copy = deepcopy(run.model)

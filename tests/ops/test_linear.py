@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -169,6 +169,27 @@ def test_each_case_is_measured_once(fresh_choices: None) -> None:
         assert choose.row_choice(512, 513).case == "one row, 512 to 513"
         assert choose.row_choice(8, 8).reason == "too small for the path to matter"
     assert [c.case for c in choices.all_choices()] == ["training", "one row, 512 to 513", "one row, 8 to 8"]
+
+
+@needs_onednn
+def test_weights_stored_in_out_are_timed_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[bool] = []
+
+    def run(twin: object, x: Tensor, weights: list[Tensor], training: bool) -> Callable[[], object]:
+        timed.append(weights[0].is_contiguous())
+        return lambda: None
+
+    inject(monkeypatch, lambda name: 1.0)
+    monkeypatch.setattr(choose, "_run", run)
+    weight = torch.randn(512, 520).t()
+    for rows, case in ((1, "one row, 512 to 520"), (9, "few rows"), (100, "many rows")):
+        for layout, suffix in ((weight, ", weights stored (in, out)"), (weight.contiguous(), "")):
+            timed.clear()
+            x = torch.randn(rows, 512)
+            with torch.no_grad():
+                assert_same(choose.linear(x, layout), F.linear(x.double(), weight.double()))
+            assert choices.all_choices()[-1].case == case + suffix
+            assert set(timed) == {layout.is_contiguous()}
 
 
 class TestProof:

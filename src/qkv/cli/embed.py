@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.cli.runs import output_file, run_or_published
+from qkv.cli.runs import Copy, output_file, run_or_published
 from qkv.interop.places import is_sentence_folder
 from qkv.spec.errors import UserError
 
@@ -37,7 +37,7 @@ def embed_command(
     normalise: Annotated[bool | None, typer.Option(help="Vectors of length 1; default: as the model says.")] = None,
     max_length: Annotated[int | None, typer.Option(metavar="N", min=1, help="Most tokens of a text that are read.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A .npy file for all vectors; default: JSON, one line a text.")] = None,
-    copy: Annotated[bool, typer.Option("--copy", help="Read the weights into memory, not map their file.")] = False,
+    copy: Copy = False,
 ) -> None:
     """Turn texts into vectors, one each, as sentence-transformers does where the folder says how."""
     if out is not None and out.suffix != ".npy":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.runs import output_file, run_folder
+from qkv.cli.runs import Copy, output_file, run_folder
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.overrides import measured
 from qkv.spec.yaml_io import read_recipe
@@ -40,6 +40,7 @@ def evaluate_command(
     batches: Annotated[int | None, typer.Option(metavar="N", help="Measure on so many batches, evenly spread; default: all of it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     report: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Also write a page with figures, tables and pictures.")] = None,
+    copy: Copy = False,
 ) -> None:
     """Measure a trained model: the loss, and the figures of its task."""
     if batches is not None and batches < 1:
@@ -58,7 +59,7 @@ def evaluate_command(
     recipe = measured(read_recipe(folder), changes or ())  # before torch is imported
     from qkv.training.run import evaluate, load
 
-    loaded = replace(load(folder), recipe=recipe)
+    loaded = replace(load(folder, copy=copy), recipe=recipe)
     exam = evaluate(loaded, split, batches, data)
     part = split if data is None else data
     if report is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from qkv.cli.runs import run_or_published
+from qkv.cli.runs import Copy, run_or_published
 from qkv.spec.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def export_command(
             help="Open the folder with the transformers library and compare logits before it gets its name; default: up to 2 GiB in fp32.",
         ),
     ] = None,
+    copy: Copy = False,
 ) -> None:
     """Write a trained model as a folder that other libraries open: config.json, model.safetensors, tokenizer.json."""
     if format not in FORMATS:
@@ -54,11 +55,11 @@ def export_command(
     folder = out or source.with_name(f"{source.name}-{format}")
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; name another folder with --out")
-    family = _write_adapter(source, folder, dtype) if format == "peft" else _write(source, folder, dtype, check)
+    family = _write_adapter(source, folder, dtype, copy) if format == "peft" else _write(_read(source, copy), folder, dtype, check)
     typer.echo(f"{folder}: {family}")
 
 
-def _write_adapter(source: Path, folder: Path, dtype: str | None) -> str:
+def _write_adapter(source: Path, folder: Path, dtype: str | None, copy: bool) -> str:
     """Print the files written for an adapter."""
     from qkv.interop.load import precision
     from qkv.interop.peft import save_adapter
@@ -66,7 +67,7 @@ def _write_adapter(source: Path, folder: Path, dtype: str | None) -> str:
 
     if not (source / "spec.yaml").is_file():
         raise UserError(f"{source} is a published checkpoint, and only a run that learned an adapter has one to write")
-    run = load_adapted(source)
+    run = load_adapted(source, copy=copy)
     model = run.model.to(precision(dtype)) if dtype else run.model
     found = save_adapter(model, run.recipe.training, folder, run.recipe.start, _adapted(run.recipe.start))
     said = f"an adapter of rank {found.config['r']} on {', '.join(found.config['target_modules'])}"
@@ -97,27 +98,26 @@ class _Source(NamedTuple):
     kept: Mapping[str, Tensor] | None = None
 
 
-def _read(source: Path) -> _Source:
+def _read(source: Path, copy: bool) -> _Source:
     from qkv.interop.load import load_published
     from qkv.tasks.pairs import marks
     from qkv.training.run import load
 
     if not (source / "spec.yaml").is_file():
-        found = load_published(source)
+        found = load_published(source, copy=copy)
         return _Source(found.model, found.tokenizer, found.labels, found.family, found.begin, found.kept)
-    run = load(source)
+    run = load(source, copy=copy)
     if not run.vocabulary.shared:
         raise UserError(f"{source} reads with one tokenizer and writes with another, which no published family does")
     begin = marks(run.vocabulary, getattr(run.recipe.task, "begin", ())).begin if run.model.encoder else ()
     return _Source(run.model, run.tokenizer, run.vocabulary.labels, begin=begin)
 
 
-def _write(source: Path, folder: Path, dtype: str | None, check: bool | None) -> str:
+def _write(read: _Source, folder: Path, dtype: str | None, check: bool | None) -> str:
     """The family and architecture that were written. The folder gets its name once it is whole and compared."""
     from qkv.interop.check import LIMIT, compare, size_of
     from qkv.interop.load import precision
 
-    read = _read(source)
     read = read._replace(model=read.model.to(precision(dtype))) if dtype else read
     partial = folder.with_name(f"{folder.name}-partial-{os.getpid()}")
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from qkv.cli.runs import run_or_published
+from qkv.cli.runs import Copy, run_or_published
 from qkv.spec.errors import SpecError, UserError, nearest
 from qkv.spec.generation import Generation, Measure
 
@@ -50,7 +50,7 @@ def generate_command(
     ids: Annotated[str | None, typer.Option(metavar="'N N …'", help="Go on from these ids and print ids; needs no tokenizer.")] = None,
     special: Annotated[bool, typer.Option("--special", help="Read special tokens that the prompt spells; default: plain text.")] = False,
     stream: Annotated[bool, typer.Option(help="Print each piece as soon as it is certain.")] = True,
-    copy: Annotated[bool, typer.Option("--copy", help="Read the weights into memory, not map their file.")] = False,
+    copy: Copy = False,
 ) -> None:
     """Generate text. Options that are not given are taken from the recipe's 'sample'."""
     chosen = {name: value for name, value in locals().items() if name in Generation.model_fields and value is not None}

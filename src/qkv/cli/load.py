@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from qkv.cli.runs import Copy
+
 EXAMPLES = """\
 qkv load gpt2
 qkv load ./Qwen3-0.6B --dtype bf16
@@ -19,7 +21,7 @@ def load_command(
     dtype: Annotated[str | None, typer.Option(metavar="fp32|bf16|fp16", help="Precision in memory; default: that of the files.")] = None,
     revision: Annotated[str | None, typer.Option(metavar="NAME", help="Branch, tag or commit of a published name.")] = None,
     pickles: Annotated[bool, typer.Option("--pickles", help="Read pytorch_model.bin, tensors alone, where nothing else is there.")] = False,
-    copy: Annotated[bool, typer.Option("--copy", help="Read the weights into memory, not map their file.")] = False,
+    copy: Copy = False,
 ) -> None:
     """Load a published checkpoint and say what it is: family, sizes, and what of its files is used or ignored and why."""
     from qkv.interop.load import load_published

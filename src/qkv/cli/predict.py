@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from qkv.cli.runs import output_file, run_or_published
+from qkv.cli.runs import Copy, output_file, run_or_published
 from qkv.spec.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def predict_command(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="--data: a .csv, .tsv or .jsonl file; default: standard output.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, with everything that is known.")] = False,
-    copy: Annotated[bool, typer.Option("--copy", help="Read the weights into memory, not map their file.")] = False,
+    copy: Copy = False,
 ) -> None:
     """Ask a trained model. What it answers depends on its task: a label, tags, an answer, a translation, a summary, a number."""
     _check(inputs, data, out, column, context, part)

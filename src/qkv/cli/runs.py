@@ -1,11 +1,17 @@
-"""What several commands ask of a path before anything slow is imported."""
+"""Checks of a path, and options, that several commands share; nothing slow is imported."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from qkv.interop.places import is_published, may_be_name
 from qkv.spec.errors import UserError, nearest
+
+Copy = Annotated[bool, typer.Option("--copy", help="Read the weights into memory, not map their file.")]
+"""An option of every command that uses the weights of a run or of a published folder."""
 
 
 def run_folder(path: Path) -> Path:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.runs import run_or_published
+from qkv.cli.runs import Copy, run_or_published
 
 EXAMPLES = """\
 qkv swap runs/my 'blocks.*.mixer=linear_attention'
@@ -22,6 +22,7 @@ def swap_command(
     heal: Annotated[int, typer.Option(metavar="STEPS", help="How long it is trained afterwards; 0: not at all.")] = 100,
     data: Annotated[str | None, typer.Option(metavar="TEXT", help="What it is trained and measured on; default: the run's own.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The new run folder; default: runs/ and the name, swapped.")] = None,
+    copy: Copy = False,
 ) -> None:
     """Put another part into a trained model. Weights that fit stay; a short training heals the rest.
 
@@ -30,6 +31,6 @@ def swap_command(
     from qkv.library import swap
     from qkv.report.table import print_table
 
-    found = swap(run_or_published(run), changes, heal, data, out)
+    found = swap(run_or_published(run), changes, heal, data, out, copy=copy)
     print_table(str(found.run.folder), found.columns, found.rows)
     typer.echo(f"\nreport: {found.run.folder / 'report.html'}\ngo on:  qkv train {found.run.folder} training.steps=…")

@@ -73,9 +73,10 @@ def load_published(
     of a published model. ``pickles``: if there are no safetensors files, read tensors (and nothing else) from ``pytorch_model.bin``. Peak
     memory while loading is the weights plus a few tensors.
 
-    Tensors whose layout in a safetensors file is the model's own are memory-mapped: read on first use and never written back. If the file
-    is modified or truncated later, the next call of the model raises ``UserError``. ``copy`` reads everything into memory instead; this is
-    always done on Windows, where a mapped file cannot be renamed. Raises ``UserError``.
+    Tensors of safetensors files are memory-mapped if ``dtype`` leaves them as stored: read on first use and never written back. A matrix
+    stored (in, out) becomes a transposed view. If the file is modified or truncated later, the next call of the model raises
+    ``UserError``. ``copy`` reads everything into memory instead, contiguous; this is always done on Windows, where a mapped file cannot be
+    renamed. Raises ``UserError``.
     """
     folder = find_folder(source, revision, pickles)
     stored = stored_tensors(folder, pickles, copy)
@@ -255,15 +256,30 @@ def _read(match: Match, shape: torch.Size, stored: Mapping[str, Stored], dtype: 
 
 
 def _as_it_lies(match: Match, shape: torch.Size, stored: Mapping[str, Stored]) -> Tensor | None:
-    """View of the mapped file as the model's tensor, if its parts are stored contiguously in order (gate, up: often; q, k, v: seldom)."""
+    """The model's tensor in a mapped file, without a copy; None if that is not possible.
+
+    A single stored tensor may be viewed with its axes in another order. Several must be consecutive parts of the model's, as q, k, v are.
+    """
     theirs = [entry for entry in (stored[name] for name in match.theirs) if isinstance(entry, Entry)]
+    if len(theirs) != len(match.theirs):
+        return None
+    if len(theirs) == 1:
+        return _viewed(match, theirs[0])
     ours = torch.empty(shape, device="meta")
     parts, end = match.way.outward(ours, match.cut), 0
     for part in parts:
         if (part._base is not ours and part is not ours) or not part.is_contiguous() or part.storage_offset() != end:
             return None
         end += part.numel()
-    return in_place(theirs, shape) if len(theirs) == len(parts) and end == ours.numel() else None
+    return in_place(theirs, shape) if end == ours.numel() else None
+
+
+def _viewed(match: Match, entry: Entry) -> Tensor | None:
+    """The model's tensor as a view of a single mapped one; None if its numbers have to be moved."""
+    theirs = torch.empty(entry.shape, device="meta")
+    ours = match.way.inward([theirs], match.cut)
+    lying = in_place([entry], entry.shape) if ours is theirs or ours._base is theirs else None
+    return None if lying is None else match.way.inward([lying], match.cut)
 
 
 def _watch(model: Transformer, stored: Mapping[str, Stored]) -> None:

@@ -1,13 +1,22 @@
-"""Private memory mapping of a file: pages are read on first use, and writing to a mapped tensor never changes the file."""
+"""Private memory mapping of a file: pages are read on first use, and writing to a mapped tensor never changes the file.
+
+Tensors that the model joins, such as q, k and v, can lie apart in the file and are mapped next to each other:
+
+    file    │ k │ o │ q │ v │        memory    │ q │ k │ v │
+
+The page in which one ends and the next begins is a private copy.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 import os
 import sys
 import weakref
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +27,10 @@ from qkv.spec.errors import UserError
 
 CAN_MAP = os.name == "posix" and sys.byteorder == "little"
 """False on Windows, where an open mapping blocks renaming the file, and on big-endian machines: files are little-endian."""
+CAN_JOIN = sys.platform == "linux" and sys.maxsize > 1 << 32
+"""True if parts of a file can be mapped to given addresses; ``_map_at`` uses Linux's 64-bit signature of ``mmap``."""
+PAGE = mmap.ALLOCATIONGRANULARITY
+_MAP_FIXED = 0x10
 
 
 class MappedFile:
@@ -30,7 +43,7 @@ class MappedFile:
             self._as_mapped = self._stamp()
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._begin = torch.frombuffer(self._map, dtype=torch.uint8, count=1).data_ptr()
-        self._end = self._begin + len(self._map)
+        self._joined = list[tuple[weakref.ref[mmap.mmap], int]]()
 
     def __del__(self) -> None:
         if hasattr(self, "handle"):
@@ -48,12 +61,49 @@ class MappedFile:
         if not count or (self._begin + begin) % dtype.itemsize:
             return None
         if begin + count * dtype.itemsize > len(self._map):
-            raise UserError(f"{self.path} was cut short while it was read")
+            raise self._cut_short()
         return torch.frombuffer(self._map, dtype=dtype, count=count, offset=begin).view(*shape)
+
+    def joined(self, pieces: Sequence[tuple[int, int]], dtype: torch.dtype, shape: Sequence[int]) -> Tensor | None:
+        """The concatenation of ``pieces`` of the file, each (first byte, number of bytes), as one tensor without a copy.
+
+        None if the system does not support it, if a piece other than the last is not a whole number of pages long, or if pieces begin at
+        different offsets within a page. Raises ``UserError`` if one would end past the file.
+        """
+        before = pieces[0][0] % PAGE
+        if not CAN_JOIN or before % dtype.itemsize or not all(size for _, size in pieces):
+            return None
+        if any(begin % PAGE != before for begin, _ in pieces) or any(size % PAGE for _, size in pieces[:-1]):
+            return None
+        if max(map(sum, pieces)) > len(self._map):
+            raise self._cut_short()
+        region = mmap.mmap(-1, before + sum(size for _, size in pieces), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        address = torch.frombuffer(region, dtype=torch.uint8, count=1).data_ptr()
+        place = 0
+        for i, (begin, size) in enumerate(pieces):
+            if not _map_at(address + place, before + size, self.handle, begin - before):
+                return None
+            if i:
+                region[place : place + before] = self._last_bytes(pieces[i - 1], before)
+            place += size
+        self._joined.append((weakref.ref(region), address))
+        return torch.frombuffer(region, dtype=dtype, count=math.prod(shape), offset=before).view(*shape)
+
+    def _last_bytes(self, piece: tuple[int, int], count: int) -> bytes:
+        found = os.pread(self.handle, count, sum(piece) - count)
+        if len(found) < count:
+            raise self._cut_short()
+        return found
+
+    def _cut_short(self) -> UserError:
+        return UserError(f"{self.path} was cut short while it was read")
 
     def holds(self, tensor: Tensor) -> bool:
         """True if the storage of ``tensor`` lies in this mapping."""
-        return tensor.device.type == "cpu" and self._begin <= tensor.data_ptr() < self._end
+        if tensor.device.type != "cpu":
+            return False
+        living = [(region, begin) for ref, begin in self._joined if (region := ref()) is not None]
+        return any(begin <= tensor.data_ptr() < begin + len(region) for region, begin in ((self._map, self._begin), *living))
 
     def changed(self) -> bool:
         """True if the mapped file was modified or truncated since it was mapped.
@@ -65,6 +115,23 @@ class MappedFile:
     def _stamp(self) -> tuple[int, int, int, int]:
         found = os.fstat(self.handle)
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _map_at(address: int, length: int, handle: int, begin: int) -> bool:
+    """Map part of an open file privately to ``address``; False if the system refuses.
+
+    The address must lie in an existing mapping, which then owns the pages. Python's ``mmap`` does not take an address.
+    """
+    how = mmap.PROT_READ | mmap.PROT_WRITE
+    return _system_mmap()(address, length, how, mmap.MAP_PRIVATE | _MAP_FIXED, handle, begin) == address
+
+
+@cache
+def _system_mmap() -> Any:
+    call = ctypes.CDLL(None).mmap
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+    call.restype = ctypes.c_void_p
+    return call
 
 
 class Watch:

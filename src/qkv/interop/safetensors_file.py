@@ -2,8 +2,8 @@
 
     8 bytes n, little-endian │ n bytes of JSON: name -> {dtype, shape, data_offsets} │ the tensors' bytes
 
-What is taken as it lies is mapped. What is joined, transposed or cast is read past the mapping, in pieces: pages of the mapping that
-were only read from would count as memory beside the weights.
+Tensors are mapped where qkv's are views of them or can be mapped from several of them. All else, such as what is cast, is read past the
+mapping, in pieces: pages of the mapping that were only read from would count as memory beside the weights.
 """
 
 from __future__ import annotations
@@ -90,13 +90,14 @@ class Entry(NamedTuple):
 
 
 def in_place(parts: Sequence[Entry], shape: Sequence[int]) -> Tensor | None:
-    """The tensor of ``shape`` that ``parts`` are one after another, where it lies in a mapped file; None if they do not lie there so."""
-    first, end = parts[0], parts[0].begin
-    for part in parts:
-        if part.source is not first.source or part.dtype != first.dtype or part.begin != end:
-            return None
-        end += part.numbers * part.dtype.itemsize
-    return first.source.tensor(first.begin, first.dtype, shape) if first.source else None
+    """The tensor of ``shape`` that ``parts`` are one after another, in a mapped file; None if it cannot be had without a copy."""
+    first = parts[0]
+    if first.source is None or any(part.source is not first.source or part.dtype != first.dtype for part in parts):
+        return None
+    sizes = [part.numbers * part.dtype.itemsize for part in parts]
+    if all(part.begin + size == after.begin for part, size, after in zip(parts, sizes, parts[1:], strict=False)):
+        return first.source.tensor(first.begin, first.dtype, shape)
+    return first.source.joined([(part.begin, size) for part, size in zip(parts, sizes, strict=True)], first.dtype, shape)
 
 
 def entries(file: Path, copy: bool = True) -> dict[str, Entry]:

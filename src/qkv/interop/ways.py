@@ -57,7 +57,7 @@ class Transposed(Way):
     """A matrix stored (in, out), as GPT-2's ``Conv1D`` keeps it; a vector is left as it is."""
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
-        return theirs[0].t().contiguous()
+        return theirs[0].t()
 
     def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
         return (ours.t(),)

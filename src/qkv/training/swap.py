@@ -86,17 +86,18 @@ def swap(
     heal: int = 100,
     data: str | None = None,
     on_event: OnEvent | None = None,
+    copy: bool = False,
 ) -> Swapped:
     """Put other parts into the model of a run or a published checkpoint, train ``heal`` steps, and write all of it as a run into ``out``.
 
     ``changes`` are dotted overrides, see ``qkv.spec.surgery.operated``; those of ``training`` hold for the healing. ``data``: the text that
-    it is trained and measured on, by default the run's own. See ``qkv.models.transplant`` for which weights stay. Raises ``UserError``;
-    Ctrl-C saves, and ``qkv train`` goes on with the run.
+    it is trained and measured on, by default the run's own. ``copy`` as ``qkv.load`` takes it. See ``qkv.models.transplant`` for which weights
+    stay. Raises ``UserError``; Ctrl-C saves, and ``qkv train`` goes on with the run.
     """
     if on_event is None:
         with Show() as show:
-            return swap(source, changes, out, heal, data, show)
-    old = load(source) if isinstance(source, (str, Path)) else source
+            return swap(source, changes, out, heal, data, show, copy)
+    old = load(source, copy=copy) if isinstance(source, (str, Path)) else source
     recipe, folder = _recipe(old, list(changes), heal, data), Path(out)
     with locked(folder), random_state.own(recipe.training.seed):
         setup, _ = prepare(recipe, folder, False, on_event)
@@ -108,7 +109,7 @@ def swap(
         del old  # its memory is needed for the training
         figures[AFTER] = _figures(setup.model, setup, length, memory)
         healed = _heal(setup, heal, figures, (length, memory), on_event)
-    return Swapped(load(folder), moved, healed, length, memory)
+    return Swapped(load(folder, copy=copy), moved, healed, length, memory)
 
 
 def told(moved: list[Moved]) -> list[str]:

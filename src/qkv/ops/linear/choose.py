@@ -26,6 +26,7 @@ _FEW_ROWS = 64
 # Rows, inner and outer width that stand for each case.
 _SAMPLES = {"training": (512, 256, 768), "training, small": (512, 128, 384), "few rows": (16, 2048, 8192), "many rows": (512, 256, 768)}
 _TRAINING = ("training", "training, small")
+_IN_OUT = ", weights stored (in, out)"
 # Decoding reads every weight of the model once a step, so one row is timed on more weights than caches hold.
 _COLD = 12 << 20
 
@@ -36,43 +37,52 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return reference.linear(x, weight, bias)
     if weight.numel() < _SMALLEST or x.numel() == 0:
         return reference.linear(x, weight, bias)
+    transposed = not weight.is_contiguous() and weight.stride(0) == 1
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return TWINS[choice("training, small" if weight.numel() < _SMALL else "training").twin](x, weight, bias)
+        return TWINS[choice("training, small" if weight.numel() < _SMALL else "training", transposed).twin](x, weight, bias)
     rows = x.numel() // x.shape[-1]
     if rows == 1:
-        found = row_choice(weight.shape[1], weight.shape[0])
+        found = row_choice(weight.shape[1], weight.shape[0], transposed)
     else:
-        found = choice("few rows" if rows <= _FEW_ROWS else "many rows")
+        found = choice("few rows" if rows <= _FEW_ROWS else "many rows", transposed)
     return TWINS[found.twin](x, weight, bias)
 
 
-def choice(case: str) -> Choice:
-    """The choice for "training" or "training, small" (forward and backward), "few rows" or "many rows" (forward only)."""
+def choice(kind: str, transposed: bool = False) -> Choice:
+    """The choice for "training" or "training, small" (forward and backward), "few rows" or "many rows" (forward only).
+
+    transposed: the weights are stored (I, O), as views of a mapped file can be.
+    """
+    case = kind + _IN_OUT * transposed
 
     def decide() -> Choice:
-        rows, inner, outer = _SAMPLES[case]
-        trains = case in _TRAINING
-        x, weight = torch.ones(rows, inner), torch.ones(outer, inner)
-        runs = {name: _run(TWINS[name], x, [weight], trains) for name in _candidates(case)}
+        rows, inner, outer = _SAMPLES[kind]
+        trains = kind in _TRAINING
+        x, weight = torch.ones(rows, inner), _ones(outer, inner, transposed)
+        runs = {name: _run(TWINS[name], x, [weight], trains) for name in _candidates(kind)}
         direction = "forward and backward" if trains else "forward"
         return _decided(case, runs, f"{direction} at {rows} × {inner} × {outer}")
 
     return choose("linear", case, decide, TWINS)
 
 
-def row_choice(inner: int, outer: int) -> Choice:
+def row_choice(inner: int, outer: int, transposed: bool = False) -> Choice:
     """The choice for one row and this weight shape; matrix-vector products are timed per shape, as they depend on it most."""
     size = inner * outer
-    case = f"one row, {inner} to {outer}"
+    case = f"one row, {inner} to {outer}{_IN_OUT * transposed}"
 
     def decide() -> Choice:
         if size < _SMALLEST_ROW:
             return Choice("linear", case, "torch", "too small for the path to matter")
-        weights = [torch.ones(outer, inner) for _ in range(-(-_COLD // size))]
+        weights = [_ones(outer, inner, transposed) for _ in range(-(-_COLD // size))]
         runs = {name: _run(TWINS[name], torch.ones(1, inner), weights, False) for name in _candidates("one row")}
         return _decided(case, runs, f"forward, {len(weights)} times")
 
     return choose("linear", case, decide, TWINS)
+
+
+def _ones(outer: int, inner: int, transposed: bool) -> Tensor:
+    return torch.ones(inner, outer).t() if transposed else torch.ones(outer, inner)
 
 
 def _candidates(case: str) -> list[str]:
