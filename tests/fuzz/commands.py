@@ -61,6 +61,8 @@ LINES: dict[str, tuple[str, ...]] = {
     "schema": ("model",),
     "demo": ("--out", "out", "data.source=text.txt", "data.tokenizer=characters", *SHORT),
 }
+FILES_NAMED = ("--data", "--validation", "--test", "--from")
+"""Options that name a file to read."""
 LIMIT = 40
 """Seconds that a command may take."""
 
@@ -114,7 +116,7 @@ def warm_up() -> None:
 def lines(asked: Sequence[str], most: int | None, seed: int) -> Iterator[tuple[str, list[str], Callable[[], object]]]:
     """(what is odd, command line, what is done before) for each command that is asked for."""
     for name, base in LINES.items():
-        if any(word in name for word in asked) or not asked:
+        if name in asked or name.split()[0] in asked or not asked:
             command = [name.split()[0], *base]
             yield "nothing", command, lambda: None
             found = [*replaced(command), *damaged(command)]
@@ -129,7 +131,7 @@ def replaced(command: list[str]) -> Iterator[tuple[str, list[str], Callable[[], 
         for value in () if is_option or command[place] in SHORT else dict.fromkeys(odd):
             yield repr(value[:40]), [*command[:place], value, *command[place + 1 :]], lambda: None
     for option, kind in options(command[0]):
-        values = {"number": NUMBERS, "flag": ()}.get(kind, (*TEXTS, *PATHS))
+        values = {"number": NUMBERS, "flag": ()}.get(kind, (*TEXTS, *PATHS) if option in FILES_NAMED else TEXTS[:8])
         for value in OUTPUTS if option in ("--out", "--report") else values:
             yield f"{option} {value[:40]!r}", [*command, option, value], lambda: None
         if kind == "flag":

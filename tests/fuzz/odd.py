@@ -131,7 +131,7 @@ RUNS = (
     "é😀\n",
     "x" * 300,
 )
-OUTPUTS = ("", ".", "..", "/", "text.txt", "text.txt/x", "folder", "fifo", "broken", "circle", "x" * 300, "lm", "hf", "stars", "tiny.yaml")
+OUTPUTS = ("", ".", "text.txt", "text.txt/x", "folder", "fifo", "broken", "circle", "x" * 300, "lm", "hf", "stars", "tiny.yaml")
 OUTPUTS += ("a/b/c", "/proc/x", "/sys/x", "out.odd", "reviews.csv", "lm/spec.yaml", "full/x")
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "missing": lambda path: path.unlink(),

@@ -32,3 +32,10 @@ def test_a_name_is_suggested_within_two_edits_alone(word: str, meant: str | None
 def test_the_closest_is_taken() -> None:
     assert nearest("position", ["positional", "positions", "postion"]) == "did you mean 'positions'?"
     assert nearest("layer_norn", []) == "allowed: "
+
+
+def test_a_long_list_is_cut() -> None:
+    said = nearest("nothing like it", [f"file{i:04}" for i in range(5000)])
+    assert said.startswith("allowed: file0000, file0001, ")
+    assert said.endswith(" and 4,940 more")
+    assert nearest("zzz", ["b", "a"]) == "allowed: a, b"

@@ -234,7 +234,7 @@ def _load(folder: Path) -> dict[str, Split] | None:
     try:
         found = json.loads((folder / "counts.json").read_text(encoding="utf-8"))
         return {name: _split(folder, name, Counts(**found["splits"][name]), np.dtype(found["dtype"])) for name in found["splits"]}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

@@ -60,7 +60,7 @@ def _labels(path: Path) -> tuple[str, ...]:
         return ()
     try:
         found = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"the labels {path} cannot be read: {error}") from None
     if not isinstance(found, list) or not all(isinstance(label, str) for label in found):
         raise UserError(f"{path} is not a list of labels")

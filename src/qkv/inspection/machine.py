@@ -76,7 +76,7 @@ def stored_machine() -> Machine | None:
         stored = json.loads(machine_file().read_text())
         limits = stored.pop("settings", {})
         machine = Machine(**stored)
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
     return machine if (machine.processor, limits) == (processor_name(), settings()) else None
 

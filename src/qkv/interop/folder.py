@@ -66,15 +66,16 @@ class Unpickled:
 def read_json(path: Path) -> dict[str, Any]:
     """The mapping in a JSON file. Raises ``UserError``."""
     try:
-        if path.stat().st_size > _MOST_JSON:
-            raise UserError(f"{path} has {path.stat().st_size:,} bytes, which is no {path.name}")
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        size = path.stat().st_size
+        tree = json.loads(path.read_text(encoding="utf-8")) if size <= _MOST_JSON else None
     except FileNotFoundError:
         raise UserError(f"{path} is missing") from None
     except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}") from None
+    if size > _MOST_JSON:
+        raise UserError(f"{path} has {size:,} bytes, which is no {path.name}")
     if not isinstance(tree, dict):
         raise UserError(f"{path} should hold a mapping, and holds a {type(tree).__name__}")
     return tree

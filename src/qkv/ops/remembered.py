@@ -74,7 +74,7 @@ def _load(path: Path) -> dict[str, dict[str, Any]]:
     try:
         found = json.loads(path.read_bytes())["choices"]
         return {key: fields for key, fields in found.items() if _whole(fields)}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
 

@@ -129,7 +129,7 @@ def _rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
 

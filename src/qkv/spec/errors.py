@@ -78,11 +78,18 @@ def dotted(path: Iterable[str | int]) -> str:
     return ".".join(clipped(str(part), 60) for part in path)
 
 
+_LISTED = 60
+"""Names that a sentence lists."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return "did you mean …?" with the closest of ``known`` (see ``closest``), else "allowed: …" with all of them."""
+    """Return "did you mean …?" with the closest of ``known`` (see ``closest``), else "allowed: …" with the first ``_LISTED``."""
     names = sorted(known)
     name = closest(word, names)
-    return "allowed: " + ", ".join(names) if name is None else f"did you mean {name!r}?"
+    if name is not None:
+        return f"did you mean {name!r}?"
+    more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
+    return f"allowed: {', '.join(names[:_LISTED])}{more}"
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:

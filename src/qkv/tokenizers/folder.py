@@ -63,9 +63,10 @@ def _tree(file: Path) -> dict[str, Any]:
     """The mapping in a JSON file; empty if there is no such file."""
     if not file.is_file():
         return {}
+    text = _read(file)
     try:
-        tree = json.loads(_read(file))
-    except ValueError as error:
+        tree = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not JSON: {error}") from None
     if not isinstance(tree, dict):
         raise UserError(f"{file} holds no mapping")

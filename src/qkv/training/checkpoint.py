@@ -132,7 +132,7 @@ def _read_state(path: Path) -> dict[str, Any]:
         content, expected = stored["content"], stored["sha256"]
     except FileNotFoundError:
         raise UserError(f"{path} is missing") from None
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is cut short or not a checkpoint's state ({error})") from None
     if _text_digest(json.dumps(content, indent=1, sort_keys=True)) != expected:
         raise UserError(f"{path} was changed after it was written: its content does not match the checksum inside it")

@@ -58,7 +58,7 @@ def read_exam(folder: Path, step: int) -> dict[str, Any] | None:
     """What ``write_exam`` wrote for the weights of ``step``; None if it is missing, unreadable, or of other weights."""
     try:
         found = json.loads((folder / EXAM).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     fits = isinstance(found, dict) and found.get("step") == step and isinstance(found.get("splits"), dict)
     return found if fits else None

@@ -89,7 +89,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     with _opened(path) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        header = _header(file)
+        header = _header(file, path)
     _check(path, tensors, header, quick=False)
     return tensors, {name: value for name, value in header.items() if name != _SUMS}
 
@@ -99,7 +99,7 @@ def map_tensors(path: Path, copy: bool = False) -> tuple[dict[str, Tensor], dict
     SHA-256 and notices damage and edits all the same; and the mapping."""
     found = entries(path, copy)
     with _opened(path) as file:
-        header = _header(file)
+        header = _header(file, path)
     lying = {name: in_place([entry], entry.shape) for name, entry in found.items()}
     tensors = {name: found[name].read() if tensor is None else tensor for name, tensor in lying.items()}
     _check(path, tensors, header, quick=_SUMS in header)
@@ -110,7 +110,7 @@ def map_tensors(path: Path, copy: bool = False) -> tuple[dict[str, Tensor], dict
 def read_metadata(path: Path) -> dict[str, Any]:
     """The metadata of a file that ``write_tensors`` made, without its tensors and unchecked against them. Raises UserError as ``read_tensors``."""
     with _opened(path) as file:
-        return {name: value for name, value in _header(file).items() if name != _SUMS}
+        return {name: value for name, value in _header(file, path).items() if name != _SUMS}
 
 
 @contextmanager
@@ -124,8 +124,14 @@ def _opened(path: Path) -> Iterator[Any]:
         raise UserError(f"{path} {what_else(path)} ({error})") from None
 
 
-def _header(file: Any) -> dict[str, Any]:
-    return json.loads((file.metadata() or {}).get(_KEY) or "{}")
+def _header(file: Any, path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((file.metadata() or {}).get(_KEY) or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(f"{path} was changed after it was written: its metadata cannot be read")
+    return found
 
 
 def _check(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any], quick: bool) -> None:

@@ -128,7 +128,7 @@ def read_plan(folder: Path, saved: Mapping[str, Any] | None) -> Plan | None:
     known = None if saved is None else Plan.parse(saved)
     try:
         found = Plan.parse(json.loads((folder / FILE).read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return known
     fits = known is None or known in (found, replace(found, second=None))
     return found if fits else known

@@ -25,7 +25,7 @@ def read_sections(folder: Path) -> list[dict[str, Any]]:
     """What ``write_sections`` wrote; nothing if there is no such file, or it holds something else."""
     try:
         found = json.loads((folder / SECTIONS).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return []
     known = isinstance(found, list) and all(isinstance(one, dict) and one.get("kind") in DRAWN and "title" in one for one in found)
     return found if known else []

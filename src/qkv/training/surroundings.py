@@ -38,7 +38,7 @@ class Surroundings:
             before, paths = dict(saved["facts"]), list(saved["paths"])
         except FileNotFoundError:
             return ""
-        except (ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return f"{self.path} cannot be read, so the fastest paths are measured anew; the losses may differ in their last digits from here on"
         changed = [f"{name} {before.get(name)} before, {value} now" for name, value in self.facts.items() if before.get(name) != value]
         if changed:
@@ -69,7 +69,7 @@ def read_surroundings(folder: Path) -> dict[str, Any] | None:
     try:
         saved = json.loads((folder / FILE).read_bytes())
         return {**saved["facts"], "python": saved["python"], "date": saved["date"]}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

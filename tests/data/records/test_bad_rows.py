@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from tests.data.records.cases import ANSWER, CLASSIFY, SCORE, TAG, TRANSLATE, everything, read, write
 
+from qkv.data.records.formats import table_of
 from qkv.data.records.model import Role
+from qkv.spec.data import Data
 from qkv.spec.errors import UserError
 
 GOOD = "".join(f"good {i},{'ab'[i % 2]}\n" for i in range(10))
@@ -166,6 +168,13 @@ def test_outer_blanks_of_texts_are_kept_and_said(tmp_path: Path) -> None:
         ("a.json", '[{"text": "a"},\n {"text": ]', "{}: the list is broken in line 2: Expecting value at column 11"),
         ("a.json", "[]", "{} is empty"),
         ("a.csv", "text,label\rx,a\ry,b\r", "{}: the header in line 1 cannot be read: a carriage return outside of quotes"),
+        (
+            "a.jsonl",
+            '{"a": ' + "1" * 5000 + "}",
+            "{} holds no JSON object with keys: line 1 is not JSON (a number has too many digits); "
+            "write one object a line, or a list of objects",
+        ),
+        ("a.conll", "w" * 500, f"{{}}: CoNLL needs a token and a tag a line, and '{'w' * 37}...{'w' * 18}' has one field"),
         ("a.conll", "word\nword\n", "{}: CoNLL needs a token and a tag a line, and 'word' has one field"),
         (
             "a.txt",
@@ -201,3 +210,9 @@ def test_a_broken_squad_file_is_refused(content: str, sentence: str, tmp_path: P
     with pytest.raises(UserError) as caught:
         read(source, ANSWER, format="squad")
     assert str(caught.value).startswith(sentence.replace("{}", source))
+
+
+def test_where_no_format_can_be_given_the_endings_are_named(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.txt", "Some words\nand more\n")
+    with pytest.raises(UserError, match=r"^--data: .* first lines; end its name in \.csv, \.tsv, "):
+        table_of(source, Data(source=source), CLASSIFY, "--data")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from qkv.data.records.model import BadRow
 from qkv.data.records.table import Row, Table, lines
 from qkv.data.text import Text
-from qkv.spec.errors import UserError
+from qkv.spec.errors import UserError, quoted
 
 DOCUMENT = "-DOCSTART-"
 NO_TOKEN = re.compile(r"\d+[-.]\d+")
@@ -31,7 +31,7 @@ def conll(text: Text) -> Table:
     cut = _by_tabs if "\t" in first.strip() else str.split
     width = len(cut(first))
     if width < 2:
-        raise UserError(f"{text.name}: CoNLL needs a token and a tag a line, and {first.strip()!r} has one field")
+        raise UserError(f"{text.name}: CoNLL needs a token and a tag a line, and {quoted(first.strip())} has one field")
     columns = tuple(str(i + 1) for i in range(width))
     universal = width == 10 and cut(first)[0] in ("1", "1-2")
     words, tags = (columns[1], columns[3]) if universal else (columns[0], columns[-1])

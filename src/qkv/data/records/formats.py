@@ -49,10 +49,10 @@ def table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, k
         raise UserError(f"{option}: {source!r} is empty")
     kind = data.format or told(text, roles)
     if kind is None:
-        raise UserError(
-            f"{option}: the format of {source!r} is told neither by its ending nor by its first lines; "
-            f"name it with {option.rpartition('.')[0]}.format, one of {', '.join(get_args(Format))}"
-        )
+        where = option.rpartition(".")[0]  # nothing, where the format is no part of what is asked
+        formats = ", ".join(get_args(Format))
+        advice = f"name it with {where}.format, one of {formats}" if where else f"end its name in .{', .'.join(ENDINGS)}"
+        raise UserError(f"{option}: the format of {source!r} is told neither by its ending nor by its first lines; {advice}")
     return _read(text, kind, data, roles)
 
 
