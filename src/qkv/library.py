@@ -101,7 +101,7 @@ def _recipe_of_table(
 def _recipe_of_text(source: str, overrides: Iterable[str], quick: bool, folder: Path | None) -> Recipe:
     from qkv.data.named import NAMES
 
-    if not Path(source).is_file() and source not in NAMES:
+    if not Path(source).exists() and source not in NAMES:
         here = [entry.name for entry in Path().iterdir() if entry.is_file()]
         raise UserError(f"there is no file {source!r} and no known data set of that name; {nearest(source, [*here, *NAMES])}")
     if folder and (folder / "spec.yaml").is_file():

@@ -173,6 +173,7 @@ REFUSED = {
     "more than all probability": (["the", "--top-p", "1.5"], "--top-p: 1.5 given, but it should be less than or equal to 1"),
     "an unknown overflow": (["the", "--overflow", "wrap"], "--overflow: 'wrap' given, but it should be 'slide' or 'refuse'"),
     "an empty stop string": (["the", "--stop", ""], "--stop: "),
+    "too many samples": (["the", "--num-samples", "1" + "0" * 30], "'--num-samples': Input should be less than or equal to 10000"),
     "no sample": (["the", "--num-samples", "0"], "invalid value for '--num-samples'"),
 }
 

@@ -32,6 +32,7 @@ def test_the_folder_has_a_name_by_default(qkv: Call, run: Path, tmp_path: Path, 
         (("blocks.0.mixer=gruu",), "there is no branch 'gruu'; did you mean 'gru'?"),
         (("gru",), "there is no '=' in it"),
         (("blocks.0.mixer=gru", "--heal", "-3"), "-3 steps are asked for"),
+        (("blocks.0.mixer=gru", "--heal", "9" * 12), "heal: 999999999999 steps are asked for; give 0 for none, or at most"),
         ((), "missing argument"),
     ],
 )

@@ -96,6 +96,11 @@ def recipe(content: str) -> Callable[[Path], list[str]]:
     return make
 
 
+def pipe(here: Path) -> list[str]:
+    os.mkfifo(here / "pipe")
+    return ["train", "pipe"]
+
+
 def command(*args: str) -> Callable[[Path], list[str]]:
     return lambda _: ["train", *args]
 
@@ -107,6 +112,7 @@ BAD = {
     "not UTF-8": (text(b"caf\xe9 " * 300), "is not UTF-8"),
     "a directory": (command("."), "this is a folder, and not a run; give a recipe or model file; '.' holds tiny.yaml"),
     "a directory as text": (command("tiny.yaml", "data.source=."), "data.source: '.' is a directory; name one text file"),
+    "a pipe": (pipe, "data.source: 'pipe' is not a regular file, and a text is read more than once; name a text file"),
     "a missing recipe": (command("tinny.yaml"), "tinny.yaml: there is no such file; did you mean 'tiny.yaml'?"),
     "a missing text": (command("test.txt"), "there is no file 'test.txt' and no known data set of that name; did you mean 'text.txt'?"),
     "an unknown data set": (command("tinyshakespear"), "did you mean 'tinyshakespeare'?"),

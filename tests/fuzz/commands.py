@@ -59,7 +59,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "info": ("lm",),
     "accept": ("lm",),
     "schema": ("model",),
-    "demo": ("--out", "out", "data.source=text.txt", "data.tokenizer=characters", *SHORT),
+    "demo": ("--out", "out", "data.source=text.txt", "data.tokenizer=characters", *SHORT, "model.width=20", "model.context_length=16"),
 }
 FILES_NAMED = ("--data", "--validation", "--test", "--from")
 """Options that name a file to read."""

@@ -40,7 +40,7 @@ def generate_command(
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be given several times.")] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="The same seed gives the same text; default: a new one.")] = None,
     overflow: Annotated[str | None, typer.Option(metavar="slide|refuse", help="Past the context: forget the oldest, or refuse.")] = None,
-    num_samples: Annotated[int, typer.Option(metavar="N", min=1, help="How many texts.")] = 1,
+    num_samples: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="How many texts.")] = 1,
     num_beams: Annotated[int | None, typer.Option(metavar="K", help="Above 1: search for the most probable text, draw nothing.")] = None,
     num_return: Annotated[int | None, typer.Option(metavar="N", help="How many of the best texts of a search.")] = None,
     length_penalty: Annotated[float | None, typer.Option(metavar="A", help="Rank texts by log probability / length ** A.")] = None,

@@ -19,7 +19,8 @@ from qkv.models.transplant import KEPT, NEW, Moved, in_words, transplant
 from qkv.report.exam import words
 from qkv.report.figures import fixed, short, size
 from qkv.spec.adapt import LoRA, Whole
-from qkv.spec.errors import UserError
+from qkv.spec.base import LARGEST
+from qkv.spec.errors import UserError, quoted
 from qkv.spec.recipe import Recipe
 from qkv.spec.surgery import operated, unrolled
 from qkv.spec.training import Constant
@@ -124,8 +125,8 @@ def told(moved: list[Moved]) -> list[str]:
 
 def _recipe(old: Run, changes: list[str], heal: int, data: str | None) -> Recipe:
     """What the new run is: the old one's recipe with other parts, its tokenizer as it is, and a training of ``heal`` steps."""
-    if heal < 0:
-        raise UserError(f"heal: {heal} steps are asked for; give 0 for none, or more")
+    if not 0 <= heal <= LARGEST:
+        raise UserError(f"heal: {quoted(heal)} steps are asked for; give 0 for none, or at most {LARGEST:,}")
     source = data or old.recipe.data.source
     if source == NOT_SAID:
         raise UserError(f"{old.folder} does not say what it was trained on; give --data, a text to measure and heal it with")
