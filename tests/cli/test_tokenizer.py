@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,10 @@ def test_what_cannot_be_done_is_one_sentence(qkv: Call, args: list[str], sentenc
     assert (said.code, said.out) == (2, "")
     assert sentence in said.err
     assert said.err.count("\n") == 1
+
+
+def test_a_pipe_is_refused_and_not_waited_for(qkv: Call, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    said = qkv("tokenizer", "train", tmp_path / "pipe", "--out", tmp_path / "made.json")
+    assert said.code == 2
+    assert "pipe is not a regular file, and a text is read more than once" in said.err

@@ -71,7 +71,11 @@ def _train(scheme: spec.Tokenizer, files: list[str], out: Path) -> None:
     sample = trainer_of(scheme).sample
     if not files and sample != 0:
         raise UserError(f"the tokenizer {scheme.kind!r} is learned from text; name at least one text file")
-    texts = [Text.of_file(Path(name).expanduser(), name) for name in files]
+    paths = {name: Path(name).expanduser() for name in files}
+    for name, path in paths.items():
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise UserError(f"{name} is not a regular file, and a text is read more than once; name a text file")
+    texts = [Text.of_file(paths[name], name) for name in files]
     characters = sum(text.characters() for text in texts)
     if not characters and sample != 0:
         raise UserError(f"there is no text in {', '.join(files)}")
