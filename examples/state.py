@@ -6,6 +6,7 @@ python examples/state.py
 import torch
 
 import qkv
+from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
 from qkv.state.tree import nbytes, rows
 
@@ -48,7 +49,7 @@ print("rewound to 5 and read one again:", state.positions.tolist())
 
 # Rows of different lengths go together, padded on the right; each row counts its own positions.
 ragged = torch.tensor([[11, 12, 13, 14, 15], [21, 22, 0, 0, 0]])
-_, both = model(ragged, model.init_state(batch=2), lengths=torch.tensor([5, 2]))
+_, both = model(Signal(ragged, lengths=torch.tensor([5, 2])), model.init_state(batch=2))
 next_logits, both = model(torch.tensor([[16], [23]]), both)
 torch.testing.assert_close(next_logits[0], logits[0], atol=1e-5, rtol=0)
 print("ragged rows:", both.positions.tolist())

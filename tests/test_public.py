@@ -20,6 +20,7 @@ NAMES = {
     "Model",
     "Recipe",
     "Run",
+    "Signal",
     "SpecError",
     "Training",
     "UserError",

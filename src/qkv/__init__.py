@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qkv import spec as spec
+    from qkv.layers.signal import Signal as Signal
     from qkv.library import cost as cost
     from qkv.library import embed as embed
     from qkv.library import evaluate as evaluate
@@ -50,6 +51,7 @@ _HOMES = {
     "Model": "qkv.spec.model",
     "Recipe": "qkv.spec.recipe",
     "Run": "qkv.training.run",
+    "Signal": "qkv.layers.signal",
     "SpecError": "qkv.spec.errors",
     "Training": "qkv.spec.training",
     "UserError": "qkv.spec.errors",

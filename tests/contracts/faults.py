@@ -201,9 +201,9 @@ def all_empty(state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 def position_one_late(original: Any) -> Any:
     """Where there is a state, every position is counted one too high."""
 
-    def context(self: Any, ids: Tensor, state: Any, *rest: Any) -> Context:
-        found = original(self, ids, state, *rest)
-        return found if state is None else replace(found, positions=found.positions + 1)
+    def context(self: Any, *args: Any) -> Context:
+        found = original(self, *args)
+        return replace(found, positions=found.positions + 1)
 
     return context
 
@@ -237,17 +237,22 @@ def without_cap(head: Any) -> Any:
     return head
 
 
-def without_scale(frontend: Any) -> Any:
-    frontend.scale = 1.0
-    return frontend
+def without_scale(original: Any) -> Any:
+    """Token vectors are not multiplied by √D."""
+
+    def forward(self: Any, signal: Any, context: Any) -> Any:
+        with patch.object(self, "scale", 1.0):
+            return original(self, signal, context)
+
+    return forward
 
 
 def padding_counted(original: Any) -> Any:
-    def features(self: Any, ids: Tensor, state: Any = None, *rest: Any, **given: Any) -> Any:
-        x, after = original(self, ids, state, *rest, **given)
-        return x, after if state is None else after._replace(positions=state.positions + ids.shape[1])
+    def read(self: Any, signal: Any, state: Any, *rest: Any) -> Any:
+        x, context, after = original(self, signal, state, *rest)
+        return x, context, after if state is None else after._replace(positions=state.positions + signal.values.shape[1])
 
-    return features
+    return read
 
 
 def documents_run_on(segments: Tensor) -> Tensor:

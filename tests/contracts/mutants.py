@@ -54,6 +54,7 @@ from tests.contracts.faults import (
     without_sinks,
 )
 
+from qkv.frontends import frontend, text
 from qkv.layers import memory_layer, relative, residuals
 from qkv.mixers import (
     additive_attention,
@@ -182,9 +183,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("rows() forgets one leaf", (*ATTENTION, *LINEAR), instead(tree, "rows", one_leaf_forgotten)),
     Mutant("rows() shares memory", ATTENTION, instead(tree, "rows", not_copied)),
     Mutant("keys and values exchanged in the file", ATTENTION, instead(tree, "save", saved_exchanged)),
-    Mutant("positions off by one", ("stack",), instead(transformer.Transformer, "_going_on", position_one_late)),
-    Mutant("padding counted as positions", ("stack",), instead(transformer.Transformer, "features", padding_counted)),
-    Mutant("positions do not restart in a document", ("stack",), instead(transformer, "_restarted", lambda _: documents_run_on)),
+    Mutant("positions off by one", ("stack",), instead(frontend.Frontend, "_following", position_one_late)),
+    Mutant("padding counted as positions", ("stack",), instead(transformer.Transformer, "_read", padding_counted)),
+    Mutant("positions do not restart in a document", ("stack",), instead(frontend, "_restarted", lambda _: documents_run_on)),
     Mutant("fixed capacity not kept", ("stack",), result(transformer.Transformer, "init_state", lambda s: s._replace(limit=s.limit * 0))),
     Mutant("rewind does nothing", ("stack",), argument(transformer.Transformer, "rewind", 2, torch.zeros_like)),
     Mutant(
@@ -197,7 +198,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("residual dropped", ("stack",), instead(residuals.Residual, "joined", lambda _: lambda self, x, y: y)),
     Mutant("parallel branches in sequence", ("stack",), instead(block.Block, "forward", in_sequence)),
     Mutant("soft cap dropped", ("stack",), result(heads, "LanguageModelHead", without_cap)),
-    Mutant("token vectors not scaled", ("stack",), result(transformer, "TextFrontend", without_scale)),
+    Mutant("token vectors not scaled", ("stack",), instead(text.TextFrontend, "forward", without_scale)),
     Mutant("lengths of the memory ignored in cross-attention", CROSS, instead(cross_attention.CrossAttention, "_sites", whole_memory)),
     Mutant("memory seen up to the query's own position", CROSS, instead(cross_attention, "Full", lambda _: masks.Causal)),
     Mutant("scale dropped in cross-attention", CROSS, result(cross_attention, "Problem", lambda p: replace(p, scale=1.0))),
@@ -210,14 +211,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("every layer reads the first layer's memory", FORM, memory_of(lambda i, count: 0)),
     Mutant("every layer reads the last layer's memory", FORM, memory_of(lambda i, count: count - 1)),
     Mutant("layers read the memory of the one before", FORM, memory_of(lambda i, count: max(i - 1, 0))),
-    Mutant("encoder reads its padding", FORM, argument(transformer.Encoder, "forward", 2, nothing)),
+    Mutant("encoder reads its padding", FORM, argument(transformer.Encoder, "forward", 1, lambda signal: replace(signal, lengths=None))),
     Mutant("memory not normed", FORM, instead(transformer.Encoder, "forward", not_normed)),
     Mutant("prefix dropped", PREFIX, prefix_seen(lambda length, key: key < 0)),
     Mutant("prefix one too long", PREFIX, prefix_seen(lambda length, key: key <= length)),
     Mutant("prefix one too short", PREFIX, prefix_seen(lambda length, key: key < length - 1)),
-    Mutant(
-        "prefix forgotten where there is a state", PREFIX, result(transformer.Transformer, "_going_on", lambda c: replace(c, prefix=None))
-    ),
+    Mutant("prefix forgotten where there is a state", PREFIX, result(frontend.Frontend, "_following", lambda c: replace(c, prefix=None))),
     Mutant("decoder sees later positions", (*FORM, *PREFIX), mask_changed(lambda mask: mask_spec.Full())),
     Mutant("every state may be rewound", ("stack",), lambda: patch.object(transformer.Transformer, "rewindable", True)),
 )

@@ -14,8 +14,9 @@ from tests.contracts.references import REFERENCES
 from tests.contracts.samples import VOCABULARY, WIDTH
 from torch import Tensor, nn
 
-from qkv.layers.context import Context, Memory
+from qkv.layers.context import MEMORY, Context, Memory
 from qkv.layers.norms import BatchNorm
+from qkv.layers.signal import Signal
 from qkv.mixers.registry import build_branch
 from qkv.models.build import build
 from qkv.spec import masks
@@ -125,8 +126,8 @@ class OneBranch(Subject):
         positions = torch.arange(x.shape[1])[None]
         if segments is not None:
             positions = torch.tensor([[row[:i].count(row[i]) for i in range(len(row))] for row in segments.tolist()])
-        memory = self._memory(x.shape[0]) if self.part.reads_memory else None
-        return self.module(x, Context(positions, lengths, segments, end=x.shape[1], memory=memory))[0]
+        memories = {MEMORY: self._memory(x.shape[0])} if self.part.reads_memory else {}
+        return self.module(x, Context(positions, lengths, segments, end=x.shape[1], memories=memories))[0]
 
     def _memory(self, batch: int) -> Memory:
         """The same for every row, so that a row alone can stand for it: three vectors, and two of junk behind them."""
@@ -189,13 +190,13 @@ class Stack(Subject):
         return torch.randint(self.tokens, (batch, length), generator=torch.Generator().manual_seed(seed))
 
     def whole(self, x: Tensor, lengths: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
-        return self.module(x, lengths=lengths, segments=segments)[0]
+        return self.module(Signal(x, lengths=lengths, segments=segments))[0]
 
     def start(self, batch: int, capacity: int | None = None) -> Any:
         return self.module.init_state(batch, capacity)
 
     def call(self, x: Tensor, state: Any, lengths: Tensor | None = None) -> tuple[Tensor, Any]:
-        return self.module(x, state, lengths)
+        return self.module(Signal(x, lengths), state)
 
     def rewind(self, state: Any, lengths: Tensor) -> Any:
         return self.module.rewind(state, lengths)
@@ -213,10 +214,10 @@ class EncoderDecoder(Stack):
     SOURCE = (3, 1, 4, 1, 5, 2, 2)
 
     def _memory(self, batch: int) -> Memory:
-        return self.module.encode(torch.tensor([self.SOURCE] * batch), torch.full((batch,), REAL + 2))  # type: ignore[operator]
+        return self.module.encode(Signal(torch.tensor([self.SOURCE] * batch), lengths=torch.full((batch,), REAL + 2)))  # type: ignore[operator]
 
     def whole(self, x: Tensor, lengths: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
-        return self.module(x, lengths=lengths, segments=segments, memory=self._memory(x.shape[0]))[0]
+        return self.module(Signal(x, lengths=lengths, segments=segments), memory=self._memory(x.shape[0]))[0]
 
     def start(self, batch: int, capacity: int | None = None) -> Any:
         return self.module.init_state(batch, capacity, self._memory(batch))  # type: ignore[operator]
@@ -249,12 +250,12 @@ class PrefixDecoder(Stack):
 
     def whole(self, x: Tensor, lengths: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         known = None if lengths is None else lengths + self.before
-        return self.module(self._joined(x), lengths=known, prefix=self._prefix(x.shape[0]))[0][:, self.before :]
+        return self.module(Signal(self._joined(x), lengths=known, prefix=self._prefix(x.shape[0])))[0][:, self.before :]
 
     def start(self, batch: int, capacity: int | None = None) -> Any:
         state = self.module.init_state(batch, None if capacity is None else capacity + self.before)  # type: ignore[operator]
         nothing = torch.zeros(batch, 0, dtype=torch.long)
-        return self.module(self._joined(nothing), state, prefix=self._prefix(batch))[1]
+        return self.module(Signal(self._joined(nothing), prefix=self._prefix(batch)), state)[1]
 
     def rewind(self, state: Any, lengths: Tensor) -> Any:
         return super().rewind(state, lengths + self.before)

@@ -10,6 +10,7 @@ from tests.contracts.battery import CHECKS, assert_kept
 from tests.contracts.samples import EVERYTHING, FORMS, SAMPLES, STACKS
 from tests.contracts.subjects import EncoderDecoder, PrefixDecoder, Stack, whole_model
 
+from qkv.layers.signal import Signal
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.parts import Norm, Positions, Residual
@@ -61,4 +62,4 @@ def test_a_state_goes_back_to_what_it_has_seen_and_nowhere_else(length: int) -> 
 def test_packed_documents_and_a_state_exclude_each_other() -> None:
     m = Stack(STACKS["plain"]).module
     with pytest.raises(UserError, match="give each document a row of its own"):
-        m(torch.zeros(1, 2, dtype=torch.long), m.init_state(1), segments=torch.zeros(1, 2, dtype=torch.long))  # type: ignore[operator]
+        m(Signal(torch.zeros(1, 2, dtype=torch.long), segments=torch.zeros(1, 2, dtype=torch.long)), m.init_state(1))  # type: ignore[operator]

@@ -17,6 +17,7 @@ from qkv.data.batches import Batches
 from qkv.data.corpus import Corpus
 from qkv.data.layouts import LAYOUTS
 from qkv.data.rows import random
+from qkv.layers.signal import Signal
 from qkv.spec.data import Batching, LengthBuckets, Packed, RandomCrops, TokenBuckets
 from qkv.spec.errors import UserError
 
@@ -30,14 +31,15 @@ def prose(seed: int, lines: int = 60) -> str:
 
 
 def same(a: Batch, b: Batch) -> bool:
-    pairs = [(a.ids, b.ids), (a.targets, b.targets), (a.lengths, b.lengths), (a.segments, b.segments)]
+    read, other = a.input, b.input
+    pairs = [(read.values, other.values), (a.targets, b.targets), (read.lengths, other.lengths), (read.segments, other.segments)]
     return all((x is None and y is None) or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
 
 
 def rows_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
     """Each row's inputs and targets without padding."""
-    lengths = [batch.ids.shape[1]] * len(batch.ids) if batch.lengths is None else batch.lengths.tolist()
-    return [(ids[:n], targets[:n]) for ids, targets, n in zip(batch.ids.tolist(), batch.targets.tolist(), lengths, strict=True)]
+    lengths = [batch.input.values.shape[1]] * len(batch.input.values) if batch.input.lengths is None else batch.input.lengths.tolist()
+    return [(ids[:n], targets[:n]) for ids, targets, n in zip(batch.input.values.tolist(), batch.targets.tolist(), lengths, strict=True)]
 
 
 @pytest.fixture(params=LAYOUTS_OF_THE_SPEC, ids=lambda b: b.kind)
@@ -77,26 +79,26 @@ def test_other_seeds_and_steps_give_other_batches(corpus: Corpus, batching: Batc
 
 def test_a_batch_is_the_callers_own(corpus: Corpus, batching: Batching) -> None:
     batches = Batches(corpus, batching, 5, 16)
-    batches.batch(0).ids.zero_()
+    batches.batch(0).input.values.zero_()
     next(batches.validation()).targets.zero_()
-    assert batches.batch(0).ids.any()
+    assert batches.batch(0).input.values.any()
     assert next(batches.validation()).targets.any()
 
 
 def test_all_is_int64_and_fits_together(corpus: Corpus, batching: Batching) -> None:
     batches = Batches(corpus, batching, 5, 16)
     for batch in (*map(batches.batch, range(30)), *batches.validation()):
-        tensors = [batch.ids, batch.targets, batch.lengths, batch.segments]
+        tensors = [batch.input.values, batch.targets, batch.input.lengths, batch.input.segments]
         assert {t.dtype for t in tensors if t is not None} == {torch.int64}
-        assert batch.ids.shape == batch.targets.shape
-        assert 1 <= batch.ids.shape[0] <= 5
-        assert 1 <= batch.ids.shape[1] <= 16
+        assert batch.input.values.shape == batch.targets.shape
+        assert 1 <= batch.input.values.shape[0] <= 5
+        assert 1 <= batch.input.values.shape[1] <= 16
         assert all(t.is_contiguous() for t in tensors if t is not None)
-        if batch.lengths is not None:
-            padding = torch.arange(batch.ids.shape[1]) >= batch.lengths[:, None]
-            assert batch.ids[padding].eq(0).all()
+        if batch.input.lengths is not None:
+            padding = torch.arange(batch.input.values.shape[1]) >= batch.input.lengths[:, None]
+            assert batch.input.values[padding].eq(0).all()
             assert batch.targets[padding].eq(IGNORED).all()
-            assert batch.lengths.max() == batch.ids.shape[1] or batching.kind != "length_buckets"
+            assert batch.input.lengths.max() == batch.input.values.shape[1] or batching.kind != "length_buckets"
 
 
 def test_validation_covers_every_target_of_the_part_once(corpus: Corpus, batching: Batching) -> None:
@@ -170,8 +172,8 @@ def test_segments_and_targets_of_packed_rows_follow_a_plain_loop(seed: int, leng
     if len(part.ids) <= length:
         return
     for batch in Batches(corpus, Packed(separator=separator), 3, length).validation():
-        assert batch.segments is not None
-        for (_, targets), segments in zip(rows_of(batch), batch.segments.tolist(), strict=True):
+        assert batch.input.segments is not None
+        for (_, targets), segments in zip(rows_of(batch), batch.input.segments.tolist(), strict=True):
             here = document_of[row * length : row * length + length + 1]
             numbers = [here[i] - here[0] for i in range(len(targets))]
             assert segments[: len(targets)] == numbers
@@ -195,7 +197,7 @@ def test_an_epoch_of_buckets_shows_every_document_once_in_pieces_of_the_context(
     epochs = []
     for epoch in range(2):
         seen = [batches.batch(epoch * steps + step) for step in range(steps)]
-        assert sum(len(batch.ids) < 5 for batch in seen) <= 1
+        assert sum(len(batch.input.values) < 5 for batch in seen) <= 1
         assert Counter(tuple([*ids, targets[-1]]) for batch in seen for ids, targets in rows_of(batch)) == expected
         epochs.append(seen)
     assert not all(same(a, b) for a, b in zip(*epochs, strict=True))
@@ -208,8 +210,8 @@ def test_more_buckets_pad_less_and_the_share_is_the_measured_one(tmp_path: Path)
         batches = Batches(corpus, LengthBuckets(buckets=buckets), 8, 30)
         rows = LAYOUTS[LengthBuckets](LengthBuckets(buckets=buckets), corpus.splits["train"], 8, 30, 0).num_rows  # type: ignore[attr-defined]
         seen = [batches.batch(step) for step in range(-(-rows // 8))]
-        real = sum(int(batch.lengths.sum()) if batch.lengths is not None else batch.ids.numel() for batch in seen)
-        assert batches.padding == pytest.approx(1 - real / sum(batch.ids.numel() for batch in seen))
+        real = sum(int(batch.input.lengths.sum()) if batch.input.lengths is not None else batch.input.values.numel() for batch in seen)
+        assert batches.padding == pytest.approx(1 - real / sum(batch.input.values.numel() for batch in seen))
         shares.append(batches.padding)
     assert shares == sorted(shares, reverse=True)
     assert shares[0] > 0.2
@@ -219,7 +221,7 @@ def test_more_buckets_pad_less_and_the_share_is_the_measured_one(tmp_path: Path)
 def test_rows_that_are_full_have_no_padding(tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path, prose(0))
     assert Batches(corpus, RandomCrops(), 5, 16).padding == 0.0
-    assert Batches(corpus, RandomCrops(), 5, 16).batch(0).lengths is None
+    assert Batches(corpus, RandomCrops(), 5, 16).batch(0).input.lengths is None
 
 
 @pytest.mark.parametrize(
@@ -270,7 +272,7 @@ def test_token_buckets_show_every_document_once_and_never_hold_more_positions(tm
     targets = len(corpus.train) - len(corpus.splits["train"].documents)  # the last token of a document has no target
     for step in range(10_000):
         batch = batches.batch(step)
-        assert batch.ids.numel() <= 40
+        assert batch.input.values.numel() <= 40
         seen += batch.num_targets
         if seen >= targets:
             break
@@ -293,8 +295,9 @@ def test_any_seed_and_step_have_numbers_of_their_own(seed: int, step: int) -> No
 def test_a_batch_moves_whole_and_counts_its_targets(tmp_path: Path) -> None:
     ids = torch.arange(6).view(2, 3)
     targets = torch.tensor([[1, 2, IGNORED], [4, IGNORED, IGNORED]])
-    batch = Batch(ids, targets, torch.tensor([2, 1]), torch.zeros(2, 3, dtype=torch.int64))
+    batch = Batch.of(Signal(ids, torch.tensor([2, 1]), torch.zeros(2, 3, dtype=torch.int64)), targets)
     assert batch.num_targets == 3
     moved = batch.to("meta")
-    assert {t.device.type for t in (moved.ids, moved.targets, moved.lengths, moved.segments) if t is not None} == {"meta"}
-    assert Batch(ids, targets).to("cpu").lengths is None
+    read = moved.input
+    assert {t.device.type for t in (read.values, moved.targets, read.lengths, read.segments) if t is not None} == {"meta"}
+    assert Batch.of(ids, targets).to("cpu").input.lengths is None

@@ -13,17 +13,21 @@ from transformers.models.bert.modeling_bert import BertEmbeddings
 
 from qkv.frontends.text import TextFrontend
 from qkv.layers.context import Context
+from qkv.layers.signal import Signal
 from qkv.ops.positions import sinusoid
+from qkv.spec.branches import Branch
 from qkv.spec.errors import SpecError, UserError
-from qkv.spec.model import Model, Text
+from qkv.spec.model import Block, Model, Stack, Text
 from qkv.spec.parts import LayerNorm, Learned, NoPositions, Positions, Sinusoidal
+from qkv.spec.relative_attention import RelativeAttention
 
 WIDTH, LENGTH = 8, 10
 IDS = torch.tensor([[3, 0, 6], [1, 1, 5]])
 
 
-def built(part: Text) -> TextFrontend:
-    frontend = TextFrontend(part, WIDTH, LENGTH)
+def built(part: Text, *branches: Branch) -> TextFrontend:
+    blocks = (Block(branches=branches),) if branches else ()
+    frontend = TextFrontend(part, Stack(frontend=part, context_length=LENGTH, blocks=blocks), WIDTH)
     generator = torch.Generator().manual_seed(0)
     for parameter in frontend.parameters():
         parameter.data.normal_(generator=generator)
@@ -31,7 +35,7 @@ def built(part: Text) -> TextFrontend:
 
 
 def applied(frontend: TextFrontend, positions: Tensor | None = None) -> Tensor:
-    return frontend(IDS, Context(torch.arange(3)[None] if positions is None else positions, end=3))
+    return frontend(Signal(IDS), Context(torch.arange(3)[None] if positions is None else positions, end=3))
 
 
 @pytest.mark.parametrize("scale", [False, True])
@@ -137,7 +141,7 @@ def test_types_and_norm_are_bert_s(types: Tensor | None) -> None:
         }
     )
     expected = theirs(IDS, token_type_ids=None if types is None else types.expand(2, -1))
-    seen = frontend(IDS, Context(torch.arange(3)[None], end=3, types=types))
+    seen = frontend(Signal(IDS), Context(torch.arange(3)[None], end=3, types=types))
     torch.testing.assert_close(seen, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -145,7 +149,7 @@ def test_types_stand_beside_the_tokens_and_before_the_positions() -> None:
     """Concatenated positions leave the types half of the width; scaled are the tokens alone."""
     frontend = built(Text(vocab_size=7, types=2, join="concatenate", scale=True))
     assert frontend.types is not None
-    seen = frontend(IDS, Context(torch.arange(3)[None], end=3, types=torch.ones_like(IDS)))
+    seen = frontend(Signal(IDS), Context(torch.arange(3)[None], end=3, types=torch.ones_like(IDS)))
     torch.testing.assert_close(seen[..., : WIDTH // 2], frontend.table[IDS] * math.sqrt(WIDTH) + frontend.types[1])
 
 
@@ -158,7 +162,7 @@ def test_types_stand_beside_the_tokens_and_before_the_positions() -> None:
 )
 def test_types_that_do_not_fit_are_refused(part: Text, types: Tensor, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        built(part)(IDS, Context(torch.arange(3)[None], end=3, types=types))
+        built(part)(Signal(IDS), Context(torch.arange(3)[None], end=3, types=types))
 
 
 def test_an_id_of_minus_one_is_the_query_vector() -> None:
@@ -168,7 +172,7 @@ def test_an_id_of_minus_one_is_the_query_vector() -> None:
     context = Context(torch.arange(3)[None], end=3)
     ids = IDS.clone()
     ids[0, 1] = -1
-    seen, without = frontend(ids, context), frontend(IDS, context)
+    seen, without = frontend(Signal(ids), context), frontend(Signal(IDS), context)
     assert torch.equal(seen[1], without[1])
     torch.testing.assert_close(seen[0, 1] - without[0, 1], math.sqrt(WIDTH) * (frontend.query[0, 0] - frontend.table[IDS[0, 1]]))
     seen[0, 1].sum().backward()
@@ -178,8 +182,8 @@ def test_an_id_of_minus_one_is_the_query_vector() -> None:
 
 
 def test_types_may_be_read_by_someone_behind_the_front_end() -> None:
-    frontend, types = TextFrontend(Text(vocab_size=7, positions=NoPositions()), WIDTH, 8, typed=True), torch.ones_like(IDS)
+    frontend, types = built(Text(vocab_size=7, positions=NoPositions()), RelativeAttention(by_type=True)), torch.ones_like(IDS)
     frontend.table.data.normal_()
-    assert torch.equal(frontend(IDS, Context(torch.arange(3)[None], end=3, types=types)), frontend.table[IDS])
+    assert torch.equal(frontend(Signal(IDS), Context(torch.arange(3)[None], end=3, types=types)), frontend.table[IDS])
     with pytest.raises(UserError, match="2 × 2 types are given for 2 × 3 tokens"):
-        frontend(IDS, Context(torch.arange(3)[None], end=3, types=types[:, :2]))
+        frontend(Signal(IDS), Context(torch.arange(3)[None], end=3, types=types[:, :2]))

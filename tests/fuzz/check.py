@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.inspection.cost import cost
+from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.base import Part, Spec
 from qkv.spec.errors import UserError
 from qkv.spec.lsh_attention import LSHAttention
-from qkv.spec.model import Model, Stack, Text
+from qkv.spec.model import Model, Stack
 from qkv.spec.plain import plain
 from qkv.spec.training import Optimizer
 from qkv.training.optimisers import build_optimizer
@@ -111,7 +112,7 @@ def decode(model: Transformer, given: dict[str, Any], chance: random.Random) -> 
     for start, end in [(0, first), *((i, i + 1) for i in range(first, row["ids"].shape[1]))]:
         more = {"prefix": row["prefix"]} if "prefix" in row and not start else {}
         more |= {"types": row["types"][:, start:end]} if "types" in row else {}
-        y, state = model.features(row["ids"][:, start:end], state, **more)
+        y, state = model.features(Signal(row["ids"][:, start:end], **more), state)
         outs.append(y)
     got = torch.cat(outs, 1)
     off = float((got - expected).abs().max()) if got.numel() else 0.0
@@ -135,7 +136,7 @@ def inputs(model: Transformer, chance: random.Random) -> dict[str, Any]:
     if spec.reads_prefix and not spec.latents:
         given["prefix"] = torch.tensor([chance.randint(0, length) for _ in range(2)])
     if spec.types_read([0]):
-        count = spec.frontend.types if isinstance(spec.frontend, Text) and spec.frontend.types else 2
+        count = spec.frontend.num_types or 2
         given["types"] = torch.tensor([[chance.randrange(count) for _ in range(length)] for _ in range(2)])
     if model.encoder is not None:
         assert spec.encoder is not None
@@ -151,7 +152,7 @@ def _ids(frontend: Any, length: int, chance: random.Random) -> Tensor:
 
 
 def _length(spec: Stack, limit: int | None) -> int:
-    limits = [limit, spec.frontend.positions.limit(spec.context_length) if isinstance(spec.frontend, Text) else None]
+    limits = [limit, spec.frontend.limit(spec.context_length)]
     return min([LENGTH, *(limit for limit in limits if limit is not None)])
 
 
@@ -167,7 +168,7 @@ def _integers(value: Any) -> list[int]:
 
 
 def _memory(model: Transformer, given: dict[str, Any], lengths: Tensor | None = None) -> Any:
-    return model.encode(given["source"], lengths) if model.encoder is not None else None
+    return model.encode(Signal(given["source"], lengths=lengths)) if model.encoder is not None else None
 
 
 def _call(model: Transformer, given: dict[str, Any], lengths: Tensor | None = None, headless: bool = False) -> Tensor:
@@ -175,7 +176,7 @@ def _call(model: Transformer, given: dict[str, Any], lengths: Tensor | None = No
     if "prefix" in given:
         known["prefix"] = given["prefix"] if lengths is None else torch.minimum(given["prefix"], lengths)
     read = model.features if headless else model
-    return read(given["ids"], lengths=lengths, memory=_memory(model, given), **known)[0]
+    return read(Signal(given["ids"], lengths=lengths, **known), memory=_memory(model, given))[0]
 
 
 def _loss(y: Tensor) -> Tensor:

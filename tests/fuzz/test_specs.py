@@ -9,6 +9,7 @@ import torch
 from tests.fuzz import check, draw, specs
 from torch import Tensor
 
+from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.ops.linear_attention.reference import linear_attention
@@ -37,8 +38,8 @@ def test_a_state_remembers_the_prefix_that_a_mask_asks_for_later(mask: str) -> N
     spec = decoding(mask)
     assert (spec.decodes, spec.reads_prefix) == (True, True)
     model, ids, prefix = build(spec).double(), torch.tensor([[1, 2, 3, 4, 5, 6, 7]]), torch.tensor([3])
-    whole, _ = model(ids, prefix=prefix)
-    first, state = model(ids[:, :3], model.init_state(1), prefix=prefix)
+    whole, _ = model(Signal(ids, prefix=prefix))
+    first, state = model(Signal(ids[:, :3], prefix=prefix), model.init_state(1))
     rest = []
     for i in range(3, 7):
         logits, state = model(ids[:, i : i + 1], state)

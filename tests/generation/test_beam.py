@@ -18,6 +18,7 @@ from qkv.generation import beam
 from qkv.generation.beam import BeamSearch, Hypothesis, beam_search
 from qkv.generation.context import first_seen
 from qkv.generation.sample import generate
+from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import SpecError, UserError
@@ -217,8 +218,8 @@ def test_a_batch_is_its_rows_one_by_one_though_they_end_at_different_times(name:
 
 def test_rows_that_are_done_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     m, read = model("gru"), []
-    features = m.features
-    monkeypatch.setattr(m, "features", lambda ids, *a, **k: read.append(tuple(ids.shape)) or features(ids, *a, **k))
+    reads = m._read
+    monkeypatch.setattr(m, "_read", lambda signal, *a: read.append(tuple(signal.values.shape)) or reads(signal, *a))
     generation = BEAMS.changed(early_stopping=True, num_beams=2, num_return=1, max_new_tokens=40)
     ends = [4, 9, 6]
     found = beam_search(m, PROMPTS, generation, ends=lambda row, new: len(new) >= ends[row])
@@ -384,7 +385,7 @@ def test_an_encoder_decoder_is_searched_with_the_memory_of_its_source(layers: st
     prompts = [[1], [1], [1, 2]]
     ids = torch.tensor([source + [0] * (5 - len(source)) for source in SOURCES])
     lengths = torch.tensor([len(source) for source in SOURCES])
-    found = beam_search(m, prompts, generation, end, memory=m.encode(ids, lengths))
+    found = beam_search(m, prompts, generation, end, memory=m.encode(Signal(ids, lengths=lengths)))
     limit = 8 if positions == "learned" else None
     for got, source, prompt in zip(found, SOURCES, prompts, strict=True):
         memory = m.encode(torch.tensor([source]))

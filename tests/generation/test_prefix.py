@@ -7,6 +7,7 @@ import torch
 
 from qkv.generation.beam import beam_search
 from qkv.generation.sample import generate
+from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.generation import Generation
@@ -31,7 +32,7 @@ def reread(model: Transformer, prompt: list[int], new: int) -> list[int]:
     """Greedy, the whole text read anew for each token."""
     text = list(prompt)
     for _ in range(new):
-        logits, _ = model(torch.tensor([text]), prefix=torch.tensor([len(prompt)]))
+        logits, _ = model(Signal(torch.tensor([text]), prefix=torch.tensor([len(prompt)])))
         text.append(int(logits[0, -1].argmax()))
     return text[len(prompt) :]
 
@@ -48,7 +49,7 @@ def test_ragged_prompts_are_their_own_prefixes(positions: str) -> None:
 def test_the_prefix_matters() -> None:
     model = prefix_model()
     ids = torch.tensor([PROMPTS[0]])
-    with_prefix, _ = model(ids, prefix=torch.tensor([5]))
+    with_prefix, _ = model(Signal(ids, prefix=torch.tensor([5])))
     without, _ = model(ids)
     assert not torch.allclose(with_prefix[0, 0], without[0, 0])
 
@@ -60,6 +61,6 @@ def test_a_text_that_slides_keeps_what_is_left_of_its_prefix() -> None:
     for token in written:
         if len(text) - start > 6:
             start += 3
-        logits, _ = model(torch.tensor([text[start:]]), prefix=torch.tensor([max(0, 5 - start)]))
+        logits, _ = model(Signal(torch.tensor([text[start:]]), prefix=torch.tensor([max(0, 5 - start)])))
         assert token == int(logits[0, -1].argmax())
         text.append(token)

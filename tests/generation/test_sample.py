@@ -121,8 +121,8 @@ def test_refusing_names_the_numbers_and_allows_the_last_position() -> None:
 
 def test_one_forward_pass_reads_one_new_token_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     m, read = model("all"), []
-    features = m.features
-    monkeypatch.setattr(m, "features", lambda ids, *a, **k: read.append(tuple(ids.shape)) or features(ids, *a, **k))
+    reads = m._read
+    monkeypatch.setattr(m, "_read", lambda signal, *a: read.append(tuple(signal.values.shape)) or reads(signal, *a))
     generate(m, PROMPTS, GREEDY.changed(max_new_tokens=5))
     assert read == [(3, 9)] + [(3, 1)] * 4
 

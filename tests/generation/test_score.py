@@ -45,8 +45,8 @@ def test_all_options_of_two_tokens_hold_all_probability() -> None:
 @pytest.mark.parametrize("options", [[[6], [22], [0]], [[6]]])
 def test_options_of_one_token_need_the_prompt_alone(options: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     m, read = model("gru"), []
-    features = m.features
-    monkeypatch.setattr(m, "features", lambda ids, *a, **k: read.append(tuple(ids.shape)) or features(ids, *a, **k))
+    reads = m._read
+    monkeypatch.setattr(m, "_read", lambda signal, *a: read.append(tuple(signal.values.shape)) or reads(signal, *a))
     got = score_options(m, PROMPT, options)
     assert read == [(1, 5)]
     assert [s.sum for s in got] == pytest.approx([full_pass(m, PROMPT, option) for option in options], abs=1e-4)
@@ -54,8 +54,8 @@ def test_options_of_one_token_need_the_prompt_alone(options: list[list[int]], mo
 
 def test_the_prompt_is_read_once_and_the_options_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     m, read = model("all"), []
-    features = m.features
-    monkeypatch.setattr(m, "features", lambda ids, *a, **k: read.append(tuple(ids.shape)) or features(ids, *a, **k))
+    reads = m._read
+    monkeypatch.setattr(m, "_read", lambda signal, *a: read.append(tuple(signal.values.shape)) or reads(signal, *a))
     score_options(m, PROMPT, OPTIONS)
     assert read == [(1, 5), (3, 5)]
 

@@ -107,8 +107,8 @@ def test_texts_of_a_batch_are_those_of_one_by_one_though_they_end_at_different_t
 def test_no_forward_pass_after_the_last_row_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     m, tokenizer = system("characters")
     free = generate_text(m, tokenizer, "the", DRAWN)
-    features, calls = m.features, []
-    monkeypatch.setattr(m, "features", lambda *a, **k: calls.append(1) or features(*a, **k))
+    reads, calls = m._read, []
+    monkeypatch.setattr(m, "_read", lambda *a: calls.append(1) or reads(*a))
     text = generate_text(m, tokenizer, "the", DRAWN.changed(stop=(free[20],)))
     assert len(calls) == len(text) + 1
 

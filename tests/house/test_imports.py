@@ -26,7 +26,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mixers": ("spec", "ops", "state", "layers"),
     "models": BELOW_MODELS,
     "tokenizers": ("spec",),
-    "data": ("system", "spec", "tokenizers"),
+    "data": ("system", "spec", "tokenizers", "layers"),
     "tasks": (*BELOW_TASKS, "generation"),
     "generation": BELOW_TASKS,
     "inspection": BELOW_TASKS,

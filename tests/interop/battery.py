@@ -20,6 +20,7 @@ from qkv.generation.sample import generate
 from qkv.interop.family import Family
 from qkv.interop.load import Published, load_published
 from qkv.interop.registry import FAMILIES
+from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
 from qkv.spec.generation import Generation
 
@@ -83,7 +84,7 @@ def our_words(pair: Pair, beams: int = 1) -> list[list[int]]:
         return generate(pair.ours, pair.rows, search)
     ids, real = padded(pair.rows)
     with torch.no_grad():
-        memory = pair.ours.encode(ids, real.sum(1))
+        memory = pair.ours.encode(Signal(ids, lengths=real.sum(1)))
         found = beam_search(pair.ours, [[START]] * len(ids), search, memory=memory)
     return [best[0].tokens for best in found]
 
@@ -127,9 +128,9 @@ def our_answer(pair: Pair) -> Tensor:
     ids, real = padded(pair.rows)
     lengths = real.sum(1)
     if pair.ours.encoder is None:
-        return pair.ours(ids, lengths=lengths)[0]
+        return pair.ours(Signal(ids, lengths=lengths))[0]
     targets, there = padded(pair.targets)
-    return pair.ours(targets, lengths=there.sum(1), memory=pair.ours.encode(ids, lengths))[0]
+    return pair.ours(Signal(targets, lengths=there.sum(1)), memory=pair.ours.encode(Signal(ids, lengths=lengths)))[0]
 
 
 def their_answer(pair: Pair, left: bool = False) -> Tensor:

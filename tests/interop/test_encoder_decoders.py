@@ -33,6 +33,7 @@ from qkv.cli.main import main
 from qkv.interop.check import compare
 from qkv.interop.load import load_published
 from qkv.interop.save import save_published
+from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.spec.errors import UserError
 from qkv.spec.heads import LanguageModelHead
@@ -225,7 +226,7 @@ def test_classes_of_a_text_that_the_decoder_reads_one_token_later(tmp_path: Path
     model = load_published(tmp_path).model
     with torch.no_grad():
         wanted = theirs(ids, attention_mask=(ids != 1).long()).logits
-        found = model(later, lengths=lengths, memory=model.encode(ids, lengths))[0]
+        found = model(Signal(later, lengths=lengths), memory=model.encode(Signal(ids, lengths=lengths)))[0]
     assert torch.allclose(found, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
     with pytest.raises(UserError, match="'classification' on an encoder–decoder, which no task of qkv asks"):
         qkv.load(tmp_path)

@@ -33,6 +33,7 @@ from qkv.cli.main import main
 from qkv.interop.load import load_published
 from qkv.interop.normal import normal
 from qkv.interop.save import save_published
+from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.spec.errors import UserError
 from qkv.spec.heads import TokenHead
@@ -67,8 +68,8 @@ def test_the_two_texts_of_a_pair_have_their_types(tmp_path: Path) -> None:
     with torch.no_grad():
         wanted = theirs(ids, attention_mask=real.long(), token_type_ids=types).logits
         model = load_published(tmp_path).model
-        assert apart(model(ids, lengths=lengths, types=types)[0], wanted) < 1e-5
-        assert apart(model(ids, lengths=lengths)[0], wanted) > 1e-3
+        assert apart(model(Signal(ids, lengths=lengths, types=types))[0], wanted) < 1e-5
+        assert apart(model(Signal(ids, lengths=lengths))[0], wanted) > 1e-3
 
 
 def test_pretraining_has_one_head_more_which_is_ignored_for_a_reason(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from qkv.interop.load import load_published
 from qkv.interop.normal import normal
 from qkv.interop.save import save_published
 from qkv.interop.where import everywhere, where
+from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import FeedForward
@@ -95,7 +96,7 @@ def test_what_is_written_another_way_is_saved_as_one(tmp_path: Path) -> None:
     theirs = PerceiverForMaskedLM.from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
     ids, real = padded([[5, 6, 7, 8, 9, 10, 11, 12, 13], [4, 5]])
     answer = theirs(ids, attention_mask=real).logits
-    torch.testing.assert_close(model(ids, lengths=real.sum(1))[0][real.bool()], answer[real.bool()], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model(Signal(ids, lengths=real.sum(1)))[0][real.bool()], answer[real.bool()], rtol=1e-4, atol=1e-5)
     assert normal(load_published(tmp_path / "ours").spec) == normal(other)
 
 

@@ -13,6 +13,7 @@ from tests.interop.folders import edit
 
 from qkv.inspection.cost import cost
 from qkv.interop.load import load_published
+from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.spec.errors import UserError
 from qkv.spec.model import Block, Model, Text
@@ -47,7 +48,7 @@ def test_the_other_form_of_debertas_head_is_read_too(tmp_path: Path) -> None:
         edit(tmp_path / "config.json", lambda tree: [tree.pop(key) for key in ("legacy", "architectures")])
         published = load_published(tmp_path)
         assert published.architecture == "DebertaV2ForMaskedLM"
-        assert apart(published.model(ids, lengths=LENGTHS)[0][REAL], wanted) < 1e-5
+        assert apart(published.model(Signal(ids, lengths=LENGTHS))[0][REAL], wanted) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -81,8 +82,8 @@ def test_a_question_is_global_as_it_is_in_longformer(tmp_path: Path) -> None:
         found = theirs(ids, attention_mask=real.long())
         wanted = torch.stack((found.start_logits, found.end_logits), -1)[real]
         model = load_published(tmp_path).model
-        assert apart(model(ids, lengths=lengths, prefix=few)[0][real], wanted) < 1e-5
-        assert apart(model(ids, lengths=lengths)[0][real], wanted) > 1e-3
+        assert apart(model(Signal(ids, lengths=lengths, prefix=few))[0][real], wanted) < 1e-5
+        assert apart(model(Signal(ids, lengths=lengths))[0][real], wanted) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -103,8 +104,8 @@ def test_the_types_of_xlnet_are_read_by_its_attention(tmp_path: Path) -> None:
     with torch.no_grad():
         wanted = theirs(ids, attention_mask=REAL.float(), token_type_ids=types).logits[REAL]
         model = load_published(tmp_path).model
-        assert apart(model(ids, lengths=LENGTHS, types=types)[0][REAL], wanted) < 1e-5
-        assert apart(model(ids, lengths=LENGTHS)[0][REAL], wanted) > 1e-3
+        assert apart(model(Signal(ids, lengths=LENGTHS, types=types))[0][REAL], wanted) < 1e-5
+        assert apart(model(Signal(ids, lengths=LENGTHS))[0][REAL], wanted) > 1e-3
 
 
 def test_a_text_that_xlnet_pads_on_the_left_has_the_same_classes(tmp_path: Path) -> None:
@@ -114,7 +115,7 @@ def test_a_text_that_xlnet_pads_on_the_left_has_the_same_classes(tmp_path: Path)
     left = torch.stack([row.roll(11 - length) for row, length in zip(ids, LENGTHS.tolist(), strict=True)])
     with torch.no_grad():
         wanted = theirs(left, attention_mask=REAL.flip(1).float()).logits
-        assert apart(load_published(tmp_path).model(ids, lengths=LENGTHS)[0], wanted) < 1e-5
+        assert apart(load_published(tmp_path).model(Signal(ids, lengths=LENGTHS))[0], wanted) < 1e-5
 
 
 def test_xlnets_query_stream_is_the_sequence_behind_the_text(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from tests.mixers.modules import WIDTH, built, some
 from torch import Tensor
 
-from qkv.layers.context import Context, Memory
+from qkv.layers.context import MEMORY, Context, Memory
 from qkv.ops.additive_attention import choose
 from qkv.spec.branches import Branch
 from qkv.spec.cross import AdditiveAttention, CrossAttention, FixedContext
@@ -33,7 +33,7 @@ def memory(lengths: tuple[int, ...] = LENGTHS, dtype: torch.dtype = torch.float6
 
 
 def context(known: Memory | None, count: int, past: int = 0) -> Context:
-    return Context(torch.arange(past, past + count)[None], start=past, end=past + count, memory=known)
+    return Context(torch.arange(past, past + count)[None], start=past, end=past + count, memories={MEMORY: known})
 
 
 def at_once(branch: Any, x: Tensor, known: Memory) -> Tensor:

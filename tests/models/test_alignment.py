@@ -66,7 +66,7 @@ def test_weights_are_computed_for_those_alone_who_ask(monkeypatch: pytest.Monkey
     for branch in m.branches:
         monkeypatch.setattr(type(branch), "memory_weights", lambda *_: pytest.fail("nobody asked"), raising=False)
     m(ids, memory=memory, tap=lambda name, _: seen.append(name))
-    assert seen == [f"blocks.0.branches.{j}" for j in range(5)]
+    assert seen == ["frontend", *(f"blocks.0.branches.{j}" for j in range(5))]
 
 
 def test_weights_can_be_seen_while_decoding() -> None:

@@ -9,6 +9,8 @@ import torch
 from tests.models.stacks import SEVEN, VOCABULARY, ids, model
 from torch import Tensor
 
+from qkv.layers.context import Memory
+from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import Attention, FeedForward
@@ -32,24 +34,25 @@ def built(name: str) -> Transformer:
     return build(MODELS[name]).eval()
 
 
-def call(m: Transformer, x: Tensor, **given: Any) -> Tensor:
+def call(m: Transformer, x: Signal | Tensor, memory: Memory | None = None) -> Tensor:
     """One call without a state; a memory of as many rows, where the model reads one."""
-    if m.encoder is not None and "memory" not in given:
-        given["memory"] = m.encode(ids(x.shape[0] if x.dim() else 1, 4))
-    return m(x, **given)[0]
+    if m.encoder is not None and memory is None:
+        values = Signal.of(x).values
+        memory = m.encode(ids(values.shape[0] if values.dim() else 1, 4))
+    return m(x, memory=memory)[0]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_no_rows_have_no_answers(name: str) -> None:
     m, none = built(name), torch.zeros(0, 4, dtype=LONG)
     for lengths in (None, torch.zeros(0, dtype=LONG)):
-        assert call(m, none, lengths=lengths).shape == (0, 4, VOCABULARY)
+        assert call(m, Signal(none, lengths=lengths)).shape == (0, 4, VOCABULARY)
 
 
 @pytest.mark.parametrize("capacity", [None, 4])
 def test_no_rows_have_a_state(capacity: int | None) -> None:
     m = built("decoder")
-    y, state = m(torch.zeros(0, 4, dtype=LONG), m.init_state(0, capacity), torch.zeros(0, dtype=LONG))
+    y, state = m(Signal(torch.zeros(0, 4, dtype=LONG), torch.zeros(0, dtype=LONG)), m.init_state(0, capacity))
     assert y.shape == (0, 4, VOCABULARY)
     assert state is not None
     assert state.positions.shape == (0,)
@@ -69,20 +72,20 @@ WRONG_LENGTHS: dict[str, tuple[Any, str]] = {
 def test_lengths_are_a_count_for_each_row(name: str, lengths: Any, sentence: str) -> None:
     m, x = built(name), ids(2, 5)
     with pytest.raises(UserError, match=sentence):
-        call(m, x, lengths=torch.tensor(lengths))
+        call(m, Signal(x, lengths=torch.tensor(lengths)))
     if m.encoder is not None:
         with pytest.raises(UserError, match=sentence):
-            m.encode(x, torch.tensor(lengths))
+            m.encode(Signal(x, lengths=torch.tensor(lengths)))
     if m.spec.decodes:
         state = m.init_state(2, memory=m.encode(x) if m.encoder else None)
         with pytest.raises(UserError, match=sentence):
-            m(x, state, torch.tensor(lengths))
+            m(Signal(x, torch.tensor(lengths)), state)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_lengths_of_32_bits_are_read(name: str) -> None:
     m, x, lengths = built(name), ids(2, 5), torch.tensor([5, 2])
-    assert torch.equal(call(m, x.int(), lengths=lengths.int()), call(m, x, lengths=lengths))
+    assert torch.equal(call(m, Signal(x.int(), lengths=lengths.int())), call(m, Signal(x, lengths=lengths)))
 
 
 WRONG_IDS: dict[str, tuple[Any, str]] = {
@@ -123,7 +126,7 @@ def test_a_state_is_of_the_rows_of_the_ids(name: str) -> None:
     m, x = built(name), ids(2, 5)
     for rows in (1, 3):
         state = m.init_state(rows, memory=m.encode(ids(rows, 4)) if m.encoder else None)
-        with pytest.raises(UserError, match=f"the state and the ids are not of the same rows: {rows} and 2"):
+        with pytest.raises(UserError, match=f"the state and the input are not of the same rows: {rows} and 2"):
             m(x, state)
 
 
@@ -131,7 +134,7 @@ def test_a_state_is_of_the_rows_of_the_ids(name: str) -> None:
 def test_a_memory_is_of_the_rows_of_the_ids(rows: int) -> None:
     m = built("encoder-decoder")
     memory = m.encode(ids(rows, 4))
-    with pytest.raises(UserError, match=f"the memory and the ids are not of the same rows: {rows} and 2"):
+    with pytest.raises(UserError, match=f"the memory and the input are not of the same rows: {rows} and 2"):
         call(m, ids(2, 5), memory=memory)
     with pytest.raises(UserError, match=f"the memory and the state are not of the same rows: {rows} and 2"):
         m.init_state(2, memory=memory)
@@ -153,12 +156,12 @@ def test_a_state_goes_back_in_its_own_rows(lengths: list[float], sentence: str) 
 def test_a_packed_row_may_be_longer_than_a_table_whose_positions_restart(name: str, frontend: Text) -> None:
     m, x = build(MODELS[name].changed(frontend=frontend)).eval(), ids(1, 70)
     segments = (torch.arange(70) // 30)[None]
-    y = call(m, x, segments=segments)
+    y = call(m, Signal(x, segments=segments))
     for first in (0, 30, 60):
         torch.testing.assert_close(y[:, first : first + 30], call(m, x[:, first : first + 30]))
     with pytest.raises(UserError, match="40 positions are more than the 32"):
-        call(m, x, segments=(torch.arange(70) // 40)[None])
-    padded = call(m, x, segments=(torch.arange(70) // 20).clamp(max=1)[None], lengths=torch.tensor([45]))
+        call(m, Signal(x, segments=(torch.arange(70) // 40)[None]))
+    padded = call(m, Signal(x, segments=(torch.arange(70) // 20).clamp(max=1)[None], lengths=torch.tensor([45])))
     torch.testing.assert_close(padded[:, :20], call(m, x[:, :20]))
 
 
@@ -176,7 +179,7 @@ def test_a_packed_row_may_be_longer_than_a_table_whose_positions_restart(name: s
 )
 def test_what_is_said_of_positions_is_of_these_positions(name: str, given: dict[str, Tensor], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        call(built(name), ids(2, 5), **given)
+        call(built(name), Signal(ids(2, 5), **given))
 
 
 def test_everything_lies_where_the_weights_lie() -> None:
@@ -184,12 +187,12 @@ def test_everything_lies_where_the_weights_lie() -> None:
     with pytest.raises(UserError, match="ids are on meta and the model on cpu"):
         call(m, x.to("meta"))
     with pytest.raises(UserError, match="lengths are on meta and the model on cpu"):
-        call(m, x, lengths=torch.tensor([1, 2], device="meta"))
+        call(m, Signal(x, lengths=torch.tensor([1, 2], device="meta")))
     with pytest.raises(UserError, match="segments are on meta and the model on cpu"):
-        call(m, x, segments=x.to("meta"))
+        call(m, Signal(x, segments=x.to("meta")))
 
 
 def test_values_on_another_device_are_not_waited_for() -> None:
     """Ids of a device whose values are not at hand are looked up as they are: reading them would wait for the device."""
     m = built("encoder").to("meta")
-    assert m(torch.full((2, 5), 99, device="meta"), lengths=torch.tensor([7, -1], device="meta"))[0].shape == (2, 5, VOCABULARY)
+    assert m(Signal(torch.full((2, 5), 99, device="meta"), lengths=torch.tensor([7, -1], device="meta")))[0].shape == (2, 5, VOCABULARY)

@@ -10,6 +10,7 @@ from tests.models.stacks import SEVEN, ids, model, seven
 
 from qkv.layers.linear import Linear
 from qkv.layers.norms import BatchNorm
+from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.families.presets import PRESETS, preset
 from qkv.models.transformer import Transformer
@@ -88,16 +89,15 @@ def test_paths_of_parameters_are_paths_of_the_spec() -> None:
     assert {"frontend.table", "frontend.positions.table", "blocks.1.branches.0.body.qkv.weight", "norm.weight"} <= built.state_dict().keys()
     seen: list[str] = []
     built(ids(), tap=lambda name, x: seen.append(name))
-    assert seen == [f"blocks.{i}.branches.{j}" for i in range(2) for j in range(2)]
+    assert seen == ["frontend", *(f"blocks.{i}.branches.{j}" for i in range(2) for j in range(2))]
 
 
 def test_what_a_tap_returns_takes_the_place_of_what_was_computed() -> None:
     built = build(model(num_layers=2)).eval()
     with torch.no_grad():
         plain = built(ids())[0]
-        silent = built(ids(), tap=lambda name, x: torch.zeros_like(x))[0]
-        vectors = built.frontend(ids(), built.whole(ids().shape[1], None, None, {}))
-        alone = built.head(built.norm(vectors, built.whole(ids().shape[1], None, None, {})))
+        silent = built(ids(), tap=lambda name, x: torch.zeros_like(x) if name != "frontend" else None)[0]
+        alone = built.head(built.norm(*built.embed(Signal(ids()))))
     torch.testing.assert_close(silent, alone)
     assert not torch.allclose(silent, plain, atol=1e-4)
 

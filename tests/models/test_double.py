@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from qkv.layers.context import Context
 from qkv.layers.norms import build_norm
+from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.spec.branches import Attention, Branch
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
@@ -91,7 +92,7 @@ def test_every_kind_of_head_is_here() -> None:
 def test_heads(head: Head) -> None:
     block = Block(branches=(Attention(num_heads=2),))
     m = build(Model(width=8, frontend=Text(vocab_size=5), blocks=(block,), head=head)).double()
-    watched(lambda: m(torch.tensor([[1, 2, 3], [4, 0, 0]]), lengths=torch.tensor([3, 1]))[0].sum().backward())
+    watched(lambda: m(Signal(torch.tensor([[1, 2, 3], [4, 0, 0]]), lengths=torch.tensor([3, 1])))[0].sum().backward())
 
 
 @pytest.mark.parametrize("name", STACKS)

@@ -10,8 +10,9 @@ from tests.mixers.modules import built as built_branch
 from tests.models.stacks import VOCABULARY, model
 from torch import Tensor, nn
 
-from qkv.layers.context import Context, Memory
+from qkv.layers.context import MEMORY, Context, Memory
 from qkv.layers.norms import BatchNorm as BatchNormModule
+from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import GRU, LSTM, Attention, Branch, CausalConvolution, Convolution, FeedForward
@@ -83,7 +84,7 @@ def test_cross_attention_is_self_attention_over_the_concatenation_that_sees_the_
     shown = (torch.arange(slots + count) < lengths[:, None])[:, None].expand(-1, slots + count, -1)
     context = Context(torch.arange(slots + count)[None], end=slots + count, visible=shown)
     expected = joined_attention(cross, part, width)(torch.cat((memory, x), 1), context)[0][:, slots:]
-    seen = cross(x, Context(torch.arange(count)[None], end=count, memory=Memory((memory,), lengths)))[0]
+    seen = cross(x, Context(torch.arange(count)[None], end=count, memories={MEMORY: Memory((memory,), lengths)}))[0]
     torch.testing.assert_close(seen, expected)
     for got, right in zip(*(torch.autograd.grad(y.square().sum(), (x, memory)) for y in (seen, expected)), strict=True):
         torch.testing.assert_close(got, right)
@@ -137,12 +138,14 @@ def test_an_encoder_decoder_is_that_of_torch() -> None:
         torch_block(theirs, own, crossing=True)
     source, target = some_ids(3, 7), some_ids(3, 5, seed=2)
     known = torch.tensor([7, 3, 5])
-    x, y = (stack.frontend(ids, Context(torch.arange(ids.shape[1])[None])) for stack, ids in ((ours.encoder, source), (ours, target)))
+    x, y = (
+        stack.frontend(Signal(ids), Context(torch.arange(ids.shape[1])[None])) for stack, ids in ((ours.encoder, source), (ours, target))
+    )
     hidden_keys = torch.arange(7) >= known[:, None]
     later = torch.ones(5, 5, dtype=torch.bool).triu(1)
     memory = reads(x, src_key_padding_mask=hidden_keys)
     expected = writes(y, memory, tgt_mask=later, memory_key_padding_mask=hidden_keys) @ ours.frontend.table.t()
-    seen = ours(target, memory=ours.encode(source, known))[0]
+    seen = ours(target, memory=ours.encode(Signal(source, lengths=known)))[0]
     # The angles of sinusoidal positions are computed once for both, so what is left is the order of sums.
     torch.testing.assert_close(seen, expected, rtol=1e-9, atol=1e-9)
 
@@ -194,7 +197,7 @@ def test_padded_rows_of_an_encoder_are_those_alone(head: str, reader: str, norm:
     block = Block(branches=READERS[reader], norm=NORMS[norm])
     m = double(model(block, num_layers=2, frontend=TEXT, norm=NORMS[norm], head=HEADS[head]))
     ids = some_ids(3, 9)
-    seen = m(padded(ids, LENGTHS), lengths=LENGTHS)[0]
+    seen = m(Signal(padded(ids, LENGTHS), lengths=LENGTHS))[0]
     same_rows(seen, [m(ids[row : row + 1, :length])[0] for row, length in enumerate(LENGTHS.tolist())])
 
 
@@ -206,8 +209,8 @@ def test_padded_rows_of_an_encoder_decoder_are_those_alone(reader: str, writer: 
     reads = encoder(blocks=(Block(branches=READERS[reader], norm=NORMS[norm]),), norm=NORMS[norm])
     m = double(model(Block(branches=WRITERS[writer], norm=NORMS[norm]), frontend=TEXT, norm=NORMS[norm], encoder=reads))
     sources, targets, written = some_ids(3, 9), some_ids(3, 6, seed=2), torch.tensor([2, 6, 5])
-    memory = m.encode(padded(sources, LENGTHS), LENGTHS)
-    seen = m(padded(targets, written), lengths=written, memory=memory)[0]
+    memory = m.encode(Signal(padded(sources, LENGTHS), lengths=LENGTHS))
+    seen = m(Signal(padded(targets, written), lengths=written), memory=memory)[0]
     alone = [
         m(targets[row : row + 1, :n], memory=m.encode(sources[row : row + 1, :length]))[0]
         for row, (length, n) in enumerate(zip(LENGTHS.tolist(), written.tolist(), strict=True))
@@ -226,8 +229,8 @@ def prefix_decoder(norm: Norm | None = None, **fields: Any) -> Model:
 @torch.no_grad()
 def test_padded_rows_of_a_prefix_decoder_are_those_alone(norm: str) -> None:
     m, ids, prefix = double(prefix_decoder(NORMS[norm])), some_ids(3, 9), torch.tensor([4, 1, 0])
-    seen = m(padded(ids, LENGTHS), lengths=LENGTHS, prefix=prefix)[0]
-    same_rows(seen, [m(ids[row : row + 1, :n], prefix=prefix[row : row + 1])[0] for row, n in enumerate(LENGTHS.tolist())])
+    seen = m(Signal(padded(ids, LENGTHS), lengths=LENGTHS, prefix=prefix))[0]
+    same_rows(seen, [m(Signal(ids[row : row + 1, :n], prefix=prefix[row : row + 1]))[0] for row, n in enumerate(LENGTHS.tolist())])
 
 
 def losses(m: Transformer, answer: Tensor, real: Tensor) -> Tensor:
@@ -243,8 +246,8 @@ def test_no_gradient_comes_from_padding(writer: str, norm: str) -> None:
     sources, targets, written = some_ids(3, 9), some_ids(3, 6, seed=2), torch.tensor([2, 6, 5])
     found = []
     for junk in (0, JUNK):
-        memory = m.encode(padded(sources, LENGTHS, junk), LENGTHS)
-        answer = m(padded(targets, written, junk), lengths=written, memory=memory)[0]
+        memory = m.encode(Signal(padded(sources, LENGTHS, junk), lengths=LENGTHS))
+        answer = m(Signal(padded(targets, written, junk), lengths=written), memory=memory)[0]
         m.zero_grad()
         losses(m, answer, torch.arange(6) < written[:, None]).backward()
         found.append([p.grad.clone() for p in m.parameters() if p.grad is not None])
@@ -262,8 +265,8 @@ def test_batch_norm_learns_from_real_tokens_of_source_and_target_alone() -> None
     for junk, more in ((0, 0), (JUNK, 0), (JUNK, 4)):
         m = double(spec).train()
         rows = [torch.cat((ids, some_ids(3, more)), 1) for ids in (sources, targets)]
-        memory = m.encode(padded(rows[0], LENGTHS, junk), LENGTHS)
-        answer = m(padded(rows[1], written, junk), lengths=written, memory=memory)[0][:, :6]
+        memory = m.encode(Signal(padded(rows[0], LENGTHS, junk), lengths=LENGTHS))
+        answer = m(Signal(padded(rows[1], written, junk), lengths=written), memory=memory)[0][:, :6]
         real = torch.arange(6) < written[:, None]
         losses(m, answer, real).backward()
         norms = [norm for norm in m.modules() if isinstance(norm, BatchNormModule)]
@@ -293,7 +296,7 @@ def test_layer_i_reads_the_normed_output_of_encoder_layer_i() -> None:
     memory = m.encode(source)
     assert len(memory.vectors) == 3
     context = Context(torch.arange(5)[None], end=5)
-    x = m.encoder.frontend(source, context)
+    x = m.encoder.frontend(Signal(source), context)
     for vectors, block in zip(memory.vectors, m.encoder.blocks, strict=True):
         x = block(x, context)[0]
         torch.testing.assert_close(vectors, m.encoder.norm(x, context))
@@ -321,7 +324,7 @@ def test_a_layer_reads_the_memory_of_its_own_number_and_no_other(changed: int) -
 @torch.no_grad()
 def test_decoding_reads_the_same_memory_as_one_call(memory: str) -> None:
     m, source, target, known = double(layered(memory)), some_ids(3, 9), some_ids(3, 6, seed=2), LENGTHS
-    read = m.encode(source, known)
+    read = m.encode(Signal(source, lengths=known))
     state, outs = m.init_state(3, memory=read), []
     for i in range(6):
         y, state = m(target[:, i : i + 1], state)
@@ -380,12 +383,12 @@ def test_the_prefix_sees_itself_and_the_rest_what_came_before() -> None:
     """For each row of its own prefix: the positions whose change reaches position i, in one layer."""
     spec, prefix, length = prefix_decoder().changed(num_layers=1), torch.tensor([3, 0, 6]), 6
     m, ids = double(spec), some_ids(3, length)
-    before = m(ids, prefix=prefix)[0]
+    before = m(Signal(ids, prefix=prefix))[0]
     for row, own in enumerate(prefix.tolist()):
         for j in range(length):
             changed = ids.clone()
             changed[row, j] = (ids[row, j] + 1) % VOCABULARY
-            after = m(changed, prefix=prefix)[0]
+            after = m(Signal(changed, prefix=prefix))[0]
             reached = [i for i in range(length) if not torch.allclose(after[row, i], before[row, i])]
             assert reached == [i for i in range(length) if j <= i or j < own], f"row {row}, position {j}"
             others = [other for other in range(3) if other != row]
@@ -397,4 +400,4 @@ def test_a_prefix_of_nothing_is_a_causal_model_and_one_of_all_an_encoder() -> No
     spec, ids = prefix_decoder(), some_ids(2, 6)
     for prefix, mask in ((0, Causal()), (6, Full())):
         other = spec.changed(blocks=(Block(branches=(Attention(num_heads=2, mask=mask, relative=Rope()), FeedForward())),))
-        torch.testing.assert_close(double(spec)(ids, prefix=torch.full((2,), prefix))[0], double(other)(ids)[0])
+        torch.testing.assert_close(double(spec)(Signal(ids, prefix=torch.full((2,), prefix)))[0], double(other)(ids)[0])

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 import qkv
 from qkv.generation.embed import Embedding, embed_texts
 from qkv.interop.normal import normal
+from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.base import problems_of
@@ -117,7 +118,7 @@ def test_a_model_with_latents_is_that_of_torch(asks: Queries | None) -> None:
     x = m if ours.queries is None else ours.queries.positions.table[:9].expand(3, -1, -1)  # type: ignore[index, operator]
     x = torch_block(ours.blocks[0], x, z)
     x = F.layer_norm(x, x.shape[-1:], ours.norm.weight, ours.norm.bias)  # type: ignore[arg-type]
-    torch.testing.assert_close(ours(ids, lengths=LENGTHS)[0], x @ ours.frontend.table.t())
+    torch.testing.assert_close(ours(Signal(ids, lengths=LENGTHS))[0], x @ ours.frontend.table.t())
 
 
 # Padding.
@@ -127,7 +128,7 @@ def test_a_model_with_latents_is_that_of_torch(asks: Queries | None) -> None:
 @torch.no_grad()
 def test_padded_rows_are_those_alone(form: str) -> None:
     m, ids = double(FORMS[form]), some_ids(3, 9)
-    seen = m(padded(ids, LENGTHS), lengths=LENGTHS)[0]
+    seen = m(Signal(padded(ids, LENGTHS), lengths=LENGTHS))[0]
     same_rows(seen, [m(ids[row : row + 1, :length])[0] for row, length in enumerate(LENGTHS.tolist())])
 
 
@@ -135,7 +136,7 @@ def test_padded_rows_are_those_alone(form: str) -> None:
 def test_no_gradient_comes_from_padding(form: str) -> None:
     m, ids, found = double(FORMS[form]), some_ids(3, 9), []
     for junk in (0, JUNK):
-        answer = m(padded(ids, LENGTHS, junk), lengths=LENGTHS)[0]
+        answer = m(Signal(padded(ids, LENGTHS, junk), lengths=LENGTHS))[0]
         real = answer if answer.dim() == 2 else answer[torch.arange(9) < LENGTHS[:, None]]
         m.zero_grad()
         real.square().sum().backward()
@@ -180,7 +181,7 @@ def test_a_tap_sees_the_latents_branches_and_what_they_read() -> None:
     m, names = double(perceiver()), list[str]()
     m(some_ids(2, 5), tap=lambda name, value: names.append(name))
     inside = [f"latents.blocks.{i}.branches.{j}" for i in range(3) for j in range(2)]
-    assert names == [*inside, "blocks.0.branches.0", "blocks.0.branches.1"]
+    assert names == ["frontend", *inside, "blocks.0.branches.0", "blocks.0.branches.1"]
 
 
 def test_blocks_computed_again_have_the_same_gradients() -> None:
@@ -247,7 +248,7 @@ def test_it_does_not_decode() -> None:
 )
 def test_what_keeps_vectors_of_a_row_apart_is_refused(given: dict[str, Tensor], sentence: str) -> None:
     with pytest.raises(UserError, match=f"{sentence} .* cannot be read by latents, in which all of a row meets"):
-        build(perceiver())(some_ids(1, 4), **given)
+        build(perceiver())(Signal(some_ids(1, 4), **given))
 
 
 def test_queries_of_a_learned_table_end_with_it() -> None:

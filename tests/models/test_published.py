@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
@@ -169,7 +170,7 @@ def test_rows_of_different_lengths_have_the_same_logits(models: tuple[Any, Trans
     lengths = torch.tensor([LENGTH, 7, 23])
     real = torch.arange(LENGTH) < lengths[:, None]
     expected = theirs(ids(), attention_mask=real.long()).logits
-    assert_close(ours(ids(), lengths=lengths)[0][real], expected[real])
+    assert_close(ours(Signal(ids(), lengths=lengths))[0][real], expected[real])
 
 
 @torch.no_grad()

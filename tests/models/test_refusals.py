@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.models.stacks import ids, model
 
+from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.spec.branches import GRU, Attention, FeedForward, LinearAttention
 from qkv.spec.errors import UserError
@@ -33,7 +34,7 @@ def test_input_longer_than_the_learned_table() -> None:
 def test_padding_may_stand_past_the_end_of_the_table() -> None:
     built = build(model(context_length=8)).eval()
     _, state = built(ids(2, 6), built.init_state(2))
-    logits, state = built(ids(2, 4, seed=1), state, lengths=torch.tensor([2, 1]))
+    logits, state = built(Signal(ids(2, 4, seed=1), lengths=torch.tensor([2, 1])), state)
     assert bool(logits.isfinite().all())
     assert state is not None
     assert state.positions.tolist() == [8, 7]
@@ -84,7 +85,7 @@ def test_documents_and_a_state_together() -> None:
     with pytest.raises(
         UserError, match=r"packed documents \(segments\) cannot be joined with a state; give each document a row of its own"
     ):
-        built(ids(), built.init_state(2), segments=torch.zeros(2, 9, dtype=torch.long))
+        built(Signal(ids(), segments=torch.zeros(2, 9, dtype=torch.long)), built.init_state(2))
 
 
 def test_a_vocabulary_that_nobody_knows() -> None:

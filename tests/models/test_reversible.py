@@ -11,6 +11,7 @@ from torch import Tensor
 
 from qkv.inspection.cost import cost
 from qkv.inspection.measure import count_flops
+from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import GRU, Attention, FeedForward
@@ -40,7 +41,7 @@ def gradients(model: Transformer, plain: bool, bf16: bool = False) -> dict[str, 
     model.zero_grad()
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         memory = model.encode(IDS[:, :5]) if model.encoder else None
-        logits = model(IDS, lengths=torch.tensor([7, 4]), tap=nothing if plain else None, memory=memory)[0]
+        logits = model(Signal(IDS, lengths=torch.tensor([7, 4])), tap=nothing if plain else None, memory=memory)[0]
         logits.float().pow(2).mean().backward()  # inside, where weights that were rounded may be remembered
     return {"logits": logits.detach(), **{name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}}
 

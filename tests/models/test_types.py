@@ -7,6 +7,7 @@ import torch
 from tests.models.stacks import VOCABULARY, model
 from tests.models.test_forms import LENGTHS, NORMS, SEES_ALL, double, padded, same_rows, some_ids
 
+from qkv.layers.signal import Signal
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.model import Block, Text
 from qkv.spec.parts import LayerNorm
@@ -18,9 +19,12 @@ def test_padded_rows_with_types_and_a_normed_front_end_are_those_alone(norm: str
     text = Text(vocab_size=VOCABULARY, types=2, norm=NORMS[norm])
     m = double(model(Block(branches=SEES_ALL), num_layers=2, frontend=text))
     ids, types = some_ids(3, 9), torch.arange(27).view(3, 9) % 2
-    seen = m(padded(ids, LENGTHS), lengths=LENGTHS, types=types)[0]
-    same_rows(seen, [m(ids[row : row + 1, :length], types=types[row : row + 1, :length])[0] for row, length in enumerate(LENGTHS.tolist())])
-    assert not torch.allclose(seen[0], m(ids, types=1 - types)[0][0])
+    seen = m(Signal(padded(ids, LENGTHS), lengths=LENGTHS, types=types))[0]
+    same_rows(
+        seen,
+        [m(Signal(ids[row : row + 1, :length], types=types[row : row + 1, :length]))[0] for row, length in enumerate(LENGTHS.tolist())],
+    )
+    assert not torch.allclose(seen[0], m(Signal(ids, types=1 - types))[0][0])
 
 
 @torch.no_grad()
@@ -31,6 +35,6 @@ def test_types_of_each_piece_are_given_with_it() -> None:
     ids, types = some_ids(2, 6), some_ids(2, 6, seed=4) % 3
     state, outs = m.init_state(2), []
     for piece in (slice(0, 3), slice(3, 4), slice(4, 6)):
-        y, state = m(ids[:, piece], state, types=types[:, piece])
+        y, state = m(Signal(ids[:, piece], types=types[:, piece]), state)
         outs.append(y)
-    torch.testing.assert_close(torch.cat(outs, 1), m(ids, types=types)[0])
+    torch.testing.assert_close(torch.cat(outs, 1), m(Signal(ids, types=types))[0])

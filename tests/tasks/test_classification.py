@@ -30,16 +30,16 @@ def test_a_row_is_cls_and_its_text_padded_on_the_right() -> None:
     batch = task.collator(material.recipe)([material.examples["train"][i].parts for i in (3, 1, 4, 0)])
     tokenizer = material.vocabulary.tokenizer
     wanted = [[tokenizer.special("cls"), *tokenizer.encode(ROWS[i]["text"])] for i in (3, 1, 4, 0)]
-    assert batch.lengths is not None
-    assert batch.lengths.tolist() == [len(ids) for ids in wanted]
-    assert [ids[:n] for ids, n in zip(batch.ids.tolist(), batch.lengths.tolist(), strict=True)] == wanted
-    assert all(not any(ids[n:]) for ids, n in zip(batch.ids.tolist(), batch.lengths.tolist(), strict=True))
+    assert batch.input.lengths is not None
+    assert batch.input.lengths.tolist() == [len(ids) for ids in wanted]
+    assert [ids[:n] for ids, n in zip(batch.input.values.tolist(), batch.input.lengths.tolist(), strict=True)] == wanted
+    assert all(not any(ids[n:]) for ids, n in zip(batch.input.values.tolist(), batch.input.lengths.tolist(), strict=True))
     assert [material.vocabulary.labels[i] for i in batch.targets.tolist()] == [ROWS[i]["label"] for i in (3, 1, 4, 0)]
 
 
 def test_rows_of_one_length_have_no_lengths() -> None:
     _, material = opened(labelled("a", "b"))
-    assert next(material.rows("validation")).lengths is None
+    assert next(material.rows("validation")).input.lengths is None
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -47,9 +47,9 @@ def test_rows_of_one_length_have_no_lengths() -> None:
 def test_the_loss_is_cross_entropy_with_smoothed_targets_in_float64(smoothing: float, pooling: str) -> None:
     task, material = opened(task=f"classification(label_smoothing={smoothing})", head=f"classification(pooling={pooling})")
     model, batch = model_of(material, 0.3), next(material.rows("validation", 1))
-    assert batch.lengths is not None
+    assert batch.input.lengths is not None
     wanted = plain = 0.0
-    for ids, target, length in zip(batch.ids, batch.targets.tolist(), batch.lengths.tolist(), strict=True):
+    for ids, target, length in zip(batch.input.values, batch.targets.tolist(), batch.input.lengths.tolist(), strict=True):
         nats = -model(ids[None, :length])[0][0].double().log_softmax(-1)
         wanted += float((1 - smoothing) * nats[target] + smoothing * nats.mean())
         plain += float(nats[target])
@@ -97,7 +97,7 @@ def test_labels_that_are_numbers_stand_in_their_order() -> None:
 
 def test_more_classes_than_labels_are_kept_and_fewer_refused() -> None:
     _, material = opened(head="classification(num_classes=7)")
-    assert model_of(material)(next(material.rows("validation")).ids)[0].shape[-1] == 7
+    assert model_of(material)(next(material.rows("validation")).input.values)[0].shape[-1] == 7
     with pytest.raises(SpecError, match=r"model\.head\.num_classes: 2 classes are fewer than the 3 labels of the data"):
         opened(labelled("a", "b", "c"), head="classification(num_classes=2)")
 

@@ -26,7 +26,7 @@ KINDS = ("characters", "bytes", "words", "word_list(100, lowercase=false)", "bpe
 def test_the_loss_is_that_of_the_hidden_tokens_alone(tmp_path: Path) -> None:
     task, material, model = opened(recipe_of("masked_tokens", SEES_ALL, tmp_path))
     batch = material.batch(0)
-    logits = model(batch.ids)[0].log_softmax(-1)
+    logits = model(batch.input.values)[0].log_softmax(-1)
     nats = [-logits[i, j, t] for i, row in enumerate(batch.targets.tolist()) for j, t in enumerate(row) if t != IGNORED]
     right = [int(logits[i, j].argmax() == t) for i, row in enumerate(batch.targets.tolist()) for j, t in enumerate(row) if t != IGNORED]
     assert 0 < len(nats) < batch.targets.numel() / 3
@@ -50,9 +50,9 @@ def test_the_head_is_asked_of_the_targets_alone(tmp_path: Path) -> None:
 
 def test_steps_differ_and_repeat(tmp_path: Path) -> None:
     _, material, _ = opened(recipe_of("masked_tokens", SEES_ALL, tmp_path))
-    assert material.batch(3).ids.equal(material.batch(3).ids)
-    assert not material.batch(3).ids.equal(material.batch(4).ids)
-    held_out = [[batch.ids for batch in material.rows("validation", 2)] for _ in range(2)]
+    assert material.batch(3).input.values.equal(material.batch(3).input.values)
+    assert not material.batch(3).input.values.equal(material.batch(4).input.values)
+    held_out = [[batch.input.values for batch in material.rows("validation", 2)] for _ in range(2)]
     assert all(one.equal(other) for one, other in zip(*held_out, strict=True))
     mask = material.vocabulary.tokenizer.special("mask")
     assert mask == material.recipe.model.vocab_size - 1
@@ -89,7 +89,7 @@ def test_whole_words_are_hidden_together(tmp_path: Path) -> None:
     for step in range(5):
         batch = material.batch(step)
         targets = batch.targets != IGNORED
-        text = torch.where(targets, batch.targets, batch.ids)
+        text = torch.where(targets, batch.targets, batch.input.values)
         for row, numbers in zip(targets.tolist(), words.of(text.numpy()).tolist(), strict=True):
             for number in set(numbers):
                 hidden = {chosen for chosen, own in zip(row, numbers, strict=True) if own == number}

@@ -35,8 +35,16 @@ def opened(task: str, rows: list[dict[str, Any]] | None = None, **options: Any) 
 
 
 def equal(a: Batch, b: Batch) -> bool:
-    pairs = [(getattr(a, field.name), getattr(b, field.name)) for field in fields(a)]
-    return type(a) is type(b) and all(torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y for x, y in pairs)
+    def plain(batch: Batch) -> Any:
+        read = {name: {field.name: getattr(signal, field.name) for field in fields(signal)} for name, signal in batch.signals.items()}
+        return {"read": read, "targets": batch.targets, "extras": dict(batch.extras), "count": batch.count}
+
+    def alike(x: Any, y: Any) -> bool:
+        if isinstance(x, dict):
+            return x.keys() == y.keys() and all(alike(x[name], y[name]) for name in x)
+        return torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
+
+    return alike(plain(a), plain(b))
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -70,7 +78,7 @@ def test_an_epoch_has_every_example_once(task: str, batching: str) -> None:
 def _steps_of_an_epoch(material: ExampleMaterial, total: int) -> int:
     step = count = 0
     while count < total:
-        count += len(material.batch(step).ids)
+        count += len(material.batch(step).input.values)
         step += 1
     return step
 
@@ -81,11 +89,12 @@ def _content(material: ExampleMaterial, parts: Any) -> Any:
 
 
 def _rows(batch: Batch) -> list[Any]:
-    lengths = [batch.ids.shape[1]] * len(batch.ids) if batch.lengths is None else batch.lengths.tolist()
+    lengths = [batch.input.values.shape[1]] * len(batch.input.values) if batch.input.lengths is None else batch.input.lengths.tolist()
     targets = [
-        row[:n].tolist() if batch.targets.shape == batch.ids.shape else row.tolist() for row, n in zip(batch.targets, lengths, strict=True)
+        row[:n].tolist() if batch.targets.shape == batch.input.values.shape else row.tolist()
+        for row, n in zip(batch.targets, lengths, strict=True)
     ]
-    return [repr((ids[:n].tolist(), target)) for ids, n, target in zip(batch.ids, lengths, targets, strict=True)]
+    return [repr((ids[:n].tolist(), target)) for ids, n, target in zip(batch.input.values, lengths, targets, strict=True)]
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -95,10 +104,10 @@ def test_a_held_out_part_is_read_once_and_always_the_same(task: str) -> None:
     wanted = Counter(_content(material, example.parts) for example in material.examples["validation"])
     assert Counter(row for batch in batches for row in _rows(batch)) == wanted
     assert all(equal(a, b) for a, b in zip(batches, material.rows("validation"), strict=True))
-    sizes = [batch.ids.shape[1] for batch in batches]
+    sizes = [batch.input.values.shape[1] for batch in batches]
     assert task == "translation" or sizes == sorted(sizes)
     few = list(material.rows("validation", 2))
-    assert sum(len(batch.ids) for batch in few) == min(6, sum(wanted.values()))
+    assert sum(len(batch.input.values) for batch in few) == min(6, sum(wanted.values()))
     assert sum(batch.num_targets for batch in batches) == material.epoch_targets
 
 
@@ -163,7 +172,7 @@ def text_material(tmp_path: Path, change: Any = None, seed: int = 1) -> tuple[Co
 
 
 def masked(batch: Batch, rng: np.random.Generator) -> Batch:
-    return Batch(batch.ids * torch.from_numpy(rng.integers(0, 2, batch.ids.shape)), batch.ids)
+    return Batch.of(batch.input.values * torch.from_numpy(rng.integers(0, 2, batch.input.values.shape)), batch.input.values)
 
 
 def test_a_running_text_is_changed_with_random_numbers_of_its_step(tmp_path: Path) -> None:
@@ -172,11 +181,11 @@ def test_a_running_text_is_changed_with_random_numbers_of_its_step(tmp_path: Pat
     _, again = text_material(tmp_path, masked)
     for step in (5, 0, 5):
         assert equal(material.batch(step), again.batch(step))
-        assert torch.equal(material.batch(step).targets, plain.batch(step).ids)
-    assert not torch.equal(material.batch(0).ids == 0, material.batch(1).ids == 0)
+        assert torch.equal(material.batch(step).targets, plain.batch(step).input.values)
+    assert not torch.equal(material.batch(0).input.values == 0, material.batch(1).input.values == 0)
     held_out = [list(m.rows("validation")) for m in (material, again, material)]
     assert all(equal(a, b) and equal(a, c) for a, b, c in zip(*held_out, strict=True))
-    assert not torch.equal(held_out[0][0].ids == 0, held_out[0][1].ids == 0)
+    assert not torch.equal(held_out[0][0].input.values == 0, held_out[0][1].input.values == 0)
 
 
 def test_a_running_text_knows_its_digest_and_its_scale(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.data.batch import Batch
+from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.heads import LanguageModelHead
 from qkv.spec.heads import LanguageModelHead as HeadSpec
@@ -115,7 +116,7 @@ def test_the_task_sums_nats_over_real_targets(most_logits: int, monkeypatch: pyt
     ids = torch.randint(5, (3, 6))
     targets = torch.randint(5, (3, 6))
     targets[1, 4:] = targets[2, 2:] = -100
-    batch = Batch(ids, targets, lengths=torch.tensor([6, 4, 2]))
+    batch = Batch.of(Signal(ids, lengths=torch.tensor([6, 4, 2])), targets)
     loss, count = build_task(NextToken()).summed_loss(model, batch), batch.num_targets
     assert count == 12
     expected = sum(-model(ids[i : i + 1, :n])[0].log_softmax(-1)[0, j, targets[i, j]] for i, n in enumerate((6, 4, 2)) for j in range(n))
@@ -124,10 +125,10 @@ def test_the_task_sums_nats_over_real_targets(most_logits: int, monkeypatch: pyt
 
 def test_the_tap_sees_every_branch() -> None:
     model = build(Model(width=8, num_layers=2, context_length=6, frontend=Text(vocab_size=5)))
-    batch = Batch(torch.randint(5, (2, 6)), torch.randint(5, (2, 6)))
+    batch = Batch.of(torch.randint(5, (2, 6)), torch.randint(5, (2, 6)))
     seen: list[str] = []
     build_task(NextToken()).summed_loss(model, batch, lambda name, x: seen.append(name))
-    assert seen == [f"blocks.{i}.branches.{j}" for i in range(2) for j in range(2)]
+    assert seen == ["frontend", *(f"blocks.{i}.branches.{j}" for i in range(2) for j in range(2))]
 
 
 def test_figures_are_those_of_the_definitions() -> None:

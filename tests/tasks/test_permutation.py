@@ -16,7 +16,7 @@ from qkv.data.batch import IGNORED, Batch
 from qkv.data.corruption.permutation import PermutationBatch, permutation_targets
 from qkv.data.rows import random
 from qkv.spec.errors import SpecError
-from qkv.tasks.permutation import StreamBatch, streams
+from qkv.tasks.permutation import streams
 from qkv.tasks.task import Totals
 from qkv.tokenizers.framing import Frame
 
@@ -97,12 +97,12 @@ def test_one_sequence_is_two_streams(name: str, rate: float, padded: int, tmp_pa
     _, _, model = opened(recipe_of("permutation", MODELS[name], tmp_path))
     found, mask = drawn((2, 7), 3, rate, padded), 60
     batch = streams(found, model.frontend.part.asking(mask))
-    assert bool((batch.ids < 0).any()) == (name == "query")
-    hidden, _ = model.features(batch.ids, positions=batch.positions, visible=batch.visible)
+    assert bool((batch.input.values < 0).any()) == (name == "query")
+    hidden, _ = model.features(batch.input)
     compared = 0
     for row in range(2):
         wanted = two_streams(model, found, row, mask)
-        for place, (target, position) in enumerate(zip(batch.targets[row].tolist(), batch.positions[row].tolist(), strict=True)):  # type: ignore[union-attr]
+        for place, (target, position) in enumerate(zip(batch.targets[row].tolist(), batch.input.positions[row].tolist(), strict=True)):  # type: ignore[union-attr]
             if target != IGNORED:
                 assert target == found.targets[row, position]
                 torch.testing.assert_close(hidden[row, place], wanted[position], rtol=1e-6, atol=1e-6)
@@ -113,10 +113,9 @@ def test_one_sequence_is_two_streams(name: str, rate: float, padded: int, tmp_pa
 def test_the_task_sums_the_targets_of_the_queries(tmp_path: Path) -> None:
     task, material, model = opened(recipe_of("permutation(rate=0.3)", ROPE, tmp_path))
     batch = material.batch(0)
-    assert isinstance(batch, StreamBatch)
     assert batch.targets[:, :32].eq(IGNORED).all()
-    assert not batch.visible[:, :, 32:].any()  # type: ignore[index]
-    logits = model(batch.ids, positions=batch.positions, visible=batch.visible)[0].log_softmax(-1)
+    assert not batch.input.visible[:, :, 32:].any()  # type: ignore[index]
+    logits = model(batch.input)[0].log_softmax(-1)
     picked = batch.targets != IGNORED
     nats = -logits[picked].gather(1, batch.targets[picked][:, None]).sum()
     torch.testing.assert_close(task.summed_loss(model, batch).double(), nats, rtol=1e-6, atol=0)
@@ -144,11 +143,11 @@ def test_the_same_tokens_decide_as_in_xlnet(tmp_path: Path) -> None:
     theirs = xlnet(inputs_embeds=given, perm_mask=hidden_from.float(), target_mapping=mapping).last_hidden_state[0]
 
     batch = streams(found, 60)
-    context = model.whole(batch.ids.shape[1], None, None, {"positions": batch.positions, "visible": batch.visible})
-    embedded = model.frontend.table[batch.ids].detach().requires_grad_()
+    _, context = model.embed(batch.input)
+    embedded = model.frontend.table[batch.input.values].detach().requires_grad_()
     ours = model.vectors(embedded, context)[0, 9:]
     for place, number in zip(at, range(len(at)), strict=True):
-        query = batch.positions[0, 9:].tolist().index(place)  # type: ignore[index]
+        query = batch.input.positions[0, 9:].tolist().index(place)  # type: ignore[index]
         (one,) = torch.autograd.grad(theirs[number, 0], given, retain_graph=True)
         (other,) = torch.autograd.grad(ours[query, 0], embedded, retain_graph=True)
         assert (one[0].abs().sum(-1) > 0).tolist() == (other[0, :9].abs().sum(-1) > 0).tolist() == found.query_mask[0, place].tolist()
@@ -187,5 +186,5 @@ def test_the_last_row_of_a_text_is_padded_and_its_padding_predicts_nothing(tmp_p
     _, material, _ = opened(recipe_of("permutation(rate=1.0)", ROPE, tmp_path))
     *_, last = material.rows("validation")
     plain: Batch = list(material._batches.validation(None))[-1]  # type: ignore[attr-defined]
-    assert plain.lengths is not None
-    assert last.num_targets == int(plain.lengths.sum())
+    assert plain.input.lengths is not None
+    assert last.num_targets == int(plain.input.lengths.sum())

@@ -37,9 +37,9 @@ def test_a_window_is_cls_question_sep_context_sep_and_points_at_the_answer() -> 
     batch = next(material.rows("validation"))
     cls, sep = tokenizer.special("cls"), tokenizer.special("sep")
     question, context = tokenizer.encode("where is it"), tokenizer.encode("a red cat sat on the mat")
-    assert batch.ids[0].tolist() == [cls, *question, sep, *context, sep]
+    assert batch.input.values[0].tolist() == [cls, *question, sep, *context, sep]
     assert batch.targets.tolist() == [[7, 8]]
-    assert batch.ids[0, 7:9].tolist() == tokenizer.encode("cat sat")
+    assert batch.input.values[0, 7:9].tolist() == tokenizer.encode("cat sat")
     assert (example.size, example.targets, batch.num_targets) == (13, 2, 2)
 
 
@@ -48,9 +48,14 @@ def test_windows_that_do_not_hold_the_whole_answer_point_at_cls() -> None:
     _, material = opened([row(context, "the mat")])
     batch = next(material.rows("validation"))
     words = context.split()
-    assert batch.offset.tolist() == [12, 0, 6]  # sorted by length
+    assert batch.extras["offset"].tolist() == [12, 0, 6]  # sorted by length
     for ids, (first, last), begin, end, offset in zip(
-        batch.ids.tolist(), batch.targets.tolist(), batch.begin.tolist(), batch.end.tolist(), batch.offset.tolist(), strict=True
+        batch.input.values.tolist(),
+        batch.targets.tolist(),
+        batch.extras["begin"].tolist(),
+        batch.extras["end"].tolist(),
+        batch.extras["offset"].tolist(),
+        strict=True,
     ):
         read = words[offset : offset + end - begin]
         assert ids[begin:end] == material.vocabulary.tokenizer.encode(" ".join(read))
@@ -63,13 +68,13 @@ def test_the_loss_is_that_of_two_softmaxes_over_the_real_positions() -> None:
     model = model_of(material)
     batch = next(material.rows("validation", 1))
     wanted = 0.0
-    assert batch.lengths is not None
-    for i, length in enumerate(batch.lengths.tolist()):
-        logits = model(batch.ids[i : i + 1, :length])[0][0].double()
+    assert batch.input.lengths is not None
+    for i, length in enumerate(batch.input.lengths.tolist()):
+        logits = model(batch.input.values[i : i + 1, :length])[0][0].double()
         wanted -= sum(float(logits[:, k].log_softmax(0)[batch.targets[i, k]]) for k in (0, 1))
     assert float(task.summed_loss(model, batch)) == pytest.approx(wanted, rel=1e-4)
     loss, count = task.summed_loss(model, batch), batch.num_targets
-    assert (float(loss), count) == (pytest.approx(wanted, rel=1e-4), 2 * len(batch.ids))
+    assert (float(loss), count) == (pytest.approx(wanted, rel=1e-4), 2 * len(batch.input.values))
 
 
 def test_an_exam_says_what_predict_answers() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from tests.tasks.running import opened, recipe_of
-from torch.nn import functional as F
 
 from qkv.data.rows import random
 from qkv.spec.errors import SpecError, UserError
@@ -31,8 +30,8 @@ def test_the_symbol_is_shown_first_and_asked_for_last() -> None:
     distances = set()
     for step in range(20):
         batch = material.batch(step)
-        distances.add(batch.ids.shape[1] - 2)
-        for ids, target in zip(batch.ids.tolist(), batch.targets.tolist(), strict=True):
+        distances.add(batch.input.values.shape[1] - 2)
+        for ids, target in zip(batch.input.values.tolist(), batch.targets.tolist(), strict=True):
             first, *between, last = material.vocabulary.tokenizer.decode(ids).split()
             assert (first, last) == (material.vocabulary.labels[target], "?")
             assert set(between) <= {"f0", "f1", "f2"}
@@ -45,7 +44,7 @@ def test_the_symbol_is_shown_first_and_asked_for_last() -> None:
 def test_the_loss_and_the_accuracy_are_those_of_the_last_vector() -> None:
     task, material, model = opened(recipe_of(TASK, ATTENTION))
     batch = material.batch(1)
-    hidden, _ = model.features(batch.ids)
+    hidden, _ = model.features(batch.input.values)
     logits = hidden[:, -1] @ model.head.output.weight.T + model.head.output.bias  # type: ignore[operator, union-attr]
     nats = -logits.log_softmax(-1)[torch.arange(3), batch.targets].sum()
     torch.testing.assert_close(task.summed_loss(model, batch).double(), nats, rtol=1e-5, atol=0)
@@ -62,11 +61,10 @@ def test_the_gradient_is_that_of_finite_differences(spec: dict[str, Any]) -> Non
     distance, step = 2, 1e-4
     _, norm = task.at_distance(model, material.vocabulary, distance)
     drawn = _rows(task, material, distance)
-    embedded = F.embedding(drawn.ids, model.frontend.table.detach())
+    embedded, _ = model.embed(drawn.input)
 
     def logit(x: torch.Tensor) -> torch.Tensor:
-        context = model.whole(x.shape[1], None, None, {})
-        answer = model.head(model.vectors(model.frontend.placed(x, context), context), None)
+        answer, _ = model(drawn.input, tap=lambda name, _: x if name == "frontend" else None)
         return answer.gather(1, drawn.targets[:, None])[:, 0]
 
     slopes = []

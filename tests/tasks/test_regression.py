@@ -54,9 +54,9 @@ def test_a_value_that_looks_like_an_ignored_target_counts() -> None:
 def test_the_loss_is_the_squared_error_in_float64() -> None:
     task, material = opened()
     model, batch = model_of(material), next(material.rows("validation", 1))
-    assert batch.lengths is not None
+    assert batch.input.lengths is not None
     wanted = 0.0
-    for ids, target, length in zip(batch.ids, batch.targets.double(), batch.lengths.tolist(), strict=True):
+    for ids, target, length in zip(batch.input.values, batch.targets.double(), batch.input.lengths.tolist(), strict=True):
         wanted += float((model(ids[None, :length])[0][0, 0].double() - target) ** 2)
     assert float(task.summed_loss(model, batch)) == pytest.approx(wanted, rel=1e-4)
 

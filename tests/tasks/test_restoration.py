@@ -12,9 +12,10 @@ import torch
 from tests.tasks.running import PAIR, PREFIX, TEXT, opened, recipe_of
 from torch import Tensor
 
-from qkv.data.batch import IGNORED, PairBatch
+from qkv.data.batch import IGNORED, Batch
 from qkv.data.corruption.denoise import SentencePermutation, TextInfilling, denoise
 from qkv.data.rows import random
+from qkv.layers.signal import Signal
 from qkv.spec.data import Data
 from qkv.spec.errors import SpecError, UserError
 from qkv.tasks import restoration
@@ -29,17 +30,17 @@ MODELS = {"encoder": PAIR, "prefix": PREFIX}
 TASKS = ("span_corruption", "denoising")
 
 
-def read_and_written(batch: PairBatch, eos: int, bos: int) -> Iterator[tuple[list[int], list[int]]]:
+def read_and_written(batch: Batch, eos: int, bos: int) -> Iterator[tuple[list[int], list[int]]]:
     """Source and target of each row, without marks, after a check of how they are laid out."""
-    for row in range(len(batch.ids)):
-        count = batch.ids.shape[1] if batch.lengths is None else int(batch.lengths[row])
-        ids, targets = batch.ids[row, :count].tolist(), batch.targets[row, :count].tolist()
+    for row in range(len(batch.input.values)):
+        count = batch.input.values.shape[1] if batch.input.lengths is None else int(batch.input.lengths[row])
+        ids, targets = batch.input.values[row, :count].tolist(), batch.targets[row, :count].tolist()
         if batch.source is None:
-            start = int(batch.prefix[row]) - 1  # type: ignore[index]
+            start = int(batch.input.prefix[row]) - 1  # type: ignore[index]
             source = ids[:start]
             assert set(targets[:start]) <= {IGNORED}
         else:
-            start, source = 0, batch.source[row, : batch.source_lengths[row]].tolist()  # type: ignore[index]
+            start, source = 0, batch.source.values[row, : batch.source.lengths[row]].tolist()  # type: ignore[index]
             assert source.pop() == eos
         assert ids[start:] == [bos, *targets[start:-1]]
         assert targets[-1] == eos
@@ -64,7 +65,7 @@ def test_the_spans_put_back_are_the_text(model: dict[str, Any], tmp_path: Path) 
     known = windows(material.corpus.train, task.window(material.recipe))  # type: ignore[attr-defined]
     for step in range(4):
         batch = material.batch(step)
-        assert batch.lengths is None  # every row is full
+        assert batch.input.lengths is None  # every row is full
         for source, target in read_and_written(batch, *specials(tokenizer)):  # type: ignore[arg-type]
             spans = spans_of(target, marks, len(marks))
             whole = [t for token in source for t in (spans[marks.index(token)] if token in marks else [token])]
@@ -120,7 +121,7 @@ def _after(module: Any, source: list[int], before: list[int]) -> Tensor:
     """Logits of the next token after ``before``, alone in its batch."""
     if module.encoder is None:
         ids = torch.tensor([[*source[:-1], *before]])
-        return module(ids, prefix=torch.tensor([len(source)]))[0][0, -1]
+        return module(Signal(ids, prefix=torch.tensor([len(source)])))[0][0, -1]
     return module(torch.tensor([before]), memory=module.encode(torch.tensor([source])))[0][0, -1]
 
 

@@ -13,6 +13,7 @@ from tokenizers.processors import TemplateProcessing
 
 from qkv.data.batch import IGNORED
 from qkv.data.vocabulary import Vocabulary
+from qkv.layers.signal import Signal
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.generation import Generation
 from qkv.tasks.material import ExampleMaterial
@@ -40,12 +41,12 @@ def test_with_an_encoder_source_and_target_are_two_rows() -> None:
     task, material = opened(True)
     batch = task.collator(material.recipe)([example.parts for example in material.examples["train"]])
     assert batch.source is not None
-    assert batch.lengths is not None
+    assert batch.input.lengths is not None
     for i, row in enumerate(ROWS):
         source, target, bos, eos = ids_of(material, row)
-        assert batch.source[i, : batch.source_lengths[i]].tolist() == [*source, eos]
-        assert batch.ids[i, : batch.lengths[i]].tolist() == [bos, *target]
-        assert batch.targets[i].tolist() == [*target, eos] + [IGNORED] * (batch.ids.shape[1] - len(target) - 1)
+        assert batch.source.values[i, : batch.source.lengths[i]].tolist() == [*source, eos]
+        assert batch.input.values[i, : batch.input.lengths[i]].tolist() == [bos, *target]
+        assert batch.targets[i].tolist() == [*target, eos] + [IGNORED] * (batch.input.values.shape[1] - len(target) - 1)
         assert material.examples["train"][i].size == len(source) + 1 + len(target) + 1
     assert batch.num_targets == sum(len(row["target"].split()) + 1 for row in ROWS) == material.epoch_targets
     assert batch.num_tokens == sum(example.size for example in material.examples["train"])
@@ -64,7 +65,7 @@ def test_it_may_begin_with_tokens_of_its_own(encoder: bool) -> None:
     for i, row in enumerate(ROWS):
         source, written = material.vocabulary.tokenizer.encode(row["source"]), target.encode(row["target"])
         before = [] if encoder else source
-        assert batch.ids[i].tolist()[: len(before) + len(written) + 2] == [*before, end, unknown, *written]
+        assert batch.input.values[i].tolist()[: len(before) + len(written) + 2] == [*before, end, unknown, *written]
         assert [one for one in batch.targets[i].tolist() if one != IGNORED] == [unknown, *written, end]
     model = model_of(material, 0.3)
     recipe = material.recipe.changed(sample=Generation(max_new_tokens=1, temperature=0.0))
@@ -98,14 +99,14 @@ def test_without_one_they_are_one_row_with_a_prefix() -> None:
     task, material = opened(False)
     batch = task.collator(material.recipe)([example.parts for example in material.examples["train"]])
     assert batch.source is None
-    assert batch.lengths is not None
+    assert batch.input.lengths is not None
     for i, row in enumerate(ROWS):
         source, target, bos, eos = ids_of(material, row)
-        length = int(batch.lengths[i])
-        assert batch.ids[i, :length].tolist() == [*source, bos, *target]
+        length = int(batch.input.lengths[i])
+        assert batch.input.values[i, :length].tolist() == [*source, bos, *target]
         assert batch.targets[i, :length].tolist() == [*[IGNORED] * len(source), *target, eos]
         assert set(batch.targets[i, length:].tolist()) <= {IGNORED}
-        assert int(batch.prefix[i]) == len(source) + 1
+        assert int(batch.input.prefix[i]) == len(source) + 1
 
 
 @BOTH
@@ -115,13 +116,13 @@ def test_the_loss_is_teacher_forcing_in_float64(encoder: bool, smoothing: float)
     model = model_of(material, 0.3)
     batch = task.collator(material.recipe)([example.parts for example in material.examples["train"]])
     wanted = plain = 0.0
-    for i, (ids, targets) in enumerate(zip(batch.ids, batch.targets, strict=True)):
-        length = int(batch.lengths[i])
+    for i, (ids, targets) in enumerate(zip(batch.input.values, batch.targets, strict=True)):
+        length = int(batch.input.lengths[i])
         if encoder:
-            memory = model.encode(batch.source[i : i + 1, : batch.source_lengths[i]])
+            memory = model.encode(batch.source.values[i : i + 1, : batch.source.lengths[i]])
             logits = model(ids[None, :length], memory=memory)[0][0]
         else:
-            logits = model(ids[None, :length], prefix=batch.prefix[i : i + 1])[0][0]
+            logits = model(Signal(ids[None, :length], prefix=batch.input.prefix[i : i + 1]))[0][0]
         nats = -logits.double().log_softmax(-1)
         for place, target in enumerate(targets.tolist()[:length]):
             if target != IGNORED:
@@ -155,7 +156,7 @@ def next_id(model: Any, encoder: bool, source: list[int], written: list[int], bo
         memory = model.encode(torch.tensor([[*source, eos]]))
         return int(model(torch.tensor([[bos, *written]]), memory=memory)[0][0, -1].argmax())
     ids = torch.tensor([[*source, bos, *written]])
-    return int(model(ids, prefix=torch.tensor([len(source) + 1]))[0][0, -1].argmax())
+    return int(model(Signal(ids, prefix=torch.tensor([len(source) + 1])))[0][0, -1].argmax())
 
 
 @BOTH

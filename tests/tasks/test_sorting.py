@@ -30,7 +30,7 @@ def test_rows_hold_numbers_and_the_same_in_order(name: str) -> None:
     assert material.vocabulary.labels == tuple("0123456")
     assert material.recipe.model.head.num_classes == 7  # type: ignore[attr-defined]
     batch = material.batch(3)
-    for ids, targets in zip(batch.ids.tolist(), batch.targets.tolist(), strict=True):
+    for ids, targets in zip(batch.input.values.tolist(), batch.targets.tolist(), strict=True):
         read = numbers(material, ids)
         if name == "tagged":
             assert targets == sorted(read)
@@ -42,13 +42,13 @@ def test_rows_hold_numbers_and_the_same_in_order(name: str) -> None:
 
 def test_batches_repeat_by_step_and_splits_differ() -> None:
     _, material, _ = opened(recipe_of(TASK, MODELS["tagged"]))
-    assert material.batch(5).ids.equal(material.batch(5).ids)
-    splits = {split: torch.cat([batch.ids for batch in material.rows(split)]) for split in material.splits}
-    assert splits["train"][:3].equal(material.batch(0).ids)
+    assert material.batch(5).input.values.equal(material.batch(5).input.values)
+    splits = {split: torch.cat([batch.input.values for batch in material.rows(split)]) for split in material.splits}
+    assert splits["train"][:3].equal(material.batch(0).input.values)
     for one, other in (("train", "validation"), ("validation", "test")):
         assert not splits[one].equal(splits[other])
-    assert [batch.ids.tolist() for batch in material.rows("validation", 2)] == [
-        batch.ids.tolist() for batch in list(material.rows("validation"))[:2]
+    assert [batch.input.values.tolist() for batch in material.rows("validation", 2)] == [
+        batch.input.values.tolist() for batch in list(material.rows("validation"))[:2]
     ]
     other = opened(recipe_of("sorting(length=5, high=8)", MODELS["tagged"]))[1]
     assert material.digest() != other.digest()
@@ -69,7 +69,7 @@ def test_exact_match_is_that_of_the_answers(name: str) -> None:
     with torch.no_grad():
         for batch in material.rows("validation"):
             seen.add(task.observe(model, batch))
-            for ids in batch.ids.tolist():
+            for ids in batch.input.values.tolist():
                 read = numbers(material, ids)[:2]
                 (found,) = task.predict(model, material.vocabulary, material.recipe, [{"text": " ".join(map(str, read))}])
                 right, count = right + (found["answer"] == " ".join(map(str, sorted(read)))), count + 1
@@ -82,8 +82,8 @@ def test_exact_match_is_that_of_the_answers(name: str) -> None:
 def test_the_loss_is_that_of_each_place() -> None:
     task, material, model = opened(recipe_of(TASK, MODELS["tagged"]))
     batch = material.batch(0)
-    logits = model(batch.ids)[0].log_softmax(-1)
-    nats = -sum(logits[i, k, n] for i, row in enumerate(batch.ids.tolist()) for k, n in enumerate(sorted(numbers(material, row))))
+    logits = model(batch.input.values)[0].log_softmax(-1)
+    nats = -sum(logits[i, k, n] for i, row in enumerate(batch.input.values.tolist()) for k, n in enumerate(sorted(numbers(material, row))))
     torch.testing.assert_close(task.summed_loss(model, batch).double(), torch.as_tensor(nats), rtol=1e-5, atol=0)
 
 

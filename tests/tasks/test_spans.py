@@ -108,7 +108,7 @@ def read_by_an_oracle(kind: str, context: str, answer: dict[str, object], stride
     task, material = material_of(recipe, rows, vocabulary=Vocabulary(tokenizer, tokenizer))
     oracle, seen = Oracle(), Totals()
     for batch in material.rows("validation"):
-        oracle.says = 9 * torch.nn.functional.one_hot(batch.targets, batch.ids.shape[1]).transpose(1, 2).float()
+        oracle.says = 9 * torch.nn.functional.one_hot(batch.targets, batch.input.values.shape[1]).transpose(1, 2).float()
         seen.add(task.observe(oracle, batch))
     exam = task.examine(oracle, material, "validation", seen, material.recipe)
     assert task.figures(seen, Scale(1, 1))["window_accuracy"] == 100

@@ -69,9 +69,9 @@ def test_the_loss_is_the_sum_over_words_in_float64(smoothing: float) -> None:
     recipe = recipe_for(f"token_classification(label_smoothing={smoothing})", data={"tokenizer": "bpe(300)"})
     task, material = material_of(recipe, ROWS)
     model, batch = model_of(material), next(material.rows("validation", 1))
-    assert batch.lengths is not None
+    assert batch.input.lengths is not None
     wanted = plain = 0.0
-    for ids, targets, length in zip(batch.ids, batch.targets, batch.lengths.tolist(), strict=True):
+    for ids, targets, length in zip(batch.input.values, batch.targets, batch.input.lengths.tolist(), strict=True):
         nats = -model(ids[None, :length])[0][0].double().log_softmax(-1)
         for i, target in enumerate(targets.tolist()[:length]):
             if target != IGNORED:
@@ -168,5 +168,5 @@ def test_the_batch_keeps_its_words_on_another_device() -> None:
     _, material = opened(length=4)
     batch = next(material.rows("validation"))
     moved = batch.to("cpu")
-    assert moved.unread == batch.unread
+    assert moved.extras["unread"] == batch.extras["unread"]
     assert torch.equal(moved.targets, batch.targets)

@@ -16,7 +16,7 @@ from qkv.spec.errors import SpecError, UserError
 from qkv.tasks.analogies import GROUPS, Analogy, analogies
 from qkv.tasks.registry import build_task
 from qkv.tasks.task import Totals
-from qkv.tasks.word_vectors import Lexicon, WordBatch
+from qkv.tasks.word_vectors import Lexicon
 from qkv.training.loop import train
 
 WORDS = "word_list(30)"
@@ -31,17 +31,22 @@ def sigmoid(x: float) -> float:
 def test_the_loss_is_that_of_every_pair(kind: str, tmp_path: Path) -> None:
     task, material, model = opened(recipe_of(f"{kind}(window=3, negatives=4, threshold=0.05)", VECTORS, tmp_path, WORDS))
     batch = material.batch(0)
-    assert isinstance(batch, WordBatch)
     v, u = model.frontend.table.detach().numpy(), model.head.weight.detach().numpy()  # type: ignore[operator, union-attr]
     nats, count = 0.0, 0
-    rows = zip(batch.targets.tolist(), batch.ids.tolist(), batch.present.tolist(), batch.negatives.tolist(), strict=True)  # type: ignore[union-attr]
+    rows = zip(
+        batch.targets.tolist(),
+        batch.input.values.tolist(),
+        batch.extras["present"].tolist(),
+        batch.extras["negatives"].tolist(),
+        strict=True,
+    )  # type: ignore[union-attr]
     for word, places, present, negatives in rows:
         near = [v[i] for i, there in zip(places, present, strict=True) if there]
         inner = near if kind == "skip_gram" else [np.mean(near, axis=0)]
         for x in inner:
             nats -= math.log(sigmoid(u[word] @ x)) + sum(math.log(sigmoid(-u[n] @ x)) for n in negatives if n != word)
             count += 1
-    assert any(n == word for word, row in zip(batch.targets.tolist(), batch.negatives.tolist(), strict=True) for n in row)  # type: ignore[union-attr]
+    assert any(n == word for word, row in zip(batch.targets.tolist(), batch.extras["negatives"].tolist(), strict=True) for n in row)  # type: ignore[union-attr]
     assert batch.num_targets == count
     assert task.summed_loss(model, batch).item() == pytest.approx(nats, rel=1e-6)
     seen = Totals()
@@ -58,7 +63,13 @@ def test_gradients_are_those_of_the_formula(kind: str, tmp_path: Path) -> None:
     task.summed_loss(model, batch).backward()
     v, u = table.detach().numpy(), outer.detach().numpy()  # type: ignore[operator, union-attr]
     for_v, for_u = np.zeros_like(v), np.zeros_like(u)
-    rows = zip(batch.targets.tolist(), batch.ids.tolist(), batch.present.tolist(), batch.negatives.tolist(), strict=True)  # type: ignore[attr-defined]
+    rows = zip(
+        batch.targets.tolist(),
+        batch.input.values.tolist(),
+        batch.extras["present"].tolist(),
+        batch.extras["negatives"].tolist(),
+        strict=True,
+    )  # type: ignore[attr-defined]
     for word, places, present, negatives in rows:
         near = [i for i, there in zip(places, present, strict=True) if there]
         for group in [[i] for i in near] if kind == "skip_gram" else [near]:
@@ -75,17 +86,16 @@ def test_gradients_are_those_of_the_formula(kind: str, tmp_path: Path) -> None:
 def test_unknown_words_are_neither_seen_nor_drawn_and_rows_do_not_meet(tmp_path: Path) -> None:
     _, material, _ = opened(recipe_of("skip_gram(window=4, threshold=null)", VECTORS, tmp_path, "word_list(8)"))
     unknown = material.vocabulary.tokenizer.unknown_id
-    plain = material._batches.batch(2).ids  # type: ignore[attr-defined]
+    plain = material._batches.batch(2).input.values  # type: ignore[attr-defined]
     assert (plain == unknown).any()
     kept = [[word for word in row if word != unknown] for row in plain.tolist()]
     near = {(a, b) for row in kept for i, a in enumerate(row) for b in (*row[max(0, i - 4) : i], *row[i + 1 : i + 5])}
     batch = material.batch(2)
-    assert isinstance(batch, WordBatch)
-    pairs = {(w, b) for w, row, there in zip(batch.targets.tolist(), batch.ids.tolist(), batch.present.tolist(), strict=True)  # type: ignore[union-attr]
+    pairs = {(w, b) for w, row, there in zip(batch.targets.tolist(), batch.input.values.tolist(), batch.extras["present"].tolist(), strict=True)  # type: ignore[union-attr]
              for b, t in zip(row, there, strict=True) if t}  # fmt: skip
     assert pairs <= near
     assert batch.targets.tolist() == [word for row in kept for word in row]
-    assert not (batch.negatives == unknown).any()
+    assert not (batch.extras["negatives"] == unknown).any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -186,7 +196,7 @@ def test_a_model_without_blocks_is_a_bag_of_vectors() -> None:
                                                 "head": "classification(pooling=mean)"})  # fmt: skip
     material = build_task(recipe.task).open(recipe)
     model = build(material.recipe.model, 0)
-    ids = material.batch(0).ids
+    ids = material.batch(0).input.values
     shuffled = ids[:, torch.randperm(ids.shape[1])]
     torch.testing.assert_close(model(ids)[0], model(shuffled)[0])
     mean = model.frontend.table[ids].mean(1)

@@ -86,7 +86,7 @@ def test_a_short_text_can_be_trained_on(tmp_path: Path, characters: int) -> None
     corpus = open_corpus(recipe.data)
     filled = with_vocabulary(recipe, Vocabulary(corpus.tokenizer, corpus.tokenizer))
     batches = Batches(corpus, filled.data.batching, filled.training.batch_size, filled.model.context_length)
-    assert batches.batch(0).ids.shape == (filled.training.batch_size, filled.model.context_length)
+    assert batches.batch(0).input.values.shape == (filled.training.batch_size, filled.model.context_length)
     assert filled.training.steps >= 300
 
 

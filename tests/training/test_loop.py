@@ -11,6 +11,7 @@ from tests.ops.clock import inject, quickest
 from tests.training.kill_storm import STEPS, ignore, small_recipe
 from torch.nn import functional as F
 
+from qkv.data.batch import Batch
 from qkv.data.batches import Batches
 from qkv.data.corpus import open_corpus
 from qkv.data.vocabulary import Vocabulary
@@ -47,7 +48,7 @@ def test_losses_norms_and_weights_are_those_of_a_plain_loop(text: Path, tmp_path
     steps = [e for e in events if isinstance(e, Stepped)]
     for i, rate in enumerate([0.5, 1, 0.75, 0.5, 0.25, 0]):
         batch = batches.batch(i)
-        loss = F.cross_entropy(model(batch.ids)[0].flatten(0, 1), batch.targets.flatten())
+        loss = F.cross_entropy(model(batch.input.values)[0].flatten(0, 1), batch.targets.flatten())
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -68,7 +69,7 @@ def test_accumulation_equals_the_bigger_batch(text: Path, tmp_path: Path, monkey
 
     def joined(self: Batches, step: int) -> Any:
         a, b = single(self, 2 * step), single(self, 2 * step + 1)
-        return type(a)(torch.cat((a.ids, b.ids)), torch.cat((a.targets, b.targets)))
+        return Batch.of(torch.cat((a.input.values, b.input.values)), torch.cat((a.targets, b.targets)))
 
     monkeypatch.setattr(Batches, "batch", joined)
     once = train(plain_recipe(text, steps=1, batch_size=3), tmp_path / "once", on_event=ignore)
@@ -87,7 +88,7 @@ def test_ragged_accumulation_weighs_every_target_alike(text: Path, tmp_path: Pat
     nats, count = 0.0, 0
     for i in range(3):
         batch = batches.batch(i)
-        logits, _ = model(batch.ids, lengths=batch.lengths)
+        logits, _ = model(batch.input)
         nats += F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum").item()
         count += batch.num_targets
     assert run.metrics[0]["loss"] == pytest.approx(nats / count, rel=1e-5)

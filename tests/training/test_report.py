@@ -43,7 +43,7 @@ def test_compute_is_that_of_every_position_and_weights_were_chosen_by_accuracy(t
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         for step in range(recipe.training.steps):
             batch = material.batch(step)
-            run.model(batch.ids, lengths=batch.lengths)
+            run.model(batch.input)
     assert page_data(page)["run"]["figures"]["flops"] == pytest.approx(3 * counter.get_total_flops(), rel=0.15)
 
 

@@ -17,7 +17,7 @@ from qkv.models.families.presets import PRESETS, preset
 from qkv.report.figures import short, size
 from qkv.report.table import print_table
 from qkv.spec.errors import UserError, nearest
-from qkv.spec.model import Model, Text
+from qkv.spec.model import Model
 from qkv.spec.overrides import assignments, override
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import NextToken
@@ -94,7 +94,7 @@ def _with_sizes(recipe: Recipe) -> Model:
     if isinstance(tokenizer, (BPE, Code, Unigram, WordList, WordPiece, Words)):
         ids = tokenizer.vocab_size
     if isinstance(recipe.task, NextToken) and ids is not None:
-        return model.changed(frontend=model.frontend.changed(vocab_size=ids))
+        return model.changed(frontend=model.frontend.sized(ids))
     from qkv.tasks.registry import build_task
 
     return build_task(recipe.task).sized(recipe).model
@@ -103,7 +103,7 @@ def _with_sizes(recipe: Recipe) -> Model:
 def _open_sizes(model: Model) -> bool:
     """True if a size is left to the data."""
     stacks = [model, *([model.encoder] if model.encoder else [])]
-    unknown = any(isinstance(stack.frontend, Text) and stack.frontend.vocab_size is None for stack in stacks)
+    unknown = any(stack.frontend.reads_tokens and stack.vocab_size is None for stack in stacks)
     return unknown or getattr(model.head, "num_classes", 0) is None
 
 

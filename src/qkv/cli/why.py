@@ -93,7 +93,7 @@ def _try(model: Model, training: Training) -> None:
     transformer = build(model).to(device)
     ids = torch.randint(_VOCABULARY, (2, model.context_length + 1), device=device)
     with autocast(training.precision, device):
-        loss = NextTokenTask(NextToken()).summed_loss(transformer, Batch(ids[:, :-1], ids[:, 1:]))
+        loss = NextTokenTask(NextToken()).summed_loss(transformer, Batch.of(ids[:, :-1], ids[:, 1:]))
     loss.backward()  # pyright: ignore[reportUnknownMemberType]
     build_optimizer(training.optimizer, transformer).step()
     if not model.causal:

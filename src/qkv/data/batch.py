@@ -2,66 +2,70 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Self
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from qkv.layers.signal import Signal
+
+INPUT, SOURCE = "input", "source"
+"""Names of the signals of a model's own stack and of its encoder."""
 IGNORED = -100
 """The target of a position that has no loss, as in ``torch.nn.functional.cross_entropy``."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """``ids`` (B, N) and ``targets``: (B, N), the id that follows each position or ``IGNORED``; or what else the task predicts.
+    """What is read, what is to be predicted, and what else the task needs.
 
-    ``lengths`` (B,): the real tokens of each row, the rest being padding on the right; None if no row is padded.
-    ``segments`` (B, N): the document of each position, counted from 0 in each row; None if rows are not packed.
-    ``types`` (B, N): the type of each token, such as first and second text; None where the model tells none apart. All int64.
+    signals: what is read, by name: ``INPUT`` by the model's own stack, ``SOURCE`` by its encoder.
+    targets: (B, N), the id that follows each position or ``IGNORED``; or what else the task predicts.
+    extras: what the loss or the figures need beside that, by name.
+    count: number of targets, where it is not that of the integers in ``targets`` that are not ``IGNORED``.
     """
 
-    ids: Tensor
+    signals: Mapping[str, Signal]
     targets: Tensor
-    lengths: Tensor | None = None
-    segments: Tensor | None = None
-    types: Tensor | None = None
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    count: int | None = None
+
+    @classmethod
+    def of(cls, read: Signal | Tensor, targets: Tensor, source: Signal | None = None, count: int | None = None, **extras: Any) -> Self:
+        """A batch of one signal, or of one and the source of an encoder."""
+        signals = {INPUT: Signal.of(read)} | ({} if source is None else {SOURCE: source})
+        return cls(signals, targets, extras, count)
+
+    @property
+    def input(self) -> Signal:
+        """The signal of the model's own stack."""
+        return self.signals[INPUT]
+
+    @property
+    def source(self) -> Signal | None:
+        """The signal of the encoder, if there is one."""
+        return self.signals.get(SOURCE)
 
     def to(self, device: torch.device | str) -> Self:
         """The same batch on ``device``."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return type(self)(**{name: value.to(device) if isinstance(value, Tensor) else value for name, value in own.items()})
+        signals = {name: signal.to(device) for name, signal in self.signals.items()}
+        extras = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in self.extras.items()}
+        return replace(self, signals=signals, targets=self.targets.to(device), extras=extras)
 
     @property
     def num_targets(self) -> int:
         """Positions, or rows, that have a loss."""
-        return int((self.targets != IGNORED).sum())
+        return int((self.targets != IGNORED).sum()) if self.count is None else self.count
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the model reads, padding left out."""
-        return self.ids.numel() if self.lengths is None else int(self.lengths.sum())
+        """Values that the model reads, padding left out."""
+        return sum(signal.num_read for signal in self.signals.values())
 
     @property
     def computed(self) -> tuple[int, int, int]:
-        """Rows, their positions and those of their sources: what a forward pass computes, padding included."""
-        return self.ids.shape[0], self.ids.numel(), 0
-
-
-@dataclass(frozen=True)
-class PairBatch(Batch):
-    """Sources and targets. ``source`` (B, M) with ``source_lengths`` (B,) is for an encoder; without one, ``ids`` begin with
-    the source, and ``prefix`` (B,) says how long it is."""
-
-    source: Tensor | None = None
-    source_lengths: Tensor | None = None
-    prefix: Tensor | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        return super().num_tokens + (0 if self.source_lengths is None else int(self.source_lengths.sum()))
-
-    @property
-    def computed(self) -> tuple[int, int, int]:
-        rows, positions, _ = super().computed
-        return rows, positions, 0 if self.source is None else self.source.numel()
+        """Rows, positions of their input and of all else that is read: what a forward pass computes, padding included."""
+        read = sum(signal.num_positions for signal in self.signals.values())
+        return self.input.num_rows, self.input.num_positions, read - self.input.num_positions

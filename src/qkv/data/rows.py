@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from qkv.data.batch import IGNORED, Batch
+from qkv.layers.signal import Signal
 
 
 def random(seed: int, step: int) -> np.random.Generator:
@@ -31,9 +34,9 @@ def padded_rows(ids: np.ndarray, starts: np.ndarray, targets: np.ndarray, length
     found = ids[starts[:, None] + np.minimum(place, targets[:, None])].astype(np.int64)
     padding = place[:-1] >= targets[:, None]
     batch = _batch(found)
-    batch.ids[torch.from_numpy(padding)] = 0
+    batch.input.values[torch.from_numpy(padding)] = 0
     batch.targets[torch.from_numpy(padding)] = IGNORED
-    return Batch(batch.ids, batch.targets, lengths=torch.from_numpy(targets.astype(np.int64)))
+    return Batch.of(Signal(batch.input.values, torch.from_numpy(targets.astype(np.int64))), batch.targets)
 
 
 def with_segments(batch: Batch, documents: np.ndarray, starts: np.ndarray) -> Batch:
@@ -41,15 +44,15 @@ def with_segments(batch: Batch, documents: np.ndarray, starts: np.ndarray) -> Ba
 
     ``documents``: the first position of each document in the ids; ``starts``: where each row begins in the ids.
     """
-    rows, length = batch.ids.shape
+    rows, length = batch.input.values.shape
     opens = np.zeros((rows, length + 1), np.int64)
     first = np.searchsorted(documents, starts, side="right")
     last = np.searchsorted(documents, starts + length, side="right")
     for row in range(rows):
         opens[row, documents[first[row] : last[row]] - starts[row]] = 1
     batch.targets[torch.from_numpy(opens[:, 1:] == 1)] = IGNORED
-    return Batch(batch.ids, batch.targets, batch.lengths, torch.from_numpy(np.cumsum(opens[:, :-1], axis=1)))
+    return Batch.of(replace(batch.input, segments=torch.from_numpy(np.cumsum(opens[:, :-1], axis=1))), batch.targets)
 
 
 def _batch(found: np.ndarray) -> Batch:
-    return Batch(torch.from_numpy(found[:, :-1].copy()), torch.from_numpy(found[:, 1:].copy()))
+    return Batch.of(torch.from_numpy(found[:, :-1].copy()), torch.from_numpy(found[:, 1:].copy()))

@@ -8,30 +8,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qkv.layers.context import Given
+from qkv.layers.signal import Signal
 from qkv.spec.errors import UserError
 
 _FEW = 256
 """Numbers up to which a list is read faster than a reduction runs."""
 
 
-def check_call(ids: Tensor, lengths: Tensor | None, given: Given, device: torch.device) -> None:
-    """Raise ``UserError`` if what comes with ids (B, N) is not of their rows and positions. ``device``: that of the weights."""
-    check_ids(ids, device)
-    rows, count = ids.shape
-    for name, counts in (("lengths", lengths), ("prefix lengths", given.get("prefix"))):
+def check_signal(signal: Signal, count: int, axes: int) -> None:
+    """Raise ``UserError`` if what a signal says of its rows is not of as many rows and positions. ``count``: positions that a row takes."""
+    rows, device = signal.num_rows, signal.values.device
+    for name, counts, most in (("lengths", signal.lengths, signal.values.shape[1]), ("prefix lengths", signal.prefix, count)):
         if counts is not None:
-            check_counts(name, counts, rows, count, device)
-    if not given:
-        return
-    each = ((rows, count), (1, count))
-    tables = (("segments", given.get("segments"), each[:1]), ("positions", given.get("positions"), each))
-    for name, table, shapes in (*tables, ("visible", given.get("visible"), ((rows, count, count),))):
+            check_counts(name, counts, rows, most, device)
+    each, places = ((rows, count), (1, count)), (axes,) * (axes > 1)
+    tables = (
+        ("segments", signal.segments, each[:1]),
+        ("positions", signal.positions, tuple((*shape, *places) for shape in each)),
+        ("visible", signal.visible, ((rows, count, count),)),
+    )
+    for name, table, shapes in tables:
         if table is not None:
             check_table(name, table, shapes, device)
-    memory = given.get("memory")
-    if memory is not None:
-        check_rows("the memory", memory.lengths.shape[0], "the ids", rows)
 
 
 def check_ids(ids: Tensor, device: torch.device) -> None:

@@ -6,16 +6,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.frontends.border import check_vocabulary
+from qkv.frontends.border import check_ids, check_vocabulary
+from qkv.frontends.frontend import Frontend, implements
 from qkv.layers.context import Context
 from qkv.layers.norms import build_norm
 from qkv.layers.positions import build_positions
+from qkv.layers.signal import Signal
 from qkv.ops.dropout import dropout
 from qkv.spec.errors import UserError
-from qkv.spec.model import Text
+from qkv.spec.frontends import Text
+from qkv.spec.model import Stack
 
 
-class TextFrontend(nn.Module):
+@implements(Text)
+class TextFrontend(Frontend):
     """ids (B, N) -> vectors (B, N, D): E[id] · √D if scaled, + T[type] if there are types, joined by position vectors, normed, dropout.
     D is the width of the stack, or its own.
 
@@ -23,30 +27,40 @@ class TextFrontend(nn.Module):
     With a query vector, E[-1] is it (XLNet, Yang et al. 2019).
     """
 
-    def __init__(self, part: Text, width: int, context_length: int, table: nn.Parameter | None = None, typed: bool = False):
-        """``table``: the token vectors of another front end, to be shared. ``typed``: someone behind it reads the types of tokens."""
-        super().__init__()
+    part: Text
+    table: nn.Parameter
+
+    def __init__(self, part: Text, stack: Stack, width: int, table: nn.Parameter | None = None):
+        """``table``: the token vectors of another front end, to be shared."""
+        super().__init__(part, stack)
         if part.vocab_size is None:
             raise UserError("model.frontend.vocab_size is not known: give it, or build the model together with its tokenizer")
-        self.part, self.limit = part, part.positions.limit(context_length)
         width = part.width or width
-        self.scale, self.typed = width**0.5 if part.scale else 1.0, typed or part.types > 0
+        self.scale, self.typed = width**0.5 if part.scale else 1.0, stack.reads_types or part.types > 0
         self.norm = build_norm(part.norm, width)
         width = part.vector_width(width)
         self.table = nn.Parameter(torch.empty(part.vocab_size, width)) if table is None else table
         self.types = nn.Parameter(torch.zeros(part.types, width)) if part.types else None
         self.query = nn.Parameter(torch.zeros(1, 1, width)) if part.query else None
-        self.positions = build_positions(part.positions, context_length, width)
+        self.positions = build_positions(part.positions, stack.context_length, width)
 
-    def forward(self, ids: Tensor, context: Context) -> Tensor:
-        check_vocabulary(ids, self.table.shape[0], 0 if self.query is None else -1)
-        if self.query is None:
-            return self.placed(F.embedding(ids, self.table), context)
-        x = F.embedding(ids.clamp(min=0), self.table)
-        return self.placed(torch.where(ids[..., None] < 0, self.query, x), context)
+    @property
+    def device(self) -> torch.device:
+        return self.table.device
 
-    def placed(self, x: Tensor, context: Context) -> Tensor:
-        """Vectors (B, N, width of the table) with their types and positions."""
+    def initialise(self, std: float) -> None:
+        for vectors in (self.table, self.types, self.query):
+            if vectors is not None:
+                nn.init.normal_(vectors, std=std)
+
+    def check(self, signal: Signal) -> None:
+        check_ids(signal.values, self.device)
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
+        return Signal(torch.randint(self.table.shape[0], (rows, length), generator=generator))
+
+    def forward(self, signal: Signal, context: Context) -> Tensor:
+        x = self._vectors(signal.values)
         if self.scale != 1.0:
             # Rounded to the vectors' precision, as Gemma was trained; in fp32 it is the same product.
             x = x * x.new_full((), self.scale)
@@ -58,6 +72,13 @@ class TextFrontend(nn.Module):
             vectors = self.positions(context.positions, x.dtype).to(x.dtype)
             x = x + vectors if self.part.join == "add" else torch.cat((x, vectors.expand_as(x)), -1)
         return dropout(self.norm(x, context), self.part.dropout, self.training)
+
+    def _vectors(self, ids: Tensor) -> Tensor:
+        """E[id] (B, N, width of the table)."""
+        check_vocabulary(ids, self.table.shape[0], 0 if self.query is None else -1)
+        if self.query is None:
+            return F.embedding(ids, self.table)
+        return torch.where(ids[..., None] < 0, self.query, F.embedding(ids.clamp(min=0), self.table))
 
     def _check(self, types: Tensor, x: Tensor) -> None:
         """Raise ``UserError`` for types that nobody reads, and where there is not one for each token."""

@@ -141,7 +141,7 @@ class BeamSearch:
         self._state: Any = None
         self._steps = 0
         self._start: list[int] = []
-        self._device = model.frontend.table.device
+        self._device = model.device
         self._latest = torch.zeros(0, dtype=torch.long, device=self._device)
 
     @torch.inference_mode()
@@ -165,7 +165,7 @@ class BeamSearch:
 
     def _logits(self) -> Tensor:
         """Next-token logits (R K, V) of the beams of the R running prompts."""
-        start = [context.first_seen(len(self.prompts[row]) + self._steps, self.model.frontend.limit) for row in self.running]
+        start = [context.first_seen(len(self.prompts[row]) + self._steps, self.model.limit) for row in self.running]
         if self._state is None or start != self._start:
             return self._read(start)
         logits, self._state = self.model(self._latest[:, None], self._state)
@@ -243,6 +243,6 @@ def _check(model: Transformer, generation: Generation, end_id: int | None) -> No
         raise UserError(f"{drawn[0]}: beam search does not sample, but it is {getattr(generation, drawn[0])}; leave it out")
     if generation.stop:
         raise UserError("stop: stop strings need a tokenizer, and only token ids are given; search with a tokenizer or without 'stop'")
-    known = model.frontend.table.shape[0]
+    known = model.vocab_size or 0
     if end_id is not None and not 0 <= end_id < known:
         raise UserError(f"the end token {end_id} is outside the vocabulary (0 to {known - 1})")

@@ -42,10 +42,12 @@ def learned_reach(spec: Model) -> int | None:
 
 def check(model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation) -> None:
     """Raise UserError if ``model`` cannot generate from these prompts."""
-    spec, known = model.spec, model.frontend.table.shape[0]
+    spec, known = model.spec, model.vocab_size
     if not spec.decodes:
         path = dotted(("model", *spec.first_not_decoding()))
         raise UserError(f"{path}: this branch sees later positions, so the model cannot generate; use a causal mask")
+    if known is None:
+        raise UserError("the model reads no tokens, so it cannot generate text")
     for row, prompt in enumerate(prompts):
         which = f"prompt {row + 1} of {len(prompts)}" if len(prompts) > 1 else "the prompt"
         if not prompt:
@@ -53,7 +55,7 @@ def check(model: Transformer, prompts: Sequence[Sequence[int]], generation: Gene
         outside = [token for token in prompt if not 0 <= token < known]
         if outside:
             raise UserError(f"{which} has the token {outside[0]}, which is outside the vocabulary (0 to {known - 1})")
-        _check_length(model.frontend.limit, len(prompt), which, generation)
+        _check_length(model.limit, len(prompt), which, generation)
 
 
 def _check_length(limit: int | None, length: int, which: str, generation: Generation) -> None:

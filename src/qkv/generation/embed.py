@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from qkv.generation.reading import padded
 from qkv.generation.sample import evaluating
+from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError, nearest
@@ -101,13 +102,13 @@ def embed_texts(
 
 def _embedded(model: Transformer, texts: Sequence[Framed], how: Embedding, skipped: int) -> Tensor:
     """Pooled embeddings (B, D · poolings) of one batch."""
-    device = model.frontend.table.device
+    device = model.device
     ids, lengths = padded([text.ids for text in texts], device)
     kinds = [(model.spec.encoder or model.spec).types_read(text.types) for text in texts]
     types = padded(kinds, device)[0] if any(kinds) else None
     steps = torch.arange(ids.shape[1], device=device)
     real = steps < lengths[:, None]
-    x = at_least_single(_vectors(model, ids, None if bool(real.all()) else lengths, types))
+    x = at_least_single(_vectors(model, Signal(ids, None if bool(real.all()) else lengths, types=types)))
     counted = real & (steps >= torch.minimum(lengths - 1, lengths.new_tensor(skipped))[:, None])
     if model.spec.answers is not None:  # latents or a fixed number of queries: outputs are not tokens, and none is padding
         counted = torch.ones(x.shape[:2], dtype=torch.bool, device=device)
@@ -115,11 +116,9 @@ def _embedded(model: Transformer, texts: Sequence[Framed], how: Embedding, skipp
     return F.normalize(pooled, dim=-1) if how.normalise else pooled
 
 
-def _vectors(model: Transformer, ids: Tensor, lengths: Tensor | None, types: Tensor | None) -> Tensor:
+def _vectors(model: Transformer, signal: Signal) -> Tensor:
     """Input of the head, (B, N, D); for encoder–decoders the encoder's last output."""
-    if model.encoder is not None:
-        return model.encode(ids, lengths).vectors[-1]
-    return model.features(ids, lengths=lengths, types=types)[0]
+    return model.features(signal)[0] if model.encoder is None else model.encode(signal).vectors[-1]
 
 
 def _most(model: Transformer, how: Embedding) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qkv.layers.signal import Signal
 from qkv.models.transformer import State, Transformer
 
 
@@ -23,12 +24,11 @@ def read(
     capacity: fixed number of positions of the state; None grows by doubling.   memory: encoder output of B rows.
     prompts: number of prompt tokens of each text, which attend to each other under a prefix mask; None: all tokens.
     """
-    device = model.frontend.table.device
+    device = model.device
     ids, lengths = padded(texts, device)
     ragged = None if min(map(len, texts)) == ids.shape[1] else lengths
-    more = {} if memory is None else {"memory": memory}
-    prefix = None if model.spec.causal else (lengths if prompts is None else torch.tensor(prompts, device=device))
-    vectors, state = model.features(ids, model.init_state(len(texts), capacity, **more), ragged, prefix=prefix)
+    prefix = lengths if prompts is None else torch.tensor(prompts, device=device)
+    vectors, state = model.features(Signal(ids, ragged, prefix=prefix), model.init_state(len(texts), capacity, memory))
     assert state is not None
     # The head is applied to the last vector of each row only.
     last = vectors[torch.arange(len(texts), device=device), lengths - 1]

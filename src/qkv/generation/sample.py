@@ -44,8 +44,8 @@ class Sampling:
         self.running = list(range(len(prompts)))
         """Indices of unfinished rows."""
         self._capacity = capacity
-        self._limit = model.frontend.limit
-        self._device = model.frontend.table.device
+        self._limit = model.limit
+        self._device = model.device
         first = secrets.randbits(32) if generation.seed is None else generation.seed
         self._random = [random.Random(first + row) for row in self.running]
         self._state: object | None = None

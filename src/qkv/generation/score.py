@@ -20,6 +20,7 @@ from qkv.generation import context
 from qkv.generation.reading import padded, read
 from qkv.generation.sample import evaluating
 from qkv.generation.text import prompt_ids
+from qkv.layers.signal import Signal
 from qkv.models.transformer import State, Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError, nearest
@@ -95,7 +96,7 @@ def score_options(
     with a ``UserWarning``. Raises ``UserError`` for empty options, ids outside the vocabulary and options that do not fit.
     """
     _check(model, prompt, options)
-    prompt = prompt[_first_read(len(prompt), max(map(len, options)), model.frontend.limit) :]
+    prompt = prompt[_first_read(len(prompt), max(map(len, options)), model.limit) :]
     with evaluating(model), torch.inference_mode():
         logits, state = read(model, [prompt], memory=memory)
         firsts = _picked(logits.expand(len(options), -1), torch.tensor([option[0] for option in options], device=logits.device))
@@ -110,8 +111,8 @@ def _following(model: Transformer, state: State, options: list[Sequence[int]]) -
     """log p of each option's tokens after its first. ``state``: of the prompt, one row."""
     if not options:
         return []
-    ids, lengths = padded([option[:-1] for option in options], model.frontend.table.device)
-    vectors, _ = model.features(ids, rows(state, [0] * len(options)), lengths)
+    ids, lengths = padded([option[:-1] for option in options], model.device)
+    vectors, _ = model.features(Signal(ids, lengths), rows(state, [0] * len(options)))
     found = []
     for i, option in enumerate(options):  # one by one: all logits together would take options · tokens · vocabulary floats
         logits = model.head(vectors[i : i + 1, : len(option) - 1])[0]
@@ -131,7 +132,7 @@ def _check(model: Transformer, prompt: Sequence[int], options: Sequence[Sequence
     context.check(model, [prompt], Generation(max_new_tokens=0))
     if not options:
         raise UserError("there is no option to choose from; give at least one")
-    known = model.frontend.table.shape[0]
+    known = model.vocab_size or 0
     for place, option in enumerate(options, 1):
         if not option:
             raise UserError(f"option {place} of {len(options)} has no tokens; an option needs at least one")

@@ -16,7 +16,7 @@ from qkv.spec.adapt import Whole
 from qkv.spec.branches import Branch
 from qkv.spec.errors import UserError
 from qkv.spec.heads import LanguageModelHead
-from qkv.spec.model import Block, Encoder, Latents, Layered, Model, Stack, Text
+from qkv.spec.model import Block, Encoder, Latents, Layered, Model, Stack
 from qkv.spec.parts import Add, Learned, NoResidual
 from qkv.spec.training import Training
 
@@ -372,6 +372,4 @@ def _keeps_result(block: Block) -> bool:
 
 def _table(stack: Stack, width: int, vocab_size: int | None) -> int:
     """Number of parameters of the token embedding table."""
-    if not isinstance(stack.frontend, Text) or vocab_size is None:
-        return 0
-    return vocab_size * (width if stack.frontend.join == "add" else width // 2)
+    return (vocab_size or 0) * (stack.frontend.table_width(width) or 0)

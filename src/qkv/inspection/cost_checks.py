@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qkv.spec.errors import UserError, nearest
-from qkv.spec.model import Encoder, Model, Stack, Text
+from qkv.spec.model import Encoder, Model, Stack
 
 PRECISIONS = {"fp32": 4, "bf16": 2}
 """Bytes per number."""
@@ -25,11 +25,10 @@ def check(model: Model, batch_size: int, lengths: dict[str, int], precision: str
 
 
 def _check_frontend(stack: Stack, path: str, length: int) -> None:
-    if not isinstance(stack.frontend, Text):
-        return
-    if stack.frontend.vocab_size is None and not (isinstance(stack, Encoder) and stack.share_embedding):
+    reads_tokens = stack.frontend.reads_tokens
+    if reads_tokens and stack.vocab_size is None and not (isinstance(stack, Encoder) and stack.share_embedding):
         key = f"{path}.frontend.vocab_size"
         raise UserError(f"{key} is not known without the tokenizer; give it, as in {key.removeprefix('model.')}=8192")
-    limit = stack.frontend.positions.limit(stack.context_length)
+    limit = stack.frontend.limit(stack.context_length)
     if limit is not None and length > limit:
         raise UserError(f"{length} positions are more than the {limit} of the learned position table ({path}.context_length)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from qkv.models.transformer import Transformer
-from qkv.spec.model import Text
 
 _FAR = 1 << 40
 """Number of positions that counts as unlimited."""
@@ -15,8 +14,7 @@ def longest(model: Transformer, memory: int) -> int | None:
     Limited by a learned position table, too. None for no limit; 0 if the weights alone do not fit.
     """
     room = memory - sum(p.numel() * p.element_size() for p in model.parameters())
-    frontend = model.spec.frontend
-    limit = frontend.positions.limit(model.spec.context_length) if isinstance(frontend, Text) else None
+    limit = model.spec.frontend.limit(model.spec.context_length)
     most = _FAR if limit is None else limit
     if model.state_bytes(most) <= room:
         return limit

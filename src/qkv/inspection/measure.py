@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from qkv.data.batch import Batch, PairBatch
+from qkv.data.batch import Batch
 from qkv.inspection.cost import Cost
 from qkv.inspection.losses import memory_of, random_batch
 from qkv.inspection.machine import Machine, usable_memory
@@ -83,8 +83,8 @@ def check(cost: Cost, update_of: Callable[[Transformer], Update], machine: Machi
     """
     _fits(cost)
     model = build(cost.model)
-    update, batch = update_of(model), random_batch(cost)
-    # One step creates the optimiser's state and selects the implementation of every operation.
+    update, batch = update_of(model), random_batch(model, cost)
+    # One step fills the optimiser's state and lets every operation choose its path.
     update(batch)
     model.recompute_blocks(cost.training.recompute)
     memory = cost.at(attention=attention_path(cost), irregular=attention_path(cost, irregular=True)).memory
@@ -130,14 +130,13 @@ def count_flops(cost: Cost) -> tuple[int, int]:
     """
     with torch.device("meta"):
         model = build(cost.model)
-        ids, source = (torch.zeros(cost.batch_size, length, dtype=torch.long) for length in (cost.length, cost.source_length))
-    batch = PairBatch(ids, ids, source=source if cost.model.encoder else None)
+    batch = random_batch(model, cost).to("meta")
     model.recompute_blocks(cost.training.recompute)
     with _reference_attention(), torch.device("meta"):
         with FlopCounterMode(display=False) as forward, torch.no_grad():
-            model(ids, **memory_of(model, batch))
+            model(batch.input, memory=memory_of(model, batch))
         with FlopCounterMode(display=False) as training:
-            answer, _ = model(ids, **memory_of(model, batch))
+            answer, _ = model(batch.input, memory=memory_of(model, batch))
             answer.sum().backward()
     return forward.get_total_flops(), cost.training.accumulate * training.get_total_flops()
 
@@ -155,7 +154,7 @@ def _reference_attention() -> Iterator[None]:
 def peak_bytes(update: Update, batch: Batch) -> int:
     """Peak bytes of live tensors during a training step, including weights and optimiser state."""
     model = update.model
-    given = [t for t in (batch.ids, batch.targets, getattr(batch, "source", None)) if t is not None]
+    given = [batch.targets, *(signal.values for signal in batch.signals.values())]
     with LiveBytes([*model.parameters(), *model.buffers(), *update.optimizer.state_dict().values(), *given]) as memory:
         update(batch)
     return memory.peak
@@ -176,20 +175,20 @@ def _decoding(cost: Cost, machine: Machine | None, model: Transformer, batch: Ba
 def rates(model: Transformer, batch: Batch) -> tuple[float, float]:
     """Return tokens per second of (prefill of ``batch``, decoding at its end); ``model`` in evaluation mode."""
     with torch.inference_mode():
-        reading = batch.ids.numel() / seconds(lambda: model(batch.ids, _started(model, batch)))
-        return reading, batch.ids.shape[0] / _step_seconds(model, batch)
+        reading = batch.input.num_positions / seconds(lambda: model(batch.input, _started(model, batch)))
+        return reading, batch.input.num_rows / _step_seconds(model, batch)
 
 
 def _started(model: Transformer, batch: Batch) -> State:
     """Initial state for the batch, with its sources encoded."""
-    rows, length = batch.ids.shape
+    rows, length = batch.input.values.shape[:2]
     with torch.no_grad():
-        return model.init_state(rows, length, **memory_of(model, batch))
+        return model.init_state(rows, length, memory_of(model, batch))
 
 
 def _step_seconds(model: Transformer, batch: Batch) -> float:
     """Median seconds to decode one token per row, over the last positions of the batch."""
-    ids, state = batch.ids, _started(model, batch)
+    ids, state = batch.input.values, _started(model, batch)
     first = max(ids.shape[1] - _DECODED, 0)
     taken = []
     for start, stop in [(0, first), *((i, i + 1) for i in range(first, ids.shape[1]))]:

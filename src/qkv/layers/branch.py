@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from qkv.layers.context import Context, Memory
+from qkv.layers.context import MEMORY, Context, Memory
 from qkv.layers.table import Table
 from qkv.spec.branches import Branch as BranchSpec
 
@@ -25,6 +25,8 @@ class Branch(nn.Module):
     """
 
     causal: bool = True
+    memory_name: str = MEMORY
+    """Name of the memory that the branch reads, if it reads one."""
     rewindable: bool = True
     """True if the latest positions can be dropped by decreasing the stack's position count alone."""
 
@@ -44,8 +46,7 @@ class Branch(nn.Module):
         """The given state, or ``remember`` of the context's memory if there is none."""
         if state is not None:
             return state
-        assert context.memory is not None
-        return self.remember(context.memory)
+        return self.remember(context.memories[self.memory_name])
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         raise NotImplementedError

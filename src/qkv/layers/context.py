@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,10 @@ class MemoryWeights:
             self.seen[branch] = value
 
 
+MEMORY = "memory"
+"""Name of the memory that a cross branch reads unless it says otherwise: the output of the encoder, or of the latents."""
+
+
 class Memory(NamedTuple):
     """Second input of a stack, e.g. the output of an encoder.
 
@@ -51,23 +55,8 @@ class Memory(NamedTuple):
         return vectors, torch.arange(vectors.shape[1], device=vectors.device) < self.lengths[:, None]
 
 
-class Given(TypedDict, total=False):
-    """Optional arguments of a forward pass over N positions.
-
-    segments (B, N): document numbers of packed rows; only positions of one document interact.
-    prefix (B): length of each row's bidirectional prefix under a prefix mask; the prefix must be within one call.
-    positions (B or 1, N): position of each vector; default: its index in the row.
-    visible (B, N, N): keys visible to each query; combined with every mask by logical and.
-    memory: encoder output. With a state, pass it to ``init_state`` instead.
-    types (B or 1, N): token types, for front ends that have them; default 0.
-    """
-
-    segments: Tensor | None
-    prefix: Tensor | None
-    positions: Tensor | None
-    visible: Tensor | None
-    memory: Memory | None
-    types: Tensor | None
+Memories = Mapping[str, Memory]
+"""What cross branches read, by name."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +65,8 @@ class Context:
 
     positions (B or 1, N): position of each vector in its row (for packed rows: in its document).
     lengths (B): number of real positions, the rest is right padding; None: no padding.
-    segments, prefix, visible, memory, types: see ``Given``.
+    segments, prefix, visible, types: see ``Signal``.
+    memories: inputs of cross branches, by name; empty with a state, which holds what they need.
     past (B): positions processed before this call; None without a state.
     start: ``past`` as an integer if it is equal in all rows and nothing is padded, else None.
     end: max(past + lengths).
@@ -92,15 +82,15 @@ class Context:
     tap: Tap | None = None
     prefix: Tensor | None = None
     visible: Tensor | None = None
-    memory: Memory | None = None
+    memories: Memories = field(default_factory=dict)
     types: Tensor | None = None
     memo: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def of_layer(self, i: int) -> Context:
-        """This context with the memory of layer ``i``."""
-        if self.memory is None or len(self.memory.vectors) == 1:
+        """This context with the memories of layer ``i``."""
+        if all(len(memory.vectors) == 1 for memory in self.memories.values()):
             return self
-        return replace(self, memory=self.memory.of_layer(i))
+        return replace(self, memories={name: memory.of_layer(i) for name, memory in self.memories.items()})
 
     @property
     def valid(self) -> Tensor | None:
@@ -125,3 +115,11 @@ class Context:
         if key not in self.memo:
             self.memo[key] = compute()
         return self.memo[key]
+
+
+def tapped(context: Context, name: str, value: Tensor) -> Tensor:
+    """``value`` as the tap leaves it, if there is one."""
+    if context.tap is None:
+        return value
+    replaced = context.tap(name, value)
+    return value if replaced is None else replaced

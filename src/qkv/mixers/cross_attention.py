@@ -71,7 +71,7 @@ class CrossAttention(Branch):
         return q if self.query_norm is None else self.query_norm(q, context)
 
     def _problem(self, known: MemoryKeys, context: Context) -> Problem:
-        sites = context.once(("memory", known.keys.shape[2]), lambda: self._sites(known, context))
+        sites = context.once(("memory", id(known.lengths)), lambda: self._sites(known, context))
         return Problem(Full(), sites, self.scale, None, self.part.dropout if self.training else 0.0)
 
     @staticmethod

@@ -20,7 +20,7 @@ def alignment(model: Transformer, source: Sequence[int], target: Sequence[int]) 
     has read ``target[i]`` and predicts what follows. Each row sums to 1; H is 1 for additive attention. Weights are those without
     dropout, whatever mode the model is in. Raises ``UserError`` where there is no encoder, or nothing attends to its output.
     """
-    device = model.frontend.table.device
+    device = model.device
     ids, written = (torch.as_tensor(list(row), dtype=torch.long, device=device)[None] for row in (source, target))
     tap, training = MemoryWeights(), model.training
     model.eval()

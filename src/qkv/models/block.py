@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from qkv.layers.branch import Branch, State
-from qkv.layers.context import Context, MemoryWeights
+from qkv.layers.context import Context, MemoryWeights, tapped
 from qkv.layers.norms import build_norm
 from qkv.layers.residuals import build_residual
 from qkv.mixers.registry import build_branch
@@ -39,9 +39,7 @@ class Slot(nn.Module):
             if weights is not None:
                 context.tap(f"{self.name}.weights", weights)
         y, state = self.body(x, context, state)
-        if context.tap is not None:
-            y = _tapped(context, self.name, y)
-        return y, state
+        return tapped(context, self.name, y), state
 
 
 class PreNorm(Slot):
@@ -119,9 +117,3 @@ class Block(nn.Module):
             x = branch.residual(x, y)  # type: ignore[operator]
             after.append(s)
         return x, None if state is None else tuple(after)
-
-
-def _tapped(context: Context, name: str, y: Tensor) -> Tensor:
-    assert context.tap is not None
-    replaced = context.tap(name, y)
-    return y if replaced is None else replaced

@@ -47,9 +47,7 @@ def _initialise(model: Transformer, spec: Model) -> None:
 
 def _initialise_stack(stack: Layered, std: float) -> None:
     if isinstance(stack, Stack):
-        for vectors in (stack.frontend.table, stack.frontend.types, stack.frontend.query):
-            if vectors is not None:
-                nn.init.normal_(vectors, std=std)
+        stack.frontend.initialise(std)
     endings = [branch.ending() for branch in stack.branches]
     for ending in endings:
         if isinstance(ending, Linear):

@@ -98,7 +98,7 @@ def _known(count: int | None) -> int:
     return count
 
 
-HEADS: dict[type[spec.Head], Callable[[Any, int, nn.Parameter], nn.Module]] = {
+HEADS: dict[type[spec.Head], Callable[[Any, int, Any], nn.Module]] = {
     spec.LanguageModelHead: lambda part, width, table: LanguageModelHead(part, table.shape[0], width, table if part.tied else None),
     spec.ClassificationHead: lambda part, width, _: Answer(part, width, _known(part.num_classes), Pool(part.pooling, width)),
     spec.RegressionHead: lambda part, width, _: Answer(part, width, 1, Pool(part.pooling, width)),
@@ -107,6 +107,6 @@ HEADS: dict[type[spec.Head], Callable[[Any, int, nn.Parameter], nn.Module]] = {
 }
 
 
-def build_head(part: spec.Head, width: int, table: nn.Parameter) -> nn.Module:
-    """The module of a head; ``table`` (V, D) holds the token vectors, which a tied head shares."""
+def build_head(part: spec.Head, width: int, table: nn.Parameter | None) -> nn.Module:
+    """The module of a head; ``table`` (V, D) holds the token vectors, which a tied head shares; None without tokens."""
     return HEADS[type(part)](part, width, table)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from qkv.layers.context import Context, Memory
+from qkv.layers.context import MEMORY, Context, Memory
 from qkv.layers.positions import build_positions
 from qkv.spec.model import Queries as QueriesSpec
 
@@ -27,4 +27,4 @@ class Queries(nn.Module):
         if self.count is not None:
             lengths, places = None, torch.arange(self.count, device=x.device)[None]
         q = self.positions(places, x.dtype).to(x.dtype).expand(x.shape[0], -1, -1)
-        return q, Context(places, lengths, end=places.shape[1], tap=context.tap, memory=known)
+        return q, Context(places, lengths, end=places.shape[1], tap=context.tap, memories={MEMORY: known})

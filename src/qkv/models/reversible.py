@@ -31,7 +31,9 @@ Slots = Sequence[tuple[Any, Context]]
 def through_reversible(slots: Slots, x: Tensor) -> Tensor:
     """Both streams x (B, N, 2 D) after ``slots``. Gradients reach x, every parameter, and the vectors of a memory; only once."""
     learned = {id(p): p for slot, _ in slots for p in slot.parameters() if p.requires_grad}
-    memories = {id(v): v for _, context in slots for v in (context.memory.vectors if context.memory else ()) if v.requires_grad}
+    memories = {
+        id(v): v for _, context in slots for v in [v for memory in context.memories.values() for v in memory.vectors] if v.requires_grad
+    }
     return _Reversible.apply(slots, x, *learned.values(), *memories.values())  # type: ignore[no-any-return]
 
 
@@ -104,8 +106,11 @@ def _computed(slot: PreNorm, b: Tensor, context: Context, leaves: Sequence[Tenso
     """
     read = b.detach().requires_grad_()
     cut = {id(leaf): leaf if leaf.is_leaf else leaf.detach().requires_grad_() for leaf in leaves}
-    if context.memory is not None:
-        context = replace(context, memory=context.memory._replace(vectors=tuple(cut.get(id(v), v) for v in context.memory.vectors)))
+    if context.memories:
+        memories = {
+            name: memory._replace(vectors=tuple(cut.get(id(v), v) for v in memory.vectors)) for name, memory in context.memories.items()
+        }
+        context = replace(context, memories=memories)
     # A view, as hooks on what goes into a module take no leaf of a graph inside a backward pass; torch's counter of FLOPs sets some.
     y, _ = slot.added(read.view_as(read), context, None)
     return read, slot.residual.dropped(y), list(cut.values())

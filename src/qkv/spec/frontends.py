@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
 from qkv.spec.base import Part
-from qkv.spec.errors import Problem
+from qkv.spec.errors import Problem, SpecError
 from qkv.spec.parts import Learned, NoNorm, NoPositions, Norm, Positions
 
 WIDEST, MOST_TOKENS = 1_000_000, 100_000_000
@@ -15,7 +15,58 @@ WIDEST, MOST_TOKENS = 1_000_000, 100_000_000
 
 
 class Frontend(Part, slot=True):
-    """Front end: embeds an input signal as a sequence of vectors with positions."""
+    """Base class of front ends: a signal -> vectors with positions."""
+
+    reads_tokens: ClassVar[bool] = False
+    """True if it has a table of token vectors."""
+
+    @property
+    def num_tokens(self) -> int | None:
+        """V, the rows of its table of token vectors; None without one, and while it is not known."""
+        return None
+
+    @property
+    def num_types(self) -> int:
+        """Types of values that it tells apart, such as first and second text."""
+        return 0
+
+    @property
+    def initial_vectors(self) -> str | None:
+        """Run folder or file whose vectors training starts with."""
+        return None
+
+    @property
+    def limited_by(self) -> str:
+        """The key that says how many positions have a vector."""
+        return "model.context_length"
+
+    def limit(self, context_length: int) -> int | None:
+        """How many positions have a vector; None without end."""
+        return None
+
+    def own_width(self, width: int) -> int:
+        """Features of its vectors in a stack of ``width``."""
+        return width
+
+    def table_width(self, width: int) -> int | None:
+        """Features of its token vectors where those of its output are ``width``; None without tokens."""
+        return None
+
+    def width_problems(self, width: int) -> list[Problem]:
+        """What does not fit together where its vectors have ``width`` features."""
+        return []
+
+    def sized(self, vocab_size: int) -> Self:
+        """The same with the sizes filled in that the data decides. Raises ``SpecError`` if one that it gives is too small."""
+        return self
+
+    def unsized(self) -> Self:
+        """The same without what one data set decided: sizes, and vectors that training starts with."""
+        return self
+
+    def asking(self, mask: int) -> int:
+        """The id of a position that asks what its token is, where ``mask`` is the id of the mask token."""
+        return mask
 
 
 class Text(Frontend, kind="text"):
@@ -25,6 +76,7 @@ class Text(Frontend, kind="text"):
     of -1 selects a learned query vector, the input of positions whose token is to be predicted (XLNet, Yang et al. 2019).
     """
 
+    reads_tokens = True
     vocab_size: int | None = Field(default=None, gt=0, le=MOST_TOKENS, description="default: the tokenizer's")
     positions: Positions = Learned()
     join: Literal["add", "concatenate"] = "add"
@@ -44,8 +96,49 @@ class Text(Frontend, kind="text"):
         """Width of token and position embeddings whose sum or concatenation has ``width``."""
         return width if self.join == "add" else width // 2
 
+    @property
+    def num_tokens(self) -> int | None:
+        return self.vocab_size
+
+    @property
+    def num_types(self) -> int:
+        return self.types
+
+    @property
+    def initial_vectors(self) -> str | None:
+        return self.vectors
+
+    @property
+    def limited_by(self) -> str:
+        return self.positions.limited_by
+
+    def limit(self, context_length: int) -> int | None:
+        return self.positions.limit(context_length)
+
+    def own_width(self, width: int) -> int:
+        return self.width or width
+
+    def table_width(self, width: int) -> int:
+        return self.vector_width(self.own_width(width))
+
+    def width_problems(self, width: int) -> list[Problem]:
+        found = [p.under("frontend", "positions") for p in self.positions.width_problems(self.vector_width(width))]
+        if self.join == "concatenate" and width % 2:
+            found.insert(0, Problem(("width",), f"concatenated positions take half of the width, but {width} is odd"))
+        return found
+
+    def sized(self, vocab_size: int) -> Self:
+        if self.vocab_size is None:
+            return self.changed(vocab_size=vocab_size)
+        if self.vocab_size < vocab_size:
+            sentence = f"{self.vocab_size} ids are fewer than the {vocab_size} of the tokenizer; leave the key out to take its size"
+            raise SpecError([Problem(("vocab_size",), sentence)])
+        return self
+
+    def unsized(self) -> Self:
+        return self.changed(vocab_size=None, vectors=None)
+
     def asking(self, mask: int) -> int:
-        """Input id of a position whose token is to be predicted: -1 with ``query``, else the mask token ``mask``."""
         return -1 if self.query else mask
 
     def problems(self) -> list[Problem]:

@@ -173,11 +173,11 @@ class Reader(Spec):
     @property
     def vocab_size(self) -> int | None:
         """Vocabulary size V; None until the tokenizer is known."""
-        return self.frontend.vocab_size if isinstance(self.frontend, Text) else None
+        return self.frontend.num_tokens
 
     def frontend_width(self, width: int) -> int:
         """Width of the front end's vectors at model width ``width``."""
-        return (isinstance(self.frontend, Text) and self.frontend.width) or width
+        return self.frontend.own_width(width)
 
 
 class Stack(Layered, Reader):
@@ -185,7 +185,7 @@ class Stack(Layered, Reader):
 
     def types_read(self, types: Sequence[int]) -> list[int]:
         """Token types as the stack reads them: clipped to the front end's types; empty if it reads none."""
-        known = self.frontend.types if isinstance(self.frontend, Text) else 0
+        known = self.frontend.num_types
         if known:
             return [min(kind, known - 1) for kind in types]
         return list(types) if self.reads_types else []
@@ -198,12 +198,7 @@ class Stack(Layered, Reader):
                 f"the blocks read vectors of {width} features, not of {own}; leave it out, or give model.latents, which read any width"
             )
             found.append(Problem(("frontend", "width"), sentence))
-        if not isinstance(self.frontend, Text):
-            return found
-        if self.frontend.join == "concatenate" and own % 2:
-            found.append(Problem(("width",), f"concatenated positions take half of the width, but {own} is odd"))
-        each = self.frontend.vector_width(own)
-        return [*found, *(p.under("frontend", "positions") for p in self.frontend.positions.width_problems(each))]
+        return [*found, *self.frontend.width_problems(own)]
 
 
 _ENCODER_BLOCK = Block(branches=(Attention(mask=Full()), FeedForward()))
@@ -345,6 +340,9 @@ class Model(Stack, Wide):
     def _tied_problems(self) -> list[Problem]:
         """Problems of shared token embedding tables."""
         found, own = list[Problem](), self._table_width(self)
+        if not self.frontend.reads_tokens and isinstance(self.head, LanguageModelHead):
+            sentence = f"a language model predicts tokens, and the front end {self.frontend.kind!r} reads none; give another head"
+            found.append(Problem(("head",), sentence))
         if self.tied and own not in (None, self.width):
             sentence = f"a tied head needs token embeddings of width {self.width}, but they have {own} features; set it to false"
             found.append(Problem(("head", "tied"), sentence))
@@ -360,7 +358,7 @@ class Model(Stack, Wide):
 
     def _table_width(self, stack: Stack) -> int | None:
         """Width of a stack's token embeddings; None if it has none."""
-        return stack.frontend.vector_width(stack.frontend_width(self.width)) if isinstance(stack.frontend, Text) else None
+        return stack.frontend.table_width(self.width)
 
     def _stream_problems(self) -> list[Problem]:
         found: list[Problem] = []

@@ -99,6 +99,11 @@ class Positions(Part, slot=True):
         """Number of positions with a vector; None for no limit."""
         return None
 
+    @property
+    def limited_by(self) -> str:
+        """The key that says how many positions have a vector."""
+        return "model.context_length"
+
     def width_problems(self, width: int) -> list[Problem]:
         """Problems with vectors of ``width`` features."""
         return []
@@ -126,6 +131,10 @@ class Axial(Positions, kind="axial"):
         default=(64, 64), min_length=1, max_length=16, description="size of each axis; the product is the number of positions"
     )
     widths: Seq[int] = Field(default=(), description="features of each axis, with the width as their sum; default: full width, summed")
+
+    @property
+    def limited_by(self) -> str:
+        return "model.frontend.positions.shape"
 
     def limit(self, context_length: int) -> int | None:
         return prod(self.shape)

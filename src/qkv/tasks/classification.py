@@ -16,6 +16,7 @@ from qkv.data.batch import Batch
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.context import Tap
+from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
@@ -125,7 +126,7 @@ def _baselines(material: ExampleMaterial, split: str) -> dict[str, float]:
 def _collated(rows: Sequence[tuple[np.ndarray, np.ndarray, int]]) -> Batch:
     ids, lengths = padded([ids for ids, _, _ in rows])
     labels = torch.tensor([label for _, _, label in rows])
-    return Batch(ids, labels, lengths_or_none(ids, lengths), types=types_or_none([types for _, types, _ in rows]))
+    return Batch.of(Signal(ids, lengths_or_none(ids, lengths), types=types_or_none([types for _, types, _ in rows])), labels)
 
 
 def _nats(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:

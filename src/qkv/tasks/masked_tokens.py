@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from qkv.data.corpus import VALIDATION, Corpus
 from qkv.data.corruption.masked import mask_tokens
 from qkv.generation.sample import evaluating
 from qkv.layers.context import Tap
+from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import single_or_wider
 from qkv.spec.recipe import Recipe
@@ -50,11 +52,11 @@ class MaskedTokensTask(FillInTask):
         assert mask is not None
 
         def hide(batch: Batch, rng: np.random.Generator) -> Batch:
-            ids = batch.ids.numpy()
+            ids = batch.input.values.numpy()
             numbers = None if words is None else words.of(ids)
             shares = (spec.rate, spec.replaced, spec.random)
             hidden, targets = mask_tokens(ids, padding(batch), mask, tokenizer.vocab_size, rng, *shares, numbers)
-            return Batch(torch.from_numpy(hidden), torch.from_numpy(targets), batch.lengths, batch.segments)
+            return Batch.of(replace(batch.input, values=torch.from_numpy(hidden)), torch.from_numpy(targets))
 
         return hide
 
@@ -98,28 +100,27 @@ class MaskedTokensTask(FillInTask):
         return "\n\n".join(f"{t}\n→ {a['answer']}" for t, a in zip(text, answers, strict=True))
 
     def logits(self, model: Transformer, read: Framed, places: list[int]) -> Tensor:
-        device = model.frontend.table.device
+        device = model.device
         types = torch.tensor([read.types], device=device) if read.types else None
-        hidden, _ = model.features(torch.tensor([read.ids], device=device), types=types)
+        hidden, _ = model.features(Signal(torch.tensor([read.ids], device=device), types=types))
         return model.head(hidden[0, places])
 
 
 def padding(batch: Batch) -> np.ndarray:
     """(B, N) bool: which positions are none of the text."""
-    if batch.lengths is None:
-        return np.zeros(batch.ids.shape, bool)
-    return np.arange(batch.ids.shape[1]) >= batch.lengths.numpy()[:, None]
+    ids, lengths = batch.input.values, batch.input.lengths
+    return np.zeros(ids.shape, bool) if lengths is None else np.arange(ids.shape[1]) >= lengths.numpy()[:, None]
 
 
 def _asked(model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
-    hidden, _ = model.features(batch.ids, lengths=batch.lengths, segments=batch.segments, tap=tap)
+    hidden, _ = model.features(batch.input, tap=tap)
     return at_targets(hidden, batch.targets)
 
 
 @torch.inference_mode()
 def pseudo_log_likelihood(model: Transformer, ids: list[int], tokenizer: Tokenizer) -> float:
     """Σ_t log p(x_t | x with x_t hidden), each token hidden in turn (Salazar et al. 2020); nats."""
-    mask, device = tokenizer.special("mask"), model.frontend.table.device
+    mask, device = tokenizer.special("mask"), model.device
     assert mask is not None
     text, total = torch.tensor(ids, device=device), 0.0
     with evaluating(model):

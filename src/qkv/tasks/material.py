@@ -18,7 +18,7 @@ from qkv.data.rows import random
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.errors import Problem, SpecError, UserError, nearest
 from qkv.spec.heads import ClassificationHead, TokenHead
-from qkv.spec.model import Model, Stack, Text
+from qkv.spec.model import Model, Stack
 from qkv.spec.recipe import Recipe
 
 TEST = "test"
@@ -215,14 +215,11 @@ def _with_frontend(stack: Any, vocab_size: int, path: tuple[str, ...]) -> Any:
     """The same kind of stack with its vocabulary known."""
     assert isinstance(stack, Stack)
     frontend = stack.frontend
-    if not isinstance(frontend, Text):
-        return stack
-    if frontend.vocab_size is None:
-        return stack.changed(frontend=frontend.changed(vocab_size=vocab_size))
-    if frontend.vocab_size < vocab_size:
-        sentence = f"{frontend.vocab_size} ids are fewer than the {vocab_size} of the tokenizer; leave the key out to take its size"
-        raise SpecError([Problem((*path, "frontend", "vocab_size"), sentence)])
-    return stack
+    try:
+        sized = frontend.sized(vocab_size)
+    except SpecError as error:
+        raise SpecError([problem.under(*path, "frontend") for problem in error.problems]) from None
+    return stack if sized is frontend else stack.changed(frontend=sized)
 
 
 def _with_classes(model: Model, labels: Sequence[str]) -> Model:

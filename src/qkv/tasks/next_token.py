@@ -11,6 +11,7 @@ from qkv.data.batch import IGNORED, Batch
 from qkv.data.corpus import VALIDATION
 from qkv.generation.text import generate_text
 from qkv.layers.context import Tap
+from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import NextToken
@@ -25,15 +26,16 @@ _SHARE = 1 << 23
 _FEWEST_ROWS = 256
 
 
-def language_loss(model: Transformer, ids: Tensor, targets: Tensor, smoothing: float = 0.0, **where: Any) -> Tensor:
-    """-Σ log p(target) over the targets (B, N) that are not -100; ``where``: what else the model is told of the positions."""
-    hidden, _ = model.features(ids, **where)
+def language_loss(model: Transformer, signal: Signal, targets: Tensor, smoothing: float = 0.0, **how: Any) -> Tensor:
+    """-Σ log p(target) over the targets (B, N) that are not -100; ``how``: a memory, a tap."""
+    hidden, _ = model.features(signal, **how)
     return loss_of_vectors(model, hidden.flatten(0, 1), targets.flatten(), smoothing)
 
 
 def loss_of_vectors(model: Transformer, vectors: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
     """-Σ log p(target) of what the head makes of ``vectors`` (T, D), over the targets (T) that are not -100."""
-    vocab = model.frontend.table.shape[0]
+    vocab = model.vocab_size
+    assert vocab is not None  # a language model reads tokens
     if targets.numel() * vocab <= _MOST_LOGITS:
         return cross_entropy(model.head(vectors), targets, smoothing)
     return chunked_cross_entropy(vectors, model.head, targets, max(_FEWEST_ROWS, _SHARE // vocab), smoothing)
@@ -55,7 +57,7 @@ class NextTokenTask(TextTask):
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         """The sum in nats."""
-        return language_loss(model, batch.ids, batch.targets, lengths=batch.lengths, segments=batch.segments, tap=tap)
+        return language_loss(model, batch.input, batch.targets, tap=tap)
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         return language_figures(seen, scale)
@@ -64,7 +66,7 @@ class NextTokenTask(TextTask):
         tokenizer = material.vocabulary.tokenizer
         prompt = ""
         if tokenizer.unknown("\n"):  # an empty prompt starts after a line break, which not every tokenizer knows
-            first = next(material.rows(VALIDATION, 1)).ids[0, :1]
+            first = next(material.rows(VALIDATION, 1)).input.values[0, :1]
             prompt = tokenizer.decode(first.tolist())
         return prompt + generate_text(model, tokenizer, prompt, recipe.sample)
 

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import IGNORED, PairBatch
+from qkv.data.batch import IGNORED, Batch
 from qkv.data.vocabulary import Vocabulary
 from qkv.generation.beam import beam_search
 from qkv.generation.sample import evaluating
 from qkv.layers.context import Tap
+from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation
@@ -26,10 +27,10 @@ from qkv.tasks.next_token import at_targets, loss_of_vectors
 from qkv.tokenizers.special import special_ids
 
 
-def pair_loss(model: Transformer, batch: PairBatch, smoothing: float, tap: Tap | None = None) -> Tensor:
+def pair_loss(model: Transformer, batch: Batch, smoothing: float, tap: Tap | None = None) -> Tensor:
     """-Σ log p(y_i | y_<i, x) under teacher forcing, in nats."""
-    memory = None if batch.source is None else model.encode(batch.source, batch.source_lengths, tap)
-    hidden, _ = model.features(batch.ids, None, batch.lengths, tap, prefix=None if model.spec.causal else batch.prefix, memory=memory)
+    memory = None if batch.source is None else model.encode(batch.source, tap)
+    hidden, _ = model.features(batch.input, tap=tap, memory=memory)
     return loss_of_vectors(model, *at_targets(hidden, batch.targets), smoothing)
 
 
@@ -41,30 +42,30 @@ def write_after(
     ``begin``: contents of the tokens that it begins with; default: the mark of a beginning.
     """
     first, end = marks(vocabulary, begin)
-    device = model.frontend.table.device
     with torch.inference_mode(), evaluating(model):
         if model.encoder is None:
             prompts, memory = [[*source[:-1].tolist(), *first] for source in sources], None
         else:
             ids, lengths = padded(sources)
-            prompts, memory = [list(first) for _ in sources], model.encode(ids.to(device), lengths.to(device))
+            prompts, memory = [list(first) for _ in sources], model.encode(Signal(ids, lengths).to(model.device))
         for best in beam_search(model, prompts, generation, end, memory=memory):
             yield [token for token in best[0].tokens if token != end] if best else []
 
 
-def paired(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> PairBatch:
+def paired(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batch:
     """Sources for the encoder, targets for the other stack."""
-    source, source_lengths = padded([source for source, _ in rows])
+    source = Signal(*padded([source for source, _ in rows]))
     ids, lengths = padded([written[:-1] for _, written in rows])
     targets, _ = padded([written[1:] for _, written in rows], IGNORED)
-    return PairBatch(ids, targets, lengths_or_none(ids, lengths), source=source, source_lengths=source_lengths)
+    return Batch.of(Signal(ids, lengths_or_none(ids, lengths)), targets, source)
 
 
-def joined(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> PairBatch:
+def joined(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batch:
     """Source, the mark of the beginning and target in one row; the end of the source is that mark."""
     ids, lengths = padded([np.concatenate((source[:-1], written[:-1])) for source, written in rows])
     targets, _ = padded([np.concatenate((np.full(len(source) - 1, IGNORED), written[1:])) for source, written in rows], IGNORED)
-    return PairBatch(ids, targets, lengths_or_none(ids, lengths), prefix=torch.tensor([len(source) for source, _ in rows]))
+    prefix = torch.tensor([len(source) for source, _ in rows])
+    return Batch.of(Signal(ids, lengths_or_none(ids, lengths), prefix=prefix), targets)
 
 
 class Marks(NamedTuple):

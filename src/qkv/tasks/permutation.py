@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -23,9 +23,9 @@ from qkv.data.batch import IGNORED, Batch
 from qkv.data.corpus import Corpus
 from qkv.data.corruption.permutation import PermutationBatch, arrange, permutation_targets
 from qkv.layers.context import Tap
+from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
-from qkv.spec.model import Text
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Permutation
 from qkv.tasks.fill_in import FillInTask
@@ -35,14 +35,6 @@ from qkv.tasks.task import Observed, Scale, Totals, register
 from qkv.tasks.text_task import Changes
 from qkv.tokenizers.framing import Framed
 from qkv.tokenizers.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class StreamBatch(Batch):
-    """``ids`` and ``targets`` (B, N + T): content, then queries. ``positions`` (B, N + T). ``visible`` (B, N + T, N + T) bool."""
-
-    positions: Tensor | None = None
-    visible: Tensor | None = None
 
 
 @register(Permutation)
@@ -55,19 +47,19 @@ class PermutationTask(FillInTask):
     def changes(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Changes:
         mask = tokenizer.special("mask")
         assert mask is not None
-        query = recipe.model.frontend.asking(mask) if isinstance(recipe.model.frontend, Text) else mask
+        query = recipe.model.frontend.asking(mask)
 
         def order(batch: Batch, rng: np.random.Generator) -> Batch:
             padded = padding(batch)
-            return streams(permutation_targets(batch.ids.numpy(), padded, rng, self.spec.rate, self.spec.max_span, padded), query)
+            return streams(permutation_targets(batch.input.values.numpy(), padded, rng, self.spec.rate, self.spec.max_span, padded), query)
 
         return order
 
-    def summed_loss(self, model: Transformer, batch: StreamBatch, tap: Tap | None = None) -> Tensor:
-        hidden, _ = model.features(batch.ids, None, None, tap, positions=batch.positions, visible=batch.visible)
+    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+        hidden, _ = model.features(batch.input, tap=tap)
         return loss_of_vectors(model, *at_targets(hidden, batch.targets))
 
-    def observe(self, model: Transformer, batch: StreamBatch) -> Observed:
+    def observe(self, model: Transformer, batch: Batch) -> Observed:
         return Observed(self.summed_loss(model, batch), batch.num_targets, [])
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
@@ -76,12 +68,12 @@ class PermutationTask(FillInTask):
 
     def logits(self, model: Transformer, read: Framed, places: list[int]) -> Tensor:
         """Gaps are filled from left to right, each by the most probable token given the text and the gaps before it."""
-        known, found, device = np.array([read.ids]), [], model.frontend.table.device
+        known, found, device = np.array([read.ids]), [], model.device
         mask = read.ids[places[0]]
         for number, place in enumerate(places):
             batch = streams(_gaps(known, places, number), model.frontend.part.asking(mask)).to(device)
             types = torch.tensor([[*read.types, read.types[place]]], device=device) if read.types else None
-            hidden, _ = model.features(batch.ids, positions=batch.positions, visible=batch.visible, types=types)
+            hidden, _ = model.features(replace(batch.input, types=types))
             (vector,), _ = at_targets(hidden, batch.targets)
             logits = at_least_single(model.head(vector[None])[0])
             logits[mask] = -torch.inf
@@ -90,8 +82,8 @@ class PermutationTask(FillInTask):
         return torch.stack(found)
 
 
-def streams(batch: PermutationBatch, query: int) -> StreamBatch:
-    """Content and queries as one sequence. Rows with fewer targets than others are filled up with queries that have none.
+def streams(batch: PermutationBatch, query: int) -> Batch:
+    """Content and queries as one sequence (B, N + T) of which each position has its place and sees what the order allows. Rows with fewer targets than others are filled up with queries that have none.
 
     A filled-up query sees what the target that it stands on sees, the first position where a row has no target. ``query``: the id of each.
     """
@@ -109,7 +101,7 @@ def streams(batch: PermutationBatch, query: int) -> StreamBatch:
     targets = np.concatenate((np.full((rows, length), IGNORED), np.where(real, batch.targets[row, places], IGNORED)), axis=1)
     positions = np.concatenate((np.broadcast_to(np.arange(length), (rows, length)), places), axis=1)
     found = [torch.from_numpy(np.ascontiguousarray(array)) for array in (ids, targets, positions, visible)]
-    return StreamBatch(found[0], found[1], positions=found[2], visible=found[3])
+    return Batch.of(Signal(found[0], positions=found[2], visible=found[3]), found[1])
 
 
 def _gaps(ids: np.ndarray, places: Sequence[int], number: int) -> PermutationBatch:

@@ -86,7 +86,7 @@ class PooledTask(ExampleTask):
         for begin in range(0, len(rows), _AT_ONCE):
             texts = [_encoded(row, vocabulary.tokenizer, recipe) for row in rows[begin : begin + _AT_ONCE]]
             read = [(*marked(some, vocabulary.tokenizer, cut), self.unknown) for some in texts]
-            batch = collate(read).to(model.frontend.table.device)
+            batch = collate(read).to(model.device)
             with torch.inference_mode(), evaluating(model):
                 answers = self.answers(at_least_single(outputs(model, batch)), vocabulary, recipe)
             found += [answer | cut.note(sum(map(len, some)), _ROLES[len(some)]) for answer, some in zip(answers, texts, strict=True)]
@@ -132,4 +132,4 @@ def marked(texts: Sequence[list[int]], tokenizer: Tokenizer, cut: Cut) -> tuple[
 
 def outputs(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
     """What the head gives for each text, (B, C)."""
-    return model(batch.ids, lengths=batch.lengths, segments=batch.segments, types=batch.types, tap=tap)[0]
+    return model(batch.input, tap=tap)[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -13,12 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.data.batch import Batch
+from qkv.data.batch import INPUT, Batch
 from qkv.data.corpus import TRAIN, VALIDATION
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
 from qkv.generation.sample import evaluating
 from qkv.layers.context import Tap
+from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec import tasks as spec
@@ -51,21 +51,6 @@ class Window(NamedTuple):
     begin: int
     end: int
     offset: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpanBatch(Batch):
-    """``targets`` (B, 2): the first and last position of the answer, 0 and 0 (the mark ``cls``) where the window holds none.
-
-    ``question`` (B,): the row of the table; ``begin`` and ``end`` (B,): the positions of the context; ``offset`` (B,): the token of the whole
-    context that stands at ``begin``; ``prefix`` (B,): where the question ends, None where the model reads no prefix.
-    """
-
-    question: Tensor
-    begin: Tensor
-    end: Tensor
-    offset: Tensor
-    prefix: Tensor | None = None
 
 
 class Seen(NamedTuple):
@@ -156,21 +141,22 @@ class QuestionAnsweringTask(ExampleTask):
     def collator(self, recipe: Recipe) -> Collate:
         return partial(_collated, prefix=recipe.model.reads_prefix)
 
-    def summed_loss(self, model: Transformer, batch: SpanBatch, tap: Tap | None = None) -> Tensor:
+    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         return _nats(_logits(model, batch, tap), batch.targets)
 
-    def observe(self, model: Transformer, batch: SpanBatch) -> Observed:
+    def observe(self, model: Transformer, batch: Batch) -> Observed:
         """An outcome is a ``Seen`` window."""
         logits = _logits(model, batch)
         return Observed(_nats(logits, batch.targets), batch.num_targets, self._outcomes(logits, batch))
 
-    def _outcomes(self, logits: Tensor, batch: SpanBatch) -> list[Seen]:
-        best = best_spans(logits, batch.begin, batch.end, self.spec.max_answer_tokens)
+    def _outcomes(self, logits: Tensor, batch: Batch) -> list[Seen]:
+        begin, extras = batch.extras["begin"], batch.extras
+        best = best_spans(logits, begin, extras["end"], self.spec.max_answer_tokens)
         places = torch.stack((best.first, best.last), 1)
         right = (places.masked_fill((best.none > best.score)[:, None], 0) == batch.targets).all(1)
-        spans = [Span(*pair) for pair in (places + (batch.offset - batch.begin)[:, None]).tolist()]
+        spans = [Span(*pair) for pair in (places + (extras["offset"] - begin)[:, None]).tolist()]
         columns = (column.tolist() for column in (best.score, best.total, best.none, right))
-        return list(map(Seen, batch.question.tolist(), spans, *columns))
+        return list(map(Seen, extras["question"].tolist(), spans, *columns))
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         """The loss of a border, and the share of windows that point exactly where they should, at the answer or at none."""
@@ -206,7 +192,7 @@ class QuestionAnsweringTask(ExampleTask):
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """``answer``, its characters [``start``, ``end``) in the context, and its ``probability``; no characters where there is none."""
-        cut, device = self.cut(recipe, vocabulary), model.frontend.table.device
+        cut, device = self.cut(recipe, vocabulary), model.device
         rows = [{name: text_in(row, name) for name in self.asks} for row in rows]
         pieces = [tuple(window) for i, row in enumerate(rows) for window in self._windows(i, row, vocabulary, cut)]
         seen: list[Seen] = []
@@ -268,24 +254,27 @@ def _together(seen: Sequence[Seen], may_have_none: bool) -> Answer:
     return Answer(None, math.exp(none - total)) if none > best.score else Answer(best.span, math.exp(best.score - total))
 
 
-def _collated(rows: Sequence[Any], prefix: bool) -> SpanBatch:
+def _collated(rows: Sequence[Any], prefix: bool) -> Batch:
+    """Targets (B, 2): the first and last position of the answer, 0 and 0 (the mark ``cls``) where the window holds none.
+
+    Extras, each (B,): ``question``, the row of the table; ``begin`` and ``end``, the positions of the context; ``offset``, the token of the
+    whole context that stands at ``begin``. ``prefix``: the model reads where the question ends.
+    """
     read = [Window(*row) for row in rows]
     ids, lengths = padded([window.ids for window in read])
     targets = torch.from_numpy(np.stack([window.target for window in read]))
     places = {name: torch.tensor([getattr(window, name) for window in read]) for name in ("question", "begin", "end", "offset")}
-    if prefix:
-        places["prefix"] = torch.tensor([window.asked for window in read])
+    asked = torch.tensor([window.asked for window in read]) if prefix else None
     types = types_or_none([window.types for window in read])
-    return SpanBatch(ids, targets, lengths_or_none(ids, lengths), types=types, **places)
+    return Batch({INPUT: Signal(ids, lengths_or_none(ids, lengths), types=types, prefix=asked)}, targets, places)
 
 
-def _logits(model: Transformer, batch: SpanBatch, tap: Tap | None = None) -> Tensor:
+def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
     """(B, N, 2), of first and last; -∞ at padding."""
-    given = {"segments": batch.segments, "types": batch.types, "prefix": batch.prefix}
-    logits = at_least_single(model(batch.ids, lengths=batch.lengths, tap=tap, **given)[0])
-    if batch.lengths is None:
+    logits, lengths = at_least_single(model(batch.input, tap=tap)[0]), batch.input.lengths
+    if lengths is None:
         return logits
-    padding = torch.arange(logits.shape[1], device=logits.device) >= batch.lengths[:, None]
+    padding = torch.arange(logits.shape[1], device=logits.device) >= lengths[:, None]
     return logits.masked_fill(padding[..., None], -torch.inf)
 
 

@@ -58,15 +58,15 @@ class RecallTask(GeneratedTask):
     def rows(self, rng: np.random.Generator, ids: np.ndarray, count: int, distance: int) -> Batch:
         """``count`` rows with the symbol ``distance`` tokens before the query mark; one target a row."""
         drawn, targets = recall_batch(rng, count, distance, self.spec.symbols, self.spec.fillers)
-        return Batch(torch.from_numpy(ids[drawn]), torch.from_numpy(targets[:, -1].copy()))
+        return Batch.of(torch.from_numpy(ids[drawn]), torch.from_numpy(targets[:, -1].copy()))
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        return F.cross_entropy(at_least_single(model(batch.ids, tap=tap)[0]), batch.targets, reduction="sum")
+        return F.cross_entropy(at_least_single(model(batch.input, tap=tap)[0]), batch.targets, reduction="sum")
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
-        logits = at_least_single(model(batch.ids)[0])
+        logits = at_least_single(model(batch.input)[0])
         right = (logits.argmax(-1) == batch.targets).tolist()
-        distance = batch.ids.shape[1] - 2
+        distance = batch.input.values.shape[1] - 2
         return Observed(F.cross_entropy(logits, batch.targets, reduction="sum"), len(right), [(distance, answer) for answer in right])
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
@@ -95,11 +95,17 @@ class RecallTask(GeneratedTask):
 
         Of the logit and not of the loss, whose gradient is 0 wherever the model is certain.
         """
-        batch = self.rows(random(distance, HELD_OUT), self.ids(vocabulary), ROWS, distance).to(model.frontend.table.device)
+        batch = self.rows(random(distance, HELD_OUT), self.ids(vocabulary), ROWS, distance).to(model.device)
         with evaluating(model), torch.enable_grad():
-            embedded = F.embedding(batch.ids, model.frontend.table.detach()).requires_grad_()
-            context = model.whole(batch.ids.shape[1], None, None, {})
-            logits = at_least_single(model.head(model.vectors(model.frontend.placed(embedded, context), context), None))
+            embedded: list[Tensor] = []
+
+            def keep(name: str, value: Tensor) -> Tensor | None:
+                if name != "frontend":
+                    return None
+                embedded.append(value.detach().requires_grad_())
+                return embedded[0]
+
+            logits = at_least_single(model(batch.input, tap=keep)[0])
             asked = logits.gather(1, batch.targets[:, None]).sum()
             (gradient,) = torch.autograd.grad(asked, embedded)
         right = at_least_single(logits.argmax(-1) == batch.targets).mean().item()
@@ -112,7 +118,7 @@ class RecallTask(GeneratedTask):
             if unknown or not text.split():
                 known = f"symbols s0 to s{self.spec.symbols - 1}, fillers f0 to f{self.spec.fillers - 1} and {QUERY!r}"
                 raise UserError(f"{' '.join(unknown) or text!r} given, but the model reads {known}, as in 's3 f1 f0 {QUERY}'")
-            ids = torch.tensor([vocabulary.tokenizer.encode(text)], device=model.frontend.table.device)
+            ids = torch.tensor([vocabulary.tokenizer.encode(text)], device=model.device)
             with torch.inference_mode(), evaluating(model):
                 chances = at_least_single(model(ids)[0][0]).softmax(-1)
             best = int(chances.argmax())

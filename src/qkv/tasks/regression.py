@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from qkv.data.batch import Batch
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.context import Tap
+from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec import tasks as spec
@@ -26,15 +26,6 @@ from qkv.tasks.pooled import PAIR, TEXT, PooledTask, example_of, outputs, told
 from qkv.tasks.task import Exam, Observed, Scale, Totals, register
 
 _SHOWN = 12
-
-
-@dataclass(frozen=True)
-class NumberBatch(Batch):
-    """``targets`` (B,) are float32 and none is ignored."""
-
-    @property
-    def num_targets(self) -> int:
-        return len(self.targets)
 
 
 @register(spec.Regression)
@@ -72,10 +63,11 @@ class RegressionTask(PooledTask):
     def collator(self, recipe: Recipe) -> Collate:
         mean, deviation = _units(recipe.task)
 
-        def collate(rows: Sequence[tuple[np.ndarray, np.ndarray, float]]) -> NumberBatch:
+        def collate(rows: Sequence[tuple[np.ndarray, np.ndarray, float]]) -> Batch:
             ids, lengths = padded([ids for ids, _, _ in rows])
             values = torch.from_numpy(((np.array([value for _, _, value in rows], np.float64) - mean) / deviation).astype(np.float32))
-            return NumberBatch(ids, values, lengths_or_none(ids, lengths), types=types_or_none([types for _, types, _ in rows]))
+            types = types_or_none([types for _, types, _ in rows])
+            return Batch.of(Signal(ids, lengths_or_none(ids, lengths), types=types), values, count=len(values))
 
         return collate
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import IGNORED, Batch, PairBatch
+from qkv.data.batch import IGNORED, Batch
 from qkv.data.corpus import VALIDATION, Corpus
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.context import Tap
@@ -81,10 +81,10 @@ class RestorationTask(TextTask):
 
         return change
 
-    def summed_loss(self, model: Transformer, batch: PairBatch, tap: Tap | None = None) -> Tensor:
+    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         return pair_loss(model, batch, 0.0, tap)
 
-    def observe(self, model: Transformer, batch: PairBatch) -> Observed:
+    def observe(self, model: Transformer, batch: Batch) -> Observed:
         return Observed(self.summed_loss(model, batch), batch.num_targets, [])
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
@@ -124,21 +124,20 @@ class RestorationTask(TextTask):
 
 def _texts(batch: Batch) -> list[np.ndarray]:
     """The tokens of each row, padding left out."""
-    ids = batch.ids.numpy()
-    return list(ids) if batch.lengths is None else [row[:length] for row, length in zip(ids, batch.lengths.tolist(), strict=True)]
+    ids, lengths = batch.input.values.numpy(), batch.input.lengths
+    return list(ids) if lengths is None else [row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)]
 
 
 def _pairs(batch: Batch, end: int) -> list[Pair]:
     """Source and target of each row, each with its end token."""
-    assert isinstance(batch, PairBatch)
     found = []
-    for row in range(len(batch.ids)):
+    for row in range(batch.input.num_rows):
         if batch.source is None:
-            assert batch.prefix is not None
-            source = torch.cat((batch.ids[row, : batch.prefix[row] - 1], torch.tensor([end])))
+            assert batch.input.prefix is not None
+            source = torch.cat((batch.input.values[row, : batch.input.prefix[row] - 1], torch.tensor([end])))
         else:
-            assert batch.source_lengths is not None
-            source = batch.source[row, : batch.source_lengths[row]]
+            assert batch.source.lengths is not None
+            source = batch.source.values[row, : batch.source.lengths[row]]
         target = batch.targets[row][batch.targets[row] != IGNORED]
         found.append((source.numpy(), target.numpy()))
     return found

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from qkv.data.batch import PairBatch
+from qkv.data.batch import Batch
 from qkv.data.corpus import VALIDATION
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
@@ -95,10 +95,10 @@ class SequenceToSequenceTask(ExampleTask):
     def collator(self, recipe: Recipe) -> Collate:
         return paired if recipe.model.encoder else joined
 
-    def summed_loss(self, model: Transformer, batch: PairBatch, tap: Tap | None = None) -> Tensor:
+    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         return pair_loss(model, batch, self.spec.label_smoothing, tap)
 
-    def observe(self, model: Transformer, batch: PairBatch) -> Observed:
+    def observe(self, model: Transformer, batch: Batch) -> Observed:
         return Observed(pair_loss(model, batch, 0.0), batch.num_targets, [])
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batch import IGNORED, Batch, PairBatch
+from qkv.data.batch import IGNORED, Batch
 from qkv.data.corruption.sorting import sorting_batch
 from qkv.data.rows import random
 from qkv.data.vocabulary import Vocabulary
 from qkv.generation.sample import evaluating
 from qkv.layers.context import Tap
+from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
@@ -58,10 +59,10 @@ class SortingTask(GeneratedTask):
         """``count`` rows of ``length`` numbers; ``ids[n]`` is the id of the number n."""
         numbers, ranked = sorting_batch(rng, count, length, self.spec.high)
         if not writes:
-            return Batch(torch.from_numpy(ids[numbers]), torch.from_numpy(ranked))
+            return Batch.of(torch.from_numpy(ids[numbers]), torch.from_numpy(ranked))
         read = np.concatenate((ids[numbers], ids[ranked[:, :-1]]), axis=1)
         targets = np.concatenate((np.full((count, length - 1), IGNORED), ranked), axis=1)
-        return PairBatch(torch.from_numpy(read), torch.from_numpy(targets), prefix=torch.full((count,), length))
+        return Batch.of(Signal(torch.from_numpy(read), prefix=torch.full((count,), length)), torch.from_numpy(targets))
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         return cross_entropy(_logits(model, batch, tap).flatten(0, 1), batch.targets.flatten())
@@ -81,7 +82,7 @@ class SortingTask(GeneratedTask):
         }
 
     def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
-        spec, limit, notes = self.spec, model.frontend.limit, []
+        spec, limit, notes = self.spec, model.limit, []
         lengths = sorted({spec.length, *(spec.length * times for times in spec.longer)})
         found = []
         for length in lengths:
@@ -103,7 +104,7 @@ class SortingTask(GeneratedTask):
         with torch.no_grad(), evaluating(model):
             for number in range(ROWS // _AT_ONCE):
                 batch = self.rows(random(length, HELD_OUT + number), ids, _AT_ONCE, length, model.spec.decodes)
-                seen.add(self.observe(model, batch.to(model.frontend.table.device)))
+                seen.add(self.observe(model, batch.to(model.device)))
         return self.figures(seen, material.scale())
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -140,11 +141,10 @@ def _positions(length: int, writes: bool) -> int:
 
 def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
     """(B, N, numbers)."""
-    prefix = batch.prefix if isinstance(batch, PairBatch) and not model.spec.causal else None
-    return model(batch.ids, tap=tap, prefix=prefix)[0]
+    return model(batch.input, tap=tap)[0]
 
 
 def _tags(model: Transformer, read: list[int], given: int) -> list[int]:
-    ids = torch.tensor([read], device=model.frontend.table.device)
-    prefix = torch.tensor([given], device=ids.device) if model.spec.decodes and not model.spec.causal else None
-    return model(ids, prefix=prefix)[0][0].argmax(-1).tolist()
+    ids = torch.tensor([read], device=model.device)
+    prefix = torch.tensor([given], device=ids.device) if model.spec.reads_prefix else None
+    return model(Signal(ids, prefix=prefix))[0][0].argmax(-1).tolist()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
 from qkv.generation.sample import evaluating
 from qkv.layers.context import Tap
+from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
@@ -40,13 +40,6 @@ class Sentence(NamedTuple):
     ids: np.ndarray
     types: np.ndarray
     heads: list[int]
-
-
-@dataclass(frozen=True)
-class TagBatch(Batch):
-    """``targets`` (B, N): the class of each word at its first piece. ``unread``: of each row the classes of the words that did not fit."""
-
-    unread: tuple[tuple[int, ...], ...] = ()
 
 
 @register(TokenClassification)
@@ -95,11 +88,11 @@ class TokenClassificationTask(ExampleTask):
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         return cross_entropy(_logits(model, batch, tap).flatten(0, 1), batch.targets.flatten(), self.spec.label_smoothing)
 
-    def observe(self, model: Transformer, batch: TagBatch) -> Observed:
+    def observe(self, model: Transformer, batch: Batch) -> Observed:
         """An outcome is the (true, predicted) class of every word of a row, the latter -1 where a word was not read."""
         logits = _logits(model, batch)
         best, pairs = logits.argmax(-1), []
-        for row, unread in enumerate(batch.unread):
+        for row, unread in enumerate(batch.extras["unread"]):
             heads = batch.targets[row] != IGNORED
             read = zip(batch.targets[row][heads].tolist(), best[row][heads].tolist(), strict=True)
             pairs.append([*read, *((true, -1) for true in unread)])
@@ -150,7 +143,7 @@ class TokenClassificationTask(ExampleTask):
         sentences = [_words(row["words"]) for row in rows]
         for begin in range(0, len(rows), _AT_ONCE):
             read = [read_words(words) for words in sentences[begin : begin + _AT_ONCE]]
-            batch = _collated([(ids, types, np.full(len(ids), IGNORED), ()) for ids, types, _ in read]).to(model.frontend.table.device)
+            batch = _collated([(ids, types, np.full(len(ids), IGNORED), ()) for ids, types, _ in read]).to(model.device)
             with torch.inference_mode(), evaluating(model):
                 best = _logits(model, batch).argmax(-1).tolist()
             found += [[vocabulary.labels[row[head]] for head in heads] for row, (_, _, heads) in zip(best, read, strict=True)]
@@ -230,13 +223,13 @@ def _answer(words: list[str], tags: list[str], labels: Sequence[str]) -> dict[st
     return answer
 
 
-def _collated(rows: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, ...]]]) -> TagBatch:
+def _collated(rows: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, ...]]]) -> Batch:
     ids, lengths = padded([row[0] for row in rows])
     targets, _ = padded([row[2] for row in rows], IGNORED)
     types, unread = types_or_none([row[1] for row in rows]), tuple(row[3] for row in rows)
-    return TagBatch(ids, targets, lengths_or_none(ids, lengths), types=types, unread=unread)
+    return Batch.of(Signal(ids, lengths_or_none(ids, lengths), types=types), targets, unread=unread)
 
 
 def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
     """(B, N, C)."""
-    return model(batch.ids, lengths=batch.lengths, segments=batch.segments, types=batch.types, tap=tap)[0]
+    return model(batch.input, tap=tap)[0]

@@ -11,7 +11,6 @@ are one small matrix product; a negative that is the word itself does not count.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,19 +39,6 @@ _SHOWN = 16
 _NEAR = 6
 
 
-@dataclass(frozen=True)
-class WordBatch(Batch):
-    """``targets`` (C,): words. ``ids`` (C, 2 · window): their neighbours, as far as ``present``. ``negatives`` (C, K). ``count``: predictions."""
-
-    present: Tensor | None = None
-    negatives: Tensor | None = None
-    count: int = 0
-
-    @property
-    def num_targets(self) -> int:
-        return self.count
-
-
 @register(SkipGram)
 @register(CBOW)
 class WordVectorsTask(TextTask):
@@ -72,32 +58,35 @@ class WordVectorsTask(TextTask):
         sampler = NegativeSampler(counts, spec.power)
 
         def windows(batch: Batch, rng: np.random.Generator) -> Batch:
-            lengths = [batch.ids.shape[1]] * len(batch.ids) if batch.lengths is None else batch.lengths.tolist()
-            rows = [row[:length] for row, length in zip(batch.ids.numpy(), lengths, strict=True)]
+            ids, lengths = batch.input.values.numpy(), batch.input.lengths
+            rows = list(ids) if lengths is None else [row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)]
             found = [cbow_contexts(row, spec.window, keep, rng) for row in rows]
             words, near, present = (np.concatenate(parts) for parts in zip(*found, strict=True))
             negatives = sampler.sample((len(words), spec.negatives), rng)
             count = int(present.sum()) if isinstance(spec, SkipGram) else len(words)
             tensors = [torch.from_numpy(array) for array in (near, words, present, negatives)]
-            return WordBatch(tensors[0], tensors[1], present=tensors[2], negatives=tensors[3], count=count)
+            return Batch.of(tensors[0], tensors[1], count=count, present=tensors[2], negatives=tensors[3])
 
         return windows
 
-    def summed_loss(self, model: Transformer, batch: WordBatch, tap: Tap | None = None) -> Tensor:
-        """The sum in nats over the predictions."""
-        assert batch.present is not None
-        assert batch.negatives is not None
-        inner, present = F.embedding(batch.ids, model.frontend.table), batch.present.to(model.frontend.table.dtype)
+    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+        """The sum in nats over the predictions.
+
+        Input (C, 2 · window): the neighbours of C words, as far as ``present``; ``negatives`` (C, K): words drawn to contrast.
+        """
+        table, negatives = model.frontend.table, batch.extras["negatives"]
+        assert table is not None  # the head is a language model's
+        inner, present = F.embedding(batch.input.values, table), batch.extras["present"].to(table.dtype)
         if isinstance(self.spec, CBOW):
             inner = torch.einsum("cn,cnd->cd", present, inner)[:, None] / present.sum(1).clamp(min=1)[:, None, None]
             present = torch.ones_like(present[:, :1])
-        outer = F.embedding(torch.cat((batch.targets[:, None], batch.negatives), 1), model.head.weight)  # type: ignore[arg-type]
+        outer = F.embedding(torch.cat((batch.targets[:, None], negatives), 1), model.head.weight)  # type: ignore[arg-type]
         scores = at_least_single(torch.bmm(inner, outer.transpose(1, 2)))
-        other = (batch.negatives != batch.targets[:, None]).to(scores.dtype)
+        other = (negatives != batch.targets[:, None]).to(scores.dtype)
         right, wrong = F.logsigmoid(scores[..., 0]), F.logsigmoid(-scores[..., 1:])
         return -(present * (right + (wrong * other[:, None]).sum(-1))).sum()
 
-    def observe(self, model: Transformer, batch: WordBatch) -> Observed:
+    def observe(self, model: Transformer, batch: Batch) -> Observed:
         return Observed(self.summed_loss(model, batch), batch.num_targets, [])
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
@@ -142,7 +131,9 @@ class Lexicon(NamedTuple):
         words = [tokenizer.decode([index]).strip() for index in range(tokenizer.vocab_size)]
         skipped = {"", *(words[index] for index in tokenizer.specials.values())}
         numbers = {word: index for index, word in reversed(list(enumerate(words))) if word not in skipped}
-        return cls(words, F.normalize(at_least_single(model.frontend.table.detach()), dim=1), numbers)
+        table = model.frontend.table
+        assert table is not None  # the head is a language model's
+        return cls(words, F.normalize(at_least_single(table.detach()), dim=1), numbers)
 
     def number(self, word: str) -> int:
         """The row of ``word``. Raises ``UserError`` for one that has no vector."""

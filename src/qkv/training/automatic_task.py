@@ -147,7 +147,7 @@ def _bytes(recipe: Recipe) -> int:
     """Of a training step, without the head and the table of tokens; 0 if a part has no formula."""
 
     def counted(stack: Any) -> Any:
-        return stack.changed(frontend=stack.frontend.changed(vocab_size=2)) if isinstance(stack.frontend, Text) else stack
+        return stack.changed(frontend=stack.frontend.unsized().sized(2))
 
     model, training = recipe.model, recipe.training
     encoder = model.encoder and counted(model.encoder)

@@ -17,7 +17,7 @@ def measure(
     model: Transformer, task: Task, batches: Iterable[Batch], number_format: str, stop: Callable[[], bool] = lambda: False
 ) -> Totals | None:
     """What the task observes in ``batches``, dropout off; None if ``stop`` became true on the way."""
-    device = model.frontend.table.device
+    device = model.device
     seen = Totals()
     with evaluating(model), torch.no_grad():
         for batch in batches:

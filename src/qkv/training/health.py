@@ -36,7 +36,7 @@ def diagnose(model: Transformer, task: Task, batches: Sequence[Batch], number_fo
     gradients = [name for name, p in model.named_parameters() if p.grad is not None and not _finite(p.grad)]
     found = _first_output(model, task, batches, number_format)
     if found:
-        rounded = runs_in(number_format, model.frontend.table.device) == "bf16"
+        rounded = runs_in(number_format, model.device) == "bf16"
         remedy = "train in fp32, or lower the learning rate" if rounded else "lower the learning rate, or lengthen the warm-up"
         return Illness(found, "was the first to give values that are not finite", remedy)
     if gradients:
@@ -65,7 +65,7 @@ def _first_output(model: Transformer, task: Task, batches: Sequence[Batch], numb
     try:
         with torch.no_grad():
             for batch in batches:
-                with autocast(number_format, model.frontend.table.device):
+                with autocast(number_format, model.device):
                     loss = task.summed_loss(model, batch, tap)
                 tap("loss", loss)
     finally:

@@ -30,7 +30,7 @@ from qkv.spec.adapt import LoRA
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import Head, LanguageModelHead
-from qkv.spec.model import Model, Text
+from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Task, Translation
 from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
@@ -131,7 +131,7 @@ def _described(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Model
 
 def _open(frontend: Any) -> Any:
     """A front end whose size its tokenizer decides, which may get further special tokens."""
-    return frontend.changed(vocab_size=None, vectors=None) if isinstance(frontend, Text) else frontend
+    return frontend.unsized()
 
 
 def _head(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Head:

@@ -173,7 +173,7 @@ def _figures(model: Transformer, setup: Setup, length: int, memory: int) -> dict
     counted = cost(model.spec, 1, length, source_length=length if model.spec.encoder else None)
     if counted.writes:
         with evaluating(model):
-            found["reading"], found["decoding"] = rates(model, random_batch(counted).to(setup.device))
+            found["reading"], found["decoding"] = rates(model, random_batch(model, counted).to(setup.device))
         most = longest(model, memory)
         found |= {"state": model.state_bytes(length), "longest": float("inf") if most is None else most}
     return found

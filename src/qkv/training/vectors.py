@@ -15,7 +15,8 @@ from torch import Tensor
 from qkv.data.vocabulary import Vocabulary
 from qkv.models.transformer import Stack, Transformer
 from qkv.spec.errors import UserError
-from qkv.spec.model import Model, Text
+from qkv.spec.frontends import Frontend
+from qkv.spec.model import Model
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.training.files import read_tensors
 from qkv.training.identity import MADE_WITH, check_unedited
@@ -27,13 +28,14 @@ _TABLE = "frontend.table"
 def start_vectors(model: Transformer, spec: Model, vocabulary: Vocabulary) -> list[str]:
     """Fill the embeddings of ``model`` for which ``spec`` names vectors; a sentence for each. Raises ``UserError`` for such as do not fit."""
     found = []
-    stacks: list[tuple[str, Stack | None, object, Tokenizer]] = [
+    stacks: list[tuple[str, Stack | None, Frontend | None, Tokenizer]] = [
         ("model", model, spec.frontend, vocabulary.target),
         ("model.encoder", model.encoder, spec.encoder and spec.encoder.frontend, vocabulary.tokenizer),
     ]
     for path, stack, frontend, tokenizer in stacks:
-        if stack is not None and isinstance(frontend, Text) and frontend.vectors is not None:
-            found.append(_fill(stack.frontend.table, frontend.vectors, tokenizer, f"{path}.frontend.vectors"))
+        source = frontend and frontend.initial_vectors
+        if stack is not None and stack.frontend.table is not None and source:
+            found.append(_fill(stack.frontend.table, source, tokenizer, f"{path}.frontend.vectors"))
     return found
 
 

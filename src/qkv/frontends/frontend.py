@@ -1,0 +1,201 @@
+"""Base class of front ends, and their register."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from qkv.frontends.border import check_rows, check_signal
+from qkv.layers.context import Context, Memories, Tap
+from qkv.layers.signal import Signal
+from qkv.spec.errors import UserError
+from qkv.spec.frontends import Frontend as FrontendSpec
+from qkv.spec.model import Stack as StackSpec
+
+
+class Past(NamedTuple):
+    """Positions of each row that came before a call.
+
+    positions (B): how many.   limit (B): how many the state can hold, 0 where it grows.   prefix (B): length of each row's prefix; None where
+    no mask reads it.
+    """
+
+    positions: Tensor
+    limit: Tensor
+    prefix: Tensor | None
+
+
+class Frontend(nn.Module):
+    """Base class of front ends: a signal -> vectors (B, N, D) and their context.
+
+    A subclass gives ``forward(signal, context) -> x``, and where a value is not a position (a patch of pixels) ``count`` and ``lengths`` too.
+    Only it knows what values are; all that follows works on x and the context.
+    """
+
+    axes: int = 1
+    """Axes of a signal's positions. Those of more than one are the front end's own affair; the blocks see the place in the row."""
+    limit: int | None
+    """How many positions have a vector; None without end."""
+    table: nn.Parameter | None
+    """Vectors of tokens (V, D), which a head or another stack may share; None without tokens."""
+
+    def __init__(self, part: FrontendSpec, stack: StackSpec):
+        super().__init__()
+        self.part, self.limit = part, part.limit(stack.context_length)
+        self.register_parameter("table", None)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    @property
+    def vocab_size(self) -> int | None:
+        """V; None without tokens."""
+        return None if self.table is None else self.table.shape[0]
+
+    @abstractmethod
+    def forward(self, signal: Signal, context: Context) -> Tensor:
+        """Vectors (B, N, D) of a signal."""
+
+    def initialise(self, std: float) -> None:
+        """Draw the vectors that stand in tables of its own."""
+
+    def check(self, signal: Signal) -> None:
+        """Raise ``UserError`` if values have a shape, precision or device that it cannot read."""
+
+    def count(self, signal: Signal) -> int:
+        """N, the positions that a row takes."""
+        return signal.values.shape[1]
+
+    def lengths(self, signal: Signal) -> Tensor | None:
+        """How many of the N are real, (B); None for all."""
+        return signal.lengths
+
+    @abstractmethod
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
+        """Rows of ``length`` random values on the CPU, to measure a model with."""
+
+    def embed(
+        self, signal: Signal, past: Past | None = None, tap: Tap | None = None, memories: Memories | None = None
+    ) -> tuple[Tensor, Context]:
+        """(vectors (B, N, D), their context). ``past``: what came before; None for whole rows. Raises ``UserError``."""
+        self.check(signal)
+        check_signal(signal, self.count(signal), self.axes)
+        context = self._whole(signal, tap, memories or {}) if past is None else self._following(signal, past, tap)
+        return self(signal, context), context
+
+    def _whole(self, signal: Signal, tap: Tap | None, memories: Memories) -> Context:
+        """The context of rows that are read at once and not remembered."""
+        for memory in memories.values():
+            check_rows("the memory", memory.lengths.shape[0], "the input", signal.num_rows)
+        count, lengths, positions = self.count(signal), self.lengths(signal), self._places(signal)
+        given = positions is not None
+        if positions is None:
+            steps = torch.arange(count, device=signal.values.device)[None]
+            positions = steps if signal.segments is None else _restarted(signal.segments)
+        if given or (signal.segments is not None and self.limit is not None and count > self.limit):
+            positions = self._placed(positions, lengths)
+        else:
+            self.fits(count)
+        return Context(
+            positions,
+            lengths,
+            signal.segments,
+            end=count,
+            tap=tap,
+            prefix=signal.prefix,
+            visible=signal.visible,
+            memories=memories,
+            types=signal.types,
+        )
+
+    def _places(self, signal: Signal) -> Tensor | None:
+        return signal.positions if self.axes == 1 else None
+
+    def _following(self, signal: Signal, past: Past, tap: Tap | None) -> Context:
+        """The context of positions that come after ``past``."""
+        wrong = next((name for name in _WITH_STATE if getattr(signal, name) is not None), None)
+        if wrong:
+            clause, instead = _WITH_STATE[wrong]
+            raise UserError(f"{clause} cannot be joined with a state; {instead}")
+        seen, rows = past.positions, past.positions.shape[0]
+        check_rows("the state", rows, "the input", signal.num_rows)
+        count, lengths = self.count(signal), self.lengths(signal)
+        steps = torch.arange(count, device=signal.values.device)[None]
+        first = int(seen[0]) if rows else 0
+        level = lengths is None and (rows < 2 or bool((seen == first).all()))
+        end = first + count if level or not rows else int((seen + (count if lengths is None else lengths)).max())
+        limit = int(past.limit[0]) if rows else 0
+        if limit and end > limit:
+            raise UserError(f"the state holds {limit} positions and {end} are needed; give init_state a larger capacity, or none")
+        self.fits(end)
+        positions = steps + first if level else seen[:, None] + steps
+        if self.limit is not None:  # padding may stand past the table's end
+            positions = positions.clamp(max=self.limit - 1)
+        prefix = past.prefix if signal.prefix is None else signal.prefix
+        return Context(positions, lengths, None, seen, first if level else None, end, tap, prefix, types=signal.types)
+
+    def _placed(self, positions: Tensor, lengths: Tensor | None) -> Tensor:
+        """Positions of which those of real values have a vector; padding may stand past the table's end."""
+        if self.limit is None or not positions.numel():
+            return positions
+        real = positions
+        if lengths is not None:
+            real = positions.masked_fill(torch.arange(positions.shape[1], device=positions.device) >= lengths[:, None], 0)
+        if int(real.min()) < 0:
+            raise UserError(f"the position {int(real.min())} is before the first, 0")
+        self.fits(int(real.max()) + 1)
+        return positions.clamp(0, self.limit - 1)
+
+    def fits(self, end: int) -> None:
+        """Raise ``UserError`` if a position before ``end`` has no vector."""
+        if self.limit is not None and end > self.limit:
+            raise UserError(
+                f"{end} positions are more than the {self.limit} that the learned position table holds ({self.part.limited_by}); "
+                "shorten the input, or use positions without an end (sinusoidal, rope, alibi, none)"
+            )
+
+
+_WITH_STATE = {
+    "segments": ("packed documents (segments)", "give each document a row of its own"),
+    "positions": ("positions of one's own", "only the stack counts positions"),
+    "visible": ("a table of visible keys", "read the whole sequence at once"),
+}
+"""Fields of a signal that say something of whole rows alone, and what to do instead."""
+
+
+def _restarted(segments: Tensor) -> Tensor:
+    """Positions that begin at 0 in each document of a packed row; (B, N)."""
+    steps = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
+    starts = torch.ones_like(segments, dtype=torch.bool)
+    starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    return steps - torch.where(starts, steps, 0).cummax(1).values
+
+
+FRONTENDS: dict[type[FrontendSpec], Callable[..., Frontend]] = {}
+"""Every front end, by the type of its spec."""
+
+F = TypeVar("F", bound=type[Frontend])
+
+
+def implements(spec: type[FrontendSpec]) -> Callable[[F], F]:
+    """Class decorator: the module of the front end ``spec``, made by ``cls(part, stack, width, table)``."""
+
+    def register(module: F) -> F:
+        FRONTENDS[spec] = module
+        return module
+
+    return register
+
+
+def build_frontend(stack: StackSpec, width: int, table: Any | None = None) -> Frontend:
+    """The front end of a stack of ``width`` features. ``table``: the token vectors of another one, to be shared."""
+    part = stack.frontend
+    if type(part) not in FRONTENDS:
+        raise UserError(f"no module implements the front end {part.kind!r}; import the file that defines it")
+    return FRONTENDS[type(part)](part, stack, width, table)
