@@ -1,28 +1,50 @@
-"""What turns the answers of a run's model into words, and words into what it reads; kept in the run's folder."""
+"""``Vocabulary``: encoders and decoders of a run's signals, stored in its folder."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from qkv.spec.errors import UserError
+from qkv.spec.errors import SpecError, UserError
+from qkv.spec.processors import Processor
+from qkv.tokenizers.absent import NO_TEXT, AbsentTokenizer
 from qkv.tokenizers.files import write_whole
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 
 TARGET_FILE = "target_tokenizer.json"
 LABELS_FILE = "labels.json"
+PROCESSORS_FILE = "processors.json"
+FILES = (FILE_NAME, TARGET_FILE, LABELS_FILE, PROCESSORS_FILE)
+"""Every file of a vocabulary; a run has those that it needs."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """``target``: of the text that is written, the same object as ``tokenizer`` where both are one. ``labels``: class i by its name."""
+    """Tokenizers of a run's texts, labels of its classes, and processors of its other signals.
+
+    tokenizer: of the text that is read.   target: of the text that is written, the same object where both are one.
+    labels: name of class i.   processors: of the other signals, by name.
+    """
 
     tokenizer: Tokenizer
     target: Tokenizer
     labels: tuple[str, ...] = ()
+    processors: Mapping[str, Processor] = field(default_factory=dict)
+
+    @classmethod
+    def without_text(cls, labels: tuple[str, ...] = (), **processors: Processor) -> Vocabulary:
+        """The vocabulary of a run that neither reads nor writes text."""
+        return cls(NO_TEXT, NO_TEXT, labels, processors)
+
+    @property
+    def has_text(self) -> bool:
+        """True if there is a tokenizer."""
+        return not isinstance(self.tokenizer, AbsentTokenizer)
 
     @cached_property
     def classes(self) -> dict[str, int]:
@@ -36,32 +58,62 @@ class Vocabulary:
 
     def digest(self) -> str:
         """SHA-256 of all of it."""
-        parts = [self.tokenizer.core.to_str(), "" if self.shared else self.target.core.to_str(), *self.labels]
+        texts = [self.tokenizer.core.to_str(), "" if self.shared else self.target.core.to_str()] if self.has_text else []
+        parts = [*texts, *self.labels, *([json.dumps(self._plain(), sort_keys=True)] if self.processors else [])]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write ``tokenizer.json`` and, where there are such, ``target_tokenizer.json`` and ``labels.json``; each whole or not at all."""
+        """Write the files that it needs into ``folder``, each whole or not at all."""
         if not self.shared:
             self.target.save(folder / TARGET_FILE)
         if self.labels:
             write_whole(folder / LABELS_FILE, json.dumps(list(self.labels), ensure_ascii=False, indent=1).encode())
-        self.tokenizer.save(folder / FILE_NAME)
+        if self.processors or not self.has_text:
+            write_whole(folder / PROCESSORS_FILE, json.dumps(self._plain(), ensure_ascii=False, indent=1).encode())
+        if self.has_text:
+            self.tokenizer.save(folder / FILE_NAME)
 
     @classmethod
     def load(cls, folder: Path) -> Vocabulary:
         """What ``save`` wrote. Raises ``UserError`` for a file that is missing, or not what it should be."""
+        processors = _processors(folder / PROCESSORS_FILE)
+        labels = _labels(folder / LABELS_FILE)
+        if processors is not None and not (folder / FILE_NAME).exists():
+            return cls.without_text(labels, **processors)
         tokenizer = Tokenizer.load(folder)
         target = Tokenizer.load(folder / TARGET_FILE) if (folder / TARGET_FILE).exists() else tokenizer
-        return cls(tokenizer, target, _labels(folder / LABELS_FILE))
+        return cls(tokenizer, target, labels, processors or {})
+
+    def _plain(self) -> dict[str, Any]:
+        return {name: processor.to_dict() for name, processor in self.processors.items()}
+
+
+def _read(path: Path, name: str) -> Any:
+    """The content of a JSON file; None where there is none."""
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"the {name} {path} cannot be read: {error}") from None
 
 
 def _labels(path: Path) -> tuple[str, ...]:
-    if not path.exists():
+    found = _read(path, "labels")
+    if found is None:
         return ()
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"the labels {path} cannot be read: {error}") from None
     if not isinstance(found, list) or not all(isinstance(label, str) for label in found):
         raise UserError(f"{path} is not a list of labels")
     return tuple(found)
+
+
+def _processors(path: Path) -> dict[str, Processor] | None:
+    found = _read(path, "processors")
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is not a table of processors")
+    try:
+        return {str(name): Processor.parse(value) for name, value in found.items()}
+    except SpecError as error:
+        raise UserError(f"{path}: {error}") from None

@@ -201,8 +201,10 @@ class ExampleMaterial(Material):
 
 def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
     """``recipe`` with the sizes filled in that the data decides. Raises SpecError if one that it gives is too small."""
-    model = _with_frontend(recipe.model, vocabulary.target.vocab_size, ("model",))
-    if model.encoder:
+    model = recipe.model
+    if model.frontend.reads_tokens:
+        model = _with_frontend(model, vocabulary.target.vocab_size, ("model",))
+    if model.encoder and model.encoder.frontend.reads_tokens:
         encoder = _with_frontend(model.encoder, vocabulary.tokenizer.vocab_size, ("model", "encoder"))
         if encoder.share_embedding and not vocabulary.shared:
             sentence = "source and target have tokenizers of their own, so their vectors cannot be shared; leave data.target_tokenizer out"

@@ -1,4 +1,4 @@
-"""``AbsentTokenizer``: in the place of a tokenizer that a published folder lacks."""
+"""``AbsentTokenizer``: in the place of a tokenizer that there is not."""
 
 from __future__ import annotations
 
@@ -10,16 +10,25 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 
 class AbsentTokenizer(Tokenizer):
-    """Refuses whatever needs text: every use raises ``UserError`` that names the folder and what works without a tokenizer."""
+    """Refuses whatever needs text: every use raises ``UserError`` that says why there is none and what works without."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, reason: str):
+        self.reason = reason
+
+    @classmethod
+    def of_published(cls, folder: Path) -> AbsentTokenizer:
+        """In the place of the tokenizer that a published folder lacks."""
+        return cls(
+            f'{folder} holds no tokenizer, so no text can be read or written; give ids (qkv generate --ids "1 2 3", '
+            "qkv.generate(run, ids=[1, 2, 3])), or put its tokenizer.json there"
+        )
 
     def __getattr__(self, name: str) -> Any:
         """Called for all that a tokenizer has and this one lacks."""
         if name.startswith("__"):
             raise AttributeError(name)
-        raise UserError(
-            f'{self.folder} holds no tokenizer, so no text can be read or written; give ids (qkv generate --ids "1 2 3", '
-            "qkv.generate(run, ids=[1, 2, 3])), or put its tokenizer.json there"
-        )
+        raise UserError(self.reason)
+
+
+NO_TEXT = AbsentTokenizer("the model neither reads nor writes text, so there is no tokenizer")
+"""The tokenizer of a run without text."""

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qkv.data.vocabulary import LABELS_FILE, TARGET_FILE
+from qkv.data.vocabulary import FILES
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
-from qkv.tokenizers.tokenizer import FILE_NAME
 from qkv.training.schedules import same_so_far
 
 MADE_WITH = "made_with"
@@ -55,7 +54,7 @@ def edited(stored: Mapping[str, Any] | None, recipe: Recipe | None, folder: Path
     if not stored:
         return None
     before, now = stored["vocabulary"], _vocabulary_digests(folder)
-    for name in (FILE_NAME, TARGET_FILE, LABELS_FILE):
+    for name in FILES:
         if before.get(name) != now.get(name):
             how = "is missing" if name not in now else "was changed" if name in before else "was added"
             return f"{folder / name} {how}, and the weights were trained with the one of before"
@@ -74,7 +73,7 @@ def check_unedited(stored: Mapping[str, Any] | None, recipe: Recipe | None, fold
 
 
 def _vocabulary_digests(folder: Path) -> dict[str, str]:
-    files = [folder / name for name in (FILE_NAME, TARGET_FILE, LABELS_FILE)]
+    files = [folder / name for name in FILES]
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
 
 

@@ -139,7 +139,7 @@ def accept(folder: Path) -> str | None:
 def _published(source: str | Path, options: dict[str, Any]) -> Run:
     """A published checkpoint as a run that has not begun: whatever takes a run takes it."""
     found = load_published(source, **options)
-    tokenizer = found.tokenizer or AbsentTokenizer(found.folder)
+    tokenizer = found.tokenizer or AbsentTokenizer.of_published(found.folder)
     return Run(found.folder, recipe_of(found), found.model, Vocabulary(tokenizer, tokenizer, found.labels), [], 0)
 
 

@@ -1,0 +1,163 @@
+"""A signal of your own: sequences of points in the plane, told apart by the shape that they run along.
+
+A front end makes vectors of what a model reads. This one is defined outside of the package, and what it makes works with all the rest: the
+model is trained, goes on after a stop, is measured, answers, and is counted before it is built. No text is involved.
+
+    points (B, N, 2) ── a linear map ── x (B, N, D) ── blocks ── pooling ── one of three shapes
+"""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import qkv
+from qkv.data.batch import Batch
+from qkv.data.vocabulary import Vocabulary
+from qkv.frontends.frontend import Frontend, implements
+from qkv.inspection.cost_formulas import linear
+from qkv.inspection.shares import Setting, Share, formula
+from qkv.layers.context import Context, Tap
+from qkv.layers.linear import Linear
+from qkv.layers.signal import Signal
+from qkv.spec.frontends import Frontend as FrontendSpec
+from qkv.spec.model import Stack
+from qkv.spec.processors import Scaler
+from qkv.spec.recipe import Recipe
+from qkv.spec.tasks import Task as TaskSpec
+from qkv.tasks.generated import Draw, GeneratedTask
+from qkv.tasks.task import Observed, Scale, Totals, register
+
+
+# What it is: data with limits.
+class Points(FrontendSpec, kind="points"):
+    """Numbers of a point -> a vector, by one linear map."""
+
+    axes: int = 2
+
+
+# What it computes: a module that gives x for a signal. Positions, padding and state are not its affair.
+@implements(Points)
+class PointFrontend(Frontend):
+    """points (B, N, axes) -> (B, N, D)."""
+
+    part: Points
+
+    def __init__(self, part: Points, stack: Stack, width: int, table: object = None):
+        super().__init__(part, stack)
+        self.map = Linear(part.axes, width)
+
+    def forward(self, signal: Signal, context: Context) -> Tensor:
+        return self.map(signal.values)
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
+        return Signal(torch.randn(rows, length, self.part.axes, generator=generator))
+
+
+# What it costs, as `qkv cost` counts it.
+@formula(Points)
+def points(part: Points, at: Setting) -> Share:
+    """One linear map."""
+    return linear(part.axes, at.width, True, at)
+
+
+# What is learned from it. The vocabulary holds what turns points as people give them into what the model reads.
+class Shapes(TaskSpec, kind="shapes"):
+    """Which of three shapes the points run along."""
+
+    reads = "nothing"
+    head = "classification"
+    noise: float = 0.1
+
+
+SHAPES = ("circle", "line", "square")
+
+
+def outline(shape: str, t: np.ndarray) -> np.ndarray:
+    """Points (N, 2) of a shape at the places t in [0, 1]."""
+    if shape == "circle":
+        return np.stack((np.cos(2 * np.pi * t), np.sin(2 * np.pi * t)), -1)
+    if shape == "line":
+        return np.stack((2 * t - 1, 1 - 2 * t), -1)
+    side, along = np.floor(4 * t) % 4, 2 * (4 * t % 1) - 1
+    corners = [np.stack(pair, -1) for pair in ((along, -np.ones_like(t)), (np.ones_like(t), along), (-along, np.ones_like(t)))]
+    return np.select([(side == i)[:, None] for i in range(3)], corners, np.stack((-np.ones_like(t), -along), -1))
+
+
+@register(Shapes)
+class ShapesTask(GeneratedTask):
+    """-log p(shape | points)."""
+
+    loss_unit = "nats a shape"
+    asks = ("points",)
+
+    def longest(self, recipe: Recipe) -> int:
+        return 24
+
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary.without_text(SHAPES, points=Scaler(mean=(0.0, 0.0), deviation=(0.7, 0.7)))
+
+    def drawing(self, recipe: Recipe, vocabulary: Vocabulary) -> Draw:
+        def draw(rng: np.random.Generator) -> Batch:
+            labels = rng.integers(3, size=recipe.training.batch_size)
+            drawn = [outline(SHAPES[i], np.sort(rng.random(24))) + self.spec.noise * rng.standard_normal((24, 2)) for i in labels]
+            return Batch.of(self.read(np.stack(drawn), vocabulary), torch.from_numpy(labels))
+
+        return draw
+
+    def read(self, given: np.ndarray, vocabulary: Vocabulary) -> Signal:
+        """Points as they are given (B, N, 2) -> scaled."""
+        scaler = vocabulary.processors["points"]
+        assert isinstance(scaler, Scaler)
+        return Signal(torch.from_numpy((given - np.array(scaler.mean)) / np.array(scaler.deviation)).float())
+
+    def summed_loss(self, model: nn.Module, batch: Batch, tap: Tap | None = None) -> Tensor:
+        return F.cross_entropy(model(batch.input, tap=tap)[0], batch.targets, reduction="sum")
+
+    def observe(self, model: nn.Module, batch: Batch) -> Observed:
+        logits = model(batch.input)[0]
+        right = (logits.argmax(-1) == batch.targets).tolist()
+        return Observed(F.cross_entropy(logits, batch.targets, reduction="sum"), len(right), right)
+
+    def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
+        return {"loss": seen.loss / seen.count, "accuracy": sum(seen.outcomes) / seen.count}
+
+    def predict(self, model: nn.Module, vocabulary: Vocabulary, recipe: Recipe, rows: list[dict]) -> list[dict]:
+        with torch.inference_mode():
+            chances = [model(self.read(np.array([row["points"]]), vocabulary))[0][0].softmax(-1) for row in rows]
+        return [{"answer": vocabulary.labels[int(c.argmax())], "probability": float(c.max())} for c in chances]
+
+
+recipe = Recipe.parse(
+    {
+        "name": "shapes",
+        "task": "shapes",
+        "model": {
+            "width": 32,
+            "num_layers": 2,
+            "context_length": 32,
+            "frontend": "points",
+            "blocks": [{"branches": ["attention(4, mask=full, relative=rope)", "feed_forward"]}],
+            "head": "classification(pooling=mean)",
+        },
+        "training": {"steps": 60, "batch_size": 32, "optimizer": {"kind": "adamw", "lr": 3e-3}, "validation": {"every": 30}},
+    }
+)
+
+counted = qkv.cost(qkv.override(recipe, ["model.head.num_classes=3"]).model, batch_size=32, length=24)
+print(f"{counted.parameters:,} parameters, {counted.forward_flops / 1e6:.1f} MFLOPs for 32 rows of 24 points")
+
+with tempfile.TemporaryDirectory() as scratch:
+    folder = Path(scratch) / "run"
+    quiet = {"on_event": lambda event: None}
+    qkv.train(qkv.override(recipe, ["training.steps=30", "training.schedule=constant"]), folder, **quiet)
+    run = qkv.train(qkv.override(recipe, ["training.steps=60", "training.schedule=constant"]), folder, **quiet)  # goes on where it stopped
+    print("files:", ", ".join(sorted(path.name for path in folder.iterdir() if path.is_file())))
+    print(f"{len([row for row in run.metrics if row.get('loss') is not None])} steps, accuracy {qkv.evaluate(run)['accuracy']:.2f}")
+    loaded = qkv.load(folder)
+    for shape in SHAPES:
+        (answer,) = qkv.predict(loaded, {"points": outline(shape, np.linspace(0, 1, 24)).tolist()})
+        print(f"{shape}: {answer['answer']} ({answer['probability']:.2f})")
