@@ -16,11 +16,11 @@ from qkv.ops.at_least_single import at_least_single
 from qkv.spec import heads
 
 LanguageLoss = Callable[..., Tensor]
-"""(model, ids, targets, memory=…) -> summed loss of a language model."""
+"""(model, signal, targets, memory=…) -> summed loss of a language model."""
 
 
 def random_batch(model: Transformer, cost: Cost) -> Batch:
-    """Random ids, targets for the model's head, and sources for an encoder; without padding."""
+    """Random signals for the front ends, targets for the model's head; without padding."""
     generator = torch.Generator().manual_seed(0)
     read = model.frontend.random(cost.batch_size, cost.length, generator)
     source = model.encoder and model.encoder.frontend.random(cost.batch_size, cost.source_length, generator)
