@@ -77,6 +77,7 @@ __all__ = [
     "Model",
     "Recipe",
     "Run",
+    "Signal",
     "SpecError",
     "Training",
     "UserError",
