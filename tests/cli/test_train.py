@@ -101,6 +101,12 @@ def pipe(here: Path) -> list[str]:
     return ["train", "pipe"]
 
 
+def published(here: Path) -> list[str]:
+    (here / "published").mkdir()
+    (here / "published" / "model.safetensors").write_bytes(b"weights")
+    return ["train", "tiny.yaml", "--out", "published"]
+
+
 def command(*args: str) -> Callable[[Path], list[str]]:
     return lambda _: ["train", *args]
 
@@ -113,6 +119,7 @@ BAD = {
     "a directory": (command("."), "this is a folder, and not a run; give a recipe or model file; '.' holds tiny.yaml"),
     "a directory as text": (command("tiny.yaml", "data.source=."), "data.source: '.' is a directory; name one text file"),
     "a pipe": (pipe, "data.source: 'pipe' is not a regular file, and a text is read more than once; name a text file"),
+    "a folder of a published checkpoint": (published, "published holds a model.safetensors and no spec.yaml"),
     "a missing recipe": (command("tinny.yaml"), "tinny.yaml: there is no such file; did you mean 'tiny.yaml'?"),
     "a missing text": (command("test.txt"), "there is no file 'test.txt' and no known data set of that name; did you mean 'text.txt'?"),
     "an unknown data set": (command("tinyshakespear"), "did you mean 'tinyshakespeare'?"),

@@ -146,7 +146,7 @@ def test_a_published_checkpoint_is_healed_on_a_text_that_is_given(trained: Run, 
     [
         (["blocks.*.mixer=attention(2)"], {}, "the changes leave the model as it is"),
         ([], {}, "the changes leave the model as it is"),
-        (LINEAR, {"heal": -1}, "-1 steps are asked for; give 0 for none, or more"),
+        (LINEAR, {"heal": -1}, "-1 steps are asked for; give 0 for none, or at most 2,147,483,647"),
         ([*LINEAR, "training.adapt=lora"], {}, "training.adapt: a swapped model is healed by its own weights"),
         (LINEAR, {"data": "nowhere.txt"}, "nowhere.txt"),
     ],

@@ -125,6 +125,10 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
 def _known(folder: Path, resume: bool) -> Recipe | None:
     """The recipe of the run that is in ``folder``, if there is one."""
     if not (folder / SPEC).exists():
+        if (folder / WEIGHTS).exists():
+            raise UserError(
+                f"{folder} holds a {WEIGHTS} and no {SPEC}: weights that no run of qkv wrote, or a damaged run; name another folder"
+            )
         return None
     if not resume:
         raise UserError(f"{folder} already holds a run; name another folder, or let it go on from there")
