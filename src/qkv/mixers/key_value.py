@@ -109,14 +109,20 @@ class KeyValueAttention(KeyValueBranch):
 
     def projected(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Project x to q (B, H, N, Dk), k (B, G, N, Dk), v (B, G, N, Dv)."""
-        widths = (self.head_dim, self.head_dim, self.value_dim)
-        q, k, v = (t.unflatten(-1, (-1, w)).transpose(1, 2) for t, w in zip(self.mapped(x).split(self.sizes, -1), widths, strict=True))
+        q, k, v = self.mapped(x).split(self.sizes, -1)
+        q, k, v = _heads(q, self.head_dim), _heads(k, self.head_dim), _heads(v, self.value_dim)
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q, context), self.key_norm(k, context)
         return q, k, v
 
     def ending(self) -> nn.Module:
         return self.output
+
+
+def _heads(x: Tensor, features: int) -> Tensor:
+    """(B, N, H · features) -> (B, H, N, features)."""
+    rows, count, width = x.shape
+    return x.view(rows, count, width // features, features).transpose(1, 2)
 
 
 def _is_plain_window(mask: Mask) -> bool:

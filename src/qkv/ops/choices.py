@@ -32,6 +32,9 @@ class Choice:
 NOISE = 1.1
 """Smallest speed-up that counts; short timings are not more accurate."""
 
+CLEAR = 2.0
+"""A smaller speed-up counts if a second race confirms it: other work on the machine may have slowed one candidate."""
+
 _chosen: dict[tuple[str, str], Choice] = {}
 
 
@@ -60,7 +63,7 @@ def _measured(op: str, case: str, decide: Callable[[], Choice], among: Container
 
 
 def fastest(op: str, case: str, plain: str, runs: Mapping[str, Callable[[], object]], what: str) -> Choice:
-    """Time ``runs`` and choose the fastest, or ``plain`` if the speed-up is within the noise.
+    """Time ``runs`` and choose the fastest, or ``plain`` if the speed-up is within the noise or a second race does not confirm it.
 
     A candidate that raises RuntimeError is unavailable; if all do, the error of ``plain`` is raised.
     """
@@ -72,6 +75,9 @@ def fastest(op: str, case: str, plain: str, runs: Mapping[str, Callable[[], obje
     if plain in found.failed:
         return Choice(op, case, best, reason)
     gain = found.seconds[plain] / found.seconds[best]
+    if NOISE < gain < CLEAR:
+        again = timing.race({name: runs[name] for name in (plain, best)})
+        gain = min(gain, again.seconds[plain] / again.seconds[best])
     return Choice(op, case, best, reason, gain) if gain > NOISE else Choice(op, case, plain, reason, 1.0)
 
 

@@ -7,6 +7,7 @@ setting logits to -inf, not by multiplying weights.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +27,7 @@ class Grid:
     prefix: Tensor | int = 0
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Closed position ranges of a block of queries and a block of keys."""
 
     first_query: int

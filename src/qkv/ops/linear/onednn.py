@@ -67,7 +67,8 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _derivatives(ctx, grads[0], _product)
+        with allowed():
+            return _derivatives(ctx, grads[0], torch.mm)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
