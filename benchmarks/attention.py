@@ -1,10 +1,10 @@
-"""Each implementation of attention over lengths: seconds, forward and with backward, causal and in a window of 512.
+"""Benchmark of all attention implementations over lengths: forward and with backward, causal and with a window of 512.
 
     python benchmarks/attention.py
     python benchmarks/attention.py --long --mask window
 
-The peer is torch's ``scaled_dot_product_attention`` as a program would call it (a flag where it is causal, a dense mask for a window); ``chosen`` is what
-qkv takes by itself. Eight heads of 64, one row.
+The peer is torch's ``scaled_dot_product_attention`` (``is_causal``, or a dense mask for the window); ``chosen`` is qkv's automatic choice.
+Eight heads of 64, one row.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ HEADS, DIM, WINDOW = 8, 64, 512
 LENGTHS = (64, 256, 1024, 4096)
 LONGEST = 16384
 MOST_SCORES = 1 << 24
-"""Of one head; above, what stores all scores or a dense mask is left out."""
+"""Maximum number of scores per head for sides that store all scores or a dense mask."""
 PEER = "torch sdpa"
 Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def arguments() -> argparse.Namespace:
-    """What is asked on the command line."""
+    """Parse the command line."""
     options = parser(__doc__ or "")
     options.set_defaults(repeats=3)
     options.add_argument("--precision", choices=["fp32", "bf16", "both"], default="both")
@@ -44,19 +44,19 @@ def arguments() -> argparse.Namespace:
 
 
 def masks(name: str) -> dict[str, Mask]:
-    """The masks asked for, by name."""
+    """Selected masks by name."""
     both: dict[str, Mask] = {"causal": Causal(), "window": Causal() & Window(WINDOW)}
     return {key: mask for key, mask in both.items() if name in (key, "both")}
 
 
 def problem_of(mask: Mask, length: int) -> Problem:
-    """A sequence that attends to itself."""
+    """Self-attention problem of a mask and a length."""
     positions = torch.arange(length)[None]
     return Problem(mask, Sites(positions, positions, aligned=True), DIM**-0.5)
 
 
 def torch_side(mask_name: str, length: int) -> Run:
-    """torch's kernel; for the window a dense mask, made beforehand."""
+    """torch's kernel, with a precomputed dense mask for the window."""
     if mask_name == "causal":
         return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)
     rows = torch.arange(length)
@@ -66,7 +66,7 @@ def torch_side(mask_name: str, length: int) -> Run:
 
 
 def sides(mask_name: str, mask: Mask, length: int, dtype: torch.dtype) -> dict[str, Run]:
-    """torch, every twin that can take part, and the one qkv chooses."""
+    """Implementations to compare: torch, every suitable twin, and the one qkv chooses."""
     problem = problem_of(mask, length)
     dense = length * length <= MOST_SCORES
     found: dict[str, Run] = {PEER: torch_side(mask_name, length)} if dense or mask_name == "causal" else {}
@@ -84,7 +84,7 @@ def _problem_last(twin: Callable[..., Tensor], problem: Problem, q: Tensor, k: T
 
 
 def timed(run: Run, inputs: tuple[Tensor, Tensor, Tensor], training: bool) -> Callable[[], object]:
-    """One call, with its gradients if ``training``."""
+    """Function that runs one call, with gradients if ``training``."""
 
     def call() -> None:
         with torch.set_grad_enabled(training):
@@ -96,7 +96,7 @@ def timed(run: Run, inputs: tuple[Tensor, Tensor, Tensor], training: bool) -> Ca
 
 
 def works(run: Callable[[], object]) -> bool:
-    """False for a twin that says it does not take this case."""
+    """False if a twin does not support this case."""
     try:
         run()
     except (NotImplementedError, RuntimeError, ValueError):
@@ -105,7 +105,7 @@ def works(run: Callable[[], object]) -> bool:
 
 
 def measure(mask_name: str, mask: Mask, length: int, precision: str, training: bool, repeats: int) -> dict[str, Times]:
-    """All sides in turns."""
+    """Time all sides in turns."""
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(1, HEADS, length, DIM, generator=generator).to(dtype).requires_grad_(training) for _ in range(3)]
@@ -115,7 +115,7 @@ def measure(mask_name: str, mask: Mask, length: int, precision: str, training: b
 
 
 def show(title: str, lengths: list[int], found: list[dict[str, Times]]) -> None:
-    """A row a side, a column a length; then the ratio of the chosen path to torch's at each length."""
+    """Print a table of sides by lengths, then the ratio of the chosen implementation to torch's at each length."""
     names = dict.fromkeys(name for times in found for name in times)
     rows = [(name, *(round(times[name].best * 1e3, 3) if name in times else None for times in found)) for name in names]
     spread = max(t.spread for times in found for t in times.values())
@@ -126,7 +126,7 @@ def show(title: str, lengths: list[int], found: list[dict[str, Times]]) -> None:
 
 
 def main() -> None:
-    """Every mask, precision and direction asked for."""
+    """Run every selected mask, precision and direction."""
     asked = arguments()
     say_where()
     lengths = [64, 128] if asked.smoke else [*LENGTHS, *([LONGEST] if asked.long else [])]

@@ -1,10 +1,10 @@
-"""Tokens per second of greedy generation, and seconds to the first token, for the GPT-2 124M shape with random weights.
+"""Benchmark of greedy generation: tokens per second and time to first token, GPT-2 124M shape with random weights.
 
     python benchmarks/decode.py
     python benchmarks/decode.py --precision bf16 --batch 1 8
 
-Each side goes through its public ``generate``: qkv.generation, transformers (eager), CTranslate2 (converted from the transformers model; its
-processors' kernels offer no bf16 on most CPUs, so it takes part in fp32).
+Each side uses its public ``generate``: qkv.generation, transformers (eager), CTranslate2 (converted from the transformers model, fp32 only, since
+it has no bf16 kernels for most CPUs).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from side_by_side import available, compare, in_turns, parser, say_ratio, say_wh
 
 VOCAB, PROMPT, FIRST = 50257, 32, 512
 Generator = Callable[[list[list[int]], int], object]
-"""From prompts of equal length and a number of new tokens to what is written."""
+"""(prompts of equal length, number of new tokens) -> generated tokens."""
 
 
 def arguments() -> argparse.Namespace:
-    """What is asked on the command line."""
+    """Parse the command line."""
     options = parser(__doc__ or "")
     options.set_defaults(repeats=3)
     options.add_argument("--precision", choices=["fp32", "bf16", "both"], default="both")
-    options.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32], help="none: the first token alone")
-    options.add_argument("--new", type=int, default=128, help="tokens that are generated")
-    options.add_argument("--no-first", action="store_true", help="leave out the first token at a prompt of 512")
+    options.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32], help="none: only the first token")
+    options.add_argument("--new", type=int, default=128, help="number of tokens to generate")
+    options.add_argument("--no-first", action="store_true", help="skip time to first token (prompt of 512)")
     return options.parse_args()
 
 
@@ -69,7 +69,7 @@ def transformers_model() -> Any:
 
 
 def transformers_side(bf16: bool) -> Generator:
-    """``model.generate``, eager, with its key/value cache; no token ends the text."""
+    """``model.generate``, eager, with its key/value cache and without an end token."""
     model = transformers_model()
     model = model.bfloat16() if bf16 else model
     model.generation_config.eos_token_id = None
@@ -86,10 +86,10 @@ def transformers_side(bf16: bool) -> Generator:
 
 @contextlib.contextmanager
 def ctranslate2_side() -> Iterator[Generator]:
-    """CTranslate2's generator in fp32, on as many threads as torch uses, in a process of its own.
+    """CTranslate2's generator in fp32, with as many threads as torch, in a separate process.
 
-    It keeps threads of the same OpenMP library as torch. Where both are in one process, that library counts more threads than processors, and
-    torch's no longer wait for their next product awake: qkv then writes 45 tokens/s instead of 54.
+    In a common process, the OpenMP library shared with torch counts more threads than processors and stops torch's threads from spinning
+    between products: qkv then generates 45 tokens/s instead of 54.
     """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
@@ -111,7 +111,7 @@ def ctranslate2_side() -> Iterator[Generator]:
 
 
 def _ctranslate2(pipe: Connection, threads: int) -> None:
-    """Answer each (prompts, new) with how many tokens were written for each prompt."""
+    """Worker: reply to each (prompts, new) with the number of tokens generated per prompt."""
     import ctranslate2
 
     with tempfile.TemporaryDirectory() as folder:
@@ -129,7 +129,7 @@ def _ctranslate2(pipe: Connection, threads: int) -> None:
 
 
 def _tokenizer(folder: Path) -> None:
-    """A tokenizer of as many words as the model knows: the converter asks for one."""
+    """Write a tokenizer of the model's vocabulary size, which the converter requires."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
@@ -141,7 +141,7 @@ def _tokenizer(folder: Path) -> None:
 
 @contextlib.contextmanager
 def sides(bf16: bool, smoke: bool) -> Iterator[dict[str, Generator]]:
-    """Every library that takes part at this precision."""
+    """Libraries to compare at this precision."""
     with contextlib.ExitStack() as stack:
         found: dict[str, Generator] = {"qkv": qkv_side(bf16, smoke)}
         if available("transformers", "transformers", not smoke):
@@ -152,13 +152,13 @@ def sides(bf16: bool, smoke: bool) -> Iterator[dict[str, Generator]]:
 
 
 def prompts(batch: int, length: int, smoke: bool) -> list[list[int]]:
-    """Random tokens, the same at every call."""
+    """Random tokens, the same in every call."""
     drawn = torch.randint(0, 128 if smoke else VOCAB - 1, (batch, length), generator=torch.Generator().manual_seed(batch))
     return drawn.tolist()
 
 
 def measure(precision: str, asked: argparse.Namespace) -> None:
-    """Every batch, then the first token, at one precision."""
+    """Measure every batch size, then time to first token, at one precision."""
     new = 4 if asked.smoke else asked.new
     with sides(precision == "bf16", asked.smoke) as runs:
         for batch in asked.batch:
@@ -172,7 +172,7 @@ def measure(precision: str, asked: argparse.Namespace) -> None:
 
 
 def first_token(precision: str, runs: dict[str, Generator], asked: argparse.Namespace) -> None:
-    """Seconds from a prompt of 512 tokens to the token after it."""
+    """Time to first token after a prompt of 512 tokens, in seconds."""
     texts = prompts(1, FIRST, asked.smoke)
     times = in_turns({name: partial(run, texts, 1) for name, run in runs.items()}, asked.repeats)
     rows = [(name, round(t.best, 4), round(t.middle, 4), f"{t.spread:.0%}") for name, t in times.items()]
@@ -181,7 +181,7 @@ def first_token(precision: str, runs: dict[str, Generator], asked: argparse.Name
 
 
 def main() -> None:
-    """Every precision asked for."""
+    """Run every selected precision."""
     asked = arguments()
     say_where("transformers", "ctranslate2")
     for precision in ("fp32", "bf16"):

@@ -1,11 +1,11 @@
-"""What a pretrained model gives to a small task, by how much of it learns: from scratch, the head alone, LoRA, the last block, all of it.
+"""Fine-tuning a pretrained model on a small task: from scratch, head only, LoRA, last block, all weights.
 
     QKV_DATA=folder python benchmarks/finetuning.py --start runs/wikitext2_mlm
     QKV_DATA=folder python benchmarks/finetuning.py --start runs/wikitext2_mlm --only lora whole --seeds 1 2 3
 
-Each is the recipe sst2_pretrained with the changes that stand in ``WAYS``, for the same number of steps. With LoRA the model is measured
-once more with its adapters beside the weights that they adapt; "unmerged" is the largest difference between the two, as a share of the
-largest logit. A run that is in the folder already goes on, or is only read if it is finished.
+Each is the recipe sst2_pretrained with the changes in ``WAYS``, for the same number of steps. For LoRA, "unmerged" is the largest logit
+difference between merged and separate adapters, relative to the largest logit. An existing run is resumed, or only read if it is
+finished.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ WAYS = {
     "last": ("training.adapt=last(1)",),
     "whole": (),
 }
-"""By name, what is changed of the recipe."""
+"""Name -> overrides of the recipe."""
 SMOKE = ("start=null", "training.steps=2", "training.schedule.warmup=1", "training.validation.every=2", "model.num_layers=1")
-COLUMNS = ("what learns", "parameters", "share", "seconds", "accuracy", "seeds", "unmerged")
+COLUMNS = ("trained", "parameters", "share", "seconds", "accuracy", "seeds", "unmerged")
 
 
 class Found(NamedTuple):
-    """One way, and its runs by seed."""
+    """One variant and its runs by seed."""
 
     name: str
     runs: list[Run]
@@ -50,11 +50,11 @@ class Found(NamedTuple):
 
     @property
     def accuracies(self) -> list[float]:
-        """Of the test part, or of the validation part where there is no other, in percent."""
+        """Accuracy in percent on the test split, or on the validation split if there is no other."""
         return [figures(run)["accuracy"] for run in self.runs]
 
     def row(self) -> tuple[object, ...]:
-        """What stands in the table."""
+        """Row of the table."""
         seconds = statistics.mean(max(row["time"] for row in run.metrics if row.get("loss") is not None) for run in self.runs)
         total = sum(p.numel() for p in self.runs[0].model.parameters())
         mean, several = statistics.mean(self.accuracies), " ".join(f"{a:.2f}" for a in self.accuracies)
@@ -63,26 +63,26 @@ class Found(NamedTuple):
 
 
 def figures(run: Run) -> dict[str, float]:
-    """The exam's."""
+    """Metrics of the final evaluation."""
     assert run.exam is not None
     splits: dict[str, Any] = run.exam["splits"]
     return splits.get("test", splits["validation"])["figures"]
 
 
 def arguments() -> argparse.Namespace:
-    """What is asked on the command line."""
+    """Parse the command line."""
     options = parser(__doc__ or "")
-    options.add_argument("--start", default="runs/wikitext2_mlm", help="a run or a published checkpoint to begin with")
-    options.add_argument("--only", nargs="+", choices=list(WAYS), default=list(WAYS), metavar="WAY", help=f"of {', '.join(WAYS)}")
+    options.add_argument("--start", default="runs/wikitext2_mlm", help="run or published checkpoint to start from")
+    options.add_argument("--only", nargs="+", choices=list(WAYS), default=list(WAYS), metavar="WAY", help=f"variants: {', '.join(WAYS)}")
     options.add_argument("--seeds", type=int, nargs="+", default=[1])
-    options.add_argument("--runs", type=Path, default=Path("runs/finetuning"), help="where the runs are kept")
-    options.add_argument("--data", help="another table of texts and classes")
-    options.add_argument("--out", type=Path, default=Path("finetuning.html"), help="the page")
+    options.add_argument("--runs", type=Path, default=Path("runs/finetuning"), help="parent of the run folders")
+    options.add_argument("--data", help="other table of texts and classes")
+    options.add_argument("--out", type=Path, default=Path("finetuning.html"), help="output page")
     return options.parse_args()
 
 
 def learned(name: str, asked: argparse.Namespace) -> Found:
-    """Train one way with every seed."""
+    """Train one variant with every seed."""
     data = [f"data.source={asked.data}"] if asked.data else []
     general = [f"start={asked.start}", *data, *(SMOKE if asked.smoke else ()), *WAYS[name]]
     runs = []
@@ -97,7 +97,7 @@ def learned(name: str, asked: argparse.Namespace) -> Found:
 
 
 def unmerged(run: Run) -> float:
-    """max |merged - unmerged| / max |merged| over the logits of some rows of random ids."""
+    """max |merged - unmerged| / max |merged| over the logits of a few rows of random ids."""
     apart = load_adapted(run.folder).model
     ids = torch.randint(0, run.tokenizer.vocab_size, (8, 32), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
@@ -106,9 +106,9 @@ def unmerged(run: Run) -> float:
 
 
 def page(found: list[Found]) -> str:
-    """The table, and the held-out accuracy while each was trained."""
-    shown = Page("What of a pretrained model learns")
-    shown.header("The same sentences and steps; what differs is which parameters learn, and where they begin.")
+    """Page with the table and the curves of held-out accuracy."""
+    shown = Page("Fine-tuning variants")
+    shown.header("Same sentences and steps; the variants differ in the trained parameters and their initialisation.")
     shown.table(COLUMNS, [f.row() for f in found])
     lines = []
     for f in found:
@@ -119,11 +119,11 @@ def page(found: list[Found]) -> str:
 
 
 def main() -> None:
-    """One table and one page, in the order of ``WAYS``."""
+    """Print the table and write the page, in the order of ``WAYS``."""
     asked = arguments()
     say_where()
     found = [learned(name, asked) for name in WAYS if name in asked.only]
-    print_table("\naccuracy on the test part, in percent", list(COLUMNS), [f.row() for f in found])
+    print_table("\naccuracy on the test split, in percent", list(COLUMNS), [f.row() for f in found])
     asked.out.write_text(page(found), encoding="utf-8")
     print(f"the table and the curves are in {asked.out}")
 

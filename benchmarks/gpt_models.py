@@ -1,7 +1,7 @@
-"""One GPT, built by each library: the same sizes, pre-norm, GELU, tied table, learned positions, no dropout, fused attention kernels.
+"""The same GPT built with each library: equal sizes, pre-norm, GELU, tied table, learned positions, no dropout, fused attention kernels.
 
-Each function returns a module and the function from ids (B, N) to logits (B, N, V). Libraries that cannot leave out biases keep them; they are
-under one percent of the weights.
+Each function returns a module and a function from ids (B, N) to logits (B, N, V). Biases are kept where a library cannot omit them; they
+are below one percent of the weights.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Forward = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Size:
-    """Of a model and its batch."""
+    """Sizes of a model and its batch."""
 
     name: str
     layers: int
@@ -37,12 +37,12 @@ class Size:
 
     @property
     def tokens(self) -> int:
-        """Of one step."""
+        """Tokens per step."""
         return self.batch * self.context
 
 
 def qkv_gpt(size: Size) -> tuple[nn.Module, Forward]:
-    """The model as a recipe would describe it."""
+    """qkv's model, as in a recipe."""
     block = {"branches": [f"attention({size.heads}, bias=false)", "feed_forward(bias=false)"], "norm": "layer_norm(bias=false)"}
     frontend = {"kind": "text", "vocab_size": size.vocab}
     sizes = {"width": size.width, "num_layers": size.layers, "context_length": size.context}
@@ -72,7 +72,7 @@ def nanogpt_module(folder: Path) -> ModuleType:
     """``model.py`` of a nanoGPT checkout. Exits with a sentence if it is not there."""
     path = folder / "model.py"
     if not path.is_file():
-        raise SystemExit(f"--nanogpt: {folder} holds no model.py; give the folder of a nanoGPT checkout")
+        raise SystemExit(f"--nanogpt: {folder} has no model.py; give the folder of a nanoGPT checkout")
     spec = importlib.util.spec_from_file_location("nanogpt_model", path)
     assert spec is not None
     assert spec.loader is not None

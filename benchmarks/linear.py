@@ -1,8 +1,8 @@
-"""Matrix products: every implementation of a linear map against torch's default, GFLOP/s of many rows and GB/s of one row.
+"""Benchmark of linear maps: every implementation against torch's default, GFLOP/s for many rows and GB/s for one row.
 
     python benchmarks/linear.py
 
-One row is what decoding does: its speed is that of reading the weights, so several weights are read in turn that no cache holds together.
+One row is the decoding case, limited by reading the weights; several weights, together larger than the caches, are used in turn.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ SHAPES = ((768, 128, 512), (4096, 384, 1536), (4096, 768, 3072))
 ROWS = ((768, 2304), (768, 3072), (768, 50257))
 SMOKE_SHAPES, SMOKE_ROWS = ((32, 32, 64),), ((32, 64),)
 COLD = 64 << 20
-"""Numbers that one row's weights hold together at least."""
+"""Minimum total number of weights in the one-row case."""
 PEER = "torch"
 
 
 def product(twin: Callable[..., Tensor], x: Tensor, weights: list[Tensor], training: bool) -> Callable[[], object]:
-    """One pass through every weight, with gradients if ``training``."""
+    """Function that applies every weight once, with gradients if ``training``."""
 
     def run() -> None:
         with torch.set_grad_enabled(training):
@@ -38,11 +38,11 @@ def product(twin: Callable[..., Tensor], x: Tensor, weights: list[Tensor], train
 
 
 def measure(rows: int, inner: int, outer: int, training: bool, repeats: int) -> dict[str, Times]:
-    """Every twin that has the direction, and what qkv chooses, in turns."""
+    """Time every twin that supports the direction, and qkv's choice, in turns."""
     many = max(1, COLD // (inner * outer)) if rows == 1 and inner * outer > 1 << 16 else 1
     x = torch.randn(rows, inner, requires_grad=training)
     weights = [torch.randn(outer, inner, requires_grad=training) for _ in range(many)]
-    # These two are for inference alone.
+    # Inference only.
     twins = {name: twin for name, twin in choose.TWINS.items() if not training or name not in ("oneDNN operator", "split")}
     if rows != 1:
         twins.pop("split", None)
@@ -52,7 +52,7 @@ def measure(rows: int, inner: int, outer: int, training: bool, repeats: int) -> 
 
 
 def show(title: str, columns: list[str], amounts: list[float], found: list[dict[str, Times]]) -> None:
-    """A row a side, a column a shape, in ``amounts`` per second; then the ratio of what is chosen to torch's default."""
+    """Print a table of sides by shapes, in ``amounts`` per second, then the ratio of qkv's choice to torch's default."""
     names = dict.fromkeys(name for times in found for name in times)
     rows = []
     for name in names:
@@ -65,7 +65,7 @@ def show(title: str, columns: list[str], amounts: list[float], found: list[dict[
 
 
 def main() -> None:
-    """Many rows in both directions, then one row."""
+    """Run many rows in both directions, then one row."""
     options = parser(__doc__ or "")
     asked = options.parse_args()
     say_where()

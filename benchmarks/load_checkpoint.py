@@ -1,6 +1,6 @@
-"""Seconds and peak memory of loading a random checkpoint from its folder and of its first forward pass, each time in a fresh process.
+"""Benchmark of loading a checkpoint: time and peak memory of loading and of the first forward pass, each in a fresh process.
 
-A Llama of 1 GB, whose q, k and v are joined, and a GPT-2 of 0.5 GB, whose matrices are stored transposed. The libraries take turns.
+A random Llama of 1 GB (q, k and v are concatenated) and a random GPT-2 of 0.5 GB (matrices are stored transposed). Libraries alternate.
 
 python benchmarks/load_checkpoint.py
 """
@@ -54,7 +54,7 @@ print(json.dumps({"seconds": seconds, "forward": forward, "again": again, "share
 
 
 def llama(width: int, num_layers: int, vocab_size: int) -> Model:
-    """Llama's blocks with a head of its own."""
+    """Llama with an untied head."""
     branches = (Attention(num_heads=width // 64, bias=False, relative=Rope()), GatedFeedForward(hidden=3 * width))
     text = Text(vocab_size=vocab_size, positions=NoPositions())
     blocks = (Block(branches=branches, norm=RMSNorm()),)
@@ -63,7 +63,7 @@ def llama(width: int, num_layers: int, vocab_size: int) -> Model:
 
 
 def gpt2(width: int, num_layers: int, vocab_size: int) -> Model:
-    """GPT-2's blocks and tied head."""
+    """GPT-2 with a tied head."""
     branches = (Attention(num_heads=width // 64), FeedForward(activation="gelu_tanh"))
     return Model(
         width=width, num_layers=num_layers, context_length=1024, frontend=Text(vocab_size=vocab_size), blocks=(Block(branches=branches),)
@@ -71,7 +71,7 @@ def gpt2(width: int, num_layers: int, vocab_size: int) -> Model:
 
 
 def measured(code: str, large: Path, small: Path) -> dict[str, Any]:
-    """What one fresh process says after it has loaded ``small`` to warm up, then ``large``, and has sent a few ids through it."""
+    """Measurements of a fresh process that loads ``small`` as warm-up, then ``large``, and runs a forward pass."""
     command = [sys.executable, "-c", f"{code}\n{MEASURE}", str(large), str(small)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
@@ -80,7 +80,7 @@ def measured(code: str, large: Path, small: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Each library in turn; the peak is counted from what the process held before, as a share of the weights."""
+    """Run the libraries in turns. Peak memory is relative to the memory before loading, as a fraction of the weights."""
     asked = parser(__doc__ or "").parse_args()
     say_where("transformers")
     sides = {"qkv": LOADS["qkv"]} if asked.smoke or version("transformers") is None else LOADS
@@ -96,11 +96,11 @@ def main() -> None:
         print_table(f"\n{family}, seconds", COLUMNS, [_row(side, [each[side] for each in found]) for side in sides])
 
 
-COLUMNS = ["library", "weights, GB", "loaded", "seconds a GB", "loaded and first forward", "forward again", "peak / weights"]
+COLUMNS = ["library", "weights, GB", "loaded", "seconds per GB", "loaded and first forward", "forward again", "peak / weights"]
 
 
 def _row(side: str, found: list[dict[str, Any]]) -> tuple[Any, ...]:
-    """The medians of one library's repeats, and the highest peak."""
+    """Medians of one library's repeats, and the highest peak."""
     weights = found[0]["weights"] / 1e9
     load, forward, again = (median(each[what] for each in found) for what in ("seconds", "forward", "again"))
     share = max(each["share"] for each in found)

@@ -1,14 +1,14 @@
-"""What models remember: each recipe recall_*.yaml is trained, and accuracy and gradient are set against distance, in one table and one page.
+"""Delayed recall: train each recipe recall_*.yaml and plot accuracy and gradient over distance, in one table and one page.
 
     python benchmarks/recall_at_distance.py
     python benchmarks/recall_at_distance.py --only rnn lstm --steps 500 --out recall.html
     python benchmarks/recall_at_distance.py --alone
 
-A model that learns all distances at once can carry what it has learned of the short ones over to the long ones. With ``--alone`` a new
-model is also trained for each distance, which it must then learn from that distance alone.
+A model trained on all distances can transfer from short to long ones. With ``--alone``, a separate model is also trained for each
+distance.
 
-The gradient is that of the right answer's logit by the embedded symbol, its norm meant over rows; before training it shows what a model
-can learn from at all, after it what the model has come to listen to.
+The gradient is that of the correct logit with respect to the embedded symbol (norm, averaged over rows): before training it shows the
+signal available for learning, after training the sensitivity of the model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SMOKE = ("training.steps=3", "training.batch_size=2", "task.distances=[1,4]", "t
 
 
 class Curves(NamedTuple):
-    """One model: its figures at each distance, and the seconds of its training. ``alone`` is empty where it was not asked for."""
+    """Metrics of one model at each distance, and training seconds. ``alone`` is empty without ``--alone``."""
 
     name: str
     distances: list[int]
@@ -48,18 +48,18 @@ class Curves(NamedTuple):
 
 
 def arguments(names: list[str]) -> argparse.Namespace:
-    """What is asked on the command line."""
+    """Parse the command line."""
     options = parser(__doc__ or "")
-    options.add_argument("--only", nargs="+", choices=names, default=names, metavar="MODEL", help=f"of {', '.join(names)}")
-    options.add_argument("--steps", type=int, help="instead of the recipes' own")
+    options.add_argument("--only", nargs="+", choices=names, default=names, metavar="MODEL", help=f"models: {', '.join(names)}")
+    options.add_argument("--steps", type=int, help="default: the recipes'")
     options.add_argument("--seed", type=int, default=1337)
-    options.add_argument("--alone", action="store_true", help="also train a model for each distance by itself")
-    options.add_argument("--out", type=Path, default=Path("recall_at_distance.html"), help="the page")
+    options.add_argument("--alone", action="store_true", help="also train a separate model for each distance")
+    options.add_argument("--out", type=Path, default=Path("recall_at_distance.html"), help="output page")
     return options.parse_args()
 
 
 def curves(name: str, asked: argparse.Namespace) -> Curves:
-    """Train one recipe and measure it, before and after."""
+    """Train one recipe; measure before and after training."""
     overrides: list[str] = list(SMOKE) if asked.smoke else [f"training.seed={asked.seed}"]
     if asked.steps:
         overrides.append(f"training.steps={asked.steps}")
@@ -74,13 +74,13 @@ def curves(name: str, asked: argparse.Namespace) -> Curves:
 
 
 def learned(recipe: Recipe) -> list[tuple[float, float]]:
-    """What a newly trained model is measured at."""
+    """Train a new model and measure it."""
     with tempfile.TemporaryDirectory() as folder:
         return measured(recipe, qkv.train(recipe, Path(folder) / "run", on_event=lambda _: None).model)
 
 
 def measured(recipe: Recipe, model: Any) -> list[tuple[float, float]]:
-    """(accuracy, gradient norm) at each distance; of an untrained model where none is given."""
+    """(accuracy, gradient norm) at each distance; default: of an untrained model."""
     task = build_task(recipe.task)
     assert isinstance(task, RecallTask)
     material = task.open(recipe)
@@ -89,30 +89,30 @@ def measured(recipe: Recipe, model: Any) -> list[tuple[float, float]]:
 
 
 def page(found: list[Curves]) -> str:
-    """Both curves of every model."""
+    """Page with the curves of every model."""
     shown = Page("Recall at a distance")
-    shown.header("A symbol is shown, other tokens follow, and the model is asked for the symbol.")
+    shown.header("A symbol is shown, filler tokens follow, and the model predicts the symbol.")
     charts = {
-        "Right answers": ("share", [Line(c.name, c.distances, c.accuracy, points=True) for c in found], False),
+        "Accuracy": ("share", [Line(c.name, c.distances, c.accuracy, points=True) for c in found], False),
         "Gradient before training": ("norm", [Line(c.name, c.distances, positive(c.gradient_before), points=True) for c in found], True),
         "Gradient after training": ("norm", [Line(c.name, c.distances, positive(c.gradient), points=True) for c in found], True),
     }
     if found[0].alone:
         lines = [Line(c.name, c.distances, c.alone, points=True) for c in found]
-        charts["Right answers, each distance learned alone"] = ("share", lines, False)
+        charts["Accuracy, separate model per distance"] = ("share", lines, False)
     for title, (unit, lines, log) in charts.items():
-        shown.chart(LineChart(title, lines, "tokens between symbol and question", unit, x_log=True, y_log=log, y_zero=not log))
-    shown.prose("The gradient is that of the right answer's logit by the embedded symbol. Where it is exactly 0 nothing is drawn.")
+        shown.chart(LineChart(title, lines, "tokens between symbol and query", unit, x_log=True, y_log=log, y_zero=not log))
+    shown.prose("Gradient norm of the correct logit with respect to the embedded symbol. Exact zeros are not drawn.")
     return shown.html()
 
 
 def positive(values: list[float]) -> list[float | None]:
-    """What a logarithmic axis can show."""
+    """Positive values; others as None, for a logarithmic axis."""
     return [value if value > 0 else None for value in values]
 
 
 def main() -> None:
-    """One table and one page."""
+    """Print the table and write the page."""
     names = sorted(path.stem.removeprefix("recall_") for path in RECIPES.glob("recall_*.yaml"))
     asked = arguments(names)
     say_where()
@@ -120,12 +120,12 @@ def main() -> None:
     columns = ["model", "figure", *(str(distance) for distance in found[0].distances), "seconds"]
     rows: list[list[object]] = []
     for c in found:
-        rows.append([c.name, "right answers", *(f"{value:.3f}" for value in c.accuracy), f"{c.seconds:.0f}"])
+        rows.append([c.name, "accuracy", *(f"{value:.3f}" for value in c.accuracy), f"{c.seconds:.0f}"])
         if c.alone:
-            rows.append(["", "each alone", *(f"{value:.3f}" for value in c.alone), ""])
-        rows.append(["", "gradient, before", *(f"{value:.1e}" for value in c.gradient_before), ""])
-        rows.append(["", "gradient, after", *(f"{value:.1e}" for value in c.gradient), ""])
-    print_table("\nrecall by distance: tokens between the symbol and the question", columns, rows)
+            rows.append(["", "separate models", *(f"{value:.3f}" for value in c.alone), ""])
+        rows.append(["", "gradient before", *(f"{value:.1e}" for value in c.gradient_before), ""])
+        rows.append(["", "gradient after", *(f"{value:.1e}" for value in c.gradient), ""])
+    print_table("\nrecall by distance: tokens between the symbol and the query", columns, rows)
     asked.out.write_text(page(found), encoding="utf-8")
     print(f"the curves are in {asked.out}")
 

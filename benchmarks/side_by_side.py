@@ -1,7 +1,7 @@
-"""What the benchmarks share: who takes part, on what machine, and timing several sides in turns.
+"""Common parts of the benchmarks: available peers, machine description, and timing of several sides in turns.
 
-Rates on one machine drift by tens of percent within minutes. Each repeat therefore runs every side once, A B C A B C, and a claim is
-the ratio of two sides of one run.
+Speeds of one machine drift by tens of percent within minutes. Each repeat therefore runs every side once, A B C A B C, and results are
+ratios of two sides of one run.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module, metadata
 
-import qkv  # before torch: it asks for huge pages, which then hold for every side
+import qkv  # before torch: enables huge pages for every side
 from qkv.report.table import print_table
 from qkv.system.processor import processor_name
 
 TIE = 0.15
-"""Two sides that differ by less are called equal: one side's repeats differ by as much."""
+"""Differences below this are a tie: repeats of one side differ by as much."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one side's repeats."""
+    """Times of one side's repeats, in seconds."""
 
     seconds: tuple[float, ...]
 
     @property
     def best(self) -> float:
-        """The shortest repeat: what the machine does when nothing else asks for it."""
+        """Shortest repeat, least affected by other load."""
         return min(self.seconds)
 
     @property
@@ -42,7 +42,7 @@ class Times:
 
     @property
     def middle(self) -> float:
-        """The median repeat."""
+        """Median repeat."""
         return statistics.median(self.seconds)
 
 
@@ -59,14 +59,14 @@ def in_turns(sides: Mapping[str, Callable[[], object]], repeats: int, warm_up: i
 
 
 def seconds_of(run: Callable[[], object]) -> float:
-    """How long one call takes."""
+    """Duration of one call in seconds."""
     began = time.perf_counter()
     run()
     return time.perf_counter() - began
 
 
 def compare(title: str, unit: str, amount: float, times: Mapping[str, Times], ours: Sequence[str] = ("qkv",)) -> float | None:
-    """Print ``amount`` per second for each side, and what the best of ``ours`` is to the best of the others; that ratio."""
+    """Print ``amount`` per second for each side, then print and return the ratio of the best of ``ours`` to the best of the others."""
     own = min((t.best for name, t in times.items() if name in ours), default=None)
     rows = [
         (name, _rate(amount / t.best), _rate(amount / t.middle), f"{t.spread:.0%}", f"{t.best / own:.2f}" if own else "")
@@ -81,11 +81,11 @@ def _rate(value: float) -> float:
 
 
 def say_ratio(seconds: Mapping[str, float], ours: Sequence[str] = ("qkv",)) -> float | None:
-    """Print and return (best peer's seconds) / (our best seconds): above 1 we are faster. None without a peer or without ourselves."""
+    """Print and return (best peer's seconds) / (qkv's best seconds): above 1 qkv is faster. None if either is missing."""
     own = {name: s for name, s in seconds.items() if name in ours}
     peers = {name: s for name, s in seconds.items() if name not in ours}
     if not own or not peers:
-        print("ratio: none, because only one of the two kinds of sides took part")
+        print("ratio: none, because there is no peer or no qkv side")
         return None
     mine, best = min(own, key=own.__getitem__), min(peers, key=peers.__getitem__)
     ratio = peers[best] / own[mine]
@@ -94,7 +94,7 @@ def say_ratio(seconds: Mapping[str, float], ours: Sequence[str] = ("qkv",)) -> f
 
 
 def say_where(*packages: str) -> None:
-    """Print machine, versions, date and the settings that every side runs under."""
+    """Print machine, versions, date and common settings."""
     import torch
 
     print(f"machine    {processor_name()}, {torch.get_num_threads()} threads used, {platform.system()} {platform.release()}")
@@ -105,7 +105,7 @@ def say_where(*packages: str) -> None:
 
 
 def version(package: str) -> str | None:
-    """The version of an installed package; None if it is not."""
+    """Version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -113,7 +113,7 @@ def version(package: str) -> str | None:
 
 
 def available(name: str, module: str, wanted: bool = True) -> bool:
-    """True if a peer takes part; otherwise a line says why not."""
+    """True if a peer is available; otherwise print the reason."""
     if not wanted:
         print(f"left out: {name} (in a smoke run)")
         return False
@@ -126,10 +126,8 @@ def available(name: str, module: str, wanted: bool = True) -> bool:
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """Options that every benchmark has."""
+    """Argument parser with the common options."""
     options = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    options.add_argument(
-        "--smoke", action="store_true", help="tiny sizes, qkv alone: only whether the script runs, no figure means anything"
-    )
-    options.add_argument("--repeats", type=int, default=5, help="how often each side is timed")
+    options.add_argument("--smoke", action="store_true", help="tiny sizes, qkv only: check that the script runs; timings are meaningless")
+    options.add_argument("--repeats", type=int, default=5, help="number of repeats per side")
     return options

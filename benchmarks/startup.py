@@ -1,6 +1,6 @@
-"""Seconds that fresh processes take before anything useful happens: imports and the quick commands; then two first runs.
+"""Benchmark of start-up times of fresh processes: imports and quick commands; then two first runs.
 
-A first run begins with an empty cache in an empty folder: ``qkv demo``, and ``qkv train`` of a text of 0.9 MB in one minute.
+A first run starts with an empty cache in an empty folder: ``qkv demo``, and ``qkv train`` on a text of 0.9 MB in one minute.
 
 python benchmarks/startup.py
 """
@@ -37,7 +37,7 @@ NEEDS = {"import transformers, one model class": "transformers", "import x_trans
 
 
 def start(arguments: tuple[str, ...]) -> None:
-    """One process from its start to its end. Exits with its words if it fails."""
+    """Run one process to its end; exit with its error message if it fails."""
     done = subprocess.run([sys.executable, *arguments], check=False, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)}: {done.stderr.strip() or done.returncode}")
@@ -49,7 +49,7 @@ _CHARACTERS = 900_000
 
 
 def first_run(arguments: tuple[str, ...]) -> tuple[object, ...]:
-    """Seconds that were promised before the start, promised after the first steps, and taken by the process; steps and validation loss."""
+    """Seconds estimated before the start, estimated after the first steps, and actually taken; steps and validation loss."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "my.txt").write_text(text(_CHARACTERS))
         began = time.perf_counter()
@@ -67,7 +67,7 @@ def first_run(arguments: tuple[str, ...]) -> tuple[object, ...]:
 
 
 def text(characters: int) -> str:
-    """Sentences of made-up words, the first of them most frequent, as in any language."""
+    """Sentences of random words with a natural frequency distribution."""
     draw = random.Random(0)
     words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(2, 9))) for _ in range(5000)]
     weights = [1 / rank for rank in range(1, 5001)]
@@ -75,7 +75,7 @@ def text(characters: int) -> str:
 
 
 def main() -> None:
-    """Every process in turns, then the first runs, one after the other."""
+    """Time all processes in turns, then the first runs in sequence."""
     asked = parser(__doc__ or "").parse_args()
     say_where("transformers", "x-transformers")
     sides = dict(list(OURS.items())[:2]) if asked.smoke else {**OURS, **PEERS}
@@ -88,7 +88,7 @@ def main() -> None:
     if "import torch" in times:
         print(f"ratio import torch / import qkv: {times['import torch'].best / times['import qkv'].best:.1f}")
     runs = [(name, *first_run(arguments)) for name, arguments in (SMOKE if asked.smoke else FIRST_RUNS).items()]
-    print_table("\nfirst run", ["command", "seconds promised", "after the check", "taken", "steps", "validation loss"], runs)
+    print_table("\nfirst run", ["command", "seconds estimated", "corrected estimate", "taken", "steps", "validation loss"], runs)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""How long training takes to a loss: nanoGPT's character-Shakespeare CPU setting against qkv's recipes, trained in one process.
+"""Benchmark of training time to a given loss: nanoGPT's character-Shakespeare CPU setting against qkv's recipes, in one process.
 
     QKV_DATA=folder python benchmarks/time_to_loss.py --nanogpt path/to/nanoGPT --seeds 1
 
 nanoGPT: its own model and ``configure_optimizers`` in the loop of its train.py without logging (4 layers, 4 heads, width 128, context 64, batch 12,
 2,000 iterations, cosine from 1e-3 to 1e-4 after 100 of warm-up, beta2 0.99, weight decay 0.1, clip 1, no dropout).
-qkv: ``char_shakespeare_cpu.yaml`` (the same sizes and budget) and ``char_shakespeare_fast.yaml`` (free) through ``qkv.train``.
+qkv: ``char_shakespeare_cpu.yaml`` (same sizes and budget) and ``char_shakespeare_fast.yaml`` (free choice) through ``qkv.train``.
 
-Loss: fp32, over the whole validation split (the last tenth of the characters), every target exactly once, in windows of the model's own context length,
-by one function for all. Time: the updates alone, from drawing the batch to the optimiser's step; validation, samples, checkpoints and reports are left out.
+Loss: fp32, over the whole validation split (last tenth of the characters), every target exactly once, in windows of the model's context length,
+with one function for all. Time: updates only, from drawing the batch to the optimizer step, without validation, samples, checkpoints and reports.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 OURS = {"cpu": RECIPES / "char_shakespeare_cpu.yaml", "fast": RECIPES / "char_shakespeare_fast.yaml"}
 ROWS = 64
 POINTS = 9
-"""How often a run of ours is validated; its time to a loss is known to that step."""
+"""Number of validations of a qkv run, which limits the resolution of its time to a loss."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """One run. ``curve``: (training seconds, whole-split loss as training measured it), the last point the end."""
+    """One run. ``curve``: (training seconds, loss on the whole split) at each validation, the last one at the end."""
 
     side: str
     seed: int
@@ -54,19 +54,19 @@ class Trained:
 
 
 def arguments() -> argparse.Namespace:
-    """What is asked on the command line."""
+    """Parse the command line."""
     options = parser(__doc__ or "")
     options.add_argument("--nanogpt", type=Path, help="folder of a nanoGPT checkout")
-    options.add_argument("--seeds", type=int, default=1, help="seeds 1 to this many")
+    options.add_argument("--seeds", type=int, default=1, help="number of seeds, from 1")
     options.add_argument("--first-seed", type=int, default=1)
-    options.add_argument("--only", nargs="+", choices=["nanogpt", *OURS], default=["nanogpt", *OURS], help="sides that take part")
-    options.add_argument("--data", default="tinyshakespeare", help="a known data set or a text file")
-    options.add_argument("--iterations", type=int, default=2000, help="of nanoGPT")
+    options.add_argument("--only", nargs="+", choices=["nanogpt", *OURS], default=["nanogpt", *OURS], help="sides to run")
+    options.add_argument("--data", default="tinyshakespeare", help="a named data set or a text file")
+    options.add_argument("--iterations", type=int, default=2000, help="nanoGPT iterations")
     return options.parse_args()
 
 
 def whole_split_loss(logits_of: Callable[[Tensor], Tensor], ids: Tensor, context: int) -> float:
-    """Mean nats over all targets ids[1:], each once, in windows of ``context`` laid end to end; the last window may be shorter."""
+    """Mean loss in nats over all targets ids[1:], each once, in consecutive windows of ``context``; the last one may be shorter."""
     nats, targets = 0.0, len(ids) - 1
     full = targets // context
     windows = [(ids[: full * context].view(full, context), ids[1 : full * context + 1].view(full, context))]
@@ -80,7 +80,7 @@ def whole_split_loss(logits_of: Callable[[Tensor], Tensor], ids: Tensor, context
 
 
 def train_nanogpt(folder: Path, data: tuple[np.ndarray, np.ndarray], vocab: int, iterations: int, seed: int) -> Trained:
-    """nanoGPT's model and optimiser in the loop of its train.py."""
+    """Train nanoGPT's model with its optimizer in the loop of its train.py."""
     module, (train, validation) = nanogpt_module(folder), data
     torch.manual_seed(seed)
     context, batch = 64, 12
@@ -105,7 +105,7 @@ def train_nanogpt(folder: Path, data: tuple[np.ndarray, np.ndarray], vocab: int,
 
 
 def nanogpt_rate(iteration: int, iterations: int) -> float:
-    """Its learning rate: 100 iterations of rise, then half a cosine from 1e-3 to 1e-4."""
+    """Learning rate of nanoGPT: linear warm-up of 100 iterations, then cosine from 1e-3 to 1e-4."""
     warm_up, most, least = 100, 1e-3, 1e-4
     if iteration < warm_up:
         return most * (iteration + 1) / (warm_up + 1)
@@ -114,7 +114,7 @@ def nanogpt_rate(iteration: int, iterations: int) -> float:
 
 
 def nanogpt_batch(data: np.ndarray, context: int, batch: int) -> tuple[Tensor, Tensor]:
-    """Random crops, and the same one character later."""
+    """(random crops, the same crops shifted by one character)."""
     starts = torch.randint(len(data) - context, (batch,)).tolist()
     x = torch.stack([torch.from_numpy(data[i : i + context]) for i in starts])
     y = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + context]) for i in starts])
@@ -122,13 +122,13 @@ def nanogpt_batch(data: np.ndarray, context: int, batch: int) -> tuple[Tensor, T
 
 
 def nanogpt_logits(model: nn.Module, module: ModuleType, ids: Tensor) -> Tensor:
-    """All logits: its forward returns them when it is given targets."""
+    """Logits of all positions, which nanoGPT's forward returns only if it is given targets."""
     assert isinstance(model, module.GPT)
     return model(ids, ids)[0]
 
 
 class Clock:
-    """Adds up the seconds of updates and keeps the losses of validations."""
+    """Event handler that sums the seconds of updates and records validation losses."""
 
     def __init__(self) -> None:
         self.seconds, self.tokens = 0.0, 0
@@ -143,7 +143,7 @@ class Clock:
 
 
 def train_qkv(side: str, source: str, validation: np.ndarray, seed: int, smoke: bool) -> Trained:
-    """A recipe through ``qkv.train``."""
+    """Train a recipe with ``qkv.train``."""
     changes = [f"training.seed={seed}", f"data.source={source}", "training.validation.batches=null"]
     if smoke:
         changes += ["training.steps=4", "training.schedule.warmup=1", "sample.max_new_tokens=4"]
@@ -157,7 +157,7 @@ def train_qkv(side: str, source: str, validation: np.ndarray, seed: int, smoke: 
 
 
 def characters(source: str) -> tuple[np.ndarray, np.ndarray, int]:
-    """(train, validation) as ids and the number of characters; the split at 90 % of the text, as nanoGPT's prepare.py has it."""
+    """(train ids, validation ids, vocabulary size), split at 90 % of the text as in nanoGPT's prepare.py."""
     corpus = open_corpus(qkv.Recipe.parse({"data": source}).data)
     train, validation = (np.asarray(ids, dtype=np.int64) for ids in (corpus.train, corpus.validation))
     share = len(train) / (len(train) + len(validation))
@@ -166,12 +166,12 @@ def characters(source: str) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def first_below(curve: list[tuple[float, float]], loss: float) -> float | None:
-    """Training seconds at the first measured loss not above ``loss``."""
+    """Training seconds at the first validation with a loss of at most ``loss``."""
     return next((seconds for seconds, found in curve if found <= loss), None)
 
 
 def show(runs: list[Trained]) -> None:
-    """The table, and when each of qkv's runs passed nanoGPT's final loss of the same seed."""
+    """Print the table, and when each qkv run reached nanoGPT's final loss of the same seed."""
     rows = [(run.side, run.seed, round(run.loss, 4), round(run.seconds, 1)) for run in runs]
     print_table("\nloss over the whole validation split, seconds of training", ["side", "seed", "final loss", "seconds"], rows)
     for peer in (run for run in runs if run.side == "nanoGPT"):
@@ -180,20 +180,20 @@ def show(runs: list[Trained]) -> None:
             if reached is None:
                 print(f"seed {run.seed}: {run.side} does not reach nanoGPT's {peer.loss:.4f}")
             else:
-                ratio = f"{peer.seconds / reached:.2f} times sooner"
+                ratio = f"{peer.seconds / reached:.2f} times faster"
                 print(
                     f"seed {run.seed}: {run.side} is at or below nanoGPT's {peer.loss:.4f} after {reached:.1f} s of {peer.seconds:.1f} s, {ratio}"
                 )
 
 
 def main() -> None:
-    """Every side once a seed, in turns."""
+    """Run every side once per seed, in turns."""
     asked = arguments()
     say_where()
     if "nanogpt" in asked.only and not asked.nanogpt:
         print("left out: nanoGPT; name a checkout with --nanogpt")
     train, validation, vocab = characters(asked.data)
-    print(f"data       {asked.data}, {len(train):,} characters to train on, {len(validation) - 1:,} targets held out")
+    print(f"data       {asked.data}, {len(train):,} training characters, {len(validation) - 1:,} held-out targets")
     runs: list[Trained] = []
     for seed in range(asked.first_seed, asked.first_seed + asked.seeds):
         if "nanogpt" in asked.only and asked.nanogpt:

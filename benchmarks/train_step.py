@@ -1,9 +1,9 @@
-"""Tokens per second of training: forward, backward, clipping and a fused AdamW step of the same GPT by each library.
+"""Benchmark of training, tokens per second: forward, backward, clipping and a fused AdamW step of the same GPT in each library.
 
     python benchmarks/train_step.py --nanogpt path/to/nanoGPT
     python benchmarks/train_step.py --size large --precision bf16 --compiled
 
-In bf16 the model runs under autocast; logits become fp32 and the loss is taken outside it, for every side.
+In bf16 the model runs under autocast; for every side, logits are cast to fp32 and the loss is computed outside it.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ SIZES = {
 }
 SMOKE = Size("smoke", 1, 32, 2, 16, 2)
 LEAST_SECONDS = 1.0
-"""One repeat takes at least about this long."""
+"""Minimum duration of one repeat in seconds, approximately."""
 
 Build = Callable[[Size], tuple[nn.Module, Forward]]
 
 
 def arguments() -> argparse.Namespace:
-    """What is asked on the command line."""
+    """Parse the command line."""
     options = parser(__doc__ or "")
     options.add_argument("--nanogpt", type=Path, help="folder of a nanoGPT checkout")
     options.add_argument("--size", choices=[*SIZES, "both"], default="both")
     options.add_argument("--precision", choices=["fp32", "bf16", "both"], default="both")
-    options.add_argument("--compiled", action="store_true", help="also each side under torch.compile")
-    options.add_argument("--only", nargs="+", help="sides that take part", metavar="SIDE")
+    options.add_argument("--compiled", action="store_true", help="also run each side with torch.compile")
+    options.add_argument("--only", nargs="+", help="sides to run", metavar="SIDE")
     return options.parse_args()
 
 
 def sides(asked: argparse.Namespace) -> dict[str, Build]:
-    """Every library that takes part, and how it builds the model."""
+    """Available libraries and their functions to build the model."""
     found: dict[str, Build] = {"qkv": qkv_gpt}
     if asked.nanogpt:
         found["nanoGPT"] = partial(nanogpt, asked.nanogpt)
@@ -58,12 +58,12 @@ def sides(asked: argparse.Namespace) -> dict[str, Build]:
         found["torch.nn"] = torch_gpt
     unknown = set(asked.only or ()) - set(found)
     if unknown:
-        raise SystemExit(f"--only: no side {', '.join(sorted(unknown))}; there are {', '.join(found)}")
+        raise SystemExit(f"--only: no side {', '.join(sorted(unknown))}; available: {', '.join(found)}")
     return {name: build for name, build in found.items() if not asked.only or name in asked.only}
 
 
 def step_of(build: Build, size: Size, bf16: bool, compiled: bool) -> Callable[[], object]:
-    """One update on a batch that stays the same."""
+    """Function that runs one update on a fixed batch."""
     torch.manual_seed(0)
     model, forward = build(size)
     model.train()
@@ -71,7 +71,7 @@ def step_of(build: Build, size: Size, bf16: bool, compiled: bool) -> Callable[[]
     text = torch.randint(0, size.vocab, (size.batch, size.context + 1))
     ids, targets = text[:, :-1].contiguous(), text[:, 1:].flatten()
     if compiled:
-        # Paths that are chosen by measuring are chosen in a plain pass, as a compiler cannot trace a measurement.
+        # Measured choices are made in an eager pass first, since a measurement cannot be traced.
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             forward(ids)
         forward = torch.compile(forward)
@@ -103,13 +103,13 @@ def measure(size: Size, bf16: bool, builds: dict[str, Build], asked: argparse.Na
 
 
 def repeat(run: Callable[[], object], many: int) -> None:
-    """``run``, so many times."""
+    """Call ``run`` ``many`` times."""
     for _ in range(many):
         run()
 
 
 def main() -> None:
-    """Every size and precision asked for."""
+    """Run every selected size and precision."""
     asked = arguments()
     say_where("transformers", "x-transformers")
     builds = sides(asked)

@@ -1,11 +1,11 @@
-"""Five ways to translate at the same number of steps: each recipe multi30k_*.yaml is trained, and the exams stand in one table and on one page.
+"""Comparison of five translation models at equal steps: train each recipe multi30k_*.yaml; evaluations in one table and one page.
 
     QKV_DATA=folder python benchmarks/translation.py --quick
     QKV_DATA=folder python benchmarks/translation.py --runs runs/multi30k
     QKV_DATA=folder python benchmarks/translation.py --only transformer convolution
 
-A run that is in the folder already goes on, or is only read if it is finished. BLEU is that of sacreBLEU with its signature; the tokenised one is of
-lower-cased words and marks, as the tutorials have it whose figures stand beside it.
+An existing run is resumed, or only read if it is finished. BLEU is sacreBLEU's, with its signature; tokenised BLEU uses lower-cased words and
+punctuation marks, as in the tutorials it is compared with.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COLUMNS = ("model", "parameters", "steps", "minutes", "loss", "BLEU", "BLEU toke
 
 
 class Found(NamedTuple):
-    """One finished run and its exam: of the test part, or of the validation part where there is no other."""
+    """One finished run and its evaluation on the test split, or on the validation split if there is no other."""
 
     name: str
     run: Run
@@ -36,7 +36,7 @@ class Found(NamedTuple):
     published: float | None
 
     def row(self) -> tuple[object, ...]:
-        """What stands in the table."""
+        """Row of the table."""
         figures, steps = self.exam["figures"], self.run.recipe.training.steps
         seconds = max(row["time"] for row in self.run.metrics if row.get("loss") is not None)
         parameters = sum(p.numel() for p in self.run.model.parameters())
@@ -45,19 +45,19 @@ class Found(NamedTuple):
 
 
 def arguments(names: list[str]) -> argparse.Namespace:
-    """What is asked on the command line."""
+    """Parse the command line."""
     options = parser(__doc__ or "")
-    options.add_argument("--only", nargs="+", choices=names, default=names, metavar="MODEL", help=f"of {', '.join(names)}")
-    options.add_argument("--quick", action="store_true", help="the recipes' short forms")
+    options.add_argument("--only", nargs="+", choices=names, default=names, metavar="MODEL", help=f"models: {', '.join(names)}")
+    options.add_argument("--quick", action="store_true", help="use the recipes' short forms")
     options.add_argument("--seed", type=int, default=1337)
-    options.add_argument("--runs", type=Path, default=Path("runs/translation"), help="where the runs are kept")
-    options.add_argument("--data", help="another table of sentence pairs")
-    options.add_argument("--out", type=Path, default=Path("translation.html"), help="the page")
+    options.add_argument("--runs", type=Path, default=Path("runs/translation"), help="parent of the run folders")
+    options.add_argument("--data", help="other table of sentence pairs")
+    options.add_argument("--out", type=Path, default=Path("translation.html"), help="output page")
     return options.parse_args()
 
 
 def examined(name: str, asked: argparse.Namespace) -> Found:
-    """Train one recipe to its end and read its exam."""
+    """Train one recipe to its end and read its evaluation."""
     changes = [f"training.seed={asked.seed}", *([f"data.source={asked.data}"] if asked.data else []), *(SMOKE if asked.smoke else ())]
     recipe = qkv.read_recipe(RECIPES / f"multi30k_{name}.yaml", changes, quick=asked.quick)
     run = qkv.train(recipe, out=asked.runs / (f"{name}_quick" if asked.quick else name))
@@ -67,14 +67,14 @@ def examined(name: str, asked: argparse.Namespace) -> Found:
 
 
 def signatures(found: list[Found]) -> list[str]:
-    """sacreBLEU's signatures, each once."""
+    """Distinct sacreBLEU signatures."""
     return list(dict.fromkeys(note for f in found for note in f.exam["notes"] if note.startswith("BLEU:")))
 
 
 def page(found: list[Found]) -> str:
-    """The table, and the held-out loss of every model while it was trained."""
+    """Page with the table and the curves of held-out loss."""
     shown = Page("German to English")
-    shown.header("The same sentences, steps, optimiser and search; what differs is how the source reaches the words that are written.")
+    shown.header("Same sentences, steps, optimizer and beam search; the models differ in how the decoder reads the source.")
     shown.table(COLUMNS, [f.row() for f in found])
     for signature in signatures(found):
         shown.prose(signature)
@@ -84,19 +84,19 @@ def page(found: list[Found]) -> str:
         lines.append(Line(f.name, [step for step, _ in points], [loss for _, loss in points], points=True))
     shown.chart(LineChart("Held-out loss", lines, "step", "nats a token"))
     for f in found:
-        with shown.details(f"What the {f.name.replace('_', ' ')} writes"):
+        with shown.details(f"Output of the {f.name.replace('_', ' ')}"):
             for section in (s for s in f.exam["sections"] if s["kind"] == "examples"):
                 shown.table(section["columns"], section["rows"])
     return shown.html()
 
 
 def main() -> None:
-    """One table and one page, the best last."""
+    """Print the table and write the page, best model last."""
     names = sorted(path.stem.removeprefix("multi30k_") for path in RECIPES.glob("multi30k_*.yaml"))
     asked = arguments(names)
     say_where()
     found = sorted((examined(name, asked) for name in asked.only), key=lambda f: f.exam["figures"]["bleu_tokenized"])
-    print_table("\nGerman to English, test part", list(COLUMNS), [f.row() for f in found])
+    print_table("\nGerman to English, test split", list(COLUMNS), [f.row() for f in found])
     print(*signatures(found), sep="\n")
     asked.out.write_text(page(found), encoding="utf-8")
     print(f"the table and the curves are in {asked.out}")

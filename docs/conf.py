@@ -1,4 +1,4 @@
-"""How the documentation is built: ``make docs``."""
+"""Sphinx configuration: ``make docs``."""
 
 import os
 import re
@@ -20,7 +20,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 
-# Pages that readers look for elsewhere in the repository stand there, and here under a second name.
+# Pages of the documentation whose source is elsewhere in the repository.
 ROOT = Path(__file__).resolve().parents[1]
 TWICE = {
     "index": "README.md",
@@ -34,7 +34,7 @@ HERE = {path: f"{name}.md" for name, path in TWICE.items()} | {"docs/decisions":
 
 
 def relinked(page: str) -> str:
-    """A page from elsewhere with its links seen from this folder."""
+    """Text of a page from elsewhere, with links relative to this folder."""
     folder = (ROOT / page).parent
 
     def seen_from_here(link: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Masks are predicates of positions. They are written as expressions, and drawn here as the squares that they show.
+"""Masks are predicates of positions, written as expressions. This script draws them as matrices.
 
 python examples/masks.py
 """
@@ -16,12 +16,12 @@ LENGTH = 12
 
 
 def parsed(expression: str) -> Mask:
-    """The text form, as it stands in a YAML file, read where an attention's mask is expected."""
+    """Parse the text form of a mask, as in a YAML file."""
     return Attention.parse({"mask": expression}).mask
 
 
 def drawn(mask: Mask) -> list[str]:
-    """A row a query, a column a key; ■ where the key is visible."""
+    """Matrix of the mask: one row per query, one column per key, ■ if the key is visible."""
     positions = torch.arange(LENGTH)[None]
     seen = Sites(positions, positions).visible(build_mask(mask), num_heads=1)[0, 0]
     return ["".join("■ " if key else "· " for key in row) for row in seen.tolist()]
@@ -34,26 +34,26 @@ def side_by_side(*expressions: str) -> None:
     print()
 
 
-# Causal: a query sees itself and what is before it. A window bounds how far back; sinks are first positions that stay
-# visible for ever.
+# Causal: a query sees itself and earlier positions. A window limits the distance; sinks are initial positions that stay
+# visible.
 side_by_side("causal", "causal & window(4)", "causal & window(4, sinks=2)")
 
-# Joined by "or", a prefix can be read in both directions before the text goes on.
+# Combined by "or": bidirectional within a prefix, causal after it.
 side_by_side("causal | prefix(5)", "causal & blocks(4)", "causal & strided(3)")
 
-# In Python the same parts are joined by the same operators.
+# The same operators combine masks in Python.
 local = Causal() & Window(size=4)
 assert local == parsed("causal & window(4)")
 
-# A mask knows what it means for memory: this one never looks back further than four positions, so the model keeps a
-# ring of four keys and values and nothing more, however long the text gets.
+# A mask determines the size of the state: this one never looks back further than four positions, so the model keeps a ring
+# buffer of four keys and values, however long the text.
 print(f"{local}: causal {local.causal}, reach {local.reach}")
-print(f"causal | prefix(5): causal {parsed('causal | prefix(5)').causal}, so a model with it does not decode")
+print(f"causal | prefix(5): causal {parsed('causal | prefix(5)').causal}, so a model with it cannot decode")
 
-# A mask is added to the logits as -inf, never multiplied into the weights, and a query that sees nothing gets 0, not
-# NaN. Query 0 here stands before every key:
+# Masked logits are set to -inf, never multiplied, and a query without visible keys gets output 0, not NaN. Query 0 here
+# precedes every key:
 sites = Sites(query=torch.tensor([[0, 3]]), key=torch.tensor([[1, 2, 3]]))
 problem = Problem(build_mask(Causal()), sites, scale=1.0)
 q, k, v = torch.ones(1, 1, 2, 4), torch.ones(1, 1, 3, 4), torch.arange(3.0)[None, None, :, None]
-print("weights of a query that sees nothing:", weights(q, k, problem)[0, 0, 0].tolist())
+print("weights of a query without visible keys:", weights(q, k, problem)[0, 0, 0].tolist())
 print("outputs of both queries:", attention(q, k, v, problem).flatten().tolist())

@@ -1,6 +1,6 @@
-"""A mixer of your own, in a file of your own: a spec, a module, and everything else comes with them.
+"""A mixer defined outside the package: a spec and a module; everything else works automatically.
 
-The mixer is a leaky mean of the past, with a learned rate for each feature:
+The mixer is an exponential moving average with a learned rate per feature:
 
     s_i = a ⊙ s_{i-1} + (1 - a) ⊙ x_i W        a = σ(rate)        y_i = s_i V
 
@@ -18,17 +18,17 @@ from qkv.layers.linear import Linear
 from qkv.spec import branches as spec
 
 
-# 1. The spec: what can be chosen, validated, written in YAML. Being defined is what makes "leaky_mean" a known kind.
+# 1. The spec: options, validated and written in YAML. Defining the class registers the kind "leaky_mean".
 class LeakyMean(spec.Branch, kind="leaky_mean"):
     """s_i = a ⊙ s_{i-1} + (1 - a) ⊙ x_i W, y_i = s_i V."""
 
-    horizon: float = Field(default=8.0, gt=1, description="positions after which about a third of an input is left, at the start")
+    horizon: float = Field(default=8.0, gt=1, description="initial time constant: positions after which about 1/e of an input is left")
 
 
-# 2. The module: x (B, N, D) and what travels beside it in, y (B, N, D) and the next state out. The state is s (B, D).
+# 2. The module: input x (B, N, D), context and state s (B, D); output y (B, N, D) and the next state.
 @implements(LeakyMean)
 class LeakyMeanMixer(Branch):
-    """The loop over positions, which ragged rows and packed documents pass through unharmed."""
+    """Loop over positions that handles rows of different lengths and packed documents."""
 
     rewindable = False
 
@@ -56,7 +56,7 @@ class LeakyMeanMixer(Branch):
         return batch * self.width * self.rate.element_size()
 
 
-# 3. It is now a part like any other, here in a stack with attention over the last 16 positions.
+# 3. The new mixer in a stack with attention over the last 16 positions.
 block = qkv.Block.parse({"branches": ["leaky_mean(horizon=4)", "attention(4, mask='causal & window(16)')", "feed_forward"]})
 model = qkv.build(qkv.Model.parse({"width": 32, "num_layers": 2, "frontend": {"kind": "text", "vocab_size": 50}, "blocks": [block]}))
 print("blocks:", [branch.spec.kind for branch in model.branches])
@@ -72,8 +72,8 @@ for step in range(2):
     optimizer.step()
     print(f"step {step + 1}: loss {loss.item():.3f}")
 
-# The contract: cut a sequence anywhere, pass the state along, and the outputs are those of one call. The stack counts
-# positions, so the mixer never has to.
+# The state contract: split a sequence anywhere, pass the state along, and the outputs equal those of one call. The stack
+# counts positions, not the mixer.
 model.eval()
 with torch.no_grad():
     whole, _ = model(ids[:2])
@@ -82,4 +82,4 @@ with torch.no_grad():
         logits, state = model(piece, state)
         outs.append(logits)
 torch.testing.assert_close(torch.cat(outs, 1), whole, atol=1e-5, rtol=0)
-print(f"20 + 1 + 1 + 11 positions give what 33 at once give; the state takes {model.state_bytes(33, batch=2):,} bytes")
+print(f"20 + 1 + 1 + 11 positions give the same outputs as 33 at once; the state takes {model.state_bytes(33, batch=2):,} bytes")

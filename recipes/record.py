@@ -1,7 +1,7 @@
-"""Train recipes one after the other and record their results: ``python recipes/record.py recall_gru sst2_classifier --seeds 1 2 3``.
+"""Train recipes in sequence and record their results: ``python recipes/record.py recall_gru sst2_classifier --seeds 1 2 3``.
 
-``--minutes 5`` takes every recipe whose earlier training took at most so long for one seed. Each run is a process of its own and has a
-folder of its own. The same command goes on after a kill: a finished run is not trained again, a cut one goes on where it stopped.
+``--minutes 5`` selects every recipe whose recorded training took at most 5 minutes per seed. Each run has its own process and folder.
+After a kill, the same command continues: finished runs are kept, an interrupted run is resumed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RECIPES = Path(__file__).resolve().parent
 
 
 def planned(recipe: Recipe) -> float | None:
-    """Minutes that one seed took by the earlier result; None if there is none."""
+    """Recorded minutes per seed; None if there is no result."""
     if recipe.result and recipe.result.form == "full":
         return recipe.result.minutes
     typed = [entry.minutes for entry in recipe.typed if entry.figure and entry.minutes]
@@ -28,7 +28,7 @@ def planned(recipe: Recipe) -> float | None:
 
 
 def seeds_of(recipe: Recipe, asked: Sequence[int]) -> list[int]:
-    """The seeds that were asked for, else those of the earlier result, else the recipe's own."""
+    """Seeds to train: as requested, else those of the recorded result, else the recipe's."""
     if asked:
         return list(asked)
     typed = [entry.seeds for entry in recipe.typed if entry.figure]
@@ -37,19 +37,19 @@ def seeds_of(recipe: Recipe, asked: Sequence[int]) -> list[int]:
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line asks for."""
-    parser = argparse.ArgumentParser(description="Train recipes one after the other and record their results.")
-    parser.add_argument("recipes", nargs="*", metavar="NAME|FILE", help="a recipe of this folder by name, or any recipe file")
-    parser.add_argument("--minutes", type=float, help="every recipe of this folder that takes at most so long a seed")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[], help="default: those of the earlier result")
-    parser.add_argument("--quick", action="store_true", help="the short form of each")
-    parser.add_argument("--runs", type=Path, default=Path("runs/recorded"), help="where the run folders are (default: runs/recorded)")
-    parser.add_argument("--plan", action="store_true", help="only say what would be trained, and how long it would take")
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description="Train recipes in sequence and record their results.")
+    parser.add_argument("recipes", nargs="*", metavar="NAME|FILE", help="name of a recipe in this folder, or any recipe file")
+    parser.add_argument("--minutes", type=float, help="all recipes of this folder that take at most this many minutes per seed")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[], help="default: those of the recorded result")
+    parser.add_argument("--quick", action="store_true", help="use the short forms")
+    parser.add_argument("--runs", type=Path, default=Path("runs/recorded"), help="parent of the run folders (default: runs/recorded)")
+    parser.add_argument("--plan", action="store_true", help="only print what would be trained, and the estimated time")
     return parser.parse_args()
 
 
 def chosen(asked: argparse.Namespace) -> list[Path]:
-    """The recipe files."""
+    """Selected recipe files."""
     files = [Path(name) if Path(name).is_file() else RECIPES / f"{name}.yaml" for name in asked.recipes]
     if asked.minutes is not None:
         times = {path: planned(qkv.read_recipe(path)) for path in sorted(RECIPES.glob("*.yaml"))}
@@ -59,21 +59,21 @@ def chosen(asked: argparse.Namespace) -> list[Path]:
 
 
 def say_plan(files: Sequence[Path], asked: argparse.Namespace) -> None:
-    """What will be trained, and the time that it took before."""
+    """Print the recipes to train and their recorded times."""
     total = 0.0
     for path in files:
         recipe = qkv.read_recipe(path)
         minutes, seeds = planned(recipe), seeds_of(recipe, asked.seeds)
         total += (minutes or 0.0) * len(seeds)
-        took = duration(60 * minutes) if minutes else "of unknown length"
+        took = duration(60 * minutes) if minutes else "unknown time"
         print(f"{path.stem}: seeds {', '.join(map(str, seeds))}, {took} each")
     print(
-        f"{len(files)} recipes, {duration(60 * total)} of training by the earlier results (the short form takes less; exams not included)"
+        f"{len(files)} recipes, {duration(60 * total)} of training by the recorded results (less for short forms; evaluation not included)"
     )
 
 
 def record(path: Path, asked: argparse.Namespace) -> int:
-    """Train one recipe for each seed and record it; the exit code of the first command that failed, else 0."""
+    """Train one recipe for each seed and record it; return the exit code of the first failed command, else 0."""
     seeds = seeds_of(qkv.read_recipe(path), asked.seeds)
     form = ["--quick"] if asked.quick else []
     folders = [asked.runs / f"{path.stem}{'-quick' * asked.quick}-seed{seed}" for seed in seeds]
@@ -90,7 +90,7 @@ def _qkv(*command: str) -> int:
 
 
 def main() -> int:
-    """Train and record each recipe; a failure is said at the end, and an interruption ends everything."""
+    """Train and record each recipe; failures are listed at the end, an interruption stops."""
     asked = arguments()
     try:
         files = chosen(asked)

@@ -16,10 +16,10 @@ SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if path.ste
 PRINTS: dict[str, tuple[str, ...]] = {
     "attention": ("causal attention", "chosen", "ratio chosen / torch sdpa"),
     "decode": ("left out: transformers", "batch 32", "first token after a prompt of 512, fp32", "first token after a prompt of 512, bf16"),
-    "finetuning": ("accuracy on the test part", "unmerged", "lora", "whole", "the table and the curves are in"),
+    "finetuning": ("accuracy on the test split", "unmerged", "lora", "whole", "the table and the curves are in"),
     "linear": ("GFLOP/s", "chosen", "GB/s of weights"),
     "load_checkpoint": ("Llama, seconds", "peak / weights", "qkv", "GPT-2, seconds"),
-    "recall_at_distance": ("recall by distance", "right answers", "each alone", "gradient, before", "gradient, after", "the curves are in"),
+    "recall_at_distance": ("recall by distance", "accuracy", "separate models", "gradient before", "gradient after", "the curves are in"),
     "startup": ("import qkv", "qkv --help"),
     "time_to_loss": ("left out: nanoGPT", "loss over the whole validation split", "qkv fast"),
     "translation": ("German to English", "BLEU tokenized", "nrefs:1", "the table and the curves are in"),
@@ -67,5 +67,5 @@ def test_a_folder_that_is_no_checkout_gets_a_sentence(name: str, tmp_path: Path)
     data = ("--data", str(text)) if name == "time_to_loss" else ()
     done = run(ROOT / "benchmarks" / f"{name}.py", tmp_path, "--smoke", "--nanogpt", str(tmp_path), *data)
     assert done.returncode == 1
-    assert "holds no model.py; give the folder of a nanoGPT checkout" in done.stderr
+    assert "has no model.py; give the folder of a nanoGPT checkout" in done.stderr
     assert "Traceback" not in done.stderr

@@ -125,22 +125,22 @@ def test_a_run_folder(qkv: Call, run: Path) -> None:
 
 
 def test_without_a_probe_it_says_so(qkv: Call, model: Path) -> None:
-    assert "not measured yet; --probe does that" in qkv("cost", model).out
+    assert "has not been measured; use --probe" in qkv("cost", model).out
     store_machine(replace(HERE, processor="abacus"))
-    assert "not measured yet" in qkv("cost", model).out
+    assert "has not been measured" in qkv("cost", model).out
 
 
 def test_a_probe_is_kept(qkv: Call, model: Path) -> None:
-    assert "training, tokens/s, estimated" in qkv("cost", model, "--probe").out
+    assert "training, estimated tokens/s" in qkv("cost", model, "--probe").out
     assert stored_machine() is not None
-    assert "training, tokens/s, estimated" in qkv("cost", model).out
+    assert "training, estimated tokens/s" in qkv("cost", model).out
 
 
 def test_a_cache_that_cannot_be_written(qkv: Call, model: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("in the way")
     said = qkv("cost", model, "--probe")
     assert said.code == 2
-    assert "QKV_CACHE names another folder" in said.err
+    assert "set QKV_CACHE to another folder" in said.err
 
 
 def test_checked_against_the_built_model(qkv: Call, model: Path) -> None:

@@ -99,8 +99,8 @@ WRONG = {
     "no folder": (("classify", "--from", "./nothing", "--data", "reviews.csv"), "start: './nothing' holds no model.safetensors"),
     "unknown adapt": (("classify", "--from", "bert", "--data", "reviews.csv", "--adapt", "lorra"), "did you mean 'lora'"),
     "unknown task": (("finetune", "--from", "bert", "--data", "reviews.csv", "--task", "clasify"), "did you mean 'classify'"),
-    "task beside a verb": (("classify", "--data", "reviews.csv", "--task", "tag"), "--task goes with 'qkv train finetune'"),
-    "not a table": (("text.txt", "--from", "bert"), "--from goes with a verb"),
+    "task beside a verb": (("classify", "--data", "reviews.csv", "--task", "tag"), "--task is an option of 'qkv train finetune'"),
+    "not a table": (("text.txt", "--from", "bert"), "--from needs a verb"),
     "writes": (("translate", "--from", "bert", "--data", "pairs.csv"), "this branch sees later positions"),
 }
 

@@ -83,7 +83,7 @@ def test_a_prompt_past_the_context_slides_with_a_note(qkv: Call, run: Path) -> N
     said = qkv("generate", run, prompt, "--max-new-tokens", 3, "--seed", 1)
     assert said.code == 0
     assert said.out.startswith(prompt)
-    assert said.err == "note: the prompt has 20 tokens and the model sees 16 at once; the first 8 are not seen\n"
+    assert said.err == "note: the prompt has 20 tokens and the context length is 16; the first 8 are ignored\n"
 
 
 @pytest.mark.parametrize(("most", "told"), [(13, False), (14, True)])
@@ -98,7 +98,7 @@ def test_what_is_written_past_the_trained_length_of_rotary_positions_is_named(qk
     }
     library.train(Recipe.parse(recipe), tmp_path / "run")
     said = qkv("generate", tmp_path / "run", "the ", "--max-new-tokens", most)
-    note = "note: prompt and new tokens may be 18, and the model was trained on 16 at once; its rotary positions go on, but what it writes past 16"
+    note = "note: prompt and new tokens may reach 18, and the model was trained on 16; its rotary positions extrapolate, but text beyond 16"
     assert said.code == 0
     assert said.err.count(note) == told == bool(said.err)
 
@@ -121,7 +121,7 @@ def test_beams_give_the_most_probable_text(qkv: Call, run: Path) -> None:
 def test_beams_past_the_context_slide_with_a_note(qkv: Call, run: Path) -> None:
     said = qkv("generate", run, "the quick brown fox ", "--num-beams", 2, "--max-new-tokens", 3)
     assert said.code == 0
-    assert said.err == "note: the prompt has 20 tokens and the model sees 16 at once; the first 8 are not seen\n"
+    assert said.err == "note: the prompt has 20 tokens and the context length is 16; the first 8 are ignored\n"
 
 
 def test_given_texts_are_rated(qkv: Call, run: Path) -> None:
@@ -157,11 +157,11 @@ REFUSED = {
         "--num-return: 3 given, but beam search returns at most num_beams = 2",
     ),
     "several texts of one beam": (["the", "--num-return", "3"], "--num-return: 3 given, but beam search returns at most num_beams = 1"),
-    "samples of a search": (["the", "--num-beams", "2", "--num-samples", "2"], "--num-samples: beam search draws nothing"),
-    "a rank of one beam": (["the", "--length-penalty", "2"], "--length-penalty: it ranks beams, and there is one"),
-    "choosing and writing": (["the", "--choose", "a", "--top-k", "2"], "--top-k: with --choose given texts are rated and none is written"),
-    "choosing and samples": (["the", "--choose", "a", "--num-samples", "2"], "--num-samples: with --choose given texts are rated"),
-    "a measure of nothing": (["the", "--choose-by", "sum"], "--choose-by: it says how options are judged, and none is given"),
+    "samples of a search": (["the", "--num-beams", "2", "--num-samples", "2"], "--num-samples: beam search is deterministic"),
+    "a rank of one beam": (["the", "--length-penalty", "2"], "--length-penalty: it needs beam search; set --num-beams above 1"),
+    "choosing and writing": (["the", "--choose", "a", "--top-k", "2"], "--top-k: --choose scores given texts and generates none"),
+    "choosing and samples": (["the", "--choose", "a", "--num-samples", "2"], "--num-samples: --choose scores given texts"),
+    "a measure of nothing": (["the", "--choose-by", "sum"], "--choose-by: it sets how --choose texts are scored, and there are none"),
     "an unknown measure": (["the", "--choose", "a", "--choose-by", "tokens"], "--choose-by: 'tokens' given; did you mean 'token'?"),
     "an option given twice": (["the", "--choose", "a", "--choose", "a"], "the option 'a' is given twice"),
     "unseen characters": (["The Ω"], "the prompt has 'T', 'Ω', which is not in the tokenizer's vocabulary"),

@@ -51,9 +51,9 @@ def test_the_version(qkv: Call) -> None:
         (["--hlep"], "there is no option '--hlep'; did you mean '--help'?"),
         (["generate", "x", "--tempreature", "1"], "there is no option '--tempreature'; did you mean '--temperature'?"),
         (["train", "x", "--training.steps=3"], "overrides are written without dashes, such as training.steps=500"),
-        (["generate"], "missing argument 'RUN'; 'qkv generate --help' shows how it is used"),
+        (["generate"], "missing argument 'RUN'; see 'qkv generate --help'"),
         (["generate", "x", "--top-k", "many"], "invalid value for '--top-k'"),
-        (["schema", "modle"], "there is no schema of 'modle'; did you mean 'model'?"),
+        (["schema", "modle"], "there is no schema 'modle'; did you mean 'model'?"),
         (["schema", "model", "more"], "unexpected extra argument"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -70,7 +70,7 @@ def test_a_file_or_a_run_in_the_place_of_a_command(qkv: Call, tmp_path: Path) ->
     (tmp_path / "my.txt").write_text("x")
     assert f"to train on that file: qkv train {tmp_path / 'my.txt'}" in qkv(tmp_path / "my.txt").err
     (tmp_path / "spec.yaml").write_text("x")
-    assert f"to let that run write: qkv generate {tmp_path}" in qkv(tmp_path).err
+    assert f"to generate text with that run: qkv generate {tmp_path}" in qkv(tmp_path).err
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,10 @@ def test_a_file_or_a_run_in_the_place_of_a_command(qkv: Call, tmp_path: Path) ->
     [
         (KeyboardInterrupt(), 130, "qkv: interrupted\n"),
         (BrokenPipeError(), 141, ""),
-        (MemoryError(), 2, "qkv: the memory is not enough for this; make training.batch_size"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 2, "qkv: the memory is not enough for this"),
+        (MemoryError(), 2, "qkv: out of memory; reduce training.batch_size"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 2, "qkv: out of memory"),
         (OSError(28, "No space left on device", "a/b"), 2, "qkv: a/b: no space left on device\n"),
-        (ValueError("of all\nthings"), 1, "qkv: this is a fault of qkv itself, not of your input: ValueError: of all things (schema.py:"),
+        (ValueError("of all\nthings"), 1, "qkv: this is a bug in qkv, not in your input: ValueError: of all things (schema.py:"),
     ],
     ids=["ctrl-c", "broken pipe", "memory", "torch's memory", "disk", "fault"],
 )

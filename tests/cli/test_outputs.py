@@ -46,7 +46,7 @@ def test_the_file_that_is_read_is_not_overwritten(qkv: Call, run: Path, here: Pa
     line = [word.replace("RUN", str(run)) for word in COMMANDS[command]]
     said = qkv(*line[:-1], f"./{source}")
     assert said.code == 2
-    assert "is the file that is read" in said.err
+    assert "is an input file" in said.err
     assert (here / source).read_text() == "the fox\n" * 40
 
 

@@ -127,7 +127,7 @@ def test_parts_of_ones_own_and_the_short_form(qkv: Call, here: Path) -> None:
     said = qkv("train", "classify", *data, "--quick", "model.width=32")
     assert said.code == 0, said.err
     assert list(json.loads((here / "runs" / "reviews-quick" / "exam.json").read_text())["splits"]) == ["validation", "test"]
-    assert ["figure", "validation", "test"] in [line.split() for line in said.out.splitlines()]
+    assert ["metric", "validation", "test"] in [line.split() for line in said.out.splitlines()]
 
 
 def test_a_file_of_the_name_of_a_verb_is_a_file(qkv: Call, here: Path) -> None:
@@ -199,7 +199,7 @@ def test_rows_that_cannot_be_answered_are_named(qkv: Call, stars: Path, here: Pa
 
 
 BAD_TRAINING = {
-    "no data": (["classify"], "'qkv train classify' needs the data that it learns from: --data FILE"),
+    "no data": (["classify"], "'qkv train classify' needs training data: --data FILE"),
     "a file without its option": (["classify", "reviews.csv"], "if it is the data: qkv train classify --data reviews.csv"),
     "a missing file": (["classify", "--data", "revews.csv"], "did you mean 'reviews.csv'?"),
     "an empty file": (["classify", "--data", "empty.csv"], "'empty.csv' is empty"),
@@ -211,13 +211,13 @@ BAD_TRAINING = {
         "rows of reviews.csv cannot be used",
     ),
     "one label": (["classify", "--data", "one.csv"], "there is nothing to tell apart"),
-    "an option of another verb": (["tag", "--data", "names.conll", "--label", "x"], "--label does not go with 'qkv train tag'"),
-    "an option without a verb": (["a.txt", "--label", "x"], "--label goes with a verb in the place of 'a.txt': classify, regress"),
+    "an option of another verb": (["tag", "--data", "names.conll", "--label", "x"], "--label is not an option of 'qkv train tag'"),
+    "an option without a verb": (["a.txt", "--label", "x"], "--label needs a verb instead of 'a.txt': classify, regress"),
     "half of a pair": (["translate", "--source", "a.txt"], "--target is missing"),
     "a text that is not there": (["translate", "--source", "a.txt", "--target", "c.txt"], "--target: there is no file 'c.txt'"),
     "texts of different length": (["translate", "--source", "a.txt", "--target", "page.txt"], "the same number, line by line"),
     "an unknown way with bad rows": (["classify", "--data", "reviews.csv", "--bad-rows", "skp"], "did you mean 'skip'?"),
-    "no CoNLL": (["tag", "--data", "lonely.conll"], "CoNLL needs a token and a tag a line"),
+    "no CoNLL": (["tag", "--data", "lonely.conll"], "CoNLL needs a token and a tag per line"),
     "a folder of another run": (["tag", "--data", "names.conll", "--out", "stars"], "holds a run of the task 'classification'"),
 }
 
@@ -237,13 +237,13 @@ def test_bad_data_gets_a_sentence(qkv: Call, here: Path, args: list[str], senten
 
 
 BAD_QUESTIONS = {
-    "nothing": ([], "there is nothing to answer; give a text, '-' for lines on standard input, or --data FILE"),
+    "nothing": ([], "no input; give a text, '-' for lines on standard input, or --data FILE"),
     "an empty text": ([" "], "the input is empty"),
-    "a part of another task": (["x", "--context", "y"], "the task 'classification' predicts from text, pair, not from 'context'"),
+    "a part of another task": (["x", "--context", "y"], "the task 'classification' has the input fields text, pair, not 'context'"),
     "a part without a value": (["--set", "text"], "--set: 'text' given, but it should be a name, '=' and a value"),
     "a file that is not there": (["--set", "text=@absent.txt"], "absent.txt cannot be read: no such file"),
-    "two inputs": (["x", "--data", "reviews.csv"], "--data answers the rows of a file; give no other input beside it"),
-    "an output for nothing": (["x", "--out", "o.csv"], "--out goes with --data"),
+    "two inputs": (["x", "--data", "reviews.csv"], "--data predicts for the rows of a file; give no other input"),
+    "an output for nothing": (["x", "--out", "o.csv"], "--out needs --data"),
     "an ending that is no table": (["--data", "reviews.csv", "--out", "o.pdf"], "should end in .csv, .tsv or .jsonl"),
     "no such table": (["--data", "revews.csv"], "--data: there is no file 'revews.csv'"),
     "an empty table": (["--data", "empty.csv"], "--data: 'empty.csv' is empty"),
@@ -265,7 +265,7 @@ def test_bad_questions_get_a_sentence(qkv: Call, here: Path, stars: Path, args: 
 def test_standard_input_without_a_line(qkv: Call, stars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n \n")))
     said = qkv("predict", stars, "-")
-    assert (said.code, said.err) == (2, "qkv: there is no line on standard input\n")
+    assert (said.code, said.err) == (2, "qkv: standard input has no line of text\n")
 
 
 def test_a_language_model_predicts_nothing(qkv: Call, run: Path, here: Path) -> None:

@@ -70,7 +70,7 @@ def test_copy_maps_no_file_of_a_run(qkv: Call, run: Path, tmp_path: Path, monkey
         (["sample.num_beam=8"], "did you mean 'num_beams'?"),
         (["--split", "valid"], "--split: there is no split 'valid'; allowed: test, train, validation"),
         (["data.source=other.txt"], "to evaluate on another file give --data FILE"),
-        (["--data", "other.txt", "--split", "test"], "leave one of them out"),
+        (["--data", "other.txt", "--split", "test"], "use only one of them"),
         (["--data", "nowhere.txt"], "there is no file 'nowhere.txt'"),
         (["--batches", "0"], "--batches: 0 given, but it should be at least 1"),
     ],
@@ -122,7 +122,7 @@ def test_info_lists_what_stays_while_files_come_and_go(qkv: Call, run: Path, tmp
 def test_info_says_what_was_edited_and_accept_takes_it(qkv: Call, run: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     assert "changed since" not in qkv("info", copy).out
-    assert qkv("accept", copy).out == f"nothing in {copy} was changed since its weights were stored\n"
+    assert qkv("accept", copy).out == f"nothing in {copy} has changed since its weights were stored\n"
     (copy / "spec.yaml").write_text((copy / "spec.yaml").read_text().replace("order: pre", "order: post"))
     assert 'model.blocks.0.order is "post"' in qkv("info", copy).out
     for command in (("evaluate", copy), ("generate", copy, "the"), ("export", copy, "--out", tmp_path / "out")):
@@ -152,7 +152,7 @@ def test_why_keeps_what_it_measured_and_measures_anew_when_asked(
         said = qkv(*ask, *more)
         assert "precision" in said.out
         assert "100.00 ×" in said.out
-        assert f"measured choices are kept in {remembered_file()}; --fresh measures anew" in said.out
+        assert f"measured choices are cached in {remembered_file()}; --fresh measures again" in said.out
     assert ["fp32", "bf16"] in races[0]
     assert races[1] == []
     assert ["fp32", "bf16"] in races[2]
@@ -184,7 +184,7 @@ def test_why_says_what_a_part_of_attention_changes(qkv: Call, folder: Path, part
 def test_why_refuses_what_is_too_large_to_try(qkv: Call, folder: Path) -> None:
     said = qkv("why", folder / "tiny.yaml", "model.width=16384")
     assert (said.code, said.out) == (2, "")
-    assert "more than is tried here; make model.width smaller" in said.err
+    assert "too many to run here; reduce model.width" in said.err
 
 
 def test_the_demo_trains_without_a_download_and_writes(qkv: Call, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_the_demo_trains_without_a_download_and_writes(qkv: Call, tmp_path: Path
     said = qkv("demo", "--out", tmp_path / "demo", *small)
     assert said.code == 0
     assert "report: " in said.out
-    assert "It writes:" in said.out
+    assert "Generated text:" in said.out
 
 
 def test_the_demo_has_four_layers() -> None:

@@ -15,7 +15,7 @@ def test_the_table_and_the_way_on_are_printed(qkv: Call, run: Path, tmp_path: Pa
     assert lines[0] == str(tmp_path / "new")
     assert lines[2].split() == ["figure", "before", "after", "the", "swap", "healed"]
     assert {line.split("  ")[0] for line in lines[3:10]} >= {"held-out loss", "perplexity", "decoding, tokens/s", "reading, tokens/s"}
-    assert f"go on:  qkv train {tmp_path / 'new'} training.steps=…" in said.out
+    assert f"resume: qkv train {tmp_path / 'new'} training.steps=…" in said.out
     assert "parameters keep their weights" in said.err
     assert qkv("generate", tmp_path / "new", "the", "--max-new-tokens", 3).code == 0
 

@@ -87,15 +87,15 @@ def test_a_text_is_shown_by_pieces_ids_and_places(qkv: Call, text: Path, tmp_pat
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["trian"], "a tokenizer cannot 'trian'; did you mean 'train'?"),
-        (["train"], "the tokenizer 'bpe' is learned from text; name at least one text file"),
-        (["train", "TEXT", "--kind", "wrdpiece"], "there is no tokenizer 'wrdpiece' to train; did you mean 'wordpiece'?"),
-        (["train", "TEXT", "--kind", "file"], "there is no tokenizer 'file' to train; allowed: amino_acids, bpe"),
+        (["trian"], "there is no action 'trian'; did you mean 'train'?"),
+        (["train"], "the tokenizer 'bpe' is trained on text; name at least one text file"),
+        (["train", "TEXT", "--kind", "wrdpiece"], "there is no trainable tokenizer 'wrdpiece'; did you mean 'wordpiece'?"),
+        (["train", "TEXT", "--kind", "file"], "there is no trainable tokenizer 'file'; allowed: amino_acids, bpe"),
         (
             ["train", "TEXT", "--lowercase"],
-            "--lowercase does not go with the tokenizer 'bpe'; kinds that it goes with: word_list, wordpiece",
+            "--lowercase does not apply to the tokenizer 'bpe'; it applies to: word_list, wordpiece",
         ),
-        (["train", "TEXT", "--kind", "code", "--min-frequency", "2"], "--min-frequency does not go with the tokenizer 'code'"),
+        (["train", "TEXT", "--kind", "code", "--min-frequency", "2"], "--min-frequency does not apply to the tokenizer 'code'"),
         (["train", "TEXT", "--vocab-size", "3"], "vocab_size: 3 given, but it should be greater than 257"),
         (["train", "nowhere.txt"], "nowhere.txt cannot be read: No such file or directory"),
         (["train", "FOLDER"], "cannot be read: Is a directory"),

@@ -60,7 +60,7 @@ def test_a_fresh_run_sets_the_old_one_aside(qkv: Call, here: Path) -> None:
     qkv("train", "tiny.yaml", "--quick", "--out", "a")
     said = qkv("train", "tiny.yaml", "--quick", "--out", "a", "--fresh", "training.seed=5")
     assert said.code == 0
-    assert "the run that was in a is now in a.1" in said.err
+    assert "the previous run in a was moved to a.1" in said.err
     assert (read_recipe(here / "a").training.seed, read_recipe(here / "a.1").training.seed) == (5, 1337)
 
 

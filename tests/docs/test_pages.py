@@ -123,7 +123,7 @@ def test_the_architecture_draws_every_room() -> None:
 
 
 def test_the_page_of_recipes_lists_every_way_to_adapt() -> None:
-    section = read("docs/recipes.md").split("## What learns")[1].split("\n## ")[0]
+    section = read("docs/recipes.md").split("## Trainable parameters")[1].split("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == own(Adapt)
 
 

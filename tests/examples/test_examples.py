@@ -26,16 +26,16 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "positions": (
         "PE(p) to PE(p + 3) for p = 0, 7, 100",
         "alibi: slopes of 8 heads: ['1/2', '1/4', '1/8', '1/16', '1/32', '1/64', '1/128', '1/256']",
-        "shuffled words give the same outputs, shuffled",
+        "shuffled words give the same outputs in shuffled order",
     ),
     "masks": (
         "■ ■ · · · · · ■ ■ ■ ■ ·",
         "causal & window(4): causal True, reach 4",
         "causal | prefix(5): causal False",
-        "weights of a query that sees nothing: [0.0, 0.0, 0.0]",
+        "weights of a query without visible keys: [0.0, 0.0, 0.0]",
         "outputs of both queries: [0.0, 1.0]",
     ),
-    "your_own_mixer": ("'leaky_mean', 'attention', 'feed_forward'", "step 2: loss", "what 33 at once give"),
+    "your_own_mixer": ("'leaky_mean', 'attention', 'feed_forward'", "step 2: loss", "the same outputs as 33 at once"),
     "char_model": ("spec.yaml, tokenizer.json", "The bat hung from the beam and looked at the hat."),
     "state": (
         "positions seen: [6]",

@@ -148,7 +148,7 @@ def their_answer(pair: Pair, left: bool = False) -> Tensor:
 
 
 def _answer_of(found: Any, model: Any) -> Tensor:
-    """The logits; where an answer begins and ends, side by side; of a body alone the products of its vectors with those of the tokens."""
+    """Logits; for span heads start and end logits stacked; for a body without a head, hidden states times the token table."""
     if "logits" in found:
         return found.logits
     if "start_logits" in found:

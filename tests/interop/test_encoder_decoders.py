@@ -141,7 +141,7 @@ def test_a_bias_of_the_logits_is_ignored_where_it_is_zero_and_refused_where_not(
     tensors = load_file(tmp_path / WEIGHTS)
     tensors["final_logits_bias"][0, 7] = 0.5
     save_file(tensors, tmp_path / WEIGHTS)
-    with pytest.raises(UserError, match=r"'final_logits_bias' holds other numbers than 0"):
+    with pytest.raises(UserError, match=r"'final_logits_bias' holds values other than 0"):
         load_published(tmp_path)
 
 
@@ -157,7 +157,9 @@ def test_old_files_hold_the_token_vectors_several_times(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, plain.model.state_dict()[name]) for name, tensor in found.model.state_dict().items())
     old["decoder.embed_tokens.weight"] = tensors["shared.weight"] + 1
     save_file(old, tmp_path / WEIGHTS)
-    with pytest.raises(UserError, match=r"'decoder.embed_tokens.weight' and 'shared.weight' are one tensor .* but their numbers differ"):
+    with pytest.raises(
+        UserError, match=r"'decoder.embed_tokens.weight' and 'shared.weight' are one shared tensor .* but their values differ"
+    ):
         load_published(tmp_path)
 
 
@@ -281,5 +283,5 @@ def test_token_tables_that_differ_are_refused_for_what_they_are(tmp_path: Path) 
     edit(tmp_path / "config.json", lambda tree: tree.update(tie_word_embeddings=False))
     with pytest.raises(UserError) as error:
         load_published(tmp_path)
-    assert "one tensor in qkv's model of this config, but their numbers differ" in str(error.value)
+    assert "one shared tensor in qkv's model of this config, but their values differ" in str(error.value)
     assert "the config says" not in str(error.value)

@@ -80,7 +80,7 @@ def test_pretraining_has_one_head_more_which_is_ignored_for_a_reason(tmp_path: P
         assert apart(found.model(ids)[0], theirs(ids).prediction_logits) < 1e-5
     reasons = dict(found.ignored)
     assert reasons.keys() == {f"{layer}.{leaf}" for layer in ("bert.pooler.dense", "cls.seq_relationship") for leaf in ("weight", "bias")}
-    assert "pooled output" in reasons["bert.pooler.dense.weight"]
+    assert "pooler" in reasons["bert.pooler.dense.weight"]
 
 
 def test_a_body_with_its_pooler(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_body_with_its_pooler(tmp_path: Path) -> None:
     with torch.no_grad():
         assert apart(found.model.features(ids)[0], theirs(ids).last_hidden_state) < 1e-5
     assert {name for name, _ in found.ignored} == {"pooler.dense.weight", "pooler.dense.bias"} == found.kept.keys()
-    assert all(reason.endswith("written again where the model is saved") for _, reason in found.ignored)
+    assert all(reason.endswith("written back by an export") for _, reason in found.ignored)
 
 
 def test_a_pooler_of_other_names_and_in_another_precision_is_written_again(tmp_path: Path) -> None:
@@ -169,12 +169,12 @@ def test_a_number_is_the_answer(tmp_path: Path) -> None:
     [
         ({"problem_type": "multi_label_classification"}, "'multi_label_classification', which qkv does not know"),
         ({"problem_type": "regression"}, "with a num_labels of 3"),
-        ({"position_embedding_type": "relative_key"}, "how positions are told apart"),
-        ({"is_decoder": True}, "what a position sees"),
-        ({"pruned_heads": {"0": [1]}}, "how many heads a layer has"),
+        ({"position_embedding_type": "relative_key"}, "position encoding"),
+        ({"is_decoder": True}, "attention mask"),
+        ({"pruned_heads": {"0": [1]}}, "the number of heads"),
         ({"hidden_act": "gelv"}, "did you mean 'gelu'"),
         ({"embedding_size": 7}, "'embedding_size' is not known"),
-        ({"architectures": ["BertForQuestionAnswering"]}, "num_labels is 3, but a span has 2 logits"),
+        ({"architectures": ["BertForQuestionAnswering"]}, "num_labels is 3, but a span head has 2"),
         ({"architectures": ["BertForNextSentencePrediction"]}, "is not known for BERT"),
     ],
     ids=["multi-label", "numbers", "relative", "decoder", "pruned", "activation", "unknown-key", "span", "architecture"],
@@ -189,7 +189,7 @@ def test_what_is_not_known_is_refused(change: dict[str, Any], sentence: str, tmp
 def test_a_table_of_positions_without_one(tmp_path: Path) -> None:
     written(RobertaForMaskedLM, roberta.config(), tmp_path)
     edit(tmp_path / "config.json", lambda tree: tree.update(max_position_embeddings=2))
-    with pytest.raises(UserError, match="the first 2 rows of that table are no positions"):
+    with pytest.raises(UserError, match="the first 2 rows of that table are reserved"):
         load_published(tmp_path)
 
 

@@ -142,11 +142,11 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "overlapping-offsets": (overlapping, "is cut short or not a safetensors file"),
     "empty": (empty, "is empty"),
     "fp8": (strange_precision, "F8_E4M3, which qkv does not read"),
-    "index-climbs-out": (climbing, "outside of the folder"),
-    "index-names-a-path": (absolute, "outside of the folder"),
+    "index-climbs-out": (climbing, "outside the folder"),
+    "index-names-a-path": (absolute, "outside the folder"),
     "shard-is-missing": (lost_shard, "is missing"),
     "pickle-in-disguise": (pickle_in_disguise, "is a pickle under the name of a safetensors file"),
-    "pickle-alone": (pickle_alone, "as a pickle only"),
+    "pickle-alone": (pickle_alone, "only as a pickle"),
     "no-weights": (no_weights, "holds no weights"),
     "no-model-type": (without("model_type"), "the key 'model_type' is missing"),
     "unknown-model-type": (changed(model_type="gpt3"), "did you mean 'gpt2'"),
@@ -164,7 +164,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "deep": (changed(n_layer=2**31), "the weights beside it hold only"),
     "long": (changed(n_positions=2**62), "the weights beside it hold only"),
     "another-width": (changed(n_embd=24), "has the shape"),
-    "fewer-layers": (changed(n_layer=1), "which nothing of its config reads"),
+    "fewer-layers": (changed(n_layer=1), "which its config does not use"),
     "more-layers": (changed(n_layer=3), "lacks the tensor"),
     "unknown-key": (changed(attention_sink_size=4), "the key 'attention_sink_size' is not known"),
     "misspelt-key": (changed(n_emdb=4), "did you mean 'n_embd'"),
@@ -172,7 +172,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "quantized": (changed(quantization_config={"bits": 4}), "the key 'quantization_config' is not known"),
     "renamed-tensor": (renamed, "did you mean 'transformer.wta.weight'"),
     "added-tensor": (added, "did you mean 'transformer.h.0.mlp.c_fc.bias'"),
-    "untied-in-secret": (untied_in_secret, "their numbers differ"),
+    "untied-in-secret": (untied_in_secret, "their values differ"),
     "config-is-no-json": (written("{"), "is not JSON"),
     "config-is-a-list": (written("[1]"), "should hold a mapping"),
     "config-is-deep": (written("[" * 100_000), "cannot be read"),
@@ -206,7 +206,7 @@ def test_a_pickle_that_runs_code_is_refused_even_on_request(tmp_path: Path) -> N
     folder = tiny(tmp_path / "folder")
     (folder / WEIGHTS).unlink()
     torch.save({"transformer.wte.weight": Payload(folder / "mark")}, folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match="cannot be read as tensors alone"):
+    with pytest.raises(UserError, match="does not hold tensors alone"):
         load_published(folder, pickles=True)
     assert not (folder / "mark").exists()
 
@@ -216,7 +216,7 @@ def test_a_pickle_of_one_number_that_claims_many_is_refused(tmp_path: Path) -> N
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
     torch.save({**tensors, "transformer.wte.weight": torch.zeros(1, 1).expand(2**31, 2**20)}, folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match="claims more numbers"):
+    with pytest.raises(UserError, match="claims more elements"):
         load_published(folder, pickles=True)
 
 

@@ -119,7 +119,7 @@ def test_a_name_is_found_in_the_cache_by_revision(hub: Path) -> None:
     assert load_published("owner/tiny").folder.name == "a" * 40
     assert load_published("owner/tiny", revision="old").folder.name == "b" * 40
     for name, revision in (("owner/other", None), ("owner/tiny", "new")):
-        with pytest.raises(UserError, match="neither in the cache nor can it be fetched now"):
+        with pytest.raises(UserError, match="is not in the cache and cannot be downloaded now"):
             load_published(name, revision=revision)
 
 

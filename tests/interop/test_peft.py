@@ -122,7 +122,7 @@ def test_tables_of_as_many_rows_are_left_to_the_base_and_other_shapes_are_refuse
     pair = made(case_of("gpt2"), tmp_path / "base")
     training, before = learned(pair.ours, targets=["qkv"]), pair.ours.spec
     assert adapter(pair.ours, training, "base", before).rows is None
-    with pytest.raises(UserError, match=r"frontend.positions.table has the shape .* write the whole model"):
+    with pytest.raises(UserError, match=r"frontend.positions.table has the shape .* export the whole model"):
         adapter(pair.ours, training, "base", before.changed(context_length=before.context_length + 1))
 
 

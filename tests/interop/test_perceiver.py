@@ -123,7 +123,7 @@ def test_what_no_published_form_has_is_not_saved_as_one(change: str, tmp_path: P
     [
         ({"num_blocks": 2**31}, "num_blocks is 2,147,483,648, but the weights beside it hold only"),
         ({"v_channels": 45}, "v_channels: the values of the attention between latents have 45 features, and latents have 30"),
-        ({"qk_channels": 31, "v_channels": 30}, "3 heads cannot share 31 features of queries and keys evenly"),
+        ({"qk_channels": 31, "v_channels": 30}, "31 features of queries and keys are not divisible by 3 heads"),
         ({"cross_attention_shape_for_attention": "qk"}, "cross_attention_shape_for_attention is 'qk', which qkv does not know"),
         ({"architectures": ["PerceiverForOpticalFlow"]}, "the architecture 'PerceiverForOpticalFlow' is not known for Perceiver"),
     ],

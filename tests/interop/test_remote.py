@@ -189,18 +189,21 @@ def test_the_file_imports_torch_and_transformers_alone_and_holds_only_what_is_us
     [
         (
             {"blocks": [{"branches": ["gru", "memory_layer"]}]},
-            "model.blocks.0.branches.1: there is no self-contained form of 'memory_layer'",
+            "model.blocks.0.branches.1: self-contained model files do not support 'memory_layer'",
         ),
         (
             {"blocks": [{"branches": ["attention(2, relative=shaw)"]}]},
-            "model.blocks.0.branches.0.relative: there is no self-contained form of 'shaw'",
+            "model.blocks.0.branches.0.relative: self-contained model files do not support 'shaw'",
         ),
         ({"blocks": [{"branches": ["attention(2, top_k=3)"]}]}, "model.blocks.0.branches.0.top_k"),
         ({"blocks": [{"branches": ["attention(2, relative=alibi(rounded=bf16))"]}]}, "model.blocks.0.branches.0.relative.rounded"),
-        ({"blocks": [{"branches": ["attention(2, mask=full)"]}]}, "language models that decode alone"),
-        ({"head": "classification(3)"}, "language models that decode alone"),
-        ({"frontend": {"kind": "text", "types": 2}}, "without types of tokens"),
-        ({"frontend": {"kind": "text", "positions": "learned_sinusoidal"}}, "model.frontend.positions: there is no self-contained form of"),
+        ({"blocks": [{"branches": ["attention(2, mask=full)"]}]}, "only for causal language models"),
+        ({"head": "classification(3)"}, "only for causal language models"),
+        ({"frontend": {"kind": "text", "types": 2}}, "without token types"),
+        (
+            {"frontend": {"kind": "text", "positions": "learned_sinusoidal"}},
+            "model.frontend.positions: self-contained model files do not support",
+        ),
     ],
 )
 def test_what_has_no_such_form_is_refused_before_anything_is_written(fields: dict[str, object], sentence: str, tmp_path: Path) -> None:

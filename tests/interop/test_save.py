@@ -254,7 +254,7 @@ def test_an_export_is_compared_with_the_other_library(
     plain = covering(like_llama(head_dim=8).changed(frontend=Text(vocab_size=270, positions=NoPositions()), context_length=48))
     monkeypatch.setattr("qkv.interop.save.covering", lambda spec, first="": plain)
     assert main(["export", str(half_run), "--out", str(tmp_path / "wrong")]) == 2
-    assert "computes other numbers from the export" in capsys.readouterr().err
+    assert "computes different logits from the export" in capsys.readouterr().err
     assert not list(tmp_path.glob("wrong*"))
     assert main(["export", str(half_run), "--out", str(tmp_path / "wrong"), "--no-check"]) == 0
     assert "not compared with the transformers library, as asked" in capsys.readouterr().out

@@ -242,8 +242,8 @@ def test_a_run_is_embedded_too(tmp_path: Path) -> None:
     ("file", "tree", "sentence"),
     [
         ("modules.json", [{"path": "", "type": "a.Transformer"}, {"path": "2_Dense", "type": "a.Dense"}], "lists Transformer, Dense"),
-        ("modules.json", [{"path": "../else", "type": "a.Transformer"}], "outside of it"),
-        ("modules.json", [{"path": "/etc", "type": "a.Transformer"}], "outside of it"),
+        ("modules.json", [{"path": "../else", "type": "a.Transformer"}], "outside it"),
+        ("modules.json", [{"path": "/etc", "type": "a.Transformer"}], "outside it"),
         ("modules.json", {"path": ""}, "a list of modules"),
         ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False}, "switches every pooling off"),
         ("1_Pooling/config.json", {"pooling_mode": "meen"}, "no pooling 'meen'; did you mean 'mean'"),

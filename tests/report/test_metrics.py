@@ -100,14 +100,14 @@ def test_what_a_power_cut_leaves_is_removed(tmp_path: Path, tail: bytes) -> None
 def test_a_bad_line_in_the_middle_is_an_error_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 1}\nstep two\n{"step": 3}\n')
-    with pytest.raises(UserError, match=r"m\.jsonl:2: each line is one JSON object"):
+    with pytest.raises(UserError, match=r"m\.jsonl:2: this line is not a JSON object"):
         read_metrics(path)
 
 
 def test_the_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("First line.\nSecond line")
-    with pytest.raises(UserError, match="not a log of metrics"):
+    with pytest.raises(UserError, match="not a metrics log"):
         MetricsLog(path)
     assert path.read_text() == "First line.\nSecond line"
 

@@ -77,14 +77,14 @@ def test_many_classes_are_listed_by_their_most_frequent_mistakes() -> None:
     counts[3][7] = 11
     reader = read_page(drawn({"kind": "confusion", "title": "Many", "labels": labels, "counts": counts}))
     assert reader.count("image") == 1
-    assert "The most frequent mistakes" in reader.text
+    assert "Most frequent confusions" in reader.text
     assert "class 3class 711" in reader.text
 
 
 def test_a_mistake_of_a_tag_shows_both() -> None:
     reader = read_page(drawn(section("tagged")))
     assert [a["title"] for _, a in reader.elements if (a.get("class") or "").startswith("word") and a.get("title")] == [
-        "answer O, truth B-LOC"
+        "predicted O, true B-LOC"
     ]
     assert [a.get("class") for tag, a in reader.elements if tag == "b"] == ["t1", "t1", "plain", "plain"]
     assert reader.text.count("PER") == 2  # in the legend, and below the first word of the span alone
@@ -135,7 +135,7 @@ def test_the_test_part_is_what_counts() -> None:
     assert headline(SPLITS) == [("Accuracy, test", "79.00", "validation 81.00"), ("ROUGE-L, test", "3.000", "")]
     page = exam_report("runs/a", "A lead.", SPLITS, 7)
     text = read_page(page).text
-    for shown in ("runs/a", "A lead.", "step 7", "the validation and the test parts", "A bars"):
+    for shown in ("runs/a", "A lead.", "step 7", "the validation and the test splits", "A bars"):
         assert shown in text
     assert text.count("Of 2018.") == 1
     assert page_data(page)["exam"]["test"]["accuracy"] == 79.0
@@ -150,18 +150,18 @@ def test_the_report_of_a_run_speaks_its_tasks_language() -> None:
         "stars", metrics=metrics, loss_unit="nats an example", usage=("let it answer", "qkv predict runs/stars"), folder="runs/stars"
     )
     text = read_page(training_report(run)).text
-    for shown in ("nats an example", "Accuracy", "80.00", "on the validation part", "Examples per second", "qkv predict runs/stars"):
+    for shown in ("nats an example", "Accuracy", "80.00", "on the validation split", "Examples per second", "qkv predict runs/stars"):
         assert shown in text
     assert "token" not in text.lower()
     assert "Perplexity" not in text
-    assert "Exam" not in text.replace("Examples", "")
+    assert "Evaluation" not in text
     examined = TrainingRun("stars", metrics=metrics, loss_unit="nats an example", best="accuracy", exam={"step": 7, "splits": SPLITS})
     found = read_page(training_report(examined)).text
     for shown in (
         "79.00",
         "Accuracy, test",
         "validation 81.00",
-        "The weights of step 7, which had the highest validation accuracy, on all",
+        "Weights of step 7, which had the highest validation accuracy, evaluated on all",
     ):
         assert shown in found
     assert "lowest validation loss" not in found

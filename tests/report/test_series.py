@@ -98,7 +98,7 @@ def test_none_is_skipped_and_places_are_sorted() -> None:
 
 
 def test_a_line_needs_a_place_for_each_value() -> None:
-    with pytest.raises(ValueError, match="'a' has 2 places and 1 values"):
+    with pytest.raises(ValueError, match="'a' has 2 x values and 1 y values"):
         Line("a", [1, 2], [1.0]).measured()
 
 

@@ -69,7 +69,7 @@ def test_a_finished_run() -> None:
     assert shown["Validation loss"] == f"{loss:.3f}"
     assert shown["Perplexity"] == f"{math.exp(loss):.3f}"
     assert shown["Bits per character"] == f"{loss / math.log(2) / 2:.3f}"
-    assert (shown["Tokens per second"], shown["Parameters"], shown["Compute spent"]) == ("12k", "800k", "7.9T")
+    assert (shown["Tokens per second"], shown["Parameters"], shown["Compute"]) == ("12k", "800k", "7.9T")
     assert shown["Training time"] == "1 min 00 s"
     for words in ("A decoder of two layers.", "The king is gone.", "thend wist", "width:", "800,000", "2.13", "qkv generate runs/tiny"):
         assert words in reader.text
@@ -107,7 +107,7 @@ def test_a_failed_run_says_step_and_layer_and_how_to_go_on(spelling: str) -> Non
     assert "training: NaN at step 1,551 to 1,600" in reader.text
     assert "qkv train runs/tiny\n" in reader.text
     without = read_page(training_report(run(status="failed", metrics=metrics)))
-    assert "The training loss first stopped being a finite number at step 1,551." in without.text
+    assert "The training loss became NaN or infinite at step 1,551." in without.text
 
 
 def test_a_run_that_failed_before_its_first_step() -> None:
@@ -169,5 +169,5 @@ def test_long_runs_make_small_pages() -> None:
     page = training_report(run(metrics=rows(20_000), samples=[]))
     assert len(page) < 200_000
     long = read_page(training_report(run(samples=samples)))
-    assert long.text.count("and 14,000 characters more") == 24
+    assert long.text.count("and 14,000 more characters") == 24
     assert "After 99 steps:" in long.text

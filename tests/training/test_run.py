@@ -195,7 +195,7 @@ def test_best_weights_that_are_missing_are_not_replaced_unasked(copied: Path) ->
 def test_an_edited_metrics_file_is_refused(copied: Path) -> None:
     path = copied / "metrics.jsonl"
     path.write_text("not json\n" + path.read_text())
-    with pytest.raises(UserError, match=r"metrics\.jsonl:1: each line is one JSON object, and this one is not"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl:1: this line is not a JSON object"):
         load(copied)
 
 

@@ -15,14 +15,14 @@ qkv accept runs/my
 
 
 def accept_command(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by 'qkv train'.")]) -> None:
-    """Take a run as it is now, after its spec or vocabulary was edited.
+    """Accept the edited spec or vocabulary of a run.
 
-    Weights are stored with the spec and the vocabulary that they were trained with, and no command loads them with others. This stores
-    them anew with those that are there; where model.safetensors is missing, it takes the weights of the newest checkpoint. Training
-    goes on only with the recipe that it began with.
+    Weights record the spec and vocabulary that they were trained with, and commands refuse to load them with others. This command records
+    the current ones. If model.safetensors is missing, it uses the weights of the newest checkpoint. Training can only be resumed with its
+    original recipe.
     """
     folder = run_folder(run)
     from qkv.training.run import accept
 
     found = accept(folder)
-    typer.echo(f"{found}: accepted" if found else f"nothing in {run} was changed since its weights were stored")
+    typer.echo(f"{found}: accepted" if found else f"nothing in {run} has changed since its weights were stored")

@@ -39,16 +39,17 @@ qkv cost recipes/multi30k_transformer.yaml --length 20 --source-length 25
 def cost_command(
     spec: Annotated[str, typer.Argument(metavar="SPEC", help=f"A recipe, a model, a run folder, or one of {', '.join(PRESETS)}.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as model.width=512.")] = None,
-    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Rows; default: the recipe's, or 1.")] = None,
-    length: Annotated[int | None, typer.Option(metavar="N", help="Positions of a row; default: the context length.")] = None,
+    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Batch size; default: the recipe's, or 1.")] = None,
+    length: Annotated[int | None, typer.Option(metavar="N", help="Sequence length; default: the context length.")] = None,
     source_length: Annotated[
-        int | None, typer.Option(metavar="N", help="Positions that an encoder reads; default: its own context length.")
+        int | None, typer.Option(metavar="N", help="Input length of the encoder; default: its context length.")
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(metavar="fp32|bf16", help="Of matrix products; default: that in which the recipe runs here, or fp32.")
+        str | None,
+        typer.Option(metavar="fp32|bf16", help="Precision of matrix products; default: the one the recipe uses on this machine, or fp32."),
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Build the model, measure the same on it, and show both.")] = False,
-    probe: Annotated[bool, typer.Option("--probe", help="Measure this machine anew, for the tokens per second.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Build the model, measure, and compare with the prediction.")] = False,
+    probe: Annotated[bool, typer.Option("--probe", help="Measure this machine's speed, to estimate tokens per second.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Count parameters, FLOPs, memory, decoding state and time of a model, without building it."""
@@ -63,14 +64,14 @@ def cost_command(
         return
     print_table(_title(spec, counted), ["part", "parameters", "FLOPs, forward", "kept for backward"], _parts(counted))
     typer.echo()
-    print_table("", ["figure", "value"], _figures(counted, machine))
+    print_table("", ["quantity", "value"], _figures(counted, machine))
     if checked:
         typer.echo()
         print_table("predicted and measured", ["quantity", "predicted", "measured", "error"], [_compared(row) for row in checked])
 
 
 def _read(name: str, overrides: Iterable[str]) -> tuple[Model, Training]:
-    """The model and how it would be trained; of a model alone, one row at a time."""
+    """(model, training settings) of a recipe, run or preset; a bare model gets batch size 1."""
     alone = Training(batch_size=1)
     if name in PRESETS and not Path(name).exists():
         return override(preset(name), [a.below("model") for a in assignments(overrides)]), alone
@@ -81,8 +82,7 @@ def _read(name: str, overrides: Iterable[str]) -> tuple[Model, Training]:
 
 
 def _with_sizes(recipe: Recipe) -> Model:
-    """The recipe's model with the sizes that its data decides: of a text those that its tokenizer has, or may have at most, and of all
-    else what the task finds when it opens the data."""
+    """Recipe's model with its data-dependent sizes filled in: for text the tokenizer's (maximum) vocabulary size, else read from the data."""
     if recipe.start is not None:
         from qkv.training.start import with_start
 
@@ -101,7 +101,7 @@ def _with_sizes(recipe: Recipe) -> Model:
 
 
 def _open_sizes(model: Model) -> bool:
-    """True if a size is left to the data."""
+    """True if a size depends on the data."""
     stacks = [model, *([model.encoder] if model.encoder else [])]
     unknown = any(stack.frontend.reads_tokens and stack.vocab_size is None for stack in stacks)
     return unknown or getattr(model.head, "num_classes", 0) is None
@@ -130,20 +130,20 @@ def _figures(counted: Cost, machine: Machine | None) -> list[tuple[str, str]]:
     scores = max((branch.scores for block in (*counted.encoder, *counted.latents, *counted.blocks) for branch in block), default=0)
     rows = [
         ("FLOPs, forward", short(counted.forward_flops)),
-        ("… without scores that the mask hides", short(counted.needed_flops)),
+        ("… without masked attention scores", short(counted.needed_flops)),
         ("FLOPs, training step", short(counted.train_flops)),
-        *([("parameters that learn", f"{counted.trained_parameters:,}")] if counted.learned else []),
+        *([("trainable parameters", f"{counted.trained_parameters:,}")] if counted.learned else []),
         ("memory, training step", size(memory.peak)),
         ("… weights", size(memory.weights)),
         ("… gradients", size(memory.gradients)),
         (f"… {training.optimizer.kind}", size(memory.optimizer)),
-        (f"… activations{', recomputed by block' if training.recompute else ''}", size(memory.activations)),
+        (f"… activations{', recomputed per block' if training.recompute else ''}", size(memory.activations)),
     ]
     if scores:
-        rows.append(("attention matrices of a branch, were they kept", size(scores)))
+        rows.append(("attention matrices of one branch, if stored", size(scores)))
     if counted.writes:
         rows.append(("decoding state", size(counted.state_bytes())))
-        rows.append(("read for one more token a row", size(counted.step_bytes())))
+        rows.append(("memory read per decoding step", size(counted.step_bytes())))
     return rows + _rates(counted, machine)
 
 
@@ -152,10 +152,10 @@ def _rates(counted: Cost, machine: Machine | None) -> list[tuple[str, str]]:
     if here is not None and needed > here:
         return [("tokens/s", f"not estimated: this machine has {size(here)} of memory")]
     if machine is None:
-        return [("tokens/s", "not estimated: this machine is not measured yet; --probe does that")]
+        return [("tokens/s", "not estimated: this machine has not been measured; use --probe")]
     speed = counted.speed(machine)
     rates = [("training", speed.train), ("prefill", speed.prefill), ("decoding", speed.decode)]
-    return [(f"{name}, tokens/s, estimated", short(rate)) for name, rate in rates if name == "training" or counted.writes]
+    return [(f"{name}, estimated tokens/s", short(rate)) for name, rate in rates if name == "training" or counted.writes]
 
 
 def _probed() -> Machine:
@@ -166,7 +166,7 @@ def _probed() -> Machine:
         store_machine(machine)
     except OSError as error:
         raise UserError(
-            f"the figures of this machine cannot be stored in {machine_file()} ({error.strerror}); QKV_CACHE names another folder"
+            f"the measurements of this machine cannot be stored in {machine_file()} ({error.strerror}); set QKV_CACHE to another folder"
         ) from None
     return machine
 
@@ -179,7 +179,7 @@ def _checked(counted: Cost, machine: Machine | None) -> list[Row]:
 
     training, loss = counted.training, loss_by_head(language_loss)
     if counted.learned:
-        raise UserError("--check measures a training of all weights; leave training.adapt and training.frozen out")
+        raise UserError("--check measures full training only; leave out training.adapt and training.frozen")
     return check(
         counted,
         lambda model: Update(model, loss, build_optimizer(training.optimizer, model), training.accumulate, counted.precision),

@@ -19,7 +19,7 @@ def demo_command(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as training.steps=500.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The run folder.")] = Path("runs/demo"),
 ) -> None:
-    """Train a small model on the documentation that every CPython carries, in at most three minutes, and let it write."""
+    """Train a small model for at most three minutes on the documentation that comes with CPython, and generate text."""
     began = clock.seconds()
     from importlib import resources
 
@@ -30,4 +30,4 @@ def demo_command(
     with resources.as_file(resources.files("qkv.cli") / "demo.yaml") as path:
         recipe = read_recipe(path, overrides or [])
     run = run_and_tell(recipe, out, since=began)
-    typer.echo(f"\nIt writes:\n\n{generate_text(run.model, run.tokenizer, '', recipe.sample).strip()}")
+    typer.echo(f"\nGenerated text:\n\n{generate_text(run.model, run.tokenizer, '', recipe.sample).strip()}")

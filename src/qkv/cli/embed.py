@@ -27,19 +27,19 @@ cat lines.txt | qkv embed all-MiniLM-L6-v2/ - --out vectors.npy
 
 def embed_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a published model.")],
-    inputs: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Texts; '-' reads one a line from standard input.")],
-    prompt: Annotated[str | None, typer.Option(metavar="NAME", help="One of the model's own prompts, put before every text.")] = None,
-    prefix: Annotated[str | None, typer.Option(metavar="TEXT", help="A text of your own, put before every text.")] = None,
+    inputs: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Texts; '-' reads one per line from standard input.")],
+    prompt: Annotated[str | None, typer.Option(metavar="NAME", help="Name of one of the model's prompts, prepended to every text.")] = None,
+    prefix: Annotated[str | None, typer.Option(metavar="TEXT", help="Text to prepend to every text.")] = None,
     pooling: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="cls, mean, max, mean_sqrt_len, weightedmean or lasttoken; default: the model's."),
     ] = None,
-    normalise: Annotated[bool | None, typer.Option(help="Vectors of length 1; default: as the model says.")] = None,
-    max_length: Annotated[int | None, typer.Option(metavar="N", min=1, help="Most tokens of a text that are read.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="A .npy file for all vectors; default: JSON, one line a text.")] = None,
+    normalise: Annotated[bool | None, typer.Option(help="Scale vectors to length 1; default: the model's setting.")] = None,
+    max_length: Annotated[int | None, typer.Option(metavar="N", min=1, help="Maximum number of tokens read per text.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Output .npy file; default: JSON, one line per text.")] = None,
     copy: Copy = False,
 ) -> None:
-    """Turn texts into vectors, one each, as sentence-transformers does where the folder says how."""
+    """Compute one embedding vector per text, with the pooling of a sentence-transformers folder if it has one."""
     if out is not None and out.suffix != ".npy":
         raise UserError(f"--out: {str(out)!r} should end in .npy")
     if out is not None:

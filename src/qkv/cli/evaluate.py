@@ -32,21 +32,19 @@ _SPLITS = ("train", "validation", "test")
 
 def evaluate_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by 'qkv train'.")],
-    changes: Annotated[list[str] | None, typer.Argument(metavar="[PATH=VALUE...]", help="How it writes, or columns of --data.")] = None,
-    data: Annotated[str | None, typer.Option(metavar="FILE", help="Measure on all of this file, read as the run's own data was.")] = None,
-    split: Annotated[
-        str | None, typer.Option(metavar="train|validation|test", help="Which part of the run's data; default: validation.")
-    ] = None,
-    batches: Annotated[int | None, typer.Option(metavar="N", help="Measure on so many batches, evenly spread; default: all of it.")] = None,
+    changes: Annotated[list[str] | None, typer.Argument(metavar="[PATH=VALUE...]", help="Changes of sample.* or --data columns.")] = None,
+    data: Annotated[str | None, typer.Option(metavar="FILE", help="Evaluate on this file, read like the run's own data.")] = None,
+    split: Annotated[str | None, typer.Option(metavar="train|validation|test", help="Data split; default: validation.")] = None,
+    batches: Annotated[int | None, typer.Option(metavar="N", help="Evaluate on N evenly spread batches; default: all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    report: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Also write a page with figures, tables and pictures.")] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Also write an HTML report.")] = None,
     copy: Copy = False,
 ) -> None:
-    """Measure a trained model: the loss, and the figures of its task."""
+    """Evaluate a trained model: the loss and the metrics of its task."""
     if batches is not None and batches < 1:
         raise UserError(f"--batches: {batches} given, but it should be at least 1; leave it out for the whole split")
     if data is not None and split is not None:
-        raise UserError("--split names a part of the run's own data, and --data measures all of another file; leave one of them out")
+        raise UserError("--split selects part of the run's own data, and --data evaluates on another file; use only one of them")
     split = split or "validation"
     if split not in _SPLITS:
         raise UserError(f"--split: there is no split {split!r}; {nearest(split, _SPLITS)}")

@@ -27,28 +27,26 @@ qkv export runs/adapted --format peft
 """
 
 FORMATS = {
-    "hf": "a folder of the Hugging Face form, which the transformers library and serving engines open",
-    "peft": "the adapter alone of a run that learned one (training.adapt: lora), in the form of the PEFT library",
+    "hf": "a folder in Hugging Face format, which the transformers library and serving engines open",
+    "peft": "only the adapter of a run trained with training.adapt: lora, in the format of the PEFT library",
 }
 
 
 def export_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a published checkpoint.")],
-    out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where to write; default: beside the run, the format behind its name.")
-    ] = None,
-    format: Annotated[str, typer.Option(metavar="hf|peft", help="The form of the folder; peft: of an adapter alone.")] = "hf",
-    dtype: Annotated[str | None, typer.Option(metavar="fp32|bf16|fp16", help="Precision of the weights; default: as they are.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Output folder; default: beside the run, named RUN-FORMAT.")] = None,
+    format: Annotated[str, typer.Option(metavar="hf|peft", help="Output format; peft: only the adapter.")] = "hf",
+    dtype: Annotated[str | None, typer.Option(metavar="fp32|bf16|fp16", help="Precision of the weights; default: unchanged.")] = None,
     check: Annotated[
         bool | None,
         typer.Option(
             "--check/--no-check",
-            help="Open the folder with the transformers library and compare logits before it gets its name; default: up to 2 GiB in fp32.",
+            help="Open the result with the transformers library and compare logits; default: for models up to 2 GiB in fp32.",
         ),
     ] = None,
     copy: Copy = False,
 ) -> None:
-    """Write a trained model as a folder that other libraries open: config.json, model.safetensors, tokenizer.json."""
+    """Export a trained model in a format that other libraries open: config.json, model.safetensors, tokenizer.json."""
     if format not in FORMATS:
         raise UserError(f"there is no format {format!r}; {nearest(format, FORMATS)}")
     source = run_or_published(run)
@@ -66,7 +64,7 @@ def _write_adapter(source: Path, folder: Path, dtype: str | None, copy: bool) ->
     from qkv.training.run import load_adapted
 
     if not (source / "spec.yaml").is_file():
-        raise UserError(f"{source} is a published checkpoint, and only a run that learned an adapter has one to write")
+        raise UserError(f"{source} is a published checkpoint; only a run trained with an adapter can be exported as peft")
     run = load_adapted(source, copy=copy)
     model = run.model.to(precision(dtype)) if dtype else run.model
     found = save_adapter(model, run.recipe.training, folder, run.recipe.start, _adapted(run.recipe.start))
@@ -74,11 +72,11 @@ def _write_adapter(source: Path, folder: Path, dtype: str | None, copy: bool) ->
     if found.rows is None:
         return said
     run.tokenizer.save(folder)
-    return f"{said}\nit brings a token table of {found.rows:,} rows: call model.resize_token_embeddings({found.rows}) before it is put in"
+    return f"{said}\nit includes a token table of {found.rows:,} rows: call model.resize_token_embeddings({found.rows}) before loading the adapter"
 
 
 def _adapted(source: str | None) -> Model | None:
-    """The spec of the model that a run started from; None where it is not at hand any more."""
+    """Spec of the model that a run started from; None if it cannot be found."""
     from qkv.training.start import find_start
 
     try:
@@ -88,7 +86,7 @@ def _adapted(source: str | None) -> Model | None:
 
 
 class _Source(NamedTuple):
-    """A model to write, and what stands beside it in a folder."""
+    """A model to export, with its tokenizer and metadata."""
 
     model: Transformer
     tokenizer: Tokenizer | None
@@ -108,13 +106,13 @@ def _read(source: Path, copy: bool) -> _Source:
         return _Source(found.model, found.tokenizer, found.labels, found.family, found.begin, found.kept)
     run = load(source, copy=copy)
     if not run.vocabulary.shared:
-        raise UserError(f"{source} reads with one tokenizer and writes with another, which no published family does")
+        raise UserError(f"{source} uses different tokenizers for input and output, which no published family supports")
     begin = marks(run.vocabulary, getattr(run.recipe.task, "begin", ())).begin if run.model.encoder else ()
     return _Source(run.model, run.tokenizer, run.vocabulary.labels, begin=begin)
 
 
 def _write(read: _Source, folder: Path, dtype: str | None, check: bool | None) -> str:
-    """The family and architecture that were written. The folder gets its name once it is whole and compared."""
+    """Write to a temporary folder, compare, then rename it; return the family and architecture."""
     from qkv.interop.check import LIMIT, compare, size_of
     from qkv.interop.load import precision
 

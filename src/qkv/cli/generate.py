@@ -30,31 +30,31 @@ echo "Once upon" | qkv generate runs/my -
 
 def generate_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by 'qkv train'.")],
-    prompt: Annotated[str, typer.Argument(metavar="[PROMPT]", help="The text to go on from; '-' reads it from standard input.")] = "",
-    max_new_tokens: Annotated[int | None, typer.Option(metavar="N", help="Most tokens to add; 0 prints the prompt alone.")] = None,
-    temperature: Annotated[float | None, typer.Option(metavar="T", help="0 takes the most probable token; higher is more random.")] = None,
-    top_k: Annotated[int | None, typer.Option(metavar="K", help="Draw from the K most probable tokens only.")] = None,
-    top_p: Annotated[float | None, typer.Option(metavar="P", help="Draw from the fewest tokens that hold probability P.")] = None,
-    min_p: Annotated[float | None, typer.Option(metavar="P", help="Drop tokens less probable than P times the best one.")] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(metavar="R", help="Above 1, tokens already there get rarer.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be given several times.")] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="The same seed gives the same text; default: a new one.")] = None,
-    overflow: Annotated[str | None, typer.Option(metavar="slide|refuse", help="Past the context: forget the oldest, or refuse.")] = None,
-    num_samples: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="How many texts.")] = 1,
-    num_beams: Annotated[int | None, typer.Option(metavar="K", help="Above 1: search for the most probable text, draw nothing.")] = None,
-    num_return: Annotated[int | None, typer.Option(metavar="N", help="How many of the best texts of a search.")] = None,
-    length_penalty: Annotated[float | None, typer.Option(metavar="A", help="Rank texts by log probability / length ** A.")] = None,
-    early_stopping: Annotated[bool | None, typer.Option(help="End a search as soon as K texts have ended.")] = None,
-    choose: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Rate this text as what follows; give several.")] = None,
-    choose_by: Annotated[str | None, typer.Option(metavar="sum|token|character", help="Log probability of all, or the mean.")] = None,
-    ids: Annotated[str | None, typer.Option(metavar="'N N …'", help="Go on from these ids and print ids; needs no tokenizer.")] = None,
-    special: Annotated[bool, typer.Option("--special", help="Read special tokens that the prompt spells; default: plain text.")] = False,
-    stream: Annotated[bool, typer.Option(help="Print each piece as soon as it is certain.")] = True,
+    prompt: Annotated[str, typer.Argument(metavar="[PROMPT]", help="Text to continue; '-' reads it from standard input.")] = "",
+    max_new_tokens: Annotated[int | None, typer.Option(metavar="N", help="Maximum number of new tokens; 0 prints the prompt.")] = None,
+    temperature: Annotated[float | None, typer.Option(metavar="T", help="Sampling temperature; 0 takes the most probable token.")] = None,
+    top_k: Annotated[int | None, typer.Option(metavar="K", help="Sample only from the K most probable tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(metavar="P", help="Sample from the smallest set of tokens with probability P.")] = None,
+    min_p: Annotated[float | None, typer.Option(metavar="P", help="Drop tokens less probable than P times the most probable.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(metavar="R", help="Values above 1 make repeated tokens less likely.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text; may be given several times.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed; default: a new one each time.")] = None,
+    overflow: Annotated[str | None, typer.Option(metavar="slide|refuse", help="Past the context: drop old tokens, or refuse.")] = None,
+    num_samples: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="Number of texts to sample.")] = 1,
+    num_beams: Annotated[int | None, typer.Option(metavar="K", help="Number of beams; above 1: beam search, no sampling.")] = None,
+    num_return: Annotated[int | None, typer.Option(metavar="N", help="Number of texts that beam search returns.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(metavar="A", help="Rank beams by log probability / length ** A.")] = None,
+    early_stopping: Annotated[bool | None, typer.Option(help="Stop beam search as soon as K texts are complete.")] = None,
+    choose: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Score this text as the continuation; give several.")] = None,
+    choose_by: Annotated[str | None, typer.Option(metavar="sum|token|character", help="Log probability: total or mean.")] = None,
+    ids: Annotated[str | None, typer.Option(metavar="'N N …'", help="Continue these token ids and print ids; needs no tokenizer.")] = None,
+    special: Annotated[bool, typer.Option("--special", help="Parse special tokens in the prompt; default: as plain text.")] = False,
+    stream: Annotated[bool, typer.Option(help="Print text while it is generated.")] = True,
     copy: Copy = False,
 ) -> None:
-    """Generate text. Options that are not given are taken from the recipe's 'sample'."""
+    """Generate text. Defaults of the options come from the recipe's 'sample' section."""
     chosen = {name: value for name, value in locals().items() if name in Generation.model_fields and value is not None}
-    # Before torch is imported, which takes longer than all that can be wrong here.
+    # Check options before importing torch, which is slow.
     _checked(Generation(), chosen)
     _check_choice(chosen, choose, choose_by, num_samples)
     folder = run_or_published(run)
@@ -78,19 +78,19 @@ def _write(run: Run, prompt: str, options: dict[str, Any], count: int, stream: b
 
 
 def _reading(run: Run, special: bool) -> Run:
-    """``run``; with ``special`` its tokenizer reads the special tokens that a prompt spells."""
+    """Return ``run``; with ``special``, its tokenizer parses special tokens in the prompt."""
     return replace(run, vocabulary=replace(run.vocabulary, target=run.tokenizer.reading_special)) if special else run
 
 
 def _check_ids(prompt: str, special: bool, choose: list[str] | None, num_samples: int) -> None:
-    """Raise UserError for options about text beside ids."""
+    """Raise UserError for text options together with --ids."""
     beside = {"a prompt": prompt, "--special": special, "--choose": choose, "--num-samples": num_samples > 1}
     if given := [name for name, value in beside.items() if value]:
-        raise UserError(f"--ids: {given[0]} does not go with it; leave one of them out")
+        raise UserError(f"--ids: {given[0]} cannot be combined with it; leave one of them out")
 
 
 def _print_ids(run: Run, ids: str, options: dict[str, Any]) -> None:
-    """Print the given ids and those that the model generates after them."""
+    """Print the given ids followed by the generated ones."""
     from qkv.generation.ids import write_ids
 
     words = ids.replace(",", " ").split()
@@ -103,7 +103,7 @@ def _print_ids(run: Run, ids: str, options: dict[str, Any]) -> None:
 
 
 def _checked(base: Generation, options: dict[str, Any]) -> Generation:
-    """``base`` with ``options`` in place. Raises UserError that names the option."""
+    """Return ``base`` changed by ``options``. Raises UserError that names the option."""
     try:
         return base.requested(**options)
     except SpecError as error:
@@ -116,27 +116,25 @@ def _option(name: str) -> str:
 
 
 def _check_choice(chosen: dict[str, Any], choose: list[str] | None, choose_by: str | None, num_samples: int) -> None:
-    """Raise UserError for options about writing beside those about choosing, or the other way round."""
+    """Raise UserError for generation options together with --choose, or --choose-by without it."""
     if not choose:
         if choose_by is not None:
-            raise UserError("--choose-by: it says how options are judged, and none is given; give them with --choose")
+            raise UserError("--choose-by: it sets how --choose texts are scored, and there are none; give them with --choose")
         return
     if choose_by not in (None, *get_args(Measure)):
         raise UserError(f"--choose-by: {choose_by!r} given; {nearest(str(choose_by), get_args(Measure))}")
     writing = [*chosen, *(["num_samples"] if num_samples > 1 else [])]
     if writing:
-        raise UserError(f"{_option(writing[0])}: with --choose given texts are rated and none is written; leave it out")
+        raise UserError(f"{_option(writing[0])}: --choose scores given texts and generates none; leave this option out")
 
 
 def _check_beams(generation: Generation, chosen: dict[str, Any], num_samples: int) -> None:
-    """Raise UserError for options about beams without beams, and for several samples of what is not drawn."""
+    """Raise UserError for beam options without beams, and for several samples of a beam search."""
     idle = [name for name in ("length_penalty", "early_stopping") if name in chosen]
     if generation.num_beams == 1 and idle:
-        raise UserError(f"{_option(idle[0])}: it ranks beams, and there is one; ask for more with --num-beams")
+        raise UserError(f"{_option(idle[0])}: it needs beam search; set --num-beams above 1")
     if generation.num_beams > 1 and num_samples > 1:
-        raise UserError(
-            "--num-samples: beam search draws nothing, so all samples would be the same; ask for the best few with --num-return"
-        )
+        raise UserError("--num-samples: beam search is deterministic, so all samples would be equal; use --num-return for the N best texts")
 
 
 def _prompt(prompt: str) -> str:
@@ -151,21 +149,19 @@ def _prompt(prompt: str) -> str:
 
 
 def _note_the_context(run: Run, prompt: str, generation: Generation) -> None:
-    """Say what of a prompt is not seen, or from where on the text stands where training never was."""
+    """Print a note if the prompt exceeds the context length, or the text the length used in training."""
     from qkv.generation.context import first_seen, learned_reach
     from qkv.generation.text import prompt_ids
 
     ids, limit = prompt_ids(run.tokenizer, prompt), run.model.frontend.limit
     forgotten = first_seen(len(ids), limit)
     if forgotten and generation.overflow == "slide" and generation.max_new_tokens:
-        typer.echo(
-            f"note: the prompt has {len(ids)} tokens and the model sees {limit} at once; the first {forgotten} are not seen", err=True
-        )
+        typer.echo(f"note: the prompt has {len(ids)} tokens and the context length is {limit}; the first {forgotten} are ignored", err=True)
     last, reach = len(ids) + generation.max_new_tokens, None if limit else learned_reach(run.model.spec)
-    if reach is not None and last - 1 > reach and generation.max_new_tokens:  # the last one is not read again
+    if reach is not None and last - 1 > reach and generation.max_new_tokens:  # the last token is never an input
         typer.echo(
-            f"note: prompt and new tokens may be {last}, and the model was trained on {reach} at once; its rotary positions go on, but what it "
-            f"writes past {reach} gets worse",
+            f"note: prompt and new tokens may reach {last}, and the model was trained on {reach}; its rotary positions extrapolate, but text beyond "
+            f"{reach} tokens gets worse",
             err=True,
         )
 
@@ -183,7 +179,7 @@ def _print_one(run: Run, prompt: str, generation: Generation, stream: bool) -> N
     from qkv.generation.text import stream_text
 
     pieces = stream_text(run.model, run.tokenizer, prompt, generation)
-    first = next(pieces, "")  # so that nothing is printed where the prompt is refused
+    first = next(pieces, "")  # raise for a refused prompt before anything is printed
     for piece in (prompt, first, *([] if stream else ["".join(pieces)])):
         typer.echo(piece, nl=False)
     for piece in pieces:

@@ -21,14 +21,14 @@ _PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "pydantic")
 
 
 def info_command(run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run folder, made by 'qkv train'.")] = None) -> None:
-    """Show versions, machine, data and cache folders; or what a run folder holds."""
+    """Show versions, machine, and data and cache folders; or a summary of a run."""
     from qkv.report.table import print_table
 
     if run is None:
-        print_table("qkv", ["what", "here"], _installation())
+        print_table("qkv", ["property", "value"], _installation())
         return
     folder = run_folder(run)
-    print_table(str(run), ["what", "value"], _run(folder))
+    print_table(str(run), ["property", "value"], _run(folder))
     from qkv.report.figures import size
     from qkv.training.files import files_in
 
@@ -66,7 +66,7 @@ def _stored(folder: Path) -> str:
 
 
 def _data_sets() -> str:
-    """The known names, and of those that are not on this machine whether they can be had."""
+    """Names of the known data sets, marking those to be downloaded or unavailable."""
     from qkv.data.named import KNOWN, NAMES
     from qkv.data.records.named import TABLES
     from qkv.system.cache import cache_folder
@@ -77,7 +77,7 @@ def _data_sets() -> str:
     for name in (*NAMES, *TABLES):
         here = (name not in KNOWN and name not in TABLES) or any((folder / name).is_dir() for folder in folders)
         files = [file for split in TABLES[name].splits.values() for file in split] if name in TABLES else []
-        told.append(name if here else f"{name} (to be downloaded)" if all(file.url for file in files) else f"{name} (not here)")
+        told.append(name if here else f"{name} (to be downloaded)" if all(file.url for file in files) else f"{name} (not available)")
     return ", ".join(told)
 
 
@@ -108,5 +108,5 @@ def _run(folder: Path) -> list[tuple[str, Any]]:
 
 
 def _pattern(model: Any) -> str:
-    """The kinds of branches of each block in the pattern."""
+    """Kinds of branches in each block of the pattern."""
     return " | ".join(" + ".join(branch.kind for branch in block.branches) for block in model.blocks)

@@ -17,13 +17,13 @@ qkv load owner/name --revision v1.0
 
 
 def load_command(
-    source: Annotated[Path, typer.Argument(metavar="FOLDER|NAME", help="A folder of the Hugging Face form, or a published name.")],
-    dtype: Annotated[str | None, typer.Option(metavar="fp32|bf16|fp16", help="Precision in memory; default: that of the files.")] = None,
+    source: Annotated[Path, typer.Argument(metavar="FOLDER|NAME", help="A folder in Hugging Face format, or a published name.")],
+    dtype: Annotated[str | None, typer.Option(metavar="fp32|bf16|fp16", help="Precision in memory; default: as stored.")] = None,
     revision: Annotated[str | None, typer.Option(metavar="NAME", help="Branch, tag or commit of a published name.")] = None,
-    pickles: Annotated[bool, typer.Option("--pickles", help="Read pytorch_model.bin, tensors alone, where nothing else is there.")] = False,
+    pickles: Annotated[bool, typer.Option("--pickles", help="Read pytorch_model.bin (tensors only) if there are no safetensors.")] = False,
     copy: Copy = False,
 ) -> None:
-    """Load a published checkpoint and say what it is: family, sizes, and what of its files is used or ignored and why."""
+    """Load a published checkpoint and show its family, sizes, and which tensors and config keys are used or ignored and why."""
     from qkv.interop.load import load_published
     from qkv.report.table import print_table
 
@@ -40,8 +40,8 @@ def load_command(
         ("classes", ", ".join(found.labels[:8]) + (" …" if len(found.labels) > 8 else "") or None),
         ("tensors used", f"{found.used} of {found.used + len(found.ignored)}"),
     ]
-    print_table(str(source), ["what", "value"], [row for row in rows if row[1] is not None])
+    print_table(str(source), ["property", "value"], [row for row in rows if row[1] is not None])
     ignored = [("tensor", *pair) for pair in found.ignored] + [("config", *pair) for pair in found.ignored_config]
     if ignored:
         typer.echo()
-        print_table("", ["ignored", "name", "why"], ignored)
+        print_table("", ["ignored", "name", "reason"], ignored)

@@ -1,6 +1,6 @@
-"""``qkv``: reads the command line, calls one command, and turns what goes wrong into one line and an exit code.
+"""Entry point of ``qkv``: parse the command line, run one command, turn exceptions into one line and an exit code.
 
-0 done · 1 a fault of qkv itself · 2 input that cannot be used · 130 interrupted · 141 nobody reads the output any more
+0 success · 1 bug in qkv · 2 unusable input · 130 interrupted · 141 output pipe closed
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from qkv.spec.errors import UserError, nearest
 from qkv.training.interrupt import Interrupted
 
 COMMANDS = {
-    "train": "Train a recipe, a text file as it is, or a task on a table of examples.",
-    "predict": "Ask a trained model: labels, tags, answers, translations, summaries, numbers.",
+    "train": "Train a model from a recipe, a text file, or a table of examples.",
+    "predict": "Predict with a trained model: labels, tags, answers, translations, summaries, numbers.",
     "generate": "Generate text.",
-    "evaluate": "Measure a trained model on held-out text.",
-    "record": "Write the result of finished runs into the recipe that they are of.",
-    "embed": "Turn texts into vectors.",
-    "cost": "Count parameters, operations, memory and time.",
-    "why": "Say which implementation of each operation runs here, why, and what it gains.",
-    "load": "Say what a published checkpoint is, and what of its files is used.",
-    "export": "Write a trained model as a folder that other libraries open.",
-    "swap": "Put another part into a trained model, and say what that does.",
-    "where": "Say where a tensor of a model comes from: spec, module, file and line.",
-    "tokenizer": "Train a tokenizer on text files, or show how one cuts a text.",
-    "info": "Show this installation, or what a run folder holds.",
-    "accept": "Take a run as it is now, after its spec or vocabulary was edited.",
-    "schema": "Print the JSON schema of recipes, for editors.",
-    "demo": "Train on the documentation that comes with Python, without a download.",
+    "evaluate": "Evaluate a trained model on held-out data.",
+    "record": "Record the results of finished runs in their recipe file.",
+    "embed": "Compute embedding vectors of texts.",
+    "cost": "Estimate parameters, FLOPs, memory and time of a model.",
+    "why": "Show which implementation of each operation runs here, why, and its speedup.",
+    "load": "Load a published checkpoint and show what it contains.",
+    "export": "Export a trained model in a format that other libraries open.",
+    "swap": "Replace a part of a trained model and measure the effect.",
+    "where": "Locate a tensor of a model: spec path, module, file and line.",
+    "tokenizer": "Train a tokenizer on text files, or show how one splits a text.",
+    "info": "Show the installation, or a summary of a run.",
+    "accept": "Accept the edited spec or vocabulary of a run.",
+    "schema": "Print the JSON schema of recipes for editors.",
+    "demo": "Train a small model on Python's documentation; no download needed.",
 }
-"""Each is ``<name>_command`` of ``qkv.cli.<name>``, which also holds its ``EXAMPLES``; imported only when it is called."""
+"""Name -> summary. Each command is ``<name>_command`` of ``qkv.cli.<name>``, beside its ``EXAMPLES``; imported when called."""
 
 _PACKAGE = Path(__file__).parents[1]
 _LONGEST_WORD = 500
-"""Characters of a word that messages quote whole."""
-HELP = "Describe a Transformer as data, train it, run it and look inside."
+"""Maximum length of a word quoted in full in messages."""
+HELP = "Define a Transformer as data, train it, run it and inspect it."
 EXAMPLES = """\
-qkv train my.txt                      train on a text of your own
+qkv train my.txt                      train on your own text
 qkv generate runs/my "Once upon"      generate text
-qkv train classify --data mine.csv    learn labels from a table of your own
-qkv predict runs/mine "a new text"    let it answer
+qkv train classify --data mine.csv    train a classifier on your own table
+qkv predict runs/mine "a new text"    predict a label
 """
 
 
@@ -68,7 +68,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _say("interrupted", 130)
     except BrokenPipeError:
-        # What is still buffered has nowhere to go; without this Python complains about it at exit.
+        # Buffered output has nowhere to go; without this Python complains at exit.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -84,12 +84,12 @@ def _say(sentence: str, code: int) -> int:
 
 
 def _unexpected(error: Exception) -> int:
-    """One line for what should not have happened; the whole story for those who ask for it."""
+    """Report an unexpected exception in one line, or with a traceback if QKV_DEBUG is set."""
     if os.environ.get("QKV_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
         return 1
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError":
-        return _say("the memory is not enough for this; make training.batch_size, model.context_length or model.width smaller", 2)
+        return _say("out of memory; reduce training.batch_size, model.context_length or model.width", 2)
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
         return _say(f"{place}{error.strerror[0].lower()}{error.strerror[1:]}", 2)
@@ -97,7 +97,7 @@ def _unexpected(error: Exception) -> int:
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
     where = f"{Path((own or frames)[-1].filename).name}:{(own or frames)[-1].lineno}"
     text = f"{type(error).__name__}: {error}".strip(": ")
-    return _say(f"this is a fault of qkv itself, not of your input: {text} ({where}); QKV_DEBUG=1 shows where it comes from", 1)
+    return _say(f"this is a bug in qkv, not in your input: {text} ({where}); set QKV_DEBUG=1 for the traceback", 1)
 
 
 def _run(args: list[str]) -> int:
@@ -120,7 +120,7 @@ def _run(args: list[str]) -> int:
 
 
 def _usage(error: Any, complaint: str) -> str:
-    """What typer says about the command line, as a sentence that names the nearest option and where to read on."""
+    """Convert typer's usage error to a sentence that suggests the nearest option and the command's help."""
     context = getattr(error, "ctx", None)
     command: str = context.command_path if context else "qkv"
     option: str | None = getattr(error, "option_name", None)
@@ -132,14 +132,14 @@ def _usage(error: Any, complaint: str) -> str:
         known = ["--help", *(name for name in names if name.startswith("--"))]
         return f"there is no option {option!r}; {nearest(option, known)}"
     complaint = complaint[0].lower() + complaint[1:].rstrip(".")
-    return f"{complaint}; '{command} --help' shows how it is used"
+    return f"{complaint}; see '{command} --help'"
 
 
 class _Commands(TyperGroup):
-    """Imports a command when it is called; its name and summary are enough for the overview."""
+    """Command group that imports a command only when it is called; the overview needs names and summaries only."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Put the command itself where its name and summary stood. Raises UserError for a name that is not known."""
+        """Replace the placeholder with the real command. Raises UserError for an unknown name."""
         name = args[0]
         if name in COMMANDS:
             self.commands[name] = _command(name)
@@ -152,24 +152,24 @@ def _no_command(name: str) -> str:
     if Path(name).is_file():
         return f"there is no command {name!r}; to train on that file: qkv train {name}"
     if (Path(name) / "spec.yaml").is_file():
-        return f"there is no command {name!r}; to let that run write: qkv generate {name}"
+        return f"there is no command {name!r}; to generate text with that run: qkv generate {name}"
     return f"there is no command {name!r}; {nearest(name, COMMANDS)}"
 
 
 def _command(name: str) -> Any:
     module = importlib.import_module(f"qkv.cli.{name}")
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, short_help=COMMANDS[name], epilog=_as_it_stands(module.EXAMPLES))(getattr(module, f"{name}_command"))
+    alone.command(name, short_help=COMMANDS[name], epilog=_verbatim(module.EXAMPLES))(getattr(module, f"{name}_command"))
     return get_command(alone)
 
 
-def _as_it_stands(examples: str) -> str:
-    """Lines that help does not join into a paragraph."""
+def _verbatim(examples: str) -> str:
+    """Format examples so that help keeps their line breaks."""
     return "\b\nExamples:\n" + textwrap.indent(examples, "  ").replace("\n\n", "\n\n\b\n")
 
 
 def _app() -> typer.Typer:
-    app = typer.Typer(cls=_Commands, help=HELP, epilog=_as_it_stands(EXAMPLES), rich_markup_mode=None, pretty_exceptions_enable=False)
+    app = typer.Typer(cls=_Commands, help=HELP, epilog=_verbatim(EXAMPLES), rich_markup_mode=None, pretty_exceptions_enable=False)
     app.callback()(_overview)
     for name, summary in COMMANDS.items():
         app.command(name, short_help=summary)(_overview)
@@ -185,6 +185,6 @@ def _version(asked: bool) -> None:
 
 
 def _overview(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
 ) -> None:
     pass

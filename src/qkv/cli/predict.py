@@ -26,9 +26,9 @@ cat lines.txt | qkv predict runs/multi30k -
 """
 _AT_ONCE = 256
 _SHOWN = 60
-"""Characters of an input that a table shows."""
+"""Maximum number of characters of an input shown in a table."""
 _OPTIONS = 10
-"""Classes whose probabilities are shown for one input."""
+"""Maximum number of class probabilities shown for one input."""
 _ENDINGS = ("csv", "tsv", "jsonl")
 
 Answer = dict[str, Any]
@@ -37,22 +37,22 @@ Answer = dict[str, Any]
 def predict_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by 'qkv train'.")],
     inputs: Annotated[
-        list[str] | None, typer.Argument(metavar="[INPUT]...", help="Texts; '-' reads one a line from standard input.")
+        list[str] | None, typer.Argument(metavar="[INPUT]...", help="Texts; '-' reads one per line from standard input.")
     ] = None,
-    context: Annotated[str | None, typer.Option(metavar="TEXT|@FILE", help="The text in which a question finds its answer.")] = None,
-    part: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=TEXT|@FILE", help="Any other part of the input, by its name.")
-    ] = None,
-    data: Annotated[str | None, typer.Option(metavar="FILE", help="Answer every row of a CSV, TSV, JSONL or other table.")] = None,
+    context: Annotated[str | None, typer.Option(metavar="TEXT|@FILE", help="Text that contains the answer to a question.")] = None,
+    part: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=TEXT|@FILE", help="Any other input field, by name.")] = None,
+    data: Annotated[str | None, typer.Option(metavar="FILE", help="Predict for every row of a table (CSV, TSV, JSONL, …).")] = None,
     column: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=COLUMN", help="--data: which column is which part; default: as in training, or guessed."),
+        typer.Option(metavar="NAME=COLUMN", help="--data: column of an input field; default: as in training, or guessed."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="--data: a .csv, .tsv or .jsonl file; default: standard output.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, with everything that is known.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="--data: output file (.csv, .tsv, .jsonl); default: standard output.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line with all details.")] = False,
     copy: Copy = False,
 ) -> None:
-    """Ask a trained model. What it answers depends on its task: a label, tags, an answer, a translation, a summary, a number."""
+    """Predict with a trained model: a label, tags, an answer, a translation, a summary or a number, depending on its task."""
     _check(inputs, data, out, column, context, part)
     folder = run_or_published(run)
     parts = {name: _value(value) for name, value in _named("--set", part)}
@@ -78,13 +78,13 @@ def predict_command(
 def _check(
     inputs: list[str] | None, data: str | None, out: Path | None, column: list[str] | None, context: str | None, part: list[str] | None
 ) -> None:
-    """Raise ``UserError`` for options that do not go together."""
+    """Raise ``UserError`` for options that cannot be combined."""
     if data is not None and (inputs or context is not None or part):
-        raise UserError("--data answers the rows of a file; give no other input beside it")
+        raise UserError("--data predicts for the rows of a file; give no other input")
     if data is None and not inputs and not part:
-        raise UserError("there is nothing to answer; give a text, '-' for lines on standard input, or --data FILE")
+        raise UserError("no input; give a text, '-' for lines on standard input, or --data FILE")
     if data is None and (out or column):
-        raise UserError(f"--{'out' if out else 'column'} goes with --data")
+        raise UserError(f"--{'out' if out else 'column'} needs --data")
     if out and out.suffix.removeprefix(".") not in _ENDINGS:
         raise UserError(f"--out: {str(out)!r} should end in .csv, .tsv or .jsonl")
     if out:
@@ -100,7 +100,7 @@ def _named(option: str, given: list[str] | None) -> Iterator[tuple[str, str]]:
 
 
 def _value(text: str) -> str:
-    """A text as it is, or what stands in the file after an @."""
+    """A literal text, or the contents of the file named after @."""
     if not text.startswith("@"):
         return text
     path = Path(text[1:]).expanduser()
@@ -113,33 +113,33 @@ def _value(text: str) -> str:
 
 
 def _texts(inputs: Sequence[str]) -> list[str]:
-    """The inputs, a lone '-' replaced by the lines of standard input."""
+    """Inputs, with a single '-' replaced by the lines of standard input."""
     if list(inputs) == ["-"]:
         try:
             lines = sys.stdin.buffer.read().decode("utf-8").splitlines()
         except UnicodeDecodeError:
-            raise UserError("what stands on standard input is not UTF-8") from None
+            raise UserError("standard input is not UTF-8") from None
         inputs = [line for line in lines if line.strip()]
         if not inputs:
-            raise UserError("there is no line on standard input")
+            raise UserError("standard input has no line of text")
     if not all(text.strip() for text in inputs):
         raise UserError("the input is empty")
     return list(inputs)
 
 
 def _rows(run: Run, texts: list[str], parts: dict[str, str]) -> list[dict[str, Any]]:
-    """What the task predicts from: a mapping for each text, the parts that are the same for all beside it."""
+    """One mapping of input fields per text; ``parts`` are common to all."""
     from qkv.training.run import predict, rows_for, task_of
 
     task = task_of(run)
     asks = task.asks
     if not asks:
-        predict(run, [])  # which says that there is nothing to predict
+        predict(run, [])  # raises that there is nothing to predict
     for name in parts:
         known = (*asks, *task.may_ask)
         if name not in known:
             raise UserError(
-                f"the task {run.recipe.task.kind!r} predicts from {', '.join(known)}, not from {name!r}; {nearest(name, known)}"
+                f"the task {run.recipe.task.kind!r} has the input fields {', '.join(known)}, not {name!r}; {nearest(name, known)}"
             )
         if not parts[name].strip():
             raise UserError(f"the {name} is empty")
@@ -147,7 +147,7 @@ def _rows(run: Run, texts: list[str], parts: dict[str, str]) -> list[dict[str, A
 
 
 def _answers(run: Run, rows: Sequence[dict[str, Any]]) -> Iterator[list[Answer]]:
-    """Answers, some at once; a line says how far it is."""
+    """Predict in groups of rows and report progress on standard error."""
     from qkv.report.progress import Progress
     from qkv.training.run import predict
 
@@ -162,16 +162,16 @@ def _answers(run: Run, rows: Sequence[dict[str, Any]]) -> Iterator[list[Answer]]
 
 
 def _tell_notes(answers: Sequence[Answer]) -> None:
-    """What the model could not read, on standard error; the first few of many."""
+    """Print notes about truncated inputs on standard error, at most the first few."""
     notes = [(i, answer["note"]) for i, answer in enumerate(answers, 1) if answer.get("note")]
     for i, note in notes[:3]:
         typer.echo(f"note: {note}" if len(answers) == 1 else f"note on input {i}: {note}", err=True)
     if len(notes) > 3:
-        typer.echo(f"note: {len(notes) - 3:,} more inputs were not read to their end", err=True)
+        typer.echo(f"note: {len(notes) - 3:,} more inputs were truncated", err=True)
 
 
 def _print(rows: Sequence[dict[str, Any]], answers: Sequence[Answer]) -> None:
-    """Answers alone as lines; with figures beside them as a table."""
+    """Print plain answers as lines, answers with metrics as a table."""
     from qkv.report.table import print_table
 
     figures = list(dict.fromkeys(name for answer in answers for name, value in answer.items() if _is_figure(name, value)))
@@ -220,7 +220,7 @@ def _answer_table(run: Run, source: str, columns: Mapping[str, str], out: Path |
 
 
 def _written(columns: Sequence[str], kept: Sequence[Mapping[str, Any]], answers: Sequence[Answer], form: str) -> str:
-    """The rows with the answer after their own columns: all of it as JSON, or the answer and its figures as a table."""
+    """Rows with the prediction appended: full details as JSON lines, or the answer and its scores as CSV/TSV columns."""
     names = dict.fromkeys(name for answer in answers for name in answer)
     as_named = {name: f"predicted_{name}" if name in columns else name for name in names}
     if form == "jsonl":

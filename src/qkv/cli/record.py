@@ -18,11 +18,11 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def record_command(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN... RECIPE", help="Finished runs, one a seed, then the recipe's file.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN... RECIPE", help="Finished runs, one per seed, then the recipe file.")],
 ) -> None:
-    """Write the result of finished runs into the recipe that they are of: figures, seeds, time, machine, versions, digests.
+    """Record the results of finished runs in their recipe file: metrics, seeds, time, machine, versions, digests.
 
-    Runs of the recipe as it stands, or of its short form. Everything else in the file stays as it is, comments too.
+    The runs must be of the recipe as it is in the file, or of its short form. The rest of the file, comments included, is unchanged.
     """
     *runs, recipe = paths
     if not runs or recipe.suffix not in _SUFFIXES:
@@ -38,4 +38,4 @@ def record_command(
     ]
     seeds = ", ".join(map(str, result.seeds))
     title = f"{recipe}, {result.form} form, seed{'s' * (len(result.seeds) > 1)} {seeds}, {result.minutes:g} min"
-    print_table(title, ["split", "figure", "mean", "spread"], rows)
+    print_table(title, ["split", "metric", "mean", "spread"], rows)

@@ -1,4 +1,4 @@
-"""Checks of a path, and options, that several commands share; nothing slow is imported."""
+"""Shared path checks and options of commands, without slow imports."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import typer
 from qkv.interop.places import is_published, may_be_name
 from qkv.spec.errors import UserError, nearest
 
-Copy = Annotated[bool, typer.Option("--copy", help="Read the weights into memory, not map their file.")]
-"""An option of every command that uses the weights of a run or of a published folder."""
+Copy = Annotated[bool, typer.Option("--copy", help="Read the weights into memory instead of mapping the file.")]
+"""Option of every command that uses the weights of a run or of a published folder."""
 
 
 def run_folder(path: Path) -> Path:
-    """``path`` if it is a run folder. Raises UserError that names the runs nearby."""
+    """Return ``path`` if it is a run folder. Raises UserError that names the runs nearby."""
     if (path / "spec.yaml").is_file():
         return path
     if path.is_dir():
@@ -23,14 +23,14 @@ def run_folder(path: Path) -> Path:
         hint = nearest("", inside) if inside else "it holds no spec.yaml"
         raise UserError(f"{path} is not a run folder; {hint}")
     if path.exists():
-        raise UserError(f"{path} is a file, not a run folder; 'qkv train {path}' makes a run of a recipe or a text")
+        raise UserError(f"{path} is a file, not a run folder; 'qkv train {path}' creates a run from a recipe or a text")
     runs = _runs_in(path.parent)
-    hint = nearest(str(path), runs) if runs else "'qkv train' makes one"
+    hint = nearest(str(path), runs) if runs else "'qkv train' creates one"
     raise UserError(f"there is no run folder {path}; {hint}")
 
 
 def run_or_published(path: Path) -> Path:
-    """``path`` if it is a run folder, a folder of the Hugging Face form, or may be the name of a published model. Raises UserError."""
+    """Return ``path`` if it is a run folder, a Hugging Face folder, or may be the name of a published model. Raises UserError."""
     if is_published(path):
         return path
     mistyped = nearest(str(path), _runs_in(path.parent)).startswith("did you mean")
@@ -38,16 +38,18 @@ def run_or_published(path: Path) -> Path:
 
 
 def output_file(option: str, path: Path, *sources: str | Path | None) -> Path:
-    """``path`` if a file can be written there that is none of ``sources``. Raises UserError, before anything slow has begun."""
+    """Return ``path`` if it is writable as a file and none of ``sources``. Raises UserError before anything slow starts."""
     if path.is_dir():
         raise UserError(f"{option}: {str(path)!r} is a folder; name a file")
     if path.exists() and not path.is_file():
-        raise UserError(f"{option}: {str(path)!r} is a device or a pipe, and a file is written whole and then renamed; name a file")
+        raise UserError(
+            f"{option}: {str(path)!r} is a device or a pipe, but output files are written and then renamed; name a regular file"
+        )
     if not path.parent.is_dir():
         raise UserError(f"{option}: there is no folder {str(path.parent)!r}")
     for source in sources:
         if source and path.exists() and Path(source).exists() and path.samefile(source):
-            raise UserError(f"{option}: {str(path)!r} is the file that is read; name another one")
+            raise UserError(f"{option}: {str(path)!r} is an input file; name another one")
     return path
 
 

@@ -23,8 +23,10 @@ Then, as the first line of a recipe:
 _TOPS = {"recipe": Recipe, "model": Model}
 
 
-def schema_command(of: Annotated[str, typer.Argument(metavar="recipe|model", help="What the schema is of.")] = "recipe") -> None:
-    """Print a JSON schema, with which an editor completes and checks YAML files."""
+def schema_command(
+    of: Annotated[str, typer.Argument(metavar="recipe|model", help="Kind of file that the schema describes.")] = "recipe",
+) -> None:
+    """Print a JSON schema that lets editors complete and check YAML files."""
     if of not in _TOPS:
-        raise UserError(f"there is no schema of {of!r}; {nearest(of, _TOPS)}")
+        raise UserError(f"there is no schema {of!r}; {nearest(of, _TOPS)}")
     typer.echo(json.dumps(json_schema(_TOPS[of]), indent=2, ensure_ascii=False))

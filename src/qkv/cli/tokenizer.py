@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 qkv tokenizer train my.txt --kind wordpiece --vocab-size 8000 --out tokenizer.json
 qkv tokenizer train src/*.py --kind code
-qkv tokenizer show tokenizer.json "How is this cut?"
+qkv tokenizer show tokenizer.json "How is this split?"
 """
 
 _ACTIONS = ("train", "show")
@@ -26,17 +26,18 @@ _MEASURED = 1 << 18
 
 
 def tokenizer_command(
-    action: Annotated[str, typer.Argument(metavar="train|show", help="Make a tokenizer of texts, or see what one does to a text.")],
+    action: Annotated[str, typer.Argument(metavar="train|show", help="Train a tokenizer on texts, or show how one splits a text.")],
     inputs: Annotated[
-        list[str] | None, typer.Argument(metavar="FILE... | TOKENIZER TEXT", help="Text files, packed with gzip or not; or what to show.")
+        list[str] | None,
+        typer.Argument(metavar="FILE... | TOKENIZER TEXT", help="train: text files (may be gzipped); show: a tokenizer and a text."),
     ] = None,
-    kind: Annotated[str, typer.Option(help="The scheme, such as bpe, wordpiece, unigram, words or code.")] = "bpe",
-    vocab_size: Annotated[int | None, typer.Option(help="Ids at most; default: the scheme's.")] = None,
-    lowercase: Annotated[bool | None, typer.Option(help="Whether capitals become small letters; default: the scheme's.")] = None,
-    min_frequency: Annotated[int | None, typer.Option(help="How often a word must stand in the text; default: the scheme's.")] = None,
-    out: Annotated[Path, typer.Option(help="The file that is written.")] = Path("tokenizer.json"),
+    kind: Annotated[str, typer.Option(help="Tokenizer scheme: bpe, wordpiece, unigram, words, code, …")] = "bpe",
+    vocab_size: Annotated[int | None, typer.Option(help="Maximum vocabulary size; default: the scheme's.")] = None,
+    lowercase: Annotated[bool | None, typer.Option(help="Lowercase the text; default: the scheme's.")] = None,
+    min_frequency: Annotated[int | None, typer.Option(help="Minimum frequency of a word or piece; default: the scheme's.")] = None,
+    out: Annotated[Path, typer.Option(help="Output file.")] = Path("tokenizer.json"),
 ) -> None:
-    """Train a tokenizer on text files and write it as a tokenizer.json, or show the pieces of a text with their ids and places."""
+    """Train a tokenizer on text files and save it as tokenizer.json, or show the tokens of a text with their ids and offsets."""
     given = inputs or []
     if action == "train":
         output_file("--out", out, *given)
@@ -49,17 +50,17 @@ def tokenizer_command(
             )
         _show(*given)
     else:
-        raise UserError(f"a tokenizer cannot {action!r}; {nearest(action, _ACTIONS)}")
+        raise UserError(f"there is no action {action!r}; {nearest(action, _ACTIONS)}")
 
 
 def _scheme(kind: str, fields: dict[str, Any]) -> spec.Tokenizer:
     kinds = {name: part for name, part in spec.Tokenizer.kinds().items() if part is not spec.TokenizerFile}
     if kind not in kinds:
-        raise UserError(f"there is no tokenizer {kind!r} to train; {nearest(kind, kinds)}")
+        raise UserError(f"there is no trainable tokenizer {kind!r}; {nearest(kind, kinds)}")
     for name in fields:
         if name not in kinds[kind].model_fields:
             having = ", ".join(sorted(other for other, part in kinds.items() if name in part.model_fields))
-            raise UserError(f"--{name.replace('_', '-')} does not go with the tokenizer {kind!r}; kinds that it goes with: {having}")
+            raise UserError(f"--{name.replace('_', '-')} does not apply to the tokenizer {kind!r}; it applies to: {having}")
     return kinds[kind].parse(fields)
 
 
@@ -70,7 +71,7 @@ def _train(scheme: spec.Tokenizer, files: list[str], out: Path) -> None:
 
     sample = trainer_of(scheme).sample
     if not files and sample != 0:
-        raise UserError(f"the tokenizer {scheme.kind!r} is learned from text; name at least one text file")
+        raise UserError(f"the tokenizer {scheme.kind!r} is trained on text; name at least one text file")
     paths = {name: Path(name).expanduser() for name in files}
     for name, path in paths.items():
         if path.exists() and not (path.is_file() or path.is_dir()):
@@ -83,12 +84,12 @@ def _train(scheme: spec.Tokenizer, files: list[str], out: Path) -> None:
     made.save(out)
     rows: list[tuple[str, object]] = [("kind", scheme.kind), ("ids", made.vocab_size), ("characters read", characters)]
     if first := "".join(next(_pieces([text], characters, None), "") for text in texts)[:_MEASURED]:
-        rows.append(("characters an id", round(len(first) / max(1, len(made.encode_array(first))), 2)))
-    print_table(str(out), ["what", "value"], rows)
+        rows.append(("characters per token", round(len(first) / max(1, len(made.encode_array(first))), 2)))
+    print_table(str(out), ["property", "value"], rows)
 
 
 def _pieces(texts: list[Text], characters: int, most: int | None) -> Iterator[str]:
-    """The texts in pieces that end at white space, evenly spread where there is more of them than the trainer needs."""
+    """Pieces of the texts that end at white space; an evenly spread sample if the texts exceed what the trainer needs."""
     from qkv.data.documents import pieces
     from qkv.tokenizers.coders import SpaceBorders
 

@@ -20,7 +20,7 @@ qkv train my.txt
 qkv train my.txt --minutes 2
 qkv train recipes/char_shakespeare_cpu.yaml --quick
 qkv train recipe.yaml model.blocks.mixer.num_heads=8 training.steps=500 --out runs/eight
-qkv train runs/eight                  go on where it stopped
+qkv train runs/eight                  resume a run
 qkv train classify --data mine.csv --text review --label stars
 qkv train regress --data mine.csv --text review --value price
 qkv train translate --source a.txt --target b.txt
@@ -30,15 +30,13 @@ qkv train answer --data squad.json
 qkv train finetune --from bert-base-uncased --data mine.csv
 qkv train classify --from runs/pretrained --data mine.csv --adapt "lora(16)"
 """
-_FIRST = "A recipe, a run folder, a text file, a known data set's name; or classify, regress, tag, answer, translate, summarize, finetune."
+_FIRST = "A recipe, run folder, text file or data set name; or classify, regress, tag, answer, translate, summarize, finetune."
 
-_Text = Annotated[str | None, typer.Option(metavar="COLUMN", help="classify, regress, summarize: what is read; default: guessed.")]
-_Pair = Annotated[str | None, typer.Option(metavar="COLUMN", help="classify, regress: a second text, read with the first.")]
-_Start = Annotated[
-    str | None, typer.Option("--from", metavar="RUN|FOLDER|NAME", help="Verbs: the run or published checkpoint that is changed.")
-]
+_Text = Annotated[str | None, typer.Option(metavar="COLUMN", help="classify, regress, summarize: input text column; default: guessed.")]
+_Pair = Annotated[str | None, typer.Option(metavar="COLUMN", help="classify, regress: column of a second text, for text pairs.")]
+_Start = Annotated[str | None, typer.Option("--from", metavar="RUN|FOLDER|NAME", help="Verbs: run or published checkpoint to finetune.")]
 _Adapt = Annotated[
-    str | None, typer.Option(metavar="whole|head|last|lora", help="Verbs: what of it learns; 'lora(16)' gives a rank. Default: whole.")
+    str | None, typer.Option(metavar="whole|head|last|lora", help="Verbs: parameters to train; 'lora(16)' sets the rank. Default: whole.")
 ]
 
 
@@ -46,35 +44,35 @@ def train_command(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help=_FIRST)],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as training.steps=500.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; default: runs/ and the recipe's name.")] = None,
-    minutes: Annotated[float | None, typer.Option(metavar="N", help="A budget for the whole run; default: the recipe's.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="The recipe's own short form.")] = False,
+    minutes: Annotated[float | None, typer.Option(metavar="N", help="Time budget of the whole run; default: the recipe's.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Use the recipe's short form.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write event files for TensorBoard.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Set a run that is already in the folder aside, and begin anew.")] = False,
-    data: Annotated[str | None, typer.Option(metavar="FILE", help="Verbs: CSV, TSV, JSONL, CoNLL, SQuAD; packed or not.")] = None,
-    validation: Annotated[str | None, typer.Option(metavar="FILE", help="Verbs: the held-out part; default: a share of --data.")] = None,
-    test: Annotated[str | None, typer.Option(metavar="FILE", help="Verbs: a part that the exam at the end measures too.")] = None,
-    bad_rows: Annotated[str | None, typer.Option(metavar="skip|refuse", help="Verbs: what to do with rows that cannot be used.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Move an existing run in the folder aside and start again.")] = False,
+    data: Annotated[str | None, typer.Option(metavar="FILE", help="Verbs: training data: CSV, TSV, JSONL, CoNLL, SQuAD.")] = None,
+    validation: Annotated[str | None, typer.Option(metavar="FILE", help="Verbs: validation data; default: a share of --data.")] = None,
+    test: Annotated[str | None, typer.Option(metavar="FILE", help="Verbs: test data for the final evaluation.")] = None,
+    bad_rows: Annotated[str | None, typer.Option(metavar="skip|refuse", help="Verbs: skip or refuse unusable rows.")] = None,
     text: _Text = None,
     pair: _Pair = None,
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="classify: the class.")] = None,
-    value: Annotated[str | None, typer.Option(metavar="COLUMN", help="regress: the number.")] = None,
-    summary: Annotated[str | None, typer.Option(metavar="COLUMN", help="summarize: the summary.")] = None,
-    source: Annotated[str | None, typer.Option(metavar="FILE|COLUMN", help="translate: a text; with --data, a column.")] = None,
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="classify: class column.")] = None,
+    value: Annotated[str | None, typer.Option(metavar="COLUMN", help="regress: number column.")] = None,
+    summary: Annotated[str | None, typer.Option(metavar="COLUMN", help="summarize: summary column.")] = None,
+    source: Annotated[str | None, typer.Option(metavar="FILE|COLUMN", help="translate: source text file; with --data, a column.")] = None,
     target: Annotated[str | None, typer.Option(metavar="FILE|COLUMN", help="translate: its translation, line by line.")] = None,
-    words: Annotated[str | None, typer.Option(metavar="COLUMN", help="tag: the words.")] = None,
-    tags: Annotated[str | None, typer.Option(metavar="COLUMN", help="tag: a tag for each word.")] = None,
-    question: Annotated[str | None, typer.Option(metavar="COLUMN", help="answer: the question.")] = None,
-    context: Annotated[str | None, typer.Option(metavar="COLUMN", help="answer: the text that holds the answer.")] = None,
-    answers: Annotated[str | None, typer.Option(metavar="COLUMN", help="answer: the answers.")] = None,
+    words: Annotated[str | None, typer.Option(metavar="COLUMN", help="tag: column of words.")] = None,
+    tags: Annotated[str | None, typer.Option(metavar="COLUMN", help="tag: column of tags, one per word.")] = None,
+    question: Annotated[str | None, typer.Option(metavar="COLUMN", help="answer: question column.")] = None,
+    context: Annotated[str | None, typer.Option(metavar="COLUMN", help="answer: column of the text that contains the answer.")] = None,
+    answers: Annotated[str | None, typer.Option(metavar="COLUMN", help="answer: column of answers.")] = None,
     start: _Start = None,
     adapt: _Adapt = None,
-    task: Annotated[str | None, typer.Option(metavar="VERB", help="finetune: what is learned; default: told by the data.")] = None,
+    task: Annotated[str | None, typer.Option(metavar="VERB", help="finetune: task; default: inferred from the data.")] = None,
 ) -> None:
-    """Train a model. A run that is already in the folder goes on from where it stopped.
+    """Train a model. An existing run in the folder is resumed.
 
-    Of a text file alone, tokenizer, size and length of training are chosen to fit the text and this machine. So they are of a table of
-    examples after a verb: classify, regress, tag, answer, translate or summarize; columns that are not named are guessed, and said.
-    With --from a verb changes a model that is there; finetune is any of these verbs, told by the data.
+    For a text file, the tokenizer, model size and length of training are chosen to fit the text and this machine. The same holds for a
+    table of examples after a verb: classify, regress, tag, answer, translate or summarize; columns that are not named are guessed and
+    reported. With --from, a verb finetunes an existing model; finetune infers the verb from the data.
     """
     began = clock.seconds()
     given = {name: found for name, found in locals().items() if name in _OF_TABLES}
@@ -101,24 +99,24 @@ _OF_TABLES = (
 
 
 def _changes(overrides: list[str], tensorboard: bool, minutes: float | None) -> list[str]:
-    """The overrides, those that have an option of their own included."""
+    """Overrides, including those given as options of their own."""
     options = {"training.tensorboard": "true" if tensorboard else None, "training.minutes": minutes}
     return [*overrides, *(f"{path}={value}" for path, value in options.items() if value is not None)]
 
 
 def _table(recipe: str, options: dict[str, Any], changes: list[str]) -> dict[str, Any]:
-    """Options of the command line about the data. Raises ``UserError`` for a file that was given without its option."""
+    """Data options of the command line. Raises ``UserError`` for a data file given without --data."""
     if recipe not in VERBS and recipe != FINETUNE:
         refuse_without_verb(recipe, options)
         return {"source": recipe}
     bare = next((change for change in changes if "=" not in change), None)
     if bare is not None:
-        raise UserError(f"{bare!r} is no change such as training.steps=500; if it is the data: qkv train {recipe} --data {bare}")
+        raise UserError(f"{bare!r} is not a change such as training.steps=500; if it is the data: qkv train {recipe} --data {bare}")
     return table_of(recipe, options)
 
 
 def run_and_tell(recipe: Recipe, folder: Path, note: str = "", since: float | None = None) -> Run:
-    """Train, and say at the end how it went and how to go on; ``note`` when a new run begins, ``since`` when the clock was read first."""
+    """Train, then print the results and the next command. ``note``: printed when a new run starts; ``since``: start time of the clock."""
     from qkv.training.events import Event, Started
     from qkv.training.loop import train
     from qkv.training.show import Show
@@ -142,7 +140,7 @@ def _set_aside(folder: Path) -> None:
     aside = next(path for i in range(1, 10_000) if not (path := folder.with_name(f"{folder.name}.{i}")).exists())
     with locked(folder):  # another process may be training in it
         folder.rename(aside)
-    typer.echo(f"the run that was in {folder} is now in {aside}", err=True)
+    typer.echo(f"the previous run in {folder} was moved to {aside}", err=True)
 
 
 def _tell(run: Run) -> None:
@@ -164,13 +162,13 @@ def _tell(run: Run) -> None:
         ("best step", run.step),
         *((words(name.removeprefix("val_")), value) for name, value in best.items() if name.startswith("val_")),
     ]
-    print_table(str(run.folder), ["figure", "value"], [row for row in rows if row[1] is not None])
+    print_table(str(run.folder), ["quantity", "value"], [row for row in rows if row[1] is not None])
     _tell_exam(run)
     _, command = usage(build_task(run.recipe.task), run.folder, "…")
     typer.echo(f"\nreport: {run.folder / 'report.html'}\n{_DOES[command.split()[1]]} {command}")
 
 
-_DOES = {"generate": "write: ", "predict": "ask:   "}
+_DOES = {"generate": "generate:", "predict": "predict:"}
 
 
 def _tell_exam(run: Run) -> None:
@@ -181,6 +179,6 @@ def _tell_exam(run: Run) -> None:
         return
     splits = run.exam["splits"]
     typer.echo()
-    print_table(f"exam of step {run.exam['step']:,}", ["figure", *splits], rows(splits))
+    print_table(f"evaluation at step {run.exam['step']:,}", ["metric", *splits], rows(splits))
     for note in dict.fromkeys(note for exam in splits.values() for note in exam["notes"]):
         typer.echo(note)

@@ -1,4 +1,4 @@
-"""``qkv train`` with a verb: a task is learned from data of one's own, and everything else is chosen."""
+"""``qkv train VERB``: train a task on the user's data, with all other settings chosen automatically."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qkv.spec.errors import UserError, nearest
 
 
 class Verb(NamedTuple):
-    """A task by its everyday name; ``columns`` maps options that name a column to the part that it plays."""
+    """A task and its column options. ``columns``: option -> role of the column in the task."""
 
     task: str
     columns: Mapping[str, str]
@@ -25,32 +25,32 @@ VERBS = {
     "summarize": Verb("summarization", {"text": "source", "summary": "target"}),
 }
 FINETUNE = "finetune"
-"""The verb whose task the data tells; it changes a model that is there."""
+"""Verb that finetunes an existing model and infers the task from the data."""
 TEXTS = ("source", "target")
-"""Of ``translate``: two files where there is no ``--data``, else two columns of it."""
+"""Options of ``translate``: two files, or with ``--data`` two columns."""
 
 
 def table_of(verb: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the options of ``qkv train VERB`` say of the data: arguments of ``find_recipe``. Raises ``UserError``."""
+    """Convert the options of ``qkv train VERB`` to arguments of ``find_recipe``. Raises ``UserError``."""
     given = {name: value for name, value in options.items() if value is not None}
     begun = {name: given.pop(name) for name in ("start", "adapt") if name in given}
     if verb == FINETUNE:
         verb = _told(given, begun)
     elif "task" in given:
-        raise UserError(f"--task goes with 'qkv train finetune'; {verb!r} says itself what is learned")
+        raise UserError(f"--task is an option of 'qkv train finetune'; {verb!r} already names the task")
     given.pop("task", None)
     task, columns = VERBS[verb]
     named = {name: given.pop(name) for name in list(given) if name not in ("data", "validation", "test", "bad_rows")}
     for name in named:
         if name not in columns:
             known = ", ".join(f"--{option}" for option in columns)
-            raise UserError(f"--{name} does not go with 'qkv train {verb}', whose columns are named by {known}")
+            raise UserError(f"--{name} is not an option of 'qkv train {verb}'; its columns are named by {known}")
     source = given.pop("data", None)
     if source is None and verb == "translate" and any(name in named for name in TEXTS):
         source = _two_texts(named)
     if source is None:
         texts = ", or --source a.txt --target b.txt" if verb == "translate" else ""
-        raise UserError(f"'qkv train {verb}' needs the data that it learns from: --data FILE{texts}")
+        raise UserError(f"'qkv train {verb}' needs training data: --data FILE{texts}")
     if given.get("bad_rows") not in (None, "skip", "refuse"):
         raise UserError(f"--bad-rows: {given['bad_rows']!r} given; {nearest(str(given['bad_rows']), ('skip', 'refuse'))}")
     chosen = {columns[name]: column for name, column in named.items()}
@@ -58,9 +58,9 @@ def table_of(verb: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _told(given: Mapping[str, Any], begun: Mapping[str, Any]) -> str:
-    """The verb that 'finetune' stands for: that of --task, else what the data is for. Raises ``UserError``."""
+    """Verb that 'finetune' stands for: from --task, else inferred from the options and the data. Raises ``UserError``."""
     if "start" not in begun:
-        raise UserError("'qkv train finetune' changes a model that is there: name a run or a published checkpoint with --from")
+        raise UserError("'qkv train finetune' needs a model to start from: name a run or a published checkpoint with --from")
     if "task" in given:
         kinds = {**{verb: verb for verb in VERBS}, **{found.task: verb for verb, found in VERBS.items()}}
         if given["task"] not in kinds:
@@ -72,7 +72,7 @@ def _told(given: Mapping[str, Any], begun: Mapping[str, Any]) -> str:
         if len(fitting) == 1:
             return fitting[0]
     if "data" not in given:
-        raise UserError("'qkv train finetune' needs the data that it learns from: --data FILE")
+        raise UserError("'qkv train finetune' needs training data: --data FILE")
     from qkv.training.finetune import guess_task
 
     task = guess_task({"source": given["data"]})
@@ -91,11 +91,11 @@ def _two_texts(named: dict[str, Any]) -> str:
 
 
 def refuse_without_verb(recipe: str, options: Mapping[str, Any]) -> None:
-    """Raise ``UserError`` if something is said of a table although no verb says what is learned from it."""
+    """Raise ``UserError`` if a table option is given without a verb."""
     given = next((name for name, value in options.items() if value is not None), None)
     if given:
         given = "from" if given == "start" else given
         raise UserError(
-            f"--{given.replace('_', '-')} goes with a verb in the place of {recipe!r}: {', '.join(VERBS)}; "
-            "as in: qkv train classify --data mine.csv"
+            f"--{given.replace('_', '-')} needs a verb instead of {recipe!r}: {', '.join(VERBS)}; "
+            "example: qkv train classify --data mine.csv"
         )

@@ -22,30 +22,30 @@ qkv where blocks.0.branches.1.body.up.weight runs/my
 
 
 def where_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of a tensor: qkv's own, or the published one.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Tensor name, qkv's or the published one.")],
     run: Annotated[
         Path | None, typer.Argument(metavar="[RUN|FOLDER]", help="A run or a published checkpoint; default: any family.")
     ] = None,
 ) -> None:
-    """Say where a tensor of a model comes from: part of the spec, module, file and line."""
+    """Locate a tensor of a model: spec path, module, file and line."""
     from qkv.interop.where import everywhere, where
     from qkv.report.table import print_table
 
     if run is None:
         for family, place in everywhere(name):
-            print_table(f"{name}, in {family}", ["what", "where"], _rows(place, shape=False))
+            print_table(f"{name}, in {family}", ["property", "value"], _rows(place, shape=False))
     else:
         model, family, architecture = _model(run_or_published(run))
-        print_table(name, ["what", "where"], _rows(where(model, name, family, architecture), shape=True))
+        print_table(name, ["property", "value"], _rows(where(model, name, family, architecture), shape=True))
 
 
 def _rows(place: Place, shape: bool) -> list[tuple[str, Any]]:
-    """``shape`` False: it is only a sketch."""
+    """Rows of the output table. ``shape`` False: omit the shape, which is only an example."""
     rows = [
         ("name", place.ours),
         ("published as", ", ".join(place.theirs) + (f" ({place.way})" if place.way else "")),
         ("shape", " × ".join(map(str, place.shape)) if shape else ""),
-        ("part of the spec", place.spec_path),
+        ("spec path", place.spec_path),
         ("module", place.module),
         ("code", f"{place.file}:{place.line}"),
     ]
@@ -53,7 +53,7 @@ def _rows(place: Place, shape: bool) -> list[tuple[str, Any]]:
 
 
 def _model(path: Path) -> tuple[Transformer, Family | None, str]:
-    """The model, of a published checkpoint without its weights, and the family whose names it may go by."""
+    """(model without weights, its published family, architecture)."""
     from qkv.interop.load import described
     from qkv.interop.save import covering
 

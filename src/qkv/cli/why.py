@@ -26,14 +26,12 @@ _VOCABULARY, _LARGEST = 256, 500_000_000
 def why_command(
     spec: Annotated[Path | None, typer.Argument(metavar="[SPEC|RUN]", help="A recipe, a model or a run folder.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as model.width=512.")] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Drop the choices that were measured before on this machine, and measure anew.")
-    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Discard choices measured earlier on this machine and measure again.")] = False,
 ) -> None:
-    """Try one training step and one new token of each kind of block, and say which implementations were used.
+    """Run one training step and one decoding step of each kind of block, and show which implementations were used.
 
-    Where a choice rests on a measurement, the gain is how many times faster than torch's plain path it is on this machine, in the
-    precision that was asked for. Measured choices are kept in the cache, for this processor, its settings and these versions.
+    For measured choices, the gain is the speedup over torch's default path on this machine in the requested precision. Measured choices
+    are cached per processor, settings and versions.
     """
     from qkv.ops.choices import all_choices
     from qkv.ops.remembered import remembered_file
@@ -50,9 +48,9 @@ def why_command(
     _try(_one_of_each(model), recipe.training if recipe else Training())
     choices = sorted(all_choices(), key=lambda choice: choice.op)
     rows = [(c.op, c.case, c.twin, "" if c.gain is None else f"{c.gain:.2f} ×", c.reason) for c in choices]
-    print_table(str(spec or "a model of default sizes"), ["operation", "case", "runs as", "gain", "why"], rows)
+    print_table(str(spec or "a model of default sizes"), ["operation", "case", "implementation", "speedup", "reason"], rows)
     if (path := remembered_file()).exists():
-        typer.echo(f"\nmeasured choices are kept in {path}; --fresh measures anew")
+        typer.echo(f"\nmeasured choices are cached in {path}; --fresh measures again")
 
 
 def _forget() -> None:
@@ -61,20 +59,18 @@ def _forget() -> None:
     try:
         forget()
     except OSError as error:
-        raise UserError(f"the choices in {remembered_file()} cannot be dropped: {error.strerror}") from None
+        raise UserError(f"the choices in {remembered_file()} cannot be deleted: {error.strerror}") from None
 
 
 def _one_of_each(model: Model) -> Model:
-    """``model`` with each block of its pattern once and a small vocabulary: what runs depends on neither."""
+    """``model`` reduced to one block of each kind and a small vocabulary, neither of which affects the choice."""
     from qkv.inspection.cost import cost
 
     frontend = model.frontend.changed(vocab_size=_VOCABULARY)
     small = model.changed(num_layers=len(model.blocks), frontend=frontend)
     parameters = cost(small).parameters
     if parameters > _LARGEST:
-        raise UserError(
-            f"one block of each kind already holds {parameters:,} parameters, more than is tried here; make model.width smaller"
-        )
+        raise UserError(f"one block of each kind has {parameters:,} parameters, too many to run here; reduce model.width")
     return small
 
 

@@ -1,4 +1,4 @@
-"""An export, opened by the transformers library where that is installed and compared by numbers with the model that was written."""
+"""Verify an export: open it with the transformers library, if installed, and compare logits with the original model."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from qkv.spec.errors import UserError
 from qkv.spec.parts import Axial
 
 LIMIT = 2 << 30
-"""Bytes of weights in fp32 up to which an export is compared unasked; two such copies are in memory meanwhile."""
+"""Size limit in bytes of fp32 weights for the default comparison, which holds two copies in memory."""
 TOLERANCE = 1e-4
-"""Largest difference over the largest logit. Rounding of fp32 gives about 1e-6; a wrong rotation in an untrained model, 5e-4."""
+"""Tolerance: maximum difference / maximum logit. fp32 rounding gives about 1e-6; a wrong rotation in an untrained model, 5e-4."""
 _LENGTH = 64
 
 
@@ -36,15 +36,15 @@ def size_of(model: Transformer) -> int:
 
 
 def compare(model: Transformer, folder: Path) -> str:
-    """Compare ``model`` with what the transformers library computes from the export in ``folder``, on a few random ids in fp32.
+    """Compare logits of ``model`` and of the export in ``folder``, opened by transformers, on a few random ids in fp32.
 
-    Returns a clause for the user: the largest difference, or why nothing was compared. Raises ``UserError`` where the numbers differ.
+    Returns a clause for the user: the largest difference, or why nothing was compared. Raises ``UserError`` if the logits differ.
     """
     if importlib.util.find_spec("transformers") is None:
         return "not compared, as the transformers library is not installed"
     ours, errors = copy.deepcopy(model).to(torch.float32).eval(), list[float]()
     try:
-        for attention in ("eager", "sdpa"):  # of some families one of the two leaves out a part, such as soft caps
+        for attention in ("eager", "sdpa"):  # in some families one of the two omits a part, such as soft caps
             errors.append(_difference(ours, folder, attention))
             if errors[-1] <= TOLERANCE:
                 return f"compared with the transformers library: differs by {errors[-1]:.1e} of the largest logit"
@@ -52,8 +52,8 @@ def compare(model: Transformer, folder: Path) -> str:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return f"not compared, as the transformers library here cannot open it: {lines[0][:200]}"
     raise UserError(
-        f"the transformers library computes other numbers from the export (they differ by {min(errors):.2g} of the largest logit), "
-        "so nothing was written; please report it with the spec of the model, or give --no-check to write it nevertheless"
+        f"the transformers library computes different logits from the export (they differ by {min(errors):.2g} of the largest logit), "
+        "so nothing was written; please report it with the spec of the model, or use --no-check to write it anyway"
     )
 
 
@@ -75,7 +75,7 @@ def _difference(ours: Transformer, folder: Path, attention: str) -> float:
 
 
 def _ids(ours: Transformer, folder: Path) -> Tensor:
-    """(1, N) random ids without special tokens, of which other libraries count positions or choose what to read; the last may end a text."""
+    """Random ids (1, N) without special tokens, which other libraries may mask or pool by; the last one may be the end-of-text token."""
     config, count = read_json(folder / CONFIG), ours.spec.vocab_size or 1
     special = {value for key, value in config.items() if key.endswith("_token_id") and isinstance(value, int)}
     plain = [i for i in range(min(count, 4096)) if i > 3 and i not in special] or list(range(count))
@@ -90,7 +90,7 @@ def _ids(ours: Transformer, folder: Path) -> Tensor:
 
 
 def _opened(folder: Path, attention: str) -> Any:
-    """The library's own class where it has the architecture, else the folder's model file, which was written just now."""
+    """Open with the library's own class if it knows the architecture, else with the model file that was just written."""
     transformers, config = importlib.import_module("transformers"), read_json(folder / CONFIG)
     own = "auto_map" in config
     kind = transformers.AutoModelForCausalLM if own else getattr(transformers, config["architectures"][0])
@@ -99,7 +99,7 @@ def _opened(folder: Path, attention: str) -> Any:
 
 
 def _answer_of(found: Any, theirs: Any) -> Tensor:
-    """The logits; where an answer begins and ends, side by side; of a body alone the products of its vectors with those of the tokens."""
+    """Logits; for span heads start and end logits stacked; for a body without a head, hidden states times the token table."""
     if "logits" in found:
         return found.logits
     if "start_logits" in found:
@@ -109,7 +109,7 @@ def _answer_of(found: Any, theirs: Any) -> Tensor:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the other library's warnings and bars."""
+    """Silence the other library's warnings and progress bars."""
     logger = logging.getLogger("transformers")
     level = logger.level
     with warnings.catch_warnings(), redirect_stderr(io.StringIO()):

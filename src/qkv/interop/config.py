@@ -1,4 +1,4 @@
-"""A ``config.json``, read key by key: what is missing, of a wrong type or was never asked for gets one clear sentence."""
+"""Checked access to a ``config.json``: missing, mistyped and unused keys each raise one clear sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qkv.spec.model import MOST_LAYERS
 
 
 class Held(NamedTuple):
-    """What the files of weights hold: how many tensors, how many numbers in all, and the names. No size of the model can exceed them."""
+    """Contents of the weight files: number of tensors, total number of elements, names. They bound every size of the model."""
 
     tensors: int
     numbers: int
@@ -20,7 +20,7 @@ class Held(NamedTuple):
 
 
 class Config:
-    """The mapping in a ``config.json``. Null counts as missing. Everything raises ``UserError`` that names ``source`` and the key."""
+    """Mapping of a ``config.json``. Null counts as missing. Every method raises ``UserError`` that names ``source`` and the key."""
 
     def __init__(self, values: Mapping[str, Any], source: str = "config.json", held: Held | None = None):
         self.values = {key: value for key, value in values.items() if value is not None}
@@ -28,19 +28,19 @@ class Config:
         self.source, self.held = source, held
         self.asked: set[str] = set()
         self.defaults: Mapping[str, Any] = {}
-        self._refuse_endless()
+        self._refuse_nonfinite()
 
     def assume(self, defaults: Mapping[str, Any]) -> None:
-        """From now on a key of ``defaults`` that is missing has the value there; null stays null."""
+        """Set defaults for missing keys; null stays null."""
         self.defaults = defaults
 
     def has(self, key: str) -> bool:
-        """True if the key is there and not null, or missing and assumed."""
+        """True if the key has a value: present and not null, or missing with a default."""
         self.asked.add(key)
         return key in self.values or self._assumes(key)
 
     def says(self, key: str) -> bool:
-        """True if the file itself holds the key, and not null."""
+        """True if the file itself gives the key a value other than null."""
         return key in self.values
 
     def _assumes(self, key: str) -> bool:
@@ -50,15 +50,15 @@ class Config:
         return self.defaults[key] if self._assumes(key) else self.values[key]
 
     def beside(self, name: str) -> bool:
-        """True if the weights beside it hold a tensor of that name."""
+        """True if the weight files hold a tensor of that name."""
         return self.held is not None and name in self.held.names
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A count of features, of heads or of rows of a table: at least 1, and no more than the weights hold numbers."""
+        """A number of features, heads or table rows: at least 1 and at most the number of elements in the weight files."""
         return self._limited(key, default, self.held.numbers if self.held else None, "numbers")
 
     def layers(self, key: str, default: int | None = None) -> int:
-        """A count of layers: at least 1, and no more than the weights hold tensors."""
+        """A number of layers: at least 1 and at most the number of tensors in the weight files."""
         return self._limited(key, default, self.held.tensors if self.held else None, "tensors")
 
     def _limited(self, key: str, default: int | None, most: int | None, what: str) -> int:
@@ -71,7 +71,7 @@ class Config:
         return found
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number."""
+        """An integer."""
         return self._typed(key, default, (int,), "a whole number")
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -79,7 +79,7 @@ class Config:
         return float(self._typed(key, default, (int, float), "a number"))
 
     def optional(self, key: str, default: float | None) -> float | None:
-        """A number, or None where the key is null; ``default`` only where it is not there at all."""
+        """A number, or None if the key is null; ``default`` only if it is absent."""
         if key in self.nulls or (default is None and not self.has(key)):
             return None
         return self.number(key, default)
@@ -89,7 +89,7 @@ class Config:
         return self._typed(key, default, (bool,), "true or false")
 
     def word(self, key: str, default: str | None = None, allowed: Mapping[str, Any] | None = None) -> Any:
-        """A text; with ``allowed`` what it stands for there."""
+        """A string; with ``allowed``, the value that it maps to there."""
         found = self._typed(key, default, (str,), "a text")
         if allowed is None:
             return found
@@ -98,20 +98,20 @@ class Config:
         return allowed[found]
 
     def items(self, key: str) -> list[Any]:
-        """A list; an empty one where the key is missing."""
+        """A list; empty if the key is missing."""
         return list(self._typed(key, [], (list,), "a list"))
 
     def table(self, key: str) -> Config:
-        """A mapping inside, empty where the key is missing."""
+        """A nested mapping; empty if the key is missing."""
         return Config(self._typed(key, {}, (dict,), "a mapping"), f"{self.source}: {key}")
 
     def fixed(self, key: str, only: Any, meaning: str) -> None:
-        """Refuse any value but ``only``, which is also what a missing key means. ``meaning``: what the key would change."""
+        """Refuse every value but ``only``, the default. ``meaning``: what the key changes."""
         if self.has(key) and self._value(key) != only:
             raise UserError(f"{self.source}: {key} is {quoted(self._value(key))}, but qkv knows only {only!r} here; it changes {meaning}")
 
     def finish(self, ignored: Iterable[str]) -> None:
-        """Refuse what was neither asked for nor is ``ignored``: it may change what the model computes."""
+        """Refuse keys that were neither read nor listed in ``ignored``: they may change what the model computes."""
         unknown = sorted(self.values.keys() - self.asked - set(ignored))
         if unknown:
             known = self.asked | set(ignored)
@@ -120,10 +120,10 @@ class Config:
                 f"{_near(unknown[0], known)}"
             )
 
-    def _refuse_endless(self) -> None:
-        """Raise ``UserError`` for a number that is not finite or needs more than 64 bits, however deep it stands."""
+    def _refuse_nonfinite(self) -> None:
+        """Raise ``UserError`` for a number, at any depth, that is not finite or needs more than 64 bits."""
         for key, value in self.values.items():
-            wrong = next(_endless(value), None)
+            wrong = next(_nonfinite(value), None)
             if wrong is not None:
                 raise UserError(f"{self.source}: {quoted(key)} holds {quoted(wrong)}, and numbers are finite and of at most 64 bits")
 
@@ -138,11 +138,11 @@ class Config:
         return value
 
 
-def _endless(value: Any) -> Iterator[int | float]:
-    """The numbers in a tree of JSON that no size and no factor can be."""
+def _nonfinite(value: Any) -> Iterator[int | float]:
+    """Numbers in a JSON tree that are not finite or need more than 64 bits."""
     if isinstance(value, (dict, list)):
         for inner in value.values() if isinstance(value, dict) else value:
-            yield from _endless(inner)
+            yield from _nonfinite(inner)
     elif (isinstance(value, int) and value.bit_length() > 63) or (isinstance(value, float) and not math.isfinite(value)):
         yield value
 

@@ -1,4 +1,4 @@
-"""A published family: its config as a spec, a spec as its config, and the names of its tensors as a literal table that reads both ways."""
+"""Published families: conversion of config to spec and back, and tables of tensor names that are read in both directions."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from qkv.spec.heads import Head
 from qkv.spec.model import Model
 
 Reasons = Mapping[str, str]
-"""Why what is named is ignored."""
+"""Name pattern -> reason why it is ignored."""
 
 
 class Row(NamedTuple):
-    """One line of a name table. ``{i}`` is the number of a layer, and ``*`` is ``weight`` or ``bias``, on both sides the same; in theirs
-    ``{i-1}`` is the number before it.
+    """One line of a name table. ``{i}`` is the layer number and ``*`` is ``weight`` or ``bias``, the same on both sides; ``theirs`` may use
+    ``{i-1}``, the previous layer number.
 
-    A row holds where the model has ``ours``: a bias that a model lacks needs no row of its own. With ``where`` it holds only for specs
-    of which that is true, for families that name one thing in two ways; the first row that holds is taken.
+    A row applies to every tensor of the model whose name matches ``ours``. ``where``: predicate of the spec that limits the row, for
+    families that use two names for one tensor. The first row that applies is taken.
     """
 
     ours: str
@@ -38,69 +38,69 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Architecture:
-    """What one name under ``architectures`` stands for: a head, the config's keys about it, and its names."""
+    """One published architecture (a value of ``architectures``): head, its config keys and its tensor names."""
 
     head: Callable[[Config], Head]
     config: Callable[[Head], dict[str, Any] | None]
-    """The inverse of ``head``: the keys that give this head; None if none do."""
+    """Inverse of ``head``: the config keys of a head, or None if no config gives it."""
     names: tuple[Row, ...] = ()
     ignored: Reasons = field(default_factory=dict)
-    """Names of tensors that this architecture's files may hold and that nothing here needs."""
+    """Tensors that files of this architecture may hold and that are not loaded."""
     kept: Reasons = field(default_factory=dict)
-    """Names of tensors that are ignored too, and written again as they were read."""
+    """Tensors that are not loaded but written back unchanged by an export."""
     zeros: Reasons = field(default_factory=dict)
-    """Names of tensors that are ignored where every number in them is 0, and refused where not."""
+    """Tensors that are ignored if all zero and refused otherwise."""
     bare: bool = False
-    """True if it is the body alone, whose names are written without the family's prefix."""
+    """True for a body without a head: its names have no prefix."""
     typical: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that published configs of this architecture say otherwise than the family's."""
+    """Values in which published configs of this architecture differ from the family's ``typical``."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """``spec`` and ``config`` are inverse: ``config(spec)`` is None, or keys of which ``spec`` makes the same model again."""
+    """One family of published models. ``spec`` and ``config`` are inverse: ``config(spec)`` gives keys that ``spec`` reads back, or None."""
 
     name: str
     model_types: tuple[str, ...]
     architectures: Mapping[str, Architecture]
-    """The first one stands for a config that names none."""
+    """Architectures by name; the first is the default for a config that names none."""
     spec: Callable[[Config, Head], Model]
     config: Callable[[Model], dict[str, Any] | None]
     names: tuple[Row, ...]
     prefix: str = ""
-    """What stands before the body's names in a file of a model with a head; files of the body alone, and old ones, go without."""
+    """Prefix of the body's tensor names in files of models with a head; files of the body alone, and old files, omit it."""
     ignored: Reasons = field(default_factory=dict)
     ignored_config: Reasons = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values of keys that a config lacks, as the published config class has them, where ``spec`` names none or another one."""
+    """Defaults of the published config class for missing keys, if ``spec`` gives none or another one."""
     typical: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that published configs of the family say otherwise than the default."""
+    """Values in which published configs of the family differ from the defaults."""
     copies: Callable[[Model], Mapping[str, str]] = field(default=lambda spec: {})
-    """Names under which the published library reads a shared tensor once more, each with the name that it is written under."""
+    """Further names under which the published library expects a shared tensor -> the name that it is written under."""
     older: Mapping[str, str] = field(default_factory=dict)
-    """Parts of names as old files write them, and as they are written now."""
+    """Substrings of tensor names: as in old files -> as written now."""
 
     def rows(self, architecture: str) -> tuple[Row, ...]:
-        """The table of body and head."""
+        """Name table of body and head."""
         return (*self.names, *self.architectures[architecture].names)
 
     def written(self, architecture: str) -> tuple[Row, ...]:
-        """The table of the files that are written."""
+        """Name table used for export."""
         rows = self.rows(architecture)
         return without_prefix(self, rows) if self.architectures[architecture].bare else rows
 
     def written_name(self, architecture: str, name: str) -> str:
-        """As a file that is written has it."""
+        """Tensor name as used in an export."""
         return name.removeprefix(self.prefix) if self.architectures[architecture].bare else name
 
     def kept(self, architecture: str) -> Reasons:
-        """What such a file may hold beside the model, by the names that it has there."""
+        """Further tensors that an export may hold, by their exported names."""
         return {self.written_name(architecture, name): reason for name, reason in self.architectures[architecture].kept.items()}
 
 
 @dataclass(frozen=True)
 class Match:
-    """One tensor of a model, the names under which a file holds it, and how they are one another."""
+    """One tensor of a model: its name here, its names in a file, and the conversion between them."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -109,7 +109,7 @@ class Match:
 
 
 def matches(model: nn.Module, rows: Sequence[Row]) -> list[Match]:
-    """What the table says of each tensor of ``model``, every name of a shared one included. Raises ``LookupError`` for one without a row."""
+    """Match each tensor of ``model``, every name of a shared one included, with its row. Raises ``LookupError`` if none applies."""
     spec: Any = getattr(model, "spec", None)
     patterns = [(re.compile(_pattern(row.ours)), row) for row in rows if row.where is None or row.where(spec)]
     found = []
@@ -138,7 +138,7 @@ T = TypeVar("T")
 
 
 def named_as_now(family: Family, stored: Mapping[str, T]) -> dict[str, T]:
-    """``stored`` with the names of old files as they are written now; one whose new name is there too keeps its own."""
+    """Rename tensors of old files to today's names, unless the new name is taken."""
     found: dict[str, T] = {}
     for name, tensor in stored.items():
         now = functools.reduce(lambda so_far, pair: so_far.replace(*pair), family.older.items(), name)
@@ -147,7 +147,7 @@ def named_as_now(family: Family, stored: Mapping[str, T]) -> dict[str, T]:
 
 
 def without_prefix(family: Family, rows: Iterable[Row]) -> tuple[Row, ...]:
-    """The table of a file that holds the body's names bare."""
+    """Name table without the body's prefix."""
 
     def bare(name: str) -> str:
         return name.removeprefix(family.prefix)
@@ -156,7 +156,7 @@ def without_prefix(family: Family, rows: Iterable[Row]) -> tuple[Row, ...]:
 
 
 def reason_for(name: str, reasons: Reasons) -> str | None:
-    """Why a tensor of a file is ignored; None if it may not be. ``{i}`` is any number, ``*`` any text."""
+    """Reason why a stored tensor is ignored, or None if it is not. In patterns ``{i}`` is any number and ``*`` any text."""
     for pattern, reason in reasons.items():
         if re.fullmatch(re.escape(pattern).replace(r"\{i\}", r"\d+").replace(r"\*", ".*"), name):
             return reason
@@ -164,7 +164,7 @@ def reason_for(name: str, reasons: Reasons) -> str | None:
 
 
 def choose(families: Iterable[Family], config: Config) -> tuple[Family, str]:
-    """The family and the architecture that a config names. Raises ``UserError`` that names the nearest known."""
+    """(family, architecture) named by a config. Raises ``UserError`` that suggests the nearest known name."""
     by_type = {name: family for family in families for name in family.model_types}
     family: Family = config.word("model_type", allowed=by_type)
     named = config.items("architectures")
@@ -177,7 +177,7 @@ def choose(families: Iterable[Family], config: Config) -> tuple[Family, str]:
 
 
 def read_spec(family: Family, architecture: str, config: Config) -> Model:
-    """The spec of a config, every key used or ignored for a reason. Raises ``UserError``."""
+    """Convert a config to a spec. Raises ``UserError`` for a key that is neither used nor ignored for a stated reason."""
     config.assume(family.defaults)
     try:
         spec = family.spec(config, family.architectures[architecture].head(config))
@@ -188,26 +188,26 @@ def read_spec(family: Family, architecture: str, config: Config) -> Model:
 
 
 def ignored_keys(family: Family, config: Config) -> Iterator[tuple[str, str]]:
-    """(key, reason) of what the config holds and ``read_spec`` had no use for."""
+    """(key, reason) for each key of the config that ``read_spec`` ignored."""
     reasons = {**COMMON, **family.ignored_config}
     for key in sorted(config.values.keys() - config.asked):
         yield key, reasons[key]
 
 
 COMMON: Reasons = {
-    **dict.fromkeys(("transformers_version", "_name_or_path", "_commit_hash", "name_or_path"), "says where the file comes from"),
-    **dict.fromkeys(("torch_dtype", "dtype"), "the files of weights say their own precision"),
+    **dict.fromkeys(("transformers_version", "_name_or_path", "_commit_hash", "name_or_path"), "origin of the file"),
+    **dict.fromkeys(("torch_dtype", "dtype"), "weight files carry their own dtype"),
     **dict.fromkeys(
-        ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id"), "the tokenizer says it"
+        ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id"), "given by the tokenizer"
     ),
-    **dict.fromkeys(("use_cache", "output_attentions", "output_hidden_states", "return_dict", "torchscript"), "how a call answers"),
-    **dict.fromkeys(("gradient_checkpointing", "pretraining_tp", "attn_implementation", "_attn_implementation"), "how it is computed"),
+    **dict.fromkeys(("use_cache", "output_attentions", "output_hidden_states", "return_dict", "torchscript"), "format of a call's outputs"),
+    **dict.fromkeys(("gradient_checkpointing", "pretraining_tp", "attn_implementation", "_attn_implementation"), "execution setting"),
     **dict.fromkeys(("task_specific_params", "finetuning_task", "max_length", "do_sample"), "settings of generation and of tasks"),
-    **dict.fromkeys(("id2label", "label2id", "num_labels", "problem_type"), "names of classes; read where the head has some"),
-    "architectures": "read to choose the head",
-    "model_type": "read to choose the family",
-    "auto_map": "code of others, which is never run",
-    "is_encoder_decoder": "the family says it",
-    "chunk_size_feed_forward": "how it is computed",
+    **dict.fromkeys(("id2label", "label2id", "num_labels", "problem_type"), "class names; read if the head has classes"),
+    "architectures": "selects the head",
+    "model_type": "selects the family",
+    "auto_map": "third-party code, which is never run",
+    "is_encoder_decoder": "fixed by the family",
+    "chunk_size_feed_forward": "execution setting",
 }
-"""Keys of any config that change nothing of what a model computes. A quantization_config is not among them."""
+"""Keys of any config that do not change what a model computes. quantization_config is not among them."""

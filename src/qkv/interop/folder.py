@@ -1,4 +1,4 @@
-"""A folder of the Hugging Face form, read with care: what a stranger put there can neither run nor lead out of it."""
+"""Read a folder in Hugging Face format. Untrusted files can neither run code nor refer to paths outside the folder."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from qkv.interop.safetensors_file import Entry, entries
 from qkv.spec.errors import UserError
 
 _MOST_JSON = 256 << 20
-"""Bytes; the index of the largest published models has a few million."""
+"""Size limit of a JSON file in bytes; the index of the largest published models has a few million."""
 
 
 class Stored(Protocol):
-    """A tensor that can be read, and what is known of it before."""
+    """A tensor in a file: dtype and shape are known before it is read."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Its precision."""
+        """Element type."""
         ...
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its sizes."""
+        """Shape of the tensor."""
         ...
 
     @property
     def numbers(self) -> int:
-        """How many there are in it."""
+        """Number of elements."""
         ...
 
     def read(self) -> Tensor:
-        """The tensor, in memory of its own."""
+        """Read the tensor into new memory."""
         ...
 
     def read_into(self, out: Tensor) -> None:
-        """Put the tensor into ``out``, of its shape."""
+        """Read the tensor into ``out``, which has its shape."""
         ...
 
 
 class Unpickled:
-    """A tensor that came out of a pickle, with all the others of its file."""
+    """A tensor loaded from a pickle together with all others of its file."""
 
     def __init__(self, tensor: Tensor):
         self.tensor = tensor
         self.dtype, self.shape, self.numbers = tensor.dtype, tuple(tensor.shape), tensor.numel()
 
     def read(self) -> Tensor:
-        """The tensor itself, in memory of its own."""
+        """Copy of the tensor."""
         return self.tensor.clone()
 
     def read_into(self, out: Tensor) -> None:
@@ -64,7 +64,7 @@ class Unpickled:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file. Raises ``UserError``."""
+    """Read a JSON file that holds a mapping. Raises ``UserError``."""
     try:
         size = path.stat().st_size
         tree = json.loads(path.read_text(encoding="utf-8")) if size <= _MOST_JSON else None
@@ -75,17 +75,17 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}") from None
     if size > _MOST_JSON:
-        raise UserError(f"{path} has {size:,} bytes, which is no {path.name}")
+        raise UserError(f"{path} has {size:,} bytes, which is too large for {path.name}")
     if not isinstance(tree, dict):
         raise UserError(f"{path} should hold a mapping, and holds a {type(tree).__name__}")
     return tree
 
 
 def stored_tensors(folder: Path, pickles: bool = False, copy: bool = True) -> dict[str, Stored]:
-    """Every tensor of the folder's weights by name: of one safetensors file or of the shards that an index lists.
+    """All tensors of a checkpoint folder by name, from one safetensors file or the shards that its index lists.
 
-    ``pickles``: where there is no safetensors file, read ``pytorch_model.bin`` with ``weights_only``. ``copy`` False: map safetensors files
-    where the system can do that. Raises ``UserError``.
+    ``pickles``: if there is no safetensors file, read ``pytorch_model.bin`` with ``weights_only``. ``copy`` False: memory-map safetensors
+    files if the system supports it. Raises ``UserError``.
     """
     if (folder / WEIGHTS).is_file():
         return {**entries(folder / WEIGHTS, copy)}
@@ -96,7 +96,7 @@ def stored_tensors(folder: Path, pickles: bool = False, copy: bool = True) -> di
         raise UserError(f"{folder} holds no weights: neither {WEIGHTS} nor {INDEX}")
     if not pickles:
         raise UserError(
-            f"{folder} holds its weights as a pickle only ({pickled}), which qkv does not open unasked; give pickles=True (--pickles), "
+            f"{folder} holds its weights only as a pickle ({pickled}), which qkv does not open by default; use pickles=True (--pickles), "
             "which reads tensors and nothing else, or convert them to safetensors"
         )
     files = [folder / PICKLE] if pickled == PICKLE else sorted(set(_listed(folder, PICKLE_INDEX).values()))
@@ -119,13 +119,13 @@ def _of_shards(folder: Path, index: str, copy: bool) -> dict[str, Stored]:
 
 
 def _listed(folder: Path, index: str) -> dict[str, Path]:
-    """The shard of each tensor. A shard lies in the folder itself, under a plain name."""
+    """Shard of each tensor. Raises ``UserError`` for a shard name that refers outside the folder."""
     table = read_json(folder / index).get("weight_map")
     if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
         raise UserError(f"{folder / index} has no 'weight_map' from names to files")
     for name in table.values():
         if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
-            raise UserError(f"{folder / index} names the shard {name!r}, which is outside of the folder; nothing was read from there")
+            raise UserError(f"{folder / index} names the shard {name!r}, which is outside the folder; nothing was read from there")
     return {tensor: folder / name for tensor, name in table.items()}
 
 
@@ -133,21 +133,21 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
     try:
         found = torch.load(file, map_location="cpu", weights_only=True, mmap=False)
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
-        raise UserError(f"{file} cannot be read as tensors alone: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{file} does not hold tensors alone: {str(error).splitlines()[0]}") from None
     if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
-        raise UserError(f"{file} holds something else than tensors by name")
+        raise UserError(f"{file} holds something other than a mapping of names to tensors")
     odd = next((name for name, tensor in found.items() if not _is_whole(tensor)), None)
     if odd:
-        raise UserError(f"{file}: {odd!r} claims more numbers than the file holds for it")
+        raise UserError(f"{file}: {odd!r} claims more elements than the file stores for it")
     return found
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """False for a tensor that repeats few stored numbers, which a copy of it would write out."""
+    """False for a strided view that repeats few stored elements: a copy would expand them."""
     strided = tensor.layout == torch.strided and tensor.device.type == "cpu"
     return strided and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
 
 
 def held_by(tensors: Mapping[str, Stored]) -> Held:
-    """How much there is, to be compared with what a config asks for."""
+    """Summary of the stored tensors, to check a config against."""
     return Held(len(tensors), sum(tensor.numbers for tensor in tensors.values()), frozenset(tensors))

@@ -1,4 +1,4 @@
-"""A published name as a folder on this machine, through ``huggingface_hub``: its cache, its revisions, and ``HF_HUB_OFFLINE``."""
+"""Download a published model with ``huggingface_hub``, using its cache, revisions and ``HF_HUB_OFFLINE``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PICKLED = ("pytorch_model*.bin",)
 
 
 def fetch(name: str, revision: str | None = None, pickles: bool = False) -> Path:
-    """The folder that holds the files of ``name``, downloaded where they are not at hand. Raises ``UserError``."""
+    """Folder with the files of the published model ``name``, downloaded if not cached. Raises ``UserError``."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -31,10 +31,10 @@ def fetch(name: str, revision: str | None = None, pickles: bool = False) -> Path
     except (RepositoryNotFoundError, HFValidationError):
         raise UserError(f"there is no folder {name!r} here and no published model of that name, or it asks for a login") from None
     except (LocalEntryNotFoundError, OfflineModeIsEnabled):
-        raise UserError(f"there is no folder {name!r} here, and {name!r}{of} is neither in the cache nor can it be fetched now") from None
+        raise UserError(f"there is no folder {name!r} here, and {name!r}{of} is not in the cache and cannot be downloaded now") from None
     except (HfHubHTTPError, OSError) as error:
         raise UserError(f"the published model {name!r}{of} cannot be fetched: {str(error).splitlines()[0]}") from None
     folder = Path(found)
     if not (folder / CONFIG).is_file():
-        raise UserError(f"the published model {name!r}{of} has no {CONFIG}, so it does not say what it is")
+        raise UserError(f"the published model {name!r}{of} has no {CONFIG}, so its architecture is unknown")
     return folder

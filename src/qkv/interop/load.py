@@ -133,7 +133,7 @@ def _empty(spec: Model, folder: Path) -> Transformer:
         with torch.device("meta"):
             return Transformer(spec)
     except (RuntimeError, OverflowError) as error:
-        raise UserError(f"{folder / CONFIG} asks for sizes that no tensor can have: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{folder / CONFIG} gives sizes that no tensor can have: {str(error).splitlines()[0]}") from None
 
 
 def fill(
@@ -188,11 +188,11 @@ def _ignored(
     missing = sorted(wanted - stored.keys())
     if missing:
         raise UserError(
-            f"{source} lacks the tensor {missing[0]!r}{_more(missing)}, which its config asks for; {_near(missing[0], set(unexpected))}"
+            f"{source} lacks the tensor {missing[0]!r}{_more(missing)}, which its config requires; {_near(missing[0], set(unexpected))}"
         )
     if unexpected:
         expected = _near(unexpected[0], wanted)
-        raise UserError(f"{source} holds the tensor {unexpected[0]!r}{_more(unexpected)}, which nothing of its config reads; {expected}")
+        raise UserError(f"{source} holds the tensor {unexpected[0]!r}{_more(unexpected)}, which its config does not use; {expected}")
     return ignored
 
 
@@ -209,21 +209,21 @@ def _more(names: Sequence[str]) -> str:
 
 def _near(name: str, known: Mapping[str, Any] | set[str]) -> str:
     clause = nearest(name, known)
-    return clause if clause.startswith("did you mean") else "no name there is close to it"
+    return clause if clause.startswith("did you mean") else "no known name is close to it"
 
 
 def _check(match: Match, shape: torch.Size, stored: Mapping[str, Stored], source: str) -> None:
     parts = match.way.outward(torch.empty(shape, device="meta"), match.cut)
     for name, part in zip(match.theirs, parts, strict=True):
         if stored[name].shape != tuple(part.shape):
-            given = f"{list(stored[name].shape)}, but its config asks for {list(part.shape)}"
+            given = f"{list(stored[name].shape)}, but its config requires {list(part.shape)}"
             raise UserError(f"{source}: the tensor {name!r} has the shape {given}")
 
 
 def _check_zeros(zeros: Mapping[str, str], stored: Mapping[str, Stored], source: str) -> None:
     for name, reason in zeros.items():
         if name in stored and bool(stored[name].read().any()):
-            raise UserError(f"{source}: the tensor {name!r} holds other numbers than 0, which qkv would not use; it knows {reason}")
+            raise UserError(f"{source}: the tensor {name!r} holds values other than 0, which qkv does not support; it supports {reason}")
 
 
 def _check_tied(
@@ -236,7 +236,9 @@ def _check_tied(
         owner = next(other.theirs[0] for other in first if tensors[other.ours] is tensors[match.ours])
         for name, part in zip(match.theirs, match.way.outward(tensors[match.ours].detach(), match.cut), strict=True):
             if name in stored and not torch.equal(_cast(stored[name].read(), dtype), part):
-                raise UserError(f"{source}: {name!r} and {owner!r} are one tensor in qkv's model of this config, but their numbers differ")
+                raise UserError(
+                    f"{source}: {name!r} and {owner!r} are one shared tensor in qkv's model of this config, but their values differ"
+                )
 
 
 def _read(match: Match, shape: torch.Size, stored: Mapping[str, Stored], dtype: torch.dtype | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""A spec with every default written out, so that two ways of writing one model are equal."""
+"""Canonical form of a spec: every default written out, so that equal models compare equal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qkv.spec.sparse_attention import SparseAttention
 
 
 def normal(spec: Model) -> Model:
-    """``spec`` with its blocks unrolled and its sizes as numbers, without what only decides how it is trained."""
+    """Canonical ``spec``: blocks unrolled, derived sizes as numbers, settings of training alone (dropout, initialisation) reset."""
     plain = _stack(spec, spec.width)
     latents = spec.latents
     if latents is not None:

@@ -1,10 +1,10 @@
-"""Adapters as the PEFT library writes them: adapter_config.json and adapter_model.safetensors.
+"""Export LoRA adapters in the format of the PEFT library: adapter_config.json and adapter_model.safetensors.
 
-A map W of the model's is that of a published family where there is one; else it keeps its name here. PEFT names the two matrices of a map
-``base_model.model.<path>.lora_A.weight`` (R, I) and ``….lora_B.weight`` (O, R). Where a family holds one of our maps as several, q, k and v,
-each of them has the same A and its own rows of B. What learned as a whole beside the adapter, such as a head, stands under its name and in
-``modules_to_save``. Token tables that have other rows than those of the adapted model stand under their names alone, as PEFT writes them after
-``resize_token_embeddings``.
+Linear maps get their published name if a family covers the model, else their name in qkv. PEFT names the two matrices of a map
+``base_model.model.<path>.lora_A.weight`` (R, I) and ``….lora_B.weight`` (O, R). If a family stores one of qkv's maps as several (q, k, v),
+each gets the same A and its own rows of B. Modules trained in full beside the adapter, such as a head, are stored under their names and
+listed in ``modules_to_save``. Token tables whose number of rows differs from the adapted model's are stored under their names only, as PEFT
+does after ``resize_token_embeddings``.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from qkv.tokenizers.files import write_whole
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TOKENS = ("frontend.table", "encoder.frontend.table", "head.weight", "head.bias")
-"""What has a row for each token."""
+"""Tensors with one row per token."""
 _PREFIX = "base_model.model."
 _TASKS = {"classification": "SEQ_CLS", "regression": "SEQ_CLS", "tokens": "TOKEN_CLS", "spans": "QUESTION_ANS"}
 
 
 class Adapter(NamedTuple):
-    """Contents of PEFT's two files. ``rows``: how many tokens the base needs room for before the adapter is put in; None where it has it."""
+    """Contents of PEFT's two files. ``rows``: vocabulary size to which the base must be resized before loading the adapter, or None."""
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -49,11 +49,11 @@ class Adapter(NamedTuple):
 def save_adapter(
     model: Transformer, training: Training, folder: str | Path, base: str | None = None, before: Model | None = None
 ) -> Adapter:
-    """Write the adapters of ``model`` in PEFT's form; what was written. ``base``: the name or folder of the model that was adapted, and
-    ``before`` its spec, None where it is not at hand; then token tables are written whole.
+    """Write the adapters of ``model`` in PEFT format; return the contents. ``base``: name or folder of the adapted model, ``before``: its
+    spec, or None if unavailable; then token tables are written in full.
 
-    Raises ``UserError`` for a model without adapters, for maps that a family keeps in another way than by rows, and for a folder that cannot
-    be written.
+    Raises ``UserError`` for a model without adapters, for maps that a family does not store by rows, and for a folder that cannot be
+    written.
     """
     found, folder = adapter(model, training, base, before), Path(folder).expanduser()
     try:
@@ -68,7 +68,7 @@ def save_adapter(
 
 
 def adapter(model: Transformer, training: Training, base: str | None = None, before: Model | None = None) -> Adapter:
-    """The adapters of ``model``, trained as ``training`` says, as PEFT's files hold them. Raises ``UserError``."""
+    """Convert the adapters of ``model``, trained by ``training``, to the contents of PEFT's files. Raises ``UserError``."""
     maps, part = adapters(model), training.adapt
     if not maps or not isinstance(part, LoRA):
         raise UserError(f"there is no adapter to write: the weights were trained with training.adapt={part.kind}, not lora")
@@ -90,7 +90,7 @@ def adapter(model: Transformer, training: Training, base: str | None = None, bef
 
 
 def _names(model: Transformer) -> dict[str, Match]:
-    """How a family, or where there is none qkv, names each tensor."""
+    """Name match of each tensor: the family's names, or qkv's own if no family covers the model."""
     plain = {name: name for name in model.state_dict() if not name.endswith((".lora_a", ".lora_b"))}
     found = covering(model.spec)
     if found is None:
@@ -101,7 +101,7 @@ def _names(model: Transformer) -> dict[str, Match]:
 
 
 def _of_map(module: LowRank, match: Match) -> dict[str, dict[str, Tensor]]:
-    """For each of a family's maps its two matrices. Raises ``UserError`` where they cannot be told apart by rows."""
+    """The matrices A and B of each published map. Raises ``UserError`` if the maps are not separate rows of qkv's map."""
     a, b = module.lora_a.detach(), module.lora_b.detach()
     parts = (b,) if isinstance(match.way, Transposed) else match.way.outward(b, match.cut)
     changes = match.way.outward(at_least_single(b) @ at_least_single(a), match.cut)
@@ -109,12 +109,12 @@ def _of_map(module: LowRank, match: Match) -> dict[str, dict[str, Tensor]]:
         product = at_least_single(some) @ at_least_single(a)
         product = product.t() if isinstance(match.way, Transposed) else product
         if product.shape != change.shape or not torch.allclose(product, change, rtol=1e-4, atol=1e-6):
-            raise UserError(f"{match.theirs[0]} holds the numbers of a map in another order than by rows, which no low-rank pair can say")
+            raise UserError(f"{match.theirs[0]} does not store its map by rows, so no pair of low-rank matrices can express the adapter")
     return {_owner(name): {"lora_A": a.clone(), "lora_B": some.clone()} for name, some in zip(match.theirs, parts, strict=True)}
 
 
 def _learned_whole(model: Transformer, training: Training, names: Mapping[str, Match]) -> dict[str, Tensor]:
-    """What learned beside the adapters, by the family's names."""
+    """Tensors trained in full beside the adapters, by their published names."""
     with torch.device("meta"):
         learner = Transformer(model.spec)
     adapt(learner, training)
@@ -126,9 +126,9 @@ def _learned_whole(model: Transformer, training: Training, names: Mapping[str, M
 
 
 def _other_tables(model: Transformer, before: Model | None, names: Mapping[str, Match], whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """By the family's names the token tables that the adapted model has not, or has with other rows; all of them where ``before`` is None.
+    """Token tables that the adapted model lacks or has with another number of rows, by published name; all if ``before`` is None.
 
-    Raises ``UserError`` for another tensor of the front end that has changed its shape, such as a table of positions.
+    Raises ``UserError`` if any other tensor, such as a position table, has changed its shape.
     """
     tensors, there = model.state_dict(keep_vars=True), _shapes(before)
     found, seen = dict[str, Tensor](), set[int]()
@@ -140,9 +140,9 @@ def _other_tables(model: Transformer, before: Model | None, names: Mapping[str, 
             seen.add(id(tensor))
             found.update(zip(match.theirs, match.way.outward(tensor.detach(), match.cut), strict=True))
         elif ours in there:
-            shapes = f"{list(tensor.shape)}, and in the model that was adapted {list(there[ours])}"
+            shapes = f"{list(tensor.shape)} and had {list(there[ours])} in the adapted model"
             raise UserError(
-                f"{ours} has the shape {shapes}, which no adapter of PEFT's can say; write the whole model, without --format peft"
+                f"{ours} has the shape {shapes}, which a PEFT adapter cannot express; export the whole model, without --format peft"
             )
     return {name: tensor.clone() for name, tensor in found.items()}
 
@@ -159,7 +159,7 @@ def _owner(name: str) -> str:
 
 
 def _targets(paths: Iterable[str], everything: Iterable[str]) -> list[str]:
-    """What the paths end in, if nothing else ends so; else the paths themselves. PEFT adapts every map whose path ends in a target."""
+    """Shortest suffixes of the paths that no other map shares. PEFT adapts every map whose path ends in a target."""
     paths = set(paths)
     ends: set[str] = set()
     for path in paths:

@@ -1,4 +1,4 @@
-"""The files of a folder of the Hugging Face form, and what may be a published name. Needs no torch."""
+"""File names of the Hugging Face format, and the form of a published name. Needs no torch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def is_published(folder: Path) -> bool:
-    """True if ``folder`` looks like one of the Hugging Face form."""
+    """True if ``folder`` looks like a checkpoint in Hugging Face format."""
     return (folder / CONFIG).is_file()
 
 
 def is_sentence_folder(folder: Path) -> bool:
-    """True if ``folder`` looks like one of sentence-transformers."""
+    """True if ``folder`` looks like a sentence-transformers model."""
     return (folder / MODULES).is_file()
 
 
 def may_be_name(text: str) -> bool:
-    """True if ``text`` has the form of a published name, "gpt2" or "owner/name", and does not point into a folder that is here."""
+    """True if ``text`` has the form of a published name, "gpt2" or "owner/name", and is not a path into a local folder."""
     owner, slash, _ = text.partition("/")
     return bool(_NAME.fullmatch(text)) and not (slash and Path(owner).exists())

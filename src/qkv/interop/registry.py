@@ -1,4 +1,4 @@
-"""Every published family that qkv knows; a new one is a file in ``families`` and a line here."""
+"""Registry of published families. To add one: a file in ``families`` and a line here."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A safetensors file, mapped or read tensor by tensor, after its header was checked against the file.
+"""Read or memory-map a safetensors file tensor by tensor, after checking its header against the file.
 
     8 bytes n, little-endian │ n bytes of JSON: name -> {dtype, shape, data_offsets} │ the tensors' bytes
 
-Tensors are mapped where qkv's are views of them or can be mapped from several of them. All else, such as what is cast, is read past the
-mapping, in pieces: pages of the mapping that were only read from would count as memory beside the weights.
+Tensors are mapped if qkv's are views of one or can be mapped from several of them. Others, such as tensors that are cast, are read from the
+file in pieces, not through the mapping, whose touched pages would count as memory besides the weights.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 _PIECE = 4 << 20
-"""Bytes that are read at once where they are cast or put in another order."""
+"""Bytes read at once when casting or reordering."""
 
 
 class Entry(NamedTuple):
-    """Place of a tensor: the file, the first of its bytes there and what they are. ``source``: the file mapped, if it is."""
+    """Location of a tensor: file, offset of its first byte, dtype and shape. ``source``: the mapping of the file, if mapped."""
 
     file: Path
     begin: int
@@ -49,18 +49,20 @@ class Entry(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """How many there are in it."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     def read(self) -> Tensor:
-        """The tensor, in memory that nothing else shares. Raises ``UserError`` if the file has become shorter."""
+        """Read the tensor into new memory. Raises ``UserError`` if the file was truncated."""
         tensor = torch.empty(self.shape, dtype=self.dtype)
         self.read_into(tensor)
         return tensor
 
     def read_into(self, out: Tensor) -> None:
-        """Put the tensor into ``out``, of its shape: without a copy between where precision and order are the same, else in pieces of some
-        MB, which the caches hold. Raises ``UserError``."""
+        """Read the tensor into ``out``, which has its shape: directly if dtype and layout agree, else in pieces that fit the caches.
+
+        Raises ``UserError``.
+        """
         if not self.numbers:
             return
         with self.file.open("rb", buffering=0) as file:
@@ -79,7 +81,7 @@ class Entry(NamedTuple):
     def _fill(self, out: Tensor, file: Any) -> None:
         content = out.view(-1).view(torch.uint8).numpy()
         buffer = content.data
-        # One call of the system reads at most 2 GB.
+        # One system call reads at most 2 GB.
         while buffer:
             came = file.readinto(buffer)
             if not came:
@@ -90,7 +92,7 @@ class Entry(NamedTuple):
 
 
 def in_place(parts: Sequence[Entry], shape: Sequence[int]) -> Tensor | None:
-    """The tensor of ``shape`` that ``parts`` are one after another, in a mapped file; None if it cannot be had without a copy."""
+    """Tensor of ``shape`` mapped from the concatenated ``parts`` of a file; None if that needs a copy."""
     first = parts[0]
     if first.source is None or any(part.source is not first.source or part.dtype != first.dtype for part in parts):
         return None
@@ -101,13 +103,13 @@ def in_place(parts: Sequence[Entry], shape: Sequence[int]) -> Tensor | None:
 
 
 def entries(file: Path, copy: bool = True) -> dict[str, Entry]:
-    """Every tensor of a file by name; nothing of it is read but the header. ``copy`` False: mapped where the system can do that.
+    """Tensors of a file by name; only the header is read. ``copy`` False: memory-map the file if the system supports it.
 
-    Raises ``UserError`` for any other file, one damaged or torn.
+    Raises ``UserError`` for a file that is damaged, truncated or of another format.
     """
     source = None if copy else mapped(file)
     try:
-        with safe_open(file, "pt"):  # the library checks lengths, offsets that overlap or leave gaps, and shapes
+        with safe_open(file, "pt"):  # the library checks lengths, shapes, and offsets that overlap or leave gaps
             pass
     except FileNotFoundError:
         raise UserError(f"{file} is missing") from None
@@ -129,7 +131,7 @@ def _entries(file: Path, header: Mapping[str, Any], start: int, source: MappedFi
 
 
 def what_else(path: Path) -> str:
-    """What a file that is refused as safetensors looks like, as the end of a sentence."""
+    """Guess at the real format of a refused file, as the end of a sentence."""
     if path.is_dir():
         return "is a folder, not a safetensors file"
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""A model of qkv as a folder of the Hugging Face form, which the transformers library and serving engines open."""
+"""Export a model in Hugging Face format, readable by the transformers library and serving engines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "
 
 
 class Covering(NamedTuple):
-    """The family and architecture that a spec is one of, and the config that says so."""
+    """Published family and architecture that a spec belongs to, and its config."""
 
     family: Family
     architecture: str
@@ -34,7 +34,7 @@ class Covering(NamedTuple):
 
 
 def covering(spec: Model, first: str = "") -> Covering | None:
-    """The published family whose config gives exactly this spec, that named ``first`` if it is one; None if there is none."""
+    """Find a published family whose config gives exactly this spec, preferring the one named ``first``; None if there is none."""
     for family in sorted(FAMILIES, key=lambda family: family.name != first):
         body = family.config(spec)
         if body is None:
@@ -50,7 +50,7 @@ def covering(spec: Model, first: str = "") -> Covering | None:
 
 
 def _gives(family: Family, architecture: str, config: dict[str, Any], spec: Model) -> bool:
-    """True if reading the config back is the same model; what a config cannot say would be lost silently."""
+    """True if the config reads back as the same model, so that nothing is lost silently."""
     try:
         found = read_spec(family, architecture, Config(config))
     except UserError:
@@ -67,17 +67,17 @@ def save_published(
     begin: Sequence[int] = (),
     kept: Mapping[str, Tensor] | None = None,
 ) -> Covering:
-    """Write config.json, model.safetensors, generation_config.json and, given a tokenizer, its files; what family it is.
+    """Write config.json, model.safetensors, generation_config.json and, given a tokenizer, its files; return the family.
 
-    ``family``: the one to take where several are this model, such as that which it was loaded from. ``begin``: the one or two ids that an
-    encoder–decoder's texts begin with; default: the tokenizer's mark of a beginning. ``kept``: tensors of the folder that it was loaded
-    from, which are written again if files of this architecture may hold them. Raises ``UserError`` where no published family is this
-    model, or the folder cannot be written.
+    ``family``: preferred family if several cover the model, such as the one it was loaded from. ``begin``: the one or two ids that the
+    decoder of an encoder–decoder starts with; default: the tokenizer's beginning-of-text token. ``kept``: ignored tensors of the loaded
+    folder, written back if files of this architecture may hold them. Raises ``UserError`` if no published family covers the model, or the
+    folder cannot be written.
     """
     found = covering(model.spec, family)
     if found is None:
         kinds = ", ".join(family.name for family in FAMILIES)
-        raise UserError(f"no published family that qkv knows is this model, so nobody else could open it; known: {kinds}")
+        raise UserError(f"no published family that qkv knows covers this model, so no other library could open it; known: {kinds}")
     folder = Path(folder).expanduser()
     fixed = {key: value for key, value in found.config.items() if key.endswith("_token_id") and value is not None}
     config = {**found.config, **about(model, tokenizer, labels), **_start(model, tokenizer, begin), **fixed}
@@ -97,13 +97,13 @@ def save_published(
 
 
 def _kept(kept: Mapping[str, Tensor], found: Covering, model: nn.Module) -> dict[str, Tensor]:
-    """What of ``kept`` may be written, in the precision of the model."""
+    """Tensors of ``kept`` that this architecture may hold, in the model's dtype."""
     reasons, dtype = found.family.kept(found.architecture), next(model.parameters()).dtype
     return {name: tensor.to(dtype) for name, tensor in kept.items() if reason_for(name, reasons) is not None}
 
 
 def published_tensors(model: nn.Module, family: Family, architecture: str, gradients: bool = False) -> dict[str, Tensor]:
-    """Every tensor of the model, or the gradient of each, under the name that the family gives it; one that is shared once."""
+    """Tensors of the model, or their gradients, by published name; shared tensors appear once."""
     tensors, found, seen = model.state_dict(keep_vars=True), dict[str, Tensor](), set[int]()
     for match in matches(model, family.written(architecture)):
         tensor = tensors[match.ours]
@@ -115,7 +115,7 @@ def published_tensors(model: nn.Module, family: Family, architecture: str, gradi
 
 
 def about(model: nn.Module, tokenizer: Tokenizer | None, labels: Sequence[str]) -> dict[str, Any]:
-    """What a config says beside the model itself."""
+    """Config keys that do not depend on the spec: dtype, special tokens, class names."""
     first = next(model.parameters())
     found: dict[str, Any] = {"torch_dtype": _NAMES.get(first.dtype, "float32")}
     if tokenizer is not None:
@@ -126,7 +126,7 @@ def about(model: nn.Module, tokenizer: Tokenizer | None, labels: Sequence[str]) 
 
 
 def _start(model: Transformer, tokenizer: Tokenizer | None, begin: Sequence[int]) -> dict[str, int]:
-    """The token after which the decoder of an encoder–decoder begins, and the one that must come first."""
+    """Config keys of the ids that the decoder of an encoder–decoder starts with."""
     if model.encoder is None:
         return {}
     if not begin and tokenizer is not None and "bos" in tokenizer.specials:
@@ -135,24 +135,24 @@ def _start(model: Transformer, tokenizer: Tokenizer | None, begin: Sequence[int]
 
 
 def tokenizer_config(tokenizer: Tokenizer, spec: Model) -> dict[str, Any]:
-    """What the transformers library reads beside tokenizer.json: the class that takes any, and the special tokens by role."""
+    """Contents of tokenizer_config.json for the transformers library: a generic tokenizer class and the special tokens by role."""
     roles = {f"{role}_token": tokenizer.core.id_to_token(index) for role, index in tokenizer.specials.items()}
     return {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": spec.context_length, **roles}
 
 
 def write_json(path: Path, tree: dict[str, Any]) -> None:
-    """Write plain data whole or not at all."""
+    """Write a JSON file atomically."""
     write_whole(path, (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write a safetensors file whole or not at all, readable as other files of the folder are."""
+    """Write a safetensors file atomically, with the permissions of a normal new file."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.touch()
         mode = partial.stat().st_mode
         save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, partial, {"format": "pt"})
-        partial.chmod(mode)  # safetensors makes its files readable by their owner alone
+        partial.chmod(mode)  # safetensors makes files readable by their owner only
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

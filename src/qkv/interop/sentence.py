@@ -1,4 +1,4 @@
-"""What a folder of sentence-transformers (Reimers & Gurevych 2019) says of how a text becomes one vector."""
+"""Read the pooling, prompts and limits of a sentence-transformers folder (Reimers & Gurevych 2019)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qkv.spec.errors import UserError, nearest
 
 SETTINGS = "config_sentence_transformers.json"
 READERS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlm-roberta_config.json")
-"""Where the reader of texts keeps its settings; the later ones are of old releases."""
+"""Files with the settings of the Transformer module; the later names are of old releases."""
 POOLINGS = {
     "cls_token": "cls",
     "max_tokens": "max",
@@ -24,12 +24,13 @@ POOLINGS = {
     "weightedmean_tokens": "weightedmean",
     "lasttoken": "lasttoken",
 }
-"""The keys of a pooling's config behind "pooling_mode_", in the order in which several are put one behind the other."""
+"""Suffixes of the keys "pooling_mode_…", in the order in which several poolings are concatenated."""
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """``body``: the folder of the Transformer. ``prompts``: texts to be put before a text, by name; ``default_prompt`` names one of them."""
+    """Settings of an embedding model. ``body``: folder of the Transformer. ``prompts``: texts to prepend, by name; ``default_prompt``: one of
+    these names."""
 
     body: Path
     poolings: tuple[str, ...]
@@ -41,7 +42,7 @@ class Sentence:
     default_prompt: str | None = None
 
     def prompt(self, name: str | None) -> str:
-        """The text of the prompt ``name``, by default the folder's default one, else none. Raises ``UserError`` for an unknown name."""
+        """Text of the prompt ``name``; default: the folder's default prompt, if any. Raises ``UserError`` for an unknown name."""
         name = name if name is not None else self.default_prompt
         if name is None:
             return ""
@@ -52,7 +53,7 @@ class Sentence:
 
 
 def read_sentence(folder: Path) -> Sentence:
-    """What the files in ``folder`` say. Raises ``UserError`` for a module or a setting that qkv does not know."""
+    """Read the settings in ``folder``. Raises ``UserError`` for an unknown module or setting."""
     modules = _modules(folder)
     kinds = [kind for kind, _ in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
@@ -66,7 +67,7 @@ def read_sentence(folder: Path) -> Sentence:
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:
-    """The kind of each module and its folder, which lies inside."""
+    """(kind, folder) of each module. Raises ``UserError`` for a folder outside."""
     try:
         listed = json.loads((folder / MODULES).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -78,7 +79,7 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
         raise UserError(f"{folder / MODULES} should hold a list of modules, each with a type and a path")
     outside = next((module["path"] for module in listed if _climbs(module["path"])), None)
     if outside is not None:
-        raise UserError(f"{folder / MODULES} names the folder {outside!r}, which is outside of it; nothing was read from there")
+        raise UserError(f"{folder / MODULES} names the folder {outside!r}, which is outside it; nothing was read from there")
     return [(module["type"].rpartition(".")[2], folder / module["path"]) for module in listed]
 
 
@@ -87,7 +88,7 @@ def _climbs(path: str) -> bool:
 
 
 def _poolings(folder: Path) -> tuple[tuple[str, ...], bool]:
-    """The poolings, and whether the tokens of a prompt count."""
+    """(names of poolings, True if prompt tokens are pooled too)."""
     config = _config(folder / "config.json")
     for size in ("word_embedding_dimension", "embedding_dimension"):
         config.has(size)
@@ -110,7 +111,7 @@ def _poolings(folder: Path) -> tuple[tuple[str, ...], bool]:
 
 
 def _reader(folder: Path) -> tuple[int | None, bool]:
-    """(the most tokens that are read, whether texts are put in lower case)."""
+    """(maximum number of tokens, True if texts are lowercased)."""
     file = next((folder / name for name in READERS if (folder / name).is_file()), None)
     if file is None:
         return None, False
@@ -124,7 +125,7 @@ def _reader(folder: Path) -> tuple[int | None, bool]:
 
 
 def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
-    """The prompts by name, and the name of the default one."""
+    """(prompts by name, name of the default prompt)."""
     if not (folder / SETTINGS).is_file():
         return {}, None
     config = _config(folder / SETTINGS)

@@ -1,4 +1,4 @@
-"""Heads that a published family has for other tasks than the one a folder was saved with, and what of them is in its files."""
+"""Heads of a published family for tasks other than the checkpoint's own, and their stored tensors."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _OF_LABELS = ("id2label", "label2id", "num_labels", "problem_type")
 
 
 def task_heads(folder: Path) -> dict[str, Head]:
-    """The heads by kind that the family of the checkpoint in ``folder`` has, each with as many classes as it may be."""
+    """Heads by kind that the family of the checkpoint in ``folder`` offers."""
     values = {key: value for key, value in read_json(folder / CONFIG).items() if key not in _OF_LABELS}
     family, _ = choose(FAMILIES, Config(values, str(folder / CONFIG)))
     found: dict[str, Head] = {}
     for architecture in family.architectures.values():
-        for labels in (2, 1):  # one label is a number
+        for labels in (2, 1):  # one label: regression
             config = Config({**values, "num_labels": labels}, str(folder / CONFIG))
             config.assume(family.defaults)
             try:
@@ -40,7 +40,7 @@ def task_heads(folder: Path) -> dict[str, Head]:
 
 
 def head_tensors(folder: Path, spec: Model) -> dict[str, Tensor]:
-    """What the files in ``folder`` hold of the head of ``spec`` whatever head they were saved with, such as a pooler, in fp32."""
+    """Stored tensors, in fp32, of the head of ``spec`` that the checkpoint in ``folder`` holds although saved with another head (a pooler)."""
     values = read_json(folder / CONFIG)
     family, _ = choose(FAMILIES, Config(values, str(folder / CONFIG)))
     cover = covering(spec, family.name)

@@ -1,6 +1,6 @@
-"""How tensors of a published file and a tensor of qkv are one another: plain, transposed, joined, interleaved.
+"""Conversions between published tensors and qkv's: plain, transposed, joined, interleaved.
 
-Each way only moves numbers, so it is exactly invertible, and a gradient goes the same way as its weight.
+Each conversion only moves elements, so it is exactly invertible and applies to gradients as well.
 """
 
 from __future__ import annotations
@@ -14,36 +14,35 @@ from torch import Tensor, nn
 
 
 class Cut(NamedTuple):
-    """How the first axis of one of qkv's matrices is made up: the rows of each part, and into how many groups of heads a part falls."""
+    """Layout of the first axis of one of qkv's matrices: rows of each part (q, k, v), and groups of heads per part."""
 
     sizes: tuple[int, ...]
     groups: int
 
 
 def cut_of(owner: nn.Module) -> Cut:
-    """The cut of the matrices that ``owner``, a branch or the slot around it, keeps: what it says in ``sizes`` and ``kv_heads``; without them no
-    parts, one group."""
+    """Layout of the matrices of ``owner``, a branch or its slot, from its ``sizes`` and ``kv_heads``; default: no parts, one group."""
     said: Any = getattr(owner, "body", owner)
     return Cut(tuple(getattr(said, "sizes", ())), getattr(said, "kv_heads", None) or 1)
 
 
 class Way:
-    """Between ``count`` tensors of a file, all read at once, and one of qkv."""
+    """Conversion between ``count`` tensors of a file and one of qkv's."""
 
     count: int = 1
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
-        """Ours from theirs."""
+        """Convert published tensors to qkv's."""
         raise NotImplementedError
 
     def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
-        """Theirs from ours, in their order; views where that is possible. Of a meta tensor it tells their shapes."""
+        """Convert qkv's tensor to the published ones, as views if possible. On a meta tensor this gives their shapes."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Plain(Way):
-    """The same numbers in the same order."""
+    """Identity."""
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
         return theirs[0]
@@ -54,7 +53,7 @@ class Plain(Way):
 
 @dataclass(frozen=True)
 class Transposed(Way):
-    """A matrix stored (in, out), as GPT-2's ``Conv1D`` keeps it; a vector is left as it is."""
+    """Matrix stored as (in, out), as in GPT-2's ``Conv1D``; vectors are unchanged."""
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
         return theirs[0].t()
@@ -65,7 +64,7 @@ class Transposed(Way):
 
 @dataclass(frozen=True)
 class Joined(Way):
-    """Ours are the rows of their tensors, one after another: q, k and v as ``qkv``, gate and up as ``gate_up``."""
+    """Concatenation by rows: q, k and v as ``qkv``; gate and up as ``gate_up``."""
 
     count: int = 3
 
@@ -80,7 +79,7 @@ class Joined(Way):
 
 @dataclass(frozen=True)
 class Interleaved(Way):
-    """One tensor whose rows are, for each group of heads, the group's queries, its key and its value (GPT-NeoX, BLOOM, Falcon)."""
+    """One tensor whose rows are, for each group of heads: its queries, its key, its value (GPT-NeoX, BLOOM, Falcon)."""
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
         grouped = theirs[0].unflatten(0, (cut.groups, sum(cut.sizes) // cut.groups))
@@ -94,7 +93,7 @@ class Interleaved(Way):
 
 @dataclass(frozen=True)
 class ByHead(Way):
-    """Theirs has an axis of heads, (…, H, Dk) where ours is (…, H Dk), as XLNet's vectors and the map that ends its attention."""
+    """Published shape (…, H, Dk) for qkv's (…, H Dk): XLNet's vectors and output projection."""
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
         return theirs[0].flatten(-2)
@@ -105,7 +104,7 @@ class ByHead(Way):
 
 @dataclass(frozen=True)
 class JoinedByHead(Way):
-    """Ours are the rows of their tensors, one after another, each stored (in, H, Dk): XLNet's maps. As many groups of heads as heads."""
+    """Concatenation by rows of tensors stored as (in, H, Dk): XLNet's projections. Every head is a group."""
 
     count: int = 1
 
@@ -118,7 +117,7 @@ class JoinedByHead(Way):
 
 @dataclass(frozen=True)
 class Copied(Way):
-    """Two tensors of which the second is read by nobody: ours is the first, and both are written, the other library misses it otherwise."""
+    """Two published tensors of which the second is unused: only the first is read; both are written, since the other library expects both."""
 
     count: int = 2
 
@@ -131,7 +130,7 @@ class Copied(Way):
 
 @dataclass(frozen=True)
 class Broadcast(Way):
-    """Theirs has an axis of size 1 at ``axis``, as the Reformer's tables of positions have for the axis that they say nothing of."""
+    """Published tensor has an extra axis of size 1 at ``axis``: the Reformer's axial position tables."""
 
     axis: int = 0
 

@@ -1,4 +1,4 @@
-"""Where a tensor of a model lives, under its own name or a published one: its part of the spec, its module, and the line that is its code."""
+"""Locate a tensor by its own or a published name: its path in the spec, its module, and its source line."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
 
 _MOST_LAYERS = 200
-"""A number in a name that is larger than this is not that of a layer."""
+"""Upper limit of a layer number in a name."""
 
 
 class Place(NamedTuple):
-    """One tensor: its name here and in published files, its shape, and who holds it."""
+    """Location of a tensor: names here and in published files, shape, spec path, module and source line."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
 
 def where(model: Transformer, name: str, family: Family | None = None, architecture: str = "") -> Place:
-    """The place of the tensor that is called ``name`` here or in the files of ``family``. Raises ``UserError`` with the nearest name."""
+    """Locate the tensor called ``name`` here or in files of ``family``. Raises ``UserError`` that suggests the nearest name."""
     own = model.state_dict(keep_vars=True)
     table = _table(model, family, architecture)
     ours = name if name in own else next((match.ours for match in table.values() if name in match.theirs), None)
@@ -56,7 +56,7 @@ def where(model: Transformer, name: str, family: Family | None = None, architect
 
 
 def everywhere(name: str) -> list[tuple[str, Place]]:
-    """(family, place) in each family that calls a tensor so, told without any checkpoint: sizes are sketches. Raises ``UserError``."""
+    """(family, place) for each family with a tensor of that name. Needs no checkpoint; sizes are examples. Raises ``UserError``."""
     layers = max((int(number) for number in re.findall(r"\d+", name)), default=0) + 1
     found, known = list[tuple[str, Place]](), set[str]()
     for family in FAMILIES:
@@ -72,7 +72,7 @@ def everywhere(name: str) -> list[tuple[str, Place]]:
 
 
 class _Sketch(Config):
-    """A config that answers every question: sizes of 64, two heads or classes, and ``count`` layers."""
+    """Config with a value for every key: sizes of 64, two heads or classes, ``count`` layers."""
 
     def __init__(self, family: Family, architecture: str, count: int):
         typical = {**family.typical, **family.architectures[architecture].typical}
@@ -90,7 +90,7 @@ class _Sketch(Config):
 
 
 def sketch(family: Family, architecture: str, layers: int) -> Transformer:
-    """A model of the family with no memory behind it, of few layers and small sizes."""
+    """Small model of the family on the meta device."""
     with torch.device("meta"):
         return Transformer(read_spec(family, architecture, _Sketch(family, architecture, min(layers, _MOST_LAYERS))))
 
@@ -108,7 +108,7 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 def _owner(model: nn.Module, name: str) -> nn.Module:
-    """The innermost module of qkv's own that holds the tensor: of a linear map the branch, norm or head that uses it."""
+    """Innermost qkv module that holds the tensor: for a linear map, the branch, norm or head that uses it."""
     path = name.split(".")[:-1]
     chain = [model.get_submodule(".".join(path[:end])) for end in range(len(path), -1, -1)]
     owners = (module for module in chain if type(module).__module__.startswith("qkv.") and type(module).__name__ != "Linear")
@@ -116,21 +116,21 @@ def _owner(model: nn.Module, name: str) -> nn.Module:
 
 
 def source_of(module: nn.Module) -> tuple[Path, int]:
-    """The file of a module's class, and the line where it begins."""
+    """(file, first line) of a module's class."""
     kind = type(module)
     return Path(inspect.getfile(kind)), inspect.getsourcelines(kind)[1]
 
 
 def spec_path(model: Transformer, name: str) -> str:
-    """The path of what decides a tensor in ``model.spec``, the pattern of blocks taken into account.
+    """Path in ``model.spec`` of the part that a tensor belongs to, accounting for the repeated block pattern.
 
-    ``blocks.5.branches.0.body.qkv.weight`` of a pattern of two blocks is decided by ``model.blocks.1.branches.0``.
+    Example: with a pattern of two blocks, ``blocks.5.branches.0.body.qkv.weight`` belongs to ``model.blocks.1.branches.0``.
     """
     stack, prefix, parts = model.spec, "model", name.split(".")
     before = {"encoder": model.spec.encoder, "latents": model.spec.latents}.get(parts[0])
     if before is not None:
         stack, prefix, parts = before, f"model.{parts[0]}", parts[1:]
-    if parts[0] == "vectors":  # of latents, which are nothing else before the first block
+    if parts[0] == "vectors":  # the latent vectors
         return prefix
     if parts[0] != "blocks":
         return f"{prefix}.{'.'.join(parts[: 1 + (parts[1] == 'positions')])}"

@@ -1,4 +1,4 @@
-"""Bar charts as plain SVG: one bar a name, its value written at its end."""
+"""Horizontal bar charts as plain SVG."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROW, _BAR = 26, 16
 
 @dataclass(frozen=True)
 class BarChart:
-    """Horizontal bars from 0, in the order given; ``highlight`` names the one that stands out. ``unit`` is what the values count."""
+    """Horizontal bars from 0, in the given order, labelled with values. ``unit``: unit of the values; ``highlight``: name of one bar."""
 
     title: str
     bars: Sequence[tuple[str, float]]
@@ -27,7 +27,7 @@ class BarChart:
     width: int = 480
 
     def svg(self, standalone: bool = True) -> str:
-        """The picture; ``standalone`` brings its own style, else the page around it must hold ``theme.css``."""
+        """SVG element; ``standalone`` includes its style, else the surrounding page must include ``theme.css``."""
         height = 34 + _ROW * max(1, len(self.bars))
         told = [self.description] if self.description else []
         told += [f"{name}: {short(value, 4)}." for name, value in self.bars]
@@ -35,7 +35,7 @@ class BarChart:
         return frame.svg((self.width, height), self.title, " ".join(told) or "No values yet.", body, standalone)
 
     def data(self) -> dict[str, Any]:
-        """The values, for readers of the page."""
+        """Values of the chart, embedded in the page."""
         return {
             "title": self.title,
             "unit": self.unit,
@@ -44,14 +44,14 @@ class BarChart:
         }
 
     def compact(self) -> None:
-        """A bar chart is readable at every width."""
+        """None: a bar chart is readable at every width."""
 
     def _rows(self) -> Iterator[Markup]:
         scale = Scale.over((value for _, value in self.bars), zero=True)
         written = [short(value, 4) for _, value in self.bars]
         left = min(self.width * 0.4, max([0.0, *(text_width(name) for name, _ in self.bars)])) + 10
         room = max([0.0, *(text_width(words) for words in written)]) + 8
-        # Values below 0 are written to the left of their bars.
+        # Labels of negative values stand left of their bars.
         start, end = left + (room if scale.low < 0 else 0), self.width - room
         for i, ((name, value), words) in enumerate(zip(self.bars, written, strict=True)):
             y = 30.0 + _ROW * i

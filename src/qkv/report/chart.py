@@ -1,4 +1,4 @@
-"""Line charts as plain SVG: readable in light and dark, on paper, by screen readers, and with colour-blind eyes."""
+"""Line charts as plain SVG, legible in light and dark mode, in print, with screen readers and with colour blindness."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from qkv.report.scale import Scale, drawable, labels
 from qkv.report.series import Line, Trace, runs, traces
 
 _COMPACT = 480
-"""Charts narrower than this carry a legend instead of names at the line ends."""
+"""Charts narrower than this have a legend instead of labels at the line ends."""
 
 
 @dataclass(frozen=True)
 class LineChart:
-    """Several lines over one pair of axes.
+    """Several lines over common axes.
 
-    ``y_zero`` makes the vertical axis start at 0. ``events`` are (x, words): a dotted upright with its words. Sizes are in the chart's
-    own units, one for a CSS pixel at full size; the picture is as wide as its surroundings.
+    ``y_zero`` starts the vertical axis at 0. ``events``: (x, label), drawn as dotted vertical lines. ``width`` and ``height`` are in CSS
+    pixels at full size; the SVG scales to its container.
     """
 
     title: str
@@ -39,20 +39,20 @@ class LineChart:
     height: int = 360
 
     def svg(self, standalone: bool = True) -> str:
-        """The picture; ``standalone`` brings its own style, else the page around it must hold ``theme.css``."""
+        """SVG element; ``standalone`` includes its style, else the surrounding page must include ``theme.css``."""
         return _Drawing(self).svg(standalone)
 
     def compact(self) -> LineChart | None:
-        """The same chart for a narrow screen, where this one would become too small to read."""
+        """Variant of the chart for narrow screens."""
         return replace(self, width=360, height=270) if self.width >= _COMPACT else None
 
     @cached_property
     def traces(self) -> list[Trace]:
-        """What is drawn, thinned to what the width can show."""
+        """Lines as drawn, downsampled to the chart's width."""
         return [trace for i, line in enumerate(self.lines) for trace in traces(line, i, 2 * self.width, self.x_log)]
 
     def data(self) -> dict[str, Any]:
-        """The drawn values, for readers of the page and its pointer."""
+        """Drawn values, embedded in the page and used for pointer tooltips."""
         shown = [
             {"name": t.name, "colour": t.colour, "x": [_digits(x, 9) for x, _ in t.points], "y": [_digits(y, 5) for _, y in t.points]}
             for t in self.traces
@@ -66,7 +66,7 @@ def _digits(value: float, digits: int) -> float:
 
 
 class _Drawing:
-    """Where everything of one chart lies."""
+    """Layout of one chart."""
 
     def __init__(self, chart: LineChart) -> None:
         self.chart = chart
@@ -101,7 +101,7 @@ class _Drawing:
         return frame.svg(size, chart.title, self._description(), frame.lines(body), standalone, data_plot=plot, **axes)
 
     def _description(self) -> str:
-        """What the chart shows, in words: each line's first, lowest, highest and last value."""
+        """Text alternative: first, lowest, highest and last value of each line."""
         told = [self.chart.description] if self.chart.description else []
         for trace in self.traces:
             values = [y for _, y in trace.points if drawable(y)]
@@ -153,7 +153,7 @@ class _Drawing:
         return tag("circle", about, cx=self.px(x), cy=self.py(y), r=3.5, class_=f"point s{trace.colour % frame.COLOURS}")
 
     def _gaps(self) -> Iterator[Markup]:
-        """Where a line has no place on the axis: a band over the whole height with what stood there instead."""
+        """Bands over the full height where a line has values that cannot be drawn (NaN, infinite, not positive)."""
         bands = [(run[0], run[-1], t.name) for t in self.traces for fits, run in runs(t.points, self.y.log) if not fits]
         covered = float("-inf")
         for (x, y), (end, _), name in sorted(bands, key=lambda band: band[0][0]):
@@ -169,7 +169,7 @@ class _Drawing:
             yield text(start - 4 if at_end else covered + 4, self.bottom - 6, what, anchor="end" if at_end else None, class_="gap-mark")
 
     def _ends(self) -> list[tuple[Trace, tuple[float, float]]]:
-        """Each full stroke with its last point that can be drawn, from the top down."""
+        """(trace, last drawable point) of each full line, from top to bottom."""
         found = []
         for trace in self.traces:
             drawn = [point for point in trace.points if drawable(point[1], self.y.log)]
@@ -185,7 +185,7 @@ class _Drawing:
         return f"{self._line_name(trace)} {fixed(value)}" if len(self.chart.lines) > 1 else short(value)
 
     def _names_fit(self) -> bool:
-        """True if there is room beside the plot, and every line ends near it."""
+        """True if labels at the line ends fit: enough margin, and every line ends near it."""
         if self.chart.width < _COMPACT or len(self.ends) * 16 > self.chart.height - 70:
             return False
         return all(self.x.place(end[0]) > 0.9 and text_width(self._end_label(trace)) < self.chart.width / 4 for trace, end in self.ends)
@@ -197,7 +197,7 @@ class _Drawing:
             yield text(self.right + 9, y, label, class_=f"name s{trace.colour % frame.COLOURS}")
 
     def _legend_places(self) -> list[tuple[float, int, Trace, str]]:
-        """Where each line's name stands: distance from the left, row."""
+        """(x, row, trace, label) of each legend entry."""
         x, row, places = 0.0, 0, []
         for trace, _ in sorted(self.ends, key=lambda end: end[0].colour):
             label = frame.shortened(self._end_label(trace), self.chart.width - 24)
@@ -214,7 +214,7 @@ class _Drawing:
 
 
 def _from_zero(scale: Scale) -> Scale:
-    """An axis that begins close above 0, as steps do, begins at 0."""
+    """Extend an axis that starts just above 0, such as steps, to 0."""
     return Scale(0.0, scale.high) if not scale.log and 0 < scale.low < 0.05 * scale.high else scale
 
 

@@ -1,4 +1,4 @@
-"""How an exam looks on a page: its figures as cards and a table, what people look at as sections."""
+"""Evaluation results on a report page: metrics as cards and a table, details as sections."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from qkv.report.page import Page
 from qkv.report.sections import add_sections
 
 BESIDE_THE_POINT = ("loss", "perplexity", "targets", "seconds", "bits_per_token", "bits_per_byte", "bits_per_character")
-"""Figures that are not what the task is judged by."""
+"""Metrics that are not headline metrics of a task."""
 _SHOWN = 3
 _KNOWN_AS = {"f1": "F1", "bleu": "BLEU", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 
 ERRORS = frozenset({"loss", "perplexity", "rmse", "mae", "bits_per_token", "bits_per_character", "bits_per_byte"})
-"""Figures that are better where they are lower."""
+"""Metrics for which lower is better."""
 
 Splits = Mapping[str, Mapping[str, Any]]
-"""By split ``figures``, ``sections`` and ``notes``."""
+"""Split -> ``figures`` (metrics), ``sections`` and ``notes``."""
 
 
 def words(figure: str) -> str:
-    """The name of a figure as people read it."""
+    """Display name of a metric."""
     return " ".join(_KNOWN_AS.get(word, word) for word in figure.split("_"))
 
 
 def named(figure: str) -> str:
-    """The name of a figure as a title."""
+    """Display name of a metric as a title."""
     return words(figure)[:1].upper() + words(figure)[1:]
 
 
 def judged(splits: Splits) -> str:
-    """The split whose figures count: test, if there is one."""
+    """Split used for headline metrics: test, if there is one."""
     return "test" if "test" in splits else next(iter(splits), "")
 
 
 def headline(splits: Splits) -> list[tuple[str, str, str]]:
-    """Cards for the figures that the task is judged by, each with the part that it is of; those of other parts stand beside it by name."""
+    """Cards (title, value, note) of the headline metrics; the note gives the values on other splits."""
     split = judged(splits)
     figures = splits[split]["figures"] if split else {}
     chosen = [(name, value) for name, value in figures.items() if name not in BESIDE_THE_POINT and value is not None]
@@ -45,39 +45,39 @@ def headline(splits: Splits) -> list[tuple[str, str, str]]:
 
 
 def _elsewhere(splits: Splits, split: str, name: str) -> str:
-    """The same figure on the other parts."""
+    """Values of the metric on the other splits."""
     others = [(other, exam["figures"].get(name)) for other, exam in splits.items() if other != split]
     return ", ".join(f"{other} {fixed(value)}" for other, value in others if value is not None)
 
 
 def chosen_by(figure: str) -> str:
-    """Criterion by which weights were chosen among the validations, such as ``lowest validation loss``."""
+    """Selection criterion of the best weights, such as ``lowest validation loss``."""
     return f"{'lowest' if figure in ERRORS else 'highest'} validation {words(figure)}"
 
 
 def rows(splits: Splits) -> list[list[Any]]:
-    """A row a figure: its name, then its value on each split."""
+    """One row per metric: name, then its value on each split."""
     names = list(dict.fromkeys(name for exam in splits.values() for name in exam["figures"]))
     return [[words(name), *(exam["figures"].get(name) for exam in splits.values())] for name in names]
 
 
 def _parts(splits: Splits) -> str:
-    return f"the {' and the '.join(splits)} part{'s' * (len(splits) > 1)}"
+    return f"the {' and the '.join(splits)} split{'s' * (len(splits) > 1)}"
 
 
 def add_exam(page: Page, splits: Splits, step: int, best: str = "") -> None:
-    """The figures of all splits as a table, and the sections of the one that counts. ``best``: the figure that chose the weights."""
+    """Add a table of metrics of all splits, and the sections of the headline split. ``best``: metric that selected the weights."""
     which = f", which had the {chosen_by(best)}," if best else ""
-    with page.section("Exam"):
-        page.prose(f"The weights of step {step:,}{which} on all of {_parts(splits)}.")
-        page.table(["figure", *splits], rows(splits))
+    with page.section("Evaluation"):
+        page.prose(f"Weights of step {step:,}{which} evaluated on all of {_parts(splits)}.")
+        page.table(["metric", *splits], rows(splits))
         for note in dict.fromkeys(note for exam in splits.values() for note in exam["notes"]):
             page.prose(note)
     add_sections(page, splits[judged(splits)]["sections"])
 
 
 def exam_report(title: str, lead: str, splits: Splits, step: int, best: str = "") -> str:
-    """One self-contained page about an exam alone; ``best`` as in ``add_exam``."""
+    """Self-contained HTML page of one evaluation; ``best`` as in ``add_exam``."""
     page = Page(title)
     page.data["exam"] = {split: dict(exam["figures"]) for split, exam in splits.items()}
     page.header(lead)

@@ -1,4 +1,4 @@
-"""Numbers as people read them: 1.23M, 3 min 12 s, 48.2 MB."""
+"""Human-readable numbers: 1.23M, 3 min 12 s, 48.2 MB."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _UNITS = [(1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "
 
 
 def short(value: float, digits: int = 3) -> str:
-    """``digits`` significant digits, with a suffix from ten thousand on: 1.23M, 48.2k, 9,876, 0.0123, 3e-5."""
+    """Format with ``digits`` significant digits and, from ten thousand, a suffix: 1.23M, 48.2k, 9,876, 0.0123, 3e-5."""
     if not math.isfinite(value):
         return _nonfinite(value)
     rounded = float(f"{value:.{digits}g}")
@@ -21,17 +21,17 @@ def short(value: float, digits: int = 3) -> str:
 
 
 def plain(value: float, digits: int = 3) -> str:
-    """``digits`` significant digits, no zeros at the end, exponents without padding."""
+    """Format with ``digits`` significant digits, no trailing zeros, exponents without padding."""
     return re.sub(r"e([+-])0*", lambda m: "e-" if m[1] == "-" else "e", f"{value:.{digits}g}")
 
 
 def place(value: float) -> str:
-    """A step or another place on an axis: whole numbers in full."""
+    """Format a step or another axis position: whole numbers in full."""
     return f"{value:,.0f}" if abs(value) < 1e9 and value == round(value) else short(value, 6)
 
 
 def fixed(value: float, digits: int = 4) -> str:
-    """A loss or another figure near one: ``digits`` significant digits, trailing zeros kept."""
+    """Format a loss or another metric: ``digits`` significant digits, trailing zeros kept."""
     if not math.isfinite(value):
         return _nonfinite(value)
     if value == 0 or not 1e-3 <= abs(value) < 1e4:
@@ -45,7 +45,7 @@ def _nonfinite(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Bytes in powers of a thousand: 48.2 MB."""
+    """Format bytes in powers of 1000: 48.2 MB."""
     for unit, prefix in _UNITS:
         if value >= 0.9995 * unit:
             return f"{value / unit:.3g} {prefix}B"
@@ -53,7 +53,7 @@ def size(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """The two largest units: 850 ms, 4.2 s, 3 min 12 s, 2 h 05 min, 3 d 4 h."""
+    """Format a duration in its two largest units: 850 ms, 4.2 s, 3 min 12 s, 2 h 05 min, 3 d 4 h."""
     if not math.isfinite(seconds):
         return "–"
     if seconds < 0.9995:
@@ -73,7 +73,7 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """A length of time as on a clock: 0:41, 12:05, 3:07:22."""
+    """Format a duration as [h:]m:ss: 0:41, 12:05, 3:07:22."""
     if not math.isfinite(seconds):
         return "–:––"
     whole = max(0, round(seconds))
@@ -82,7 +82,7 @@ def clock(seconds: float) -> str:
 
 
 def cell(value: object) -> str:
-    """What a table shows: whole numbers in full, others to four digits, yes and no, nothing for None."""
+    """Format a table cell: integers in full, floats with four digits, booleans as yes/no, None as empty."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -91,6 +91,6 @@ def cell(value: object) -> str:
 
 
 def all_numbers(values: Iterable[object]) -> bool:
-    """True if a column of ``values`` is set to the right: it holds numbers and nothing else but gaps."""
+    """True if a column holds only numbers and None, and is therefore right-aligned."""
     given = [value for value in values if value is not None]
     return bool(given) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in given)

@@ -1,4 +1,4 @@
-"""What every chart shares: the SVG element around it, the width of words, labels that keep apart."""
+"""Common parts of charts: the SVG element, text widths, label spacing."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from importlib.resources import files
 from qkv.report.markup import Markup, join, tag
 
 COLOURS = 6
-"""How many series colours the theme has; further series repeat them with dashes."""
+"""Number of series colours of the theme; further series reuse them with dashes."""
 
 
 @cache
 def asset(name: str) -> str:
-    """The text of a style sheet or script that lies in this folder."""
+    """Contents of a style sheet or script in this folder."""
     return files("qkv.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def svg(size: tuple[float, float], title: str, description: str, body: Markup, standalone: bool, **data: object) -> Markup:
-    """The SVG element, as wide as its surroundings; ``standalone`` carries its own style.
+    """SVG element that scales to its container; ``standalone`` includes its style.
 
-    Screen readers say the label, which holds title and description and with them the values: many say nothing of ``desc``.
+    The label for screen readers holds title and description (with the values), since many ignore ``desc``.
     """
     width, height = size
     style = tag("style", Markup(asset("theme.css"))) if standalone else None
@@ -43,18 +43,18 @@ def svg(size: tuple[float, float], title: str, description: str, body: Markup, s
 
 
 def text(x: float, y: float, *content: object, anchor: str | None = None, class_: str | None = None) -> Markup:
-    """Words with their baseline at (x, y); ``anchor`` is ``middle`` or ``end``."""
+    """Text element with its baseline at (x, y); ``anchor`` is ``middle`` or ``end``."""
     return tag("text", *content, x=float(x), y=float(y), text_anchor=anchor, class_=class_)
 
 
 def heading(title: str, unit: str = "") -> Markup:
-    """The chart's title with its unit beside it."""
+    """Title of a chart and its unit."""
     beside = tag("tspan", unit, dx=8, style="font-weight:400;font-size:12px;fill:var(--muted)") if unit else None
     return text(0, 15, title, beside, class_="title")
 
 
 def text_width(words: str, size: float = 12) -> float:
-    """About how wide ``words`` are in a sans-serif face of ``size``, from above rather than from below."""
+    """Estimated width of ``words`` in a sans-serif font of ``size``, rounded up."""
     return size * sum(_em(character) for character in words)
 
 
@@ -67,7 +67,7 @@ def _em(character: str) -> float:
 
 
 def apart(places: list[float], distance: float, low: float, high: float) -> list[float]:
-    """The rising ``places`` moved as little as needed to be ``distance`` apart and, if there is room, inside [low, high]."""
+    """Move ascending ``places`` as little as needed to be ``distance`` apart and, if possible, inside [low, high]."""
     moved = list(places)
     for i in range(1, len(moved)):
         moved[i] = max(moved[i], moved[i - 1] + distance)
@@ -79,7 +79,7 @@ def apart(places: list[float], distance: float, low: float, high: float) -> list
 
 
 def shortened(words: str, width: float, size: float = 12) -> str:
-    """``words``, cut with … to fit ``width``."""
+    """``words``, truncated with … to fit ``width``."""
     if text_width(words, size) <= width:
         return words
     while words and text_width(words + "…", size) > width:
@@ -88,11 +88,11 @@ def shortened(words: str, width: float, size: float = 12) -> str:
 
 
 def stroke_class(series: int) -> str:
-    """The classes of the colour and dash of the series with this number."""
+    """CSS classes for colour and dash of a series."""
     dash = series // COLOURS % 3
     return f"s{series % COLOURS}" + (f" d{dash}" if dash else "")
 
 
 def lines(pieces: list[Markup]) -> Markup:
-    """Pieces one under the other, so that the source can be read."""
+    """Join pieces with line breaks, for readable source."""
     return join(Markup(piece + "\n") for piece in pieces)

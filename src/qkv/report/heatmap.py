@@ -1,4 +1,4 @@
-"""Heat maps as plain SVG: attention maps, confusion matrices, anything with a value for each row and column."""
+"""Heat maps as plain SVG: attention maps, confusion matrices."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from qkv.report.markup import Markup, tag
 from qkv.report.scale import Scale, drawable
 
 _ANCHORS = [(16, 22, 58), (31, 61, 124), (27, 107, 150), (38, 152, 152), (98, 190, 130), (180, 219, 106), (253, 241, 122)]
-"""From low to high; lightness rises throughout, so the order survives grey print and every form of colour blindness."""
+"""Colour scale from low to high. Lightness is monotonic, so the order survives greyscale print and colour blindness."""
 
 _MOST_TOLD, _LARGEST_TOLD = 100, 10
-"""Values up to which a screen reader is told all, and how many of more."""
+"""Maximum number of values in the text alternative, and number of largest values listed for larger maps."""
 _MOST_CELLS = 400
-"""Up to here each cell is an element with its own words; beyond, the map is one embedded image."""
+"""Maximum number of cells drawn as SVG elements; larger maps are one embedded image."""
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """``values[row][column]`` as colour; None and NaN stay blank. ``low`` and ``high`` fix the ends of the colours.
+    """Heat map of ``values[row][column]``; None and NaN stay blank. ``low`` and ``high`` set the range of the colour scale.
 
-    Row and column names may be empty. ``numbers`` writes each value into its cell, where there is room; ``written`` are words to write
-    there instead, a word a cell, such as the counts of which the colours are shares.
+    Row and column names may be empty. ``numbers`` prints the value in each cell if it fits; ``written`` gives other text per cell, such as
+    counts where colours show fractions.
     """
 
     title: str
@@ -48,27 +48,27 @@ class HeatMap:
     width: int = 360
 
     def svg(self, standalone: bool = True) -> str:
-        """The picture; ``standalone`` brings its own style, else the page around it must hold ``theme.css``."""
+        """SVG element; ``standalone`` includes its style, else the surrounding page must include ``theme.css``."""
         return _Drawing(self).svg(standalone)
 
     def data(self) -> dict[str, Any]:
-        """The values, for readers of the page."""
+        """Values of the map, embedded in the page."""
         told = {"title": self.title, "rows": list(self.rows), "columns": list(self.columns), "values": [list(row) for row in self.values]}
         return told | ({"written": [list(row) for row in self.written]} if self.written else {})
 
     def compact(self) -> None:
-        """A map is as readable as its cells at every width."""
+        """None: there is no variant for narrow screens."""
 
 
 def colour(share: float) -> tuple[int, int, int]:
-    """Red, green and blue (0 to 255) at ``share`` of the way from low (0) to high (1)."""
+    """RGB colour (0 to 255) at position ``share`` of the scale, 0 (low) to 1 (high)."""
     place = min(max(share, 0.0), 1.0) * (len(_ANCHORS) - 1)
     i = min(int(place), len(_ANCHORS) - 2)
     return tuple(round(a + (b - a) * (place - i)) for a, b in zip(_ANCHORS[i], _ANCHORS[i + 1], strict=True))  # type: ignore[return-value]
 
 
 def _name(names: Sequence[str], number: int) -> str:
-    """The name of a row or column; its number, counted from 1, where it has none."""
+    """Name of a row or column; default: its number, counted from 1."""
     return names[number] if number < len(names) else str(number + 1)
 
 
@@ -108,7 +108,7 @@ class _Drawing:
         return frame.svg(size, chart.title, f"{chart.description} {about}".strip(), frame.lines(body), standalone)
 
     def _told(self) -> str:
-        """The values in words: every row of a small map, the largest values of a large one."""
+        """Text alternative: all rows of a small map, the largest values of a large one."""
         cells = [(i, j, v) for i, row in enumerate(self.chart.values) for j, v in enumerate(row) if v is not None and drawable(v)]
         if len(cells) <= _MOST_TOLD:
             rows = [[self._value(i, j) for k, j, _ in cells if k == i] for i in range(self.height)]
@@ -117,7 +117,7 @@ class _Drawing:
         return f"Largest: {'; '.join(f'{_name(self.chart.rows, i)}, {self._value(i, j)}' for i, j, _ in largest)}."
 
     def _value(self, row: int, column: int) -> str:
-        """The name of a column and what stands in the cell."""
+        """Column name and cell value."""
         value = self.chart.values[row][column]
         written = self.chart.written[row][column] if self.chart.written else short(value if value is not None else math.nan)
         return f"{_name(self.chart.columns, column)} {written}"
@@ -170,7 +170,7 @@ class _Drawing:
                 yield text(x, y, name, anchor="middle", class_="strong")
 
     def _key(self) -> Iterator[Markup]:
-        """The colours beside the map, high above low, with the values at their ends."""
+        """Colour bar beside the map, labelled at both ends."""
         steps, high = 24, max(60.0, min(160.0, self.bottom - self.top))
         x = self.right + 12
         for i in range(steps):
@@ -186,7 +186,7 @@ class _Drawing:
 
 
 def png(shares: Sequence[Sequence[float | None]]) -> bytes:
-    """A PNG of one pixel a value: an index into 255 colours, None transparent (RFC 2083)."""
+    """PNG with one pixel per value, indexed into 255 colours; None is transparent (RFC 2083)."""
     palette = b"".join(bytes(colour(i / 254)) for i in range(255)) + b"\0\0\0"
     pixels = (bytes(255 if s is None else round(min(max(s, 0.0), 1.0) * 254) for s in row) for row in shares)
     header = struct.pack(">IIBBBBB", len(shares[0]), len(shares), 8, 3, 0, 0, 0)

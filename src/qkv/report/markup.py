@@ -1,4 +1,4 @@
-"""Elements of HTML and SVG as text that is escaped by its type: a plain ``str`` is always escaped, a ``Markup`` never."""
+"""Build HTML and SVG with escaping by type: ``str`` is always escaped, ``Markup`` never."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ _SHAPES = {"rect", "path", "line", "circle", "image"}
 
 
 class Markup(str):
-    """Text that is already valid markup."""
+    """String that is already valid markup."""
 
     __slots__ = ()
 
 
 def visible(text: object) -> str:
-    """``text`` with every character that XML forbids or a terminal obeys shown as a symbol: NUL as ␀, a lone surrogate as �.
+    """Replace characters that XML forbids or that control a terminal by symbols: NUL by ␀, a lone surrogate by �.
+
 
     Line ends become ``\\n``; tabs and line ends stay.
     """
@@ -36,12 +37,12 @@ def _symbol(match: re.Match[str]) -> str:
 
 
 def escape(text: object) -> Markup:
-    """``text`` as markup: safe inside elements and quoted attributes, of HTML and of XML."""
+    """Escape ``text`` for elements and quoted attributes of HTML and XML."""
     return text if isinstance(text, Markup) else Markup(visible(text).translate(_SPECIAL))
 
 
 def tag(element: str, *children: object, **attributes: object) -> Markup:
-    """One element. ``None`` and ``False`` leave an attribute or a child out; ``class_`` is ``class`` and ``data_x`` is ``data-x``."""
+    """One element. Attributes and children that are ``None`` or ``False`` are omitted; ``class_`` means ``class``, ``data_x`` ``data-x``."""
     names = "".join(_attribute(name, value) for name, value in attributes.items() if value is not None and value is not False)
     if element in _VOID:
         return Markup(f"<{element}{names}>")
@@ -58,24 +59,24 @@ def _attribute(name: str, value: object) -> str:
 
 
 def join(children: Iterable[object]) -> Markup:
-    """The children one after the other."""
+    """Concatenate markup."""
     return Markup("".join(escape(child) for child in children if child is not None and child is not False))
 
 
 def number(value: float) -> str:
-    """A coordinate to a tenth, as short as it can be written."""
+    """Format a coordinate with at most one decimal."""
     text = f"{value:.1f}"
     return text[:-2] if text.endswith(".0") else text
 
 
 def script_json(data: Any) -> Markup:
-    """``data`` as strict JSON that is safe inside a script element; NaN and infinities become null."""
+    """Strict JSON that is safe inside a script element; NaN and infinities become null."""
     text = json.dumps(finite(data), separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def finite(data: Any) -> Any:
-    """``data`` with every number that JSON cannot write replaced by null."""
+    """``data`` with NaN and infinities replaced by None."""
     if isinstance(data, float):
         return data if math.isfinite(data) else None
     if isinstance(data, dict):

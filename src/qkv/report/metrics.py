@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one JSON object a line, appended while a run goes on, whole again after any crash."""
+"""``metrics.jsonl``: append-only log of a run, one JSON object per line, repaired after a crash."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import Any
 from qkv.spec.errors import UserError
 
 FLAG = "nonfinite"
-"""The key under which a row names its numbers that JSON cannot write: ``{"loss": null, "nonfinite": {"loss": "nan"}}``."""
+"""Key for numbers that JSON cannot represent: ``{"loss": null, "nonfinite": {"loss": "nan"}}``."""
 
 _FLUSH_SECONDS = 1.0
 
 
 class MetricsLog:
-    """Appends rows to ``path``, which is made if it does not exist; a torn last line is repaired.
+    """Append rows to ``path``, created if missing; an incomplete last line is repaired.
 
-    Rows reach the file together: at the first ``write`` a second or more after the last time, at ``flush`` and at ``close``. Before a
-    checkpoint calls ``flush(durable=True)``, so that a run resumed from it has every row up to its step. Raises OSError where the file cannot
-    be written; what was not written is kept for the next attempt. Raises UserError for a file that holds something else.
+    Rows are buffered and written at ``flush``, at ``close`` and by a ``write`` at least one second after the previous one. Saving a
+    checkpoint calls ``flush(durable=True)`` first, so that a resumed run has every row up to its step. Raises OSError if the file cannot be
+    written; unwritten rows are kept for the next attempt. Raises UserError for a file with other contents.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -35,13 +35,13 @@ class MetricsLog:
         self._file = _open(self.path)
 
     def write(self, **row: Any) -> None:
-        """Append one row. Values are numbers, text, booleans or None; 0-dimensional arrays and tensors count as numbers."""
+        """Append one row. Values: numbers, strings, booleans, None, or 0-dimensional arrays and tensors."""
         self._waiting += _encode(row)
         if time.monotonic() - self._flushed >= _FLUSH_SECONDS:
             self.flush()
 
     def flush(self, durable: bool = False) -> None:
-        """Hand every row to the operating system; ``durable`` waits until the disk has them."""
+        """Write all buffered rows; ``durable`` also syncs the file to disk."""
         self._flushed = time.monotonic()
         try:
             while self._waiting:
@@ -52,7 +52,7 @@ class MetricsLog:
             raise OSError(error.errno, error.strerror, str(self.path)) from None
 
     def truncate_after(self, step: int) -> None:
-        """Drop the rows of later steps, and what was logged after them without a step; the file is replaced whole or not at all."""
+        """Remove rows after ``step``, including rows without a step that follow them; the file is replaced atomically."""
         self.flush()
         lines = b"".join(_kept(self.path, step))
         if len(lines) == os.fstat(self._file).st_size:
@@ -62,7 +62,7 @@ class MetricsLog:
         self._file = _open(self.path)
 
     def close(self) -> None:
-        """Flush and close; a second call does nothing."""
+        """Flush and close; further calls do nothing."""
         if self._file < 0:
             return
         try:
@@ -79,16 +79,16 @@ class MetricsLog:
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Every whole row, NaN and infinities restored; a torn last line is left out.
+    """Read all complete rows, with NaN and infinities restored; an incomplete last line is skipped.
 
-    Raises UserError for a line before the last that is not a JSON object, FileNotFoundError where there is no file.
+    Raises UserError for an earlier line that is not a JSON object, FileNotFoundError if there is no file.
     """
     return [_restored(row) for _, row in _rows(Path(path))]
 
 
 def _encode(row: dict[str, Any]) -> bytes:
     if FLAG in row:
-        raise ValueError(f"the name {FLAG!r} is kept for numbers that JSON cannot write; give the figure another name")
+        raise ValueError(f"the name {FLAG!r} is reserved for numbers that JSON cannot represent; give the metric another name")
     plain = {key: _plain(key, value) for key, value in row.items()}
     wild = {key: str(value) for key, value in plain.items() if isinstance(value, float) and not math.isfinite(value)}
     if wild:
@@ -98,7 +98,7 @@ def _encode(row: dict[str, Any]) -> bytes:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """``value`` as JSON has it. A float is itself: its shortest decimal form reads back as the same number."""
+    """Convert ``value`` to a JSON type. Floats are kept: their shortest decimal form reads back exactly."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -114,16 +114,14 @@ def _restored(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Each line with its row; stops silently before a torn last line."""
+    """(line, row) of each complete line; an incomplete last line is skipped."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             row = _row(line)
             if row is not None:
                 yield line, row
             elif line.strip() and file.read(1):
-                raise UserError(
-                    f"{path}:{number}: each line is one JSON object, and this one is not; the file was changed by something else"
-                )
+                raise UserError(f"{path}:{number}: this line is not a JSON object; the file was changed by another program")
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
@@ -149,25 +147,23 @@ def _open(path: Path) -> int:
 
 
 def _repair(path: Path) -> None:
-    """End the last line if it is whole and remove it if it is not."""
+    """Terminate the last line if it is complete, else remove it."""
     with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
         end = file.seek(0, os.SEEK_END)
         start = _last_line(file, end)
         file.seek(start)
         line = file.read()
         if _row(line) is None:
-            # What a crash tears begins as our lines do, or as zeros after a power cut; anything else is somebody's file.
+            # An incomplete line of a crash begins like a row, or with zeros after a power cut; anything else is another file.
             if line.strip(b"\0\r\n\t ") and not line.startswith(b"{"):
-                raise UserError(
-                    f"{path}: this is not a log of metrics, whose lines are JSON objects; give another name or move the file away"
-                )
+                raise UserError(f"{path}: this is not a metrics log, whose lines are JSON objects; use another name or move the file")
             file.truncate(start)
         elif not line.endswith(b"\n"):
             file.write(b"\n")
 
 
 def _last_line(file: Any, end: int) -> int:
-    """Where the last line of a file of ``end`` bytes begins; its own line end does not count."""
+    """Offset of the last line of a file of ``end`` bytes, ignoring its own line break."""
     size = 4096
     while True:
         start = max(0, end - size)
@@ -179,7 +175,7 @@ def _last_line(file: Any, end: int) -> int:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write ``path`` anew by way of a file beside it, so that a crash leaves the old one or the new one."""
+    """Replace ``path`` atomically by writing a temporary file and renaming it."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -195,7 +191,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename outlive a power cut, where the system lets a folder be opened."""
+    """Sync a folder so that a rename survives a power cut, if the system supports it."""
     with contextlib.suppress(PermissionError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -205,7 +201,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 class TensorBoardLog:
-    """The numbers of each row as TensorBoard scalars in ``folder``, text as text. Raises ImportError if TensorBoard is not installed."""
+    """Write numbers as TensorBoard scalars and strings as text to ``folder``. Raises ImportError if TensorBoard is not installed."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         try:
@@ -215,7 +211,7 @@ class TensorBoardLog:
         self._writer = SummaryWriter(str(folder))
 
     def write(self, **row: Any) -> None:
-        """Add one row at its ``step``; None is left out."""
+        """Add one row at its ``step``; None values are skipped."""
         step = row.get("step")
         for key, value in row.items():
             if key == "step" or value is None:
@@ -226,5 +222,5 @@ class TensorBoardLog:
                 self._writer.add_scalar(key, value, step)
 
     def close(self) -> None:
-        """Write what is waiting and close."""
+        """Flush and close."""
         self._writer.close()

@@ -1,4 +1,4 @@
-"""A page that is one file: prose, key figures, charts, tables, code and samples, with the figures inside it as JSON."""
+"""Self-contained HTML page: text, key metrics, charts, tables, code and samples, with the data embedded as JSON."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Tone = Literal["", "good", "danger", "accent"]
 
 
 class Chart(Protocol):
-    """A picture with its data."""
+    """A chart with its data."""
 
     def svg(self, standalone: bool = True) -> str: ...
 
     def data(self) -> dict[str, Any]: ...
 
     def compact(self) -> Chart | None:
-        """The form for a narrow screen; None if the picture needs no other."""
+        """Variant for narrow screens; None if not needed."""
         ...
 
 
 class Page:
-    """Built from the top down; ``html()`` is the page so far.
+    """HTML page built from top to bottom; ``html()`` returns the page so far.
 
-    Everything that is given is escaped. The page loads nothing and runs only its own script, which a browser checks by its hash.
-    ``data`` is embedded as JSON in ``<script type="application/json" id="data">`` beside the values of every chart.
+    All input is escaped. The page loads nothing and runs only its own script, which the browser verifies by its hash.
+    ``data`` and the values of every chart are embedded as JSON in ``<script type="application/json" id="data">``.
     """
 
     def __init__(self, title: str, refresh: int | None = None) -> None:
@@ -43,39 +43,39 @@ class Page:
         self._blocks: list[Markup] = []
 
     def header(self, lead: str = "", status: str = "", tone: Tone = "") -> None:
-        """The title, a pill with the status beside it, and one sentence below."""
+        """Add the title, a status badge and one sentence below."""
         pill = tag("span", status, class_=f"pill {tone}".strip()) if status else None
         headline = tag("div", tag("h1", self.title), pill, class_="headline")
         self._add(tag("header", headline, tag("p", lead) if lead else None))
 
     @contextmanager
     def section(self, heading: str) -> Iterator[None]:
-        """What is added inside stands under ``heading``."""
+        """Context manager: content added inside is placed under ``heading``."""
         yield from self._inside("section", tag("h2", heading))
 
     @contextmanager
     def details(self, label: str, preview: str = "", open_: bool = False) -> Iterator[None]:
-        """What is added inside is folded away behind ``label``, with the start of ``preview`` beside it."""
+        """Context manager: content added inside is collapsed under ``label``, with the start of ``preview`` beside it."""
         shown = " ".join(preview[:400].split())[:160]
         beside = tag("span", shown, class_="preview") if shown else None
         yield from self._inside("details", tag("summary", tag("span", label, class_="label"), beside), open=open_)
 
     def prose(self, text: str) -> None:
-        """Paragraphs, parted by empty lines."""
+        """Add paragraphs, separated by empty lines."""
         for paragraph in re.split(r"\n\s*\n", text.strip()):
             self._add(tag("p", paragraph))
 
     def note(self, text: str, tone: Tone = "") -> None:
-        """A sentence that must not be missed."""
+        """Add a highlighted sentence."""
         self._add(tag("p", text, class_=f"note {tone}".strip()))
 
     def progress(self, done: float, total: float, label: str) -> None:
-        """How much of the work is done, as a bar with ``label`` below."""
+        """Add a progress bar with ``label`` below."""
         bar = tag("progress", value=f"{done:g}", max=f"{total:g}", aria_label=label)
         self._add(tag("div", bar, tag("div", label, class_="beside"), class_="progress"))
 
     def cards(self, cards: Sequence[tuple[str, str, str]]) -> None:
-        """Key figures: what it is, its value, a few words beside it."""
+        """Add cards (title, value, note)."""
         made = [
             tag("div", tag("dt", name), tag("dd", value, class_="value"), tag("dd", beside, class_="beside"), class_="card")
             for name, value, beside in cards
@@ -83,7 +83,7 @@ class Page:
         self._add(tag("dl", *made, class_="cards"))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """A table; columns that hold only numbers are set to the right. Empty ``columns`` leave the head out."""
+        """Add a table; numeric columns are right-aligned. Empty ``columns``: no header."""
         count = max([len(columns), *(len(row) for row in rows)])
         numeric = [all_numbers([row[i] for row in rows if i < len(row)]) for i in range(count)]
         classes = ["number" if n else None for n in numeric]
@@ -96,31 +96,31 @@ class Page:
         self._add(tag("div", tag("table", head, tag("tbody", *body)), class_="scroll"))
 
     def chart(self, chart: Chart) -> None:
-        """A chart over the whole width; on a narrow screen its compact form."""
+        """Add a chart of full width; narrow screens show its compact variant."""
         self._add(self._figure(chart))
 
     def picture(self, chart: Chart, width: int) -> None:
-        """A chart that is ``width`` CSS pixels wide where there is room for them, and never wider."""
+        """Add a chart of at most ``width`` CSS pixels."""
         self._add(self._figure(chart, width))
 
     def charts(self, charts: Sequence[Chart]) -> None:
-        """Several charts beside each other, where there is room."""
+        """Add several charts side by side, if they fit."""
         self._add(tag("div", *(self._figure(chart) for chart in charts), class_="charts"))
 
     def drawing(self, markup: Markup) -> None:
-        """Markup made elsewhere, as it is."""
+        """Add markup unchanged."""
         self._add(markup)
 
     def code(self, text: str, language: str = "") -> None:
-        """Text in a fixed-width face; ``yaml`` has its keys coloured, ``yaml`` and ``shell`` their lines of comment."""
+        """Add monospaced text; keys of ``yaml`` and comments of ``yaml`` and ``shell`` are coloured."""
         self._add(tag("pre", tag("code", *_coloured(text, language))))
 
     def sample(self, text: str) -> None:
-        """Text as a model wrote it: its line ends kept, characters without a picture made visible."""
+        """Add generated text: line breaks kept, control characters made visible."""
         self._add(tag("div", text, class_="sample"))
 
     def html(self) -> str:
-        """The whole page."""
+        """HTML of the page."""
         script = asset("page.js")
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"

@@ -1,4 +1,4 @@
-"""One live line for long work: how far, how well, how fast, how long still. Plain lines where nobody watches."""
+"""Progress display: one live line on a terminal (progress, metrics, rate, time left), plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _SPEED = "_per_second"
 
 
 class Progress:
-    """Shows ``description``, done of ``total`` ``unit``, figures, the rate and the time left on standard error.
+    """Show ``description``, progress out of ``total`` ``unit``, metrics, rate and time left on standard error.
 
-    On a terminal this is one line, drawn at most eight times a second; elsewhere a plain line at every tenth of the work and every ten
-    seconds, rarer in long runs. ``unit="bytes"`` counts in kB and MB. Without ``total`` there is no bar and no time left. An update between
-    two drawings costs about a microsecond.
+    On a terminal this is one line, redrawn at most eight times per second; elsewhere a plain line at every tenth of the work and every ten
+    seconds, less often in long runs. ``unit="bytes"`` counts in kB and MB. Without ``total`` there is no bar and no time left. An update
+    that is not drawn costs about a microsecond.
 
         with Progress("train", total=2000) as progress:
             for step in range(2000):
@@ -35,7 +35,7 @@ class Progress:
         self.unit = unit
         self.done = done
         self.after = 0.0
-        """Seconds of other work when all is done, which the time left includes."""
+        """Seconds of remaining work after the last step, included in the time left."""
         self.figures: dict[str, float | str | None] = {}
         self._stream = stream or sys.stderr
         self._display: _Live | _Lines | None = None
@@ -55,7 +55,7 @@ class Progress:
             self._display = None
 
     def update(self, done: int, **figures: float | str | None) -> None:
-        """Set how much is done and what is known: ``loss``, ``val_loss``, ``tokens_per_second`` (or what else is counted) or any other; a figure stays till replaced."""
+        """Set the amount done and any metrics, such as ``loss``, ``val_loss``, ``tokens_per_second``; a metric is shown until replaced."""
         self.done = done
         if figures:
             self.figures.update(figures)
@@ -64,16 +64,16 @@ class Progress:
             self._show(now)
 
     def advance(self, by: int) -> None:
-        """So much more is done."""
+        """Increase the amount done."""
         self.update(self.done + by)
 
     def note(self, text: str) -> None:
-        """A line of its own above the live one: a checkpoint was saved, a file was skipped."""
+        """Print a message on its own line above the live one."""
         if self._display is not None:
             self._display.note(visible(text))
 
     def parts(self) -> list[str]:
-        """What the line says, most important first; the bar apart."""
+        """Texts of the line except the bar, most important first."""
         told = [self._amount(), *self._figures()]
         if not any(map(_is_speed, self.figures)) and self.speed.rate:
             told.append(f"{self._count(self.speed.rate)}/s" if self.unit == "bytes" else f"{short(self.speed.rate)} {self.unit}/s")
@@ -82,7 +82,7 @@ class Progress:
         return told
 
     def share(self) -> float | None:
-        """How much of the whole is done, 0 to 1; None if the whole is not known."""
+        """Fraction done, 0 to 1; None if the total is unknown."""
         return min(1.0, max(0.0, self.done / self.total)) if self.total else None
 
     def _show(self, now: float) -> None:
@@ -104,7 +104,7 @@ class Progress:
         return "  ".join([*told, *self._figures()])
 
     def _figures(self) -> list[str]:
-        """Losses before speeds, else in the order in which they were first given."""
+        """Metrics as text, in order of first use, speeds last."""
         known = [(name, value) for name, value in self.figures.items() if value is not None]
         return [_figure(name, value) for name, value in sorted(known, key=lambda item: _is_speed(item[0]))]
 
@@ -126,7 +126,7 @@ def _is_terminal(stream: Any) -> bool:
 
 
 class _Speed:
-    """Work a second, the newest minutes weighing most. Sums of work and of time fade alike, so pauses count as they should."""
+    """Exponentially weighted rate: decayed sum of work / decayed sum of time, so that pauses count correctly."""
 
     def __init__(self, done: int) -> None:
         self.began = self._at = time.monotonic()
@@ -149,7 +149,7 @@ class _Speed:
 
 
 class _Lines:
-    """A plain line now and then, for logs and pipes."""
+    """Occasional plain lines, for logs and pipes."""
 
     def __init__(self, progress: Progress, stream: IO[str]) -> None:
         self.progress, self.stream = progress, stream
@@ -157,10 +157,10 @@ class _Lines:
         self._tenth = self._tenths()
 
     def show(self) -> float:
-        """Print if it is time to; how many seconds may pass before the next look."""
+        """Print if due; return the seconds until the next check."""
         now, tenth = time.monotonic(), self._tenths()
         waited = now - self._printed
-        # Over hours, a line each ten seconds would fill the log with the same words.
+        # In runs of hours, a line every ten seconds would flood the log.
         often = max(_LINE, self.progress.speed.seconds / 60)
         if waited >= often or (tenth > self._tenth and waited >= 1):
             self._printed, self._tenth = now, tenth
@@ -181,7 +181,7 @@ class _Lines:
 
 
 class _Live:
-    """The line on a terminal. Rich draws it, from this thread alone: the spinner turns when work was done."""
+    """Live line on a terminal, drawn by rich from this thread only: the spinner turns when work was done."""
 
     def __init__(self, progress: Progress, stream: IO[str]) -> None:
         from rich.console import Console
@@ -189,7 +189,7 @@ class _Live:
 
         self.progress = progress
         self.console = Console(file=stream, force_terminal=True)
-        # What others print appears above the line, but standard output stays itself when it goes to a file or a pipe.
+        # Other output appears above the line; standard output is not redirected when it goes to a file or a pipe.
         ours = stream is sys.stderr
         prints = ours and _is_terminal(sys.stdout)
         line = _Line(progress)
@@ -213,7 +213,7 @@ class _Live:
 
 
 class _Line:
-    """What fits of: spinner, description, bar, parts. The last parts go first where the terminal is narrow."""
+    """Spinner, description, bar and parts; on a narrow terminal the last parts are dropped first."""
 
     frames = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
     plain_frames = "|/-\\"
@@ -234,7 +234,7 @@ class _Line:
         least = 0 if share is None else 10
         room = options.max_width - line.cell_len - 1
         while len(parts) > 1 and sum(2 + len(part) for part in parts) + least > room:
-            # The amount and the time left stay longest.
+            # The amount and the time left are dropped last.
             parts.pop(-2 if len(parts) > 2 else -1)
         if share is not None:
             width = min(32, room - sum(2 + len(part) for part in parts) - 2)

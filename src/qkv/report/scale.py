@@ -1,4 +1,4 @@
-"""Axes: from values to places between 0 and 1, and the round numbers that label them."""
+"""Axis scales: map values to [0, 1] and choose round tick values."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from itertools import pairwise
 from qkv.report.figures import short
 
 LARGEST = 1e100
-"""Values beyond this are drawn as infinite, and below its inverse a logarithm ends: spans and ratios stay finite numbers."""
+"""Larger values are drawn as infinite, and logarithmic axes end at its inverse, so that spans and ratios stay finite."""
 
 _MANTISSAS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0))
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A linear or logarithmic axis from ``low`` to ``high``; ``low < high``, both positive where ``log``."""
+    """Linear or logarithmic axis from ``low`` to ``high``; ``low < high``, both positive if ``log``."""
 
     low: float
     high: float
@@ -25,7 +25,7 @@ class Scale:
 
     @classmethod
     def over(cls, values: Iterable[float], log: bool = False, pad: float = 0.0, zero: bool = False) -> Scale:
-        """The axis that holds every drawable value, longer by the share ``pad`` at both ends; ``zero`` makes it start there or below."""
+        """Axis that covers all drawable values plus the fraction ``pad`` at both ends; ``zero``: include 0."""
         drawn = [v for v in values if drawable(v, log)]
         low, high = (min(drawn), max(drawn)) if drawn else (1.0, 10.0) if log else (0.0, 1.0)
         if log:
@@ -41,23 +41,23 @@ class Scale:
         return cls(low if zero and low == 0 else low - room, high if zero and high == 0 else high + room)
 
     def place(self, value: float) -> float:
-        """Where ``value`` lies: 0 at ``low``, 1 at ``high``."""
+        """Position of ``value``: 0 at ``low``, 1 at ``high``."""
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, count: int = 5) -> list[float]:
-        """About ``count`` round numbers inside the axis, rising; at least two."""
+        """About ``count`` (at least two) ascending round numbers within the axis."""
         return _log_ticks(self.low, self.high, count) if self.log else _linear_ticks(self.low, self.high, count)
 
 
 def drawable(value: float | None, log: bool = False) -> bool:
-    """True if ``value`` has a place on an axis."""
+    """True if ``value`` can be drawn on an axis."""
     return value is not None and (1 / LARGEST <= value <= LARGEST if log else abs(value) <= LARGEST)
 
 
 def _linear_ticks(low: float, high: float, count: int) -> list[float]:
-    """The multiples of the smallest 1, 2 or 5 times a power of ten that gives few enough; two at the least."""
+    """Multiples of the smallest step 1, 2 or 5 · 10^k that gives few enough ticks; at least two."""
     span = high - low
     power = math.floor(math.log10(span / count))
     ladder = [(mantissa, exponent) for exponent in (power - 1, power, power + 1) for mantissa in (1, 2, 5)]
@@ -67,7 +67,7 @@ def _linear_ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def _multiples(low: float, high: float, mantissa: int, exponent: int) -> list[float]:
-    """The multiples of mantissa * 10^exponent in [low, high], each the float nearest to the decimal number."""
+    """Multiples of mantissa · 10^exponent in [low, high], each the float nearest to the decimal number."""
     step = mantissa * 10.0**exponent
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [float(f"{n * mantissa}e{exponent}") for n in range(first, last + 1)]
@@ -87,7 +87,7 @@ def _log_ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def labels(ticks: list[float], log: bool = False) -> list[str]:
-    """What stands at the ticks: one number of decimals and one unit on a linear axis, so that no two read the same."""
+    """Tick labels; on a linear axis all have the same unit and enough decimals to differ."""
     if log or len(ticks) < 2:
         return [short(t, 6) for t in ticks]
     largest, step = max(abs(t) for t in ticks), min(b - a for a, b in pairwise(ticks))
@@ -97,7 +97,7 @@ def labels(ticks: list[float], log: bool = False) -> list[str]:
 
 
 def _unit(largest: float) -> tuple[float, str]:
-    """What the labels of an axis are counted in: thousands from 10k on, powers of ten for the very small and very large."""
+    """(unit, suffix) of tick labels: thousands from 10k, powers of ten for very small and very large values."""
     if 1e-3 <= largest < 1e4:
         return 1.0, ""
     exponent = math.floor(math.log10(largest))

@@ -1,4 +1,4 @@
-"""The plain data of an exam's sections, drawn: confusion matrices, examples, tagged sentences, alignments, curves, bars."""
+"""Render the sections of an evaluation: confusion matrices, examples, tagged sentences, alignments, curves, bars."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from qkv.report.tagged import kind, legend, sentence
 
 Section = Mapping[str, Any]
 _LONGEST = 600
-"""Characters of a cell of an example."""
+"""Maximum number of characters of a table cell."""
 _PAIRS = 12
-"""Mistakes that are listed by name."""
+"""Maximum number of confused pairs listed."""
 
 
 def add_sections(page: Page, sections: Sequence[Section]) -> None:
-    """Every section under its title. Raises ``ValueError`` for one of a kind that cannot be drawn."""
+    """Add every section under its title. Raises ``ValueError`` for an unknown kind."""
     for section in sections:
         draw = DRAWN.get(str(section.get("kind")))
         if draw is None:
@@ -32,20 +32,20 @@ def add_sections(page: Page, sections: Sequence[Section]) -> None:
 
 
 def _confusion(page: Page, section: Section) -> None:
-    """``labels``, and ``counts[truth][answer]``: coloured by the share of each truth, so that rare classes show.
+    """Confusion matrix ``counts[true][predicted]`` of ``labels``, coloured by the fraction of each true class, and per-class metrics.
 
-    With ``others`` the last row and column are many classes together; ``mistakes`` (truth, answer, times) are then those of all classes.
+    With ``others``, the last row and column group the remaining classes; ``mistakes`` (true, predicted, count) then cover all classes.
     """
     labels, counts = [str(label) for label in section["labels"]], section["counts"]
     shares = [[count / (sum(row) or 1) for count in row] for row in counts]
     longest = max((len(label) for label in labels), default=0)
     chart = HeatMap(
-        "Share of each true class",
+        "Confusion matrix, row-normalised",
         shares,
         labels,
         labels,
-        x_label="answer",
-        y_label="truth",
+        x_label="predicted",
+        y_label="true",
         low=0.0,
         high=1.0,
         written=[[f"{count:,}" for count in row] for row in counts],
@@ -53,18 +53,18 @@ def _confusion(page: Page, section: Section) -> None:
     )
     page.picture(chart, chart.width)
     page.table(
-        ["truth", "examples", "found %", "right when given %", "F1 %"],
+        ["class", "examples", "recall %", "precision %", "F1 %"],
         _by_class(labels, counts)[: len(labels) - bool(section.get("others"))],
     )
     pairs = sorted(((n, i, j) for i, row in enumerate(counts) for j, n in enumerate(row) if i != j and n), reverse=True)[:_PAIRS]
     mistakes = section.get("mistakes", [[labels[i], labels[j], n] for n, i, j in pairs])
     if len(labels) > 2 and mistakes:
-        with page.details("The most frequent mistakes", open_=len(labels) > 12):
-            page.table(["truth", "answer", "times"], mistakes)
+        with page.details("Most frequent confusions", open_=len(labels) > 12):
+            page.table(["true", "predicted", "count"], mistakes)
 
 
 def _by_class(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[list[Any]]:
-    """Of each class its examples, recall, precision and F1 in per cent; None where nothing was there to be divided by."""
+    """Rows of class, number of examples, recall, precision and F1 in percent; None if undefined."""
     rows: list[list[Any]] = []
     for i, label in enumerate(labels):
         hits, true, given = counts[i][i], sum(counts[i]), sum(row[i] for row in counts)
@@ -74,7 +74,7 @@ def _by_class(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[li
 
 
 def _examples(page: Page, section: Section) -> None:
-    """``columns`` and ``rows``."""
+    """Table of ``columns`` and ``rows``."""
     page.table(section["columns"], [[_cut(value) for value in row] for row in section["rows"]])
 
 
@@ -83,7 +83,7 @@ def _cut(value: Any) -> Any:
 
 
 def _tagged(page: Page, section: Section) -> None:
-    """``sentences``, each with ``words``, ``tags`` and, where it is known, ``truth``: a tag a word."""
+    """Tagged sentences: ``sentences``, each with ``words``, ``tags`` and, if known, ``truth``, one tag per word."""
     sentences = section["sentences"]
     kinds = sorted({kind(tag) for told in sentences for tag in (*told["tags"], *(told.get("truth") or ())) if tag != "O"})
     page.drawing(legend(kinds))
@@ -92,21 +92,21 @@ def _tagged(page: Page, section: Section) -> None:
 
 
 def _alignment(page: Page, section: Section) -> None:
-    """``source`` and ``target``, lists of tokens, and ``weights[target][source]``."""
+    """Attention heat map of ``weights[target][source]`` with tokens ``source`` and ``target``."""
     source, target = ([str(token) for token in section[name]] for name in ("source", "target"))
     width = min(960, max(320, 160 + 30 * len(source)))
-    page.picture(HeatMap("Attention", section["weights"], target, source, "source", "written", low=0.0, width=width), width)
+    page.picture(HeatMap("Attention", section["weights"], target, source, "source", "output", low=0.0, width=width), width)
 
 
 def _curves(page: Page, section: Section) -> None:
-    """``lines``, each with ``name`` and ``y``, over ``x``, which a line may bring itself; ``x_label`` and ``y_label`` if there are such."""
+    """Line chart of ``lines``, each with ``name``, ``y`` and optionally its own ``x``; optional ``x_label`` and ``y_label``."""
     lines = [Line(line["name"], line.get("x", section.get("x", ())), line["y"], points=True) for line in section["lines"]]
     options = {name: section[name] for name in ("x_label", "y_label", "x_log", "y_log", "y_zero") if name in section}
     page.chart(LineChart(section["title"], lines, **options))
 
 
 def _bars(page: Page, section: Section) -> None:
-    """``bars``, pairs of a name and a value; ``unit`` and ``highlight`` if there are such."""
+    """Bar chart of ``bars``, pairs (name, value); optional ``unit`` and ``highlight``."""
     options = {name: section[name] for name in ("unit", "highlight") if name in section}
     chart = BarChart(section["title"], [(str(name), value) for name, value in section["bars"]], **options)
     page.picture(chart, chart.width)

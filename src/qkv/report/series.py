@@ -1,4 +1,4 @@
-"""What becomes of a long, noisy, broken series before it is drawn: smoothed, cut at its gaps, thinned without losing a peak."""
+"""Prepare a series for drawing: smooth, split at gaps, downsample without losing peaks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from qkv.report.scale import drawable
 
 @dataclass(frozen=True)
 class Line:
-    """Values ``y`` at ``x``, both of one length.
+    """Values ``y`` at positions ``x``, of equal length.
 
-    ``None`` was not measured and is skipped; NaN and infinities are gaps, which are marked. ``smooth`` draws a running mean over the
-    faint values; ``points`` marks each value.
+    ``None`` means not measured and is skipped; NaN and infinities are drawn as gaps. ``smooth`` draws a running mean over the faint raw
+    values; ``points`` marks each value.
     """
 
     name: str
@@ -26,16 +26,16 @@ class Line:
     points: bool = False
 
     def measured(self) -> list[tuple[float, float]]:
-        """The (x, y) that were measured, by rising x."""
+        """Measured (x, y) in ascending order of x. Raises ``ValueError`` for unequal lengths."""
         if len(self.x) != len(self.y):
-            raise ValueError(f"the line {self.name!r} has {len(self.x)} places and {len(self.y)} values")
+            raise ValueError(f"the line {self.name!r} has {len(self.x)} x values and {len(self.y)} y values")
         pairs = [(x, y) for x, y in zip(self.x, self.y, strict=True) if y is not None and drawable(x)]
         return sorted(pairs, key=lambda pair: pair[0])
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One stroke of a chart: thinned points, the faint raw values of a line (``faint``) or what is drawn in full."""
+    """Downsampled points of one drawn line: the raw values (``faint``) or the main line."""
 
     name: str
     colour: int
@@ -45,7 +45,7 @@ class Trace:
 
 
 def traces(line: Line, colour: int, limit: int, x_log: bool = False) -> list[Trace]:
-    """The strokes of ``line``, each of at most about ``limit`` points."""
+    """Traces of ``line``, each of at most about ``limit`` points."""
     pairs = [(x, y) for x, y in line.measured() if drawable(x, x_log)]
     raw = downsample(pairs, limit, x_log)
     if not line.smooth or len(pairs) < 8:
@@ -55,9 +55,9 @@ def traces(line: Line, colour: int, limit: int, x_log: bool = False) -> list[Tra
 
 
 def smoothed(pairs: list[tuple[float, float]], limit: int, x_log: bool = False, share: float = 0.03) -> list[tuple[float, float]]:
-    """The mean of the values around about ``limit`` of the places: a window of ``share`` of the series, narrower at its start and at gaps.
+    """Running mean at about ``limit`` positions; the window is the fraction ``share`` of the series, narrower at the start and at gaps.
 
-    The window is centred, so a falling loss is not shown later than it fell; at the end, where a curve is flat, it only looks back.
+    The window is centred, so that drops of the loss are not delayed; at the end it only looks back.
     """
     half = max(1, round(len(pairs) * share / 2))
     wanted = sorted({bucket[0] for bucket in _buckets(pairs, limit, x_log)} | {len(pairs) - 1})
@@ -78,7 +78,7 @@ def _mean_around(values: list[float], i: int, half: int) -> float:
 
 
 def downsample(pairs: list[tuple[float, float]], limit: int, x_log: bool = False) -> list[tuple[float, float]]:
-    """At most ``limit`` of the points, in order: of each stretch of the axis the lowest, the highest, the ends of its gaps; the first and the last."""
+    """At most ``limit`` of the points, in order: first, last, and per interval of the axis the minimum, the maximum and the ends of gaps."""
     if len(pairs) <= limit:
         return pairs
     per_bucket = 2 if all(drawable(y) for _, y in pairs) else 4
@@ -89,7 +89,7 @@ def downsample(pairs: list[tuple[float, float]], limit: int, x_log: bool = False
 
 
 def _buckets(pairs: list[tuple[float, float]], count: int, x_log: bool) -> Iterator[list[int]]:
-    """The indices of the points that fall into each of ``count`` equal stretches of the axis, empty stretches left out."""
+    """Indices of the points in each of ``count`` equal intervals of the axis, without empty intervals."""
     place = math.log if x_log else float
     places = [place(x) for x, _ in pairs]
     scale = count / (places[-1] - places[0]) if places and places[-1] > places[0] else 0.0
@@ -105,6 +105,6 @@ def _extremes(bucket: list[int], pairs: list[tuple[float, float]]) -> set[int]:
 
 
 def runs(points: list[tuple[float, float]], log: bool = False) -> Iterator[tuple[bool, list[tuple[float, float]]]]:
-    """Maximal stretches that can (True) or cannot (False) be drawn on an axis."""
+    """Maximal runs of points that can (True) or cannot (False) be drawn on an axis."""
     for fits, run in groupby(points, key=lambda point: drawable(point[1], log)):
         yield fits, list(run)

@@ -1,4 +1,4 @@
-"""Tables on a terminal, and as plain aligned text everywhere else."""
+"""Tables: styled on a terminal, plain aligned text elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Rows = Sequence[Sequence[object]]
 
 
 def print_table(title: str, columns: Sequence[str], rows: Rows, stream: IO[str] | None = None) -> None:
-    """Print ``rows`` to standard output or ``stream``; numbers are set to the right, on a terminal with rules and bold names."""
+    """Print a table to standard output or ``stream``; numeric columns are right-aligned."""
     out: IO[str] = stream or sys.stdout
     if out.isatty():
         _print_rich(title, columns, rows, out)
@@ -24,7 +24,7 @@ def print_table(title: str, columns: Sequence[str], rows: Rows, stream: IO[str] 
 
 
 def format_table(title: str, columns: Sequence[str], rows: Rows) -> str:
-    """The table as plain text: the title, an empty line, the column names, a line a row."""
+    """Table as plain text: title, empty line, column names, one line per row."""
     from rich.cells import cell_len
 
     texts = [[visible(name) for name in columns], *_texts(columns, rows)]
@@ -42,7 +42,7 @@ def _padded(text: str, missing: int, right: bool) -> str:
 
 
 def _texts(columns: Sequence[str], rows: Rows) -> list[list[str]]:
-    """What stands in each cell, on one line, short rows filled up."""
+    """Texts of all cells, each on one line, short rows padded."""
     filled = [[*row, *[None] * (len(columns) - len(row))][: len(columns)] for row in rows]
     return [[visible(cell(value)).replace("\n", "␊").replace("\t", " ") for value in row] for row in filled]
 

@@ -1,4 +1,4 @@
-"""Sentences with a tag below each word: spans in colours, and what is wrong beside what is true."""
+"""Sentences with a tag below each word: coloured spans, and wrong tags beside the true ones."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _COLOURS = 6
 
 
 def legend(kinds: Sequence[str]) -> Markup:
-    """What each colour stands for, and how a mistake looks."""
+    """Legend of the colours and of the marking of errors."""
     shown = [tag("span", name, class_=f"kind t{i % _COLOURS}") for i, name in enumerate(kinds)]
     wrong = tag("span", tag("s", "answer"), " truth", class_="wrong")
-    return tag("div", *shown, tag("span", "a mistake: ", wrong, class_="beside"), class_="tags-legend")
+    return tag("div", *shown, tag("span", "error: ", wrong, class_="beside"), class_="tags-legend")
 
 
 def sentence(words: Sequence[str], tags: Sequence[str], truth: Sequence[str] | None, kinds: Sequence[str]) -> Markup:
-    """One sentence. A tag that continues a span (I-) is told by its colour alone; ``truth`` is shown where it differs."""
+    """One sentence. A tag that continues a span (I-) is shown by colour only; ``truth`` is shown if it differs."""
     found = [_word(word, got, wanted or got, before, kinds) for word, got, wanted, before in _walk(words, tags, truth)]
     return tag("div", *found, class_="tagged")
 
@@ -32,18 +32,18 @@ def _walk(words: Sequence[str], tags: Sequence[str], truth: Sequence[str] | None
 
 def _word(word: str, got: str, wanted: str, before: str, kinds: Sequence[str]) -> Markup:
     name = kind(got)
-    # The label of a span stands below its first word.
+    # The label of a span is shown below its first word.
     goes_on = got.startswith("I-") and kind(before) == name
     label = "" if got == "O" or goes_on else name
     below: object = label or "\u00a0"
     if got != wanted:
         below = tag("span", tag("s", name if got != "O" else "–"), f" {kind(wanted) if wanted != 'O' else '–'}", class_="wrong")
     colour = f"t{list(kinds).index(name) % _COLOURS}" if got != "O" and name in kinds else "plain"
-    about = None if got == wanted else f"answer {got}, truth {wanted}"
+    about = None if got == wanted else f"predicted {got}, true {wanted}"
     return tag("span", tag("b", word, class_=colour), tag("i", below), class_="word wrong-word" if about else "word", title=about)
 
 
 def kind(label: str) -> str:
-    """The kind of an entity without the B- or I- before it; any other tag as it is."""
+    """Entity type without the prefix B- or I-; any other tag unchanged."""
     head, dash, rest = label.partition("-")
     return rest if dash and head in ("B", "I", "E", "S", "L", "U") else label

@@ -1,4 +1,4 @@
-"""The report of a training run: what was trained, how it went, what it writes, what it cost, how to go on."""
+"""HTML report of a training run: model, curves, evaluation, samples, cost, next commands."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ Status = Literal["running", "finished", "stopped", "failed"]
 
 _TONES: dict[Status, Tone] = {"running": "accent", "finished": "good", "stopped": "", "failed": "danger"}
 _UNSEEN = ("bits_per_token", "bits_per_byte")
-"""Figures that say what others say, in units that few compare."""
+"""Metrics that repeat others in less common units."""
 _MOST_SAMPLES, _LONGEST_SAMPLE = 24, 6000
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A run as plain data.
+    """Plain data of a run for its report.
+
 
     ``metrics`` are the rows of ``metrics.jsonl``: ``step``, ``time`` (seconds trained so far), ``loss`` and ``val_loss`` (in ``loss_unit``),
-    ``val_`` and whatever else the task measures, ``lr``, ``grad_norm``, ``tokens_per_second``, ``event``; a row need not have them all. ``samples`` are ``{"step", "text"}``;
-    without them the rows' ``sample`` is shown.
-    ``figures`` may hold ``total_steps``, ``parameters``, ``flops`` (spent in all), ``tokens`` (seen in all), ``characters_per_token``
-    (of the validation text) and ``clip_norm``; what is absent is left out of the report. ``message`` says why a run stopped or failed; ``usage`` is what can be
-    done with the run and the command for it. ``exam`` holds ``step`` and ``splits``, what the task says of the best weights.
+    further ``val_`` metrics of the task, ``lr``, ``grad_norm``, ``tokens_per_second``, ``event``; all are optional. ``samples`` are
+    ``{"step", "text"}``; default: ``sample`` of the rows. ``figures`` may hold ``total_steps``, ``parameters``, ``flops`` (total), ``tokens``
+    (total), ``characters_per_token`` (of the validation text) and ``clip_norm``; missing ones are omitted from the report. ``message``: why
+    a run stopped or failed; ``usage``: (purpose, command) to use the run. ``exam``: ``step`` and ``splits``, the evaluation of the best
+    weights.
     """
 
     name: str
@@ -49,40 +50,40 @@ class TrainingRun:
     figures: Mapping[str, float] = field(default_factory=dict)
     loss_unit: str = "nats a token"
     best: str = "loss"
-    """The figure of the validations that chose the weights."""
+    """Validation metric that selected the weights."""
     usage: tuple[str, str] = ("", "")
     exam: Mapping[str, Any] | None = None
     sections: Sequence[Mapping[str, Any]] = ()
-    """Further ones, as ``qkv.report.sections`` draws them."""
+    """Further sections, in the form of ``qkv.report.sections``."""
 
     def series(self, key: str) -> tuple[list[float], list[float]]:
-        """The steps at which ``key`` was measured, and its values."""
+        """(steps, values) of ``key``."""
         rows = [row for row in self.metrics if row.get(key) is not None and row.get("step") is not None]
         return [row["step"] for row in rows], [float(row[key]) for row in rows]
 
     def last(self, key: str) -> float | None:
-        """The newest finite value of ``key``."""
+        """Latest finite value of ``key``."""
         return next((v for v in reversed(self.series(key)[1]) if math.isfinite(v)), None)
 
     @property
     def counted(self) -> str:
-        """What the loss is a mean over: tokens, examples, words."""
+        """Unit that the loss is averaged over: tokens, examples, words."""
         return f"{self.loss_unit.rpartition(' ')[2]}s"
 
     @property
     def measured(self) -> list[str]:
-        """What was measured on the validation part beside the loss."""
+        """Names of the validation metrics other than the loss."""
         names = dict.fromkeys(name for row in self.metrics if "val_loss" in row for name in row)
         return [name.removeprefix("val_") for name in names if name.startswith("val_") and name != "val_loss"]
 
     @property
     def step(self) -> int:
-        """The newest step."""
+        """Latest step."""
         return max((int(row["step"]) for row in self.metrics if row.get("step") is not None), default=0)
 
 
 def training_report(run: TrainingRun) -> str:
-    """One self-contained HTML page; a page of a run in progress reloads itself twice a minute."""
+    """Self-contained HTML report; the page of a run in progress reloads twice a minute."""
     page = Page(run.name or "Training run", refresh=30 if run.status == "running" else None)
     page.data["run"] = _data(run)
     page.header(run.description, run.status, _TONES[run.status])
@@ -96,7 +97,7 @@ def training_report(run: TrainingRun) -> str:
         add_exam(page, run.exam["splits"], run.exam["step"], run.best)
     _add_samples(page, run)
     if run.cost:
-        with page.section("What it cost"):
+        with page.section("Cost"):
             page.table([], run.cost)
     _add_commands(page, run)
     if run.spec_yaml:
@@ -115,19 +116,19 @@ def _add_progress(page: Page, run: TrainingRun) -> None:
 
 
 def _data(run: TrainingRun) -> dict[str, Any]:
-    """What other programs may want to read; the curves themselves lie beside it."""
+    """Machine-readable summary; the curves are embedded separately."""
     validations = [{"step": s, "val_loss": v} for s, v in zip(*run.series("val_loss"), strict=True)]
     told = {"name": run.name, "status": run.status, "message": run.message, "step": run.step, "figures": dict(run.figures)}
     return {**told, "cost": [list(row) for row in run.cost], "environment": dict(run.environment), "validations": validations}
 
 
 def _what_happened(run: TrainingRun) -> list[str]:
-    """The message, and where a loss first stopped being a number unless the message says so."""
+    """The run's message, and the step of the first non-finite loss unless the message names it."""
     told = [run.message] if run.message else []
     steps, losses = run.series("loss")
     bad = next((step for step, loss in zip(steps, losses, strict=True) if not math.isfinite(loss)), None)
     if bad is not None and str(bad) not in run.message and f"{bad:,}" not in run.message:
-        told.append(f"The training loss first stopped being a finite number at step {bad:,}.")
+        told.append(f"The training loss became NaN or infinite at step {bad:,}.")
     if run.status == "failed" and not told:
         told.append(f"The run failed after step {run.step:,}.")
     return told
@@ -141,7 +142,7 @@ def _validation_card(run: TrainingRun) -> Card | None:
     last = run.last("val_loss")
     if last is None:
         return None
-    if run.exam:  # the other cards are of its weights
+    if run.exam:  # the other cards are of the same weights
         at = run.exam["step"]
         kept = next((v for v, s in zip(values, steps, strict=True) if s == at and math.isfinite(v)), None)
         if kept is not None:
@@ -159,7 +160,7 @@ def _train_loss_card(run: TrainingRun) -> Card | None:
 
 
 def _task_cards(run: TrainingRun) -> list[Card]:
-    """What the task is judged by: the figures of the exam, or before there is one those of the last validation."""
+    """Cards of the task's metrics: from the final evaluation, or before it from the last validation."""
     if run.exam:
         return headline(run.exam["splits"])
     known = [(name, run.last(f"val_{name}")) for name in run.measured if name not in _UNSEEN]
@@ -169,8 +170,8 @@ def _task_cards(run: TrainingRun) -> list[Card]:
 def _beside(run: TrainingRun, name: str) -> str:
     width = run.figures.get("characters_per_token")
     if name == "bits_per_character" and width and width != 1:
-        return f"{short(width)} characters a token"
-    return "" if name == "bits_per_character" else "on the validation part"
+        return f"{short(width)} characters per token"
+    return "" if name == "bits_per_character" else "on the validation split"
 
 
 def _speed_card(run: TrainingRun) -> Card | None:
@@ -193,7 +194,7 @@ def _parameters_card(run: TrainingRun) -> Card | None:
 
 def _flops_card(run: TrainingRun) -> Card | None:
     flops = run.figures.get("flops")
-    return ("Compute spent", short(flops), "floating-point operations") if flops else None
+    return ("Compute", short(flops), "floating-point operations") if flops else None
 
 
 _CARDS: list[Callable[[TrainingRun], Card | None]] = [
@@ -210,7 +211,7 @@ def _add_curves(page: Page, run: TrainingRun) -> None:
     others = [*_figure_charts(run), *(chart for chart in (_rate_chart(run), _norm_chart(run), _speed_chart(run)) if chart)]
     if not loss.lines and not others:
         return
-    with page.section("How it learned"):
+    with page.section("Learning curves"):
         if loss.lines:
             page.chart(loss)
         if others:
@@ -219,7 +220,7 @@ def _add_curves(page: Page, run: TrainingRun) -> None:
 
 
 def loss_chart(run: TrainingRun, width: int = 960, height: int = 360) -> LineChart:
-    """Training loss, smoothed over its raw values, and validation loss; logarithmic where the loss falls to less than half."""
+    """Chart of training loss (smoothed and raw) and validation loss; logarithmic if the largest loss is over twice the smallest."""
     lines = []
     steps, losses = run.series("loss")
     if steps:
@@ -234,7 +235,7 @@ def loss_chart(run: TrainingRun, width: int = 960, height: int = 360) -> LineCha
 
 
 def _spread(values: list[float]) -> float:
-    """Largest over smallest; 0 if some value is not above 0 and a logarithm would hide it."""
+    """Maximum / minimum; 0 if a value is not positive and cannot be shown on a logarithmic axis."""
     known = [v for v in values if math.isfinite(v)]
     return max(known) / min(known) if known and min(known) > 0 else 0.0
 
@@ -244,7 +245,7 @@ def _small(title: str, line: Line, **options: Any) -> LineChart:
 
 
 def _figure_charts(run: TrainingRun) -> list[LineChart]:
-    """Every figure of the validations that is not the loss in other words."""
+    """Charts of the validation metrics that are not functions of the loss."""
     made = []
     for name in run.measured:
         steps, values = run.series(f"val_{name}")
@@ -284,11 +285,11 @@ def _add_validations(page: Page, run: TrainingRun) -> None:
     others = {words(name): dict(zip(*run.series(f"val_{name}"), strict=True)) for name in run.measured if name not in _UNSEEN}
     rows = [[int(s), training.get(s), v, *(found.get(s) for found in others.values())] for s, v in zip(steps, values, strict=True)]
     with page.details(f"{len(rows):,} validations as a table"):
-        page.table(["step", "training loss of that step", "validation loss", *others], _spaced(rows, 200))
+        page.table(["step", "training loss", "validation loss", *others], _spaced(rows, 200))
 
 
 def _spaced(items: Sequence[Any], most: int) -> list[Any]:
-    """All of them, or ``most`` at even distances with the first and the last."""
+    """All items, or ``most`` evenly spaced ones including the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
@@ -300,12 +301,12 @@ def _add_samples(page: Page, run: TrainingRun) -> None:
     if not samples:
         return
     *earlier, last = samples
-    writes = "What it writes" if run.counted == "tokens" else "What it answers"
-    with page.section("The first answers, and how they came about" if run.exam else writes):
+    writes = "Generated text" if run.counted == "tokens" else "Predictions"
+    with page.section("Sample predictions during training" if run.exam else writes):
         page.prose(f"After {int(last['step']):,} steps:")
         page.sample(_cut(str(last["text"])))
         if earlier:
-            page.prose("How it got there:")
+            page.prose("Earlier:")
         for sample in earlier:
             with page.details(f"step {int(sample['step']):,}", preview=str(sample["text"])):
                 page.sample(_cut(str(sample["text"])))
@@ -313,17 +314,17 @@ def _add_samples(page: Page, run: TrainingRun) -> None:
 
 def _cut(text: str) -> str:
     beyond = len(text) - _LONGEST_SAMPLE
-    return text if beyond <= 0 else f"{text[:_LONGEST_SAMPLE]}\n… and {beyond:,} characters more"
+    return text if beyond <= 0 else f"{text[:_LONGEST_SAMPLE]}\n… and {beyond:,} more characters"
 
 
 def _add_commands(page: Page, run: TrainingRun) -> None:
-    """How to go on with what lies in the run's folder."""
+    """Add commands to use, evaluate or resume the run."""
     if not run.folder:
         return
     folder = shlex.quote(run.folder)
-    use = run.usage if run.usage[1] else ("write with it", f'qkv generate {folder} "Once upon a time"')
-    commands = [use, ("measure it on the held-out part", f"qkv evaluate {folder}")]
+    use = run.usage if run.usage[1] else ("generate text", f'qkv generate {folder} "Once upon a time"')
+    commands = [use, ("evaluate on held-out data", f"qkv evaluate {folder}")]
     if run.status in ("stopped", "failed"):
-        commands.insert(0, ("train on from the last checkpoint", f"qkv train {folder}"))
-    with page.section("Go on from here"):
+        commands.insert(0, ("resume from the last checkpoint", f"qkv train {folder}"))
+    with page.section("Next steps"):
         page.code("\n".join(f"# {what}\n{command}" for what, command in commands), "shell")

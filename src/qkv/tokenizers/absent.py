@@ -1,4 +1,4 @@
-"""``AbsentTokenizer``: in the place of a tokenizer that there is not."""
+"""``AbsentTokenizer``: placeholder for a missing tokenizer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 
 class AbsentTokenizer(Tokenizer):
-    """Refuses whatever needs text: every use raises ``UserError`` that says why there is none and what works without."""
+    """Placeholder whose every use raises ``UserError`` that gives the reason and the alternatives without a tokenizer."""
 
     def __init__(self, reason: str):
         self.reason = reason
@@ -24,7 +24,7 @@ class AbsentTokenizer(Tokenizer):
         )
 
     def __getattr__(self, name: str) -> Any:
-        """Called for all that a tokenizer has and this one lacks."""
+        """Raise ``UserError`` for any attribute of a tokenizer."""
         if name.startswith("__"):
             raise AttributeError(name)
         raise UserError(self.reason)

@@ -1,4 +1,4 @@
-"""Tokens as the bytes that they stand for, which is what makes decoding exact and streamable."""
+"""Map tokens to bytes, which makes decoding exact and streamable."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tokenizers import decoders, models
 
 
 def _symbols() -> list[str]:
-    """The printable character that stands for each byte in a byte-level vocabulary (GPT-2 2019)."""
+    """Printable characters that represent the 256 bytes in a byte-level vocabulary (GPT-2 2019)."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
@@ -18,7 +18,7 @@ _BYTE_OF = {symbol: byte for byte, symbol in enumerate(SYMBOLS)}
 
 
 def token_bytes(core: tokenizers.Tokenizer) -> list[bytes] | None:
-    """The bytes of every id, or None where what a token reads as depends on its neighbours (WordPiece, SentencePiece)."""
+    """Bytes of every id, or None if the text of a token depends on its neighbours (WordPiece, SentencePiece)."""
     if isinstance(core.decoder, decoders.ByteLevel):
         spell = _from_symbols
     elif isinstance(core.decoder, decoders.Fuse) and isinstance(core.model, models.WordLevel):
@@ -35,5 +35,5 @@ def token_bytes(core: tokenizers.Tokenizer) -> list[bytes] | None:
 def _from_symbols(token: str) -> bytes:
     try:
         return bytes(_BYTE_OF[symbol] for symbol in token)
-    except KeyError:  # an added token is written as itself
+    except KeyError:  # an added token is plain text
         return token.encode()

@@ -1,6 +1,6 @@
-"""Text to arrays of ids at the speed of numpy, where a vocabulary allows it. Each coder gives the ids of the library's own path.
+"""Fast encoding of text to arrays of ids with numpy. Each coder gives exactly the ids of the tokenizers library.
 
-A coder also knows its **borders**: the places where a text can be cut so that the ids of the parts, joined, are the ids of the whole.
+A coder also knows its **borders**: positions where a text can be split so that the concatenated ids of the parts are those of the whole.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from qkv.spec.errors import UserError
 from qkv.tokenizers.byte_level import SYMBOLS
 from qkv.tokenizers.special import special_ids
 
-# Unicode's White_Space, which is what the library's \s matches; Python's own \s adds U+001C to U+001F.
+# Unicode's White_Space, as matched by the library's \s; Python's \s also matches U+001C to U+001F.
 SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 
-# How a text is cut, as the library writes it into a file.
+# Pre-tokenizers, as serialised by the library.
 CHARACTERS = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
 WORDS = {"type": "Split", "pattern": {"Regex": r"\w+|\s+|[^\w\s]"}, "behavior": "Isolated", "invert": False}
 WORD_LIST = {"type": "Split", "pattern": {"Regex": r"\w+|[^\w\s]"}, "behavior": "Removed", "invert": True}
@@ -36,7 +36,7 @@ CODE = {
 }
 BERT_WORDS = {"type": "BertPreTokenizer"}
 
-# How it is changed before.
+# Normalizers.
 LOWERCASE = {"type": "Lowercase"}
 CAPITALS = {
     "type": "Sequence",
@@ -49,25 +49,25 @@ BERT_CLEANING = [
 
 
 class Units(NamedTuple):
-    """A unit is a stretch of text whose ids do not depend on what stands around it. ``borders``: where units surely meet."""
+    """Regular expressions for units, substrings whose ids do not depend on their context, and for ``borders`` between units."""
 
     pattern: re.Pattern[str]
     borders: re.Pattern[str]
 
 
 def _runs(space: str) -> Units:
-    """A run of spaces, or of anything else."""
+    """Units for splitting at white space: a run of spaces, or of other characters."""
     return Units(re.compile(f"[{space}]+|[^{space}]+"), re.compile(f"(?<=[^{space}])(?=[{space}])|(?<=[{space}])(?=[^{space}])"))
 
 
-# Byte-level words (GPT-2's pattern): a space joins what follows it, and a longer run of spaces keeps all but its last.
+# Byte-level words (GPT-2's pattern): a space is attached to the following word; a longer run of spaces gives up only its last.
 BYTE_WORD_UNITS = Units(re.compile(f"[{SPACE}]?[^{SPACE}]+|[{SPACE}]+(?![^{SPACE}])"), re.compile(f"(?=[{SPACE}][^{SPACE}])"))
-# Code: one space alone joins what follows it; any other run of spaces stands alone.
+# Code: a single space is attached to the following token; longer runs of spaces are separate.
 CODE_UNITS = Units(
     re.compile(f"(?:(?<![{SPACE}]) )?[^{SPACE}]+|[{SPACE}]+"),
     re.compile(f"(?<=[^{SPACE}])(?=[{SPACE}])"),
 )
-# BERT drops three of the spaces as control characters, before it looks for spaces.
+# BERT removes three of the spaces as control characters before splitting at spaces.
 BERT_SPACE = r"\t\n\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 
 UNITS: list[tuple[type, list[Any], Mapping[str, object], Units]] = [
@@ -78,11 +78,11 @@ UNITS: list[tuple[type, list[Any], Mapping[str, object], Units]] = [
     (models.Unigram, [None], BYTE_WORDS, BYTE_WORD_UNITS),
     (models.WordPiece, [*BERT_CLEANING], BERT_WORDS, _runs(BERT_SPACE)),
 ]
-"""Model, what changes the text, what cuts it, and the units that this leaves."""
+"""(model, normalizer, pre-tokenizer, units) of the supported schemes."""
 
 
 class SpaceBorders:
-    """Cuts where units of ``borders`` meet; by default those of byte-level words."""
+    """Mixin that finds borders by regular expression; default: those of byte-level words."""
 
     piece_size = 1 << 17
 
@@ -90,8 +90,8 @@ class SpaceBorders:
         self._borders = borders
 
     def border(self, text: str) -> int:
-        """The last border in ``text``; 0 if there is none."""
-        for begin in (max(0, len(text) - 1024), 0):  # nearly always found near the end
+        """Position of the last border in ``text``; 0 if there is none."""
+        for begin in (max(0, len(text) - 1024), 0):  # usually found near the end
             places = [match.start() for match in self._borders.finditer(text, begin + 1)]
             if places:
                 return places[-1]
@@ -99,24 +99,24 @@ class SpaceBorders:
 
 
 class Coder(Protocol):
-    """How one tokenizer encodes."""
+    """Encoder of one tokenizer."""
 
     piece_size: int
-    """Characters that are best encoded at once."""
+    """Preferred number of characters to encode at once."""
 
     def encode_many(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of all ``texts`` joined, and how many ids each has. A lone surrogate is not allowed."""
+        """(concatenated ids of all ``texts``, number of ids of each). Lone surrogates are not allowed."""
         ...
 
     def border(self, text: str) -> int:
-        """The last place where ``text`` can be cut; 0 if there is none."""
+        """Last position where ``text`` can be split; 0 if there is none."""
         ...
 
 
 def coder_for(core: tokenizers.Tokenizer, dtype: np.dtype) -> Coder:
-    """The fastest coder that gives the ids of ``core``."""
+    """Fastest coder that gives the ids of ``core``."""
     model, normalizer, cutter = core.model, _written(core.normalizer), _written(core.pre_tokenizer)
-    if not _only_specials(core):  # another added token may hold a space
+    if not _only_specials(core):  # another added token may contain a space
         return PlainCoder(core, dtype)
     if (
         isinstance(model, models.WordLevel)
@@ -135,12 +135,12 @@ def coder_for(core: tokenizers.Tokenizer, dtype: np.dtype) -> Coder:
 
 
 def _random(model: models.Model) -> bool:
-    """Whether equal words may have other ids the next time."""
+    """True if encoding is random (BPE dropout)."""
     return bool(getattr(model, "dropout", None) or getattr(model, "alpha", None) or getattr(model, "nbest_size", None))
 
 
 def _only_bytes(core: tokenizers.Tokenizer) -> bool:
-    """True if a text has no other ids than those of its bytes."""
+    """True if every text is encoded as its bytes."""
     own = _own_vocab(core)
     others = own.keys() - set(SYMBOLS)
     return len(own) - len(others) == len(SYMBOLS) and (not others or (others <= special_ids(core).keys() and not _merges(core)))
@@ -151,12 +151,12 @@ def _merges(core: tokenizers.Tokenizer) -> list[Any]:
 
 
 def _own_vocab(core: tokenizers.Tokenizer) -> dict[str, int]:
-    """Without the special tokens, which no text spells."""
+    """Vocabulary without special tokens, which never occur in texts."""
     return core.get_vocab(with_added_tokens=False)
 
 
 def _written(part: Any) -> dict[str, object] | None:
-    """A part of the library's tokenizer as it stands in a file."""
+    """Serialised form of a component of the library's tokenizer."""
     return None if part is None else json.loads(part.__getstate__())
 
 
@@ -165,14 +165,14 @@ def _only_specials(core: tokenizers.Tokenizer) -> bool:
 
 
 class CharacterCoder:
-    """One table look-up a character."""
+    """One table look-up per character."""
 
     piece_size = 1 << 18
 
     def __init__(self, core: tokenizers.Tokenizer, dtype: np.dtype):
         vocab = _own_vocab(core)
         known = {ord(token): index for token, index in vocab.items() if len(token) == 1}
-        if core.normalizer is not None:  # capitals for small letters
+        if core.normalizer is not None:  # lowercasing
             known |= {ord(letter): known.get(ord(letter.upper()), vocab[core.model.unk_token]) for letter in string.ascii_lowercase}
         self._table = np.full(max(known, default=0) + 2, vocab[core.model.unk_token], dtype)
         for code, index in known.items():
@@ -180,7 +180,7 @@ class CharacterCoder:
 
     def encode_many(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
-        # The table's last entry, one past the last known character, is the unknown id.
+        # The last entry of the table, after the last known character, is the unknown id.
         return self._table.take(codes, mode="clip"), np.fromiter(map(len, texts), np.int64, len(texts))
 
     def border(self, text: str) -> int:
@@ -188,7 +188,7 @@ class CharacterCoder:
 
 
 class ByteCoder:
-    """UTF-8 itself, each byte under its id."""
+    """UTF-8 bytes mapped to ids."""
 
     piece_size = 1 << 18
 
@@ -205,7 +205,7 @@ class ByteCoder:
 
 
 class UnitCoder(SpaceBorders):
-    """The library's ids of each distinct unit, remembered: natural text repeats its words, so most of it is look-ups."""
+    """Cache of the library's ids of each distinct unit: natural text repeats its words, so most encodings are look-ups."""
 
     most_remembered = 1 << 20
 
@@ -228,7 +228,7 @@ class UnitCoder(SpaceBorders):
             rows = np.fromiter(map(self._index.__getitem__, units), np.int64, len(units))
             known, starts, lengths = self._ids, self._starts[rows], self._lengths[rows]
         ends = np.concatenate(([0], np.cumsum(lengths)))
-        # Position j of the result lies j - ends[k] into unit k, whose ids begin at starts[k].
+        # Position j of the result has the offset j - ends[k] in unit k, whose ids begin at starts[k].
         source = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
         last = np.cumsum(np.fromiter(map(len, found), np.int64, len(found)))
         return known[source], np.diff(ends[last], prepend=0)
@@ -247,7 +247,7 @@ class UnitCoder(SpaceBorders):
 
 
 class PlainCoder:
-    """The library, for a vocabulary from elsewhere. A long text is cut after line ends, where such a vocabulary may still see a difference."""
+    """Library encoder for other vocabularies. Long texts are split after line breaks, where ids may still differ from the whole text's."""
 
     piece_size = 1 << 14
 

@@ -1,4 +1,4 @@
-"""Files that are either the old ones or the new ones, never half of each."""
+"""Atomic file replacement."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Put ``content`` at ``path``: under a temporary name in the same folder, on the disk, and then renamed. Raises ``OSError``."""
+    """Write ``content`` to ``path`` atomically: temporary file in the same folder, sync to disk, rename. Raises ``OSError``."""
     partial = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:
         with partial.open("xb") as file:

@@ -1,4 +1,4 @@
-"""A tokenizer in a folder of the Hugging Face form: ``tokenizer.json``, or the vocabulary files that came before it."""
+"""Read a tokenizer from a Hugging Face folder: ``tokenizer.json``, or older vocabulary files."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from qkv.tokenizers.special import CONTENTS
 
 FILE_NAME = "tokenizer.json"
 SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")
-"""The later one wins."""
+"""Files with tokenizer settings; later ones take precedence."""
 
 BYTE_BPE = ("GPT2", "Roberta", "Bart", "Longformer", "LED", "Mvp", "Blenderbot", "Deberta", "CodeGen")
 WORDPIECE = ("Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "LayoutLM", "Funnel", "MPNet", "Splinter", "Lxmert", "RetriBert")
-"""Families whose older vocabulary files mean what is made of them here."""
+"""Families whose older vocabulary files are supported."""
 
 BYTES = {"Perceiver": ("pad", "bos", "eos", "mask", "cls", "sep")}
-"""Families that have no vocabulary: the ids of these special tokens, and behind them those of the 256 bytes."""
+"""Families without a vocabulary file: ids of these special tokens, followed by the 256 bytes."""
 
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model")
 
 
 class Found(NamedTuple):
-    """The content of a ``tokenizer.json``, the file that it comes from, and the contents of special tokens by role."""
+    """Content of a ``tokenizer.json``, its source file, and special tokens by role."""
 
     text: str
     source: str
@@ -37,7 +37,7 @@ class Found(NamedTuple):
 
 
 def find(path: Path) -> Found:
-    """The tokenizer in the file or folder ``path``. Raises ``UserError`` if there is none, or none that can be read."""
+    """Find the tokenizer in the file or folder ``path``. Raises ``UserError`` if there is none that can be read."""
     if path.is_dir() and not (path / FILE_NAME).exists():
         settings = _settings(path)
         return Found(_from_vocabulary(path, settings).to_str(), str(path), _roles(settings))
@@ -46,7 +46,7 @@ def find(path: Path) -> Found:
 
 
 def holds_tokenizer(folder: Path) -> bool:
-    """True if there is something of a tokenizer in ``folder``, whether or not it can be read here."""
+    """True if ``folder`` holds any tokenizer file, readable here or not."""
     named = any((folder / name).is_file() for name in (FILE_NAME, "vocab.json", "vocab.txt", *SENTENCEPIECE))
     return named or _family(_settings(folder), "") in BYTES
 
@@ -60,7 +60,7 @@ def _read(file: Path) -> str:
 
 
 def _tree(file: Path) -> dict[str, Any]:
-    """The mapping in a JSON file; empty if there is no such file."""
+    """Mapping of a JSON file; empty if the file does not exist."""
     if not file.is_file():
         return {}
     text = _read(file)
@@ -69,7 +69,7 @@ def _tree(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not JSON: {error}") from None
     if not isinstance(tree, dict):
-        raise UserError(f"{file} holds no mapping")
+        raise UserError(f"{file} does not hold a mapping")
     return tree
 
 
@@ -86,7 +86,7 @@ def _roles(settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _content(token: Any) -> str:
-    """A special token is written as its content, or as a mapping that holds it."""
+    """Content of a special token, written as a string or as a mapping."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else ""
 
@@ -99,7 +99,7 @@ def _from_vocabulary(folder: Path, settings: dict[str, Any]) -> tokenizers.Token
     if (folder / "vocab.txt").is_file():
         return _made(folder, settings, WORDPIECE, _wordpiece)
     if found := next((name for name in SENTENCEPIECE if (folder / name).is_file()), None):
-        sentence = "load it with transformers and save it again, which writes a tokenizer.json"
+        sentence = "load it with transformers and save it again to get a tokenizer.json"
         raise UserError(f"{folder} holds a SentencePiece model ({found}) and no {FILE_NAME}; {sentence}")
     raise UserError(f"{folder} holds no tokenizer: neither {FILE_NAME}, nor vocab.json with merges.txt, nor vocab.txt")
 
@@ -109,9 +109,9 @@ Make = Callable[[Path, dict[str, Any]], tokenizers.Tokenizer]
 
 def _made(folder: Path, settings: dict[str, Any], families: tuple[str, ...], make: Make) -> tokenizers.Tokenizer:
     if _family(settings, families[0]) not in families:
-        sentence = f"load it with transformers and save it again, which writes a {FILE_NAME}"
+        sentence = f"load it with transformers and save it again to get a {FILE_NAME}"
         named = settings["tokenizer_class"]
-        raise UserError(f"{folder} holds no {FILE_NAME}, and the older files of a {named} are not known here; {sentence}")
+        raise UserError(f"{folder} holds no {FILE_NAME}, and the older files of a {named} are not supported; {sentence}")
     try:
         core = make(folder, settings)
         _add_tokens(core, folder, settings)
@@ -123,12 +123,12 @@ def _made(folder: Path, settings: dict[str, Any], families: tuple[str, ...], mak
 
 
 def _family(settings: dict[str, Any], default: str) -> str:
-    """That whose class the settings name."""
+    """Family of the tokenizer class named in the settings."""
     return str(settings.get("tokenizer_class", default)).removesuffix("Fast").removesuffix("Tokenizer")
 
 
 def _bytes(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
-    """UTF-8 itself behind the special tokens (Perceiver IO, Jaegle et al. 2022), a text between the marks ``cls`` and ``sep``."""
+    """UTF-8 bytes with special tokens first (Perceiver IO, Jaegle et al. 2022); texts are framed by ``cls`` and ``sep``."""
     roles = BYTES[_family(settings, "")]
     specials = [_content(settings.get(f"{role}_token")) or f"[{role.upper()}]" for role in roles]
     core = tokenizers.Tokenizer(models.BPE({token: index for index, token in enumerate([*specials, *SYMBOLS])}, []))
@@ -142,12 +142,10 @@ def _bytes(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _byte_bpe(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
-    """GPT-2 (Radford et al. 2019), and those that took its scheme."""
+    """Byte-level BPE of GPT-2 (Radford et al. 2019) and later models."""
     vocab, merges = models.BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
     if not vocab.keys() >= set(SYMBOLS) or any(piece.endswith("</w>") for piece in vocab):
-        raise UserError(
-            f"the vocabulary in {folder} is not byte-level byte-pair encoding, and there is no {FILE_NAME} that says what it is"
-        )
+        raise UserError(f"the vocabulary in {folder} is not byte-level byte-pair encoding, and there is no {FILE_NAME} that describes it")
     core = tokenizers.Tokenizer(models.BPE(vocab, merges))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space", False)))
     core.decoder = decoders.ByteLevel()
@@ -155,7 +153,7 @@ def _byte_bpe(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _wordpiece(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
-    """BERT (Devlin et al. 2019): one piece a line."""
+    """WordPiece of BERT (Devlin et al. 2019): one piece per line."""
     vocab = {piece: index for index, piece in enumerate(_read(folder / "vocab.txt").removesuffix("\n").split("\n"))}
     unknown = _content(settings.get("unk_token")) or "[UNK]"
     core = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token=unknown))
@@ -170,7 +168,7 @@ def _wordpiece(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _add_tokens(core: tokenizers.Tokenizer, folder: Path, settings: dict[str, Any]) -> None:
-    """Those that the files add to the vocabulary, under the ids that they name, and those usual special tokens that it holds."""
+    """Add the added tokens of the files, with their ids, and mark the usual special tokens of the vocabulary."""
     added = {int(index): {"content": content, "special": True} for content, index in _tree(folder / "added_tokens.json").items()}
     added |= {int(index): token for index, token in settings.get("added_tokens_decoder", {}).items()}
     for index, token in sorted(added.items()):

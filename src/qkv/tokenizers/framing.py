@@ -1,4 +1,4 @@
-"""What a model expects round a text, or round two: [CLS] … [SEP], <s> … </s></s> … </s>, or nothing."""
+"""Special tokens that a model expects around one text or two: [CLS] … [SEP], <s> … </s></s> … </s>, or none."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import tokenizers
 
 
 class Mark(NamedTuple):
-    """A special token and its type, which says to which text it belongs."""
+    """A special token and its token type (segment id)."""
 
     id: int
     type: int = 0
 
 
 class Framed(NamedTuple):
-    """``ids`` of texts in their frame and the ``types`` of all of them; ``begins``: where each text begins; ``whole``: how many ids there
-    would be if nothing were cut."""
+    """Framed texts. ``ids`` and token ``types``; ``begins``: start of each text; ``whole``: number of ids without truncation."""
 
     ids: list[int]
     types: list[int]
@@ -26,28 +25,28 @@ class Framed(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """``marks[k]`` stand before text k, the last behind all of them; ``types[k]`` is the type of the tokens of text k."""
+    """Special tokens around texts. ``marks[k]`` precede text k, the last follow all texts; ``types[k]`` is the token type of text k."""
 
     marks: tuple[tuple[Mark, ...], ...] = ((), ())
     types: tuple[int, ...] = (0,)
 
     @property
     def before(self) -> tuple[int, ...]:
-        """The ids before the first text."""
+        """Ids before the first text."""
         return tuple(mark.id for mark in self.marks[0])
 
     @property
     def behind(self) -> tuple[int, ...]:
-        """Those behind the last one."""
+        """Ids after the last text."""
         return tuple(mark.id for mark in self.marks[-1])
 
     @property
     def size(self) -> int:
-        """How many marks there are."""
+        """Number of special tokens."""
         return sum(map(len, self.marks))
 
     def around(self, *texts: Sequence[int], whole: int | None = None) -> Framed:
-        """The ids of ``texts``, as many as the frame is for, in it. ``whole``: see ``Framed``, default: all are here."""
+        """Frame the ids of ``texts``. ``whole``: untruncated number of ids; default: nothing was truncated."""
         found = Framed([], [], [], self.size + sum(map(len, texts)) if whole is None else whole)
         _put(found, self.marks[0])
         for text, kind, marks in zip(texts, self.types, self.marks[1:], strict=True):
@@ -64,10 +63,10 @@ def _put(found: Framed, marks: Sequence[Mark]) -> None:
 
 
 def frame_of(core: tokenizers.Tokenizer, specials: Mapping[str, int], texts: int = 1) -> Frame:
-    """That of the tokenizer's template for one text or two.
+    """Frame of the tokenizer's template for one text or two.
 
-    Where it has none, as in the vocabulary files of old, it is the mark ``cls`` before and ``sep`` behind, each where the tokenizer has it.
-    Two texts are then ``cls`` first ``sep`` second ``sep``; the second with the mark behind it is of type 1.
+    Default without a template (older vocabulary files): ``cls`` before and ``sep`` after, each if the tokenizer has it. Two texts:
+    ``cls`` first ``sep`` second ``sep``, where the second text and its ``sep`` have type 1.
     """
     found = _template(core, texts) if core.num_special_tokens_to_add(texts == 2) else None
     if found is not None:
@@ -82,7 +81,7 @@ def frame_of(core: tokenizers.Tokenizer, specials: Mapping[str, int], texts: int
 
 
 def _template(core: tokenizers.Tokenizer, texts: int) -> Frame | None:
-    """What the tokenizer puts round texts that it knows, None if it knows none of a few, or does not leave them in their order."""
+    """Frame observed by encoding sample texts; None if all samples are unknown or the template reorders texts."""
     for text in ("a", "the", "1"):
         encoding = core.encode(text, text if texts == 2 else None, add_special_tokens=True)
         owners = encoding.sequence_ids
@@ -97,8 +96,7 @@ def _template(core: tokenizers.Tokenizer, texts: int) -> Frame | None:
 
 
 def shortened(lengths: Sequence[int], room: int) -> tuple[int, ...]:
-    """How many tokens each of two texts keeps, at most ``room`` together: the longer one is cut first, and if that is not enough both to
-    half of it."""
+    """Lengths after truncating two texts to ``room`` tokens in total: the longer one first, then both to half of ``room``."""
     short, long = sorted(lengths)
     if short + long > room:
         short = min(short, max(0, room) // 2)
@@ -107,6 +105,6 @@ def shortened(lengths: Sequence[int], room: int) -> tuple[int, ...]:
 
 
 def framed(frame: Frame, ids: list[int], most: int | None = None) -> Framed:
-    """``ids`` in their frame, cut at their end so that there are ``most`` in all at most, but no less than the frame."""
+    """Frame ``ids``, truncated at the end to at most ``most`` ids including the frame."""
     kept = ids if most is None else ids[: max(0, most - frame.size)]
     return frame.around(kept, whole=len(ids) + frame.size)

@@ -1,4 +1,4 @@
-"""Vocabularies learned by the library, made equal for equal texts: its trainers walk through hash tables, whose order changes."""
+"""Deterministic vocabulary training with the tokenizers library, whose trainers iterate over hash tables in varying order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORDPIECE_UNKNOWN = "[UNK]"
 
 
 def word_counts(core: tokenizers.Tokenizer, texts: Iterable[str], vocab_size: int, min_frequency: int) -> list[str]:
-    """The words that ``core`` cuts ``texts`` into, by frequency, ties in the order of code points."""
+    """Words of ``texts`` as split by ``core``, by descending frequency, ties by code point."""
     learner = trainers.WordLevelTrainer(vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=[], show_progress=False)
     interruptible(lambda: core.train_from_iterator(texts, learner))
     vocab = core.get_vocab()
@@ -24,10 +24,10 @@ def word_counts(core: tokenizers.Tokenizer, texts: Iterable[str], vocab_size: in
 
 
 def wordpieces(core: tokenizers.Tokenizer, texts: Sequence[str], vocab_size: int) -> dict[str, int]:
-    """Piece -> id: the unknown token, letters that begin a word, "##" letters that go on with one, then what was merged, in order.
+    """Piece -> id: unknown token, initial letters, "##" continuation letters, then merged pieces in order.
 
-    Pieces are merged as in byte-pair encoding, the most frequent pair first. At most a quarter of the vocabulary are distinct letters.
-    The letters are learned first and given in order to the second pass, where the order of ids decides between equal pairs.
+    Pieces are merged as in byte-pair encoding, most frequent pair first. Distinct letters take at most a quarter of the vocabulary. They
+    are collected in a first pass and given in a fixed order to the second, in which the order of ids breaks ties between pairs.
     """
     letters = _frequent_letters(core, texts, limit=max(1, (vocab_size - 1) // 4))
     first = _merged(core, texts, 0, letters, [])
@@ -36,7 +36,7 @@ def wordpieces(core: tokenizers.Tokenizer, texts: Sequence[str], vocab_size: int
 
 
 def _frequent_letters(core: tokenizers.Tokenizer, texts: Sequence[str], limit: int) -> list[str]:
-    """The most frequent characters of the normalised texts, ties in the order of code points."""
+    """Most frequent characters of the normalised texts, ties by code point."""
     raw = np.zeros(0x110000, np.int64)
     for text in texts:
         found, counts = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_counts=True)
@@ -59,14 +59,14 @@ def _merged(core: tokenizers.Tokenizer, texts: Iterable[str], vocab_size: int, l
 
 
 def unigram_pieces(core: tokenizers.Tokenizer, texts: Iterable[str], vocab_size: int) -> list[tuple[str, float]]:
-    """Piece and log probability by expectation maximisation and pruning (Kudo 2018), the most probable first; all 256 bytes are in.
+    """(piece, log probability) by expectation maximisation and pruning (Kudo 2018), most probable first; includes all 256 bytes.
 
-    The bytes that the model can do without get steps of 1e-4 above the lowest score in no fixed order; here they share that score.
-    Sums differ in their last bits from one training to the next; four decimals do not.
+    The library gives unneeded bytes scores in steps of 1e-4 above the lowest score in varying order; here they all get the lowest score.
+    Scores are rounded to four decimals, since sums differ in their last bits between trainings.
     """
     learner = trainers.UnigramTrainer(vocab_size=vocab_size, initial_alphabet=sorted(SYMBOLS), special_tokens=[], show_progress=False)
     interruptible(lambda: core.train_from_iterator(texts, learner))
-    # Without a text there are no scores.
+    # Without text there are no scores.
     found = [(piece, score or 0.0) for piece, score in json.loads(core.to_str())["model"]["vocab"]]
     lowest = min(score for _, score in found)
     shared = lowest + 1e-4 * len(SYMBOLS)

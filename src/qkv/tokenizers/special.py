@@ -1,4 +1,4 @@
-"""Special tokens: which id plays which role, and that no text can spell one."""
+"""Special tokens: their roles, and protection against special tokens in plain text."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ CONTENTS: dict[str, tuple[str, ...]] = {
     "mask": ("<mask>", "[MASK]", "<|mask|>", "<MASK>"),
     "unk": ("<unk>", "[UNK]", "<UNK>"),
 }
-"""Each role, and how its token is usually written. The first is what ``with_specials`` adds, except for "unk", which only a model makes."""
+"""Role -> usual contents. ``with_specials`` adds the first, except for "unk", which only a trained model provides."""
 
 
 def special_ids(core: tokenizers.Tokenizer) -> dict[str, int]:
-    """Content -> id of the tokens that are marked as special, by id."""
+    """Content -> id of the special tokens, ordered by id."""
     return {token.content: index for index, token in sorted(core.get_added_tokens_decoder().items()) if token.special}
 
 
 def roles_by_content(contents: Iterable[str]) -> dict[str, str]:
-    """Role -> content, for the roles that one of ``contents`` is known to play."""
+    """Role -> content for those ``contents`` whose role is known."""
     given = set(contents)
     found = {role: next((content for content in known if content in given), None) for role, known in CONTENTS.items()}
     return {role: content for role, content in found.items() if content is not None}
 
 
 def missing(specials: Mapping[str, int], roles: Iterable[str]) -> list[str]:
-    """The contents to add for those of ``roles`` that are not in ``specials``. Raises ``UserError`` for a role that nobody knows."""
+    """Contents to add for ``roles`` missing in ``specials``. Raises ``UserError`` for an unknown role."""
     wanted = list(dict.fromkeys(roles))
     for role in wanted:
         if role not in CONTENTS:
@@ -47,7 +47,7 @@ def missing(specials: Mapping[str, int], roles: Iterable[str]) -> list[str]:
 
 
 def with_added(core: tokenizers.Tokenizer, contents: Iterable[str]) -> tokenizers.Tokenizer:
-    """A copy of ``core`` with ``contents`` as special tokens, new ones at the end of the vocabulary. Raises ``UserError`` for an empty one."""
+    """Copy of ``core`` with ``contents`` as special tokens, new ones at the end of the vocabulary. Raises ``UserError`` for an empty one."""
     copy = tokenizers.Tokenizer.from_str(core.to_str())
     for content in contents:
         if not content:
@@ -62,10 +62,10 @@ def with_added(core: tokenizers.Tokenizer, contents: Iterable[str]) -> tokenizer
 
 
 def deaf(core: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """``core`` so that no text spells a special token: "<eos>" in a text is five characters like any others.
+    """Copy of ``core`` that reads special tokens in a text as plain text: "<eos>" is five ordinary characters.
 
-    The switch for it is not kept in a file, and it does not reach a vocabulary whose model has the content among its own pieces
-    (T5's Unigram); there the piece is renamed to what no well-formed text holds.
+    The library's option for this is not saved in files and has no effect if the model's own pieces include the content (T5's Unigram);
+    such pieces are renamed to a string that no well-formed text contains.
     """
     core.encode_special_tokens = True
     own = core.get_vocab(with_added_tokens=False)
@@ -78,7 +78,7 @@ def _spelt(core: tokenizers.Tokenizer, content: str, index: int) -> bool:
         return False
     try:
         return any(index in core.encode(text, add_special_tokens=False).ids for text in (content, f" {content} ", f"a{content}a"))
-    except Exception:  # a vocabulary without an unknown token that lacks a piece of the content
+    except Exception:  # no unknown token, and the content has a piece outside the vocabulary
         return True
 
 
@@ -98,19 +98,19 @@ def _renamed(core: tokenizers.Tokenizer, contents: Iterable[str]) -> tokenizers.
 
 
 def _without_template(post_processor: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Only what acts on offsets: nothing is put round a text."""
+    """Post-processor reduced to offset handling, without adding special tokens."""
     return post_processor if post_processor and post_processor["type"] == "ByteLevel" else None
 
 
 def written_roles(text: str) -> dict[str, str]:
-    """The roles that ``with_roles`` put into a ``tokenizer.json``."""
+    """Roles stored in a ``tokenizer.json`` by ``with_roles``."""
     if '"roles"' not in text:
         return {}
     return {role: token["content"] for token in json.loads(text)["added_tokens"] for role in token.get("roles", ())}
 
 
 def with_roles(text: str, roles: Mapping[str, str], pretty: bool) -> str:
-    """The ``tokenizer.json`` ``text`` with a key "roles" on the added tokens whose roles their contents do not tell. Other tools skip it."""
+    """Add a key "roles" to added tokens of a ``tokenizer.json`` whose role does not follow from their content. Other tools ignore it."""
     tree = json.loads(text)
     contents = [token["content"] for token in tree["added_tokens"] if token["special"]]
     told = roles_by_content(contents)

@@ -1,4 +1,4 @@
-"""Ids to text while they arrive."""
+"""Incremental decoding of ids to text."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 
 class StreamDecoder:
-    """Gives text as soon as its characters are complete. All that ``feed`` and ``flush`` return, joined, is ``tokenizer.decode`` of all ids.
+    """Incremental decoder. The concatenated results of ``feed`` and ``flush`` equal ``tokenizer.decode`` of all ids.
 
-    A token of a byte-level vocabulary may end in the middle of a character; the part waits for its rest.
+    A byte-level token may end within a character; incomplete characters are held back until complete.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -24,7 +24,7 @@ class StreamDecoder:
         self._given = ""
 
     def feed(self, ids: Iterable[int]) -> str:
-        """The text that ``ids`` complete; may be empty. Raises ``UserError`` for an id outside the vocabulary."""
+        """Text completed by ``ids``, possibly empty. Raises ``UserError`` for an id outside the vocabulary."""
         new = self._tokenizer.checked(ids)
         table = self._tokenizer.token_bytes
         if table is not None:
@@ -35,7 +35,7 @@ class StreamDecoder:
         return text
 
     def flush(self) -> str:
-        """What is still waiting, an incomplete character as U+FFFD. The decoder is then at the beginning of a new text."""
+        """Remaining text, with an incomplete character as U+FFFD; resets the decoder."""
         if self._tokenizer.token_bytes is not None:
             return self._utf8.decode(b"", final=True)
         rest = self._tokenizer.decode(self._ids).removeprefix(self._given)

@@ -1,4 +1,4 @@
-"""``Tokenizer``: text to ids and back, over a ``tokenizers.Tokenizer``, so that its file loads in every tool that reads a ``tokenizer.json``."""
+"""``Tokenizer``: convert text to ids and back with a ``tokenizers.Tokenizer``, saved as a standard ``tokenizer.json``."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from qkv.tokenizers.folder import find
 from qkv.tokenizers.framing import Frame, Framed, frame_of, framed
 from qkv.tokenizers.special import deaf, missing, roles_by_content, special_ids, with_added, with_roles, written_roles
 
-_CHARACTER = re.compile("[\\ud800-\\udbff][\\udc00-\\udfff]|(?s:.)")  # a pair of surrogates is one character
+_CHARACTER = re.compile("[\\ud800-\\udbff][\\udc00-\\udfff]|(?s:.)")  # a surrogate pair is one character
 
 
 class Tokenizer:
-    """Text <-> ids.
+    """Conversion between text and ids.
 
-    No special token is added to a text, and none is read from one: "<eos>" in a text is plain text, so that neither data nor
-    a user can spell a control token. ``reading_special`` reads them, as the transformers library does by default. A lone surrogate, which
-    no UTF-8 text can hold, is read as U+FFFD. ``core`` is the library's tokenizer; ``dtype`` the smallest unsigned type that holds every id.
-    ``roles`` are contents of special tokens by role, where the usual ways of writing them do not tell.
+    Special tokens are neither added to texts nor parsed in them: "<eos>" in a text is plain text, so that neither data nor users can
+    inject control tokens. ``reading_special`` parses them, as the transformers library does by default. A lone surrogate, which UTF-8
+    cannot encode, is read as U+FFFD. ``core``: the library's tokenizer; ``dtype``: smallest unsigned type for all ids; ``roles``: role ->
+    content of special tokens with unusual contents.
     """
 
     def __init__(self, core: tokenizers.Tokenizer, roles: Mapping[str, str] | None = None):
@@ -56,21 +56,21 @@ class Tokenizer:
 
     @property
     def specials(self) -> dict[str, int]:
-        """The id of each role that this tokenizer has: "pad", "bos", "eos", "cls", "sep", "mask", "unk". Two roles may share one."""
+        """Role -> id of the special tokens: "pad", "bos", "eos", "cls", "sep", "mask", "unk". Roles may share an id."""
         found = {role: self._special_ids[content] for role, content in self._roles.items()}
         return found if self.unknown_id is None else {**found, "unk": self.unknown_id}
 
     def special(self, role: str) -> int | None:
-        """The id of ``role``, None if this tokenizer lacks it. Raises ``UserError`` for a role that nobody knows."""
+        """Id of ``role``, or None if the tokenizer lacks it. Raises ``UserError`` for an unknown role."""
         found = self.specials
         if role not in found and role != "unk":
             missing(found, [role])
         return found.get(role)
 
     def with_specials(self, roles: Sequence[str], extra: Sequence[str] = ()) -> Tokenizer:
-        """This tokenizer, with the ``roles`` that it lacks, and then ``extra`` by content, as special tokens after its last id.
+        """Tokenizer with missing ``roles``, then ``extra`` contents, added as special tokens after its last id.
 
-        Itself if nothing is missing. Raises ``UserError`` for a role that nobody knows, and for "unk" where every text has ids.
+        Returns itself if nothing is missing. Raises ``UserError`` for an unknown role, and for "unk" if every text has ids.
         """
         contents = [*missing(self.specials, roles), *(content for content in extra if content not in self._special_ids)]
         if not contents:
@@ -79,44 +79,44 @@ class Tokenizer:
 
     @cached_property
     def reading_special(self) -> Tokenizer:
-        """This tokenizer, for which a special token that a text spells is one id. For texts whose author may write such tokens."""
+        """Tokenizer that parses special tokens in texts, for texts from trusted authors."""
         found = copy.copy(self)
         found.__dict__.pop("reading_special", None)
-        found._plain = tokenizers.Tokenizer.from_str(self.core.to_str())  # the switch of ``deaf`` is not kept in a file
+        found._plain = tokenizers.Tokenizer.from_str(self.core.to_str())  # the option set by ``deaf`` is not saved in files
         found._coder = PlainCoder(found._plain, self.dtype)
         return found
 
     def encode(self, text: str) -> list[int]:
-        """The ids of ``text``. Raises ``UserError`` if a vocabulary from a file knows neither a piece of it nor an unknown token."""
+        """Ids of ``text``. Raises ``UserError`` if a piece is not in the vocabulary and there is no unknown token."""
         return self.encode_array(text).tolist()
 
     def encode_array(self, text: str) -> np.ndarray:
-        """The ids of ``text`` as an array of ``dtype``."""
+        """Ids of ``text`` as an array of ``dtype``."""
         return self._coder.encode_many([well_formed(text)])[0]
 
     def encode_many(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of all ``texts`` joined, and how many ids each of them has. Each text stands alone."""
+        """(concatenated ids of all ``texts``, number of ids of each). Texts are encoded independently."""
         if not is_well_formed("".join(texts)):
             texts = [well_formed(text) for text in texts]
         return self._coder.encode_many(texts)
 
     def border(self, text: str) -> int:
-        """The last place at which ``text``, and what may follow it, can be cut for encoding in parts; 0 if there is none.
+        """Last position where ``text`` can be split for encoding in parts; 0 if there is none.
 
-        The parts have the ids of the whole: characters and bytes anywhere, words and BPE at white space. A vocabulary from a file
-        is cut after line ends, and may encode the beginning of a part as it would the beginning of a text.
+        The concatenated ids of the parts equal those of the whole: characters and bytes can be split anywhere, words and BPE at white
+        space. Other vocabularies are split after line breaks and may encode the start of a part like the start of a text.
         """
         return self._coder.border(text)
 
     @property
     def piece_size(self) -> int:
-        """Characters that are best encoded at once."""
+        """Preferred number of characters to encode at once."""
         return self._coder.piece_size
 
     def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of ``text``, and for each the characters that it stands for: ``text[begin:end]`` covers its piece.
+        """(ids, offsets) of ``text``: ``text[begin:end]`` covers the piece of an id.
 
-        A piece of a character (bytes, BPE) has the span of that character, so that neighbours may share one.
+        A token that is part of a character (bytes, BPE) has the span of the whole character, so neighbours may share a span.
         """
         plain = well_formed(text)
         encoding = self._library(plain)
@@ -126,17 +126,17 @@ class Tokenizer:
         return encoding.ids, [(starts[begin], starts[end]) for begin, end in encoding.offsets]
 
     def encode_framed(self, text: str, most: int | None = None) -> Framed:
-        """The ids of ``text`` within what its model expects round it, at most ``most`` in all."""
+        """Ids of ``text`` with the special tokens that the model expects around it, at most ``most`` in total."""
         return framed(self.frame, self.encode(text), most)
 
     @cached_property
     def frame(self) -> Frame:
-        """What its model expects round a text; see ``qkv.tokenizers.framing``."""
+        """Special tokens that the model expects around one text; see ``qkv.tokenizers.framing``."""
         return frame_of(self.core, self.specials)
 
     @cached_property
     def pair_frame(self) -> Frame:
-        """What its model expects round two texts and between them."""
+        """Special tokens that the model expects around and between two texts."""
         return frame_of(self.core, self.specials, texts=2)
 
     def _library(self, text: str) -> tokenizers.Encoding:
@@ -146,9 +146,9 @@ class Tokenizer:
             raise UserError(f"the tokenizer cannot encode this text: {error}") from None
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-        """The text of ``ids``; bytes that are not UTF-8 become U+FFFD. Raises ``UserError`` for an id outside the vocabulary.
+        """Text of ``ids``; invalid UTF-8 becomes U+FFFD. Raises ``UserError`` for an id outside the vocabulary.
 
-        ``skip_special``: without the special tokens.
+        ``skip_special``: omit special tokens.
         """
         ids = self.checked(ids)
         if skip_special:
@@ -159,7 +159,7 @@ class Tokenizer:
         return b"".join(map(self.token_bytes.__getitem__, ids)).decode("utf-8", "replace")
 
     def checked(self, ids: Iterable[int]) -> list[int]:
-        """``ids`` as a list of ints, each inside the vocabulary."""
+        """``ids`` as a list of ints. Raises ``UserError`` for an id outside the vocabulary."""
         found = [int(index) for index in ids]
         wrong = next((index for index in found if not 0 <= index < self.vocab_size), None)
         if wrong is not None:
@@ -167,7 +167,7 @@ class Tokenizer:
         return found
 
     def unknown(self, text: str) -> list[str]:
-        """The pieces of ``text`` that become the unknown token, each once, in the order of the text."""
+        """Distinct pieces of ``text`` that become the unknown token, in order of occurrence."""
         if self.unknown_id is None:
             return []
         text = well_formed(text)
@@ -176,12 +176,12 @@ class Tokenizer:
         return list(dict.fromkeys(pieces))
 
     def to_json(self, pretty: bool = False) -> str:
-        """The content of a ``tokenizer.json`` that gives this tokenizer, its roles included."""
+        """Content of a ``tokenizer.json`` for this tokenizer, including roles."""
         text = self.core.to_str(pretty=pretty)
         return text if roles_by_content(self._special_ids) == self._roles else with_roles(text, self._roles, pretty)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a ``tokenizer.json`` whole, or not at all. A folder receives it under that name."""
+        """Write a ``tokenizer.json`` atomically. ``path``: file or folder."""
         target = _file_in(path)
         try:
             write_whole(target, self.to_json(pretty=True).encode())
@@ -190,16 +190,16 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
-        """Read a ``tokenizer.json``, or a folder of the Hugging Face form, whose settings name the roles of its special tokens.
+        """Read a ``tokenizer.json`` or a Hugging Face folder, whose settings give the roles of special tokens.
 
-        A folder may hold the files that came before: vocab.json and merges.txt of GPT-2's family, vocab.txt of BERT's.
-        Raises ``UserError`` if it is missing or is something else.
+        Older files are supported too: vocab.json and merges.txt (GPT-2 family), vocab.txt (BERT family).
+        Raises ``UserError`` if it is missing or has another format.
         """
         return cls.from_json(*find(Path(path).expanduser()))
 
     @classmethod
     def from_json(cls, text: str, source: str = "the text", roles: Mapping[str, str] | None = None) -> Tokenizer:
-        """A tokenizer from the content of a ``tokenizer.json``; ``source`` names it in errors. ``roles`` are those it does not tell itself."""
+        """Tokenizer from the content of a ``tokenizer.json``. ``source``: name for error messages; ``roles``: roles not stored in it."""
         try:
             return cls(tokenizers.Tokenizer.from_str(text), {**(roles or {}), **written_roles(text)})
         except Exception as error:  # the library raises nothing more precise
@@ -207,7 +207,7 @@ class Tokenizer:
 
 
 def is_well_formed(text: str) -> bool:
-    """False if ``text`` holds a lone surrogate, for which UTF-8 has no bytes."""
+    """False if ``text`` contains a lone surrogate, which UTF-8 cannot encode."""
     if text.isascii():
         return True
     try:

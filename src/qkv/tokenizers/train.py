@@ -1,4 +1,4 @@
-"""Makes the tokenizer that a spec describes. One entry a kind: a new scheme is a spec and a function with ``@trains`` above it."""
+"""Train tokenizers from specs. To add a scheme: a spec class and a function decorated with ``@trains``."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from qkv.tokenizers.tokenizer import Tokenizer, well_formed
 from qkv.tokenizers.waiting import interruptible
 
 UNKNOWN = "<unk>"
-"""Longer than any character or punctuation mark and not a word, so that no text contains it as a token."""
+"""Unknown token: longer than any character or punctuation mark and not a word, so that no text yields it as a token."""
 
 
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY" + "BZXUOJ"
 
 
 class Trainer(NamedTuple):
-    """How one kind of tokenizer is made. ``sample``: characters of text that are enough, None for all of it, 0 for none."""
+    """Trainer of one kind of tokenizer. ``sample``: number of characters needed; None: the whole text, 0: none."""
 
     make: Callable[[Any, Iterable[str]], Tokenizer]
     sample: int | None
@@ -37,7 +37,7 @@ Make = TypeVar("Make", bound=Callable[[Any, Iterable[str]], Tokenizer])
 
 
 def trains(kind: type[spec.Tokenizer], sample: int | None) -> Callable[[Make], Make]:
-    """Register the function below as the trainer of ``kind``."""
+    """Decorator: register a function as the trainer of ``kind``."""
 
     def register(make: Make) -> Make:
         TRAINERS[kind] = Trainer(make, sample)
@@ -47,12 +47,12 @@ def trains(kind: type[spec.Tokenizer], sample: int | None) -> Callable[[Make], M
 
 
 def train(spec: spec.Tokenizer, texts: Iterable[str]) -> Tokenizer:
-    """The tokenizer of ``spec`` for ``texts``, each of which stands alone and is read once, in order. Equal texts give equal tokenizers."""
+    """Train the tokenizer of ``spec`` on ``texts``, independent texts read once in order. Deterministic."""
     return trainer_of(spec).make(spec, texts)
 
 
 def trainer_of(spec: spec.Tokenizer) -> Trainer:
-    """Raises ``UserError`` for a kind that nobody registered."""
+    """Trainer of a spec. Raises ``UserError`` for an unregistered kind."""
     if type(spec) not in TRAINERS:
         raise UserError(f"the tokenizer {spec.kind!r} has no trainer; register one with qkv.tokenizers.train.trains")
     return TRAINERS[type(spec)]
@@ -60,7 +60,7 @@ def trainer_of(spec: spec.Tokenizer) -> Trainer:
 
 @trains(spec.Characters, sample=None)
 def characters(_spec: spec.Characters, texts: Iterable[str]) -> Tokenizer:
-    """Ids in the order of code points, then the unknown token."""
+    """Character vocabulary: ids in code point order, then the unknown token."""
     seen = np.zeros(0x110000, bool)
     for text in _joined(texts):
         seen[np.frombuffer(well_formed(text).encode("utf-32-le"), np.uint32)] = True
@@ -68,7 +68,7 @@ def characters(_spec: spec.Characters, texts: Iterable[str]) -> Tokenizer:
 
 
 def _joined(texts: Iterable[str]) -> Iterator[str]:
-    """Short texts put together, so that numpy has enough to do at once."""
+    """Concatenate short texts into larger chunks for numpy."""
     some: list[str] = []
     length = 0
     for text in texts:
@@ -82,20 +82,20 @@ def _joined(texts: Iterable[str]) -> Iterator[str]:
 
 @trains(spec.Bytes, sample=0)
 def whole_bytes(_spec: spec.Bytes, _texts: Iterable[str]) -> Tokenizer:
-    """The id of a byte is its value."""
+    """Byte vocabulary: the id of a byte is its value."""
     model = models.BPE(vocab={symbol: byte for byte, symbol in enumerate(SYMBOLS)}, merges=[])
     return Tokenizer(_assembled(model, WHOLE_BYTES, decoders.ByteLevel()))
 
 
 @trains(spec.Words, sample=1 << 25)
 def words(spec: spec.Words, texts: Iterable[str]) -> Tokenizer:
-    """Ids by frequency, ties in the order of code points, then the unknown token."""
+    """Word vocabulary: ids by descending frequency, ties by code point, then the unknown token."""
     return _words(spec, texts, WORDS, decoders.Fuse())
 
 
 @trains(spec.WordList, sample=1 << 25)
 def word_list(spec: spec.WordList, texts: Iterable[str]) -> Tokenizer:
-    """Ids as for words; without a decoder, the library puts a space between any two."""
+    """Word vocabulary as in ``words``; without a decoder, the library decodes with a space between words."""
     return _words(spec, texts, WORD_LIST, None)
 
 
@@ -110,13 +110,13 @@ def _words(spec: spec.Words | spec.WordList, texts: Iterable[str], scheme: dict[
 
 @trains(spec.BPE, sample=1 << 25)
 def bpe(spec: spec.BPE, texts: Iterable[str]) -> Tokenizer:
-    """GPT-2's byte-level scheme; all 256 bytes are in the vocabulary whatever the text is."""
+    """Byte-level BPE of GPT-2; the vocabulary always includes all 256 bytes."""
     return _byte_pairs(BYTE_WORDS, spec.vocab_size, texts)
 
 
 @trains(spec.Code, sample=1 << 25)
 def code(spec: spec.Code, texts: Iterable[str]) -> Tokenizer:
-    """As BPE, but what is merged stays inside a name, one digit, a run of operators or a run of white space."""
+    """Byte-level BPE whose merges stay within a name, a digit, a run of operators or a run of white space."""
     return _byte_pairs(CODE, spec.vocab_size, texts)
 
 
@@ -129,9 +129,10 @@ def _byte_pairs(scheme: dict[str, Any], vocab_size: int, texts: Iterable[str]) -
 
 @trains(spec.WordPiece, sample=1 << 25)
 def wordpiece(spec: spec.WordPiece, texts: Iterable[str]) -> Tokenizer:
-    """BERT's cleaning and cutting: control characters go, an ideograph or punctuation mark stands alone, accents go with the capitals.
+    """WordPiece with BERT's normalisation: control characters removed, ideographs and punctuation split off, accents removed if lowercased.
 
-    A word with an unknown character, or of more than 100, is one unknown token. Decoding puts spaces between words, none before . , ? !
+    A word with an unknown character, or of more than 100 characters, is one unknown token. Decoding puts spaces between words, except
+    before . , ? !
     """
 
     def assembled(model: models.Model) -> tokenizers.Tokenizer:
@@ -148,7 +149,7 @@ def wordpiece(spec: spec.WordPiece, texts: Iterable[str]) -> Tokenizer:
 
 @trains(spec.Unigram, sample=1 << 25)
 def unigram(spec: spec.Unigram, texts: Iterable[str]) -> Tokenizer:
-    """Over GPT-2's byte-level words instead of SentencePiece's characters, so that no text has an unknown piece."""
+    """Unigram model over GPT-2's byte-level words instead of SentencePiece's characters, so that no text has unknown pieces."""
     core = _assembled(models.Unigram(), BYTE_WORDS, decoders.ByteLevel())
     core.model = models.Unigram(unigram_pieces(core, map(well_formed, texts), spec.vocab_size))
     return Tokenizer(core)
@@ -156,7 +157,7 @@ def unigram(spec: spec.Unigram, texts: Iterable[str]) -> Tokenizer:
 
 @trains(spec.AminoAcids, sample=0)
 def amino_acids(_spec: spec.AminoAcids, _texts: Iterable[str]) -> Tokenizer:
-    """The one-letter codes of IUPAC and IUBMB: B is D or N, Z is E or Q, J is I or L, U selenocysteine, O pyrrolysine, X any."""
+    """One-letter codes of IUPAC and IUBMB: B is D or N, Z is E or Q, J is I or L, U selenocysteine, O pyrrolysine, X any."""
     core = _assembled(models.WordLevel(_numbered([*RESIDUES, UNKNOWN]), unk_token=UNKNOWN), CHARACTERS, decoders.Fuse())
     core.normalizer = normalizers.Sequence([normalizers.Replace(letter, letter.upper()) for letter in string.ascii_lowercase])
     return Tokenizer(core)
@@ -164,7 +165,7 @@ def amino_acids(_spec: spec.AminoAcids, _texts: Iterable[str]) -> Tokenizer:
 
 @trains(spec.TokenizerFile, sample=0)
 def file(spec: spec.TokenizerFile, _texts: Iterable[str]) -> Tokenizer:
-    """As it is in the file."""
+    """Tokenizer read from a file."""
     return Tokenizer.load(spec.path)
 
 

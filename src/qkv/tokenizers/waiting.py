@@ -1,4 +1,4 @@
-"""Native work that hears nothing of signals, run so that Ctrl-C ends the wait for it."""
+"""Run native code that ignores signals so that Ctrl-C still interrupts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 _EVERY = 0.1
-"""Seconds between two looks at whether it is done."""
+"""Polling interval in seconds."""
 
 
 def interruptible(work: Callable[[], T]) -> T:
-    """Run ``work``, and return or raise what it does. In the main thread it runs in another one, and a signal's exception is raised here at once;
-    the work then goes on unheard until it, or the program, ends."""
+    """Run ``work`` and return its result. When called in the main thread, ``work`` runs in another thread and signals are raised here at
+    once; ``work`` then continues in the background until it or the program ends."""
     if threading.current_thread() is not threading.main_thread():
         return work()
     found: list[T] = []

@@ -221,5 +221,5 @@ def test_what_cannot_be() -> None:
         TokenDeletion(-1)
     with pytest.raises(UserError, match="mean_length is 0"):
         TextInfilling(MASK, 0.3, 0)
-    with pytest.raises(UserError, match="one axis"):
+    with pytest.raises(UserError, match="one-dimensional"):
         denoise(text(4)[None], np.random.default_rng(0), NOISES)

@@ -136,7 +136,7 @@ def test_a_batch_is_a_function_of_the_generator() -> None:
         ({"rate": 1.5}, "rate is 1.5"),
         ({"rate": float("nan")}, "rate is nan"),
         ({"replaced": -0.1}, "replaced is -0.1"),
-        ({"replaced": 0.8, "random": 0.3}, "their sum is at most 1"),
+        ({"replaced": 0.8, "random": 0.3}, "their sum must be at most 1"),
         ({"words": np.zeros((2, 4), int)}, "words has the shape"),
     ],
 )

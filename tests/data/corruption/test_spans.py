@@ -186,7 +186,7 @@ def test_what_cannot_be() -> None:
         corrupt_spans(ids, generator, SENTINELS, END, density=1.2)
     with pytest.raises(UserError, match=r"mean_length is 0\.5"):
         corrupt_spans(ids, generator, SENTINELS, END, mean_length=0.5)
-    with pytest.raises(UserError, match="one axis"):
+    with pytest.raises(UserError, match="one-dimensional"):
         corrupt_spans(ids[None], generator, SENTINELS, END)
     with pytest.raises(UserError, match="below 1"):
         input_length_for(512, density=1.0)

@@ -51,7 +51,7 @@ def bad_of(records: Any) -> list[tuple[int, str]]:
                 (4, "number is 'nan', not a finite number"),
                 (5, "number is '1e999', not a finite number"),
                 (6, "number is '1_000', not a finite number"),
-                (7, "number is '-1e308', and squares are summed of numbers up to 1e+100; give it in another unit"),
+                (7, "number is '-1e308', which exceeds the limit of 1e+100; use another unit"),
             ],
         ),
         (
@@ -65,7 +65,7 @@ def bad_of(records: Any) -> list[tuple[int, str]]:
                 (3, "no label"),
                 (4, "no text"),
                 (5, "text is an object, not a string"),
-                (6, "text holds half a surrogate pair, which is no character"),
+                (6, "text contains half a surrogate pair, which is not a character"),
             ],
         ),
         (
@@ -101,7 +101,7 @@ def test_the_first_bad_rows_are_refused_in_one_sentence(tmp_path: Path) -> None:
         read(source, CLASSIFY, bad_rows="refuse")
     assert str(caught.value) == (
         f"4 of 14 rows of {source} cannot be used: line 2: 1 field instead of 2; line 3: text is empty; line 4: label is empty; "
-        "and 1 more; correct them, or leave them out with data.bad_rows=skip"
+        "and 1 more; correct them, or skip them with data.bad_rows=skip"
     )
 
 
@@ -137,9 +137,9 @@ def test_an_answer_at_the_wrong_place_is_moved_to_the_nearest_one(tmp_path: Path
     found = sorted((answer["text"], answer["start"]) for row in everything(records) for answer in row["answers"])
     assert found == [("Oslo", 6), ("Oslo", 6), ("Oslo", 6), ("Rome", 0), ("Rome", 12)]
     said = "\n".join(records.notes)
-    assert ": 2 answers did not stand at their start and were moved to their nearest occurrence" in said
-    assert ": 1 questions lost an answer that is not in the context, and kept another" in said
-    assert ": 1 answers came without their start and were put at their first occurrence" in said
+    assert ": 2 answers were not at their stated start and were moved to their nearest occurrence" in said
+    assert ": 1 questions lost an answer that is not in the context but kept another" in said
+    assert ": 1 answers had no start and were placed at their first occurrence" in said
 
 
 def test_outer_blanks_of_texts_are_kept_and_said(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_outer_blanks_of_texts_are_kept_and_said(tmp_path: Path) -> None:
     records = read(source, CLASSIFY)
     assert [row["text"] for row in everything(records)] == sorted([" a", "b\t", "c"], key=repr)
     assert {row["label"] for row in everything(records)} == {"x"}
-    assert f"{source}: 2 texts begin or end with blanks, which are kept" in records.notes
+    assert f"{source}: 2 texts begin or end with white space, which is kept" in records.notes
 
 
 @pytest.mark.parametrize(
@@ -163,23 +163,23 @@ def test_outer_blanks_of_texts_are_kept_and_said(tmp_path: Path) -> None:
         (
             "a.jsonl",
             "hello\n",
-            "{} holds no JSON object with keys: line 1 is not JSON (Expecting value at column 1); write one object a line, or a list of objects",
+            "{} holds no JSON object with keys: line 1 is not JSON (Expecting value at column 1); write one object per line, or a list of objects",
         ),
         ("a.json", '[{"text": "a"},\n {"text": ]', "{}: the list is broken in line 2: Expecting value at column 11"),
         ("a.json", "[]", "{} is empty"),
-        ("a.csv", "text,label\rx,a\ry,b\r", "{}: the header in line 1 cannot be read: a carriage return outside of quotes"),
+        ("a.csv", "text,label\rx,a\ry,b\r", "{}: the header in line 1 cannot be read: a carriage return outside quotes"),
         (
             "a.jsonl",
             '{"a": ' + "1" * 5000 + "}",
             "{} holds no JSON object with keys: line 1 is not JSON (a number has too many digits); "
-            "write one object a line, or a list of objects",
+            "write one object per line, or a list of objects",
         ),
-        ("a.conll", "w" * 500, f"{{}}: CoNLL needs a token and a tag a line, and '{'w' * 37}...{'w' * 18}' has one field"),
-        ("a.conll", "word\nword\n", "{}: CoNLL needs a token and a tag a line, and 'word' has one field"),
+        ("a.conll", "w" * 500, f"{{}}: CoNLL needs a token and a tag per line, and '{'w' * 37}...{'w' * 18}' has one field"),
+        ("a.conll", "word\nword\n", "{}: CoNLL needs a token and a tag per line, and 'word' has one field"),
         (
             "a.txt",
             "Some words\nand more\n",
-            "data.source: the format of '{}' is told neither by its ending nor by its first lines; "
+            "data.source: the format of '{}' is clear neither from its extension nor from its first lines; "
             "name it with data.format, one of csv, tsv, jsonl, conll, squad, parallel",
         ),
         (

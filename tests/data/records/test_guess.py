@@ -124,8 +124,8 @@ def test_what_was_guessed_is_said(tmp_path: Path) -> None:
     [
         ({"text": "reviw"}, "data.columns.text: {} has no column 'reviw'; did you mean 'review'?"),
         ({"text": "zzz"}, "data.columns.text: {} has no column 'zzz'; its columns are 'review', 'stars'"),
-        ({"txt": "review"}, "data.columns: there is no part 'txt' here; did you mean 'text'?"),
-        ({"text": "review", "label": "review"}, "data.columns.label: the column 'review' is given twice; each part needs its own"),
+        ({"txt": "review"}, "data.columns: there is no role 'txt'; did you mean 'text'?"),
+        ({"text": "review", "label": "review"}, "data.columns.label: the column 'review' is given twice; each role needs its own"),
     ],
 )
 def test_a_wrong_column_is_refused(columns: dict[str, str], sentence: str, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_validation_file_has_the_same_columns(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError) as caught:
         read(train, CLASSIFY, validation=held)
-    assert str(caught.value) == f"{held} has no column 'stars', which is taken as label; its columns are review, points"
+    assert str(caught.value) == f"{held} has no column 'stars', which is used as label; its columns are review, points"
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv"])
@@ -159,12 +159,12 @@ def test_without_a_header_columns_are_numbers(ending: str, tmp_path: Path) -> No
     records = read(source, CLASSIFY, columns={"text": "2", "label": "1"})
     assert len(everything(records)) == 30
     assert {row["label"] for row in everything(records)} == set(LABELS)
-    assert f"{source} has no header: its first line is taken as a row, and its columns are called 1 to 2" in records.notes
+    assert f"{source} has no header: its first line is read as a row, and its columns are called 1 to 2" in records.notes
     assert read(source, CLASSIFY, columns={"text": "2"}).columns == {"text": "2", "label": "1"}
 
 
 @pytest.mark.parametrize(
-    ("columns", "why"), [({"a": "text", "b": "stars"}, "it has '.' in it"), ({"b": "label", "a": "text"}, "'.*' also stands in")]
+    ("columns", "why"), [({"a": "text", "b": "stars"}, "it contains '.'"), ({"b": "label", "a": "text"}, "'.*' is also a value of")]
 )
 def test_a_row_in_place_of_the_header_is_noticed(columns: dict[str, str], why: str, tmp_path: Path) -> None:
     source = write(tmp_path / "a.csv", table(columns, header=False))

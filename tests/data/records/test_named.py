@@ -89,7 +89,7 @@ def test_a_table_that_nobody_publishes_says_where_to_put_its_files(places: tuple
 
 
 def test_a_known_table_needs_no_format() -> None:
-    with pytest.raises(UserError, match=r"data\.format: 'sst2' is a known data set, whose format is known; leave it out"):
+    with pytest.raises(UserError, match=r"data\.format: 'sst2' is a named data set of known format; leave the format out"):
         read("sst2", CLASSIFY, format="tsv")
 
 
@@ -113,8 +113,8 @@ def test_names_are_of_texts_or_of_tables() -> None:
         ("nowhere/a.csv", "data.source: there is no file 'nowhere/a.csv', and no folder 'nowhere'"),
         ("folder", "data.source: 'folder' is a directory; name one file"),
         ("pipe", "data.source: 'pipe' is not a regular file, and a table is read more than once; name a file"),
-        ("reviews.csv | ", "data.source: 'reviews.csv | ' names 2 texts; parallel texts are two: 'a.txt | b.txt'"),
-        ("a|b|c", "data.source: 'a|b|c' names 3 texts; parallel texts are two: 'a.txt | b.txt'"),
+        ("reviews.csv | ", "data.source: 'reviews.csv | ' should name two parallel texts, such as 'a.txt | b.txt'"),
+        ("a|b|c", "data.source: 'a|b|c' should name two parallel texts, such as 'a.txt | b.txt'"),
         ("reviews.csv | review.csv", "data.source: there is no file 'review.csv'; did you mean 'reviews.csv'?"),
     ],
 )
@@ -133,7 +133,7 @@ def test_a_missing_validation_file_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as caught:
         read("a.csv", CLASSIFY, validation="zzzzz")
-    assert str(caught.value) == "data.validation: there is no file 'zzzzz'; no name in its folder is near"
+    assert str(caught.value) == "data.validation: there is no file 'zzzzz'; no similar name in its folder"
 
 
 def test_joined_texts_have_no_other_format(tmp_path: Path) -> None:

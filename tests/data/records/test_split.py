@@ -71,7 +71,7 @@ def test_a_file_sorted_by_label_is_split_in_equal_shares(tmp_path: Path) -> None
     records = read(write(tmp_path / "a.csv", SORTED), CLASSIFY, validation_fraction=0.25)
     assert Counter(row["label"] for row in records.splits["validation"]) == {"good": 20, "bad": 5}
     assert len({row["label"] for row in records.splits["validation"][:10]}) == 2, "a beginning of it has both"
-    assert "25 of 100 rows were held out for validation, by label in equal shares" in records.notes
+    assert "25 of 100 rows were held out for validation, stratified by label" in records.notes
     numbers = read(write(tmp_path / "b.csv", SORTED.replace("label", "score").replace("good", "1").replace("bad", "0")), SCORE)
     assert "10 of 100 rows were held out for validation, at random" in numbers.notes
 
@@ -124,4 +124,4 @@ def test_no_context_is_in_both_parts(articles: int, tmp_path: Path) -> None:
     train, held = ({row["context"] for row in records.splits[split]} for split in ("train", "validation"))
     assert not train & held
     assert len(held) == (1 if articles == 1 else 4), "a paragraph of the only article, or a whole article"
-    assert any(note.endswith("rows were held out for validation, no context in both parts") for note in records.notes)
+    assert any(note.endswith("rows were held out for validation, with no context in both splits") for note in records.notes)

@@ -1,7 +1,7 @@
-"""Denoising (Lewis et al. 2020, "BART"): a text is damaged in one or several ways, and the model writes the whole text again.
+"""Denoising (Lewis et al. 2020, "BART"): corrupt a text with one or several noises; the target is the original text.
 
-A noise is a frozen dataclass that is called with the tokens of one text and a generator, and gives the damaged tokens. What is to be
-written is always the text itself. BART's own choice is ``(SentencePermutation(full_stops), TextInfilling(mask_id, 0.3))``.
+A noise is a frozen dataclass, called with the tokens of one text and a random generator, that returns the corrupted tokens. BART's own
+choice is ``(SentencePermutation(full_stops), TextInfilling(mask_id, 0.3))``.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from qkv.data.corruption.checks import check_at_least, check_one_row, check_shar
 
 
 class Noise(Protocol):
-    """One way to damage a text."""
+    """Protocol of a noise: one way to corrupt a text."""
 
     def __call__(self, ids: np.ndarray, rng: np.random.Generator, /) -> np.ndarray:
-        """The damaged tokens of ``ids`` (N,), which is left as it is."""
+        """Corrupted copy of the tokens ``ids`` (N,)."""
         ...
 
 
 def denoise(ids: np.ndarray, rng: np.random.Generator, noises: Sequence[Noise]) -> np.ndarray:
-    """``ids`` (N,), a text without special tokens, damaged by each of ``noises`` in turn: int64, of any length from 0 on.
+    """Apply ``noises`` in turn to ``ids`` (N,), a text without special tokens; returns int64 ids of any length, possibly 0.
 
-    The target is ``ids``. ``UserError``: ``ids`` that are not one row.
+    The target is ``ids``. Raises ``UserError`` if ``ids`` is not one-dimensional.
     """
     check_one_row(ids)
     damaged = ids.astype(np.int64)
@@ -37,12 +37,12 @@ def denoise(ids: np.ndarray, rng: np.random.Generator, noises: Sequence[Noise]) 
 
 
 def count(length: int, rate: float) -> int:
-    """How many tokens a share of ``length`` is, rounded up as in the published code; a product that is whole but for rounding is whole."""
+    """ceil(length · rate), as in the published code; a product that is an integer up to rounding errors is not rounded up."""
     return min(math.ceil(length * rate - 1e-9), length)
 
 
 def some(length: int, rate: float, rng: np.random.Generator) -> np.ndarray:
-    """(N,) bool with ``count(length, rate)`` places, uniform among all such sets."""
+    """Random mask (N,) bool with ``count(length, rate)`` True entries, uniform among all such masks."""
     chosen = np.zeros(length, bool)
     chosen[rng.choice(length, count(length, rate), replace=False)] = True
     return chosen
@@ -50,7 +50,7 @@ def some(length: int, rate: float, rng: np.random.Generator) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TokenMasking:
-    """A share ``rate`` of the tokens, rounded up, becomes ``mask_id``."""
+    """Replace a fraction ``rate`` of the tokens, rounded up, by ``mask_id``."""
 
     mask_id: int
     rate: float = 0.3
@@ -64,7 +64,7 @@ class TokenMasking:
 
 @dataclass(frozen=True)
 class TokenDeletion:
-    """A share ``rate`` of the tokens, rounded up, is left out; where something is missing is not told."""
+    """Delete a fraction ``rate`` of the tokens, rounded up, without marking the positions."""
 
     rate: float = 0.3
 
@@ -77,10 +77,10 @@ class TokenDeletion:
 
 @dataclass(frozen=True)
 class TextInfilling:
-    """Spans of tokens, each replaced by one ``mask_id`` whatever its length; a span of no token puts a mask between two tokens.
+    """Replace spans of tokens by one ``mask_id`` each; a span of length 0 inserts a mask between two tokens.
 
-    Lengths are Poisson with mean ``mean_length``, drawn until together they are a share ``rate`` of the tokens, rounded up; the span that
-    goes beyond is cut to fit. Spans do not overlap, and every way to lay them out is equally likely.
+    Span lengths are Poisson with mean ``mean_length``, drawn until they cover a fraction ``rate`` of the tokens, rounded up; the last
+    span is shortened to fit. Spans do not overlap, and all placements are equally likely.
     """
 
     mask_id: int
@@ -97,7 +97,7 @@ class TextInfilling:
         return self.fill(ids, lengths, np.sort(rng.choice(places, len(lengths), replace=False)))
 
     def lengths(self, length: int, rng: np.random.Generator) -> np.ndarray:
-        """The lengths of the spans of a text of ``length`` tokens, in the order in which they stand."""
+        """Span lengths, in text order, for a text of ``length`` tokens."""
         wanted = count(length, self.rate)
         drawn = np.zeros(0, np.int64)
         while drawn.sum() < wanted:
@@ -107,10 +107,10 @@ class TextInfilling:
         lengths = drawn[:spans]
         if spans:
             lengths[-1] -= until[spans - 1] - wanted
-        return rng.permutation(lengths)  # or else the one that was cut would always be the last of the text
+        return rng.permutation(lengths)  # shuffled, so that the shortened span is not always the last
 
     def fill(self, ids: np.ndarray, lengths: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """The damaged text, given the spans' ``lengths`` and where in the damaged text their masks stand, ``places``, which rise."""
+        """Corrupted text for given span ``lengths`` and ascending positions ``places`` of their masks in the corrupted text."""
         before = np.cumsum(lengths) - lengths
         starts = places - np.arange(len(lengths)) + before
         opens = np.zeros(len(ids) + 1, np.int64)
@@ -126,8 +126,7 @@ class TextInfilling:
 
 @dataclass(frozen=True)
 class SentencePermutation:
-    """The sentences in an order that is uniform among all. A sentence goes up to and with a run of ``ends``, the ids of full stops; what
-    follows the last of them is a sentence too."""
+    """Permute the sentences uniformly at random. A sentence ends with a run of ids in ``ends`` (full stops) or at the end of the text."""
 
     ends: Collection[int]
 
@@ -136,7 +135,7 @@ class SentencePermutation:
         return np.concatenate([ids[:0], *(sentences[i] for i in rng.permutation(len(sentences)))])
 
     def sentences(self, ids: np.ndarray) -> list[np.ndarray]:
-        """The text in pieces, none of them empty."""
+        """Split the text into non-empty sentences."""
         stops = np.isin(ids, list(self.ends))
         last = stops[:-1] & ~stops[1:]
         return [sentence for sentence in np.split(ids, np.flatnonzero(last) + 1) if len(sentence)]
@@ -144,7 +143,7 @@ class SentencePermutation:
 
 @dataclass(frozen=True)
 class DocumentRotation:
-    """The text begins at a token that is uniform among all, and what stood before it follows at the end."""
+    """Rotate the text to start at a uniformly random token."""
 
     def __call__(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return np.roll(ids, -int(rng.integers(len(ids)))) if len(ids) else ids.copy()

@@ -1,4 +1,4 @@
-"""Masked language modelling (Devlin et al. 2019, "BERT"): some tokens are hidden, and the model says which they were."""
+"""Masked language modelling (Devlin et al. 2019, "BERT"): predict tokens that were masked or replaced."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from qkv.spec.errors import UserError
 
 
 class Draws(NamedTuple):
-    """The random numbers of one batch, all (B, N).
+    """Random numbers of one batch, all (B, N).
 
-    ``chosen``: a token, or the word that begins at it, is a target if this uniform number of [0, 1) is below the rate.
-    ``kind``: a uniform number of [0, 1) that says what becomes of a target. ``other``: the random token that may take its place.
+    ``chosen``: uniform in [0, 1); a token, or the word that starts at it, is a target if below the rate. ``kind``: uniform in [0, 1),
+    decides how a target is corrupted. ``other``: random token for replacement.
     """
 
     chosen: np.ndarray
@@ -24,7 +24,7 @@ class Draws(NamedTuple):
 
 
 def draw(rng: np.random.Generator, shape: tuple[int, ...], vocab_size: int) -> Draws:
-    """The random numbers for rows of ``shape`` (B, N)."""
+    """Random numbers for rows of ``shape`` (B, N)."""
     return Draws(rng.random(shape), rng.random(shape), rng.integers(0, vocab_size, shape))
 
 
@@ -39,17 +39,17 @@ def mask_tokens(
     random: float = 0.1,
     words: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The corrupted ids and their targets, both (B, N) int64; a target is ``IGNORED`` where nothing is asked.
+    """(corrupted ids, targets), both (B, N) int64; targets are ``IGNORED`` at unselected positions.
 
     Each token of ``ids`` (B, N) that is not ``special`` (B, N) is a target with probability ``rate``, independently. A target becomes
-    ``mask_id`` with probability ``replaced``, one of all ``vocab_size`` tokens, special ones among them as in BERT, with probability
-    ``random``, and stays what it is otherwise. A row may get no target.
+    ``mask_id`` with probability ``replaced``, a uniformly random token of the vocabulary (special ones included, as in BERT) with
+    probability ``random``, and is unchanged otherwise. A row may have no target.
 
-    With ``words`` (B, N), whole words are chosen, each with probability ``rate``. Tokens of one number in a row are one word; tokens that
-    are special or have a negative number are in none, and are never targets. What becomes of each token of a chosen word is drawn for
-    itself, as BERT's whole-word masking does.
+    With ``words`` (B, N), whole words are selected with probability ``rate``: consecutive tokens with equal numbers form a word; special
+    tokens and negative numbers belong to no word and are never targets. Each token of a selected word is corrupted independently, as in
+    BERT's whole-word masking.
 
-    ``UserError``: a share outside of [0, 1], ``replaced`` + ``random`` above 1, a ``mask_id`` outside of the vocabulary, other shapes.
+    Raises ``UserError`` for a rate outside [0, 1], ``replaced`` + ``random`` > 1, ``mask_id`` outside the vocabulary, or wrong shapes.
     """
     check_rows(ids, special=special, words=words)
     if not 0 <= mask_id < vocab_size:
@@ -67,11 +67,11 @@ def apply(
     random: float = 0.1,
     words: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``mask_tokens`` with the random numbers given: nothing is drawn here."""
+    """Deterministic part of ``mask_tokens``, for given random numbers ``draws``."""
     for name, value in (("rate", rate), ("replaced", replaced), ("random", random)):
         check_share(name, value)
-    if replaced + random > 1 + 1e-9:  # two shares that make a whole may add up to a little more
-        raise UserError(f"replaced is {replaced} and random is {random}, but a target is one or the other: their sum is at most 1")
+    if replaced + random > 1 + 1e-9:  # rounding may push a sum of 1 slightly above 1
+        raise UserError(f"replaced is {replaced} and random is {random}, but their sum must be at most 1")
     free = ~special.astype(bool)
     chosen = draws.chosen if words is None else of_word(draws.chosen, words, free)
     target = free & (chosen < rate)
@@ -81,7 +81,7 @@ def apply(
 
 
 def of_word(uniform: np.ndarray, words: np.ndarray, free: np.ndarray) -> np.ndarray:
-    """(B, N): for each token the uniform number of its word's first token, and 1, which no rate exceeds, for tokens of no word."""
+    """Uniform numbers (B, N): each token gets that of its word's first token; tokens outside words get 1, which no rate exceeds."""
     row, column = np.nonzero(free & (words >= 0))
     _, number = np.unique(words[row, column], return_inverse=True)
     _, first, word = np.unique(row * (len(row) + 1) + number, return_index=True, return_inverse=True)

@@ -1,12 +1,12 @@
-"""Permutation language modelling (Yang et al. 2019, "XLNet"): tokens are predicted one after another in a random order.
+"""Permutation language modelling (Yang et al. 2019, "XLNet"): predict tokens autoregressively in a random order.
 
-The model keeps two vectors a position. The content stream knows the token of its position; the query stream knows only the position, and
-predicts the token. Both see tokens that come earlier in the order:
+The model keeps two vectors per position. The content stream includes the token at its position; the query stream includes only the
+position and predicts the token. Both attend to tokens earlier in the order:
 
     content of i sees content of j   if order[j] <= order[i]
     query of i sees content of j     if order[j] <  order[i]
 
-Only the last tokens of the order are predicted (the paper's partial prediction): all others come first, at once, and see one another.
+Only the last tokens of the order are predicted (the paper's partial prediction); all others have order 0 and attend to one another.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from qkv.data.corruption.checks import check_at_least, check_rows, check_share
 
 @dataclass(frozen=True)
 class PermutationBatch:
-    """``ids`` (B, N), the text with nothing hidden: what hides a token is the masks. ``targets`` (B, N): the token of the position itself,
-    and not the next one; ``IGNORED`` where nothing is predicted. ``order`` (B, N): 0 for what is given, 1, 2, … for the targets of a row.
-    All int64. ``content_mask`` and ``query_mask`` (B, N, N) bool: whether position i (second axis) may see position j (third axis).
+    """Batch of permutation language modelling. ``ids`` (B, N): unmodified text; tokens are hidden by the masks. ``targets`` (B, N): token at
+    the same position (not the next one), ``IGNORED`` if not predicted. ``order`` (B, N): 0 for given tokens, 1, 2, … for targets. All int64.
+    ``content_mask``, ``query_mask`` (B, N, N) bool: True if position i (second axis) may attend to position j (third axis).
     """
 
     ids: np.ndarray
@@ -42,15 +42,15 @@ def permutation_targets(
     max_span: int = 5,
     padding: np.ndarray | None = None,
 ) -> PermutationBatch:
-    """Targets are spans of 1 to ``max_span`` tokens that make up about a share ``rate``, the paper's 1/K with K = 6; their order is uniform.
+    """Select spans of 1 to ``max_span`` tokens as targets, about a fraction ``rate`` (the paper's 1/K, K = 6), in uniformly random order.
 
-    ``special`` (B, N) bool tokens are never targets, and all see them. ``padding`` (B, N) bool is neither target nor seen, but by its own
-    content stream, so that no row of ``content_mask`` is empty. Rows of ``query_mask`` are empty where nothing is predicted, and for the
-    first target of a row that has nothing but targets. Spans stand apart from one another or meet, so a longer one may appear.
+    ``special`` (B, N) bool: tokens that are never targets and visible to all. ``padding`` (B, N) bool: neither targets nor visible, except
+    to their own content stream, so that no row of ``content_mask`` is empty. Rows of ``query_mask`` are empty for positions that are not
+    predicted, and for the first target of a row that consists of targets only. Adjacent spans may form a longer one.
 
-    The order is one over the whole row: XLNet's two halves, for reuse of the first as memory of the second, are not made.
+    The order covers the whole row; XLNet's split into two halves, the first reused as memory of the second, is not implemented.
 
-    ``UserError``: a ``rate`` outside of [0, 1], a ``max_span`` below 1, other shapes.
+    Raises ``UserError`` for a ``rate`` outside [0, 1], ``max_span`` below 1, or wrong shapes.
     """
     check_rows(ids, special=special, padding=padding)
     check_share("rate", rate)
@@ -61,21 +61,21 @@ def permutation_targets(
 
 
 def context_lengths(sizes: np.ndarray, rate: float) -> np.ndarray:
-    """floor(sizes / rate): how many tokens a span has to itself and what surrounds it, so that it is a share ``rate`` of them."""
+    """floor(sizes / rate): length of each span with its surrounding context, of which the span is a fraction ``rate``."""
     return (sizes / rate).astype(np.int64)
 
 
 def draw(rng: np.random.Generator, shape: tuple[int, ...], rate: float, max_span: int) -> tuple[np.ndarray, np.ndarray]:
-    """The sizes of the spans, (B, S), and where each begins in its own context, for rows of ``shape`` (B, N); enough of them for the row."""
+    """Random span sizes (B, S) and offsets of the spans in their contexts (B, S), enough for rows of ``shape`` (B, N)."""
     batch, length = shape
-    if rate < max_span / 2**53:  # 0, or so low that the context of a span is longer than any text
+    if rate < max_span / 2**53:  # 0, or so small that the context of a span exceeds any text
         return np.zeros((batch, 0), np.int64), np.zeros((batch, 0), np.int64)
     sizes = rng.integers(1, max_span + 1, (batch, math.ceil(length / math.floor(1 / rate))))
     return sizes, rng.integers(0, context_lengths(sizes, rate) - sizes + 1)
 
 
 def spans(sizes: np.ndarray, offsets: np.ndarray, rate: float, length: int) -> np.ndarray:
-    """(B, N) bool: contexts are laid end to end, and in each one span is chosen. What lies beyond ``length`` is cut off."""
+    """Target mask (B, N) bool: contexts are concatenated, each with one span; positions beyond ``length`` are dropped."""
     batch, number = sizes.shape
     if not number:
         return np.zeros((batch, length), bool)
@@ -90,9 +90,9 @@ def spans(sizes: np.ndarray, offsets: np.ndarray, rate: float, length: int) -> n
 
 
 def arrange(ids: np.ndarray, chosen: np.ndarray, priority: np.ndarray, padding: np.ndarray | None = None) -> PermutationBatch:
-    """``permutation_targets`` with the targets ``chosen`` (B, N) bool and their order given: nothing is drawn here.
+    """Deterministic part of ``permutation_targets``, for given targets ``chosen`` (B, N) bool and their order.
 
-    ``priority`` (B, N): the target with the lowest number is predicted first; of equal ones, the one further left.
+    ``priority`` (B, N): targets are predicted by ascending priority, ties from left to right.
     """
     if padding is not None:
         padding = padding.astype(bool)
@@ -108,7 +108,7 @@ def arrange(ids: np.ndarray, chosen: np.ndarray, priority: np.ndarray, padding: 
 
 
 def order_of(chosen: np.ndarray, priority: np.ndarray) -> np.ndarray:
-    """(B, N) int64: 0 where not ``chosen``, else 1, 2, … by rising ``priority`` within the row."""
+    """Order (B, N) int64: 0 where not ``chosen``, else 1, 2, … by ascending ``priority`` within the row."""
     places = np.argsort(np.where(chosen, priority, -np.inf), axis=1, kind="stable")
     rank = np.empty(chosen.shape, np.int64)
     np.put_along_axis(rank, places, np.broadcast_to(np.arange(chosen.shape[1]), chosen.shape), axis=1)

@@ -1,11 +1,11 @@
-"""Recall at a distance: a symbol is shown, other tokens follow, and at the query mark the model says the symbol.
+"""Delayed recall: a symbol is shown, filler tokens follow, and at the query mark the model predicts the symbol.
 
     ids        S   f   f   …   f   ?
-    targets    -   -   -   …   -   S        "-": nothing is asked
+    targets    -   -   -   …   -   S        "-": no target
 
-The symbol and the mark are ``distance`` + 1 places apart, and nothing in between tells anything about the symbol. Accuracy against distance
-shows what a model remembers; one that remembers nothing is right once in ``symbols`` times. The lag is that of Hochreiter & Schmidhuber
-(1997, "Long Short-Term Memory", section 5.2) and of the copying problem of Arjovsky et al. (2016), with one symbol.
+The symbol and the mark are ``distance`` + 1 positions apart; the fillers are independent of the symbol. Accuracy over distance measures the
+model's memory; chance is 1 / ``symbols``. The time lag is that of Hochreiter & Schmidhuber (1997, "Long Short-Term Memory", section 5.2)
+and of the copying problem of Arjovsky et al. (2016), with one symbol.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from qkv.data.corruption.checks import check_at_least
 
 
 def vocab_size(symbols: int = 16, fillers: int = 16) -> int:
-    """Symbols are the ids from 0, fillers those after them, and the query mark is the last id."""
+    """Vocabulary size: symbols are the first ids, then fillers, then the query mark."""
     return symbols + fillers + 1
 
 
 def recall_batch(
     rng: np.random.Generator, batch: int, distance: int, symbols: int = 16, fillers: int = 16
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``ids`` and ``targets`` (B, ``distance`` + 2), int64; all targets but the last of a row are ``IGNORED``.
+    """Random batch: ``ids`` and ``targets`` (B, ``distance`` + 2), int64; all targets but the last of a row are ``IGNORED``.
 
-    The symbol is uniform among ``symbols``, and each of the ``distance`` tokens between is uniform among ``fillers``. The target stands at
-    the query mark, so a causal model has seen all that it needs.
+    The symbol is uniform among ``symbols``, each of the ``distance`` tokens between is uniform among ``fillers``. The target is at the
+    query mark, so the task suits causal models.
 
         ids, targets = recall_batch(random(seed, step), 64, 100)
 
-    ``UserError``: a negative ``batch`` or ``distance``, ``symbols`` or ``fillers`` below 1.
+    Raises ``UserError`` for a negative ``batch`` or ``distance``, or ``symbols`` or ``fillers`` below 1.
     """
     for name, value, least in (("batch", batch, 0), ("distance", distance, 0), ("symbols", symbols, 1), ("fillers", fillers, 1)):
         check_at_least(name, value, least)

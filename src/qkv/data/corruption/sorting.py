@@ -1,4 +1,4 @@
-"""Sorting numbers: a task with exact answers, where every output depends on all inputs."""
+"""Sorting numbers: a task with exact targets in which every output depends on all inputs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from qkv.data.corruption.checks import check_at_least
 
 
 def sorting_batch(rng: np.random.Generator, batch: int, length: int, high: int) -> tuple[np.ndarray, np.ndarray]:
-    """``ids`` (B, N): numbers from 0 to ``high`` - 1, uniform and with repetition. ``targets`` (B, N): the same, rising. Both int64.
+    """Random batch: ``ids`` (B, N), independent uniform numbers from 0 to ``high`` - 1; ``targets`` (B, N), the same sorted. Both int64.
 
-    The number at place k of the targets is the k-th smallest, so a model tags each position: 3 1 2 1 → 1 1 2 3. It must not be causal.
+    Target k is the k-th smallest number, predicted at position k: 3 1 2 1 → 1 1 2 3. The model must not be causal.
 
         ids, targets = sorting_batch(random(seed, step), 64, 10, 100)
 
-    ``UserError``: a negative ``batch`` or ``length``, a ``high`` below 1.
+    Raises ``UserError`` for a negative ``batch`` or ``length``, or ``high`` below 1.
     """
     check_at_least("batch", batch, 0)
     check_at_least("length", length, 0)

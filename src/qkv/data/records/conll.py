@@ -1,4 +1,4 @@
-"""CoNLL: a token and its tag a line, sentences apart by blank lines (Tjong Kim Sang and De Meulder 2003)."""
+"""CoNLL format: one token and its tag per line, blank lines between sentences (Tjong Kim Sang and De Meulder 2003)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from qkv.spec.errors import UserError, quoted
 
 DOCUMENT = "-DOCSTART-"
 NO_TOKEN = re.compile(r"\d+[-.]\d+")
-"""The number of a range or of an empty node."""
+"""CoNLL-U id of a token range or an empty node."""
 NOTHING = re.compile(r"(?!)")
 
 
 def conll(text: Text) -> Table:
-    """A row a sentence; its columns "1", "2", … hold a list with one string a token.
+    """Table with one row per sentence; columns "1", "2", … hold lists with one string per token.
 
-    Words are the first column and tags the last unless others are named. Fields stand apart by tabs if the first line has one, else by
-    any blanks. Lines of blanks alone end a sentence; ``-DOCSTART-`` lines, and with tabs those that begin with # and have no tab, are
-    passed over. Ten fields, the first one 1, are CoNLL-U (universaldependencies.org/format): words are FORM and tags are UPOS, ranges
-    such as 1-2 and empty nodes such as 1.1 are passed over. Raises ``UserError`` for a file without tokens or with one column only.
+    Default columns: words first, tags last. Fields are separated by tabs if the first line has one, else by white space. Blank lines end
+    a sentence; ``-DOCSTART-`` lines and, in tab-separated files, comment lines (# and no tab) are skipped. Ten fields, the first one 1,
+    mean CoNLL-U (universaldependencies.org/format): words are FORM, tags are UPOS, and ranges such as 1-2 and empty nodes such as 1.1 are
+    skipped. Raises ``UserError`` for a file without tokens or with only one column.
     """
     first = next((line for line in lines(text) if line.strip() and not line.startswith((DOCUMENT, "#"))), None)
     if first is None:
@@ -31,7 +31,7 @@ def conll(text: Text) -> Table:
     cut = _by_tabs if "\t" in first.strip() else str.split
     width = len(cut(first))
     if width < 2:
-        raise UserError(f"{text.name}: CoNLL needs a token and a tag a line, and {quoted(first.strip())} has one field")
+        raise UserError(f"{text.name}: CoNLL needs a token and a tag per line, and {quoted(first.strip())} has one field")
     columns = tuple(str(i + 1) for i in range(width))
     universal = width == 10 and cut(first)[0] in ("1", "1-2")
     words, tags = (columns[1], columns[3]) if universal else (columns[0], columns[-1])

@@ -1,4 +1,4 @@
-"""CSV and TSV (RFC 4180 and its usual variants): a header, then a row a record."""
+"""CSV and TSV files (RFC 4180 and usual variants): a header, then one row per record."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from qkv.spec.errors import UserError
 
 DELIMITERS = (",", ";", "\t")
 SNIFFED = 100
-"""Records by which the delimiter is told."""
+"""Number of records used to detect the delimiter."""
 LONGEST_FIELD = 1 << 30
-"""Characters; the default of the csv module, 131,072, is less than a long article."""
+"""Maximum number of characters of a field; the csv module's default of 131,072 is too small for long articles."""
 
 
 class Dialect(NamedTuple):
-    """What stands between two fields, and whether a quote at the beginning of a field is a sign or a character."""
+    """Delimiter, and whether quotes at the start of a field are parsed or literal."""
 
     delimiter: str
     quoted: bool
 
 
 class Record(NamedTuple):
-    """The fields of one record that begins in ``line``, or why it could not be read."""
+    """Fields of the record that starts in ``line``, or the reason why it could not be read."""
 
     line: int
     fields: list[str]
@@ -35,10 +35,10 @@ class Record(NamedTuple):
 
 
 def delimited(text: Text, format: Literal["csv", "tsv"], given: Iterable[str] = (), header: bool = True) -> Table:
-    """The table of a CSV or TSV file.
+    """Read a CSV or TSV file.
 
-    A column that is ``given`` as a number means that there is no header, unless a column has that name: then the columns
-    are called "1", "2", … and line 1 is a row. Raises ``UserError`` for an empty file, and for a header that names two columns alike.
+    A column ``given`` as a number, unless it is a name in the header, means that there is no header: columns are called "1", "2", … and
+    line 1 is a row. Raises ``UserError`` for an empty file or duplicate column names.
     """
     dialect = Dialect(_delimiter(text), True) if format == "csv" else Dialect("\t", _quoted(text))
     first = next(iter(_records(text, dialect)), None)
@@ -50,7 +50,7 @@ def delimited(text: Text, format: Literal["csv", "tsv"], given: Iterable[str] = 
     by_number = any(column.isdecimal() and column not in names for column in given)
     if by_number or not header:
         names = [str(i + 1) for i in range(len(names))]
-        notes = (f"{text.name} has no header: its first line is taken as a row, and its columns are called 1 to {len(names)}",)
+        notes = (f"{text.name} has no header: its first line is read as a row, and its columns are called 1 to {len(names)}",)
         return _table(text, names, dialect, header=False, notes=notes)
     names = [name or str(i + 1) for i, name in enumerate(names)]
     twice = [name for name in names if names.count(name) > 1]
@@ -60,7 +60,7 @@ def delimited(text: Text, format: Literal["csv", "tsv"], given: Iterable[str] = 
 
 
 def first_fields(text: Text, delimiter: str) -> list[str]:
-    """The fields of the first record; empty if there is none or it cannot be read."""
+    """Fields of the first record; empty if there is none or it cannot be read."""
     record = next(iter(_records(text, Dialect(delimiter, False))), None)
     return record.fields if record else []
 
@@ -79,7 +79,7 @@ def _table(text: Text, names: list[str], dialect: Dialect, header: bool, notes: 
 
 
 def _records(text: Text, dialect: Dialect) -> Iterator[Record]:
-    """All records but blank lines. Raises ``UserError`` for a quote that is never closed: it would swallow the rest of the file."""
+    """All records except blank lines. Raises ``UserError`` for an unclosed quote, which would absorb the rest of the file."""
     csv.field_size_limit(LONGEST_FIELD)
     quoting = csv.QUOTE_MINIMAL if dialect.quoted else csv.QUOTE_NONE
     reader = csv.reader(lines(text), delimiter=dialect.delimiter, quoting=quoting, strict=True)
@@ -93,7 +93,7 @@ def _records(text: Text, dialect: Dialect) -> Iterator[Record]:
             if "unexpected end" in str(error):
                 raise UserError(f"{text.name}: a quote that opens in the record of line {line} is never closed") from None
             last = reader.line_num
-            reason = "a carriage return outside of quotes" if "new-line" in str(error) else str(error)
+            reason = "a carriage return outside quotes" if "new-line" in str(error) else str(error)
             yield Record(line, [], reason + (f" (up to line {last})" if last > line else ""))
             continue
         if fields:
@@ -101,7 +101,7 @@ def _records(text: Text, dialect: Dialect) -> Iterator[Record]:
 
 
 def _delimiter(text: Text) -> str:
-    """The comma if the first records agree on their fields with it, else what they agree on most."""
+    """Detect the delimiter: the comma if it gives the first records equally many fields, else the most consistent candidate."""
     beginning = head(text)
 
     def agreement(delimiter: str) -> float:
@@ -118,7 +118,7 @@ def _delimiter(text: Text) -> str:
 
 
 def _quoted(text: Text) -> bool:
-    """Whether quotes of a TSV are signs: the whole file reads so, with equally many fields in all records. In texts they seldom do."""
+    """True if quotes of a TSV are to be parsed: only if every record then has the same number of fields."""
     csv.field_size_limit(LONGEST_FIELD)
     try:
         widths = (len(fields) for fields in csv.reader(lines(text), delimiter="\t", strict=True) if fields)

@@ -1,4 +1,4 @@
-"""Which format a file has, and the table in it."""
+"""Detect the format of a data file and read its table."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ SQUAD = re.compile(r'^\s*\{.*"paragraphs"\s*:\s*\[', re.DOTALL)
 
 
 def table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, known: Sequence[str] = ()) -> Table:
-    """The table in the file ``source``, or in the two texts that ``a | b`` names.
+    """Read the table in the file ``source``, or in two parallel texts ``a | b``.
 
-    ``option`` is where ``source`` was given, such as ``data.source``. Raises ``UserError`` for what is not a file, or not a table.
+    ``option``: name of the option that gave ``source``, such as ``data.source``. Raises ``UserError`` if it is not a file or not a table.
     """
     if SEPARATOR in source and not Path(source).expanduser().exists():
         return _joined(source, data, option)
@@ -52,12 +52,12 @@ def table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, k
         where = option.rpartition(".")[0]  # nothing, where the format is no part of what is asked
         formats = ", ".join(get_args(Format))
         advice = f"name it with {where}.format, one of {formats}" if where else f"end its name in .{', .'.join(ENDINGS)}"
-        raise UserError(f"{option}: the format of {source!r} is told neither by its ending nor by its first lines; {advice}")
+        raise UserError(f"{option}: the format of {source!r} is clear neither from its extension nor from its first lines; {advice}")
     return _read(text, kind, data, roles)
 
 
 def told(text: Text, roles: Sequence[Role]) -> Format | None:
-    """The format by the ending of the name (that of the packed file without ``.gz``), then by the first lines; None if neither tells."""
+    """Detect the format by extension (ignoring ``.gz``), then by the first lines; None if unclear."""
     beginning = head(text)
     ending = ENDINGS.get(text.name.lower().removesuffix(".gz").rpartition(".")[2])
     if ending == "json" or (ending is None and beginning.lstrip()[:1] in ("{", "[")):
@@ -68,7 +68,7 @@ def told(text: Text, roles: Sequence[Role]) -> Format | None:
 
 
 def _by_lines(beginning: str, roles: Sequence[Role]) -> Format | None:
-    """Of a file without a telling ending, or of one with tabs: sentences with tags are CoNLL, two texts alone are parallel."""
+    """Detect the format of a file with another extension, or of a TSV: tagged sentences are CoNLL, two columns of text are parallel."""
     kinds = [role.kind for role in roles]
     filled = [line for line in beginning.splitlines()[:100] if line.strip()]
     if "words" in kinds and "tags" in kinds and not _names(filled[0].split("\t"), roles):
@@ -96,10 +96,10 @@ def _read(text: Text, kind: Format, data: spec.Data, roles: Sequence[Role]) -> T
 
 
 def _two_columns(text: Text, given: tuple[str, ...], roles: Sequence[Role]) -> Table:
-    """Pairs in one TSV; the first line is a header if it names the roles, the languages, or a column that was asked for."""
+    """Parallel texts in one TSV; the first line is a header if it names the roles, the languages, or a requested column."""
     fields = [field.strip() for field in first_fields(text, "\t")]
     if len(fields) < 2:
-        raise UserError(f"{text.name}: parallel texts in one file stand apart by a tab; or name two files: 'a.txt | b.txt'")
+        raise UserError(f"{text.name}: parallel texts in one file must be separated by a tab; or name two files: 'a.txt | b.txt'")
     header = bool(set(given) & set(fields)) or _names(fields, roles) or language_pair(fields)
     table = delimited(text, "tsv", given, header)
     if header and set(given) & set(fields):
@@ -108,7 +108,7 @@ def _two_columns(text: Text, given: tuple[str, ...], roles: Sequence[Role]) -> T
 
 
 def _names(fields: list[str], roles: Sequence[Role]) -> bool:
-    """Whether a first line names at least one role, and so is a header."""
+    """True if the first line names at least one role and is therefore a header."""
     known = {name.lower() for role in roles for name in (role.name, *role.names)}
     return any(field.strip().lower() in known for field in fields)
 
@@ -116,7 +116,7 @@ def _names(fields: list[str], roles: Sequence[Role]) -> bool:
 def _joined(source: str, data: spec.Data, option: str) -> Table:
     names = [name.strip() for name in source.split(SEPARATOR)]
     if len(names) != 2 or not all(names):
-        raise UserError(f"{option}: {source!r} names {len(names)} texts; parallel texts are two: 'a.txt | b.txt'")
+        raise UserError(f"{option}: {source!r} should name two parallel texts, such as 'a.txt | b.txt'")
     if data.format not in (None, "parallel"):
         raise UserError(f"{option}: {source!r} joins two texts, but the format is {data.format!r}; leave it out, or name one file")
     first, second = (_text(name, option) for name in names)
@@ -140,8 +140,8 @@ def _text(source: str, option: str, known: Sequence[str] = ()) -> Text:
 
 
 def _near(source: str, beside: Sequence[str], known: Sequence[str]) -> str:
-    """The nearest file or known name; else the known names, since a folder may hold thousands of files."""
+    """Suggest the nearest file or known name, else list the known names, since a folder may hold thousands of files."""
     hint = nearest(source, [*beside, *known])
     if hint.startswith("did you mean") or not known:
-        return hint if hint.startswith("did you mean") else "no name in its folder is near"
+        return hint if hint.startswith("did you mean") else "no similar name in its folder"
     return "known: " + ", ".join(known)

@@ -1,4 +1,4 @@
-"""Which column plays which role: as given, by the format, by its name, or by what stands in it. In doubt it asks."""
+"""Assign columns to roles: as given, by format, by name, or by content. Ambiguities raise ``UserError``."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from qkv.data.records.table import Table
 from qkv.spec.errors import UserError, nearest
 
 CLEARLY = 1.5
-"""Times that a text is longer than the column after it, if its length alone is to tell."""
+"""Minimum ratio of lengths for a text column to be recognised by length alone."""
 SHOWN = 20
-"""Columns that an error lists."""
+"""Maximum number of columns listed in an error."""
 
 
 class Choice(NamedTuple):
-    """``columns``: the column of each role; ``note`` says what was guessed, "" if nothing was."""
+    """Chosen ``columns`` by role; ``note``: sentence on what was guessed, "" if nothing."""
 
     columns: dict[str, str]
     note: str
 
 
 def choose(table: Table, roles: Sequence[Role], given: Mapping[str, str], where: str = "data") -> Choice:
-    """The column of each role. Raises ``UserError`` for a name that is not there, and where several columns could be meant."""
+    """Choose the column of each role. Raises ``UserError`` for an unknown column and if several columns are possible."""
     guess = _Guess(table, roles, where)
     guess.take_given(given)
     guess.by_format()
@@ -47,7 +47,7 @@ class _Guess:
 
     @cached_property
     def profiles(self) -> dict[str, Profile]:
-        """Read when names do not tell: it takes a pass over the table."""
+        """Profiles of the columns, computed only if names are not sufficient: it takes a pass over the table."""
         return profiles(self.table)
 
     @property
@@ -62,11 +62,11 @@ class _Guess:
         known = [role.name for role in self.roles]
         for role, column in given.items():
             if role not in known:
-                raise UserError(f"{self.option}: there is no part {role!r} here; {nearest(role, known)}")
+                raise UserError(f"{self.option}: there is no role {role!r}; {nearest(role, known)}")
             if column not in self.table.columns:
                 raise UserError(f"{self.option}.{role}: {self.table.name} has no column {column!r}; {self._near(column)}")
             if column in self.taken.values():
-                raise UserError(f"{self.option}.{role}: the column {column!r} is given twice; each part needs its own")
+                raise UserError(f"{self.option}.{role}: the column {column!r} is given twice; each role needs its own")
             self.taken[role] = column
         if len(self.free) < len(self.open_roles):
             needed = [role.name for role in self.roles if not role.optional or role.name in self.taken]
@@ -82,7 +82,7 @@ class _Guess:
             self.taken.update((role.name, column) for role, column in zip(roles, free, strict=False))
 
     def by_name(self) -> None:
-        """First the whole name, then one of its words: ``review_text`` is a text if it looks like one."""
+        """Match by full name, then by a word of the name: ``review_text`` is a text if its content looks like one."""
         for role in self.open_roles:
             names = [plain(name) for name in (role.name, *role.names)]
             named = [column for column in self.free if plain(column) in names]
@@ -106,7 +106,7 @@ class _Guess:
         self._lists([role for role in self.open_roles if role.kind in ("words", "tags")])
 
     def _texts(self, roles: list[Role]) -> None:
-        """The longest columns, in their order, if they are clearly longer than the others."""
+        """Assign the longest columns in order, if clearly longer than the others."""
         if not roles:
             return
         fitting = [name for name in self.free if self.profiles[name].fits("text")]
@@ -118,7 +118,7 @@ class _Guess:
         self.taken.update((role.name, column) for role, column in zip(roles, chosen, strict=True))
 
     def _lists(self, roles: list[Role]) -> None:
-        """Words and tags are lists; there are fewer tags to choose from."""
+        """Assign words and tags: both are lists, and tags have fewer distinct values."""
         if not roles:
             return
         lists = [name for name in self.free if self.profiles[name].fits("words")]
@@ -129,7 +129,7 @@ class _Guess:
             self.taken[role.name] = column
 
     def _one(self, role: Role, candidates: Sequence[str]) -> str:
-        """The only candidate, or the only one that looks like the role."""
+        """The only candidate, or the only one whose content fits the role."""
         fitting = candidates if len(candidates) == 1 else [name for name in candidates if self.profiles[name].fits(role.kind)]
         if len(fitting) != 1:
             raise self._doubt(role, fitting)
@@ -141,12 +141,12 @@ class _Guess:
     def _expect_header(self) -> None:
         number = next((name for name in self.free if as_number(name) is not None), None)
         if self.table.header and number is not None:
-            raise self._no_header(f"it has {number!r} in it")
+            raise self._no_header(f"it contains {number!r}")
 
     def _not_a_row(self, column: str, role: Role) -> None:
-        """A name that is also a value of a label was meant as a row."""
+        """Raise ``UserError`` if the name of a label column is also one of its values, so that line 1 is a row."""
         if self.table.header and role.kind == "label" and column in self.profiles[column].distinct:
-            raise self._no_header(f"{column!r} also stands in its own column")
+            raise self._no_header(f"{column!r} is also a value of its column")
 
     def _no_header(self, why: str) -> UserError:
         numbers = ", ".join(f"{role.name}: {i}" for i, role in enumerate(self.roles, 1))
@@ -156,7 +156,7 @@ class _Guess:
         )
 
     def _doubt(self, role: Role, candidates: Sequence[str]) -> UserError:
-        """Which columns there are, and how to say the one that is meant."""
+        """Error that lists the columns and shows how to choose one."""
         if candidates:
             what = f"{', '.join(map(repr, candidates[:SHOWN]))} could be {role.name}"
         else:
@@ -176,5 +176,5 @@ class _Guess:
 
 
 def _words(name: str) -> set[str]:
-    """``reviewText``, ``review_text`` and ``Review Text`` are ``{"review", "text"}``."""
+    """Words of a column name: ``reviewText``, ``review_text`` and ``Review Text`` give ``{"review", "text"}``."""
     return {word.casefold() for word in re.findall(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])", name)}

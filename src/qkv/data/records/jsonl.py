@@ -1,4 +1,4 @@
-"""JSON objects: one a line (https://jsonlines.org), or a list of them."""
+"""JSON objects: one per line (https://jsonlines.org), or a list of them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from qkv.data.text import Text
 from qkv.spec.errors import UserError
 
 SAMPLE = 1000
-"""Objects whose keys are taken to be all columns."""
+"""Number of objects whose keys define the columns."""
 
 
 def jsonl(text: Text) -> Table:
-    """The table of a JSONL file, which is streamed, or of a JSON list, which is read as a whole.
+    """Read a JSONL file (streamed) or a JSON list (read as a whole).
 
-    Raises ``UserError`` for an empty file, and if none of the first objects can be read.
+    Raises ``UserError`` for an empty file, or if none of the first objects can be read.
     """
     listed = head(text).lstrip()[:1] == "["
 
@@ -33,7 +33,7 @@ def jsonl(text: Text) -> Table:
     if not columns:
         bad = next((row for row in sample if isinstance(row, BadRow)), None)
         why = f": line {bad.line} is {bad.reason}" if bad else ""
-        raise UserError(f"{text.name} holds no JSON object with keys{why}; write one object a line, or a list of objects")
+        raise UserError(f"{text.name} holds no JSON object with keys{why}; write one object per line, or a list of objects")
     return Table(text.name, tuple(columns), rows, text.digest())
 
 
@@ -50,7 +50,7 @@ def _lines(text: Text) -> Iterator[Row | BadRow]:
 
 
 def _elements(text: Text) -> Iterator[Row | BadRow]:
-    """The elements of a list with the lines in which they begin. Raises ``UserError`` where the list itself is broken."""
+    """Elements of a JSON list with their first lines. Raises ``UserError`` if the list itself is broken."""
     content = "".join(text.blocks())
     decoder = json.JSONDecoder()
     seen, line, at = 0, 1, content.index("[") + 1

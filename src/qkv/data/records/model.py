@@ -1,4 +1,4 @@
-"""What a task asks of a table of examples, and what it gets."""
+"""Interface between tasks and tables of examples: roles and records."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ Kind = Literal["text", "label", "number", "words", "tags", "answers"]
 
 
 class Role(NamedTuple):
-    """A part that a column plays. ``names`` are common names of such a column, lower-case, the most usual first.
+    """Role of a column in a task. ``names``: common lower-case names of such a column, most usual first.
 
-    One that is ``optional`` is there only where a column is given for it: it is never guessed.
+    An ``optional`` role is used only if its column is given; it is never guessed.
     """
 
     name: str
@@ -22,7 +22,7 @@ class Role(NamedTuple):
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that cannot be used. ``line`` counts from 1 in the unpacked file; of an example of several lines it is the first one."""
+    """A row that cannot be used. ``line``: first line of the example in the uncompressed file, counted from 1."""
 
     file: str
     line: int
@@ -31,14 +31,14 @@ class BadRow:
 
 @dataclass(frozen=True)
 class Records:
-    """Examples, ready to be encoded.
+    """Examples of all splits, ready to be encoded.
 
-    - ``splits``: "train", "validation" and, where there is one, "test"; a row maps the name of a role to its value:
+    - ``splits``: "train", "validation" and, if given, "test"; a row maps the name of a role to its value:
       text and label are strings, number is a float, words and tags are lists of strings of the same length, answers is a list of
       ``{"text": str, "start": int}`` with ``start`` in characters of the context, empty if the question has no answer
-    - ``columns``: the column that was taken for each role
-    - ``bad``: the rows that were skipped
-    - ``digest``: changes with the content and with how it was read
+    - ``columns``: column used for each role
+    - ``bad``: skipped rows
+    - ``digest``: hash of the content and of how it was read
     - ``notes``: sentences for the user
     """
 

@@ -1,4 +1,4 @@
-"""The tables known by name: their files, and how each is read. A named set brings its own splits."""
+"""Named data sets: their files and readers. A named data set has its own splits."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ WNUT17 = "https://raw.githubusercontent.com/leondz/emerging_entities_17/master/"
 
 
 class KnownTable(NamedTuple):
-    """The files of each split, and how the texts of one split become a table."""
+    """A named data set: files of each split, and the function that converts the texts of a split to a table."""
 
     splits: Mapping[str, tuple[Published, ...]]
     read: Callable[..., Table]
 
 
 def named_tables(name: str) -> dict[str, Table]:
-    """The splits of a known set. Raises ``UserError`` where a file is neither here nor to be had."""
+    """Tables of a named data set by split. Raises ``UserError`` if a file is neither present nor downloadable."""
     known = TABLES[name]
     return {split: known.read(*(published(name, file) for file in files)) for split, files in known.splits.items()}
 
@@ -43,7 +43,7 @@ def _sst2(text: Text) -> Table:
 
 
 def _scitldr(text: Text) -> Table:
-    """Sentences are joined to one source; the first summary is the target, and ``targets`` holds them all."""
+    """SciTLDR: joined sentences as source, the first summary as target; ``targets`` holds all summaries."""
     table = jsonl(text)
 
     def rows() -> Iterator[Row | BadRow]:
@@ -135,4 +135,4 @@ TABLES = {
         _scitldr,
     ),
 }
-"""Files without an address differ from what is published: a header was added, columns were dropped, or other files stand in."""
+"""Named data sets. Files without a URL differ from the published ones: header added, columns dropped, or replaced."""

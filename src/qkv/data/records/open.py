@@ -1,4 +1,4 @@
-"""A table of examples, opened: found, read, its columns chosen, its bad rows counted, its held-out part cut."""
+"""Open a table of examples: find and read it, choose columns, count bad rows, hold out a validation split."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from qkv.spec import data as spec
 from qkv.spec.errors import UserError
 
 SHOWN = 3
-"""Bad rows that a sentence quotes."""
+"""Maximum number of bad rows quoted in a message."""
 VERSION = 1
-"""Of this way to read; part of the digest."""
+"""Version of the reader; part of the digest."""
 
 
 class Read(NamedTuple):
-    """What one table gave: examples, the group of each, and the rows that cannot be used."""
+    """Contents of one table: examples, the group of each, and unusable rows."""
 
     examples: list[dict[str, Any]]
     groups: list[str]
@@ -34,13 +34,13 @@ class Read(NamedTuple):
 
 
 def open_records(data: spec.Data, roles: Sequence[Role], where: str = "data") -> Records:
-    """The examples that ``data`` names, with the values of ``roles``.
+    """Read the examples of ``data`` with the values of ``roles``.
 
-    ``data.source`` is a known table, a file, or two texts joined by |. ``data.validation`` and ``data.test`` are files of their own;
-    without the first, ``validation_fraction`` of the source is held out: by article for questions on articles, else by label in equal
-    shares. ``where`` is the path of ``data`` in the spec, for messages.
-    Raises ``UserError`` for what is no table, for columns that are not there or not clear, for bad rows that are to be refused, and for
-    a table of which more than half is bad.
+    ``data.source``: a named data set, a file, or two texts joined by |. ``data.validation`` and ``data.test``: further files; without the
+    first, a fraction ``validation_fraction`` of the source is held out: by article for questions on articles, else stratified by label.
+    ``where``: path of ``data`` in the spec, for messages.
+    Raises ``UserError`` for a source that is not a table, missing or ambiguous columns, bad rows if they are to be refused, and a table
+    of which more than half the rows are bad.
     """
     tables = _tables(data, roles, where)
     choice = choose(tables["train"], roles, data.columns, where)
@@ -61,13 +61,13 @@ def open_records(data: spec.Data, roles: Sequence[Role], where: str = "data") ->
 
 
 def open_rows(data: spec.Data, roles: Sequence[Role], source: str, split: str) -> Records:
-    """All rows of the file ``source`` as the one part ``split``, read as ``data``, with which a run was trained, says.
+    """Read all rows of the file ``source`` as the single split ``split``, with the settings ``data`` of a trained run.
 
-    A column that ``data`` names and the file lacks is found anew, and a note says which; so is the format of a file with another ending.
-    Raises ``UserError`` as ``open_records`` does.
+    A column that ``data`` names but the file lacks is chosen again, with a note; so is the format if the extension differs.
+    Raises ``UserError`` like ``open_records``.
     """
     if source in TABLES:
-        raise UserError(f"{source!r} is a known data set with parts of its own; name a file, whose rows are all measured")
+        raise UserError(f"{source!r} is a named data set with its own splits; name a file, all of whose rows are evaluated")
     alike = PurePath(source).suffix == PurePath(data.source).suffix
     data = data.changed(source=source, validation=None, test=None, format=data.format if alike else None)
     table = table_of(source, data, roles, "data")
@@ -75,7 +75,7 @@ def open_rows(data: spec.Data, roles: Sequence[Role], source: str, split: str) -
     missing = [column for column in data.columns.values() if column not in table.columns]
     choice = choose(table, roles, named)
     read = _read(table, roles, choice, data, "data")
-    notes = [*table.notes, *(f"{source} has no column {column!r}, which the run was trained with" for column in missing)]
+    notes = [*table.notes, *(f"{source} has no column {column!r}, which was used in training" for column in missing)]
     notes += [*([choice.note] if choice.note else []), *read.notes]
     return Records(source, {split: read.examples}, choice.columns, tuple(read.bad), table.digest, tuple(notes))
 
@@ -83,7 +83,7 @@ def open_rows(data: spec.Data, roles: Sequence[Role], source: str, split: str) -
 def _tables(data: spec.Data, roles: Sequence[Role], where: str) -> dict[str, Table]:
     if data.source in TABLES:
         if data.format:
-            raise UserError(f"{where}.format: {data.source!r} is a known data set, whose format is known; leave it out")
+            raise UserError(f"{where}.format: {data.source!r} is a named data set of known format; leave the format out")
         tables = named_tables(data.source)
     else:
         tables = {"train": table_of(data.source, data, roles, f"{where}.source", tuple(TABLES))}
@@ -96,7 +96,7 @@ def _tables(data: spec.Data, roles: Sequence[Role], where: str) -> dict[str, Tab
 def _read(table: Table, roles: Sequence[Role], choice: Choice, data: spec.Data, where: str) -> Read:
     for role, column in choice.columns.items():
         if column not in table.columns:
-            raise UserError(f"{table.name} has no column {column!r}, which is taken as {role}; its columns are {', '.join(table.columns)}")
+            raise UserError(f"{table.name} has no column {column!r}, which is used as {role}; its columns are {', '.join(table.columns)}")
     values = Values(roles, choice.columns, table.extra)
     read = Read([], [], [], [])
     for row in table.rows():
@@ -114,7 +114,7 @@ def _read(table: Table, roles: Sequence[Role], choice: Choice, data: spec.Data, 
 
 
 def _judge(table: Table, read: Read, data: spec.Data, where: str) -> None:
-    """Say what is bad, or refuse it: always if it is more than half, for then the table is not what it was taken for."""
+    """Report bad rows, or refuse them: always if they are more than half, since the format is then probably wrong."""
     bad, count = len(read.bad), len(read.bad) + len(read.examples)
     if not count:
         raise UserError(f"{table.name} has no rows{' after its header' if table.header else ''}")
@@ -124,14 +124,14 @@ def _judge(table: Table, read: Read, data: spec.Data, where: str) -> None:
     some += f"; and {bad - SHOWN:,} more" if bad > SHOWN else ""
     what = f"{bad:,} of {count:,} rows of {table.name}"
     if 2 * bad > count:
-        raise UserError(f"{what} cannot be used, more than half: {some}; is it what {where}.format and {where}.columns say?")
+        raise UserError(f"{what} cannot be used, more than half: {some}; check {where}.format and {where}.columns")
     if data.bad_rows == "refuse":
-        raise UserError(f"{what} cannot be used: {some}; correct them, or leave them out with {where}.bad_rows=skip")
+        raise UserError(f"{what} cannot be used: {some}; correct them, or skip them with {where}.bad_rows=skip")
     read.notes.append(f"{what} {'was' if bad == 1 else 'were'} skipped: {some}")
 
 
 def _hold_out(splits: dict[str, list[dict[str, Any]]], groups: list[str], roles: Sequence[Role], data: spec.Data, table: Table) -> str:
-    """Cut validation from train, in place; a sentence that says how. The content alone seeds the shuffle."""
+    """Move validation rows out of train, in place; return a sentence that describes the split. Seeded by the content alone."""
     rows = splits["train"]
     label = next((role.name for role in roles if role.kind == "label"), None)
     labels = [row[label] for row in rows] if label else ()
@@ -141,20 +141,20 @@ def _hold_out(splits: dict[str, list[dict[str, Any]]], groups: list[str], roles:
     except UserError as error:
         raise UserError(f"{table.name}: {error}") from None
     splits["train"], splits["validation"] = ([rows[i] for i in part] for part in split)
-    how = "no context in both parts" if len(set(groups)) > 1 else f"by {label} in equal shares" if label else "at random"
+    how = "with no context in both splits" if len(set(groups)) > 1 else f"stratified by {label}" if label else "at random"
     held = len(split.validation)
     return f"{held:,} of {len(rows):,} rows {'was' if held == 1 else 'were'} held out for validation, {how}"
 
 
 def _groups(rows: list[dict[str, Any]], groups: list[str], roles: Sequence[Role]) -> list[str]:
-    """Articles where the format tells them apart, else contexts: a context of both parts would be known before it is asked about."""
+    """Groups that must not be split: articles if the format has them, else contexts, since a context in both splits would leak."""
     if len(set(groups)) < 2 and any(role.kind == "answers" for role in roles):
         return [str(row.get("context", "")) for row in rows]
     return groups
 
 
 def _digest(data: spec.Data, roles: Sequence[Role], tables: dict[str, Table], choice: Choice) -> str:
-    """Of the content of all files and of everything that decides what is made of it."""
+    """Hash of the contents of all files and of all settings that affect how they are read."""
     content = {split: [table.digest, table.columns, table.header] for split, table in tables.items()}
     fraction = None if "validation" in tables else data.validation_fraction
     parts = [

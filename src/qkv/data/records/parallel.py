@@ -11,7 +11,7 @@ from qkv.spec.errors import UserError
 
 
 def parallel(first: Text, second: Text, columns: tuple[str, str] = ("1", "2")) -> Table:
-    """A row a pair of lines. Raises ``UserError`` if the files do not have the same number of lines, which both are named."""
+    """Table with one row per pair of lines. Raises ``UserError``, with both counts, if the files differ in their number of lines."""
     counts = [sum(1 for _ in lines(text)) for text in (first, second)]
     if counts[0] != counts[1]:
         raise UserError(
@@ -28,11 +28,11 @@ def parallel(first: Text, second: Text, columns: tuple[str, str] = ("1", "2")) -
 
 
 def is_language(name: str) -> bool:
-    """Whether a column name is a language code such as ``de`` or ``pt-BR`` (BCP 47, with two letters)."""
+    """True if a column name is a two-letter BCP 47 language code such as ``de`` or ``pt-BR``."""
     language, _, region = name.replace("_", "-").partition("-")
     return len(language) == 2 and language.isascii() and language.isalpha() and len(region) in (0, 2, 4)
 
 
 def language_pair(fields: list[str]) -> bool:
-    """Whether a first line names two different languages."""
+    """True if the first line names two different languages."""
     return len(fields) > 1 and all(map(is_language, fields[:2])) and fields[0] != fields[1]

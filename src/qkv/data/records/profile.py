@@ -1,4 +1,4 @@
-"""What the columns of a table look like, measured over all of its rows."""
+"""Column statistics of a table, over all of its rows."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from qkv.data.records.model import Kind
 from qkv.data.records.table import Row, Table
 
 MOST_LABELS = 1000
-"""Distinct values that are counted."""
+"""Maximum number of distinct values counted."""
 LABEL_LENGTH = 50
-"""Characters that a label has on the average at most."""
+"""Maximum mean length of a label in characters."""
 IDS = frozenset(("id", "ids", "idx", "index", "row", "nr", "no", "number", "uid", "uuid", "guid", "key", "unnamed0"))
 
 
 @dataclass
 class Profile:
-    """Of one column: how many values are filled, their characters, how many are numbers or lists, and which there are."""
+    """Statistics of one column: numbers of non-empty values, characters, numbers and lists, and distinct values."""
 
     name: str
     filled: int = 0
@@ -31,7 +31,7 @@ class Profile:
     _last: int | None = None
 
     def add(self, value: Any) -> None:
-        """Count one value."""
+        """Add one value."""
         if value is None or value == "" or value == []:
             return
         self.filled += 1
@@ -49,32 +49,32 @@ class Profile:
             self.distinct.add(text[: 4 * LABEL_LENGTH])
 
     def _follows(self, text: str) -> bool:
-        """Whether it is the whole number after the last one."""
+        """True if the text is the integer after the previous value."""
         before, self._last = self._last, int(text[:18]) if text.isdecimal() else None
         return self._last is not None and before in (None, self._last - 1)
 
     @property
     def length(self) -> float:
-        """Characters of a value on the average."""
+        """Mean number of characters of a value."""
         return self.characters / max(self.filled, 1)
 
     @property
     def is_number(self) -> bool:
-        """Nearly all values are numbers."""
+        """True if nearly all values are numbers."""
         return self.filled > 0 and self.numbers >= 0.9 * self.filled
 
     @property
     def is_id(self) -> bool:
-        """It names the row and says nothing of it."""
+        """True if the column only identifies rows."""
         return plain(self.name) in IDS or (self.filled > 2 and self.counts_up and len(self.distinct) == min(self.filled, MOST_LABELS + 1))
 
     def fits(self, kind: Kind) -> bool:
-        """Whether a column of that kind looks so."""
+        """True if the statistics fit a column of ``kind``."""
         return self.filled > 0 and not self.is_id and FITS[kind](self)
 
 
 def profiles(table: Table) -> dict[str, Profile]:
-    """Of every column. Reads the whole table."""
+    """Profiles of all columns. Reads the whole table."""
     found = {name: Profile(name) for name in table.columns}
     for row in table.rows():
         if isinstance(row, Row):
@@ -84,12 +84,12 @@ def profiles(table: Table) -> dict[str, Profile]:
 
 
 def plain(name: str) -> str:
-    """A column name without case, blanks and signs."""
+    """Normalised column name: lower-case, without spaces and punctuation."""
     return "".join(sign for sign in name.casefold() if sign.isalnum())
 
 
 def as_number(text: str) -> float | None:
-    """The number that a string is, or None."""
+    """Parse a string as a number; None if it is not one."""
     try:
         return float(text)
     except ValueError:
@@ -109,4 +109,4 @@ FITS: dict[Kind, Callable[[Profile], bool]] = {
     "tags": lambda p: p.lists > 0,
     "answers": lambda p: p.objects > 0,
 }
-"""By kind; a label is one of few: at most 20, or one in 20 rows."""
+"""Test of each kind of column; a label column has at most 20 distinct values, or one per 20 rows."""

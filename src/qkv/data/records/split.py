@@ -1,4 +1,4 @@
-"""Which rows are held out, where the data has no split of its own."""
+"""Hold out validation rows for data without its own split."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from qkv.spec.errors import UserError
 
 
 class Split(NamedTuple):
-    """Row numbers of the two parts, shuffled."""
+    """Shuffled row numbers of the two splits."""
 
     train: list[int]
     validation: list[int]
 
 
 def hold_out(count: int, fraction: float, seed: str, labels: Sequence[Hashable] = (), groups: Sequence[Hashable] = ()) -> Split:
-    """The last ``fraction`` of ``count`` rows after a shuffle that ``seed`` alone decides; at least one row, and not all.
+    """Hold out the last ``fraction`` of ``count`` rows after a shuffle determined by ``seed``; at least one row, and not all.
 
-    With ``labels`` (one a row), each label is held out in its share: the quotas sum to ``round(fraction · count)`` by largest remainders,
-    and a label keeps a row in train. With ``groups`` of more than one value, whole groups are held out until the fraction is reached.
+    With ``labels`` (one per row) the split is stratified: quotas sum to ``round(fraction · count)`` by largest remainders, and every label
+    keeps a row in train. With ``groups`` of more than one value, whole groups are held out until the fraction is reached.
     Raises ``UserError`` for fewer than two rows.
     """
     if count < 2:
@@ -38,7 +38,7 @@ def hold_out(count: int, fraction: float, seed: str, labels: Sequence[Hashable] 
 
 
 def _shuffled(count: int, seed: str) -> list[int]:
-    """Sorted by random keys: ``random()`` gives the same numbers in every version of Python, ``shuffle`` need not."""
+    """Shuffle by sorting random keys: unlike ``shuffle``, ``random()`` is the same in every version of Python."""
     generator = random.Random(seed)
     keys = [generator.random() for _ in range(count)]
     return sorted(range(count), key=keys.__getitem__)

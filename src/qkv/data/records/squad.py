@@ -1,4 +1,4 @@
-"""SQuAD v1.1 and v2 (Rajpurkar et al. 2016, 2018): articles, their paragraphs, and questions on each."""
+"""SQuAD v1.1 and v2 (Rajpurkar et al. 2016, 2018): articles, paragraphs and their questions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ COLUMNS = ("id", "title", "context", "question", "answers")
 
 
 def squad(*texts: Text) -> Table:
-    """A row a question, those on one article in one group; several files are one table. Files are read as a whole.
+    """Table with one row per question, grouped by article; several files form one table. Files are read as a whole.
 
-    ``answers`` is the file's own list of ``{"text", "answer_start"}``, empty for the impossible questions of v2, whose plausible
-    answers are not used. Lines are those in which a question's id stands. Raises ``UserError`` if a file is not SQuAD.
+    ``answers``: the file's list of ``{"text", "answer_start"}``, empty for the impossible questions of v2, whose plausible answers are not
+    used. The line of a row is that of the question's id. Raises ``UserError`` if a file is not SQuAD.
     """
     name = " + ".join(text.name for text in texts)
     digest = "".join(text.digest() for text in texts)

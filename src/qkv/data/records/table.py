@@ -1,4 +1,4 @@
-"""A table as the readers of all formats give it: columns, and rows that are read anew each time."""
+"""Tables as returned by the readers of all formats: columns, and rows that are read again on each iteration."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from qkv.data.records.model import BadRow
 from qkv.data.text import Text
 
 HEAD = 1 << 16
-"""Characters from which a format is told."""
+"""Number of characters used to detect a format."""
 
 
 class Row(NamedTuple):
-    """What stands in the columns. Rows of the same ``group`` (questions on one article) stay together when a part is held out."""
+    """Values of one row. Rows of the same ``group`` (questions on one article) stay in the same split."""
 
     line: int
     values: Mapping[str, Any]
@@ -24,12 +24,12 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """``rows()`` streams the rows from the first one, those that cannot be read as ``BadRow``.
+    """Table whose ``rows()`` streams all rows; unreadable ones are ``BadRow``.
 
-    - ``defaults``: columns by the kind of role that takes them, in order, where the format itself says so
-    - ``extra``: columns that every example keeps beside its roles
-    - ``header``: the columns are named by the first line, which may have been meant as a row
-    - ``digest``: of the content, unpacked
+    - ``defaults``: kind of role -> columns, in order, if the format defines them
+    - ``extra``: columns kept in every example beside its roles
+    - ``header``: True if the first line gave the column names, so that it might be a row by mistake
+    - ``digest``: hash of the uncompressed content
     """
 
     name: str
@@ -43,7 +43,7 @@ class Table:
 
 
 def lines(text: Text) -> Iterator[str]:
-    """The lines with their ends; only a line feed ends one. Raises ``UserError`` where the bytes are not UTF-8."""
+    """Lines including line breaks; only a line feed ends a line. Raises ``UserError`` for invalid UTF-8."""
     parts: list[str] = []
     for block in text.blocks():
         first, *others = block.split("\n")
@@ -56,5 +56,5 @@ def lines(text: Text) -> Iterator[str]:
 
 
 def head(text: Text) -> str:
-    """The beginning, enough to tell what it is."""
+    """Beginning of the text, for format detection."""
     return "".join(text.blocks(0, HEAD))

@@ -1,4 +1,4 @@
-"""The value of each role from what stands in its column, or why the row cannot be used."""
+"""Convert column values to role values, or give the reason why a row cannot be used."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from qkv.data.records.model import Role
 from qkv.data.records.table import Row
 
 SHOWN = 40
-"""Characters of a value that a reason quotes."""
+"""Maximum number of characters of a value quoted in a reason."""
 
 
 class Unusable(Exception):
-    """Why a row cannot be used, as the end of a sentence."""
+    """Reason why a row cannot be used, as the end of a sentence."""
 
 
 class Values:
-    """Turns rows into examples, and counts what was kept or repaired on the way.
+    """Converter from rows to examples, which counts repairs.
 
-    ``columns`` maps every role that has one to its column; ``extra`` columns are kept under their own names.
+    ``columns``: role -> column; ``extra``: columns kept under their own names.
     """
 
     def __init__(self, roles: Sequence[Role], columns: Mapping[str, str], extra: Sequence[str] = ()):
@@ -34,7 +34,7 @@ class Values:
         self._counts: Counter[str] = Counter()
 
     def __call__(self, row: Row) -> dict[str, Any]:
-        """The example. Raises ``Unusable``."""
+        """Convert a row to an example. Raises ``Unusable``."""
         found: dict[str, Any] = {}
         for role in self._roles:
             if role.kind != "answers":
@@ -49,7 +49,7 @@ class Values:
         return found
 
     def notes(self) -> list[str]:
-        """Sentences on what was kept or repaired."""
+        """Sentences on values kept or repaired."""
         return [sentence.format(f"{count:,}") for sentence, count in self._counts.items()]
 
     def _check(self, found: dict[str, Any]) -> None:
@@ -59,10 +59,10 @@ class Values:
                 raise Unusable(f"{len(found[lists[0]])} {lists[0]} but {len(found[name])} {name}")
         for role in self._roles:
             if role.kind == "text" and found[role.name] != found[role.name].strip():
-                self._counts["{} texts begin or end with blanks, which are kept"] += 1
+                self._counts["{} texts begin or end with white space, which is kept"] += 1
 
     def _answers(self, value: Any, name: str, context: str) -> list[dict[str, Any]]:
-        """Answers at their place. One that stands elsewhere is moved to its nearest occurrence; one that stands nowhere is left out."""
+        """Answers with their positions. A misplaced answer is moved to its nearest occurrence; one not in the context is dropped."""
         given = _answer_list(value, name)
         found = []
         for answer, start in given:
@@ -70,19 +70,19 @@ class Values:
             if at < 0:
                 continue
             if start is None:
-                self._counts["{} answers came without their start and were put at their first occurrence"] += 1
+                self._counts["{} answers had no start and were placed at their first occurrence"] += 1
             elif at != start:
-                self._counts["{} answers did not stand at their start and were moved to their nearest occurrence"] += 1
+                self._counts["{} answers were not at their stated start and were moved to their nearest occurrence"] += 1
             found.append({"text": answer, "start": at})
         if given and not found:
             raise Unusable(f"the answer {_short(given[0][0])} is not in the {self._context}")
         if len(found) < len(given):
-            self._counts["{} questions lost an answer that is not in the context, and kept another"] += 1
+            self._counts["{} questions lost an answer that is not in the context but kept another"] += 1
         return found
 
 
 def _text(value: Any, name: str) -> str:
-    """A string as it is; a list of strings (sentences) joined by blanks."""
+    """A string unchanged; a list of strings (sentences) joined by spaces."""
     if isinstance(value, list) and value and all(isinstance(part, str) for part in value):
         value = " ".join(value)
     return _scalar(value, name)
@@ -95,7 +95,7 @@ def _label(value: Any, name: str) -> str:
 
 
 def _scalar(value: Any, name: str) -> str:
-    """A string with something in it, or a number as it is written."""
+    """A non-empty string, or a number as text."""
     if value is None:
         raise Unusable(f"no {name}")
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
@@ -104,29 +104,29 @@ def _scalar(value: Any, name: str) -> str:
     if not text.strip():
         raise Unusable(f"{name} is empty")
     if not text.isascii() and any("\ud800" <= sign <= "\udfff" for sign in text):
-        raise Unusable(f"{name} holds half a surrogate pair, which is no character")
+        raise Unusable(f"{name} contains half a surrogate pair, which is not a character")
     return text
 
 
 LARGEST_NUMBER = 1e100
-"""Whose square, summed over any data, is finite in float64."""
+"""Largest absolute value of a target, so that sums of squares stay finite in float64."""
 
 
 def _number(value: Any, name: str) -> float:
     text = _scalar(value, name).strip()
     try:
-        number = float(text) if "_" not in text else math.nan  # Python reads 1_000, other programs do not
+        number = float(text) if "_" not in text else math.nan  # Python accepts 1_000, other programs do not
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
         raise Unusable(f"{name} is {_short(text)}, not a finite number")
     if abs(number) > LARGEST_NUMBER:
-        raise Unusable(f"{name} is {_short(text)}, and squares are summed of numbers up to {LARGEST_NUMBER:g}; give it in another unit")
+        raise Unusable(f"{name} is {_short(text)}, which exceeds the limit of {LARGEST_NUMBER:g}; use another unit")
     return number
 
 
 def _words(value: Any, name: str) -> list[str]:
-    """A list of strings or numbers, or a string cut at its blanks."""
+    """A list of strings or numbers, or a string split at white space."""
     if isinstance(value, str):
         value = value.split()
     if value is None or value == []:
@@ -141,11 +141,11 @@ def _tags(value: Any, name: str) -> list[str]:
 
 
 CONVERT: dict[str, Callable[[Any, str], Any]] = {"text": _text, "label": _label, "number": _number, "words": _words, "tags": _tags}
-"""By kind; answers also need their context."""
+"""Converter of each kind of role; answers also need their context."""
 
 
 def _answer_list(value: Any, name: str) -> list[tuple[str, int | None]]:
-    """From SQuAD's list of ``{"text", "answer_start"}``, from one such object of lists or not, or from the answer alone."""
+    """(text, start) of each answer, from SQuAD's list of ``{"text", "answer_start"}``, one such object (of lists or not), or a plain answer."""
     if isinstance(value, dict) and isinstance(value.get("text"), list):
         texts = value["text"]
         starts = value.get("answer_start", value.get("start")) or [None] * len(texts)
@@ -170,7 +170,7 @@ def _answer(answer: dict[str, Any], name: str) -> tuple[str, int | None]:
 
 
 def _place(answer: str, start: int | None, context: str) -> int:
-    """Where ``answer`` stands in ``context``: at ``start``, else nearest to it; -1 if nowhere."""
+    """Position of ``answer`` in ``context``: at ``start``, else the nearest occurrence; -1 if there is none."""
     if start is None:
         return context.find(answer)
     if start >= 0 and context.startswith(answer, start):

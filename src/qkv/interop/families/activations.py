@@ -1,4 +1,4 @@
-"""The activations of qkv under the names that published configs use."""
+"""Activations of qkv by their names in published configs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BART (Lewis et al. 2019) and mBART (Liu et al. 2020): an encoder–decoder with learned positions from row 2 on, token vectors that are normed.
+"""BART (Lewis et al. 2019) and mBART (Liu et al. 2020): encoder–decoder, learned positions with offset 2, a norm of the embeddings.
 
 BART's blocks are post-norm and its stacks end without a norm; mBART's are pre-norm and end with one.
 """
@@ -24,7 +24,7 @@ _OFFSET = 2
 
 
 def _stack(ours: str, theirs: str, last: int) -> tuple[Row, ...]:
-    """The names of one stack; ``last`` is the place of the feed-forward among a block's branches."""
+    """Name table of one stack; ``last``: index of the feed-forward among a block's branches."""
     slot, layer = f"{ours}blocks.{{i}}.branches.", f"{theirs}.layers.{{i}}."
     attention = f"{layer}self_attn."
     return (
@@ -55,10 +55,10 @@ NAMES = (
 
 
 def _spec(order: Literal["pre", "post"], last: Norm) -> Callable[[Config, Head], Model]:
-    """``last``: the norm that ends a stack."""
+    """Function from config to spec. ``last``: final norm of a stack."""
 
     def spec(config: Config, head: Head) -> Model:
-        """D = d_model; encoder and decoder have layers, heads and feed-forwards of their own sizes."""
+        """D = d_model; encoder and decoder have separate numbers of layers, heads and feed-forward features."""
         for key, only, meaning in _fixed(order, last):
             config.fixed(key, only, meaning)
         dropout, positions = config.number("dropout", 0.1), config.size("max_position_embeddings", 1024)
@@ -88,10 +88,10 @@ def _spec(order: Literal["pre", "post"], last: Norm) -> Callable[[Config, Head],
 
 
 def _fixed(order: str, last: Norm) -> tuple[tuple[str, Any, str], ...]:
-    """What the first files say of the family itself."""
+    """Family constants stated in early config files."""
     return (
-        ("normalize_before", order == "pre", "where the norms of a block stand"),
-        ("normalize_embedding", True, "whether token vectors are normed"),
+        ("normalize_before", order == "pre", "positions of the norms in a block"),
+        ("normalize_embedding", True, "the norm of the embeddings"),
         ("add_final_layer_norm", not isinstance(last, NoNorm), "the norm that ends a stack"),
         ("static_position_embeddings", False, "the position vectors"),
         ("extra_pos_embeddings", _OFFSET, "the row of the first position"),
@@ -100,7 +100,7 @@ def _fixed(order: str, last: Norm) -> tuple[tuple[str, Any, str], ...]:
 
 
 def _branches(config: Config, stack: str) -> tuple[Attention, CrossAttention, FeedForward]:
-    """Those of one stack."""
+    """Branches of one stack."""
     sizes = {"num_heads": config.size(f"{stack}_attention_heads", 16), "dropout": config.number("attention_dropout", 0.0)}
     feed_forward = FeedForward(
         hidden=config.size(f"{stack}_ffn_dim", 4096),
@@ -111,7 +111,7 @@ def _branches(config: Config, stack: str) -> tuple[Attention, CrossAttention, Fe
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """The keys of ``spec`` where it is one of BART's or mBART's shape; the family's ``spec`` of them is the judge."""
+    """Config keys if ``spec`` has BART's or mBART's structure, else None; verified by converting back."""
     inner = spec.encoder
     match (spec.layers[:1], inner.layers[:1] if inner else (), spec.frontend):
         case (
@@ -149,28 +149,28 @@ _WRITING = (
     *("force_bos_token_to_be_generated", "forced_eos_token_id", "prefix", "output_past", "save_step"),
 )
 _IGNORED_CONFIG = {
-    **dict.fromkeys(_HEADS, "of a head that this architecture does not have"),
+    **dict.fromkeys(_HEADS, "part of a head that this architecture lacks"),
     **dict.fromkeys(_WRITING, "settings of generation and of tasks"),
-    **dict.fromkeys(("decoder_start_token_id", "forced_bos_token_id"), "read as what begins a text"),
-    **dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop"), "layers that training leaves out at random, which qkv's does not"),
-    **dict.fromkeys(("num_hidden_layers", "_num_labels", "is_decoder"), "said by other keys, or by the family"),
-    "tokenizer_class": "the tokenizer says it",
+    **dict.fromkeys(("decoder_start_token_id", "forced_bos_token_id"), "read as start of the output"),
+    **dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop"), "layer dropout in training, which qkv does not use"),
+    **dict.fromkeys(("num_hidden_layers", "_num_labels", "is_decoder"), "given by other keys, or fixed by the family"),
+    "tokenizer_class": "given by the tokenizer",
 }
 _WORDS = language_model(tied=True)
 _TABLE = "model.shared.weight"
 
 
 def _copies(spec: Model) -> dict[str, str]:
-    """Token tables of an untied model: newer versions of that library read three, which are one here."""
+    """Further names of the shared token table: newer versions of transformers read three tables of an untied model."""
     apart = isinstance(spec.head, LanguageModelHead) and not spec.head.tied
     return {f"model.{stack}.embed_tokens.weight": _TABLE for stack in ("encoder", "decoder")} if apart else {}
 
 
-_ZEROS = {"final_logits_bias": "a bias that is 0 in every published BART"}
+_ZEROS = {"final_logits_bias": "only a zero bias, as in every published BART"}
 
 
 def _classes(config: Config) -> Head:
-    """W dropout(tanh(W_h x + b_h)) + b, x the decoder's last vector. Its text is the encoder's, one token later, so x is at the last mark."""
+    """W dropout(tanh(W_h x + b_h)) + b, x the decoder's last vector. The decoder input is the source shifted by one token, so x is at eos."""
     return pooled_head(config, pooling="last", hidden=config.size("d_model", 1024), dropout=config.number("classifier_dropout", 0.0))
 
 
@@ -202,7 +202,10 @@ def _family(name: str, kind: str, order: Literal["pre", "post"], last: Norm, def
         prefix="model.",
         defaults=defaults,
         copies=_copies,
-        ignored={"model.encoder.version": "the form of the file", "model.decoder.version": "the form of the file"},
+        ignored={
+            "model.encoder.version": "weight tying flags; the head defines it",
+            "model.decoder.version": "weight tying flags; the head defines it",
+        },
         ignored_config=_IGNORED_CONFIG,
     )
 

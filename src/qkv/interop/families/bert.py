@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2019): post-norm blocks that see both ways, learned positions and token types, a norm before the first block."""
+"""BERT (Devlin et al. 2019): bidirectional post-norm blocks, learned positions and token types, a norm of the embeddings."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ POOLER = pooler("bert.")
 OTHER_HEADS = {
     **POOLER,
     "cls.predictions.decoder.bias": "the same as cls.predictions.bias",
-    "cls.seq_relationship.*": "the head that says whether the second text follows the first, of pretraining alone",
+    "cls.seq_relationship.*": "next-sentence head, used in pretraining only",
 }
 IGNORED = {
-    "bert.embeddings.position_ids": "the numbers 0, 1, 2, …",
+    "bert.embeddings.position_ids": "constant position ids 0, 1, 2, …",
 }
 IGNORED_CONFIG = {
     **dict.fromkeys(
         ("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type", "directionality"),
-        "of the first release; nothing reads it",
+        "from the first release; unused",
     ),
-    **dict.fromkeys(("classifier_dropout", "tie_word_embeddings"), "of a head that this architecture does not have"),
-    **dict.fromkeys(("output_past", "use_bfloat16", "xla_device", "_num_labels"), "of older versions; changes nothing that is computed"),
+    **dict.fromkeys(("classifier_dropout", "tie_word_embeddings"), "part of a head that this architecture lacks"),
+    **dict.fromkeys(("output_past", "use_bfloat16", "xla_device", "_num_labels"), "from older versions; no effect"),
 }
 OLDER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-"""How the files of the first release name the numbers of a norm."""
+"""Parameter names of norms in files of the first release."""
 
 MASKED_NAMES = {
     "head.weight": "cls.predictions.decoder.weight",
@@ -47,7 +47,7 @@ MASKED_NAMES = {
 
 
 def names(body: str) -> tuple[Row, ...]:
-    """The table of a body whose names begin with ``body``."""
+    """Name table of a body with the prefix ``body``."""
     rows = (
         Row("frontend.table", "embeddings.word_embeddings.weight"),
         Row("frontend.positions.table", "embeddings.position_embeddings.weight"),
@@ -69,7 +69,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def body(config: Config, head: Head, reserved: int, types: int) -> Model:
-    """The spec of BERT's shape, with so many ``reserved`` rows of the position table before that of the first position."""
+    """Spec of BERT's structure. ``reserved``: rows of the position table before the first position."""
     for key, only, meaning in FIXED:
         config.fixed(key, only, meaning)
     width, dropout = config.size("hidden_size", 768), config.number("hidden_dropout_prob", 0.1)
@@ -100,27 +100,27 @@ def body(config: Config, head: Head, reserved: int, types: int) -> Model:
 def _positions(config: Config, reserved: int) -> int:
     rows = config.size("max_position_embeddings", 512)
     if rows <= reserved:
-        raise UserError(f"{config.source}: max_position_embeddings is {rows}, and the first {reserved} rows of that table are no positions")
+        raise UserError(f"{config.source}: max_position_embeddings is {rows}, but the first {reserved} rows of that table are reserved")
     return rows - reserved
 
 
 FIXED = (
-    ("is_decoder", False, "what a position sees"),
-    ("add_cross_attention", False, "which branches a block has"),
-    ("position_embedding_type", "absolute", "how positions are told apart"),
-    ("pruned_heads", {}, "how many heads a layer has"),
+    ("is_decoder", False, "the attention mask"),
+    ("add_cross_attention", False, "the branches of a block"),
+    ("position_embedding_type", "absolute", "the position encoding"),
+    ("pruned_heads", {}, "the number of heads"),
 )
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """The keys of ``spec`` where it is one of BERT's shape; ``spec`` of them is the judge."""
+    """Config keys if ``spec`` has BERT\'s structure, else None; verified by converting back."""
     found = keys(spec)
     types = spec.frontend.types if isinstance(spec.frontend, Text) else 0
     return {**found, "type_vocab_size": types} if found and types else None
 
 
 def keys(spec: Model) -> dict[str, Any] | None:
-    """Those of BERT's shape but for the types of tokens."""
+    """Config keys for BERT's structure except token types; None if ``spec`` differs."""
     match shape_of(spec):
         case Block(
             branches=(Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm, order="post"

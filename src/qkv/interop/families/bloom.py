@@ -1,4 +1,4 @@
-"""BLOOM (Le Scao et al. 2022): pre-norm blocks under ALiBi, the embedded tokens normed, q, k and v of each head beside one another."""
+"""BLOOM (Le Scao et al. 2022): pre-norm blocks with ALiBi, a norm of the embeddings, q, k and v interleaved by head."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """D = hidden_size, n_layer blocks, n_head heads, 4 D features inside the feed-forward; some files say it in older names."""
+    """D = hidden_size, n_layer blocks, n_head heads, 4 D feed-forward features; some files use older key names."""
     width = config.size(_said(config, "hidden_size", "n_embed"))
     if config.flag("slow_but_exact", False) and config.integer("pretraining_tp", 1) > 1:
-        sentence = "the published code then leaves out the biases that end attention and feed-forward, which qkv adds"
+        sentence = "the published code then omits the output biases of attention and feed-forward, which qkv adds"
         raise UserError(f"{config.source}: slow_but_exact is true and pretraining_tp above 1; {sentence}")
-    config.fixed("apply_residual_connection_post_layernorm", False, "what a branch is added to")
-    config.fixed("n_inner", 4 * width, "the features inside the feed-forward")
+    config.fixed("apply_residual_connection_post_layernorm", False, "the residual")
+    config.fixed("n_inner", 4 * width, "the feed-forward features")
     norm = LayerNorm(eps=config.number("layer_norm_epsilon", 1e-5))
     heads = config.size(_said(config, "n_head", "num_attention_heads"))
     attention = Attention(num_heads=heads, relative=Alibi(), dropout=config.number("attention_dropout", 0.0))
@@ -53,14 +53,14 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _said(config: Config, name: str, older: str) -> str:
-    """The key of two that the config has; of both, if they say the same."""
+    """Whichever of two key names the config has; both only if they agree."""
     if config.says(older) and config.says(name):
-        config.fixed(older, config.values[name], f"what {name} says")
+        config.fixed(older, config.values[name], f"the value of {name}")
     return older if config.says(older) else name
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """The keys of ``spec`` where it is one of BLOOM's shape; ``spec`` of them is the judge."""
+    """Config keys if ``spec`` has BLOOM\'s structure, else None; verified by converting back."""
     match shape_of(spec):
         case Block(
             branches=(Attention(relative=Alibi()) as attention, FeedForward()), norm=LayerNorm() as norm
@@ -105,7 +105,7 @@ BLOOM = Family(
     defaults={"hidden_size": 64, "n_layer": 2, "n_head": 8, "hidden_dropout": 0.0},
     ignored_config={
         **HEAD_KEYS,
-        **dict.fromkeys(_FUSED, "how it is computed"),
-        "offset_alibi": "a softmax does not change when every score moves by the same",
+        **dict.fromkeys(_FUSED, "execution setting"),
+        "offset_alibi": "softmax is invariant to a constant shift of the scores",
     },
 )

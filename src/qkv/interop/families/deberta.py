@@ -1,9 +1,9 @@
-"""DeBERTa, v2 and v3 (He et al. 2021; 2023): BERT's blocks with disentangled attention, one table of distances for all of them.
+"""DeBERTa, v2 and v3 (He et al. 2021; 2023): BERT's blocks with disentangled attention and one shared table of distances.
 
-The first has a vector for each distance and no bias of the keys; the others may share vectors by buckets, norm them, and map them as content.
+The first version has one vector per distance and no key bias; later ones may use buckets, a norm of the table, and content projections.
 
-Two things differ in training alone: of the head for classes, that library lets dropout act on the first position's vector itself too
-(``pooler_dropout``, 0 in the published ones), and it sets the vectors of padding to 0, which no real position sees.
+Two differences in training only: the published classification head also applies dropout to the first position's vector
+(``pooler_dropout``, 0 in published models), and padding vectors are set to 0, which has no effect on other positions.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ FIRST_NAMES = (
     Row("blocks.{i}.branches.0.body.position_query.*", f"{_SELF}pos_q_proj.*"),
 )
 IGNORED = {
-    "deberta.embeddings.position_ids": "the numbers 0, 1, 2, …",
-    "deberta.embeddings.position_embeddings.weight": "vectors of positions, which join nothing where position_biased_input is false",
+    "deberta.embeddings.position_ids": "constant position ids 0, 1, 2, …",
+    "deberta.embeddings.position_embeddings.weight": "position vectors, unused if position_biased_input is false",
     "cls.predictions.decoder.bias": "the same as cls.predictions.bias",
-    **dict.fromkeys(("cls.predictions.*", "lm_predictions.*", "mask_predictions.*"), "heads of pretraining"),
+    **dict.fromkeys(("cls.predictions.*", "lm_predictions.*", "mask_predictions.*"), "pretraining heads"),
 }
 OTHER_FORM = {
     "lm_predictions.lm_head.dense.": "cls.predictions.transform.dense.",
     "lm_predictions.lm_head.LayerNorm.": "cls.predictions.transform.LayerNorm.",
     "lm_predictions.lm_head.bias": "cls.predictions.bias",
 }
-"""The head of masked words has two forms of names (``legacy``) and computes the same in both."""
+"""The masked language model head has two naming schemes (``legacy``) with equal computation."""
 
 
 class Sizes(NamedTuple):
-    """What a config means that says nothing."""
+    """Defaults of missing config keys."""
 
     width: int
     layers: int
@@ -88,10 +88,10 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def first_spec(config: Config, head: Head) -> Model:
-    """As that of v2, with distances always, and without what only v2 has."""
-    config.fixed("talking_head", False, "which maps the heads have among one another")
+    """Spec of the first version: as for v2, always with distances, without options of v2."""
+    config.fixed("talking_head", False, "projections between heads (talking heads)")
     if not config.flag("relative_attention", False):
-        raise UserError(f"{config.source}: relative_attention is false, and of the first DeBERTa qkv knows only that with distances")
+        raise UserError(f"{config.source}: relative_attention is false, but for the first DeBERTa qkv supports only true")
     attention = DisentangledAttention(
         **_distances(config, FIRST),
         position_buckets=None,
@@ -128,14 +128,14 @@ def _model(config: Config, head: Head, sizes: Sizes, attention: Branch) -> Model
 
 def _fixed(width: int, num_heads: int) -> tuple[tuple[str, Any, str], ...]:
     return (
-        ("conv_kernel_size", 0, "the first layer, which a convolution over the positions would join"),
+        ("conv_kernel_size", 0, "a convolution beside the first layer"),
         ("embedding_size", width, "the width of the token vectors"),
         ("attention_head_size", width // num_heads, "the width of a head"),
     )
 
 
 def _size(config: Config, key: str, default: int) -> int:
-    """A count of rows of a table, 0 where there is none."""
+    """Number of rows of a table; 0 if there is none."""
     return config.size(key, default) if config.integer(key, default) > 0 else 0
 
 
@@ -144,11 +144,11 @@ def _norm(config: Config) -> LayerNorm:
 
 
 def _plain(config: Config) -> Branch:
-    """Attention without distances. Its scores are divided by a number that counts the terms, which then has to be 1."""
+    """Attention without distances. Scores are scaled by the number of terms, which must then be 1."""
     if _terms(config):
         given = config.values["pos_att_type"]
         raise UserError(
-            f"{config.source}: pos_att_type is {given!r}, but relative_attention is false; qkv knows it only where that is true"
+            f"{config.source}: pos_att_type is {given!r}, but relative_attention is false; qkv supports it only if that is true"
         )
     return Attention(num_heads=config.size("num_attention_heads", 24), mask=Full(), dropout=_attention_dropout(config))
 
@@ -163,7 +163,7 @@ def _relative(config: Config) -> Branch:
 
 
 def _distances(config: Config, sizes: Sizes) -> dict[str, Any]:
-    """What all versions have."""
+    """Fields common to all versions."""
     terms = _terms(config)
     if not terms:
         raise UserError(
@@ -188,7 +188,7 @@ def _attention_dropout(config: Config) -> float:
 
 
 def _terms(config: Config) -> list[str]:
-    """What joins the product of content with content: a list of names, or a text with bars between them."""
+    """Score terms besides content-to-content: a list of names, or a string separated by bars."""
     said = config.values.get("pos_att_type")
     terms = config.word("pos_att_type").lower().split("|") if isinstance(said, str) else config.items("pos_att_type")
     terms = [str(term).strip() for term in terms if term]
@@ -199,7 +199,7 @@ def _terms(config: Config) -> list[str]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """The keys of ``spec`` where it is one of DeBERTa's shape; ``spec`` of them is the judge."""
+    """Config keys if ``spec`` has DeBERTa\'s structure, else None; verified by converting back."""
     match shape_of(spec):
         case Block(
             branches=(DisentangledAttention() | Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm
@@ -226,7 +226,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def first_config(spec: Model) -> dict[str, Any] | None:
-    """The keys of ``spec`` where it is one of the first version's shape; ``spec`` of them is the judge."""
+    """Config keys if ``spec`` has the structure of the first version, else None; verified by converting back."""
     found = config(spec)
     if found is None or not found["relative_attention"]:
         return None
@@ -246,7 +246,7 @@ def _relative_keys(attention: DisentangledAttention) -> dict[str, Any]:
 
 
 def _masked(config: Config) -> Head:
-    """Not ``legacy``, its matrix is always the token table."""
+    """Masked language model head; unless ``legacy``, its matrix is always the token table."""
     tied = config.flag("tie_word_embeddings", True) or not config.flag("legacy", True)
     return LanguageModelHead(tied=tied, bias=True, transform=config.word("hidden_act", "gelu", INWARD), norm=_norm(config))
 
@@ -271,7 +271,7 @@ def _classes_keys(head: Head) -> dict[str, Any] | None:
 
 
 def architectures(stem: str, sizes: Sizes) -> dict[str, Architecture]:
-    """By their names, which begin with ``stem``."""
+    """Architectures by name, with the prefix ``stem``."""
     rows = (Row("head.hidden.*", "pooler.dense.*"), Row("head.output.*", "classifier.*"))
     return {
         f"{stem}ForMaskedLM": replace(heads.masked(bert.MASKED_NAMES), head=_masked),
@@ -292,11 +292,11 @@ DEBERTA2 = Family(
     prefix="deberta.",
     ignored=IGNORED,
     ignored_config={
-        **dict.fromkeys(("pooler_dropout", "pooler_hidden_act", "pooler_hidden_size", "cls_dropout"), "of a layer of the head for classes"),
-        **dict.fromkeys(("classifier_dropout", "tie_word_embeddings", "legacy"), "of a head that this architecture does not have"),
-        **dict.fromkeys(("conv_act", "conv_groups"), "of a convolution that is not there"),
-        **dict.fromkeys(("max_relative_positions", "position_buckets", "share_att_key"), "of distances, which nothing reads"),
-        "padding_idx": "the tokenizer says it",
+        **dict.fromkeys(("pooler_dropout", "pooler_hidden_act", "pooler_hidden_size", "cls_dropout"), "part of the classification head"),
+        **dict.fromkeys(("classifier_dropout", "tie_word_embeddings", "legacy"), "part of a head that this architecture lacks"),
+        **dict.fromkeys(("conv_act", "conv_groups"), "part of a convolution that is absent"),
+        **dict.fromkeys(("max_relative_positions", "position_buckets", "share_att_key"), "distances, unused here"),
+        "padding_idx": "given by the tokenizer",
     },
     older=OTHER_FORM,
 )

@@ -1,4 +1,4 @@
-"""Falcon (Almazrouei et al. 2023): attention and feed-forward side by side, few heads of keys and values, norms with biases, maps without."""
+"""Falcon (Almazrouei et al. 2023): parallel attention and feed-forward, few key/value heads, norms with biases, linear maps without."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """``new_decoder_architecture`` (40B, 11B): keys and values shared by groups, one or two norms. Else (7B) one norm for both branches."""
+    """With ``new_decoder_architecture`` (40B, 11B): grouped keys and values, one or two norms. Else (7B): one norm for both branches."""
     width, heads = config.size("hidden_size", 4544), config.size("num_attention_heads", 71)
-    config.fixed("apply_residual_connection_post_layernorm", False, "what a branch is added to")
-    config.fixed("ff_factor", 4, "the features inside the feed-forward")
+    config.fixed("apply_residual_connection_post_layernorm", False, "the residual")
+    config.fixed("ff_factor", 4, "the feed-forward features")
     norm, bias = LayerNorm(eps=config.number("layer_norm_epsilon", 1e-5)), config.flag("bias", False)
     attention = Attention(
         num_heads=heads,
@@ -68,13 +68,13 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _relative(config: Config) -> Relative:
-    """ALiBi as Falcon-RW was trained with it, or a rotation. That library writes the keys of the rotation beside ALiBi too."""
+    """ALiBi as in Falcon-RW, or RoPE. Config files with ALiBi may contain RoPE keys too."""
     rope = rope_of(config)
     return ALIBI if config.flag("alibi", False) else rope
 
 
 def _kv_heads(config: Config, heads: int) -> int:
-    """Only the newer architecture reads ``num_kv_heads``, and only the older one ``multi_query``."""
+    """Number of key/value heads: ``num_kv_heads`` of the newer architecture, ``multi_query`` of the older one."""
     given, single = config.size("num_kv_heads", heads), config.flag("multi_query", True)
     if config.flag("new_decoder_architecture", False):
         return given
@@ -82,19 +82,19 @@ def _kv_heads(config: Config, heads: int) -> int:
 
 
 def _order(config: Config, norm: LayerNorm) -> dict[str, Any]:
-    """The order of a block's branches, and a norm for each where there are two."""
+    """Order of the branches, and norms per branch if there are two."""
     newer, parallel = config.flag("new_decoder_architecture", False), config.flag("parallel_attn", True)
     norms = config.integer("num_ln_in_parallel_attn", 2 if newer else 1)
     if norms not in ((1, 2) if newer else (1,)) or (newer and not parallel):
         said = f"num_ln_in_parallel_attn {norms}, parallel_attn {parallel} and new_decoder_architecture {newer}"
-        raise UserError(f"{config.source}: {said} do not go together; two norms belong to the newer architecture, which is always parallel")
+        raise UserError(f"{config.source}: {said} are inconsistent; two norms belong to the newer architecture, which is always parallel")
     if not parallel:
         return {"order": "pre"}
     return {"order": "parallel", "norms": (norm, norm) if norms == 2 else ()}
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """The keys of ``spec`` where it is one of Falcon's shape; ``spec`` of them is the judge."""
+    """Config keys if ``spec`` has Falcon\'s structure, else None; verified by converting back."""
     match shape_of(spec):
         case Block(branches=(Attention(relative=relative) as attention, FeedForward() as feed_forward)) as block, Text() as frontend:
             norm, placed = block.norm_of(0), _relative_keys(relative)
@@ -126,7 +126,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def _relative_keys(relative: Relative) -> dict[str, Any] | None:
-    """The inverse of ``_relative``."""
+    """Inverse of ``_relative``."""
     if relative == ALIBI:
         return {"alibi": True}
     turned = rope_config(relative) if isinstance(relative, Rope) else None

@@ -1,4 +1,4 @@
-"""What Llama and its kin share: pre-norm blocks of rotary attention and a gated feed-forward, RMSNorm throughout, few biases."""
+"""Common parts of Llama-like families: pre-norm blocks of rotary attention and gated feed-forward, RMSNorm, few biases."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ IGNORED = {"model.layers.{i}.self_attn.rotary_emb.inv_freq": "computed from the 
 
 
 def attention_of(config: Config, **chosen: Any) -> Attention:
-    """Heads, widths, dropout and rotation; ``chosen`` are the fields in which families differ."""
+    """Attention of a config: heads, widths, dropout and RoPE; ``chosen``: fields in which families differ."""
     heads = config.size("num_attention_heads")
     head_dim = config.size("head_dim") if config.has("head_dim") else None
     dropout = config.number("attention_dropout", 0.0)
@@ -44,7 +44,7 @@ def attention_of(config: Config, **chosen: Any) -> Attention:
 
 
 def model_of(config: Config, head: Head, attention: Attention, masks: Sequence[Mask], mlp_bias: bool = False) -> Model:
-    """``masks``: one for each layer; the attention is otherwise the same in all of them."""
+    """Model of a config; ``masks``: one per layer, with otherwise equal attention."""
     norm = norm_of(config)
     activation = config.word("hidden_act", "silu", INWARD)
     feed_forward = GatedFeedForward(hidden=config.size("intermediate_size"), activation=activation, bias=mlp_bias)
@@ -63,17 +63,17 @@ def model_of(config: Config, head: Head, attention: Attention, masks: Sequence[M
 
 
 def norm_of(config: Config) -> RMSNorm:
-    """The one norm of every place."""
+    """Norm used throughout the model."""
     return RMSNorm(eps=config.number("rms_norm_eps", 1e-6))
 
 
 def windowed(size: int) -> Mask:
-    """A position sees itself and the ``size`` - 1 before it."""
+    """Causal window: a position sees itself and the ``size`` - 1 positions before it."""
     return Causal() & Window(size=size)
 
 
 def masks_of(config: Config) -> list[Mask]:
-    """One for each layer, of configs that say which layers have a window: by ``layer_types``, or all from ``max_window_layers`` on."""
+    """Masks by layer, for configs with windows in some layers: by ``layer_types``, or all from ``max_window_layers`` on."""
     layers, kinds = config.layers("num_hidden_layers"), config.items("layer_types")
     used, first = config.flag("use_sliding_window", False), config.integer("max_window_layers", 28)
     if not kinds:
@@ -83,7 +83,7 @@ def masks_of(config: Config) -> list[Mask]:
 
 
 def masks_config(spec: Model) -> dict[str, Any]:
-    """The inverse of ``masks_of``."""
+    """Inverse of ``masks_of``."""
     sizes = [window_of(block) for block in spec.layers]
     known = {size for size in sizes if size}
     kinds = ["sliding_attention" if size else "full_attention" for size in sizes]
@@ -96,7 +96,7 @@ def masks_config(spec: Model) -> dict[str, Any]:
 
 
 def window_of(block: Block) -> int | None:
-    """The size of a block's sliding window; None where it has none."""
+    """Size of a block's sliding window, or None."""
     match block.branches[0]:
         case Attention(mask=AllOf(masks=(Causal(), Window(size=size, sinks=0)))):
             return size
@@ -105,7 +105,7 @@ def window_of(block: Block) -> int | None:
 
 
 def config_of(spec: Model) -> dict[str, Any] | None:
-    """The keys that the families share, where a spec is of their shape."""
+    """Config keys common to the families if ``spec`` has their structure, else None."""
     match shape_of(spec):
         case Block(
             branches=(Attention(relative=Rope() as rope) as attention, GatedFeedForward() as feed_forward), norm=RMSNorm() as norm
@@ -134,14 +134,14 @@ def config_of(spec: Model) -> dict[str, Any] | None:
 
 
 def first_attention(spec: Model) -> Attention:
-    """That of the first block; for specs of which ``config_of`` knew the shape."""
+    """Attention of the first block, for specs that ``config_of`` accepts."""
     attention = spec.layers[0].branches[0]
     assert isinstance(attention, Attention)
     return attention
 
 
 def feed_forward_bias(spec: Model) -> bool:
-    """Whether the first feed-forward has biases; for specs of which ``config_of`` knew the shape."""
+    """True if the first feed-forward has biases, for specs that ``config_of`` accepts."""
     part = spec.layers[0].branches[1]
     assert isinstance(part, GatedFeedForward)
     return part.bias

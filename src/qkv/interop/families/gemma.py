@@ -1,7 +1,7 @@
-"""Gemma 1, 2 and 3, the models of text (Gemma Team 2024, 2024, 2025): token vectors times √D, every norm times 1 + weight, wide heads.
+"""Gemma 1, 2 and 3, text models (Gemma Team 2024, 2024, 2025): token vectors times √D, norms scaled by 1 + weight, wide heads.
 
-Gemma 2 norms what a branch computed, caps scores and logits and has a window in every other layer. Gemma 3 norms queries and keys in the
-place of the caps; its layers with a window have a rotation of their own.
+Gemma 2 adds norms after branches, soft caps of scores and logits, and a window in every other layer. Gemma 3 uses norms of queries and keys
+instead of caps; its layers with a window have a different RoPE.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ SANDWICH_NAMES = (
     Row("blocks.{i}.branches.1.norm_after.weight", "model.layers.{i}.post_feedforward_layernorm.weight"),
     *gated.NAMES,
 )
-"""The first row that fits is taken: Llama's own for the norm before the feed-forward comes too late."""
+"""The first matching row applies: placed before Llama's row for the norm before the feed-forward."""
 
 
 def spec_of_gemma(config: Config, head: Head) -> Model:
-    """Pre-norm blocks, all alike. ``hidden_act`` "gelu" means its tanh form, as the models were trained."""
+    """Gemma 1: equal pre-norm blocks. ``hidden_act`` "gelu" means the tanh approximation, with which the models were trained."""
     attention = _attention(config, num_heads=16, num_kv_heads=16).changed(relative=rope_of(config))
     activation = config.word("hidden_act", "gelu_pytorch_tanh", {**INWARD, "gelu": "gelu_tanh"})
     if config.has("hidden_activation") and config.word("hidden_activation", allowed=INWARD) != activation:
         said = (
             f"hidden_activation is {config.word('hidden_activation')!r} and hidden_act {config.word('hidden_act', 'gelu_pytorch_tanh')!r}"
         )
-        raise UserError(f"{config.source}: {said}; versions of the published code differ in which they read, so they should agree")
+        raise UserError(f"{config.source}: {said}; versions of the published code read different ones, so they must agree")
     feed_forward = GatedFeedForward(hidden=config.size("intermediate_size", 24576), activation=activation, bias=False)
     blocks = [Block(branches=(attention, feed_forward), norm=_norm(config))] * config.layers("num_hidden_layers", 28)
     return _model(config, head, blocks, width=3072, length=8192)
 
 
 def spec_of_gemma2(config: Config, head: Head) -> Model:
-    """Sandwich blocks; every second one sees all positions, the others a window, where ``layer_types`` does not say it."""
+    """Gemma 2: sandwich blocks; by default (without ``layer_types``) every second one has full attention, the others a window."""
     rope, cap = rope_of(config), config.optional("attn_logit_softcapping", 50.0)
     attention = _attention(config, num_heads=8, num_kv_heads=4, scaled=True).changed(softcap=cap)
     return _layered(config, head, attention, {SLIDING: rope, FULL: rope}, pattern=2, length=8192)
 
 
 def spec_of_gemma3(config: Config, head: Head) -> Model:
-    """Sandwich blocks; every sixth one sees all positions, where nothing else is said."""
+    """Gemma 3: sandwich blocks; by default every sixth one has full attention."""
     config.fixed("attn_logit_softcapping", None, "the scores of attention, and the library that wrote this file does not apply it")
     attention = _attention(config, num_heads=8, num_kv_heads=4, scaled=True).changed(qk_norm=_norm(config))
     pattern = config.integer("sliding_window_pattern", config.integer("_sliding_window_pattern", 6))
@@ -63,8 +63,8 @@ def spec_of_gemma3(config: Config, head: Head) -> Model:
 
 
 def _attention(config: Config, num_heads: int, num_kv_heads: int, scaled: bool = False) -> Attention:
-    """Without rotation and mask. ``scaled``: by 1 / √query_pre_attn_scalar in the place of 1 / √Dk."""
-    config.fixed("use_bidirectional_attention", False, "which positions are visible")
+    """Attention without RoPE and mask. ``scaled``: scale 1 / √query_pre_attn_scalar instead of 1 / √Dk."""
+    config.fixed("use_bidirectional_attention", False, "the attention mask")
     head_dim = config.size("head_dim", 256)
     scalar = config.number("query_pre_attn_scalar", 256) if scaled else head_dim
     if scalar <= 0:
@@ -84,7 +84,7 @@ def _norm(config: Config) -> RMSNorm:
 
 
 def _ropes(config: Config) -> dict[str, Rope]:
-    """Gemma 3's rotation of each kind of layer: in tables by kind, or in older keys of which ``rope_scaling`` is of full layers alone."""
+    """RoPE of each kind of layer in Gemma 3: tables by kind, or older keys, of which ``rope_scaling`` applies to full layers only."""
     tables, length = config.table("rope_parameters"), config.integer("max_position_embeddings", 131072)
     bases = {FULL: config.number("rope_theta", 1e6), SLIDING: config.number("rope_local_base_freq", 1e4)}
     scalings: dict[str, Mapping[str, Any]] = {FULL: config.table("rope_scaling").values, SLIDING: {}}
@@ -97,12 +97,12 @@ def _ropes(config: Config) -> dict[str, Rope]:
 
 
 def _layered(config: Config, head: Head, attention: Attention, ropes: Mapping[str, Rope], pattern: int, length: int) -> Model:
-    """Sandwich blocks of two kinds, the shortest pattern that repeats."""
+    """Model of two kinds of sandwich blocks, as the shortest repeating pattern."""
     kinds, norm = _kinds(config, pattern), _norm(config)
     activation = config.word("hidden_activation", "gelu_pytorch_tanh", INWARD)
     feed_forward = GatedFeedForward(hidden=config.size("intermediate_size", 9216), activation=activation, bias=False)
     window: Mask = gated.windowed(config.integer("sliding_window")) if SLIDING in kinds else Causal()
-    config.fixed("sliding_window_size", config.values.get("sliding_window"), "what sliding_window says")
+    config.fixed("sliding_window_size", config.values.get("sliding_window"), "the meaning of sliding_window")
     config.has("sliding_window")
     of_kind = {
         kind: Block(branches=(attention.changed(mask=mask, relative=ropes[kind]), feed_forward), norm=norm, order="sandwich")
@@ -112,7 +112,7 @@ def _layered(config: Config, head: Head, attention: Attention, ropes: Mapping[st
 
 
 def _kinds(config: Config, pattern: int) -> list[str]:
-    """Which layers have a window. Where nothing is said, all but every ``pattern``-th."""
+    """Kind of each layer. Default: all but every ``pattern``-th have a window."""
     layers, said = config.layers("num_hidden_layers", 26), config.items("layer_types")
     if pattern < 1:
         raise UserError(f"{config.source}: sliding_window_pattern is {pattern}, but it should be at least 1")
@@ -146,18 +146,18 @@ def _repeating(blocks: Sequence[Block]) -> tuple[Block, ...]:
 
 
 def config_of_gemma(spec: Model) -> dict[str, Any] | None:
-    """The keys of ``spec`` where it is one of Gemma 1's shape; ``spec_of_gemma`` of them is the judge."""
+    """Config keys if ``spec`` has Gemma 1's structure, else None; verified by converting back."""
     return _config(spec, "hidden_act")
 
 
 def config_of_gemma2(spec: Model) -> dict[str, Any] | None:
-    """The same of Gemma 2's shape."""
+    """Config keys if ``spec`` has Gemma 2's structure, else None."""
     found = _config(spec, "hidden_activation")
     return None if found is None else {**found, **_scores_config(spec), **_layers_config(spec)}
 
 
 def config_of_gemma3(spec: Model) -> dict[str, Any] | None:
-    """The same of Gemma 3's shape."""
+    """Config keys if ``spec`` has Gemma 3's structure, else None."""
     found = _config(spec, "hidden_activation")
     if found is None:
         return None
@@ -178,7 +178,7 @@ def _config(spec: Model, activation: str) -> dict[str, Any] | None:
     if found is None:
         return None
     name = found.pop("hidden_act")
-    # The tanh form has two names that differ in rounding; this one is Gemma's.
+    # The tanh form has two names that differ in rounding; Gemma uses this one.
     name = "gelu_pytorch_tanh" if name == OUTWARD["gelu_tanh"] else name
     return {**found, activation: name, "attention_bias": gated.first_attention(spec).bias}
 
@@ -192,7 +192,7 @@ def _scores_config(spec: Model) -> dict[str, Any]:
 
 def _layers_config(spec: Model) -> dict[str, Any]:
     sizes = [size for size in map(gated.window_of, spec.layers) if size]
-    # The transformers library makes a window's mask even where no layer has one.
+    # transformers builds a window mask even if no layer has one.
     return {"layer_types": [_kind(block) for block in spec.layers], "sliding_window": sizes[0] if sizes else 4096}
 
 
@@ -201,7 +201,7 @@ def _kind(block: Block) -> str:
 
 
 def _capped(default: float | None) -> Architecture:
-    """The head whose logits ``final_logit_softcapping`` caps; ``default``: where a config does not have the key."""
+    """Architecture whose logits are capped by ``final_logit_softcapping``; ``default``: value of a missing key."""
 
     def head(config: Config) -> Head:
         return LanguageModelHead(tied=config.flag("tie_word_embeddings", True), softcap=config.optional("final_logit_softcapping", default))
@@ -234,9 +234,9 @@ def _family(
         ignored=gated.IGNORED,
         ignored_config={
             **HEAD_KEYS,
-            "final_logit_softcapping": "of a head that this architecture does not have",
-            "cache_implementation": "how keys and values are kept",
-            "hidden_act": "hidden_activation stands in its place",
+            "final_logit_softcapping": "part of a head that this architecture lacks",
+            "cache_implementation": "cache setting",
+            "hidden_act": "replaced by hidden_activation",
         },
     )
 

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019): pre-norm blocks, learned positions, q, k and v in one matrix, every matrix stored (in, out)."""
+"""GPT-2 (Radford et al. 2019): pre-norm blocks, learned positions, q, k and v in one matrix, matrices stored as (in, out)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """D = n_embd, n_layer blocks, n_head heads, n_inner features inside the feed-forward (4 D by default)."""
+    """D = n_embd, n_layer blocks, n_head heads, n_inner feed-forward features (default 4 D)."""
     width = config.size("n_embd", 768)
     norm = LayerNorm(eps=config.number("layer_norm_epsilon", 1e-5))
     for key, only, meaning in FIXED:
@@ -52,12 +52,12 @@ def spec(config: Config, head: Head) -> Model:
 FIXED = (
     ("scale_attn_weights", True, "the scale of attention"),
     ("scale_attn_by_inverse_layer_idx", False, "the scale of attention"),
-    ("add_cross_attention", False, "which branches a block has"),
+    ("add_cross_attention", False, "the branches of a block"),
 )
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """The keys of ``spec`` where it is one of GPT-2's shape; ``spec`` of them is the judge."""
+    """Config keys if ``spec`` has GPT-2\'s structure, else None; verified by converting back."""
     match shape_of(spec):
         case Block(
             branches=(Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm
@@ -94,16 +94,16 @@ GPT2 = Family(
     names=NAMES,
     prefix="transformer.",
     ignored={
-        "transformer.h.{i}.attn.bias": "a table of which positions are visible, which the mask says",
-        "transformer.h.{i}.attn.masked_bias": "a constant of old versions",
+        "transformer.h.{i}.attn.bias": "a constant mask table",
+        "transformer.h.{i}.attn.masked_bias": "a constant of older versions",
     },
     ignored_config={
         **HEAD_KEYS,
         **dict.fromkeys(
             ("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
-            "of a head that this architecture does not have",
+            "part of a head that this architecture lacks",
         ),
         "n_ctx": "the same as n_positions",
-        "reorder_and_upcast_attn": "how it is computed",
+        "reorder_and_upcast_attn": "execution setting",
     },
 )

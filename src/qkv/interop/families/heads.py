@@ -1,4 +1,4 @@
-"""Heads that many families have, as functions of a config and back."""
+"""Heads common to many families: conversion from config and back."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
 from qkv.spec.parts import Activation, LayerNorm
 
-HEAD_KEYS: Reasons = dict.fromkeys(("tie_word_embeddings", "classifier_dropout"), "of a head that this architecture does not have")
-"""Keys that configs have whatever their head is."""
+HEAD_KEYS: Reasons = dict.fromkeys(("tie_word_embeddings", "classifier_dropout"), "part of a head that this architecture lacks")
+"""Config keys that are ignored for every head."""
 Reader = Callable[[Config], Head]
 Writer = Callable[[Head], dict[str, Any] | None]
 
 
 def language_model(tied: bool, ours: str = "head.weight", theirs: str = "lm_head.weight") -> Architecture:
-    """logits = x W^T. ``tied``: what a config without ``tie_word_embeddings`` means."""
+    """logits = x W^T. ``tied``: default of ``tie_word_embeddings``."""
     return Architecture(_language_model(tied), _tie, (Row(ours, theirs),))
 
 
 def body(theirs: str, ignored: Reasons | None = None, kept: Reasons | None = None) -> Architecture:
-    """A body without a head, which here has the tied one: vectors are its answer, not logits. ``theirs``: the name of the token vectors.
+    """Body without a head, whose output is vectors; here it gets a tied head. ``theirs``: name of the token table.
 
-    ``kept``: tensors of its files that nothing here reads, such as a pooler, and that are saved again as they were.
+    ``kept``: unused tensors of its files, such as a pooler, that an export writes back unchanged.
     """
-    rows, again = (Row("head.weight", theirs),), "; written again where the model is saved"
+    rows, again = (Row("head.weight", theirs),), "; written back by an export"
     reasons = {name: f"{reason}{again}" for name, reason in (kept or {}).items()}
     return Architecture(lambda config: LanguageModelHead(), _no_head, rows, ignored or {}, reasons, bare=True)
 
 
 def pooler(prefix: str) -> Reasons:
-    """The layer on the first position's vector that encoders have beside them, for architectures that do not read it."""
-    return {f"{prefix}pooler.dense.*": "of the pooled output, which this architecture does not read"}
+    """Ignored tensors of the pooler (dense layer on the first position), for architectures that do not use it."""
+    return {f"{prefix}pooler.dense.*": "part of the pooler, which this architecture does not use"}
 
 
 def _no_head(head: Head) -> dict[str, Any] | None:
@@ -54,10 +54,10 @@ def _tie(head: Head) -> dict[str, Any] | None:
 
 
 def masked(names: Mapping[str, str], activation: Activation | None = None, ignored: Reasons | None = None) -> Architecture:
-    """logits = norm(φ(x W_t + b_t)) W^T + b, the answer at a hidden position. ``names``: ours and a file's.
+    """Masked language model head: logits = norm(φ(x W_t + b_t)) W^T + b. ``names``: own name -> published name.
 
-    φ is ``activation``, or where there is none that of the body, ``hidden_act``. Where W is not the token table, b has the name of W's
-    bias, and the one that it has otherwise is there too, unread.
+    φ is ``activation``, default the body's ``hidden_act``. If W is not the token table, b is stored as W's bias; its usual name exists too
+    but is ignored.
     """
     rows = tuple(Row(*pair) for pair in names.items())
     bias, weight = names["head.bias"], names["head.weight"]
@@ -77,9 +77,9 @@ def masked(names: Mapping[str, str], activation: Activation | None = None, ignor
 
 
 def classification(hidden: str, output: str, ignored: Reasons | None = None) -> Architecture:
-    """W dropout(tanh(W_h x_0 + b_h)) + b of the first position: classes, or one number where there is one class or the config says so.
+    """Head W dropout(tanh(W_h x_0 + b_h)) + b on the first position: classification, or regression if the config has one class or says so.
 
-    ``hidden`` and ``output`` name the two layers in a file.
+    ``hidden`` and ``output``: published names of the two layers.
     """
     return Architecture(
         _classification, _classes, (Row("head.hidden.*", f"{hidden}.*"), Row("head.output.*", f"{output}.*")), ignored or {}
@@ -97,30 +97,30 @@ def _classes(head: Head) -> dict[str, Any] | None:
 
 
 def pooled_head(config: Config, **fields: Any) -> Head:
-    """Classes where a config has several, one number where it has one; ``fields`` of that head. Raises ``UserError`` for other problems."""
+    """Classification head for several classes, regression head for one; ``fields``: its fields. Raises ``UserError`` for other problem types."""
     count = label_count(config)
     known = {"regression": count == 1, "single_label_classification": count > 1}
     problem = config.word("problem_type", "regression" if count == 1 else "single_label_classification")
     if problem not in known:
         raise UserError(f"{config.source}: problem_type is {problem!r}, which qkv does not know; {nearest(problem, known)}")
     if not known[problem]:
-        sentence = "a regression of one number and a classification of several labels are known"
+        sentence = "only regression with one label and classification with several labels are supported"
         raise UserError(f"{config.source}: problem_type is {problem!r} with a num_labels of {count}; {sentence}")
     return RegressionHead(**fields) if problem == "regression" else ClassificationHead(num_classes=count, **fields)
 
 
 def problem_keys(head: ClassificationHead | RegressionHead) -> dict[str, Any]:
-    """The keys of which ``pooled_head`` makes a head of this kind and number of classes."""
+    """Inverse of ``pooled_head``: config keys for the kind of head and number of classes."""
     if isinstance(head, RegressionHead):
         return {**label_keys(1), "problem_type": "regression"}
     return {**label_keys(head.num_classes or 2), "problem_type": "single_label_classification"}
 
 
 def of_decoder(stem: str, tags: str | None = "score", answers: bool = True) -> dict[str, Architecture]:
-    """The heads that a family of decoders has for other tasks than the next word, by their names, which begin with ``stem``.
+    """Heads of a decoder family other than the language model, by architecture name with the prefix ``stem``.
 
-    Classes or a number: W x of the last real token, without a bias. Tags and answers as of encoders; ``tags`` names the layer of the first
-    in a file, None where the family has none. Not ``answers`` where it has none, or names all other tensors differently there.
+    Classification or regression: W x on the last non-padding token, without bias. Token classification and question answering as for
+    encoders; ``tags``: published name of the tagging layer, or None. ``answers`` False: no question answering head, or one with other names.
     """
     found = {f"{stem}ForSequenceClassification": Architecture(_last, _last_classes, (Row("head.output.*", "score.*"),))}
     if tags:
@@ -139,7 +139,7 @@ def _last_classes(head: Head) -> dict[str, Any] | None:
 
 
 def tagging(output: str, ignored: Reasons | None = None, body_dropout: str = "hidden_dropout_prob") -> Architecture:
-    """W dropout(x_i) + b at every position. ``output`` names the layer in a file, ``body_dropout`` the key of the body's dropout."""
+    """Token classification: W dropout(x_i) + b. ``output``: published name of the layer; ``body_dropout``: key of the body's dropout."""
 
     def read(config: Config) -> Head:
         return TokenHead(num_classes=label_count(config), dropout=_dropout(config, body_dropout))
@@ -154,7 +154,7 @@ def _tags(head: Head) -> dict[str, Any] | None:
 
 
 def answering(output: str, ignored: Reasons | None = None) -> Architecture:
-    """Two logits a position: that an answer begins, and that it ends, there. ``output`` names the layer in a file."""
+    """Question answering: start and end logits per position. ``output``: published name of the layer."""
     return Architecture(
         _answering, lambda head: {} if isinstance(head, SpanHead) else None, (Row("head.output.*", f"{output}.*"),), ignored or {}
     )
@@ -165,25 +165,25 @@ def _answering(config: Config) -> Head:
 
 
 def span_head(config: Config, **fields: Any) -> Head:
-    """The two logits of a config whose labels, if it has any, are two; ``fields`` of that head. Raises ``UserError`` for others."""
+    """Span head; ``fields``: its fields. Raises ``UserError`` if the config has another number of labels than two."""
     count = label_count(config) if config.says("id2label") or config.says("num_labels") else 2
     if count != 2:
-        raise UserError(f"{config.source}: num_labels is {count}, but a span has 2 logits, where it begins and where it ends")
+        raise UserError(f"{config.source}: num_labels is {count}, but a span head has 2, for start and end")
     return SpanHead(**fields)
 
 
 def label_count(config: Config) -> int:
-    """How many classes there are: those that have names, else what is said of them, else two, as everywhere in that library."""
+    """Number of classes: from their names, else ``num_labels``, else 2, as in transformers."""
     named = len(config.table("id2label").values)
     return named or config.size("num_labels", 2)
 
 
 def label_keys(count: int) -> dict[str, Any]:
-    """So many classes without names of their own."""
+    """Config keys for ``count`` unnamed classes."""
     names = [f"LABEL_{i}" for i in range(count)]
     return {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": {name: i for i, name in enumerate(names)}}
 
 
 def _dropout(config: Config, body: str = "hidden_dropout_prob") -> float:
-    """Before the last layer; that of the body where nothing is said."""
+    """Dropout before the last layer; default: that of the body."""
     return config.number("classifier_dropout", config.number(body, 0.1))

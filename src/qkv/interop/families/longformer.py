@@ -1,7 +1,7 @@
-"""Longformer (Beltagy et al. 2020): RoBERTa's shape, whose positions see a window, and global positions all.
+"""Longformer (Beltagy et al. 2020): RoBERTa's structure with window attention and global positions.
 
-Global is the first position where the head pools, else the prefix that a call gives, such as a question; without one there are none. In
-training, that library lets dropout act on the first position's vector itself too before the head for classes.
+Global positions: the first one if the head pools, else the prefix of a call, such as a question, if any. In training, transformers also
+applies dropout to the first position's vector before the classification head.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """As RoBERTa's; layer i sees ``attention_window[i]`` / 2 positions to each side."""
-    config.fixed("attention_mode", "longformer", "which positions see which")
-    config.fixed("ignore_attention_mask", False, "whether padding is seen")
+    """As RoBERTa's; layer i has a window of ``attention_window[i]`` / 2 positions to each side."""
+    config.fixed("attention_mode", "longformer", "the attention mask")
+    config.fixed("ignore_attention_mask", False, "masking of padding")
     model = roberta.spec(config, head)
     few = 1 if isinstance(head, ClassificationHead | RegressionHead) else None
     (block,) = model.blocks
@@ -42,19 +42,19 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _windows(config: Config, layers: int) -> list[int]:
-    """How far each layer sees to each side: one number for all, or one for each."""
+    """Window to each side per layer: one number for all layers, or one per layer."""
     said = config.values.get("attention_window")
     given = config.items("attention_window") if isinstance(said, list) else [config.integer("attention_window", 512)] * layers
     if len(given) != layers:
         raise UserError(f"{config.source}: attention_window names {len(given)} layers, but num_hidden_layers is {layers}")
     wrong = next((each for each in given if not isinstance(each, int) or each < 2 or each % 2), None)
     if wrong is not None:
-        raise UserError(f"{config.source}: attention_window holds {wrong!r}, but a window should be an even number, at least 2")
+        raise UserError(f"{config.source}: attention_window holds {wrong!r}, but a window must be an even number of at least 2")
     return [each // 2 for each in given]
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """The keys of ``spec`` where it is one of Longformer's shape; ``spec`` of them is the judge."""
+    """Config keys if ``spec`` has Longformer\'s structure, else None; verified by converting back."""
     windows, blocks = [], []
     for block in spec.layers:
         local = block.branches[0]
@@ -75,7 +75,7 @@ LONGFORMER = Family(
     config=config,
     names=NAMES,
     prefix="longformer.",
-    ignored={"longformer.embeddings.position_ids": "the numbers 0, 1, 2, …"},
-    ignored_config={**bert.IGNORED_CONFIG, "onnx_export": "how it is computed"},
+    ignored={"longformer.embeddings.position_ids": "constant position ids 0, 1, 2, …"},
+    ignored_config={**bert.IGNORED_CONFIG, "onnx_export": "execution setting"},
     older=bert.OLDER,
 )

@@ -1,4 +1,4 @@
-"""Mistral (Jiang et al. 2023): Llama's blocks, without biases, every layer under a sliding window if there is one."""
+"""Mistral (Jiang et al. 2023): Llama's blocks without biases; an optional sliding window in every layer."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from qkv.spec.model import Model
 
 
 def spec(config: Config, head: Head) -> Model:
-    """``sliding_window`` null: every position sees all before it."""
+    """``sliding_window`` null: full causal attention."""
     mask = gated.windowed(config.integer("sliding_window")) if config.has("sliding_window") else Causal()
     masks = [mask] * config.layers("num_hidden_layers")
     return gated.model_of(config, head, gated.attention_of(config), masks)
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """The keys of ``spec`` where it is one of Mistral's shape."""
+    """Config keys if ``spec`` has Mistral\'s structure, else None."""
     found = gated.config_of(spec)
     return None if found is None else {**found, "sliding_window": gated.window_of(spec.layers[0])}
 

@@ -1,7 +1,7 @@
-"""ModernBERT (Warner et al. 2024): pre-norm blocks that see both ways, most of them a window; rotary positions, gated feed-forward.
+"""ModernBERT (Warner et al. 2024): bidirectional pre-norm blocks, most with a window; RoPE, gated feed-forward.
 
-The token vectors are normed, so the first block begins without a norm. In training, that library also lets dropout act on what attention
-gives where ``attention_dropout`` is not 0.
+Embeddings are normalised, so the first block has no attention norm. In training, transformers also applies dropout to the output of
+attention if ``attention_dropout`` is not 0.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """D = hidden_size; ``layer_types`` says which blocks see a window of ``local_attention`` // 2 positions to each side."""
+    """D = hidden_size; ``layer_types`` selects blocks with a window of ``local_attention`` // 2 positions to each side."""
     width, norm = config.size("hidden_size", 768), _norm(config)
     kinds, ropes = _kinds(config), _ropes(config)
     reach = config.integer("local_attention", 128) // 2 + 1
@@ -80,7 +80,7 @@ def _norm(config: Config) -> LayerNorm:
 
 
 def _kinds(config: Config) -> list[str]:
-    """Which layers see all. Where nothing is said, the first and every ``global_attn_every_n_layers``-th after it."""
+    """Kind of each layer. Default: full attention in the first and every ``global_attn_every_n_layers``-th layer after it."""
     layers, every, said = (
         config.layers("num_hidden_layers", 22),
         config.integer("global_attn_every_n_layers", 3),
@@ -99,7 +99,7 @@ def _kinds(config: Config) -> list[str]:
 
 
 def _ropes(config: Config) -> dict[str, Rope]:
-    """The rotation of each kind of layer: in tables by kind, or in the older keys of the first release."""
+    """RoPE of each kind of layer: tables by kind, or keys of the first release."""
     tables, length = config.table("rope_parameters"), config.integer("max_position_embeddings", 8192)
     older = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
     found = {}
@@ -115,7 +115,7 @@ def _ropes(config: Config) -> dict[str, Rope]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """The keys of ``spec`` where it is one of ModernBERT's shape; ``spec`` of them is the judge."""
+    """Config keys if ``spec`` has ModernBERT\'s structure, else None; verified by converting back."""
     attentions = [block.branches[0] for block in spec.layers if isinstance(block.branches[0], Attention)]
     ropes = _ropes_config(attentions)
     if not attentions or len(attentions) != len(spec.layers) or ropes is None:
@@ -144,7 +144,7 @@ def config(spec: Model) -> dict[str, Any] | None:
         "vocab_size": frontend.vocab_size,
         "embedding_dropout": frontend.dropout,
         "initializer_range": spec.init_std,
-        "pad_token_id": None,  # what the library takes where nothing is said is beyond a small vocabulary
+        "pad_token_id": None,  # the library's default ids exceed a small vocabulary
     }
 
 
@@ -153,7 +153,7 @@ def _kind(attention: Attention) -> str:
 
 
 def _ropes_config(attentions: Sequence[Attention]) -> Mapping[str, Any] | None:
-    """A table for each kind of layer; None for a rotation that configs cannot say."""
+    """RoPE table for each kind of layer; None if configs cannot express it."""
     ropes = {kind: Rope(base=base) for kind, base in BASES.items()}
     ropes |= {_kind(attention): attention.relative for attention in attentions if isinstance(attention.relative, Rope)}
     found = {}
@@ -167,7 +167,7 @@ def _ropes_config(attentions: Sequence[Attention]) -> Mapping[str, Any] | None:
 
 
 def _hidden(config: Config) -> dict[str, Any]:
-    """norm(φ(x W_h + b_h)) before every answer."""
+    """Layer norm(φ(x W_h + b_h)) before every output layer."""
     activation = config.word("classifier_activation", "gelu", INWARD)
     return {
         "hidden": config.size("hidden_size", 768),
@@ -187,7 +187,7 @@ def _hidden_keys(head: ClassificationHead | RegressionHead | TokenHead | SpanHea
 
 
 def _masked(config: Config) -> Head:
-    config.fixed("sparse_prediction", False, "which positions the head answers for")
+    config.fixed("sparse_prediction", False, "positions with predictions")
     return LanguageModelHead(
         tied=config.flag("tie_word_embeddings", True),
         bias=config.flag("decoder_bias", True),
@@ -259,12 +259,12 @@ MODERNBERT = Family(
     ignored_config={
         **dict.fromkeys(
             ("classifier_activation", "classifier_bias", "classifier_dropout", "classifier_pooling", "decoder_bias", "sparse_prediction"),
-            "of a head that this architecture does not have",
+            "part of a head that this architecture lacks",
         ),
-        "tie_word_embeddings": "of a head that this architecture does not have",
-        "sparse_pred_ignore_index": "of training",
-        "initializer_cutoff_factor": "of training",
-        **dict.fromkeys(("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"), "how it is computed"),
-        **dict.fromkeys(("layer_norm_eps", "position_embedding_type"), "of the shape that it was made from; nothing reads it"),
+        "tie_word_embeddings": "part of a head that this architecture lacks",
+        "sparse_pred_ignore_index": "training setting",
+        "initializer_cutoff_factor": "training setting",
+        **dict.fromkeys(("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"), "execution setting"),
+        **dict.fromkeys(("layer_norm_eps", "position_embedding_type"), "from the original checkpoint; unused"),
     },
 )

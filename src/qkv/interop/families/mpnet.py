@@ -1,6 +1,6 @@
-"""MPNet (Song et al. 2020), the body of many sentence models: RoBERTa's shape without token types, a number for each distance added to the scores.
+"""MPNet (Song et al. 2020), the body of many sentence models: RoBERTa's structure without token types, with a bias of scores by distance.
 
-One table of these numbers serves all layers. Positions begin behind the row of padding, which is row 1 whatever ``pad_token_id`` says.
+All layers share one table of biases. Positions start after the padding row, which is row 1 for any ``pad_token_id``.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """As BERT's, with what is added to the scores and without token types. Of the table of distances only 32 rows are ever read."""
-    config.fixed("relative_attention_num_buckets", 32, "how distances are told apart")
+    """As BERT's, with relative biases and without token types. Only 32 rows of the bias table are ever used."""
+    config.fixed("relative_attention_num_buckets", 32, "the number of distance buckets")
     found = bert.body(config, head, reserved=RESERVED, types=0)
     return found.changed(blocks=tuple(_with(block, DISTANCES) for block in found.blocks))
 
@@ -48,7 +48,7 @@ def _with(block: Block, distances: T5Buckets) -> Block:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """The keys of ``spec`` where it is one of MPNet's shape; ``spec`` of them is the judge."""
+    """Config keys if ``spec`` has MPNet\'s structure, else None; verified by converting back."""
     match shape_of(spec):
         case (
             Block(branches=(Attention() as attention, FeedForward()), norm=LayerNorm(), order="post"),
@@ -69,6 +69,6 @@ MPNET = Family(
     names=NAMES,
     prefix="mpnet.",
     defaults={"vocab_size": 30527},
-    ignored={"mpnet.embeddings.position_ids": "the numbers 0, 1, 2, …"},
+    ignored={"mpnet.embeddings.position_ids": "constant position ids 0, 1, 2, …"},
     ignored_config=bert.IGNORED_CONFIG,
 )

@@ -1,4 +1,4 @@
-"""MPT (MosaicML 2023): pre-norm blocks under ALiBi without any bias, norms included."""
+"""MPT (MosaicML 2023): pre-norm blocks with ALiBi, without any biases, norms included."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ NAMES = (
 )
 NORMS = {"low_precision_layernorm": LayerNorm, "layernorm": LayerNorm}
 FIXED = (
-    ("expansion_ratio", 4, "the features inside the feed-forward"),
-    ("no_bias", True, "which maps have a bias"),
+    ("expansion_ratio", 4, "feed-forward features"),
+    ("no_bias", True, "biases"),
     ("logit_scale", None, "the logits"),
     ("embedding_fraction", 1.0, "the gradient of the token vectors"),
 )
 FIXED_IN_ATTENTION = (
-    ("attn_type", "multihead_attention", "how many heads of keys and values there are"),
-    ("alibi", True, "what attention knows of positions"),
+    ("attn_type", "multihead_attention", "key/value heads"),
+    ("alibi", True, "position encoding"),
     ("alibi_bias_max", 8, "the slopes of ALiBi"),
     ("clip_qkv", None, "queries, keys and values"),
     ("qk_ln", False, "queries and keys"),
-    ("prefix_lm", False, "which positions are visible"),
-    ("attn_uses_sequence_id", False, "which positions are visible"),
-    ("rope", False, "what attention knows of positions"),
-    ("sliding_window_size", -1, "which positions are visible"),
+    ("prefix_lm", False, "the attention mask"),
+    ("attn_uses_sequence_id", False, "the attention mask"),
+    ("rope", False, "position encoding"),
+    ("sliding_window_size", -1, "the attention mask"),
 )
 
 
 def spec(config: Config, head: Head) -> Model:
-    """D = d_model, n_layers blocks, n_heads heads, 4 D features inside the feed-forward."""
+    """D = d_model, n_layers blocks, n_heads heads, 4 D feed-forward features."""
     width, heads = config.size("d_model", 2048), config.size("n_heads", 16)
     for key, only, meaning in FIXED:
         config.fixed(key, only, meaning)
@@ -65,7 +65,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _attention(table: Config, heads: int, head_dim: float) -> Attention:
-    """The temperature of a ``softmax_scale`` s is 1 / (s √Dk); of twelve digits, so that it comes back from the s that it gives."""
+    """Attention with temperature 1 / (s √Dk) for a ``softmax_scale`` s, rounded to twelve digits so that conversion back gives s."""
     for key, only, meaning in FIXED_IN_ATTENTION:
         table.fixed(key, only, meaning)
     scale = table.number("softmax_scale", head_dim**-0.5)
@@ -73,12 +73,12 @@ def _attention(table: Config, heads: int, head_dim: float) -> Attention:
         raise UserError(f"{table.source}: softmax_scale is {scale:g}, but it should be above 0")
     temperature = float(f"{1.0 / (scale * head_dim**0.5):.12g}")
     attention = Attention(num_heads=heads, relative=Alibi(), bias=False, temperature=temperature, dropout=table.number("attn_pdrop", 0.0))
-    table.finish({**COMMON, "attn_impl": "how it is computed"})
+    table.finish({**COMMON, "attn_impl": "execution setting"})
     return attention
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """The keys of ``spec`` where it is one of MPT's shape; ``spec`` of them is the judge."""
+    """Config keys if ``spec`` has MPT\'s structure, else None; verified by converting back."""
     match shape_of(spec):
         case Block(
             branches=(Attention(relative=Alibi()) as attention, FeedForward()), norm=LayerNorm() as norm
@@ -103,7 +103,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 def _attention_config(attention: Attention, width: int) -> dict[str, Any]:
     scale = 1.0 / (attention.temperature * (width / attention.num_heads) ** 0.5)
-    # Readers of this key want 0 and not 0.0.
+    # Other libraries require 0, not 0.0.
     dropout = attention.dropout or 0
     return {"alibi": True, "attn_pdrop": dropout, "softmax_scale": None if attention.temperature == 1.0 else scale}
 
@@ -121,10 +121,10 @@ MPT = Family(
     prefix="transformer.",
     ignored_config={
         **HEAD_KEYS,
-        "learned_pos_emb": "ALiBi stands in their place",
-        "init_device": "how it is built",
-        "init_config": "how it is built",
-        "verbose": "how it is built",
-        "tokenizer_name": "the folder has its tokenizer",
+        "learned_pos_emb": "replaced by ALiBi",
+        "init_device": "construction setting",
+        "init_config": "construction setting",
+        "verbose": "construction setting",
+        "tokenizer_name": "given by the folder's tokenizer",
     },
 )

@@ -1,4 +1,4 @@
-"""GPT-NeoX (Black et al. 2022) and Pythia (Biderman et al. 2023): attention and feed-forward side by side, each behind a norm of its own."""
+"""GPT-NeoX (Black et al. 2022) and Pythia (Biderman et al. 2023): parallel attention and feed-forward, each with its own norm."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """The rotation turns a quarter of each head where the config does not say; without ``use_parallel_residual`` blocks are pre-norm."""
+    """By default RoPE applies to a quarter of each head; without ``use_parallel_residual`` blocks are sequential pre-norm."""
     norm = LayerNorm(eps=config.number("layer_norm_eps", 1e-5))
     dropout = config.number("hidden_dropout", 0.0)
     attention = Attention(
@@ -55,19 +55,19 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _rope(config: Config) -> Rope:
-    """``rotary_emb_base`` and ``rotary_pct`` hold where the table of the rotation does not say it; the keys of other families never do."""
+    """RoPE: ``rotary_emb_base`` and ``rotary_pct`` are defaults of the RoPE table; keys of other families are refused."""
     base, fraction = config.number("rotary_emb_base", BASE), config.number("rotary_pct", 0.25)
     said = "rope_scaling" if config.table("rope_scaling").values else "rope_parameters"
     table = {"rope_theta": base, FRACTION: fraction, **config.table(said).values}
-    config.fixed("rope_theta", table["rope_theta"], "the rotation, whose base is the rotary_emb_base of this family")
-    config.fixed(FRACTION, table[FRACTION], "the rotation, whose share of a head is the rotary_pct of this family")
+    config.fixed("rope_theta", table["rope_theta"], "RoPE, whose base is rotary_emb_base in this family")
+    config.fixed(FRACTION, table[FRACTION], "RoPE, whose fraction of a head is rotary_pct in this family")
     config.has("rope_parameters")
     length = config.integer("max_position_embeddings", 2048)
     return rope_of(Config({"rope_parameters": table, "max_position_embeddings": length}, config.source), fraction)
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """The keys of ``spec`` where it is one of GPT-NeoX's shape; ``spec`` of them is the judge."""
+    """Config keys if ``spec`` has GPT-NeoX\'s structure, else None; verified by converting back."""
     match shape_of(spec):
         case Block(branches=(Attention(relative=Rope() as rope) as attention, FeedForward() as feed_forward)) as block, Text() as frontend:
             norm, turned = block.norm_of(0), rope_config(rope, partial=True)
@@ -110,12 +110,12 @@ NEOX = Family(
     defaults={"classifier_dropout": 0.1},
     older={"lm_head.": "embed_out."},
     ignored={
-        "gpt_neox.layers.{i}.attention.bias": "a table of which positions are visible, which the mask says",
-        "gpt_neox.layers.{i}.attention.masked_bias": "a constant of old versions",
+        "gpt_neox.layers.{i}.attention.bias": "a constant mask table",
+        "gpt_neox.layers.{i}.attention.masked_bias": "a constant of older versions",
         "gpt_neox.layers.{i}.attention.rotary_emb.inv_freq": "computed from the config",
     },
     ignored_config={
         **HEAD_KEYS,
-        "is_decoder": "the family says it",
+        "is_decoder": "fixed by the family",
     },
 )

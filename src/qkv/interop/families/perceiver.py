@@ -1,7 +1,7 @@
-"""Perceiver IO for texts (Jaegle et al. 2022): latents read the input once and then each other, queries read what they have become.
+"""Perceiver IO for text (Jaegle et al. 2022): latents read the input once, then attend to each other; queries read the latents.
 
-Norms before the branches have torch's own epsilon; those of what a cross-attention reads are here the norms that end the front end and the
-latents. Where the queries have no residual, attention and feed-forward are two blocks, of which only the second has one.
+Norms before the branches have torch's default epsilon; norms of cross-attention inputs are here the final norms of front end and latents.
+If the queries have no residual, attention and feed-forward are two blocks, of which only the second has one.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from qkv.spec.model import Block, Latents, Model, Queries, Text
 from qkv.spec.parts import LayerNorm, NoNorm, NoResidual
 
 MASKED_HEADS, MASKED_CHANNELS = 8, 256
-"""Heads of the queries of hidden words, and features of all their queries: no config says them."""
+"""(heads, total features) of the masked language model's queries, which configs do not contain."""
 
 
 def _layer(theirs: str, attention: str, feed_forward: str, **options: Any) -> tuple[Row, ...]:
-    """The names of a layer whose attention and feed-forward have these slots here."""
+    """Name table of a layer whose attention and feed-forward have these paths."""
     inside = f"{theirs}.attention.self."
     rows = (
         Row(f"{attention}.norm.*", f"{inside}layernorm1.*"),
@@ -43,7 +43,7 @@ def _layer(theirs: str, attention: str, feed_forward: str, **options: Any) -> tu
 
 
 def _asks_alone(spec: Model) -> bool:
-    """True if the attention that reads the input stands in a block of its own."""
+    """True if the cross-attention to the input has a block of its own."""
     return spec.latents is not None and len(spec.latents.layers[0].branches) == 1
 
 
@@ -61,7 +61,7 @@ NAMES = (
 
 
 def _asking(theirs: str, feed_forward: str) -> tuple[Row, ...]:
-    """The names of what reads the latents."""
+    """Name table of the blocks that read the latents."""
     layer = f"{theirs}.decoding_cross_attention"
     return (
         Row("queries.positions.table", f"{theirs}.output_position_encodings.position_embeddings"),
@@ -71,22 +71,22 @@ def _asking(theirs: str, feed_forward: str) -> tuple[Row, ...]:
 
 
 class Channels(NamedTuple):
-    """Features of the queries and keys of all heads together, and of their values."""
+    """Total features of queries and keys, and of values, over all heads."""
 
     keys: int
     values: int
 
     def heads(self, config: Config, count: int, **fields: Any) -> dict[str, Any]:
-        """The sizes of ``count`` heads. Raises ``UserError`` where they cannot be."""
+        """Sizes of ``count`` heads. Raises ``UserError`` if features are not divisible."""
         for name, size in (("queries and keys", self.keys), ("values", self.values)):
             if size % count:
-                raise UserError(f"{config.source}: {count} heads cannot share {size} features of {name} evenly")
+                raise UserError(f"{config.source}: {size} features of {name} are not divisible by {count} heads")
         dropout = config.number("attention_probs_dropout_prob", 0.1)
         return {"num_heads": count, "head_dim": self.keys // count, "value_dim": self.values // count, "dropout": dropout, **fields}
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Token vectors of d_model features, num_latents latents of d_latents; hidden words are asked for at each position, classes once."""
+    """d_model token features, num_latents latents of d_latents features; one query per position for masked words, one for classes."""
     tokens, features = config.size("d_model", 768), config.size("d_latents", 1280)
     masked = isinstance(head, LanguageModelHead)
     norm = LayerNorm()
@@ -104,7 +104,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _latents(config: Config, tokens: int, features: int) -> Latents:
-    """The attention to the input, then the layers of attention between latents, num_blocks times the same."""
+    """Cross-attention to the input, then self-attention layers of the latents, repeated num_blocks times with shared weights."""
     reads, layers = _latent_blocks(config, tokens, features)
     rounds = config.layers("num_blocks", 1)
     return Latents(
@@ -113,7 +113,7 @@ def _latents(config: Config, tokens: int, features: int) -> Latents:
 
 
 def _latent_blocks(config: Config, tokens: int, features: int) -> tuple[Sequence[Block], Sequence[Block]]:
-    """Those that read the input, and those between latents."""
+    """(blocks that read the input, self-attention blocks of the latents)."""
     given = {name: config.size(name) if config.has(name) else None for name in ("qk_channels", "v_channels")}
     shape = config.word("cross_attention_shape_for_attention", "kv", {"kv": tokens, "q": features})
     reading, own = (
@@ -121,7 +121,7 @@ def _latent_blocks(config: Config, tokens: int, features: int) -> tuple[Sequence
     )
     if own.values != features:
         sentence = f"the values of the attention between latents have {own.values} features, and latents have {features}"
-        raise UserError(f"{config.source}: v_channels: {sentence}, so what it gives cannot be added to them")
+        raise UserError(f"{config.source}: v_channels: {sentence}, so its output cannot be added to them")
     cross = CrossAttention(**reading.heads(config, config.size("num_cross_attention_heads", 8)))
     attention = Attention(**own.heads(config, config.size("num_self_attention_heads", 8), mask=Full()))
     reads = _blocks(config.flag("use_query_residual", True), cross, _feed_forward(config, features, "cross_attention_widening_factor"))
@@ -130,7 +130,7 @@ def _latent_blocks(config: Config, tokens: int, features: int) -> tuple[Sequence
 
 
 def _blocks(residual: bool, *branches: Branch) -> tuple[Block, ...]:
-    """One block, or where the first branch stands without its residual two."""
+    """One block, or two if the first branch has no residual."""
     if residual:
         return (Block(branches=branches),)
     return (Block(branches=branches[:1], residual=NoResidual()), Block(branches=branches[1:]))
@@ -151,7 +151,7 @@ def _pooled_blocks(config: Config, width: int) -> tuple[Block, ...]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """The keys of ``spec`` where it is one of this shape; ``spec`` of them is the judge."""
+    """Config keys if ``spec`` has this structure, else None; verified by converting back."""
     if spec.latents is None or not isinstance(spec.frontend, Text):
         return None
     alone, width = _asks_alone(spec), spec.latent_width
@@ -169,7 +169,7 @@ def config(spec: Model) -> dict[str, Any] | None:
         "num_self_attends_per_block": len(spec.latents.layers) - (2 if alone else 1),
         "num_cross_attention_heads": cross.num_heads,
         "num_self_attention_heads": attention.num_heads,
-        # Left out where the two attentions differ: each then has the width of what it reads.
+        # Omitted if the two attentions differ: each then has the width of its input.
         **({"qk_channels": own.keys} if reading.keys == own.keys else {}),
         **({"v_channels": own.values} if reading.values == own.values else {}),
         "cross_attention_shape_for_attention": "kv",
@@ -224,9 +224,9 @@ PERCEIVER = Family(
     names=NAMES,
     prefix="perceiver.",
     ignored_config={
-        **dict.fromkeys((*_OF_OTHERS, "_label_trainable_num_channels"), "of images, sound and video"),
-        "layer_norm_eps": "read by nothing: the norms have an epsilon of their own",
-        "tie_word_embeddings": "the head is the table of token vectors, whatever this says",
-        "tokenizer_class": "the tokenizer says it",
+        **dict.fromkeys((*_OF_OTHERS, "_label_trainable_num_channels"), "for images, sound and video"),
+        "layer_norm_eps": "unused: the norms have their own epsilon",
+        "tie_word_embeddings": "the head is always the token table",
+        "tokenizer_class": "given by the tokenizer",
     },
 )

@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5 (Yang et al. 2024): Llama's blocks, with a bias on queries, keys and values alone, some layers under a window."""
+"""Qwen 2 and 2.5 (Yang et al. 2024): Llama's blocks with biases of queries, keys and values only, a window in some layers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from qkv.spec.model import Model
 
 
 def spec(config: Config, head: Head) -> Model:
-    """The map that ends attention has no bias."""
+    """Llama-like spec with biases of q, k and v; the output projection has none."""
     attention = gated.attention_of(config, bias=True, output_bias=False)
     return gated.model_of(config, head, attention, gated.masks_of(config))
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """The keys of ``spec`` where it is one of Qwen 2's shape."""
+    """Config keys if ``spec`` has Qwen 2\'s structure, else None."""
     found = gated.config_of(spec)
     return None if found is None else {**found, **gated.masks_config(spec)}
 

@@ -1,4 +1,4 @@
-"""Qwen 3 (Yang et al. 2025): Llama's blocks, with every head's queries and keys normed, some layers under a window."""
+"""Qwen 3 (Yang et al. 2025): Llama's blocks with norms of queries and keys per head, a window in some layers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from qkv.spec.model import Model
 
 
 def spec(config: Config, head: Head) -> Model:
-    """The norm of heads has the epsilon of all the others."""
+    """Llama-like spec with norms of queries and keys, whose epsilon equals that of all other norms."""
     head_dim = config.size("head_dim", 128)
     attention = gated.attention_of(config, bias=config.flag("attention_bias", False), head_dim=head_dim, qk_norm=gated.norm_of(config))
     return gated.model_of(config, head, attention, gated.masks_of(config))
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """The keys of ``spec`` where it is one of Qwen 3's shape."""
+    """Config keys if ``spec`` has Qwen 3\'s structure, else None."""
     found = gated.config_of(spec)
     if found is None:
         return None

@@ -1,5 +1,5 @@
-"""The Reformer (Kitaev et al. 2020): reversible blocks of local attention or of attention by hashing, each with a feed-forward net; positions
-of two axes, and a head on both streams."""
+"""Reformer (Kitaev et al. 2020): reversible blocks of local or LSH attention and feed-forward, axial positions of two axes, a head on both
+streams."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """A layer for each of ``attn_layers``. Without a ``hash_seed`` the published code draws other rotations in every call; here the seed is 0."""
+    """One layer per entry of ``attn_layers``. Without ``hash_seed`` the published code draws new rotations in every call; here the seed is 0."""
     dropout, norm = config.number("hidden_dropout_prob", 0.05), LayerNorm(eps=config.number("layer_norm_eps", 1e-12))
     feed_forward = FeedForward(
         hidden=config.size("feed_forward_size", 512), activation=config.word("hidden_act", "relu", INWARD), dropout=dropout
     )
-    config.fixed("tie_word_embeddings", False, "the head, which stands on both streams and cannot be the token table")
+    config.fixed("tie_word_embeddings", False, "the head, which reads both streams and cannot be tied")
     length = config.integer("max_position_embeddings", 4096)
     return Model(
         width=config.size("hidden_size", 256),
@@ -78,22 +78,22 @@ def _numbers(config: Config, key: str, default: Sequence[int]) -> tuple[int, ...
 
 
 def _mixers(config: Config) -> list[Branch]:
-    """The attention of each layer."""
+    """Attention of each layer."""
     named = config.items("attn_layers") if config.has("attn_layers") else ["local", "lsh"] * 3
     kinds: dict[str, Branch] = {}
     for kind in named:
         if kind not in _KINDS:
             raise UserError(f"{config.source}: attn_layers holds {kind!r}, which qkv does not know; {nearest(str(kind), _KINDS)}")
         kinds[kind] = kinds.get(kind) or _KINDS[kind](config)
-    config.fixed("num_hidden_layers", len(named), "how many layers there are, of which attn_layers names each")
+    config.fixed("num_hidden_layers", len(named), "the number of layers, one per entry of attn_layers")
     return [kinds[kind] for kind in named]
 
 
 def _local(config: Config) -> Attention:
     if not config.flag("is_decoder", False):
-        sentence = "local layers of a model that is no decoder see the last chunk from the first one, which no mask here says"
-        raise UserError(f"{config.source}: attn_layers: {sentence}; there are 'lsh' layers for it")
-    config.fixed("local_num_chunks_after", 0, "which later positions a decoder sees")
+        sentence = "in local layers of an encoder the first chunk attends to the last one, which no mask of qkv expresses"
+        raise UserError(f"{config.source}: attn_layers: {sentence}; use 'lsh' layers")
+    config.fixed("local_num_chunks_after", 0, "visibility of later positions")
     chunks = Blocks(size=config.integer("local_attn_chunk_length", 64), back=config.integer("local_num_chunks_before", 1))
     return Attention(
         mask=Causal() & chunks,
@@ -108,8 +108,8 @@ def _hashed(config: Config) -> LSHAttention:
     causal = config.flag("is_decoder", False)
     if not config.has("num_buckets"):
         raise UserError(
-            f"{config.source}: num_buckets is missing: the published code takes a number by the length of the first text that it reads; "
-            "give one, about twice the length of a text divided by lsh_attn_chunk_length, or factors of it"
+            f"{config.source}: num_buckets is missing: the published code derives it from the length of the first text; "
+            "set it to about 2 · length / lsh_attn_chunk_length, or factors of that"
         )
     buckets = config.values["num_buckets"]
     return LSHAttention(
@@ -123,7 +123,7 @@ def _hashed(config: Config) -> LSHAttention:
         chunks_after=config.integer("lsh_num_chunks_after", 0),
         seed=config.integer("hash_seed", 0),
         dropout=config.number("lsh_attention_probs_dropout_prob", 0.0),
-        inexact_decoding=causal,  # the published decoders are trained so
+        inexact_decoding=causal,  # as the published decoders were trained
     )
 
 
@@ -131,7 +131,7 @@ _KINDS = {"local": _local, "lsh": _hashed}
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """The keys of ``spec`` where it is one of the Reformer's shape; ``spec`` of them is the judge."""
+    """Config keys if ``spec`` has the Reformer\'s structure, else None; verified by converting back."""
     match shape_of(spec):
         case Block(branches=(Attention() | LSHAttention(), FeedForward() as think), norm=LayerNorm() as norm) as block, Text() as frontend:
             pass
@@ -161,7 +161,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def _keys(mixer: Branch, width: int) -> dict[str, Any]:
-    """What the config says of a layer's attention; nothing of another kind."""
+    """Config keys of a layer's attention; empty for other kinds."""
     match mixer:
         case Attention(mask=AllOf(masks=(Causal(), Blocks() as chunks))):
             return {
@@ -188,7 +188,7 @@ def _keys(mixer: Branch, width: int) -> dict[str, Any]:
 
 
 def _head(decodes: bool) -> Architecture:
-    """logits = x W^T of both streams; ``decodes``: what ``is_decoder`` has to be."""
+    """Head logits = x W^T of both streams; ``decodes``: required value of ``is_decoder``."""
 
     def read(config: Config) -> Head:
         if config.flag("is_decoder", False) != decodes:
@@ -200,7 +200,7 @@ def _head(decodes: bool) -> Architecture:
         read,
         lambda head: {} if head == LanguageModelHead(tied=False) else None,
         plain.names,
-        kept={"lm_head.bias": "the published code of today adds it to nothing; it is saved again as it was"},
+        kept={"lm_head.bias": "unused by the current published code; written back by an export"},
         typical={"is_decoder": decodes, "attn_layers": ["local" if decodes else "lsh", "lsh"] * 6},
     )
 
@@ -215,9 +215,9 @@ REFORMER = Family(
     prefix="reformer.",
     typical={"num_buckets": 64, "axial_pos_shape": [8, 8], "axial_pos_embds_dim": [32, 32]},
     ignored_config={
-        **dict.fromkeys(("axial_norm_std",), "how weights begin"),
-        **dict.fromkeys(("chunk_size_lm_head",), "how it is computed"),
-        **dict.fromkeys(("attention_head_size", "num_attention_heads"), "read for each kind of layer"),
+        **dict.fromkeys(("axial_norm_std",), "initialisation"),
+        **dict.fromkeys(("chunk_size_lm_head",), "execution setting"),
+        **dict.fromkeys(("attention_head_size", "num_attention_heads"), "read per kind of layer"),
         **dict.fromkeys(
             (
                 "local_num_chunks_before",
@@ -232,8 +232,8 @@ REFORMER = Family(
                 "num_hashes",
                 "hash_seed",
             ),
-            "of a kind of layer that there is none of",
+            "part of a kind of layer that the model lacks",
         ),
-        "classifier_dropout": "of a head that this architecture does not have",
+        "classifier_dropout": "part of a head that this architecture lacks",
     },
 )

@@ -1,7 +1,7 @@
-"""RoBERTa (Liu et al. 2019): BERT's shape, the first rows of the position table left out; XLM-RoBERTa is the same under another name.
+"""RoBERTa (Liu et al. 2019): BERT's structure with reserved first rows of the position table; XLM-RoBERTa is the same under another name.
 
-Position p of a text has row p + pad_token_id + 1. Of the head for classes one thing differs in training: in that library the first position's
-vector itself goes through dropout too.
+Position p uses row p + pad_token_id + 1. In training, the classification head of transformers also applies dropout to the first position's
+vector.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ MASKED_NAMES = {
 
 
 def spec(config: Config, head: Head) -> Model:
-    """As BERT's. The rows up to that of padding, ``pad_token_id``, stand for no position."""
+    """As BERT's; rows up to ``pad_token_id`` of the position table are reserved."""
     return bert.body(config, head, reserved=config.integer("pad_token_id", 1) + 1, types=config.size("type_vocab_size", 2))
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """The keys of ``spec`` where it is one of RoBERTa's shape; ``spec`` of them is the judge."""
+    """Config keys if ``spec`` has RoBERTa\'s structure, else None; verified by converting back."""
     found = bert.config(spec)
     match spec.frontend:
         case Text(positions=Learned(offset=offset)) if found and offset:
@@ -41,7 +41,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def architectures(stem: str, prefix: str) -> dict[str, Architecture]:
-    """By their names, which begin with ``stem``; those of the body's tensors begin with ``prefix``."""
+    """Architectures by name, with the prefix ``stem``; body tensors have the prefix ``prefix``."""
     unread = pooler(prefix)
     again = {**unread, "lm_head.decoder.bias": "the same as lm_head.bias"}
     return {
@@ -62,7 +62,7 @@ ROBERTA = Family(
     names=bert.names("roberta."),
     prefix="roberta.",
     defaults={"vocab_size": 50265},
-    ignored={"roberta.embeddings.position_ids": "the numbers 0, 1, 2, …"},
+    ignored={"roberta.embeddings.position_ids": "constant position ids 0, 1, 2, …"},
     ignored_config=bert.IGNORED_CONFIG,
     older=bert.OLDER,
 )

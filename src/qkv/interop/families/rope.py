@@ -1,4 +1,4 @@
-"""Rotary positions as published configs say them: ``rope_parameters``, or the older ``rope_theta`` with ``rope_scaling``; and back."""
+"""RoPE settings of published configs: ``rope_parameters``, or the older ``rope_theta`` with ``rope_scaling``; conversion in both directions."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ FRACTION = "partial_rotary_factor"
 
 
 def rope_of(config: Config, fraction: float | None = None) -> Rope:
-    """The rotation that a config asks for. Raises ``UserError`` for scalings unknown here.
+    """RoPE of a config. Raises ``UserError`` for unknown scalings.
 
-    ``fraction``: share of a head that turns where the config does not say. None: the family turns whole heads, and a
-    ``partial_rotary_factor`` other than 1 is refused: readers of such a file differ in what they make of it.
+    ``fraction``: default fraction of a head that is rotated. None: the family rotates whole heads, and a ``partial_rotary_factor`` other
+    than 1 is refused, since libraries interpret it differently.
     """
     base, part = config.number("rope_theta", BASE), config.number(FRACTION, 1.0 if fraction is None else fraction)
     older, newer = config.table("rope_scaling"), config.table("rope_parameters")
@@ -28,8 +28,8 @@ def rope_of(config: Config, fraction: float | None = None) -> Rope:
     part = table.number(FRACTION, part)
     if fraction is None and part != 1.0:
         raise UserError(
-            f"{config.source}: {FRACTION} is {part:g}, but this family turns whole heads: of the libraries that read such a file some "
-            "ignore the key, some fail and some follow it; delete the key if the model was trained with whole heads"
+            f"{config.source}: {FRACTION} is {part:g}, but this family rotates whole heads: some libraries "
+            "ignore the key, some fail and some apply it; delete the key if the model was trained with whole heads"
         )
     rope = Rope(base=table.number("rope_theta", base), fraction=part, scaling=scaling)
     table.finish(())
@@ -57,10 +57,10 @@ def _llama3(table: Config, config: Config) -> RopeScaling:
 
 def _yarn(table: Config, config: Config) -> RopeScaling:
     factor = table.number("factor")
-    table.fixed("truncate", True, "where the ramp between fast and slow pairs begins")
+    table.fixed("truncate", True, "the start of the ramp between high and low frequencies")
     magnitude = 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
     if not math.isclose(table.number("attention_factor", magnitude), magnitude, rel_tol=1e-6):
-        raise UserError(f"{table.source}: attention_factor should be 0.1 ln(factor) + 1 = {magnitude:.6g}; qkv knows no other")
+        raise UserError(f"{table.source}: attention_factor should be 0.1 ln(factor) + 1 = {magnitude:.6g}; qkv supports no other")
     return YarnScaling(
         factor=factor,
         original_length=_original(table, config),
@@ -82,9 +82,9 @@ SCALINGS: dict[str, Callable[[Config, Config], RopeScaling | None]] = {
 
 
 def rope_config(rope: Rope, partial: bool = False) -> dict[str, Any] | None:
-    """The keys of a rotation, in the older form that every version reads; None for one that configs cannot say.
+    """Config keys of a RoPE, in the older form that every version reads; None if configs cannot express it.
 
-    ``partial``: the caller writes the fraction under a key of its family. Elsewhere a fraction of a head has no key that all readers follow.
+    ``partial``: the caller writes the fraction under its family's key. Otherwise a fraction has no key that all libraries support.
     """
     if rope.fraction != 1.0 and not partial:
         return None

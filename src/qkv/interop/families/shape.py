@@ -1,4 +1,4 @@
-"""What a published family's shape is matched against."""
+"""Structure of a spec, compared with published families."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from qkv.spec.model import Block, Frontend, Stack
 
 
 def shape_of(spec: Stack) -> tuple[Block | None, Frontend]:
-    """(the first block, or None where there is none; the front end). That the other blocks are alike is judged by reading the keys back."""
+    """(first block or None, front end). Whether the other blocks agree is verified by converting the config back."""
     return spec.layers[0] if spec.layers else None, spec.frontend

@@ -1,8 +1,7 @@
-"""T5 (Raffel et al. 2020) and mT5 (Xue et al. 2021): pre-norm encoder–decoder, no biases, scores that are not divided by √d_kv and that know
-the distance from one learned table for each stack. T5 1.1, Flan-T5 and T0 are T5 with a gated feed-forward and a head of their own. The
-encoder may be published alone.
+"""T5 (Raffel et al. 2020) and mT5 (Xue et al. 2021): pre-norm encoder–decoder without biases, unscaled scores, and one learned relative bias
+table per stack. T5 1.1, Flan-T5 and T0 have a gated feed-forward and an untied head. The encoder may be published alone.
 
-In training, that library also lets dropout act on what the final norms give.
+In training, transformers also applies dropout to the outputs of the final norms.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from qkv.spec.parts import NoPositions, RMSNorm, T5Buckets
 
 
 def _stack(ours: str, theirs: str, last: int) -> tuple[Row, ...]:
-    """The names of the blocks of one stack; ``last`` is the place of the feed-forward among a block's branches."""
+    """Name table of the blocks of one stack; ``last``: index of the feed-forward among a block's branches."""
     slot, layer = f"{ours}blocks.{{i}}.branches.", f"{theirs}.block.{{i}}.layer."
     attention, feed_forward = f"{layer}0.SelfAttention.", f"{layer}{last}.DenseReluDense."
     return (
@@ -61,7 +60,7 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """D = d_model, num_heads heads of d_kv features, d_ff inside the feed-forward; the decoder may have layers of its own number."""
+    """D = d_model, num_heads heads of d_kv features, d_ff feed-forward features; the decoder may have another number of layers."""
     heads, head_dim, dropout = config.size("num_heads", 8), config.size("d_kv", 64), config.number("dropout_rate", 0.1)
     norm = RMSNorm(eps=config.number("layer_norm_epsilon", 1e-6))
     sizes = {"num_heads": heads, "head_dim": head_dim, "temperature": head_dim**-0.5, "bias": False, "dropout": dropout}
@@ -89,26 +88,26 @@ def spec(config: Config, head: Head) -> Model:
 
 
 ENCODERS = (["T5EncoderModel"], ["MT5EncoderModel"])
-"""What a config names where there is no decoder."""
+"""Config keys without a decoder."""
 
 
 def _feed_forward(config: Config, dropout: float) -> FeedForward | GatedFeedForward:
-    """``feed_forward_proj``: an activation, or one behind "gated-"; the gelu of "gated-gelu" is the one by tanh."""
+    """``feed_forward_proj``: an activation, optionally with the prefix "gated-"; "gated-gelu" means the tanh approximation."""
     said: str = config.word("feed_forward_proj", "relu")
     name = said.removeprefix("gated-")
     if name not in INWARD:
         known = [*INWARD, *(f"gated-{each}" for each in INWARD)]
         raise UserError(f"{config.source}: feed_forward_proj is {said!r}, which qkv does not know; {nearest(said, known)}")
     name = "gelu_new" if said == "gated-gelu" else name
-    config.fixed("dense_act_fn", name, "the activation that feed_forward_proj names")
-    config.fixed("is_gated_act", said.startswith("gated-"), "what feed_forward_proj names")
+    config.fixed("dense_act_fn", name, "the activation in feed_forward_proj")
+    config.fixed("is_gated_act", said.startswith("gated-"), "gating, given by feed_forward_proj")
     activation: Any = INWARD[name]
     kind = GatedFeedForward if said.startswith("gated-") else FeedForward
     return kind(hidden=config.size("d_ff", 2048), activation=activation, bias=False, dropout=dropout)
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """The keys of ``spec`` where it is one of T5's shape; ``spec`` of them is the judge."""
+    """Config keys if ``spec`` has T5\'s structure, else None; verified by converting back."""
     encoder = spec.encoder or spec
     match shape_of(encoder):
         case Block(branches=(Attention(relative=T5Buckets() as relative) as attention, last), norm=RMSNorm() as norm), Text() as frontend:
@@ -139,9 +138,9 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def _scaled(config: Config) -> Head:
-    """A tied head reads vectors times d_model^-½, unless ``scale_decoder_outputs`` says otherwise, as later files do.
+    """Language model head; if tied, vectors are scaled by d_model^-½ unless ``scale_decoder_outputs`` is false, as in later files.
 
-    Those also say that every head is tied; where the scale is off and there are weights for the head, it is not.
+    Later files mark every head as tied; if the scale is off and the file has weights for the head, it is untied.
     """
     tied = config.flag("tie_word_embeddings", True)
     scaled = config.flag("scale_decoder_outputs", tied and "scale_decoder_outputs" not in config.nulls)
@@ -157,7 +156,7 @@ def _scaled_keys(head: Head) -> dict[str, Any] | None:
 
 
 def _plain(config: Config) -> Head:
-    """mT5's has no scale, and is tied only where there are no weights for it."""
+    """Head of mT5: no scale, tied only if the file has no weights for it."""
     return LanguageModelHead(tied=config.flag("tie_word_embeddings", False) and not config.beside(_HEAD))
 
 
@@ -167,14 +166,14 @@ def _plain_keys(head: Head) -> dict[str, Any] | None:
 
 _HEAD = "lm_head.weight"
 _ROWS = (Row("head.weight", _HEAD),)
-_IGNORED = {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": "of the first files; nothing has read it"}
+_IGNORED = {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": "from early files; unused"}
 _IGNORED_CONFIG = {
-    **dict.fromkeys(("tie_word_embeddings", "scale_decoder_outputs"), "of a head that this architecture does not have"),
-    **dict.fromkeys(("classifier_dropout", "initializer_factor"), "of training that begins anew"),
-    **dict.fromkeys(("output_past", "is_decoder"), "how a call answers"),
-    "num_decoder_layers": "of a decoder that this architecture does not have",
-    "decoder_start_token_id": "read as what begins a text",
-    "tokenizer_class": "the tokenizer says it",
+    **dict.fromkeys(("tie_word_embeddings", "scale_decoder_outputs"), "part of a head that this architecture lacks"),
+    **dict.fromkeys(("classifier_dropout", "initializer_factor"), "initialisation"),
+    **dict.fromkeys(("output_past", "is_decoder"), "format of a call's outputs"),
+    "num_decoder_layers": "part of a decoder, which this architecture lacks",
+    "decoder_start_token_id": "read as start of the output",
+    "tokenizer_class": "given by the tokenizer",
 }
 _ENCODER = body("shared.weight", ignored={"encoder.embed_tokens.weight": "the same as shared.weight"})
 

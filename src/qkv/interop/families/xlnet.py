@@ -1,8 +1,8 @@
-"""XLNet (Yang et al. 2019): post-norm blocks whose attention knows distances and whether two tokens are of one type; no positions otherwise.
+"""XLNet (Yang et al. 2019): post-norm blocks with relative attention by distance and token type; no absolute positions.
 
-This is the content stream, which sees all. Its query stream is the sequence behind it (``qkv.tasks.permutation``), begun with the front end's
-``query``. Where a head pools the last position, that is the last real one; in that library it is the last of the batch, as padding is put on
-the left. In training, that library lets dropout act on the sinusoids of the distances and on the vectors that the head reads too.
+This is the content stream with full attention. The query stream is appended to the sequence (``qkv.tasks.permutation``) and starts from the
+front end's ``query``. Heads that pool the last position use the last non-padding one; transformers pads on the left. In training,
+transformers also applies dropout to the sinusoids of distances and to the head's input.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ NAMES = (
     Row("blocks.{i}.branches.1.norm.*", "transformer.layer.{i}.ff.layer_norm.*"),
 )
 FIXED = (
-    ("attn_type", "bi", "what a position sees"),
-    ("bi_data", False, "in which direction half of a batch is read"),
-    ("untie_r", True, "which biases the layers share"),
+    ("attn_type", "bi", "the attention mask"),
+    ("bi_data", False, "reversed half of a batch"),
+    ("untie_r", True, "sharing of biases between layers"),
 )
 LENGTH = "context_length"
-"""A key of qkv's own: that library's model is as long as its input."""
+"""Config key specific to qkv: the published model has no maximum length."""
 
 
 def spec(config: Config, head: Head) -> Model:
-    """D = d_model, n_layer blocks, n_head heads of d_head features, d_inner features inside the feed-forward."""
+    """D = d_model, n_layer blocks, n_head heads of d_head features, d_inner feed-forward features."""
     for key, only, meaning in FIXED:
         config.fixed(key, only, meaning)
     width, num_heads, dropout = config.size("d_model", 1024), config.size("n_head", 16), config.number("dropout", 0.1)
@@ -78,7 +78,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """The keys of ``spec`` where it is one of XLNet's shape; ``spec`` of them is the judge."""
+    """Config keys if ``spec`` has XLNet\'s structure, else None; verified by converting back."""
     match shape_of(spec):
         case Block(branches=(RelativeAttention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm) as block, Text():
             pass
@@ -109,8 +109,8 @@ def _words_keys(head: Head) -> dict[str, Any] | None:
 
 
 def _classes(config: Config) -> Head:
-    """W dropout(φ(W_h x + b_h)) + b, x the vector of one position or the mean."""
-    config.fixed("summary_use_proj", True, "which layers the head has")
+    """Classification head W dropout(φ(W_h x + b_h)) + b, x the vector of one position or the mean."""
+    config.fixed("summary_use_proj", True, "layers of the head")
     config.fixed("summary_proj_to_labels", False, "the width of a layer of the head")
     none = "summary_activation" in config.nulls
     return heads.pooled_head(
@@ -144,9 +144,7 @@ XLNET = Family(
     model_types=("xlnet",),
     architectures={
         "XLNetLMHeadModel": Architecture(_words, _words_keys, (Row("head.weight", "lm_loss.weight"), Row("head.bias", "lm_loss.bias"))),
-        "XLNetModel": heads.body(
-            "transformer.word_embedding.weight", ignored={"lm_loss.*": "of a head that this architecture does not have"}
-        ),
+        "XLNetModel": heads.body("transformer.word_embedding.weight", ignored={"lm_loss.*": "part of a head that this architecture lacks"}),
         "XLNetForSequenceClassification": Architecture(
             _classes, _classes_keys, (Row("head.hidden.*", "sequence_summary.summary.*"), Row("head.output.*", "logits_proj.*"))
         ),
@@ -158,12 +156,10 @@ XLNET = Family(
     names=NAMES,
     prefix="transformer.",
     ignored_config={
-        **dict.fromkeys(_SUMMARY, "of a head that this architecture does not have"),
-        **dict.fromkeys(("tie_word_embeddings", "start_n_top", "end_n_top"), "of a head that this architecture does not have"),
-        **dict.fromkeys(
-            ("mem_len", "reuse_len", "use_mems_eval", "use_mems_train"), "of the memory of earlier calls, which is not read here"
-        ),
-        "same_length": "of attention to earlier positions alone",
-        "summary_first_dropout": "of training, before a layer of the head for classes",
+        **dict.fromkeys(_SUMMARY, "part of a head that this architecture lacks"),
+        **dict.fromkeys(("tie_word_embeddings", "start_n_top", "end_n_top"), "part of a head that this architecture lacks"),
+        **dict.fromkeys(("mem_len", "reuse_len", "use_mems_eval", "use_mems_train"), "memory of earlier segments, which qkv does not use"),
+        "same_length": "causal attention setting",
+        "summary_first_dropout": "training setting of the classification head",
     },
 )

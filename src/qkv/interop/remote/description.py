@@ -1,4 +1,4 @@
-"""A language model's spec as the plain data that a self-contained model file builds it from: every default and size written out."""
+"""Plain-data description of a language model for self-contained model files: all defaults and sizes written out."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MASKS = (AllOf, AnyOf, Blocks, Causal, Fixed, Full, Strided, Window)
 
 
 def description(spec: Model) -> dict[str, Any]:
-    """``spec`` as plain data. Raises ``UserError`` that names the first part of which there is no self-contained form."""
+    """Describe ``spec`` as plain data. Raises ``UserError`` that names the first unsupported part."""
     if spec.encoder is not None or not spec.causal or not isinstance(spec.head, LanguageModelHead):
-        raise UserError("a self-contained model file can be written of language models that decode alone; this model is none")
+        raise UserError("self-contained model files are supported only for causal language models, and this model is not one")
     blocks = [_block(block, spec.width, f"model.blocks.{i}") for i, block in enumerate(spec.layers)]
     return {
         "width": spec.width,
@@ -36,14 +36,14 @@ def _plain(part: Any) -> dict[str, Any]:
 
 
 def _refused(path: str, kind: str, known: list[str]) -> UserError:
-    return UserError(f"{path}: there is no self-contained form of {kind!r}; parts that have one: {', '.join(sorted(known))}")
+    return UserError(f"{path}: self-contained model files do not support {kind!r}; supported: {', '.join(sorted(known))}")
 
 
 def _frontend(spec: Model) -> dict[str, Any]:
     frontend = spec.frontend
     known = isinstance(frontend, Text) and not frontend.types and not frontend.query and frontend.vocab_size is not None
     if not isinstance(frontend, Text) or not known:
-        raise UserError("model.frontend: there is a self-contained form of texts alone, without types of tokens and query vectors")
+        raise UserError("model.frontend: self-contained model files support only text without token types and query vectors")
     positions = frontend.positions
     if not isinstance(positions, (parts.Learned, parts.Sinusoidal, parts.NoPositions)):
         raise _refused("model.frontend.positions", positions.kind, ["learned", "sinusoidal", "none"])
@@ -81,9 +81,9 @@ def _attention(part: branches.Attention, width: int, path: str) -> dict[str, Any
     if not isinstance(relative, (parts.Rope, parts.Alibi, parts.NoRelative)):
         raise _refused(f"{path}.relative", relative.kind, ["rope", "alibi", "none"])
     if isinstance(relative, parts.Alibi) and relative.rounded:
-        raise UserError(f"{path}.relative.rounded: there is no self-contained form of slopes in {relative.rounded}")
+        raise UserError(f"{path}.relative.rounded: self-contained model files do not support slopes in {relative.rounded}")
     if part.top_k is not None:
-        raise UserError(f"{path}.top_k: there is no self-contained form of attention to the largest logits alone")
+        raise UserError(f"{path}.top_k: self-contained model files do not support top-k attention")
     _check_mask(part.mask, f"{path}.mask")
     rope, scale = None, 1.0 / (part.temperature * head_dim**0.5)
     if isinstance(relative, parts.Rope):
@@ -143,4 +143,4 @@ DESCRIBED: dict[type[branches.Branch], Callable[[Any, int, str], dict[str, Any]]
     branches.FeedForward: _hidden,
     branches.GatedFeedForward: _hidden,
 }
-"""The branches that there is a self-contained form of."""
+"""Branches supported in self-contained model files."""

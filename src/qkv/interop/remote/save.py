@@ -1,7 +1,7 @@
-"""A language model that no published family covers, as a folder with a model file of its own.
+"""Export a language model that no published family covers, with its own model file.
 
-The transformers library opens it with ``trust_remote_code=True``: ``modeling_qkv.py`` holds the modules that the model is made of, in plain
-torch, and nothing of qkv.
+The transformers library opens it with ``trust_remote_code=True``: ``modeling_qkv.py`` contains the model's modules in plain torch,
+independent of qkv.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _PIECES = {
     "feed_forward": "feed_forward",
     "gated_feed_forward": "feed_forward",
 }
-"""The file in ``pieces`` that holds each kind of branch."""
+"""Kind of branch -> file in ``pieces``."""
 _HEADER = '''\
-"""A language model that was exported by qkv: every module that it is made of, in plain torch."""
+"""Language model exported by qkv, with all modules in plain torch."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from .configuration_qkv import QkvConfig
 def save_remote(model: Transformer, folder: str | Path, tokenizer: Tokenizer | None = None) -> None:
     """Write config.json, model.safetensors, the two Python files and, given a tokenizer, its files.
 
-    Raises ``UserError`` where a part has no self-contained form, or the folder cannot be written.
+    Raises ``UserError`` if a part is not supported, or the folder cannot be written.
     """
     said = description(model.spec)
     config = {
@@ -91,7 +91,7 @@ def save_remote(model: Transformer, folder: str | Path, tokenizer: Tokenizer | N
 
 
 def model_source(said: dict[str, Any]) -> str:
-    """The text of the model file, with the pieces that a description needs and no others."""
+    """Source of the model file, with only the pieces that the description needs."""
     kinds = [branch["kind"] for block in said["blocks"] for branch in block["branches"]]
     names = dict.fromkeys((*_ALWAYS, *(_PIECES[kind] for kind in kinds), *_LAST))
     bodies = [_body((_HERE / "pieces" / f"{name}.py").read_text(encoding="utf-8")) for name in names]
@@ -99,13 +99,13 @@ def model_source(said: dict[str, Any]) -> str:
 
 
 def _body(source: str) -> str:
-    """A module's text after its docstring and imports."""
+    """Source of a module without docstring and imports."""
     first = next(node for node in ast.parse(source).body if not isinstance(node, (ast.Import, ast.ImportFrom, ast.Expr)))
     return "\n".join(source.splitlines()[first.lineno - 1 :]) + "\n"
 
 
 def _tensors(model: Transformer) -> dict[str, Tensor]:
-    """Every tensor by name; one that has several names once, under the first, and the table of a tied head as the front end's."""
+    """Tensors by name; shared tensors appear once, under their first name, and the table of a tied head under the front end's."""
     seen, found = set[int](), dict[str, torch.Tensor]()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
