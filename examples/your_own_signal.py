@@ -1,7 +1,7 @@
-"""A signal of your own: sequences of points in the plane, told apart by the shape that they run along.
+"""A front end defined outside the package: classify sequences of points in the plane by the shape that they trace.
 
-A front end makes vectors of what a model reads. This one is defined outside of the package, and what it makes works with all the rest: the
-model is trained, goes on after a stop, is measured, answers, and is counted before it is built. No text is involved.
+A front end embeds the model's input. With this one the model is trained, resumed, evaluated, used for prediction, and its cost is
+estimated before it is built. No text is involved.
 
     points (B, N, 2) ── a linear map ── x (B, N, D) ── blocks ── pooling ── one of three shapes
 """
@@ -32,14 +32,14 @@ from qkv.tasks.generated import Draw, GeneratedTask
 from qkv.tasks.task import Observed, Scale, Totals, register
 
 
-# What it is: data with limits.
+# 1. The spec: options with limits.
 class Points(FrontendSpec, kind="points"):
-    """Numbers of a point -> a vector, by one linear map."""
+    """Linear embedding of a point's coordinates."""
 
     axes: int = 2
 
 
-# What it computes: a module that gives x for a signal. Positions, padding and state are not its affair.
+# 2. The module: x from a signal. Positions, padding and state are handled elsewhere.
 @implements(Points)
 class PointFrontend(Frontend):
     """points (B, N, axes) -> (B, N, D)."""
@@ -57,16 +57,16 @@ class PointFrontend(Frontend):
         return Signal(torch.randn(rows, length, self.part.axes, generator=generator))
 
 
-# What it costs, as `qkv cost` counts it.
+# 3. Its cost, for `qkv cost`.
 @formula(Points)
 def points(part: Points, at: Setting) -> Share:
-    """One linear map."""
+    """Cost of one linear map."""
     return linear(part.axes, at.width, True, at)
 
 
-# What is learned from it. The vocabulary holds what turns points as people give them into what the model reads.
+# 4. The task. Its vocabulary holds the scaler that converts raw points to model inputs.
 class Shapes(TaskSpec, kind="shapes"):
-    """Which of three shapes the points run along."""
+    """Classification of points by the shape that they trace."""
 
     reads = "nothing"
     head = "classification"
@@ -77,7 +77,7 @@ SHAPES = ("circle", "line", "square")
 
 
 def outline(shape: str, t: np.ndarray) -> np.ndarray:
-    """Points (N, 2) of a shape at the places t in [0, 1]."""
+    """Points (N, 2) of a shape at the parameters t in [0, 1]."""
     if shape == "circle":
         return np.stack((np.cos(2 * np.pi * t), np.sin(2 * np.pi * t)), -1)
     if shape == "line":
@@ -109,7 +109,7 @@ class ShapesTask(GeneratedTask):
         return draw
 
     def read(self, given: np.ndarray, vocabulary: Vocabulary) -> Signal:
-        """Points as they are given (B, N, 2) -> scaled."""
+        """Scale raw points (B, N, 2)."""
         scaler = vocabulary.processors["points"]
         assert isinstance(scaler, Scaler)
         return Signal(torch.from_numpy((given - np.array(scaler.mean)) / np.array(scaler.deviation)).float())
@@ -154,7 +154,7 @@ with tempfile.TemporaryDirectory() as scratch:
     folder = Path(scratch) / "run"
     quiet = {"on_event": lambda event: None}
     qkv.train(qkv.override(recipe, ["training.steps=30", "training.schedule=constant"]), folder, **quiet)
-    run = qkv.train(qkv.override(recipe, ["training.steps=60", "training.schedule=constant"]), folder, **quiet)  # goes on where it stopped
+    run = qkv.train(qkv.override(recipe, ["training.steps=60", "training.schedule=constant"]), folder, **quiet)  # resumes the run
     print("files:", ", ".join(sorted(path.name for path in folder.iterdir() if path.is_file())))
     print(f"{len([row for row in run.metrics if row.get('loss') is not None])} steps, accuracy {qkv.evaluate(run)['accuracy']:.2f}")
     loaded = qkv.load(folder)

@@ -17,7 +17,7 @@ class AbsentTokenizer(Tokenizer):
 
     @classmethod
     def of_published(cls, folder: Path) -> AbsentTokenizer:
-        """In the place of the tokenizer that a published folder lacks."""
+        """Placeholder for a published folder without a tokenizer."""
         return cls(
             f'{folder} holds no tokenizer, so no text can be read or written; give ids (qkv generate --ids "1 2 3", '
             "qkv.generate(run, ids=[1, 2, 3])), or put its tokenizer.json there"

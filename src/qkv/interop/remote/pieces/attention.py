@@ -1,4 +1,4 @@
-"""Attention of a self-contained model: shared K/V heads, any mask of positions, RoPE or ALiBi."""
+"""Attention of a self-contained model: grouped K/V heads, position masks, RoPE or ALiBi."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qkv.interop.remote.pieces.common import PARTS, Part, Place, at_least_single
 
 
 def visible(mask: Part, query: Tensor, key: Tensor) -> Tensor:
-    """Which keys a query sees, by their positions; query (B, N, 1), key (B, 1, M)."""
+    """Visibility (B, N, M) of keys by position; query (B, N, 1), key (B, 1, M)."""
     kind = mask["kind"]
     if kind in ("all_of", "any_of"):
         seen = torch.stack(torch.broadcast_tensors(*(visible(inner, query, key) for inner in mask["masks"])))
@@ -28,7 +28,7 @@ def visible(mask: Part, query: Tensor, key: Tensor) -> Tensor:
 
 
 def rotated(x: Tensor, positions: Tensor, rope: Part) -> Tensor:
-    """x (B, H, N, D) with the pairs (i, i + Dr/2) of its first Dr features turned by their position (Su et al. 2021)."""
+    """x (B, H, N, D) with the pairs (i, i + Dr/2) of its first Dr features rotated by position (Su et al. 2021)."""
     frequencies = torch.tensor(rope["frequencies"], dtype=at_least_single(x.dtype), device=x.device)
     angles = positions[:, None, :, None] * frequencies
     cos, sin = (rope["magnitude"] * f(angles).to(x.dtype) for f in (torch.cos, torch.sin))
@@ -64,7 +64,7 @@ class Attention(nn.Module):
         return self.output((weights @ v).transpose(1, 2).flatten(2))
 
     def _hidden(self, scores: Tensor, place: Place) -> Tensor:
-        """The scores with what the positions add to them, and very small where a key is not seen."""
+        """Scores with position biases, and a very small value for masked keys."""
         query, key = place.positions[:, :, None], place.positions[:, None, :]
         if self.part["slopes"]:
             slopes = torch.tensor(self.part["slopes"], dtype=scores.dtype, device=scores.device)

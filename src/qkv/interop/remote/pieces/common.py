@@ -1,4 +1,4 @@
-"""What the pieces of a self-contained model share: a register of parts by slot and kind, where the positions stand, activations."""
+"""Common parts of self-contained models: register of modules by slot and kind, positions and padding, activations."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ Part = dict[str, Any]
 
 
 class Place(NamedTuple):
-    """positions (B or 1, N): of each token in its text. valid (B, N): False for padding; None where there is none."""
+    """positions (B or 1, N) of tokens in their texts; valid (B, N): False at padding, or None without padding."""
 
     positions: Tensor
     valid: Tensor | None
 
 
 PARTS: dict[str, Callable[[Part, int], nn.Module]] = {}
-"""The module of each part by ``slot.kind``."""
+"""Module classes by ``slot.kind``."""
 
 
 def make(slot: str, part: Part, width: int) -> Any:
-    """The module that ``part`` describes."""
+    """Build the module that ``part`` describes."""
     return PARTS[f"{slot}.{part['kind']}"](part, width)
 
 
 def at_least_single(dtype: torch.dtype) -> torch.dtype:
-    """float32 for narrower numbers, float64 for float64: what sums and angles are computed in."""
+    """dtype for sums and angles: float64 for float64, else float32."""
     return torch.promote_types(dtype, torch.float32)
 
 

@@ -23,7 +23,7 @@ class LayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x²) + eps) * weight (Zhang & Sennrich 2019), or * (1 + weight) where the weight is centred on zero."""
+    """x / sqrt(mean(x²) + eps) * weight (Zhang & Sennrich 2019), or * (1 + weight) if zero-centred."""
 
     def __init__(self, part: Part, width: int):
         super().__init__()
@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """(x - mean) / sqrt(var + eps) * weight + bias with the statistics of the training (Ioffe & Szegedy 2015)."""
+    """(x - mean) / sqrt(var + eps) * weight + bias with the training statistics (Ioffe & Szegedy 2015)."""
 
     running_mean: Tensor
     running_var: Tensor

@@ -32,11 +32,11 @@ def lstm_step(given: Tensor, held: Tensor, state: Memory) -> Memory:
 
 
 STEPS = {"rnn": (rnn_step, 1, 1), "gru": (gru_step, 3, 1), "lstm": (lstm_step, 4, 2)}
-"""Of each kind a step, how many matrices it has and how many vectors it remembers."""
+"""Kind -> (step function, number of matrices, number of state vectors)."""
 
 
 class Cell(nn.Module):
-    """The weights of a cell."""
+    """Weights of a cell."""
 
     def __init__(self, gates: int, width: int, hidden: int):
         super().__init__()
@@ -47,7 +47,7 @@ class Cell(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """h_i = cell(x_i, h_{i-1}), then a linear map. Padding leaves h as it was."""
+    """h_i = cell(x_i, h_{i-1}), then a linear map. Padding leaves h unchanged."""
 
     def __init__(self, part: Part, width: int):
         super().__init__()

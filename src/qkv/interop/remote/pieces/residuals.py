@@ -1,4 +1,4 @@
-"""How what a branch computed joins what went into it, in a self-contained model."""
+"""Residual connections of a self-contained model."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from qkv.interop.remote.pieces.common import ACTIVATIONS, Part, Place, at_least_
 
 
 class LearnedPositions(nn.Module):
-    """One vector a position."""
+    """Table of one vector per position."""
 
     def __init__(self, part: Part, width: int):
         super().__init__()
@@ -52,7 +52,7 @@ class Frontend(nn.Module):
 
 
 class Slot(nn.Module):
-    """A branch with what the block's order puts around it."""
+    """A branch with the norms and the residual of its block."""
 
     def __init__(self, block: Part, j: int, width: int):
         super().__init__()
@@ -65,7 +65,7 @@ class Slot(nn.Module):
             self.norm_after = make("norm", block["norms"][j], width)
 
     def forward(self, x: Tensor, read: Tensor, place: Place) -> Tensor:
-        """What joins x (B, N, D) by the residual; ``read`` is what the branch reads."""
+        """Output of the residual connection; ``x`` (B, N, D): residual stream, ``read``: input of the branch."""
         if self.order == "post":
             return self.norm(self.residual(x, self.body(read, place)))  # type: ignore[misc]
         y = self.body(read if self.norm is None else self.norm(read), place)
@@ -73,7 +73,7 @@ class Slot(nn.Module):
 
 
 class Block(nn.Module):
-    """A list of branches, one after another or side by side."""
+    """A list of branches, sequential or parallel."""
 
     def __init__(self, part: Part, width: int):
         super().__init__()
@@ -101,7 +101,7 @@ class Transform(nn.Module):
 
 
 class Head(nn.Module):
-    """Logits of the next token; the table of token vectors where the head has no matrix of its own."""
+    """Logits of the next token, from the head's own matrix or the token table if tied."""
 
     def __init__(self, part: Part, width: int, vocab_size: int):
         super().__init__()
