@@ -12,10 +12,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 import qkv
-from qkv.layers.branch import Branch, implements
+from qkv.layers.branch import Branch
 from qkv.layers.context import Context
 from qkv.layers.linear import Linear
 from qkv.spec import branches as spec
+from qkv.spec.register import implements
 
 
 # 1. The spec: options, validated and written in YAML. Defining the class registers the kind "leaky_mean".

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import qkv
 from qkv.data.batch import Batch
 from qkv.data.vocabulary import Vocabulary
-from qkv.frontends.frontend import Frontend, implements
+from qkv.frontends.frontend import Frontend
 from qkv.inspection.cost_formulas import linear
 from qkv.inspection.shares import Setting, Share, formula
 from qkv.layers.context import Context, Tap
@@ -27,9 +27,10 @@ from qkv.spec.frontends import Frontend as FrontendSpec
 from qkv.spec.model import Stack
 from qkv.spec.processors import Scaler
 from qkv.spec.recipe import Recipe
+from qkv.spec.register import implements
 from qkv.spec.tasks import Task as TaskSpec
 from qkv.tasks.generated import Draw, GeneratedTask
-from qkv.tasks.task import Observed, Scale, Totals, register
+from qkv.tasks.task import Observed, Scale, Totals
 
 
 # 1. The spec: options with limits.
@@ -87,7 +88,7 @@ def outline(shape: str, t: np.ndarray) -> np.ndarray:
     return np.select([(side == i)[:, None] for i in range(3)], corners, np.stack((-np.ones_like(t), -along), -1))
 
 
-@register(Shapes)
+@implements(Shapes)
 class ShapesTask(GeneratedTask):
     """-log p(shape | points)."""
 

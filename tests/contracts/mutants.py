@@ -119,7 +119,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("grown buffer empty", ATTENTION, instead(kinds, "_grown", grown_empty)),
     Mutant("grown buffer not cleared", ATTENTION, instead(kinds, "_grown", grown_uninitialised)),
     Mutant("growth by one", ATTENTION, instead(kinds, "_grown", grown_by_one)),
-    Mutant("RoPE by position in the call", ATTENTION, instead(attention.Attention, "_rotation", relative_rotation)),
+    Mutant("RoPE by position in the call", ATTENTION, instead(relative.Rope, "rotation", relative_rotation)),
     Mutant(
         "RoPE turned for keys only", ATTENTION, instead(positions, "rotate", lambda f: lambda x, c, s: f(x, c, s) if x.shape[1] < 4 else x)
     ),

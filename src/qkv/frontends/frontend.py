@@ -1,10 +1,9 @@
-"""Base class of front ends, and their register."""
+"""Base class of front ends."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from qkv.layers.signal import Signal
 from qkv.spec.errors import UserError
 from qkv.spec.frontends import Frontend as FrontendSpec
 from qkv.spec.model import Stack as StackSpec
+from qkv.spec.register import implementation
 
 
 class Past(NamedTuple):
@@ -177,25 +177,6 @@ def _restarted(segments: Tensor) -> Tensor:
     return steps - torch.where(starts, steps, 0).cummax(1).values
 
 
-FRONTENDS: dict[type[FrontendSpec], Callable[..., Frontend]] = {}
-"""Every front end, by the type of its spec."""
-
-F = TypeVar("F", bound=type[Frontend])
-
-
-def implements(spec: type[FrontendSpec]) -> Callable[[F], F]:
-    """Class decorator: the module of the front end ``spec``, made by ``cls(part, stack, width, table)``."""
-
-    def register(module: F) -> F:
-        FRONTENDS[spec] = module
-        return module
-
-    return register
-
-
 def build_frontend(stack: StackSpec, width: int, table: Any | None = None) -> Frontend:
     """The front end of a stack of ``width`` features. ``table``: the token vectors of another one, to be shared."""
-    part = stack.frontend
-    if type(part) not in FRONTENDS:
-        raise UserError(f"no module implements the front end {part.kind!r}; import the file that defines it")
-    return FRONTENDS[type(part)](part, stack, width, table)
+    return implementation(stack.frontend, "qkv.frontends")(stack.frontend, stack, width, table)

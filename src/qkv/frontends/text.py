@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.frontends.border import check_ids, check_vocabulary
-from qkv.frontends.frontend import Frontend, implements
+from qkv.frontends.frontend import Frontend
 from qkv.layers.context import Context
 from qkv.layers.norms import build_norm
 from qkv.layers.positions import build_positions
@@ -16,6 +16,7 @@ from qkv.ops.dropout import dropout
 from qkv.spec.errors import UserError
 from qkv.spec.frontends import Text
 from qkv.spec.model import Stack
+from qkv.spec.register import implements
 
 
 @implements(Text)

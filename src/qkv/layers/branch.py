@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,19 +72,3 @@ def matrices(model: nn.Module) -> set[nn.Parameter]:
     parts = (part for branch in model.modules() if isinstance(branch, Branch) for part in branch.modules())
     maps = (part for part in parts if not isinstance(part, (Table, nn.Embedding, nn.EmbeddingBag)))
     return {p for part in maps for p in part.parameters(recurse=False) if p.ndim == 2}
-
-
-BRANCHES: dict[type[BranchSpec], type[Branch]] = {}
-"""Register of branches: spec class -> module class."""
-
-B = TypeVar("B", bound=type[Branch])
-
-
-def implements(spec: type[BranchSpec]) -> Callable[[B], B]:
-    """Class decorator: ``@implements(spec.GRU)`` registers the module class of that spec, also for the contract tests."""
-
-    def register(module: B) -> B:
-        BRANCHES[spec] = module
-        return module
-
-    return register

@@ -5,11 +5,12 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from qkv.layers.activations import ACTIVATIONS
-from qkv.layers.branch import Branch, State, implements
+from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.linear import Linear
 from qkv.ops.dropout import dropout
 from qkv.spec import branches as spec
+from qkv.spec.register import implements
 
 
 @implements(spec.FeedForward)

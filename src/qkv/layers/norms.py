@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,6 +9,7 @@ from torch.nn import functional as F
 from qkv.layers.context import Context
 from qkv.ops.at_least_single import single_or_wider
 from qkv.spec import parts as spec
+from qkv.spec.register import implementation, implements
 
 
 class Norm(nn.Module):
@@ -21,6 +19,7 @@ class Norm(nn.Module):
         raise NotImplementedError
 
 
+@implements(spec.LayerNorm)
 class LayerNorm(Norm):
     """(x - mean) / sqrt(var + eps) * weight + bias over D (Ba et al. 2016)."""
 
@@ -61,10 +60,12 @@ class ZeroCentredRMSNorm(Norm):
         return F.rms_norm(x.to(wide), self.weight.shape, 1 + self.weight.to(wide), self.eps).to(x.dtype)
 
 
+@implements(spec.RMSNorm)
 def _rms_norm(part: spec.RMSNorm, width: int) -> Norm:
     return (ZeroCentredRMSNorm if part.zero_centred else RMSNorm)(part, width)
 
 
+@implements(spec.BatchNorm)
 class BatchNorm(Norm):
     """(x - mean) / sqrt(var + eps) * weight + bias, with mean and var per feature over all unpadded tokens of the batch.
 
@@ -99,6 +100,7 @@ class BatchNorm(Norm):
         return 0.0 if counted else self.momentum
 
 
+@implements(spec.NoNorm)
 class NoNorm(Norm):
     """Identity."""
 
@@ -109,14 +111,6 @@ class NoNorm(Norm):
         return x
 
 
-NORMS: dict[type[spec.Norm], Callable[[Any, int], Norm]] = {
-    spec.LayerNorm: LayerNorm,
-    spec.RMSNorm: _rms_norm,
-    spec.BatchNorm: BatchNorm,
-    spec.NoNorm: NoNorm,
-}
-
-
 def build_norm(part: spec.Norm, width: int) -> Norm:
     """Build the module of a norm spec."""
-    return NORMS[type(part)](part, width)
+    return implementation(part, "qkv.layers")(part, width)

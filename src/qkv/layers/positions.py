@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,8 +13,10 @@ from qkv.ops import positions as ops
 from qkv.ops.at_least_single import single_or_wider
 from qkv.spec import parts as spec
 from qkv.spec.errors import UserError
+from qkv.spec.register import implementation, implements
 
 
+@implements(spec.Learned)
 class Learned(Table):
     """Learned position embeddings: position p reads row p + offset of a table (L + offset, D)."""
 
@@ -30,6 +29,7 @@ class Learned(Table):
         return F.embedding(positions + self.offset if self.offset else positions, self.table)
 
 
+@implements(spec.Axial)
 class Axial(nn.Module):
     """Axial position embeddings: one table per axis, results summed or concatenated.
 
@@ -51,6 +51,7 @@ class Axial(nn.Module):
         return torch.cat(found, -1) if self.part.widths else torch.stack(found).sum(0)
 
 
+@implements(spec.Sinusoidal)
 class Sinusoidal(nn.Module):
     """PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(p / base^(2i/D)) (Vaswani et al. 2017)."""
 
@@ -62,6 +63,7 @@ class Sinusoidal(nn.Module):
         return ops.sinusoid(positions, self.width, self.base, single_or_wider(dtype))
 
 
+@implements(spec.LearnedSinusoidal)
 class LearnedSinusoidal(nn.Module):
     """W2 φ(W1 PE(p) + b1) + b2 with sinusoidal PE(p) (Wang et al. 2022)."""
 
@@ -77,17 +79,14 @@ class LearnedSinusoidal(nn.Module):
         return self.down(self.activation(self.up(waves)))
 
 
-POSITIONS: dict[type[spec.Positions], Callable[[Any, int, int], nn.Module]] = {
-    spec.Learned: Learned,
-    spec.Axial: Axial,
-    spec.Sinusoidal: Sinusoidal,
-    spec.LearnedSinusoidal: LearnedSinusoidal,
-}
+@implements(spec.NoPositions)
+def _no_positions(part: spec.NoPositions, length: int, width: int) -> None:
+    return None
 
 
 def build_positions(part: spec.Positions, length: int, width: int) -> nn.Module | None:
     """Build the module that maps positions (…) to vectors (…, D), in at least the given dtype; None for no positions."""
-    return POSITIONS[type(part)](part, length, width) if type(part) in POSITIONS else None
+    return implementation(part, "qkv.layers")(part, length, width)
 
 
 def resample_grid(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:

@@ -9,32 +9,76 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qkv.layers.context import Context
+from qkv.layers.positions import rope_frequencies
 from qkv.layers.table import Table
+from qkv.ops import positions as position_ops
+from qkv.ops.at_least_single import single_or_wider
 from qkv.ops.attention.problem import RelativeValues
 from qkv.ops.masks import Sites
-from qkv.ops.positions import alibi_slopes, clipped_distances, distance_buckets
+from qkv.ops.positions import clipped_distances, distance_buckets
 from qkv.spec import branches, parts
+from qkv.spec.register import implementation, implements
 
 
 class Relative(Table):
-    """Base class of relative position terms of attention."""
+    """Base class of relative positions in attention: a rotation of queries and keys, a bias of the scores, a term of the values.
 
-    def added(self, q: Tensor, sites: Sites, scale: float) -> Tensor:
-        """Term added to the scaled scores, (B or 1, H, N, M). q (B, H, N, Dk); scale: factor of the scores."""
-        raise NotImplementedError
+    Each of them is optional. Made by ``cls(part, attention, widths)``: the spec, that of the attention, the features of a key and of a value.
+    """
+
+    def rotate(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """Queries (B, H, N, Dk) and keys (B, G, N, Dk) of the positions of ``context``, rotated."""
+        return q, k
+
+    def slopes(self, q: Tensor, scale: float) -> Tensor | None:
+        """Bias of the scores by m_h (j - i), as slopes m (H); None without. Unlike ``bias`` it takes no memory."""
+        return None
+
+    def bias(self, q: Tensor, sites: Sites, scale: float) -> Tensor | None:
+        """Term added to the scaled scores, (B or 1, H, N, M); None without. q (B, H, N, Dk); scale: factor of the scores."""
+        return None
 
     def values(self, sites: Sites) -> RelativeValues | None:
-        """Term added to the values, or None."""
+        """Term added to the values; None without."""
         return None
 
 
+@implements(parts.NoRelative)
+class NoRelative(Relative):
+    """No relative positions."""
+
+    def __init__(self, part: parts.NoRelative, attention: branches.Attention, widths: tuple[int, int]):
+        super().__init__()
+
+
+@implements(parts.Rope)
+class Rope(Relative):
+    """q and k rotated by angles that grow with the position (RoPE, Su et al. 2021)."""
+
+    def __init__(self, part: parts.Rope, attention: branches.Attention, widths: tuple[int, int]):
+        super().__init__()
+        self.part, self.head_dim = part, widths[0]
+
+    def rotate(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        kind = single_or_wider(q.dtype)
+        cos, sin = context.once(("rope", self.part, self.head_dim, q.dtype), lambda: self.rotation(context, kind))
+        return position_ops.rotate(q, cos, sin), position_ops.rotate(k, cos, sin)
+
+    def rotation(self, context: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the angles at the positions of ``context``."""
+        frequencies, magnitude = rope_frequencies(self.part, branches.rotary_dim(self.head_dim, self.part), dtype)
+        return position_ops.rotation(context.positions[:, None], frequencies.to(context.positions.device), magnitude)
+
+
+@implements(parts.Shaw)
 class Shaw(Relative):
     """scale · q_i · r_c, c = clip(j - i, -k, k) (Shaw et al. 2018).
 
     Tables, shared by all heads: keys (2 k + 1, Dk), values (2 k + 1, Dv) or None. Initialised to 0.
     """
 
-    def __init__(self, part: parts.Shaw, widths: tuple[int, int]):
+    def __init__(self, part: parts.Shaw, attention: branches.Attention, widths: tuple[int, int]):
         super().__init__()
         self.reach, count = part.max_distance, 2 * part.max_distance + 1
         self.key_table = nn.Parameter(torch.zeros(count, widths[0]))
@@ -43,7 +87,7 @@ class Shaw(Relative):
     def _index(self, sites: Sites) -> Tensor:
         return clipped_distances(sites.query, sites.key, self.reach)
 
-    def added(self, q: Tensor, sites: Sites, scale: float) -> Tensor:
+    def bias(self, q: Tensor, sites: Sites, scale: float) -> Tensor:
         by_distance = (q * scale) @ self.key_table.t().to(q.dtype)
         return by_distance.gather(-1, self._index(sites)[:, None].expand(*q.shape[:3], -1))
 
@@ -66,16 +110,17 @@ class SharedTable(Table):
         raise NotImplementedError
 
 
+@implements(parts.T5Buckets)
 class T5Buckets(Relative, SharedTable):
     """table[bucket(j - i)], one unscaled bias per head (T5, Raffel et al. 2020). table (buckets, H), initialised to 0.
 
     Each layer has its own table; with ``shared`` all layers use that of the first.
     """
 
-    def __init__(self, part: parts.T5Buckets, num_heads: int, causal: bool):
+    def __init__(self, part: parts.T5Buckets, attention: branches.Attention, widths: tuple[int, int]):
         super().__init__()
-        self.part, self.num_heads, self.causal = part, num_heads, causal
-        self.table: nn.Parameter | None = nn.Parameter(torch.zeros(part.num_buckets, num_heads))
+        self.part, self.num_heads, self.causal = part, attention.num_heads, attention.causal
+        self.table: nn.Parameter | None = nn.Parameter(torch.zeros(part.num_buckets, self.num_heads))
         # In a tuple, so that the owner's weights are not registered twice.
         self.owner: tuple[T5Buckets, ...] = ()
 
@@ -86,7 +131,7 @@ class T5Buckets(Relative, SharedTable):
     def read_from(self, owner: T5Buckets) -> None:
         self.table, self.owner = None, (owner,)
 
-    def added(self, q: Tensor, sites: Sites, scale: float) -> Tensor:
+    def bias(self, q: Tensor, sites: Sites, scale: float) -> Tensor:
         distance = sites.key[:, None, :] - sites.query[:, :, None]
         buckets = distance_buckets(distance, self.part.num_buckets, self.part.max_distance, self.causal)
         table = self.owner[0].table if self.table is None else self.table
@@ -94,15 +139,26 @@ class T5Buckets(Relative, SharedTable):
         return F.embedding(buckets, table).permute(0, 3, 1, 2).to(q.dtype)
 
 
-class RoundedAlibi(Relative):
-    """m_h j with m_h, j and the product rounded to bf16, times the scores' scale if ``part.scaled`` (Falcon, Almazrouei et al. 2023)."""
+@implements(parts.Alibi)
+class Alibi(Relative):
+    """m_h (j - i), times the scores' scale if ``part.scaled`` (Press et al. 2022).
 
-    def __init__(self, part: parts.Alibi, num_heads: int):
+    ``rounded="bf16"``: m_h j, with m_h, j and the product rounded to bf16 (Falcon, Almazrouei et al. 2023).
+    """
+
+    def __init__(self, part: parts.Alibi, attention: branches.Attention, widths: tuple[int, int]):
         super().__init__()
-        self.part, self.num_heads = part, num_heads
+        self.part, self.num_heads = part, attention.num_heads
 
-    def added(self, q: Tensor, sites: Sites, scale: float) -> Tensor:
-        slopes = alibi_slopes(self.num_heads, q.device).bfloat16()
+    def slopes(self, q: Tensor, scale: float) -> Tensor | None:
+        if self.part.rounded is not None:
+            return None
+        return position_ops.alibi_slopes(self.num_heads, q.device, single_or_wider(q.dtype)) * (scale if self.part.scaled else 1.0)
+
+    def bias(self, q: Tensor, sites: Sites, scale: float) -> Tensor | None:
+        if self.part.rounded is None:
+            return None
+        slopes = position_ops.alibi_slopes(self.num_heads, q.device).bfloat16()
         rounded = slopes[None, :, None, None] * sites.key.bfloat16()[:, None, None, :]
         return (rounded.to(q.dtype) * (scale if self.part.scaled else 1.0)).expand(-1, -1, q.shape[2], -1)
 
@@ -117,14 +173,6 @@ def share_tables(modules: Iterable[nn.Module]) -> None:
                 module.read_from(owner)
 
 
-def build_relative(part: branches.Attention, width: int) -> Relative | None:
-    """Build the module of the part's relative positions; None for RoPE, exact ALiBi and none, which need no module."""
-    match part.relative:
-        case parts.Shaw():
-            return Shaw(part.relative, part.dims(width))
-        case parts.T5Buckets():
-            return T5Buckets(part.relative, part.num_heads, part.causal)
-        case parts.Alibi(rounded="bf16"):
-            return RoundedAlibi(part.relative, part.num_heads)
-        case _:
-            return None
+def build_relative(part: branches.Attention, width: int) -> Relative:
+    """Build the module of an attention's relative positions."""
+    return implementation(part.relative, "qkv.layers")(part.relative, part, part.dims(width))

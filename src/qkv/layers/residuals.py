@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,8 +9,10 @@ from torch import Tensor, nn
 
 from qkv.ops.dropout import dropout
 from qkv.spec import parts as spec
+from qkv.spec.register import implementation, implements
 
 
+@implements(spec.Add)
 class Residual(nn.Module):
     """x + dropout(y). In training, each row of y is dropped with probability ``drop_path`` (Huang et al. 2016)."""
 
@@ -44,6 +45,7 @@ class Residual(nn.Module):
         return self.joined(x, self.dropped(y))
 
 
+@implements(spec.Scaled)
 class Scaled(Residual):
     """x + weight ⊙ y (LayerScale, Touvron et al. 2021)."""
 
@@ -54,6 +56,7 @@ class Scaled(Residual):
         return x + self.weight * y
 
 
+@implements(spec.Gated)
 class Gated(Residual):
     """x + tanh(gate) y (Flamingo, Alayrac et al. 2022)."""
 
@@ -64,6 +67,7 @@ class Gated(Residual):
         return x + self.gate.tanh() * y
 
 
+@implements(spec.NoResidual)
 class NoResidual(Residual):
     """y, without a residual connection."""
 
@@ -71,6 +75,7 @@ class NoResidual(Residual):
         return y
 
 
+@implements(spec.Reversible)
 class Reversible(Residual):
     """(a, b) -> (b, a + y), with y computed from b (RevNet, Gomez et al. 2017). x (B, N, 2 D): both streams; y (B, N, D)."""
 
@@ -87,15 +92,6 @@ class Reversible(Residual):
         return torch.cat((a - y, b), -1)
 
 
-RESIDUALS: dict[type[spec.Residual], Callable[..., Residual]] = {
-    spec.Add: Residual,
-    spec.Scaled: Scaled,
-    spec.Gated: Gated,
-    spec.NoResidual: NoResidual,
-    spec.Reversible: Reversible,
-}
-
-
 def build_residual(part: spec.Residual, width: int, dropout: float = 0.0, drop_path: float = 0.0) -> Residual:
     """Build the module of a residual spec."""
-    return RESIDUALS[type(part)](part, width, dropout, drop_path)
+    return implementation(part, "qkv.layers")(part, width, dropout, drop_path)

@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from qkv.layers.branch import Branch, State, implements
+from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context, Memory
 from qkv.layers.linear import Linear
 from qkv.ops.additive_attention.choose import additive_keys, additive_weights
 from qkv.spec import cross as spec
+from qkv.spec.register import implements
 
 
 class AdditiveMemory(NamedTuple):

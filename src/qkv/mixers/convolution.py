@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.layers.branch import Branch, State, implements
+from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.ops.convolution import taps
 from qkv.ops.linear.choose import linear
 from qkv.spec import branches as spec
+from qkv.spec.register import implements
 from qkv.state.kinds import extended
 
 

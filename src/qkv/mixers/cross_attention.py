@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from qkv.layers.branch import Branch, State, implements
+from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context, Memory
 from qkv.layers.linear import Linear
 from qkv.layers.norms import build_norm
@@ -16,6 +16,7 @@ from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import Problem
 from qkv.ops.masks import Full, Sites
 from qkv.spec import cross as spec
+from qkv.spec.register import implements
 
 
 class MemoryKeys(NamedTuple):

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.layers.branch import implements
 from qkv.layers.context import Context
 from qkv.layers.linear import Linear
 from qkv.layers.norms import Norm, build_norm
@@ -17,6 +16,7 @@ from qkv.mixers.scored_attention import ScoredAttention
 from qkv.ops.masks import Sites
 from qkv.ops.relative_scores import by_key, by_query, log_buckets
 from qkv.spec import relative_attention as spec
+from qkv.spec.register import implements
 
 
 class DistanceVectors(SharedTable):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from qkv.layers.branch import Branch, State, implements
+from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context, Memory
 from qkv.layers.linear import Linear
 from qkv.layers.pooling import pooled
 from qkv.spec import cross as spec
+from qkv.spec.register import implements
 
 
 @implements(spec.FixedContext)

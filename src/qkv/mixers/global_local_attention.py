@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from qkv.layers.branch import Branch, State, implements
+from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.linear import Linear
 from qkv.ops.attention.choose import attention
@@ -13,6 +13,7 @@ from qkv.ops.attention.problem import Problem
 from qkv.ops.global_local import Places, place, taken, windowed
 from qkv.ops.masks import Full, Sites
 from qkv.spec import sparse_attention as spec
+from qkv.spec.register import implements
 
 
 @implements(spec.GlobalLocalAttention)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from qkv.layers.branch import Branch, State, implements
+from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.linear import Linear
 from qkv.ops.linear_attention.chunked import linear_attention
 from qkv.ops.linear_attention.reference import feature
 from qkv.spec import branches as spec
+from qkv.spec.register import implements
 
 
 @implements(spec.LinearAttention)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from qkv.layers.branch import State, implements
+from qkv.layers.branch import State
 from qkv.layers.context import Context
 from qkv.layers.linear import Linear
 from qkv.mixers.key_value import KeyValueBranch
@@ -15,6 +15,7 @@ from qkv.ops.attention.problem import Problem
 from qkv.ops.documents import Documents, documents
 from qkv.ops.masks import Sites
 from qkv.spec import lsh_attention as spec
+from qkv.spec.register import implements
 
 _EPS = 1e-6
 """Epsilon of the key normalisation, as in the published models."""

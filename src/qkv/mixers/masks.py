@@ -1,25 +1,38 @@
-"""Mask specs to mask predicates."""
+"""From a mask's spec to its predicate."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from qkv.ops import masks as ops
 from qkv.spec import masks as spec
-
-_PLAIN: dict[type[spec.Mask], type[ops.Mask]] = {
-    spec.Full: ops.Full,
-    spec.Causal: ops.Causal,
-    spec.Window: ops.Window,
-    spec.Prefix: ops.Prefix,
-    spec.Strided: ops.Strided,
-    spec.Fixed: ops.Fixed,
-    spec.Blocks: ops.Blocks,
-}
+from qkv.spec.register import implementation, implements
 
 
 def build_mask(part: spec.Mask) -> ops.Mask:
-    """Build the predicate of a mask spec. Fields of elementary masks are passed by name."""
-    if isinstance(part, spec.AllOf):
-        return ops.AllOf(tuple(build_mask(mask) for mask in part.masks))
-    if isinstance(part, spec.AnyOf):
-        return ops.AnyOf(tuple(build_mask(mask) for mask in part.masks))
-    return _PLAIN[type(part)](**{name: getattr(part, name) for name in type(part).model_fields})
+    """The predicate of a mask spec."""
+    return implementation(part, "qkv.mixers")(part)
+
+
+def _by_name(predicate: type[ops.Mask]) -> Callable[[spec.Mask], ops.Mask]:
+    """A predicate whose fields are those of the spec, by name."""
+    return lambda part: predicate(**{name: getattr(part, name) for name in type(part).model_fields})
+
+
+implements(spec.Full)(_by_name(ops.Full))
+implements(spec.Causal)(_by_name(ops.Causal))
+implements(spec.Window)(_by_name(ops.Window))
+implements(spec.Prefix)(_by_name(ops.Prefix))
+implements(spec.Strided)(_by_name(ops.Strided))
+implements(spec.Fixed)(_by_name(ops.Fixed))
+implements(spec.Blocks)(_by_name(ops.Blocks))
+
+
+@implements(spec.AllOf)
+def _all_of(part: spec.AllOf) -> ops.Mask:
+    return ops.AllOf(tuple(build_mask(mask) for mask in part.masks))
+
+
+@implements(spec.AnyOf)
+def _any_of(part: spec.AnyOf) -> ops.Mask:
+    return ops.AnyOf(tuple(build_mask(mask) for mask in part.masks))

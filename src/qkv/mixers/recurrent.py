@@ -7,13 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from qkv.layers.branch import Branch, State, implements
+from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.linear import Linear
 from qkv.ops.recurrence.choose import recur
 from qkv.ops.recurrence.reference import Memory
 from qkv.ops.recurrence.reversal import reversal, taken
 from qkv.spec import branches as spec
+from qkv.spec.register import implements
 
 
 class Cell(nn.Module):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from qkv.layers.branch import implements
 from qkv.layers.context import Context
 from qkv.layers.linear import Linear
 from qkv.layers.table import Table
@@ -15,6 +14,7 @@ from qkv.ops.masks import Sites
 from qkv.ops.relative_scores import by_query, sinusoid_halves
 from qkv.spec import relative_attention as spec
 from qkv.spec.errors import UserError
+from qkv.spec.register import implements
 
 
 class TypeScores(Table):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +15,7 @@ from qkv.ops.dropout import dropout
 from qkv.ops.linear.choose import linear
 from qkv.spec import heads as spec
 from qkv.spec.errors import UserError
+from qkv.spec.register import implementation, implements
 
 _Answering = spec.ClassificationHead | spec.RegressionHead | spec.TokenHead | spec.SpanHead
 _NOWHERE = Context(torch.zeros(1, 1, dtype=torch.long))
@@ -98,15 +96,31 @@ def _known(count: int | None) -> int:
     return count
 
 
-HEADS: dict[type[spec.Head], Callable[[Any, int, Any], nn.Module]] = {
-    spec.LanguageModelHead: lambda part, width, table: LanguageModelHead(part, table.shape[0], width, table if part.tied else None),
-    spec.ClassificationHead: lambda part, width, _: Answer(part, width, _known(part.num_classes), Pool(part.pooling, width)),
-    spec.RegressionHead: lambda part, width, _: Answer(part, width, 1, Pool(part.pooling, width)),
-    spec.TokenHead: lambda part, width, _: Answer(part, width, _known(part.num_classes)),
-    spec.SpanHead: lambda part, width, _: Answer(part, width, 2),
-}
+@implements(spec.LanguageModelHead)
+def _language_model(part: spec.LanguageModelHead, width: int, table: nn.Parameter) -> nn.Module:
+    return LanguageModelHead(part, table.shape[0], width, table if part.tied else None)
+
+
+@implements(spec.ClassificationHead)
+def _classification(part: spec.ClassificationHead, width: int, table: object) -> nn.Module:
+    return Answer(part, width, _known(part.num_classes), Pool(part.pooling, width))
+
+
+@implements(spec.RegressionHead)
+def _regression(part: spec.RegressionHead, width: int, table: object) -> nn.Module:
+    return Answer(part, width, 1, Pool(part.pooling, width))
+
+
+@implements(spec.TokenHead)
+def _tokens(part: spec.TokenHead, width: int, table: object) -> nn.Module:
+    return Answer(part, width, _known(part.num_classes))
+
+
+@implements(spec.SpanHead)
+def _spans(part: spec.SpanHead, width: int, table: object) -> nn.Module:
+    return Answer(part, width, 2)
 
 
 def build_head(part: spec.Head, width: int, table: nn.Parameter | None) -> nn.Module:
     """The module of a head; ``table`` (V, D) holds the token vectors, which a tied head shares; None without tokens."""
-    return HEADS[type(part)](part, width, table)
+    return implementation(part, "qkv.models")(part, width, table)

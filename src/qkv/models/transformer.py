@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from qkv.frontends import text as _text  # noqa: F401  (the front end registers itself)
 from qkv.frontends.border import check_counts, check_rows
 from qkv.frontends.frontend import Past, build_frontend
 from qkv.layers.branch import Branch

@@ -21,18 +21,19 @@ from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.spec.register import implements
 from qkv.spec.tasks import Classification
 from qkv.tasks.baselines import bag_of_words_accuracy, too_large
 from qkv.tasks.example_task import Collate, Cut, column, lengths_or_none, padded, types_or_none
 from qkv.tasks.label_metrics import agreement, confusion
 from qkv.tasks.material import Example, ExampleMaterial, Material
 from qkv.tasks.pooled import PAIR, TEXT, PooledTask, example_of, outputs, told
-from qkv.tasks.task import Exam, Observed, Scale, Totals, register
+from qkv.tasks.task import Exam, Observed, Scale, Totals
 
 _SHOWN = 12
 
 
-@register(Classification)
+@implements(Classification)
 class ClassificationTask(PooledTask):
     """-log p(label | text)."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,23 +10,39 @@ import numpy as np
 from qkv.data.corpus import Corpus
 from qkv.data.corruption import denoise as ops
 from qkv.spec import tasks as spec
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.spec.register import implementation, implements
 from qkv.tasks.fill_in import GAP, read_gaps
 from qkv.tasks.restoration import Pair, RestorationTask
-from qkv.tasks.task import register
 from qkv.tokenizers.tokenizer import Tokenizer
 
-NOISES: dict[type[spec.Noise], Callable[[Any, Tokenizer], ops.Noise]] = {
-    spec.TokenMasking: lambda part, tokenizer: ops.TokenMasking(_mask(tokenizer), part.rate),
-    spec.TokenDeletion: lambda part, tokenizer: ops.TokenDeletion(part.rate),
-    spec.TextInfilling: lambda part, tokenizer: ops.TextInfilling(_mask(tokenizer), part.rate, part.mean_length),
-    spec.SentencePermutation: lambda part, tokenizer: ops.SentencePermutation(full_stops(tokenizer)),
-    spec.DocumentRotation: lambda part, tokenizer: ops.DocumentRotation(),
-}
+
+@implements(spec.TokenMasking)
+def _token_masking(part: spec.TokenMasking, tokenizer: Tokenizer) -> ops.Noise:
+    return ops.TokenMasking(_mask(tokenizer), part.rate)
 
 
-@register(spec.Denoising)
+@implements(spec.TokenDeletion)
+def _token_deletion(part: spec.TokenDeletion, tokenizer: Tokenizer) -> ops.Noise:
+    return ops.TokenDeletion(part.rate)
+
+
+@implements(spec.TextInfilling)
+def _text_infilling(part: spec.TextInfilling, tokenizer: Tokenizer) -> ops.Noise:
+    return ops.TextInfilling(_mask(tokenizer), part.rate, part.mean_length)
+
+
+@implements(spec.SentencePermutation)
+def _sentence_permutation(part: spec.SentencePermutation, tokenizer: Tokenizer) -> ops.Noise:
+    return ops.SentencePermutation(full_stops(tokenizer))
+
+
+@implements(spec.DocumentRotation)
+def _document_rotation(part: spec.DocumentRotation, tokenizer: Tokenizer) -> ops.Noise:
+    return ops.DocumentRotation()
+
+
+@implements(spec.Denoising)
 class DenoisingTask(RestorationTask):
     """The source is the damaged text, the target the text."""
 
@@ -38,10 +54,7 @@ class DenoisingTask(RestorationTask):
         return tokenizer.with_specials(("bos", "eos", "mask"))
 
     def damage(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Any:
-        unknown = next((part for part in self.spec.noises if type(part) not in NOISES), None)
-        if unknown is not None:
-            raise UserError(f"the noise {unknown.kind!r} has no rule; add one to qkv.tasks.denoising.NOISES")
-        noises = [NOISES[type(part)](part, tokenizer) for part in self.spec.noises]
+        noises = [implementation(part, "qkv.tasks")(part, tokenizer) for part in self.spec.noises]
 
         def damaged(ids: np.ndarray, rng: np.random.Generator) -> Pair:
             return ops.denoise(ids, rng, noises), ids

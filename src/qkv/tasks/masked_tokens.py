@@ -21,12 +21,13 @@ from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import single_or_wider
 from qkv.spec.recipe import Recipe
+from qkv.spec.register import implements
 from qkv.spec.tasks import MaskedTokens
 from qkv.tasks.cross_entropy import cross_entropy
 from qkv.tasks.fill_in import FillInTask, words_carry_spaces
 from qkv.tasks.material import Material, TextMaterial
 from qkv.tasks.next_token import at_targets, exponential, loss_of_vectors
-from qkv.tasks.task import Exam, Observed, Scale, Totals, register
+from qkv.tasks.task import Exam, Observed, Scale, Totals
 from qkv.tasks.text_task import Changes
 from qkv.tasks.words import Words
 from qkv.tokenizers.framing import Framed
@@ -38,7 +39,7 @@ _AT_ONCE = 64
 _ROWS = 1024
 
 
-@register(MaskedTokens)
+@implements(MaskedTokens)
 class MaskedTokensTask(FillInTask):
     """-Σ log p(x_i | x with the targets hidden), over the targets alone: the head is not asked of the other positions."""
 

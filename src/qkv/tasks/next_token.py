@@ -14,10 +14,11 @@ from qkv.layers.context import Tap
 from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
 from qkv.spec.recipe import Recipe
+from qkv.spec.register import implements
 from qkv.spec.tasks import NextToken
 from qkv.tasks.cross_entropy import chunked_cross_entropy, cross_entropy
 from qkv.tasks.material import Material
-from qkv.tasks.task import Scale, Totals, register
+from qkv.tasks.task import Scale, Totals
 from qkv.tasks.text_task import TextTask
 
 # Up to 64 MB of fp32 logits at once are faster than shares of them; above, shares of at least 256 rows cost no time.
@@ -51,7 +52,7 @@ def at_targets(vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return vectors.flatten(0, 1)[places], targets[places]
 
 
-@register(NextToken)
+@implements(NextToken)
 class NextTokenTask(TextTask):
     """-Σ log p(x_i | x_<i) over the targets that are not -100."""
 

@@ -27,17 +27,18 @@ from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.recipe import Recipe
+from qkv.spec.register import implements
 from qkv.spec.tasks import Permutation
 from qkv.tasks.fill_in import FillInTask
 from qkv.tasks.masked_tokens import padding
 from qkv.tasks.next_token import at_targets, exponential, loss_of_vectors
-from qkv.tasks.task import Observed, Scale, Totals, register
+from qkv.tasks.task import Observed, Scale, Totals
 from qkv.tasks.text_task import Changes
 from qkv.tokenizers.framing import Framed
 from qkv.tokenizers.tokenizer import Tokenizer
 
 
-@register(Permutation)
+@implements(Permutation)
 class PermutationTask(FillInTask):
     """-Σ log p(x_i | the tokens before i in the order), over the targets."""
 

@@ -24,11 +24,12 @@ from qkv.ops.at_least_single import at_least_single
 from qkv.spec import tasks as spec
 from qkv.spec.errors import Problem, SpecError
 from qkv.spec.recipe import Recipe
+from qkv.spec.register import implements
 from qkv.tasks.answer_metrics import answer_scores
 from qkv.tasks.example_task import Collate, Cut, ExampleTask, framed_by, lengths_or_none, padded, text_in, trained, types_or_none
 from qkv.tasks.material import Example, ExampleMaterial, Material
 from qkv.tasks.spans import Offsets, Span, best_spans, characters_of, span_of, windows
-from qkv.tasks.task import Exam, Observed, Scale, Totals, register
+from qkv.tasks.task import Exam, Observed, Scale, Totals
 from qkv.tasks.text_metrics import first_sentence
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -72,7 +73,7 @@ class Answer(NamedTuple):
     probability: float
 
 
-@register(spec.QuestionAnswering)
+@implements(spec.QuestionAnswering)
 class QuestionAnsweringTask(ExampleTask):
     """-log p(first token of the answer) - log p(last token), each a softmax over the positions of
 

@@ -20,18 +20,19 @@ from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.spec.register import implements
 from qkv.spec.tasks import Recall
 from qkv.tasks.example_task import text_in
 from qkv.tasks.generated import Draw, GeneratedTask, ids_of, tokenizer_of
 from qkv.tasks.material import HELD_OUT, Material
-from qkv.tasks.task import Exam, Observed, Scale, Totals, register
+from qkv.tasks.task import Exam, Observed, Scale, Totals
 
 ROWS = 256
 """How many rows of each distance are examined."""
 QUERY = "?"
 
 
-@register(Recall)
+@implements(Recall)
 class RecallTask(GeneratedTask):
     """-log p(symbol) after the query mark. A model that reads from left to right answers by its last vector (``pooling: last``)."""
 

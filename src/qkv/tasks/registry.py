@@ -1,44 +1,19 @@
-"""Every task that a recipe can name. Importing this module is what registers the ones that qkv brings."""
+"""Building of tasks."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from qkv.spec.register import implementation, implementations
 from qkv.spec.tasks import Task as TaskSpec
-from qkv.tasks import (
-    classification,
-    denoising,
-    masked_tokens,
-    next_token,
-    permutation,
-    question_answering,
-    recall,
-    regression,
-    sequence_to_sequence,
-    sorting,
-    span_corruption,
-    token_classification,
-    word_vectors,
-)
-from qkv.tasks.task import TASKS, Task
-
-__all__ = ["TASKS", "build_task"]
-
-BUILT_IN = (
-    classification,
-    denoising,
-    masked_tokens,
-    next_token,
-    permutation,
-    question_answering,
-    recall,
-    regression,
-    sequence_to_sequence,
-    sorting,
-    span_corruption,
-    token_classification,
-    word_vectors,
-)
+from qkv.tasks.task import Task
 
 
 def build_task(spec: TaskSpec) -> Task:
     """The task of a recipe."""
-    return TASKS[type(spec)](spec)
+    return implementation(spec, "qkv.tasks")(spec)
+
+
+def tasks() -> dict[type[TaskSpec], Any]:
+    """Every task that a recipe can name, by the type of its spec."""
+    return implementations(TaskSpec, "qkv.tasks")

@@ -20,15 +20,16 @@ from qkv.ops.at_least_single import at_least_single
 from qkv.spec import tasks as spec
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.spec.register import implements
 from qkv.tasks.example_task import Collate, Cut, column, lengths_or_none, padded, types_or_none
 from qkv.tasks.material import Example, Material
 from qkv.tasks.pooled import PAIR, TEXT, PooledTask, example_of, outputs, told
-from qkv.tasks.task import Exam, Observed, Scale, Totals, register
+from qkv.tasks.task import Exam, Observed, Scale, Totals
 
 _SHOWN = 12
 
 
-@register(spec.Regression)
+@implements(spec.Regression)
 class RegressionTask(PooledTask):
     """Σ (f(text) - z)², z = (y - mean) / deviation.
 

@@ -18,12 +18,13 @@ from qkv.models.transformer import Transformer
 from qkv.spec.errors import Problem, SpecError
 from qkv.spec.generation import Generation
 from qkv.spec.recipe import Recipe
+from qkv.spec.register import implements
 from qkv.spec.tasks import Summarization, Translation
 from qkv.tasks.aligned import MOST_TOKENS, aligned
 from qkv.tasks.example_task import Collate, Cut, ExampleTask, column, text_in, trained
 from qkv.tasks.material import Example, ExampleMaterial, Material
 from qkv.tasks.pairs import joined, marks, pair_loss, paired, write_after
-from qkv.tasks.task import Exam, Observed, Scale, Totals, register
+from qkv.tasks.task import Exam, Observed, Scale, Totals
 from qkv.tasks.text_metrics import bleu, first_sentence, rouge
 
 _AT_ONCE = 64
@@ -160,7 +161,7 @@ class SequenceToSequenceTask(ExampleTask):
         raise NotImplementedError
 
 
-@register(Translation)
+@implements(Translation)
 class TranslationTask(SequenceToSequenceTask):
     """Measured by sacreBLEU, and by BLEU over lower-cased words and marks, as tutorials give it."""
 
@@ -173,7 +174,7 @@ class TranslationTask(SequenceToSequenceTask):
         return bleu(written, [row["target"] for row in rows])
 
 
-@register(Summarization)
+@implements(Summarization)
 class SummarizationTask(SequenceToSequenceTask):
     """Measured by ROUGE beside that of the first sentence alone (lead-1)."""
 

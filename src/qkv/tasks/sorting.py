@@ -23,19 +23,20 @@ from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.spec.register import implements
 from qkv.spec.tasks import Sorting
 from qkv.tasks.cross_entropy import cross_entropy
 from qkv.tasks.example_task import text_in
 from qkv.tasks.generated import Draw, GeneratedTask, ids_of, tokenizer_of
 from qkv.tasks.material import HELD_OUT, Material
-from qkv.tasks.task import Exam, Observed, Scale, Totals, register
+from qkv.tasks.task import Exam, Observed, Scale, Totals
 
 ROWS = 512
 """How many rows of each length are examined."""
 _AT_ONCE = 64
 
 
-@register(Sorting)
+@implements(Sorting)
 class SortingTask(GeneratedTask):
     """-Σ_k log p(the k-th smallest). Exact match is that of greedy writing too, whose first mistake teacher forcing shows as well."""
 

@@ -11,14 +11,14 @@ from qkv.data.corpus import Corpus
 from qkv.data.corruption.spans import corrupt_spans, counts, lengths_of
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.spec.register import implements
 from qkv.spec.tasks import SpanCorruption
 from qkv.tasks.fill_in import Gapped, filled, read_gaps, words_carry_spaces
 from qkv.tasks.restoration import Pair, RestorationTask
-from qkv.tasks.task import register
 from qkv.tokenizers.tokenizer import Tokenizer
 
 
-@register(SpanCorruption)
+@implements(SpanCorruption)
 class SpanCorruptionTask(RestorationTask):
     """Sentinels are the special tokens <extra_id_0>, <extra_id_1>, …, as many as a window has spans."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -13,10 +13,9 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.layers.context import Tap
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
-from qkv.spec.tasks import Task as TaskSpec
 from qkv.tasks.material import Material, Scale
 
-__all__ = ["TASKS", "Exam", "Observed", "Scale", "Task", "Totals", "register"]
+__all__ = ["Exam", "Observed", "Scale", "Task", "Totals"]
 
 
 class Observed(NamedTuple):
@@ -104,17 +103,3 @@ class Task(ABC):
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """An answer for each row, plain data whose key ``answer`` is for people. Raises ``UserError`` if the task gives none."""
         raise UserError(f"a model of the task {self.spec.kind!r} has no answer to predict; 'qkv generate' lets it write")
-
-
-C = TypeVar("C", bound=Callable[[Any], Task])
-TASKS: dict[type[TaskSpec], Callable[[Any], Task]] = {}
-
-
-def register(spec: type[TaskSpec]) -> Callable[[C], C]:
-    """Class decorator: the task that ``spec`` stands for, called with the spec."""
-
-    def keep(task: C) -> C:
-        TASKS[spec] = task
-        return task
-
-    return keep

@@ -20,13 +20,14 @@ from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.spec.register import implements
 from qkv.spec.tasks import TokenClassification
 from qkv.tasks.cross_entropy import cross_entropy
 from qkv.tasks.entities import OUTSIDE, MostFrequent, entity_f1, entity_scores, marked, marks_entities
 from qkv.tasks.example_task import Collate, Cut, ExampleTask, lengths_or_none, padded, trained, types_or_none
 from qkv.tasks.label_metrics import agreement
 from qkv.tasks.material import Example, ExampleMaterial, Material
-from qkv.tasks.task import Exam, Observed, Scale, Totals, register
+from qkv.tasks.task import Exam, Observed, Scale, Totals
 from qkv.tokenizers.tokenizer import Tokenizer
 
 _AT_ONCE = 64
@@ -42,7 +43,7 @@ class Sentence(NamedTuple):
     heads: list[int]
 
 
-@register(TokenClassification)
+@implements(TokenClassification)
 class TokenClassificationTask(ExampleTask):
     """-Σ log p(tag of word i | sentence), read off at the first piece of each word; other pieces have no loss.
 

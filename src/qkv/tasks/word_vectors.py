@@ -27,11 +27,12 @@ from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.recipe import Recipe
+from qkv.spec.register import implements
 from qkv.spec.tasks import CBOW, SkipGram
 from qkv.tasks.analogies import Analogy, analogies
 from qkv.tasks.example_task import text_in
 from qkv.tasks.material import Material, TextMaterial
-from qkv.tasks.task import Exam, Observed, Scale, Totals, register
+from qkv.tasks.task import Exam, Observed, Scale, Totals
 from qkv.tasks.text_task import Changes, TextTask
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -39,8 +40,8 @@ _SHOWN = 16
 _NEAR = 6
 
 
-@register(SkipGram)
-@register(CBOW)
+@implements(SkipGram)
+@implements(CBOW)
 class WordVectorsTask(TextTask):
     """Both objectives; they differ in whether the neighbours of a word speak one by one or by their mean."""
 

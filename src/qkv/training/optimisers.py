@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import singledispatch
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from qkv.layers.branch import matrices
 from qkv.spec.errors import UserError, nearest
+from qkv.spec.register import implementation, implements
 from qkv.spec.training import AdamW
 from qkv.spec.training import Muon as MuonSpec
 from qkv.spec.training import Optimizer as OptimizerSpec
@@ -94,23 +94,19 @@ class Optimizer:
             owners[self.names[parameter]][0].state[parameter] = remembered
 
 
-@singledispatch
 def build_optimizer(spec: OptimizerSpec, model: nn.Module) -> Optimizer:
-    """The optimiser that ``spec`` describes for all parameters of ``model`` that have gradients.
-
-    One defined elsewhere joins with ``build_optimizer.register``.
-    """
-    raise TypeError(f"no rule is defined for the optimiser {type(spec).__name__}")
+    """The optimiser that ``spec`` describes for all parameters of ``model`` that have gradients."""
+    return implementation(spec, "qkv.training")(spec, model)
 
 
-@build_optimizer.register
+@implements(AdamW)
 def adamw(spec: AdamW, model: nn.Module) -> Optimizer:
     """AdamW (Loshchilov & Hutter 2019): decay on matrices and tables, none on vectors."""
     named = _trainable(model)
     return Optimizer([_adamw(spec, named)], named)
 
 
-@build_optimizer.register
+@implements(MuonSpec)
 def muon(spec: MuonSpec, model: nn.Module) -> Optimizer:
     """Muon for the matrices of the blocks, those of an encoder or of latents too; AdamW for tables, head, norms, biases and kernels."""
     named, inside = _trainable(model), matrices(model)

@@ -1,0 +1,58 @@
+"""One register of what implements each part."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, TypeVar
+
+from qkv.spec.base import Part
+from qkv.spec.errors import UserError
+
+C = TypeVar("C", bound=Callable[..., Any])
+_REGISTER: dict[type[Part], Any] = {}
+_imported: set[str] = set()
+
+
+def implements(*parts: type[Part]) -> Callable[[C], C]:
+    """Decorator: a class or function as the implementation of specs, e.g. ``@implements(spec.GRU)`` of a mixer.
+
+    The slot decides what it is called with: see ``build_branch``, ``build_norm``, ``build_task`` and so on.
+    """
+
+    def register(found: C) -> C:
+        for part in parts:
+            _REGISTER[part] = found
+        return found
+
+    return register
+
+
+def implementation(part: Part, *packages: str) -> Any:
+    """The implementation of a part. ``packages``: where those of its slot are; their modules are imported when it is not known yet.
+
+    Raises ``UserError`` if there is none.
+    """
+    if type(part) not in _REGISTER:
+        import_all(*packages)
+    if type(part) not in _REGISTER:
+        raise UserError(
+            f"no module implements {part.kind!r}; import the file that does, or mark it with @implements({type(part).__name__})"
+        )
+    return _REGISTER[type(part)]
+
+
+def implementations(slot: type[Part], *packages: str) -> dict[type[Part], Any]:
+    """Implementations of every part of a slot, by the type of the spec."""
+    import_all(*packages)
+    return {part: found for part, found in _REGISTER.items() if issubclass(part, slot)}
+
+
+def import_all(*packages: str) -> None:
+    """Import every module of ``packages``, so that parts in new files register themselves without being listed."""
+    for package in packages:
+        if package not in _imported:
+            _imported.add(package)
+            for found in pkgutil.iter_modules(import_module(package).__path__):
+                import_module(f"{package}.{found.name}")
