@@ -139,8 +139,8 @@ def grown_uninitialised(original: Any) -> Any:
 def relative_rotation(original: Any) -> Any:
     """Positions counted from the beginning of each call."""
 
-    def rotation(self: Any, rope: Any, context: Context, dtype: torch.dtype) -> Any:
-        return original(self, rope, replace(context, positions=torch.arange(context.positions.shape[1])[None]), dtype)
+    def rotation(self: Any, context: Context, dtype: torch.dtype) -> Any:
+        return original(self, replace(context, positions=torch.arange(context.positions.shape[1])[None]), dtype)
 
     return rotation
 

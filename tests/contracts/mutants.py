@@ -73,8 +73,8 @@ from qkv.ops import lsh_attention as lsh_ops
 from qkv.ops import masks, positions
 from qkv.ops.attention import top_k
 from qkv.ops.linear_attention import chunked
-from qkv.spec import lsh_attention as lsh_spec
 from qkv.spec import masks as mask_spec
+from qkv.spec.mixers import lsh_attention as lsh_spec
 from qkv.state import kinds, tree
 
 
@@ -127,7 +127,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("ALiBi rewards distance", ATTENTION, result(positions, "alibi_slopes", torch.neg)),
     Mutant("ALiBi heads reversed", ATTENTION, result(positions, "alibi_slopes", lambda m: m.flip(0))),
     Mutant("ALiBi in exact numbers", ATTENTION, instead(torch.Tensor, "bfloat16", lambda f: lambda x: x.double())),
-    Mutant("rounded ALiBi not scaled", ATTENTION, argument(relative.RoundedAlibi, "added", 3, lambda scale: 1.0)),
+    Mutant("rounded ALiBi not scaled", ATTENTION, argument(relative.Alibi, "bias", 3, lambda scale: 1.0)),
     Mutant("K/V heads of the wrong group", ATTENTION, argument(attention, "attention", 1, lambda k: k.roll(1, 1))),
     Mutant("soft cap of the scores dropped", ATTENTION, problem(lambda p: replace(p, softcap=None))),
     Mutant("soft cap of the scores twice as high", ATTENTION, problem(lambda p: replace(p, softcap=p.softcap and 2 * p.softcap))),

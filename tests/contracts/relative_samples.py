@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from qkv.spec.branches import Branch
 from qkv.spec.masks import Causal, Full, Strided, Window
+from qkv.spec.mixers.relative_attention import DisentangledAttention, RelativeAttention
 from qkv.spec.parts import LayerNorm, RMSNorm
-from qkv.spec.relative_attention import DisentangledAttention, RelativeAttention
 
 RELATIVE_SAMPLES: dict[str, tuple[Branch, ...]] = {
     "disentangled_attention": (

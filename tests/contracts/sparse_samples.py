@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from qkv.spec.branches import Branch
-from qkv.spec.lsh_attention import LSHAttention
 from qkv.spec.masks import Causal, Full, Window
-from qkv.spec.sparse_attention import GlobalLocalAttention
+from qkv.spec.mixers.lsh_attention import LSHAttention
+from qkv.spec.mixers.sparse_attention import GlobalLocalAttention
 
 HASHED: tuple[Branch, ...] = (
     LSHAttention(chunk_length=3, num_buckets=(4,)),

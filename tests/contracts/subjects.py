@@ -21,7 +21,7 @@ from qkv.mixers.registry import build_branch
 from qkv.models.build import build
 from qkv.spec import masks
 from qkv.spec.branches import Attention, Branch, Masked
-from qkv.spec.lsh_attention import LSHAttention
+from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.model import Model
 
 REAL = 3

@@ -17,8 +17,9 @@ from tests.contracts.subjects import OneBranch
 from qkv.inspection import cost as _registers_the_formulas  # noqa: F401
 from qkv.inspection.shares import FORMULAS, Setting, share
 from qkv.layers.context import Memory
-from qkv.mixers.registry import BRANCHES, build_branch
+from qkv.mixers.registry import branches, build_branch
 from qkv.spec.branches import Branch
+from qkv.spec.errors import UserError
 from qkv.state.tree import nbytes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +28,7 @@ PARTS = {describe(part): part for parts in SAMPLES.values() for part in parts}
 
 @cache
 def registered() -> dict[str, type[Branch]]:
-    return {spec.kind: spec for spec in BRANCHES}
+    return {spec.kind: spec for spec in branches()}
 
 
 @pytest.mark.parametrize("kind", Branch.kinds())
@@ -79,7 +80,7 @@ def test_a_missing_kind_is_noticed() -> None:
         """Registered nowhere."""
 
     assert Unknown not in FORMULAS
-    with pytest.raises(KeyError):
+    with pytest.raises(UserError, match="no module implements"):
         build_branch(Unknown(), WIDTH)
 
 

@@ -16,7 +16,7 @@ from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.base import Part, Spec
 from qkv.spec.errors import UserError
-from qkv.spec.lsh_attention import LSHAttention
+from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.model import Model, Stack
 from qkv.spec.plain import plain
 from qkv.spec.training import Optimizer

@@ -23,7 +23,7 @@ from qkv.mixers.attention import Attention as AttentionModule
 from qkv.spec.branches import Attention, Branch
 from qkv.spec.errors import UserError
 from qkv.spec.heads import LanguageModelHead
-from qkv.spec.lsh_attention import LSHAttention
+from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import Axial, LayerNorm, NoRelative, Rope
 from qkv.spec.plain import plain

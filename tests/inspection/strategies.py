@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from qkv.spec import branches as branch
 from qkv.spec import cross, heads, parts
-from qkv.spec.lsh_attention import LSHAttention
 from qkv.spec.masks import Causal, Full, Window
+from qkv.spec.mixers.lsh_attention import LSHAttention
+from qkv.spec.mixers.relative_attention import DisentangledAttention, RelativeAttention
+from qkv.spec.mixers.sparse_attention import GlobalLocalAttention, SparseAttention
 from qkv.spec.model import Block, Encoder, Latents, Model, Queries, Text
-from qkv.spec.relative_attention import DisentangledAttention, RelativeAttention
-from qkv.spec.sparse_attention import GlobalLocalAttention, SparseAttention
 
 WIDTH = 16
 MASKS = st.sampled_from([Causal(), Full(), Causal() & Window(size=3, sinks=2), Causal() & Window(size=99)])

@@ -23,9 +23,9 @@ from qkv.spec.branches import Attention, Branch, FeedForward, LinearAttention, R
 from qkv.spec.errors import UserError
 from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.masks import Causal, Full, Window
+from qkv.spec.mixers.relative_attention import RelativeAttention
 from qkv.spec.model import Block, Frontend, Model, Text
 from qkv.spec.parts import Norm, Positions, Residual, Sinusoidal
-from qkv.spec.relative_attention import RelativeAttention
 from qkv.spec.training import AdamW, Muon, Optimizer, Training
 from qkv.state.tree import nbytes
 

@@ -6,8 +6,8 @@ import pytest
 
 from qkv.inspection.cost import Cost, cost
 from qkv.inspection.measure import count_flops
-from qkv.spec.lsh_attention import LSHAttention
 from qkv.spec.masks import Causal, Full
+from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import Sinusoidal
 

@@ -117,7 +117,7 @@ def test_it_starts_as_attention_by_content(part: Any) -> None:
     module = build_relative(Attention(relative=part), 12)
     assert module is not None
     q, steps = torch.randn(1, 4, 5, 3), torch.arange(5)[None]
-    assert not module.added(q, Sites(steps, steps), 1.0).any()
+    assert not module.bias(q, Sites(steps, steps), 1.0).any()
 
 
 def test_the_mask_says_which_directions_have_buckets() -> None:
@@ -126,7 +126,7 @@ def test_the_mask_says_which_directions_have_buckets() -> None:
     assert isinstance(full, T5Buckets)
     assert causal.causal
     assert not full.causal
-    assert build_relative(Attention(relative=parts.Rope()), 12) is None
+    assert not list(build_relative(Attention(relative=parts.Rope()), 12).parameters())
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -135,7 +135,7 @@ def test_rounded_slopes_are_falcons_for_every_count_of_heads(scaled: bool) -> No
     for heads in range(1, 72):
         ours = build_relative(Attention(num_heads=heads, head_dim=16, relative=parts.Alibi(scaled=scaled, rounded="bf16")), 12)
         assert ours is not None
-        found = ours.added(torch.zeros(1, heads, 1, 16), Sites(steps[:, :1], steps), 0.25)[0, :, 0]
+        found = ours.bias(torch.zeros(1, heads, 1, 16), Sites(steps[:, :1], steps), 0.25)[0, :, 0]
         theirs = build_alibi_tensor(torch.ones_like(steps), heads, torch.float32)[:, 0]
         assert torch.equal(found, theirs / 4 if scaled else theirs)
 

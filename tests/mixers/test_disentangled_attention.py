@@ -20,9 +20,9 @@ from qkv.ops.relative_scores import log_buckets
 from qkv.spec.branches import Attention, DotProduct
 from qkv.spec.errors import SpecError
 from qkv.spec.masks import Causal, Full
+from qkv.spec.mixers.relative_attention import DisentangledAttention
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import BatchNorm, LayerNorm, NoPositions
-from qkv.spec.relative_attention import DisentangledAttention
 
 EPS = 1e-7
 

@@ -18,7 +18,7 @@ from qkv.ops import global_local
 from qkv.ops.attention import reference
 from qkv.ops.attention.problem import Problem
 from qkv.ops.masks import Explicit, Sites
-from qkv.spec.sparse_attention import GlobalLocalAttention
+from qkv.spec.mixers.sparse_attention import GlobalLocalAttention
 
 
 class Published(nn.Module):

@@ -18,8 +18,8 @@ from qkv.layers.context import Context
 from qkv.ops import lsh_attention as ops
 from qkv.ops.documents import documents
 from qkv.spec.errors import SpecError
-from qkv.spec.lsh_attention import LSHAttention
 from qkv.spec.masks import Causal, Full
+from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 

@@ -14,7 +14,7 @@ from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAt
 from qkv.layers.context import Context
 from qkv.spec.errors import UserError
 from qkv.spec.masks import Causal, Full, Window
-from qkv.spec.relative_attention import RelativeAttention
+from qkv.spec.mixers.relative_attention import RelativeAttention
 
 HEADS, DK, WIDTH = 3, 5, 12
 

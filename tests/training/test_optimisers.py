@@ -250,5 +250,5 @@ def test_an_optimiser_without_a_rule_is_named() -> None:
     class Secret(Optimizer):
         lr: float = 1.0
 
-    with pytest.raises(TypeError, match="Secret"):
+    with pytest.raises(UserError, match=r"@implements\(Secret\)"):
         build_optimizer(Secret(), Little())

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from qkv.inspection.shares import FLOAT, Setting, Share, formula, last, linear, share
 from qkv.inspection.visible import visible_pairs, visible_tiles
 from qkv.spec.branches import Attention, Branch
+from qkv.spec.mixers.relative_attention import DisentangledAttention
 from qkv.spec.parts import Alibi, LayerNorm, Norm, RMSNorm, Rope, Shaw, T5Buckets
-from qkv.spec.relative_attention import DisentangledAttention
 
 BAND = 256
 """Queries per band, and keys per block of it."""

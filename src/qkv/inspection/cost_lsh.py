@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qkv.inspection.shares import FLOAT, Setting, Share, formula, last, linear
 from qkv.inspection.visible import visible_pairs
-from qkv.spec.lsh_attention import LSHAttention
+from qkv.spec.mixers.lsh_attention import LSHAttention
 
 
 @formula(LSHAttention)

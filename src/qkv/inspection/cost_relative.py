@@ -7,8 +7,8 @@ from dataclasses import replace
 from qkv.inspection.cost_attention import attention, shared_table
 from qkv.inspection.shares import FLOAT, Setting, Share, formula, linear, share
 from qkv.spec.branches import Attention, MaskedAttention
+from qkv.spec.mixers.relative_attention import DisentangledAttention, RelativeAttention
 from qkv.spec.parts import T5Buckets
-from qkv.spec.relative_attention import DisentangledAttention, RelativeAttention
 
 _LEARNED = T5Buckets(num_buckets=4, max_distance=3)
 

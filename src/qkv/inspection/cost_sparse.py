@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qkv.inspection.shares import FLOAT, Setting, Share, formula, last, linear
-from qkv.spec.sparse_attention import GlobalLocalAttention
+from qkv.spec.mixers.sparse_attention import GlobalLocalAttention
 
 
 @formula(GlobalLocalAttention)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TypeVar
 
 from qkv.spec.branches import Branch, DotProduct, FeedForward, GatedFeedForward
-from qkv.spec.lsh_attention import LSHAttention
+from qkv.spec.mixers.lsh_attention import LSHAttention
+from qkv.spec.mixers.relative_attention import DisentangledAttention
+from qkv.spec.mixers.sparse_attention import SparseAttention
 from qkv.spec.model import Block, Layered, Model, Stack, Text
-from qkv.spec.relative_attention import DisentangledAttention
-from qkv.spec.sparse_attention import SparseAttention
 
 
 def normal(spec: Model) -> Model:

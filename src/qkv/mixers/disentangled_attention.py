@@ -15,7 +15,7 @@ from qkv.layers.relative import SharedTable
 from qkv.mixers.scored_attention import ScoredAttention
 from qkv.ops.masks import Sites
 from qkv.ops.relative_scores import by_key, by_query, log_buckets
-from qkv.spec import relative_attention as spec
+from qkv.spec.mixers import relative_attention as spec
 from qkv.spec.register import implements
 
 

@@ -12,7 +12,7 @@ from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import Problem
 from qkv.ops.global_local import Places, place, taken, windowed
 from qkv.ops.masks import Full, Sites
-from qkv.spec import sparse_attention as spec
+from qkv.spec.mixers import sparse_attention as spec
 from qkv.spec.register import implements
 
 

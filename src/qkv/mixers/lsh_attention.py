@@ -14,7 +14,7 @@ from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import Problem
 from qkv.ops.documents import Documents, documents
 from qkv.ops.masks import Sites
-from qkv.spec import lsh_attention as spec
+from qkv.spec.mixers import lsh_attention as spec
 from qkv.spec.register import implements
 
 _EPS = 1e-6

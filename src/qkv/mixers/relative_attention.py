@@ -12,8 +12,8 @@ from qkv.mixers.scored_attention import ScoredAttention
 from qkv.ops.at_least_single import single_or_wider
 from qkv.ops.masks import Sites
 from qkv.ops.relative_scores import by_query, sinusoid_halves
-from qkv.spec import relative_attention as spec
 from qkv.spec.errors import UserError
+from qkv.spec.mixers import relative_attention as spec
 from qkv.spec.register import implements
 
 

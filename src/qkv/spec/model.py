@@ -7,7 +7,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from qkv.spec import lsh_attention, relative_attention, sparse_attention
 from qkv.spec.base import Seq, Spec
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.cross import CrossAttention, MemoryBranch
@@ -16,10 +15,9 @@ from qkv.spec.frontends import WIDEST, Frontend, Text
 from qkv.spec.heads import Head, LanguageModelHead, SpanHead, TokenHead
 from qkv.spec.masks import Full
 from qkv.spec.parts import Add, BatchNorm, LayerNorm, Learned, NoPositions, NoResidual, Norm, Positions, Residual, Reversible
+from qkv.spec.register import import_all
 
-MORE_BRANCHES = (lsh_attention, relative_attention, sparse_attention)
-"""Modules with further branches; importing them registers their specs."""
-
+import_all("qkv.spec.mixers")  # their kinds join the slot of branches
 
 MOST_LAYERS = 10_000
 """Maximum number of layers of a stack, rounds included; published models have up to a thousand."""

@@ -11,6 +11,7 @@ from qkv.spec.base import Part
 from qkv.spec.errors import UserError
 
 C = TypeVar("C", bound=Callable[..., Any])
+P = TypeVar("P", bound=Part)
 _REGISTER: dict[type[Part], Any] = {}
 _imported: set[str] = set()
 
@@ -43,7 +44,7 @@ def implementation(part: Part, *packages: str) -> Any:
     return _REGISTER[type(part)]
 
 
-def implementations(slot: type[Part], *packages: str) -> dict[type[Part], Any]:
+def implementations(slot: type[P], *packages: str) -> dict[type[P], Any]:
     """Implementations of every part of a slot, by the type of the spec."""
     import_all(*packages)
     return {part: found for part, found in _REGISTER.items() if issubclass(part, slot)}

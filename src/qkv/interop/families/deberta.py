@@ -21,9 +21,9 @@ from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead
 from qkv.spec.masks import Full
+from qkv.spec.mixers.relative_attention import DisentangledAttention
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import LayerNorm, Learned, NoNorm, NoPositions
-from qkv.spec.relative_attention import DisentangledAttention
 
 _LAYER = "deberta.encoder.layer.{i}."
 _SELF = f"{_LAYER}attention.self."

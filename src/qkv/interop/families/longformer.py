@@ -16,8 +16,8 @@ from qkv.spec.branches import Attention
 from qkv.spec.errors import UserError
 from qkv.spec.heads import ClassificationHead, Head, RegressionHead
 from qkv.spec.masks import Full
+from qkv.spec.mixers.sparse_attention import GlobalLocalAttention
 from qkv.spec.model import Model
-from qkv.spec.sparse_attention import GlobalLocalAttention
 
 _SELF = "longformer.encoder.layer.{i}.attention.self."
 NAMES = (

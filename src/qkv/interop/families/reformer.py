@@ -15,8 +15,8 @@ from qkv.interop.ways import QKV, Broadcast
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import Head, LanguageModelHead
-from qkv.spec.lsh_attention import LSHAttention
 from qkv.spec.masks import AllOf, Blocks, Causal, Full
+from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import Axial, LayerNorm, Learned, Positions, Reversible
 

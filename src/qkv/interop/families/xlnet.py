@@ -18,9 +18,9 @@ from qkv.interop.ways import BY_HEAD, ONE_BY_HEAD, QKV_BY_HEAD
 from qkv.spec.branches import FeedForward
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, TokenHead
 from qkv.spec.masks import Full
+from qkv.spec.mixers.relative_attention import RelativeAttention
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import LayerNorm, NoNorm, NoPositions
-from qkv.spec.relative_attention import RelativeAttention
 
 _OURS, _THEIRS = "blocks.{i}.branches.0.body.", "transformer.layer.{i}.rel_attn."
 NAMES = (

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 from qkv.spec.base import LARGEST, LARGEST_SEED
 from qkv.spec.branches import Masked
 from qkv.spec.errors import Problem
-from qkv.spec.sparse_attention import SparseAttention
+from qkv.spec.mixers.sparse_attention import SparseAttention
 
 
 def _as_factors(value: Any) -> Any:

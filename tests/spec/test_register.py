@@ -1,0 +1,198 @@
+"""A part is a spec class and what implements it: one toy part for each slot, defined here alone, is trained and found in new files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.frontends.frontend import Frontend
+from qkv.layers.branch import Branch
+from qkv.layers.context import Context
+from qkv.layers.norms import Norm
+from qkv.layers.relative import Relative
+from qkv.layers.residuals import Residual
+from qkv.layers.signal import Signal
+from qkv.models.build import build
+from qkv.ops import masks as predicates
+from qkv.spec import branches, frontends, heads, masks, parts, tasks, training
+from qkv.spec.errors import UserError
+from qkv.spec.model import Model
+from qkv.spec.register import implementation, implementations, implements, import_all
+from qkv.training.optimisers import build_optimizer
+
+
+class ToyMixer(branches.Branch, kind="toy_mixer"):
+    """A gate."""
+
+
+@implements(ToyMixer)
+class _Mixer(Branch):
+    def __init__(self, part: ToyMixer, width: int):
+        super().__init__(part, width)
+        self.gate = nn.Parameter(torch.full((width,), 0.5))
+
+    def forward(self, x: Tensor, context: Context, state: Any = None) -> tuple[Tensor, Any]:
+        return x * self.gate, state
+
+
+class ToyFrontend(frontends.Frontend, kind="toy_frontend"):
+    """Numbers as they are."""
+
+
+@implements(ToyFrontend)
+class _Frontend(Frontend):
+    def __init__(self, part: ToyFrontend, stack: Any, width: int, table: Any = None):
+        super().__init__(part, stack)
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, signal: Signal, context: Context) -> Tensor:
+        return signal.values + self.bias
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
+        return Signal(torch.randn(rows, length, self.bias.numel(), generator=generator))
+
+
+class ToyNorm(parts.Norm, kind="toy_norm"):
+    """Halves."""
+
+
+@implements(ToyNorm)
+class _Norm(Norm):
+    def __init__(self, part: ToyNorm, width: int):
+        super().__init__()
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        return x / 2
+
+
+class ToyResidual(parts.Residual, kind="toy_residual"):
+    """Twice what a branch adds."""
+
+
+@implements(ToyResidual)
+class _Residual(Residual):
+    def joined(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + 2 * y
+
+
+class ToyRelative(parts.Relative, kind="toy_relative"):
+    """The nearest key alone has a bias."""
+
+
+@implements(ToyRelative)
+class _Relative(Relative):
+    def __init__(self, part: ToyRelative, attention: Any, widths: tuple[int, int]):
+        super().__init__()
+
+    def bias(self, q: Tensor, sites: Any, scale: float) -> Tensor:
+        return (sites.query[:, None, :, None] == sites.key[:, None, None, :]).to(q.dtype) * 3
+
+
+class ToyMask(masks.Mask, kind="toy_mask"):
+    """Keys at or before the query."""
+
+    @property
+    def causal(self) -> bool:
+        return True
+
+
+implements(ToyMask)(lambda part: predicates.Causal())
+
+
+class ToyHead(heads.Head, kind="toy_head"):
+    """The sum of all."""
+
+
+@implements(ToyHead)
+class _Head(nn.Module):
+    def __init__(self, part: ToyHead, width: int, table: object):
+        super().__init__()
+
+    def forward(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+        return x.sum((1, 2))
+
+
+class ToyOptimizer(training.Optimizer, kind="toy_optimizer"):
+    """Plain steps."""
+
+    lr: float = 0.1
+
+
+@implements(ToyOptimizer)
+def _optimizer(part: ToyOptimizer, model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), part.lr)
+
+
+def test_a_toy_part_in_each_slot_is_trained() -> None:
+    block = {
+        "branches": ["toy_mixer", {"kind": "attention", "num_heads": 2, "mask": "toy_mask", "relative": "toy_relative"}],
+        "norm": "toy_norm",
+        "residual": "toy_residual",
+    }
+    spec = Model.parse({"width": 4, "frontend": "toy_frontend", "blocks": [block], "norm": "none", "head": "toy_head"})
+    model = build(spec)
+    signal = model.frontend.random(2, 5, torch.Generator().manual_seed(0))
+    answer, state = model(signal)
+    assert (answer.shape, state, model.vocab_size) == ((2,), None, None)
+    first, second = model.init_state(2), []
+    for place in range(5):
+        y, first = model.features(Signal(signal.values[:, place : place + 1]), first)
+        second.append(y)
+    torch.testing.assert_close(torch.cat(second, 1), model.features(signal)[0])
+    optimizer = build_optimizer(training.Optimizer.parse("toy_optimizer"), model)
+    losses = []
+    for _ in range(3):
+        loss = F.mse_loss(model(signal)[0], torch.ones(2))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+def test_a_part_that_nothing_implements_is_named() -> None:
+    class Lonely(parts.Norm, kind="lonely"):
+        """Implemented nowhere."""
+
+    with pytest.raises(UserError, match=r"no module implements 'lonely'; import the file that does, or mark it with @implements\(Lonely\)"):
+        implementation(Lonely(), "qkv.layers")
+    parts.Norm.kinds().pop("lonely")
+
+
+def test_modules_of_a_package_are_found_without_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "toys").mkdir()
+    (tmp_path / "toys" / "__init__.py").touch()
+    lines = ["from qkv.spec.parts import Norm", "from qkv.spec.register import implements", "class Found(Norm, kind='found'): ..."]
+    (tmp_path / "toys" / "found.py").write_text("\n".join([*lines, "implements(Found)(lambda part, width: width)"]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import_all("toys")
+    found = parts.Norm.parse("found")
+    assert implementation(found, "toys")(found, 7) == 7
+    assert type(found) in implementations(parts.Norm, "toys")
+    parts.Norm.kinds().pop("found")
+    sys.modules.pop("toys.found")
+
+
+def test_every_kind_of_the_package_is_implemented() -> None:
+    slots = {
+        branches.Branch: ("qkv.layers", "qkv.mixers"),
+        frontends.Frontend: ("qkv.frontends",),
+        parts.Norm: ("qkv.layers",),
+        parts.Residual: ("qkv.layers",),
+        parts.Positions: ("qkv.layers",),
+        parts.Relative: ("qkv.layers",),
+        masks.Mask: ("qkv.mixers",),
+        heads.Head: ("qkv.models",),
+        training.Optimizer: ("qkv.training",),
+        tasks.Task: ("qkv.tasks",),
+    }
+    for slot, packages in slots.items():
+        own = {part for part in slot.kinds().values() if part.__module__.startswith("qkv.")}
+        assert own
+        assert own <= implementations(slot, *packages).keys()
