@@ -4,6 +4,8 @@ A front end embeds the model's input. With this one the model is trained, resume
 estimated before it is built. No text is involved.
 
     points (B, N, 2) ── a linear map ── x (B, N, D) ── blocks ── pooling ── one of three shapes
+
+Run it: python examples/your_own_signal.py
 """
 
 import tempfile

@@ -178,7 +178,7 @@ def hashing(length: int, branch: str, **more: Any) -> dict[str, Any]:
 def test_a_task_that_writes_refuses_rows_longer_than_a_chunk(task: str) -> None:
     head = {"head": {"kind": "tokens", "num_classes": 3}} if task == "sorting" else {}
     with pytest.raises(
-        SpecError, match=r"model\.blocks\.1\.branches\.1: .* of up to 64 positions, and context_length is 65; .*inexact_decoding=true"
+        SpecError, match=r"model\.blocks\.1\.branches\.1: .* of up to 64 positions, but context_length is 65; .*inexact_decoding=true"
     ):
         Recipe.parse({**TASKS[task], "model": hashing(65, "lsh_attention", **head)})
     Recipe.parse({**TASKS[task], "model": hashing(64, "lsh_attention", **head)})
