@@ -30,8 +30,8 @@ def why_command(
 ) -> None:
     """Run one training step and one decoding step of each kind of block, and show which implementations were used.
 
-    For measured choices, the gain is the speedup over torch's default path on this machine in the requested precision. Measured choices
-    are cached per processor, settings and versions.
+    The speedup of a measured choice is relative to torch's default implementation on this machine in the requested precision. Measured
+    choices are cached per processor, settings and versions.
     """
     from qkv.ops.choices import all_choices
     from qkv.ops.remembered import remembered_file

@@ -64,7 +64,7 @@ def names(body: str) -> tuple[Row, ...]:
 
 
 def spec(config: Config, head: Head) -> Model:
-    """D = hidden_size, num_hidden_layers blocks, intermediate_size features inside the feed-forward."""
+    """D = hidden_size, num_hidden_layers blocks, intermediate_size feed-forward features."""
     return body(config, head, reserved=0, types=config.size("type_vocab_size", 2))
 
 

@@ -82,7 +82,7 @@ FIRST, SECOND = Sizes(768, 12, 12, 3072, 50265), Sizes(1536, 24, 24, 6144, 12810
 
 
 def spec(config: Config, head: Head) -> Model:
-    """D = hidden_size, num_hidden_layers blocks, intermediate_size features inside the feed-forward."""
+    """D = hidden_size, num_hidden_layers blocks, intermediate_size feed-forward features."""
     attention = _relative(config) if config.flag("relative_attention", False) else _plain(config)
     return _model(config, head, SECOND, attention)
 

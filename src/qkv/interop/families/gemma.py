@@ -140,7 +140,7 @@ def _model(config: Config, head: Head, blocks: Sequence[Block], width: int, leng
 
 
 def _repeating(blocks: Sequence[Block]) -> tuple[Block, ...]:
-    """The shortest start of the list that gives all of it when it is repeated."""
+    """Shortest prefix of the list whose repetition gives the whole list."""
     periods = range(1, len(blocks) + 1)
     return tuple(blocks[: next(p for p in periods if all(block == blocks[i % p] for i, block in enumerate(blocks)))])
 
@@ -173,7 +173,7 @@ def config_of_gemma3(spec: Model) -> dict[str, Any] | None:
 
 
 def _config(spec: Model, activation: str) -> dict[str, Any] | None:
-    """The keys that all three have; ``activation``: what its key is called."""
+    """Config keys common to all three versions; ``activation``: name of the activation's key."""
     found = gated.config_of(spec)
     if found is None:
         return None

@@ -54,7 +54,7 @@ class BatchNorm(nn.Module):
 
 
 class NoNorm(nn.Module):
-    """x."""
+    """Identity."""
 
     def __init__(self, part: Part, width: int):
         super().__init__()

@@ -41,7 +41,7 @@ class Gated(nn.Module):
 
 
 class Replace(nn.Module):
-    """y."""
+    """y, without the residual."""
 
     def __init__(self, part: Part, width: int):
         super().__init__()
