@@ -1,7 +1,7 @@
-"""Write the tables of recipes/README.md from the recipes: ``python recipes/tables.py``, with ``--check`` to compare only.
+"""Generate the tables of recipes/README.md from the recipes: ``python recipes/tables.py``; ``--check`` only compares.
 
-A figure is that of the recipe's ``result``, which ``qkv record`` wrote; one that was typed by hand says so. A table stands between two
-comments and is replaced as a whole.
+Results come from the key ``result``, written by ``qkv record``, or from ``typed``, which is marked. Each table stands between two comments
+and is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PAGE = RECIPES / "README.md"
 
 
 class Row(NamedTuple):
-    """One recipe: its name, what it is, and the figures that are shown, a name and a path in the result each."""
+    """One recipe: name, description, and metrics to show as (label, path in the result)."""
 
     name: str
     what: str
@@ -30,50 +30,50 @@ class Row(NamedTuple):
 
 
 _LOSS = (("loss", "validation.loss"),)
-_BLEU = (("BLEU of lower-cased words", "test.bleu_tokenized"), ("sacreBLEU", "test.bleu"))
-_RIGHT = (("right", "test.accuracy"),)
-_ANALOGIES = (("of 698 analogies", "validation.analogy_accuracy"),)
+_BLEU = (("tokenised BLEU", "test.bleu_tokenized"), ("sacreBLEU", "test.bleu"))
+_RIGHT = (("accuracy", "test.accuracy"),)
+_ANALOGIES = (("accuracy on 698 analogies", "validation.analogy_accuracy"),)
 
 TABLES: dict[str, tuple[Row, ...]] = {
     "characters": (
-        Row("char_shakespeare_cpu", "nanoGPT's CPU setting, sizes and budget, with rotary positions", _LOSS),
-        Row("char_shakespeare_fast", "the same text in seconds: Muon, bf16, three layers", _LOSS),
-        Row("all_mixers", "seven ways for positions to exchange information, one in each block", _LOSS),
+        Row("char_shakespeare_cpu", "nanoGPT's CPU setting with rotary positions", _LOSS),
+        Row("char_shakespeare_fast", "fast variant: three layers, Muon, bf16", _LOSS),
+        Row("all_mixers", "seven mixers, one per block", _LOSS),
     ),
     "tasks": (
         Row("multi30k_transformer", "German to English, Transformer", _BLEU),
-        Row("multi30k_prefix", "the same by one stack with a prefix, 500 steps", _BLEU),
-        Row("multi30k_gru_attention", "the same by two GRUs and additive attention, in the published form", _BLEU),
-        Row("multi30k_convolution", "the same by convolutions", _BLEU),
-        Row("multi30k_gru_fixed", "the same by two GRUs with one vector between them, in the published form", _BLEU),
-        Row("sst2_classifier", "good or bad, from scratch", (("% right", "test.accuracy"),)),
-        Row("sst2_pretrained", "the same by the Transformer of wikitext2_mlm", (("% right", "test.accuracy"),)),
-        Row("squad_reader", "answers from a context, from scratch", (("F1", "test.f1"), ("exact match", "test.exact_match"))),
-        Row("wnut17_tagger", "emerging entities tagged, from scratch", (("F1", "test.f1"),)),
+        Row("multi30k_prefix", "… with a prefix decoder, 500 steps", _BLEU),
+        Row("multi30k_gru_attention", "… with two GRUs and additive attention, published form", _BLEU),
+        Row("multi30k_convolution", "… with convolutions", _BLEU),
+        Row("multi30k_gru_fixed", "… with two GRUs and a fixed context vector, published form", _BLEU),
+        Row("sst2_classifier", "sentiment classification, from scratch", (("% accuracy", "test.accuracy"),)),
+        Row("sst2_pretrained", "… fine-tuned from wikitext2_mlm", (("% accuracy", "test.accuracy"),)),
+        Row("squad_reader", "extractive question answering, from scratch", (("F1", "test.f1"), ("exact match", "test.exact_match"))),
+        Row("wnut17_tagger", "tagging of emerging entities, from scratch", (("F1", "test.f1"),)),
         Row("wikitext2_mlm", "masked language model", (("pseudo-perplexity", "validation.pseudo_perplexity"),)),
-        Row("wikitext2_span_corruption", "T5's objective, a short run", (("nats a token", "validation.loss"),)),
-        Row("wikitext2_denoising", "BART's objective, a short run", (("nats a token", "validation.loss"),)),
-        Row("wikitext2_permutation", "XLNet's objective, a short run", (("nats a token", "validation.loss"),)),
-        Row("scitldr_summarizer", "one sentence for an abstract, from scratch", (("ROUGE-L", "test.rougeL"),)),
-        Row("wikitext2_skip_gram", "vectors of 20,000 words of WikiText-2", _ANALOGIES),
-        Row("wikitext2_cbow", "the same by the mean of a word's neighbours", _ANALOGIES),
-        Row("sorting", "ten numbers from 0 to 99 put in order by an encoder", (("of rows without a mistake", "test.exact_match"),)),
-        Row("recall_attention", "a symbol recalled over 1 to 128 tokens by attention", _RIGHT),
-        Row("recall_lstm", "by an LSTM", _RIGHT),
-        Row("recall_gru", "by a GRU", _RIGHT),
-        Row("recall_rnn", "by Elman's network", _RIGHT),
-        Row("recall_causal_convolution", "by convolutions that see 30 tokens back", _RIGHT),
+        Row("wikitext2_span_corruption", "T5's objective, a short run", (("nats per token", "validation.loss"),)),
+        Row("wikitext2_denoising", "BART's objective, a short run", (("nats per token", "validation.loss"),)),
+        Row("wikitext2_permutation", "XLNet's objective, a short run", (("nats per token", "validation.loss"),)),
+        Row("scitldr_summarizer", "one-sentence summaries of abstracts, from scratch", (("ROUGE-L", "test.rougeL"),)),
+        Row("wikitext2_skip_gram", "skip-gram vectors of 20,000 words", _ANALOGIES),
+        Row("wikitext2_cbow", "CBOW vectors of 20,000 words", _ANALOGIES),
+        Row("sorting", "sorting ten numbers from 0 to 99 with an encoder", (("of rows correct", "test.exact_match"),)),
+        Row("recall_attention", "delayed recall over 1 to 128 tokens with attention", _RIGHT),
+        Row("recall_lstm", "… with an LSTM", _RIGHT),
+        Row("recall_gru", "… with a GRU", _RIGHT),
+        Row("recall_rnn", "… with Elman's network", _RIGHT),
+        Row("recall_causal_convolution", "… with convolutions of 30 tokens receptive field", _RIGHT),
     ),
 }
-_HEAD = "| recipe | what it is | figure | beside it | training | seeds | since |\n|---|---|---|---|---|---|---|\n"
+_HEAD = "| recipe | description | result | reference | training | seeds | date |\n|---|---|---|---|---|---|---|\n"
 
 
 def table(rows: tuple[Row, ...]) -> str:
-    """Markdown: a line a recipe, and below it the figures of variants, which are typed."""
+    """Markdown table with one line per recipe, followed by the typed results of variants."""
     recipes = {row.name: qkv.read_recipe(RECIPES / f"{row.name}.yaml") for row in rows}
     lines = [_line(row, recipes[row.name]) for row in rows]
     variants = [f"- {name}: {typed.metric}: {short(typed.value, 4)}" for name, recipe in recipes.items() for typed in _variants(recipe)]
-    listed = "\nTyped by hand, of variants and short forms:\n\n" + "\n".join(variants) + "\n" if variants else ""
+    listed = "\nEntered by hand, for variants and short forms:\n\n" + "\n".join(variants) + "\n" if variants else ""
     return _HEAD + "\n".join(lines) + "\n" + listed
 
 
@@ -103,7 +103,7 @@ def _line(row: Row, recipe: Recipe) -> str:
 
 
 def written(page: str) -> str:
-    """``page`` with every table anew. Raises ``ValueError`` if the two comments round one are not there."""
+    """``page`` with all tables regenerated. Raises ``ValueError`` if the comments around a table are missing."""
     for name, rows in TABLES.items():
         begin, end = f"<!-- table {name}: make tables -->\n", f"<!-- end of table {name} -->\n"
         place = re.compile(f"(?<={re.escape(begin)}).*?(?={re.escape(end)})", re.DOTALL)
@@ -115,14 +115,14 @@ def written(page: str) -> str:
 
 
 def main() -> int:
-    """Write the page, or compare it."""
-    parser = argparse.ArgumentParser(description="The tables of recipes/README.md, from the recipes.")
-    parser.add_argument("--check", action="store_true", help="change nothing; end with 1 if the page says something else")
+    """Write the page, or compare it with ``--check``."""
+    parser = argparse.ArgumentParser(description="Generate the tables of recipes/README.md from the recipes.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if the page differs")
     check = parser.parse_args().check
     before = PAGE.read_text(encoding="utf-8")
     after = written(before)
     if check and after != before:
-        sys.stderr.write(f"{PAGE} is not what the recipes say; make tables writes it\n")
+        sys.stderr.write(f"{PAGE} differs from the recipes; run make tables\n")
         return 1
     if after != before:
         PAGE.write_text(after, encoding="utf-8")
