@@ -22,9 +22,10 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.frontends.frontend import Frontend
 from qkv.inspection.cost_formulas import linear
 from qkv.inspection.shares import Setting, Share, formula
-from qkv.layers.context import Context, Tap
+from qkv.layers.context import Context
 from qkv.layers.linear import Linear
 from qkv.layers.signal import Signal
+from qkv.layers.tap import Tap
 from qkv.spec.frontends import Frontend as FrontendSpec
 from qkv.spec.model import Stack
 from qkv.spec.processors import Scaler

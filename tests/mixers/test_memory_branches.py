@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from tests.mixers.modules import WIDTH, built, some
 from torch import Tensor
 
 from qkv.layers.context import MEMORY, Context, Memory
+from qkv.layers.tap import Recorder
 from qkv.ops.additive_attention import choose
 from qkv.spec.branches import Branch
 from qkv.spec.cross import AdditiveAttention, CrossAttention, FixedContext
@@ -85,12 +87,20 @@ def test_the_memory_is_mapped_once_for_a_sequence_that_is_decoded(name: str, mon
     torch.testing.assert_close(branch(x, context(None, 7), state)[0], expected)
 
 
+def weights_of(branch: Branch, x: Tensor, context: Context, state: Any = None) -> Tensor | None:
+    """What a tap sees of the weights."""
+    tap = Recorder("weights")
+    branch.name = "it"
+    branch(x, replace(context, tap=tap), state)
+    return tap.seen.get("it.weights")
+
+
 @pytest.mark.parametrize("name", ATTEND)
 @torch.no_grad()
 def test_the_weights_are_those_that_the_output_is_made_of(name: str) -> None:
     """Linear in the values: with the weights and the mapped values of the state comes the output."""
     branch, x, known = built(ALL[name]), some(4), memory()
-    weights = branch.memory_weights(x, context(known, 7))
+    weights = weights_of(branch, x, context(known, 7))
     heads = getattr(ALL[name], "num_heads", 1)
     assert weights.shape == (4, heads, 7, 6)
     torch.testing.assert_close(weights.sum(-1)[:3], torch.ones(3, heads, 7, dtype=torch.float64))
@@ -101,11 +111,11 @@ def test_the_weights_are_those_that_the_output_is_made_of(name: str) -> None:
     values = state.vectors[:, None] if isinstance(ALL[name], AdditiveAttention) else state.values
     mixed = weights @ values.repeat_interleave(heads // values.shape[1], 1)
     torch.testing.assert_close(branch.output(mixed.transpose(1, 2).flatten(2)), at_once(branch, x, known))
-    torch.testing.assert_close(branch.memory_weights(x, context(None, 7), state), weights)
+    torch.testing.assert_close(weights_of(branch, x, context(None, 7), state), weights)
 
 
 def test_one_vector_for_all_has_no_weights() -> None:
-    assert built(FixedContext()).memory_weights(some(4), context(memory(), 7)) is None
+    assert weights_of(built(FixedContext()), some(4), context(memory(), 7)) is None
 
 
 @pytest.mark.parametrize("cast", ["weights in bf16", "autocast"])

@@ -6,9 +6,10 @@ import pytest
 import torch
 from tests.models.stacks import model
 
-from qkv.layers.context import MemoryWeights
+from qkv.layers.tap import Recorder
 from qkv.models.alignment import alignment
 from qkv.models.build import build
+from qkv.ops.attention import reference
 from qkv.spec.branches import GRU, Attention, FeedForward
 from qkv.spec.cross import AdditiveAttention, CrossAttention, FixedContext
 from qkv.spec.errors import UserError
@@ -62,9 +63,8 @@ def test_weights_are_computed_for_those_alone_who_ask(monkeypatch: pytest.Monkey
     m = build(model(READS, encoder=ENCODER)).eval()
     memory, ids, seen = m.encode(torch.tensor([SOURCE])), torch.tensor([TARGET]), []
     expected = m(ids, memory=memory)[0]
-    torch.testing.assert_close(m(ids, memory=memory, tap=MemoryWeights())[0], expected)
-    for branch in m.branches:
-        monkeypatch.setattr(type(branch), "memory_weights", lambda *_: pytest.fail("nobody asked"), raising=False)
+    torch.testing.assert_close(m(ids, memory=memory, tap=Recorder("weights"))[0], expected)
+    monkeypatch.setattr(reference, "weights", lambda *_: pytest.fail("nobody asked"))
     m(ids, memory=memory, tap=lambda name, _: seen.append(name))
     assert seen == ["frontend", *(f"blocks.0.branches.{j}" for j in range(5))]
 
@@ -73,9 +73,9 @@ def test_weights_can_be_seen_while_decoding() -> None:
     m = build(model(READS, encoder=ENCODER)).eval()
     state, rows = m.init_state(1, memory=m.encode(torch.tensor([SOURCE]))), []
     for token in TARGET:
-        tap = MemoryWeights()
+        tap = Recorder("weights")
         _, state = m(torch.tensor([[token]]), state, tap=tap)
-        rows.append(tap.seen["blocks.0.branches.1"])
+        rows.append(tap.seen["blocks.0.branches.1.weights"])
     torch.testing.assert_close(torch.cat(rows, 2)[0], alignment(m, SOURCE, TARGET)[0][1])
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from qkv.frontends.border import check_rows, check_signal
-from qkv.layers.context import Context, Memories, Tap
+from qkv.layers.context import Context, Memories
 from qkv.layers.signal import Signal
+from qkv.layers.tap import Tap
 from qkv.spec.errors import UserError
 from qkv.spec.frontends import Frontend as FrontendSpec
 from qkv.spec.model import Stack as StackSpec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from qkv.layers.context import MEMORY, Context, Memory
 from qkv.layers.table import Table
+from qkv.layers.tap import receives, tapped
 from qkv.spec.branches import Branch as BranchSpec
 
 State = Any
@@ -24,6 +26,8 @@ class Branch(nn.Module):
     """
 
     causal: bool = True
+    name: str = ""
+    """Path in the model, such as ``blocks.0.branches.1``."""
     memory_name: str = MEMORY
     """Name of the memory that the branch reads, if it reads one."""
     rewindable: bool = True
@@ -50,9 +54,14 @@ class Branch(nn.Module):
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         raise NotImplementedError
 
-    def memory_weights(self, x: Tensor, context: Context, state: State | None = None) -> Tensor | None:
-        """Attention weights over the M memory vectors, (B, H, N, M); None for branches without such weights."""
-        return None
+    def tapped(self, context: Context, point: str, value: Tensor) -> Tensor:
+        """``value`` of a point of this branch, or what the tap replaces it by."""
+        return tapped(context.tap, point, f"{self.name}.{point}", value)
+
+    def observed(self, context: Context, point: str, compute: Callable[[], Tensor]) -> None:
+        """Show the tap a point that is computed for it alone."""
+        if context.tap is not None and receives(context.tap, point):
+            context.tap(f"{self.name}.{point}", compute())
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
         """Bytes of the state after ``length`` positions, without the part that belongs to a memory."""

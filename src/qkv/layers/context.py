@@ -9,29 +9,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from qkv.layers.tap import Tap
 from qkv.ops.documents import starts_of
 
 T = TypeVar("T")
-Tap = Callable[[str, Tensor], Tensor | None]
-"""Observer called with the dotted path and value of an intermediate result; a returned tensor replaces the value."""
-
-
-class MemoryWeights:
-    """Tap that records cross-attention weights (B, H, N, M), received under ``<branch>.weights``.
-
-    The weights are computed for this tap only, by the reference, in addition to the branch's own computation.
-    ``seen``: weights by branch name.
-    """
-
-    def __init__(self) -> None:
-        self.seen: dict[str, Tensor] = {}
-
-    def __call__(self, name: str, value: Tensor) -> None:
-        branch, dot, last = name.rpartition(".")
-        if dot and last == "weights":
-            self.seen[branch] = value
-
-
 MEMORY = "memory"
 """Name of the memory that a cross branch reads unless it says otherwise: the output of the encoder, or of the latents."""
 
@@ -115,11 +96,3 @@ class Context:
         if key not in self.memo:
             self.memo[key] = compute()
         return self.memo[key]
-
-
-def tapped(context: Context, name: str, value: Tensor) -> Tensor:
-    """``value`` as the tap leaves it, if there is one."""
-    if context.tap is None:
-        return value
-    replaced = context.tap(name, value)
-    return value if replaced is None else replaced

@@ -49,10 +49,9 @@ class AdditiveAttention(Branch):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         known = self.known(context, state)
-        return self.output(self._weights(x, known) @ known.vectors), state
-
-    def memory_weights(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        return self._weights(x, self.known(context, state))[:, None]
+        weights = self._weights(x, known)
+        self.observed(context, "weights", lambda: weights[:, None])
+        return self.output(weights @ known.vectors), state
 
     def _weights(self, x: Tensor, known: AdditiveMemory) -> Tensor:
         """Attention weights P (B, N, M), in the dtype of the memory."""

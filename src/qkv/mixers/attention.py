@@ -8,6 +8,7 @@ from qkv.layers.branch import State
 from qkv.layers.context import Context
 from qkv.layers.relative import build_relative
 from qkv.mixers.key_value import KeyValueAttention
+from qkv.mixers.observed import observe
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import Problem
 from qkv.ops.masks import Sites
@@ -35,7 +36,9 @@ class Attention(KeyValueAttention):
         q, k, v = self.projected(x, context)
         q, k = self.relative.rotate(q, k, context)
         k, v, state, sites = self.with_past(k, v, context, state)
-        out = attention(q, k, v, self._problem(q, sites))
+        problem = self._problem(q, sites)
+        observe(self, q, k, problem, context)
+        out = attention(q, k, v, problem)
         return self.output(out.transpose(1, 2).flatten(2)), state
 
     def _problem(self, q: Tensor, sites: Sites) -> Problem:

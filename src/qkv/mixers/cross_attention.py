@@ -11,7 +11,7 @@ from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context, Memory
 from qkv.layers.linear import Linear
 from qkv.layers.norms import build_norm
-from qkv.ops.attention import reference
+from qkv.mixers.observed import observe
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import Problem
 from qkv.ops.masks import Full, Sites
@@ -59,12 +59,10 @@ class CrossAttention(Branch):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         known = self.known(context, state)
-        out = attention(self._queries(x, context), known.keys, known.values, self._problem(known, context))
+        q, problem = self.tapped(context, "q", self._queries(x, context)), self._problem(known, context)
+        observe(self, q, known.keys, problem, context)
+        out = attention(q, known.keys, known.values, problem)
         return self.output(out.transpose(1, 2).flatten(2)), state
-
-    def memory_weights(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        known = self.known(context, state)
-        return reference.weights(self._queries(x, context), known.keys, self._problem(known, context))
 
     def _queries(self, x: Tensor, context: Context) -> Tensor:
         """Queries (B, H, N, Dk)."""

@@ -113,6 +113,8 @@ class KeyValueAttention(KeyValueBranch):
         q, k, v = _heads(q, self.head_dim), _heads(k, self.head_dim), _heads(v, self.value_dim)
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q, context), self.key_norm(k, context)
+        if context.tap is not None:
+            q, k, v = (self.tapped(context, name, value) for name, value in (("q", q), ("k", k), ("v", v)))
         return q, k, v
 
     def ending(self) -> nn.Module:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from qkv.layers.context import MemoryWeights
+from qkv.layers.tap import Recorder
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 
@@ -22,12 +22,14 @@ def alignment(model: Transformer, source: Sequence[int], target: Sequence[int]) 
     """
     device = model.device
     ids, written = (torch.as_tensor(list(row), dtype=torch.long, device=device)[None] for row in (source, target))
-    tap, training = MemoryWeights(), model.training
+    tap, training = Recorder("weights"), model.training
     model.eval()
     try:
         model.features(written, memory=model.encode(ids), tap=tap)
     finally:
         model.train(training)
-    if not tap.seen:
+    seen = {name.removesuffix(".weights"): weights[0] for name, weights in tap.seen.items()}
+    found = [(branch.name, seen[branch.name]) for branch in model.branches if branch.spec.reads_memory and branch.name in seen]
+    if not found:
         raise UserError("no branch of the model attends to the encoder's output; an alignment needs cross_attention or additive_attention")
-    return [(name, weights[0]) for name, weights in tap.seen.items()]
+    return found

@@ -16,9 +16,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from qkv.layers.branch import Branch, State
-from qkv.layers.context import Context, MemoryWeights, tapped
+from qkv.layers.context import Context
 from qkv.layers.norms import build_norm
 from qkv.layers.residuals import build_residual
+from qkv.layers.tap import tapped
 from qkv.mixers.registry import build_branch
 from qkv.spec.model import Block as BlockSpec
 
@@ -30,16 +31,13 @@ class Slot(nn.Module):
         super().__init__()
         self.name = name
         self.body: Branch = build_branch(block.branches[j], width, memory_width)
+        self.body.name = name
         self.residual = build_residual(block.residual, width, block.dropout, block.drop_path)
 
     def computed(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
         """f(x), seen by the tap."""
-        if isinstance(context.tap, MemoryWeights):
-            weights = self.body.memory_weights(x, context, state)
-            if weights is not None:
-                context.tap(f"{self.name}.weights", weights)
         y, state = self.body(x, context, state)
-        return tapped(context, self.name, y), state
+        return tapped(context.tap, "output", self.name, y), state
 
 
 class PreNorm(Slot):
@@ -108,12 +106,20 @@ class Block(nn.Module):
         after: list[Any] = []
         if self.spec.order != "parallel":
             for j, branch in enumerate(self.branches):
+                x = _stream(branch, "before", x, context)
                 x, s = branch(x, context, None if state is None else state[j])
+                x = _stream(branch, "after", x, context)
                 after.append(s)
             return x, None if state is None else tuple(after)
         shared = x if self.norm is None else self.norm(x, context)
         for j, branch in enumerate(self.branches):
+            x = _stream(branch, "before", x, context)
             y, s = branch(shared, context, None if state is None else state[j])
-            x = branch.residual(x, y)  # type: ignore[operator]
+            x = _stream(branch, "after", branch.residual(x, y), context)  # type: ignore[operator]
             after.append(s)
         return x, None if state is None else tuple(after)
+
+
+def _stream(branch: nn.Module, point: str, x: Tensor, context: Context) -> Tensor:
+    """The residual stream before or after a branch, as the tap leaves it."""
+    return x if context.tap is None else tapped(context.tap, point, f"{branch.name}.{point}", x)

@@ -13,11 +13,12 @@ from torch.utils.checkpoint import checkpoint
 from qkv.frontends.border import check_counts, check_rows
 from qkv.frontends.frontend import Past, build_frontend
 from qkv.layers.branch import Branch
-from qkv.layers.context import MEMORY, Context, Memories, Memory, Tap, tapped
+from qkv.layers.context import MEMORY, Context, Memories, Memory
 from qkv.layers.norms import Norm, build_norm
 from qkv.layers.positions import Learned
 from qkv.layers.relative import share_tables
 from qkv.layers.signal import Signal
+from qkv.layers.tap import Tap, tapped
 from qkv.models.block import Block
 from qkv.models.heads import build_head
 from qkv.models.queries import Queries
@@ -126,7 +127,7 @@ class Stack(Layered):
     def embed(self, signal: Signal, past: Past | None = None, tap: Tap | None = None, memories: Memories | None = None) -> Embedded:
         """(vectors (B, N, D) of a signal, their context); seen by the tap as ``frontend``."""
         x, context = self.frontend.embed(signal, past, tap, memories)
-        return tapped(context, f"{self.path}frontend", x), context
+        return tapped(context.tap, "frontend", f"{self.path}frontend", x), context
 
 
 class Encoder(Stack):
@@ -269,7 +270,7 @@ class Transformer(Stack):
         ``memory``: the encoder's output, without a state; with a state it was given to ``init_state``.
         """
         x, context, state = self._read(Signal.of(signal), state, tap, memory)
-        return self.head(x, context.lengths if self.spec.answers is None else None), state
+        return tapped(tap, "head", "head", self.head(x, context.lengths if self.spec.answers is None else None)), state
 
     def features(
         self, signal: Signal | Tensor, state: State | None = None, *, tap: Tap | None = None, memory: Memory | Memories | None = None
@@ -297,13 +298,14 @@ class Transformer(Stack):
             after.append(kept)
         came = count if context.lengths is None else context.lengths
         prefix = state.prefix if context.prefix is None else context.prefix.to(state.prefix)
-        return self.norm(x, context), context, State(state.positions + came, state.limit, tuple(after), prefix)
+        x = tapped(tap, "norm", "norm", self.norm(x, context))
+        return x, context, State(state.positions + came, state.limit, tuple(after), prefix)
 
     def vectors(self, x: Tensor, context: Context) -> Tensor:
         """What the head reads, from what the front end gives: x (B, N, D) through latents, blocks and norm."""
         if self.latents is not None:
             x, context = self._asking(x, context, self.latents(x, context))
-        return self.norm(self.last(x, context), context)
+        return tapped(context.tap, "norm", "norm", self.norm(self.last(x, context), context))
 
     def _asking(self, x: Tensor, context: Context, known: Memory) -> tuple[Tensor, Context]:
         """What the blocks begin with once the latents have read x, and its context; the latents themselves where there is no block."""

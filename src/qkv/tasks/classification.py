@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from qkv.data.batch import Batch
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
-from qkv.layers.context import Tap
 from qkv.layers.signal import Signal
+from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError

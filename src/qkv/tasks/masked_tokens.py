@@ -16,8 +16,8 @@ from qkv.data.batch import Batch
 from qkv.data.corpus import VALIDATION, Corpus
 from qkv.data.corruption.masked import mask_tokens
 from qkv.generation.sample import evaluating
-from qkv.layers.context import Tap
 from qkv.layers.signal import Signal
+from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import single_or_wider
 from qkv.spec.recipe import Recipe
@@ -63,7 +63,7 @@ class MaskedTokensTask(FillInTask):
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         """The sum in nats."""
-        return loss_of_vectors(model, *_asked(model, batch, tap))
+        return loss_of_vectors(model, *_asked(model, batch, tap), tap=tap)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         vectors, targets = _asked(model, batch)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from qkv.data.batch import IGNORED, Batch
 from qkv.data.corpus import VALIDATION
 from qkv.generation.text import generate_text
-from qkv.layers.context import Tap
 from qkv.layers.signal import Signal
+from qkv.layers.tap import Tap, receives, tapped
 from qkv.models.transformer import Transformer
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
@@ -30,16 +31,20 @@ _FEWEST_ROWS = 256
 def language_loss(model: Transformer, signal: Signal, targets: Tensor, smoothing: float = 0.0, **how: Any) -> Tensor:
     """-Σ log p(target) over the targets (B, N) that are not -100; ``how``: a memory, a tap."""
     hidden, _ = model.features(signal, **how)
-    return loss_of_vectors(model, hidden.flatten(0, 1), targets.flatten(), smoothing)
+    return loss_of_vectors(model, hidden.flatten(0, 1), targets.flatten(), smoothing, how.get("tap"))
 
 
-def loss_of_vectors(model: Transformer, vectors: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+def loss_of_vectors(model: Transformer, vectors: Tensor, targets: Tensor, smoothing: float = 0.0, tap: Tap | None = None) -> Tensor:
     """-Σ log p(target) of what the head makes of ``vectors`` (T, D), over the targets (T) that are not -100."""
     vocab = model.vocab_size
     assert vocab is not None  # a language model reads tokens
+    rows = max(_FEWEST_ROWS, _SHARE // vocab)
+    if receives(tap, "head"):
+        shares = zip(vectors.split(rows), targets.split(rows), strict=True)
+        return torch.stack([cross_entropy(tapped(tap, "head", "head", model.head(x)), t, smoothing) for x, t in shares]).sum()
     if targets.numel() * vocab <= _MOST_LOGITS:
         return cross_entropy(model.head(vectors), targets, smoothing)
-    return chunked_cross_entropy(vectors, model.head, targets, max(_FEWEST_ROWS, _SHARE // vocab), smoothing)
+    return chunked_cross_entropy(vectors, model.head, targets, rows, smoothing)
 
 
 def at_targets(vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

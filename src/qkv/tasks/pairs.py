@@ -17,8 +17,8 @@ from qkv.data.batch import IGNORED, Batch
 from qkv.data.vocabulary import Vocabulary
 from qkv.generation.beam import beam_search
 from qkv.generation.sample import evaluating
-from qkv.layers.context import Tap
 from qkv.layers.signal import Signal
+from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation
@@ -31,7 +31,7 @@ def pair_loss(model: Transformer, batch: Batch, smoothing: float, tap: Tap | Non
     """-Σ log p(y_i | y_<i, x) under teacher forcing, in nats."""
     memory = None if batch.source is None else model.encode(batch.source, tap)
     hidden, _ = model.features(batch.input, tap=tap, memory=memory)
-    return loss_of_vectors(model, *at_targets(hidden, batch.targets), smoothing)
+    return loss_of_vectors(model, *at_targets(hidden, batch.targets), smoothing, tap)
 
 
 def write_after(

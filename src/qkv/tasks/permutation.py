@@ -22,8 +22,8 @@ from torch import Tensor
 from qkv.data.batch import IGNORED, Batch
 from qkv.data.corpus import Corpus
 from qkv.data.corruption.permutation import PermutationBatch, arrange, permutation_targets
-from qkv.layers.context import Tap
 from qkv.layers.signal import Signal
+from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.recipe import Recipe
@@ -58,7 +58,7 @@ class PermutationTask(FillInTask):
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         hidden, _ = model.features(batch.input, tap=tap)
-        return loss_of_vectors(model, *at_targets(hidden, batch.targets))
+        return loss_of_vectors(model, *at_targets(hidden, batch.targets), tap=tap)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         return Observed(self.summed_loss(model, batch), batch.num_targets, [])

@@ -15,7 +15,7 @@ from qkv.data.corruption.recall import recall_batch
 from qkv.data.rows import random
 from qkv.data.vocabulary import Vocabulary
 from qkv.generation.sample import evaluating
-from qkv.layers.context import Tap
+from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError

@@ -14,7 +14,7 @@ from torch import Tensor
 from qkv.data.batch import IGNORED, Batch
 from qkv.data.corpus import VALIDATION, Corpus
 from qkv.data.vocabulary import Vocabulary
-from qkv.layers.context import Tap
+from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import Problem, SpecError, UserError
 from qkv.spec.generation import Generation

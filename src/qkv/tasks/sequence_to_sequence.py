@@ -13,7 +13,7 @@ from qkv.data.batch import Batch
 from qkv.data.corpus import VALIDATION
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
-from qkv.layers.context import Tap
+from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import Problem, SpecError
 from qkv.spec.generation import Generation

@@ -18,8 +18,8 @@ from qkv.data.corruption.sorting import sorting_batch
 from qkv.data.rows import random
 from qkv.data.vocabulary import Vocabulary
 from qkv.generation.sample import evaluating
-from qkv.layers.context import Tap
 from qkv.layers.signal import Signal
+from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe

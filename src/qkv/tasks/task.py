@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from qkv.data.vocabulary import Vocabulary
-from qkv.layers.context import Tap
+from qkv.layers.tap import Tap
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.material import Material, Scale

@@ -22,7 +22,7 @@ from qkv.data.batch import Batch
 from qkv.data.corpus import Corpus
 from qkv.data.corruption.pairs import NegativeSampler, cbow_contexts, keep_probabilities
 from qkv.data.vocabulary import Vocabulary
-from qkv.layers.context import Tap
+from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError, nearest

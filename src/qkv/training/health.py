@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch import Tensor
 
 from qkv.data.batch import Batch
 from qkv.models.transformer import Transformer
@@ -48,30 +47,26 @@ def diagnose(model: Transformer, task: Task, batches: Sequence[Batch], number_fo
 
 def _first_output(model: Transformer, task: Task, batches: Sequence[Batch], number_format: str) -> str:
     """The path of the first part whose output is not finite: front end, branches, norm, head, loss; empty if all is finite."""
-    seen: list[str] = []
+    first = _FirstBad()
+    with torch.no_grad():
+        for batch in batches:
+            with autocast(number_format, model.device):
+                loss = task.summed_loss(model, batch, first)
+            first("loss", loss)
+    return first.path
 
-    def tap(name: str, x: Tensor) -> None:
-        if not seen and not _finite(x):
-            seen.append(name)
 
-    def watch(name: str) -> RemovableHandle:
-        def look(module: nn.Module, given: object, output: Tensor) -> None:
-            tap(name, output)
+class _FirstBad:
+    """Tap that keeps the path of the first value that is not finite."""
 
-        return model.get_submodule(name).register_forward_hook(look)
+    points = ("frontend", "output", "norm", "head")
 
-    # What stands around the branches has no tap.
-    hooks = [watch(name) for name in ("frontend", "norm", "head")]
-    try:
-        with torch.no_grad():
-            for batch in batches:
-                with autocast(number_format, model.device):
-                    loss = task.summed_loss(model, batch, tap)
-                tap("loss", loss)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return seen[0] if seen else ""
+    def __init__(self) -> None:
+        self.path = ""
+
+    def __call__(self, name: str, value: Tensor) -> None:
+        if not self.path and not _finite(value):
+            self.path = name
 
 
 def _finite(x: Tensor) -> bool:

@@ -22,22 +22,26 @@ from qkv.ops.attention.largest import largest
 from qkv.ops.attention.problem import Problem
 
 
-def weights(q: Tensor, k: Tensor, problem: Problem) -> Tensor:
-    """Attention weights P (B, H, N, M), before dropout."""
+def scores(q: Tensor, k: Tensor, problem: Problem) -> Tensor:
+    """Scores (B, H, N, M) before the softmax, -inf where a key is hidden or not among the largest."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    scores = problem.capped(problem.scale * q @ k.transpose(-1, -2))
+    found = problem.capped(problem.scale * q @ k.transpose(-1, -2))
     bias = problem.bias()
     if bias is not None:
-        scores = scores + bias
-    visible = problem.sites.visible(problem.mask, q.shape[1])
-    scores = scores.masked_fill(~visible, -torch.inf)
+        found = found + bias
+    found = found.masked_fill(~problem.sites.visible(problem.mask, q.shape[1]), -torch.inf)
     if problem.chooses(k.shape[2]):
         assert problem.top_k is not None
-        left_out = torch.ones_like(scores, dtype=torch.bool).scatter(-1, largest(scores, problem.top_k, problem.sites.key), False)
-        scores = scores.masked_fill(left_out, -torch.inf)
+        left_out = torch.ones_like(found, dtype=torch.bool).scatter(-1, largest(found, problem.top_k, problem.sites.key), False)
+        found = found.masked_fill(left_out, -torch.inf)
+    return found
+
+
+def weights(q: Tensor, k: Tensor, problem: Problem) -> Tensor:
+    """Attention weights P (B, H, N, M), before dropout."""
     # A row of -inf only would give NaN; replaced before the softmax, so that its gradient is 0 too.
-    blind = ~visible.any(-1, keepdim=True)
-    return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0).to(q.dtype)
+    blind = ~problem.sites.visible(problem.mask, q.shape[1]).any(-1, keepdim=True)
+    return scores(q, k, problem).masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0).to(q.dtype)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:

@@ -1,0 +1,17 @@
+"""Scores and weights of attention as taps see them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from qkv.layers.branch import Branch
+from qkv.layers.context import Context
+from qkv.ops.attention import reference
+from qkv.ops.attention.problem import Problem
+
+
+def observe(branch: Branch, q: Tensor, k: Tensor, problem: Problem, context: Context) -> None:
+    """Show the tap scores and weights (B, H, N, M), if it receives them: computed for it by the reference. q (B, H, N, Dk), k (B, G, M, Dk)."""
+    if context.tap is not None:
+        branch.observed(context, "scores", lambda: reference.scores(q, k, problem))
+        branch.observed(context, "weights", lambda: reference.weights(q, k, problem))
