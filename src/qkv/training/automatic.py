@@ -1,4 +1,4 @@
-"""A recipe for a text of any size on the machine at hand: tokenizer, model and length of training."""
+"""Recipes chosen for a text of any size and this machine: tokenizer, model size and training length."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from qkv.spec.training import Checkpoints, Muon, Training, Validation, WarmupSta
 from qkv.training.describe import as_asked
 
 MINUTES = 5.0
-"""The budget of a recipe that is chosen, ``training.minutes``, where none is given."""
+"""Default time budget of automatic recipes (``training.minutes``)."""
 EPOCHS = 16
-"""The most often that a text is read: beyond it, a model of these sizes learns it by heart."""
+"""Maximum number of epochs: beyond it, models of these sizes overfit."""
 
 _BATCH = 8
 _HEAD = 32
 _FEWEST = 300
-"""Steps that even a tiny text needs before its model writes anything like it."""
+"""Minimum number of steps, needed even for a tiny text before samples resemble it."""
 _VOCABULARIES = (512, 1024, 2048, 4096)
 _CHARACTERS = 3.0
-"""About how many characters one id of such a vocabulary stands for."""
+"""Approximate characters per token with such a vocabulary."""
 
 
 class _Size(NamedTuple):
@@ -44,7 +44,9 @@ _SIZES = (_Size(2, 64), _Size(3, 96), _Size(4, 128), _Size(4, 192), _Size(6, 256
 
 
 class _Fit(NamedTuple):
-    """A model, its size, the bytes of a training step, how many steps the time probably allows, and the loss to be expected then."""
+    """Candidate model: parameters, memory of a training step in bytes, steps expected within the budget, and expected
+    loss.
+    """
 
     model: Model
     parameters: int
@@ -54,12 +56,16 @@ class _Fit(NamedTuple):
 
 
 def automatic(source: str, overrides: Iterable[str] = (), quick: bool = False, machine: Machine | None = None) -> Recipe:
-    """A recipe for the text ``source``, a file or a known data set, with a budget of ``MINUTES``, or of ``training.minutes`` in ``overrides``.
+    """Choose a recipe for the text ``source``, a file or a known data set, with a budget of ``MINUTES``, or of
+    ``training.minutes`` in ``overrides``.
 
-    Tokenizer: characters for a short text, else byte-pair encoding whose vocabulary grows with the text. Size: of a ladder of models the
-    one with the least loss to be expected after that time (``expected_loss``) on ``machine`` (default: this one), but no more than 4
-    parameters for each token of the text, and none whose training the memory does not hold.
-    Steps: ``EPOCHS`` times through the text, of which the budget makes as many as fit.
+    Tokenizer: characters for a short text, else byte-pair encoding with a vocabulary that grows with the text.
+
+    Model size: the one with the lowest ``expected_loss`` within the budget on ``machine`` (default: this one), with at
+    most 4 parameters per token of the text, and a training step that fits into memory.
+
+    Steps: ``EPOCHS`` epochs, or as many steps as fit into the budget.
+
     Raises ``UserError`` if the text cannot be read.
     """
     changes, machine = list(overrides), machine or this_machine()
@@ -79,7 +85,7 @@ def _chosen(source: str, minutes: float, machine: Machine) -> Recipe:
     tokens = max(1.0, characters / (_CHARACTERS if isinstance(tokenizer, BPE) else 1.0))
     fits = [_fit(size, tokens, vocabulary, minutes, machine) for size in _SIZES]
     best = min([fits[0], *(fit for fit in fits if fit.parameters <= 4 * tokens and fits_memory(fit.memory))], key=lambda fit: fit.loss)
-    model = best.model.changed(frontend=Text(positions=NoPositions()))  # the tokenizer itself says how many ids it has
+    model = best.model.changed(frontend=Text(positions=NoPositions()))  # the tokenizer sets the vocabulary size
     return Recipe(
         name=Path(source).stem,
         description=f"{characters:,} characters, {_named(tokenizer)}, {len(model.layers)} layers of width {model.width}: "
@@ -92,10 +98,10 @@ def _chosen(source: str, minutes: float, machine: Machine) -> Recipe:
 
 
 def expected_loss(parameters: float, tokens: float, distinct: float) -> float:
-    """Nats a token above those that no model can save: A / P^0.34 + B / D^0.28, A = 406.4, B = 410.7 (Hoffmann et al. 2022).
+    """Reducible loss in nats per token: A / P^0.34 + B / D^0.28, A = 406.4, B = 410.7 (Hoffmann et al. 2022).
 
-    A text of ``distinct`` tokens read R + 1 times is worth D = U (1 + 15.4 (1 - exp(-R / 15.4))) new ones (Muennighoff et al. 2023). The
-    constants are those of large models on web text; only the order of the sizes is used.
+    U = ``distinct`` tokens read R + 1 times count as D = U (1 + 15.4 (1 - exp(-R / 15.4))) unique tokens (Muennighoff
+    et al. 2023). The constants were fitted to large models on web text; only the ranking of sizes is used.
     """
     repeats = max(0.0, tokens / distinct - 1)
     worth = min(tokens, distinct) * (1 + 15.4 * (1 - math.exp(-repeats / 15.4)))
@@ -121,12 +127,12 @@ def _fit(size: _Size, tokens: float, vocabulary: int, minutes: float, machine: M
 
 
 def _context(tokens: float) -> int:
-    """128 positions, or fewer where the tenth of the text that is held out is shorter."""
+    """Context length: 128, or shorter if the held-out tenth of the text is."""
     return next((length for length in (128, 64, 32, 16, 8) if tokens / 10 > 2 * length), 4)
 
 
 def _tokenizer(characters: int) -> Tokenizer:
-    """Characters, or of the byte-pair vocabularies the largest with at least 500 characters of text for each id."""
+    """Characters, or the largest byte-pair vocabulary with at least 500 characters of text per token type."""
     fitting = [vocabulary for vocabulary in _VOCABULARIES if 500 * vocabulary <= characters]
     return BPE(vocab_size=fitting[-1]) if fitting else Characters()
 
@@ -149,10 +155,10 @@ def _training(steps: int, minutes: float, machine: Machine) -> Training:
 
 
 def this_machine() -> Machine:
-    """This machine's figures, measured once and kept."""
+    """Speed and memory figures of this machine, measured once and cached."""
     known = stored_machine()
     if known is None:
         known = probe()
-        with contextlib.suppress(OSError):  # a cache that cannot be written costs the measurement each time
+        with contextlib.suppress(OSError):  # without a writable cache, measure again each time
             store_machine(known)
     return known

@@ -1,4 +1,4 @@
-"""A recipe for a table of examples on the machine at hand: tokenizer, model, batches and length of training for each task."""
+"""Recipes chosen for a table of examples and this machine: tokenizer, model, batches and training length per task."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ from qkv.training.describe import as_asked
 from qkv.training.finetune import finetuned, short_form
 
 _EPOCHS = 40
-"""The most often that an example is seen; training stops earlier where the validation loss no longer falls."""
+"""Maximum number of epochs; early stopping on the validation loss usually ends training sooner."""
 _FEWEST = 200
 _PATIENCE = 6
 _CHARACTERS = 3.0
-"""About how many characters one id stands for."""
+"""Approximate characters per token."""
 _VOCABULARIES = (512, 1024, 2048, 4096, 8192)
 _HEAD = 32
 
 
 class _Plan(NamedTuple):
-    """What fits a task: its head, whether it writes, and the roles that the model reads and writes."""
+    """Defaults for a task: head, input roles, and the output role if the model generates text."""
 
     head: Callable[[], Head]
     reads: tuple[str, ...]
     writes: str = ""
     tokenizer: Callable[[int], Tokenizer] = lambda ids: BPE(vocab_size=ids)
     lengths: tuple[int, ...] = (32, 64, 128, 256, 512)
-    """Context lengths to choose from."""
+    """Candidate context lengths."""
     task: Mapping[str, Any] = MappingProxyType({})
-    """Fields of the task that are not its defaults."""
+    """Task fields that differ from their defaults."""
     best: str = "loss"
-    """The figure that chooses the weights: a loss rises again while more and more labels are right."""
+    """Metric that selects the best weights. The loss can rise while accuracy still improves."""
 
 
 def _lowercase(ids: int) -> Tokenizer:
@@ -72,7 +72,9 @@ _PLANS: dict[str, _Plan] = {
 
 
 class _Sizes(NamedTuple):
-    """Of the training part: examples, characters in all, and of each side the mean and nearly the longest number of tokens."""
+    """Statistics of the training split: examples, total characters, and mean and 99th percentile of tokens per input
+    and output.
+    """
 
     examples: int
     characters: int
@@ -81,7 +83,7 @@ class _Sizes(NamedTuple):
 
 
 def task_of(kind: str) -> TaskSpec:
-    """The task of a kind, with its defaults. Raises ``UserError`` for one that is not learned from a table of examples."""
+    """Default task of a kind. Raises ``UserError`` if the kind is not trained on a table of examples."""
     known = TaskSpec.kinds()
     if kind not in known or kind not in _PLANS:
         raise UserError(f"there is no task {kind!r} that a table of examples is enough for; {nearest(kind, _PLANS.keys() & known.keys())}")
@@ -97,13 +99,17 @@ def automatic_task(
     start: str | None = None,
     adapt: str | None = None,
 ) -> Recipe:
-    """A recipe that learns the task ``kind`` from the table that ``data`` names (fields of ``qkv.spec.data.Data``), with a
+    """Choose a recipe for the task ``kind`` on the table that ``data`` names (fields of ``qkv.spec.data.Data``), with a
     budget of ``MINUTES``, or of ``training.minutes`` in ``overrides``.
 
-    A small Transformer: an encoder under the task's head, or an encoder–decoder where a text is written. Vocabulary, width and length
-    grow with the data; it is read at most ``_EPOCHS`` times, and training stops where the validation loss no longer falls.
-    With ``start``, a run or a published checkpoint, its model is changed instead, as ``adapt`` says ("whole", "head", "lora(8)").
-    Raises ``UserError`` for a table that cannot be used.
+    The model is a small Transformer: an encoder with the task's head, or an encoder–decoder if text is generated.
+    Vocabulary, width and context length grow with the data. Training stops after ``_EPOCHS`` epochs, or early when the
+    validation loss stops falling.
+
+    With ``start``, a run or a published checkpoint, that model is fine-tuned instead, with ``adapt`` ("whole", "head",
+    "lora(8)").
+
+    Raises ``UserError`` for an unusable table.
     """
     task, plan = task_of(kind), _PLANS[kind]
     given = Data.parse(dict(data))
@@ -133,7 +139,7 @@ def automatic_task(
 
 
 def _within_memory(recipe: Recipe) -> Recipe:
-    """``recipe`` with its batches halved until the memory holds a training step on rows of the full length."""
+    """Halve the batch size until a training step on rows of the full length fits into memory."""
     while recipe.training.batch_size > 1 and not fits_memory(_bytes(recipe)):
         batching = recipe.data.batching
         if isinstance(batching, TokenBuckets):
@@ -144,7 +150,7 @@ def _within_memory(recipe: Recipe) -> Recipe:
 
 
 def _bytes(recipe: Recipe) -> int:
-    """Of a training step, without the head and the table of tokens; 0 if a part has no formula."""
+    """Memory of a training step, without head and token embeddings; 0 if a part has no cost formula."""
 
     def counted(stack: Any) -> Any:
         return stack.changed(frontend=stack.frontend.unsized().sized(2))
@@ -159,7 +165,7 @@ def _bytes(recipe: Recipe) -> int:
 
 
 def name_of(source: str) -> str:
-    """The name of a run of a file, or of the first of two texts: without folder and endings."""
+    """Name for a run on a file, or on the first of two files: its base name without extensions."""
     name = Path(source.partition("|")[0].strip()).name
     return name.removesuffix(".gz").rpartition(".")[0] or name
 
@@ -182,23 +188,23 @@ def _sizes(records: Records, plan: _Plan) -> _Sizes:
 
 
 def _length(value: Any) -> int:
-    """Characters of a text, or of words with a blank after each."""
+    """Number of characters in a text, or in words each followed by a space."""
     return len(value) if isinstance(value, str) else sum(len(word) + 1 for word in value)
 
 
 def _context(longest: float, lengths: tuple[int, ...]) -> int:
-    """Positions for nearly all texts, some to spare, but at most the longest of the ladder."""
+    """Shortest of ``lengths`` with ample room for nearly all texts, else the longest."""
     return next((length for length in lengths if 1.5 * longest + 4 <= length), lengths[-1])
 
 
 def _width(examples: int, writes: bool) -> tuple[int, int]:
-    """(width, layers): more examples, more weights."""
+    """(width, layers), growing with the number of examples."""
     ladder = ((2_000, (64, 2)), (10_000, (128, 2)), (100_000, (192 if not writes else 256, 3)))
     return next((size for most, size in ladder if examples < most), (256, 3))
 
 
 def _dropout(width: int, writes: bool) -> float:
-    """A text that is only read says less than one that is written, and is sooner learned by heart."""
+    """Dropout rate. Predicting labels overfits sooner than generating text, so small readers get more."""
     return 0.1 if writes or width >= 192 else 0.3
 
 
@@ -248,7 +254,7 @@ def _writer(width: int, layers: int, sizes: _Sizes, plan: _Plan) -> Model:
 
 
 def _training(sizes: _Sizes, width: int, machine: Machine, writes: bool) -> tuple[Training, LengthBuckets | TokenBuckets]:
-    """``_EPOCHS`` times through the data, of which the budget makes as many steps as fit; batches of similar length."""
+    """Training settings for ``_EPOCHS`` epochs within the budget, and batches of similar lengths."""
     tokens = max(1.0, sizes.read[0] + sizes.written[0]) + 2
     batch = 32 if sizes.examples >= 1000 else 16
     positions = max(256, round(batch * tokens * 2 / 256) * 256) if writes else 0

@@ -1,4 +1,6 @@
-"""The plan of one run: made from a rehearsal, checked against the first updates, written down before it takes effect, and told."""
+"""Time budget of a run: planned from a rehearsal, revised after the first updates, saved before it takes effect, and
+reported.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from qkv.training.setup import Setup
 
 
 class Budget:
-    """Holds the ``plan`` of the run of ``setup``; ``saved`` is the one that its checkpoint was made under, None if there is none."""
+    """Holds the current ``plan`` of a run. ``saved``: plan stored in the checkpoint, or None."""
 
     def __init__(self, setup: Setup, saved: Mapping[str, Any] | None):
         self._given, self._folder = setup.recipe.training, setup.checkpoints.folder
@@ -26,27 +28,27 @@ class Budget:
 
     @property
     def limited(self) -> bool:
-        """True if the recipe has a budget."""
+        """True if the recipe sets ``training.minutes``."""
         return self._given.minutes is not None
 
     def stage(self, done: int) -> Stage:
-        """Decision that holds after ``done`` updates."""
+        """Decision in force after ``done`` updates."""
         return self.plan.after(done)
 
     def begin(self, rehearse: Callable[[], Costs], spent: Callable[[], float]) -> None:
-        """Make the first decision, unless an earlier start has. ``spent``: the seconds since the beginning of the run."""
+        """Make the first plan, unless one was loaded. ``spent``: seconds since the run began."""
         if not self._decided:
             costs = rehearse()
             self._keep(first_plan(self._given, costs, spent()))
             self._decided = True
 
     def saw(self, done: int, seconds: float) -> None:
-        """The update ``done`` took so long."""
+        """Record the time of update ``done``."""
         if done <= self.plan.check:
             self._updates, self._seconds = self._updates + 1, self._seconds + seconds
 
     def check(self, done: int, spent: float) -> bool:
-        """True if the second decision holds from here on; it is made now unless an earlier start has."""
+        """Make the second plan when due, unless one was loaded; True if it takes effect after update ``done``."""
         if self.plan.asks(done):
             costs = replace(self.plan.costs, step=self._seconds / self._updates)
             self._keep(second_plan(self.plan, self._given, costs, spent))
@@ -57,7 +59,7 @@ class Budget:
         self._take(plan)
 
     def told(self, done: int) -> Planned:
-        """The decision that holds after ``done`` updates."""
+        """Event for the decision in force after ``done`` updates."""
         stage = self.stage(done)
         assert self._given.minutes is not None
         decided = self.plan.check if stage is self.plan.second else 0

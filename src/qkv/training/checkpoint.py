@@ -1,11 +1,11 @@
-"""What a run needs to go on as if it had never stopped, in step-numbered folders that are complete or absent.
+"""Checkpoints from which a run resumes exactly, in folders numbered by step, which are complete or absent.
 
-    resume/step-00000250/weights.safetensors     every parameter and buffer
-                         optimizer.safetensors   every tensor the optimiser remembers, by parameter name
-                         random.safetensors      the states of the random generators
-                         state.json              step, best loss, facts about the run; the checksums of the other files
+    resume/step-00000250/weights.safetensors     all parameters and buffers
+                         optimizer.safetensors   optimiser state by parameter name
+                         random.safetensors      states of the random generators
+                         state.json              step, best loss, facts about the run; checksums of the other files
 
-A folder is written under a temporary name, flushed to the disk and renamed; older ones are removed only after that.
+A folder is written under a temporary name, flushed to disk and renamed; older ones are removed only after that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NAME = re.compile(r"step-(\d+)$")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors by part (``PARTS``) and everything else as plain data, after ``step`` updates."""
+    """State of a run after ``step`` updates: tensors by part (``PARTS``), and the rest as plain data."""
 
     step: int
     tensors: Mapping[str, Mapping[str, Tensor]]
@@ -39,19 +39,19 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run, in ``folder``; the newest ``keep`` stay."""
+    """Checkpoints of one run in ``folder``, of which the newest ``keep`` are kept."""
 
     def __init__(self, folder: Path, keep: int = 2):
         self.folder = folder
         self.keep = keep
 
     def paths(self) -> list[Path]:
-        """The checkpoints' folders, newest first."""
+        """Folders of the checkpoints, newest first."""
         found = [p for p in self.folder.glob("step-*") if _NAME.match(p.name)]
         return sorted(found, key=lambda p: int(p.name.removeprefix("step-")), reverse=True)
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint whole, then remove the older ones. Raises UserError if the disk refuses; what was there stays."""
+        """Write a checkpoint, then remove older ones. On a disk error, raise UserError and keep the existing ones."""
         final = self.folder / f"step-{checkpoint.step:08d}"
         partial = self.folder / f".{final.name}{PARTIAL}"
         with clear_errors(f"the checkpoint of step {checkpoint.step} in {self.folder}"):
@@ -70,16 +70,16 @@ class Checkpoints:
 
     def _rename(self, partial: Path, final: Path) -> None:
         replaced = self.folder / f".{final.name}.replaced{PARTIAL}"
-        if final.exists():  # a torn one that an earlier start refused
+        if final.exists():  # a damaged one that an earlier start skipped
             final.rename(replaced)
         partial.rename(final)
         sync(self.folder)
         remove(replaced)
 
     def load(self, notice: Callable[[str], object]) -> Checkpoint | None:
-        """The newest complete checkpoint; None if none was ever written.
+        """Load the newest complete checkpoint; None if there are no checkpoints.
 
-        A torn one is passed over for the one before it, and ``notice`` is told. Raises UserError if no checkpoint is complete.
+        Damaged checkpoints are skipped and reported to ``notice``. Raises UserError if all are damaged.
         """
         refused: list[UserError] = []
         paths = self.paths()
@@ -92,7 +92,7 @@ class Checkpoints:
             for error in refused:
                 notice(f"{error}; going on from the checkpoint before it, step {checkpoint.step}")
             return checkpoint
-        if self.paths() != paths:  # a training in progress has put newer ones in their place
+        if self.paths() != paths:  # a training in progress replaced them by newer ones
             return self.load(notice)
         if refused:
             raise refused[0]
@@ -100,7 +100,9 @@ class Checkpoints:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read one checkpoint's folder. Raises UserError naming the file that is missing, torn, edited or from another step."""
+    """Read one checkpoint folder. Raises UserError naming the file that is missing, damaged, edited or from another
+    step.
+    """
     state = _read_state(path / "state.json")
     tensors = {}
     for part in PARTS:
@@ -112,7 +114,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def newest_state(folder: Path) -> dict[str, Any] | None:
-    """State of the newest checkpoint in ``folder``, without its tensors; None if there is none. Raises UserError if it was changed."""
+    """State of the newest checkpoint in ``folder``, without its tensors; None if there is none. Raises UserError if it
+    was edited.
+    """
     paths = Checkpoints(folder).paths()
     return _read_state(paths[0] / "state.json")["state"] if paths else None
 
@@ -140,7 +144,7 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and lasting buffer by name; one that has several names (a tied head) under the first."""
+    """Parameters and persistent buffers by name; a tensor with several names (a tied head) under the first."""
     seen: set[int] = set()
     found = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -151,7 +155,9 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Copy weights into ``model``. Raises UserError naming the first tensor that is missing, unknown or of another shape."""
+    """Copy weights into ``model``. Raises UserError naming the first tensor that is missing, unknown or of the wrong
+    shape.
+    """
     _checked(model, tensors, source)
     model.load_state_dict(dict(tensors), strict=False)  # the other names of shared tensors are not in the file
 
@@ -171,14 +177,16 @@ def _checked(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> d
 
 
 def take_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Put weights into ``model``, which has no memory behind it, as they are. Raises UserError as ``load_weights``."""
+    """Assign weights to ``model``, which is on the meta device, without copying. Raises UserError as
+    ``load_weights``.
+    """
     own, places = _checked(model, tensors, source), places_of(model)
     for name, tensor in own.items():
         place(places[name], tensors[name].to(tensor.dtype))
 
 
 def save_weights(path: Path, model: nn.Module, metadata: Mapping[str, Any]) -> None:
-    """Write the weights of ``model`` whole. Raises UserError if the disk refuses; what was there stays."""
+    """Write the weights of ``model`` atomically. On a disk error, raise UserError and keep the existing file."""
     with clear_errors(str(path)):
         write_tensors(path, weights(model), metadata)
 

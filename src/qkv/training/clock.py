@@ -1,4 +1,4 @@
-"""The clock of training; tests put another in its place."""
+"""Clock of training, which tests replace."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import time
 
 
 def seconds() -> float:
-    """Seconds since some fixed moment."""
+    """Seconds since an arbitrary fixed moment."""
     return time.perf_counter()

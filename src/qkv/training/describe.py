@@ -1,4 +1,4 @@
-"""Descriptions of recipes that were chosen for data and machine, kept true where a caller changes what was chosen."""
+"""Descriptions of automatic recipes, updated when the caller overrides a choice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qkv.spec.recipe import Recipe
 
 
 def as_asked(recipe: Recipe, quick: bool, overrides: Iterable[str]) -> Recipe:
-    """``recipe`` in its short form if ``quick``, changed by ``overrides``; its description then names the changes."""
+    """Apply the quick form (if ``quick``) and ``overrides`` to ``recipe``; its description then lists the overrides."""
     given = list(overrides)
     found = override(recipe, [*(quick_form(recipe.quick) if quick else ()), *given])
     if not given or found.description != recipe.description:

@@ -1,4 +1,4 @@
-"""Texts as vectors, by a run, a published checkpoint or a folder of sentence-transformers."""
+"""Embed texts with a run, a published checkpoint or a sentence-transformers folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def embed(
     copy: bool = False,
     **options: Any,
 ) -> np.ndarray:
-    """A vector for each text, (texts, D) float32; see ``qkv.embed``. Raises ``UserError``."""
+    """Embed each text: (texts, D) float32; see ``qkv.embed``. Raises ``UserError``."""
     if isinstance(texts, str):
         raise UserError("one text is given where a list of texts is asked for; put it in brackets")
     if prompt is not None and prefix is not None:
@@ -39,7 +39,9 @@ def embed(
 
 
 def opened(source: Run | str | Path, copy: bool = False) -> tuple[Run, Sentence | None]:
-    """The run, and what its folder says of vectors; the Transformer of an old folder of sentence-transformers lies in a folder inside."""
+    """Load the run and its embedding settings. In old sentence-transformers folders the Transformer is in a
+    subfolder.
+    """
     if not isinstance(source, Run):
         folder = Path(source).expanduser()
         if is_sentence_folder(folder):

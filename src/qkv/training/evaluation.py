@@ -1,4 +1,4 @@
-"""The loss, and what else a task observes, over held-out data."""
+"""Evaluation of a model on held-out data: the loss and the task's other observations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qkv.tasks.task import Task, Totals
 def measure(
     model: Transformer, task: Task, batches: Iterable[Batch], number_format: str, stop: Callable[[], bool] = lambda: False
 ) -> Totals | None:
-    """What the task observes in ``batches``, dropout off; None if ``stop`` became true on the way."""
+    """Sum the task's observations over ``batches``, without dropout; None if ``stop`` became true."""
     device = model.device
     seen = Totals()
     with evaluating(model), torch.no_grad():

@@ -1,4 +1,4 @@
-"""The exam of a finished run: what its task says of the best weights on the held-out parts, kept in ``exam.json``."""
+"""Final evaluation of a run: the best weights on the held-out splits, stored in ``exam.json``."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ EXAM = "exam.json"
 
 
 def never() -> bool:
-    """What nothing stops."""
+    """Default stop condition: False."""
     return False
 
 
 def examine(
     model: Any, task: Task, material: Material, recipe: Recipe, split: str, batches: int | None = None, stop: Callable[[], bool] = never
 ) -> Exam | None:
-    """What the task says of ``model`` over one split, with the number of targets and the seconds it took; None if ``stop`` became true.
+    """Evaluate ``model`` on one split, with the number of targets and the seconds taken; None if ``stop`` became true.
 
-    ``batches`` None takes all of the split and whatever else the task examines; a number takes so many batches, evenly spread.
+    ``batches``: None evaluates the whole split and the task's further metrics; a number evaluates so many batches,
+    evenly spaced.
     """
     began = time.perf_counter()
     seen = measure(model, task, material.rows(split, batches), recipe.training.precision, stop)
@@ -42,12 +43,14 @@ def examine(
 
 
 def held_out(material: Material) -> tuple[str, ...]:
-    """The splits of an exam: validation, and test if there is one."""
+    """Splits of the final evaluation: validation, and test if present."""
     return tuple(split for split in (VALIDATION, TEST) if split in material.splits)
 
 
 def write_exam(folder: Path, step: int, exams: Mapping[str, Exam]) -> None:
-    """Put the exams of the weights of ``step``, by split, into the run folder: whole or not at all. Raises ``UserError``."""
+    """Write the evaluations of the weights of ``step``, by split, into the run folder atomically. Raises
+    ``UserError``.
+    """
     content = {"step": step, "splits": {split: asdict(exam) for split, exam in exams.items()}}
     path = folder / EXAM
     with clear_errors(str(path)):
@@ -55,7 +58,7 @@ def write_exam(folder: Path, step: int, exams: Mapping[str, Exam]) -> None:
 
 
 def read_exam(folder: Path, step: int) -> dict[str, Any] | None:
-    """What ``write_exam`` wrote for the weights of ``step``; None if it is missing, unreadable, or of other weights."""
+    """Read the evaluation of the weights of ``step``; None if missing, unreadable, or of other weights."""
     try:
         found = json.loads((folder / EXAM).read_bytes())
     except (OSError, ValueError, RecursionError):

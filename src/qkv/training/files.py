@@ -1,6 +1,6 @@
-"""Files that are either the old ones or the new ones, never half of each, and one sentence where the disk says no.
+"""Atomic file writes, and clear messages for disk errors.
 
-Everything is written under a temporary name in the same folder, flushed to the disk, and renamed.
+Each file is written under a temporary name in the same folder, flushed to disk, and renamed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PARTIAL = ".partial"
 _KEY = "qkv"
 _SHA256, _SUMS = "sha256", "sums"
 _WORDS = 1 << 16
-"""Of 64 bits, that are summed at once and fit into the caches."""
+"""64-bit words summed at once, few enough for the processor's caches."""
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 _IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
@@ -38,7 +38,7 @@ _IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
 
 @contextmanager
 def clear_errors(what: str) -> Iterator[None]:
-    """Turn a refusal of the file system into a UserError that begins with ``what`` ("the run folder runs/a")."""
+    """Turn file system errors into a UserError that begins with ``what`` ("the run folder runs/a")."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -64,7 +64,7 @@ def _error_number(text: str) -> int | None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Put ``content`` at ``path`` whole."""
+    """Write ``content`` to ``path`` atomically."""
 
     def write(partial: Path) -> None:
         partial.write_bytes(content)
@@ -73,19 +73,22 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
-    """Put tensors and JSON ``metadata`` at ``path`` as safetensors, whole; return the digest of both, which is stored with them."""
+    """Write tensors and JSON ``metadata`` as safetensors, atomically; return the digest of both, which is stored with
+    them.
+    """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     found = digest(tensors, metadata, _bytes)
-    # One key only: safetensors writes several in no fixed order, and equal runs should give equal files.
+    # A single key, because safetensors writes several in no fixed order, and equal runs should give equal files.
     header = {_KEY: json.dumps({_SHA256: found, _SUMS: digest(tensors, metadata, sums), **metadata}, sort_keys=True)}
     _replace(path, lambda partial: save_file(tensors, partial, header))
     return found
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and metadata (with the digest as ``sha256``) of a file that ``write_tensors`` made; no metadata if something else did.
+    """Read tensors and metadata (with the digest as ``sha256``) written by ``write_tensors``; no metadata if by another
+    program.
 
-    Raises UserError if the file is missing, torn, edited or no safetensors file.
+    Raises UserError if the file is missing, damaged, edited or not a safetensors file.
     """
     with _opened(path) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -95,8 +98,10 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def map_tensors(path: Path, copy: bool = False) -> tuple[dict[str, Tensor], dict[str, Any], MappedFile | None]:
-    """As ``read_tensors``, but mapped unless ``copy``, and checked against the sums of the content, which takes a tenth of the time of its
-    SHA-256 and notices damage and edits all the same; and the mapping."""
+    """As ``read_tensors``, but memory-mapped unless ``copy``; also returns the mapping.
+
+    The content is checked by ``sums``, which take a tenth of the time of SHA-256 and still detect damage and edits.
+    """
     found = entries(path, copy)
     with _opened(path) as file:
         header = _header(file, path)
@@ -108,7 +113,9 @@ def map_tensors(path: Path, copy: bool = False) -> tuple[dict[str, Tensor], dict
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """The metadata of a file that ``write_tensors`` made, without its tensors and unchecked against them. Raises UserError as ``read_tensors``."""
+    """Read only the metadata written by ``write_tensors``, unchecked against the tensors. Raises UserError as
+    ``read_tensors``.
+    """
     with _opened(path) as file:
         return {name: value for name, value in _header(file, path).items() if name != _SUMS}
 
@@ -135,7 +142,7 @@ def _header(file: Any, path: Path) -> dict[str, Any]:
 
 
 def _check(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any], quick: bool) -> None:
-    """Raise UserError if content and header do not match; nothing can be said of a file that something else wrote."""
+    """Raise UserError if content and header do not match. Files of other programs cannot be checked."""
     metadata = {name: value for name, value in header.items() if name not in (_SHA256, _SUMS)}
     key, content = (_SUMS, sums) if quick else (_SHA256, _bytes)
     if header and digest(tensors, metadata, content) != header.get(key):
@@ -143,7 +150,7 @@ def _check(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any],
 
 
 def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], content: Callable[[Tensor], Any]) -> str:
-    """SHA-256 over the metadata and every tensor's name, type, shape and ``content``."""
+    """SHA-256 over the metadata and each tensor's name, type, shape and ``content``."""
     total = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -157,8 +164,10 @@ def _bytes(content: Tensor) -> Any:
 
 
 def sums(content: Tensor) -> bytes:
-    """Two sums of the bytes as words of 64 bits, modulo 2^64: of the words, and of each times its place, so that no change of one word and no
-    exchange of two goes unnoticed."""
+    """Two checksums over the bytes as 64-bit words, modulo 2^64: the sum of words, and the sum of words times position.
+
+    They detect every change of one word and every exchange of two.
+    """
     count, found = content.numel() // 8, content.numpy()
     words, rest = found[: 8 * count].view("u8"), int.from_bytes(found[8 * count :].tobytes(), "little")
     places = np.arange(1, min(count, _WORDS) + 1, dtype="u8")
@@ -176,7 +185,7 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
         partial.touch()
         mode = partial.stat().st_mode
         write(partial)
-        partial.chmod(mode)  # safetensors makes its files readable by their owner alone
+        partial.chmod(mode)  # safetensors creates files that only their owner can read
         sync(partial)
         os.replace(partial, path)
         sync(path.parent)
@@ -185,7 +194,7 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or the names in a folder are on the disk."""
+    """Flush a file, or the names in a folder, to disk."""
     if path.is_dir() and os.name != "posix":
         return
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
@@ -196,7 +205,7 @@ def sync(path: Path) -> None:
 
 
 def files_in(folder: Path) -> dict[Path, int]:
-    """Bytes of every file in ``folder`` and the folders in it, in order; none of those that vanish meanwhile, as another process may write."""
+    """Sizes in bytes of all files under ``folder``, sorted by path; files that vanish meanwhile are skipped."""
     found: dict[Path, int] = {}
     for place, _, names in os.walk(folder):
         for name in names:
@@ -207,13 +216,13 @@ def files_in(folder: Path) -> dict[Path, int]:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what a killed process left half-written in ``folder``."""
+    """Remove partial files in ``folder`` left by a killed process."""
     for path in folder.glob(f".*{PARTIAL}"):
         remove(path)
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, or nothing."""
+    """Remove a file or a folder, if it exists."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -1,4 +1,4 @@
-"""A recipe that learns a task from a table by changing a model that is already there: its rate, its length, and which task a table is for."""
+"""Recipes that fine-tune an existing model on a table: learning rate, training length, and inference of the task."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from qkv.tasks.registry import build_task
 from qkv.training.start import with_start
 
 _RATE = (5e-5, 768)
-"""The rate at which all weights of a model of this width are changed (Devlin et al. 2019); narrower ones take more."""
+"""Learning rate for fine-tuning all weights at this width (Devlin et al. 2019); narrower models use a higher one."""
 _FASTER = {"head": 20.0, "lora": 5.0, "last": 2.0}
-"""Times that rate, where fewer weights learn."""
+"""Factors on that rate if fewer weights are trained."""
 _MOST = 5e-3
 _EPOCHS = 10
-"""The most often that an example is seen: what is there already needs less than what begins at random."""
+"""Maximum number of epochs; fine-tuning needs fewer than training from scratch."""
 _FEWEST = 100
 _SHORT = 500
-"""The most steps of a short form."""
+"""Maximum number of steps of the quick form."""
 _CLASSES = 20
-"""Whole numbers of more kinds than these are values, not labels."""
+"""Maximum number of distinct integers that count as labels; more are values."""
 
 
 def finetuned(recipe: Recipe, start: str, adapt: str | None, examples: int) -> Recipe:
-    """``recipe``, which begins at random, made into one that changes the model of ``start``; of it only data, batches and task stay.
+    """Turn ``recipe``, which trains from scratch, into fine-tuning of ``start``, keeping data, batches and task.
 
-    Raises ``UserError`` where there is no such start, or it cannot do the task.
+    Raises ``UserError`` if ``start`` does not exist or does not fit the task.
     """
     data = recipe.data.changed(tokenizer=Data.model_fields["tokenizer"].default, target_tokenizer=None)
     training = recipe.training
@@ -64,7 +64,7 @@ def finetuned(recipe: Recipe, start: str, adapt: str | None, examples: int) -> R
 
 
 def short_form(steps: int) -> dict[str, Any]:
-    """The short form of a recipe of at most so many steps."""
+    """Overrides for the quick form of a recipe of ``steps`` steps."""
     short = max(1, min(steps // 10, _SHORT))
     return {"training.steps": short, "training.validation.every": max(1, short // 4)}
 
@@ -76,9 +76,10 @@ def _rate(part: Adapt, width: int) -> float:
 
 
 def guess_task(data: Mapping[str, Any]) -> str:
-    """The kind of task that a table of examples is for, by its format, the names of its columns and what stands in them.
+    """Infer the kind of task from a table's format, column names and values.
 
-    Questions with answers, words with tags, texts with translations or summaries by name, numbers, labels. Raises ``UserError`` in doubt.
+    Questions with answers, words with tags, translations or summaries (by column name), numbers, labels. Raises
+    ``UserError`` if ambiguous.
     """
     given = Data.parse(dict(data))
     for kind in ("question_answering", "token_classification"):
@@ -102,7 +103,7 @@ def _roles(kind: str) -> tuple[Role, ...]:
 
 
 def _opened(data: Data, kind: str) -> Records | None:
-    """The table read for that task; None if it cannot be."""
+    """Read the table for that task; None if it does not fit."""
     roles = _roles(kind)
     try:
         return open_records(
@@ -113,14 +114,14 @@ def _opened(data: Data, kind: str) -> Records | None:
 
 
 def _named(data: Data, roles: tuple[Role, ...]) -> bool:
-    """True if each role has a column that bears its name."""
+    """True if each role has a column of its name."""
     table = named_tables(data.source)["train"] if data.source in TABLES else table_of(data.source, data, roles, "data.source")
     columns = {plain(column) for column in table.columns}
     return all(columns & {plain(name) for name in (role.name, *role.names)} for role in roles)
 
 
 def _are_values(records: Records) -> bool:
-    """True if the labels are numbers of a scale: with fractions, or of very many kinds."""
+    """True if the labels are numbers on a scale: fractions, or many distinct values."""
     try:
         values = {float(row["label"]) for row in records.splits["train"]}
     except ValueError:

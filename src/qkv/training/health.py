@@ -1,4 +1,4 @@
-"""Where a number first stopped being finite."""
+"""Diagnosis of non-finite values: the first part of a model that produces them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qkv.tasks.task import Task
 
 @dataclass(frozen=True)
 class Illness:
-    """``where``: the dotted path that went bad first; ``what``: a clause about it; ``remedy``: what usually helps."""
+    """Diagnosis. ``where``: path of the first non-finite part; ``what``: description; ``remedy``: suggested fix."""
 
     where: str
     what: str
@@ -24,10 +24,11 @@ class Illness:
 
 
 def diagnose(model: Transformer, task: Task, batches: Sequence[Batch], number_format: str) -> Illness:
-    """Find the first part of ``model`` that is not finite, in the order in which a step computes.
+    """Find the first part of ``model`` that is not finite, in order of computation.
 
-    The weights, then what each branch computes, then the loss, then the gradients, which run backwards: there the origin is the last
-    parameter that is not finite. The gradients are those that the step left; the caller has set the generators as the step had them.
+    Checked are the weights, then the outputs of branches, then the loss, then the gradients. Gradients flow backwards,
+    so their origin is the last non-finite parameter. They are those left by the failed step; the caller has restored
+    its random state.
     """
     broken = next((name for name, p in model.named_parameters() if not _finite(p)), None)
     if broken:
@@ -46,7 +47,7 @@ def diagnose(model: Transformer, task: Task, batches: Sequence[Batch], number_fo
 
 
 def _first_output(model: Transformer, task: Task, batches: Sequence[Batch], number_format: str) -> str:
-    """The path of the first part whose output is not finite: front end, branches, norm, head, loss; empty if all is finite."""
+    """Path of the first non-finite output: front end, branches, norm, head, loss; empty if all are finite."""
     first = _FirstBad()
     with torch.no_grad():
         for batch in batches:
@@ -57,7 +58,7 @@ def _first_output(model: Transformer, task: Task, batches: Sequence[Batch], numb
 
 
 class _FirstBad:
-    """Tap that keeps the path of the first value that is not finite."""
+    """Tap that records the path of the first non-finite value."""
 
     points = ("frontend", "output", "norm", "head")
 

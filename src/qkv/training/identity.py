@@ -1,4 +1,4 @@
-"""The identity of a run: what decides its weights, stored beside them, so that nobody goes on with another run, or an edited one, by mistake."""
+"""Identity of a run: the settings that determine its weights, stored beside them to detect edits and other recipes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ from qkv.spec.recipe import Recipe
 from qkv.training.schedules import same_so_far
 
 MADE_WITH = "made_with"
-"""The key under which the header of a weights file, and the state of a checkpoint, hold ``made_with``."""
+"""Key of ``made_with`` in the header of weights files and in the state of checkpoints."""
 
-# What may change between two starts: it decides when something is measured, saved or shown, not the next weights.
+# Free keys may change between two starts: they control when something is measured, saved or shown, not the weights.
 _DECIDING = ("data", "model", "start", "task", "training")
 _FREE = {"validation", "checkpoints", "sample_every", "tensorboard"}
 
 
 def deciding(recipe: Recipe) -> dict[str, Any]:
-    """The part of a recipe from which, with the text, every weight follows."""
+    """Part of a recipe that, with the text, determines every weight."""
     plain = recipe.to_dict()
     plain["training"] = {name: value for name, value in plain["training"].items() if name not in _FREE}
     return {name: plain[name] for name in _DECIDING}
 
 
 def essence(recipe: Recipe) -> dict[str, Any]:
-    """The part of a recipe that decides the weights, without the number of steps, which a run may raise, and without defaults: a version of qkv
-    that has new fields goes on with the runs of older ones."""
+    """Part of a recipe that determines the weights, without the number of steps (a run may extend it) and without
+    defaults.
+
+    Without defaults, versions of qkv with new fields resume the runs of older versions.
+    """
     content = {name: plain for name, plain in recipe.essential().items() if name in _DECIDING}
     content["training"] = {name: value for name, value in content.get("training", {}).items() if name not in _FREE | {"steps"}}
     return content
@@ -42,14 +45,16 @@ def recipe_digest(recipe: Recipe) -> str:
 
 
 def made_with(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """Origin stored with weights: the ``essence`` of their recipe, and the SHA-256 of each file of the vocabulary in ``folder``."""
+    """Origin stored with weights: the ``essence`` of their recipe, and the SHA-256 of each vocabulary file in
+    ``folder``.
+    """
     return {"recipe": json.loads(json.dumps(essence(recipe))), "vocabulary": _vocabulary_digests(folder)}
 
 
 def edited(stored: Mapping[str, Any] | None, recipe: Recipe | None, folder: Path) -> str | None:
-    """A clause that names what of the run in ``folder`` was changed after its weights were ``stored``; None if nothing was.
+    """Describe the first change to the run in ``folder`` since its weights were ``stored``; None if unchanged.
 
-    ``recipe`` None: the folder holds no spec. Weights of older versions are stored with nothing, and nothing can be said of them.
+    ``recipe`` None: the folder holds no spec. Weights of older versions store no origin and cannot be checked.
     """
     if not stored:
         return None
@@ -66,7 +71,7 @@ def edited(stored: Mapping[str, Any] | None, recipe: Recipe | None, folder: Path
 
 
 def check_unedited(stored: Mapping[str, Any] | None, recipe: Recipe | None, folder: Path) -> None:
-    """Raise UserError if the spec or the vocabulary in ``folder`` is not the one that its weights were ``stored`` with."""
+    """Raise UserError if the spec or the vocabulary in ``folder`` differs from the one ``stored`` with the weights."""
     found = edited(stored, recipe, folder)
     if found:
         raise UserError(f"{found}; put it back, or take it as it is now with 'qkv accept {folder}', in Python load(…, accept_changes=True)")
@@ -82,9 +87,10 @@ def _or_default(value: Any) -> str:
 
 
 def check_same_recipe(old: Recipe, new: Recipe, done: int, folder: object) -> None:
-    """Raise UserError naming the first path at which ``new`` would give other weights than the run of ``old`` in ``folder``.
+    """Raise UserError naming the first setting of ``new`` that would change the weights of the run of ``old`` in
+    ``folder``.
 
-    Another number of steps is fine as long as the ``done`` updates had the rates they would have had with it.
+    The number of steps may change if the ``done`` updates would have had the same learning rates.
     """
     before, after = deciding(old), deciding(new)
     steps, wanted = before["training"].pop("steps"), after["training"].pop("steps")
@@ -103,20 +109,20 @@ def check_same_recipe(old: Recipe, new: Recipe, done: int, folder: object) -> No
 
 
 def difference(there: Any, here: Any) -> str:
-    """A clause that names the first path at which two trees of plain data differ, with both values; empty if they are equal."""
+    """Describe the first path at which two trees of plain data differ, with both values; empty if they are equal."""
     found = first_difference(there, here)
     return f"{found[0]} is {_shown(found[1])} there and {_shown(found[2])} here" if found else ""
 
 
 def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """(dotted path, old value, new value) of the first place where two trees of plain data differ; None if they are equal."""
+    """First difference of two trees of plain data: (dotted path, old value, new value); None if they are equal."""
     if isinstance(old, dict) and isinstance(new, dict):
         pairs = [(str(key), old.get(key), new.get(key)) for key in [*old, *(k for k in new if k not in old)]]
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         pairs = [(str(i), a, b) for i, (a, b) in enumerate(zip(old, new, strict=True))]
     else:
         return None if old == new and type(old) is type(new) else (path, old, new)
-    # The kind first: where it differs, the fields below it differ only because of that.
+    # Compare the kind first: if it differs, the other fields differ because of that.
     pairs.sort(key=lambda pair: pair[0] != "kind")
     deeper = (first_difference(a, b, f"{path}.{key}" if path else key) for key, a, b in pairs)
     return next((found for found in deeper if found), None)

@@ -1,4 +1,4 @@
-"""The rows of a table that a run is to answer: read as those that it learned from, without what it is to say itself."""
+"""Input rows for prediction, read from a table as in training, but without labels."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from qkv.spec.recipe import Recipe
 from qkv.tasks.registry import build_task
 
 _QUOTED = 3
-"""Bad rows that a sentence quotes."""
+"""Maximum number of bad rows quoted in a message."""
 
 
 class Inputs(NamedTuple):
-    """``rows`` are what the task predicts from, ``kept`` what stood in the ``columns`` of each; ``notes`` are sentences for the user."""
+    """``rows``: inputs of the task; ``kept``: all ``columns`` of each row; ``notes``: messages for the user."""
 
     rows: list[dict[str, Any]]
     kept: list[Mapping[str, Any]]
@@ -28,14 +28,16 @@ class Inputs(NamedTuple):
 
 
 def read_inputs(recipe: Recipe, source: str, columns: Mapping[str, str]) -> Inputs:
-    """The rows of the file ``source`` for a run of ``recipe``; ``columns`` names the column of a part, default: as in training, or guessed.
+    """Read the file ``source`` as inputs for a run of ``recipe``. ``columns``: column of each input (default: as in
+    training, or guessed).
 
-    Raises ``UserError`` for a task that predicts nothing, for what is no table, for columns that are not there, and if no row can be used.
+    Raises ``UserError`` if the task predicts nothing, the file is not a table, a column is missing, or no row is
+    usable.
     """
     task = build_task(recipe.task)
     if not task.asks:
         raise UserError(f"a model of the task {recipe.task.kind!r} has no answer to predict; 'qkv generate' lets it write")
-    # A task that learns from running text asks for one all the same.
+    # Tasks trained on running text have no roles, but still take a text as input.
     known = {role.name: role for role in getattr(task, "roles", ())}
     roles = tuple(known.get(name) or Role(name, "text", (name, "sentence")) for name in (*task.asks, *task.may_ask))
     table = table_of(source, recipe.data.changed(format=None, columns={}), roles, "--data")

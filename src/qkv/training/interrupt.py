@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish to stop after the current step, instead of an exception in the middle of it."""
+"""Signal handling: Ctrl-C and SIGTERM stop training after the current step instead of raising in the middle of it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ended the training after its step was finished and saved; ``number`` is the signal's.
+    """Raised when a signal ended the training after its step was finished and saved; ``number``: the signal.
 
-    As Ctrl-C does anywhere else, it ends the program unless it is caught by name: a script never goes on with a half-trained model.
+    Like any KeyboardInterrupt, it ends the program unless caught explicitly, so scripts never continue with a
+    half-trained model.
     """
 
     def __init__(self, number: signal.Signals, message: str):
@@ -22,15 +23,17 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopNow(BaseException):
-    """A signal ended what ran inside ``StopRequest.at_once``. Not an ``Exception``: nothing on the way takes it for a failure of its own."""
+    """Raised by a signal inside ``StopRequest.at_once``. A ``BaseException``, so that no ``except Exception`` catches
+    it.
+    """
 
 
 class StopRequest:
-    """Inside ``with StopRequest() as stop:``, the first SIGINT or SIGTERM sets ``stop.signal``; a second SIGINT aborts at once.
+    """Context manager in which the first SIGINT or SIGTERM sets ``stop.signal``; a second SIGINT aborts at once.
 
-    Work that leaves nothing behind until it is done, such as an exam, runs inside ``at_once``, where a signal ends it by ``StopNow``.
-
-    The handlers that were there come back at the end. Outside the main thread, where Python allows none, nothing is installed.
+    Work that can be discarded, such as an evaluation, runs inside ``at_once``, where a signal raises ``StopNow``.
+    Previous handlers are restored on exit. Outside the main thread, where Python allows no handlers, none are
+    installed.
     """
 
     def __init__(self) -> None:
@@ -40,7 +43,7 @@ class StopRequest:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """A signal that comes inside, or came before, raises ``StopNow``."""
+        """Raise ``StopNow`` on a signal, also on one received before."""
         self._at_once = True
         try:
             if self.signal is not None:
@@ -70,5 +73,5 @@ class StopRequest:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
         if self._at_once:
-            self._at_once = False  # what tidies up on the way out is not disturbed by another one
+            self._at_once = False  # a second signal does not disturb the cleanup
             raise StopNow

@@ -1,4 +1,4 @@
-"""The training loop."""
+"""Training loop."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ from qkv.training.show import Show
 from qkv.training.standing import Standing
 from qkv.training.usage import counted
 
-# Saving by the clock, and samples nobody asked for, may take this share of the training time.
+# Checkpoints saved by time, and samples at unset intervals, may take this share of the training time.
 _OVERHEAD = 0.02
 
 
 class Trainer:
-    """One run from where its checkpoint left it to its end.
+    """One run, from its checkpoint (if any) to its end.
 
-    Every step is a pure function of the weights, the optimiser's state, the seed and the step's number: its batches and its dropout
-    depend on nothing that happened before. So a run that was cut anywhere and goes on computes what it would have computed.
+    Each step is a pure function of the weights, the optimiser's state, the seed and the step number: its batches and
+    dropout do not depend on earlier steps. An interrupted run therefore resumes bit for bit.
     """
 
     def __init__(self, setup: Setup, checkpoint: Checkpoint | None, tell: OnEvent, since: float | None = None):
-        """``since``: when ``qkv.training.clock`` showed that this start began; None for now."""
+        """``since``: value of ``qkv.training.clock`` when this start began; None for now."""
         self.setup, self.tell = setup, tell
         self.budget = Budget(setup, checkpoint.state.get("plan") if checkpoint else None)
         self.model = setup.model
@@ -85,17 +85,17 @@ class Trainer:
 
     @property
     def training(self) -> Training:
-        """The recipe's, with the schedule of the plan."""
+        """Training settings of the recipe, with the schedule of the plan."""
         return self.budget.training
 
     @property
     def steps(self) -> int:
-        """Number of steps in all, as far as the plan is made."""
+        """Total number of steps under the current plan."""
         return self.budget.stage(self.now.step).steps
 
     @property
     def finished(self) -> bool:
-        """True if all steps are done, or the held-out figure has not become better for as long as the recipe's patience."""
+        """True if all steps are done, or early stopping applies."""
         return self.now.step >= self.steps or self._impatient
 
     @property
@@ -126,7 +126,7 @@ class Trainer:
             self._end("stopped", f"stopped by {stop} after step {self.now.step} of {self.steps}; the same command goes on from there")
 
     def _set_out(self) -> None:
-        """Compile and rehearse, where the recipe asks for that."""
+        """Compile and rehearse, if the recipe asks for it."""
         self.model.train()
         if self.training.compile:
             self._choose_paths()
@@ -147,7 +147,9 @@ class Trainer:
             (self.tell if known else self._tell)(self.budget.told(self.now.step))
 
     def _choose_paths(self) -> None:
-        """Let the ops measure and choose their paths in one plain forward pass: a compiler cannot trace a measurement."""
+        """Let ops measure and choose their implementations in one eager forward pass: a compiler cannot trace a
+        measurement.
+        """
         kept = [buffer.clone() for buffer in self.model.buffers()]
         with autocast(self.training.precision, self.setup.device):
             self.loss(self.model, self._batches(1)[0])
@@ -155,13 +157,13 @@ class Trainer:
             buffer.copy_(value)
 
     def why_finished(self) -> str:
-        """A clause that says why there is nothing left to do."""
+        """Describe why the run is finished."""
         if self._impatient and self.now.step < self.steps:
             return f"after step {self.now.step}, {self.now.stale} validations had brought no better {self.training.validation.best} than that of step {self.now.best_step}"
         return f"all {self.steps} steps are done"
 
     def _update(self) -> None:
-        """One step, told and counted."""
+        """Make, count and report one update."""
         began, step = clock.seconds(), self.now.step + 1
         steps, loss, size, rate, batches = self.steps, *self.descend(step)
         count = sum(batch.num_targets for batch in batches)
@@ -172,7 +174,9 @@ class Trainer:
         self.budget.saw(step, clock.seconds() - began)
 
     def descend(self, step: int) -> tuple[float, float, float, list[Batch]]:
-        """Gradients of all batches of ``step``, clipping, a new set of weights; loss, gradient norm, rate and the batches."""
+        """Make one update: gradients over the batches of ``step``, clipping, optimiser step. Returns loss, gradient
+        norm, rate multiplier and the batches.
+        """
         training, batches = self.training, self._batches(step)
         count = sum(batch.num_targets for batch in batches)
         nats = self._backward(batches, max(1, count))
@@ -193,13 +197,13 @@ class Trainer:
         return Done(self.now.tokens, self.now.rows, self.now.positions, self.now.sources)
 
     def _batches(self, step: int) -> list[Batch]:
-        """The batches of a step, with torch's generators at the step's own seed."""
+        """Batches of a step; seeds torch's generators for the step."""
         random_state.seed_step(self.training.seed, step, self.setup.device)
         many = self.training.accumulate
         return [self.setup.material.batch((step - 1) * many + i).to(self.setup.device) for i in range(many)]
 
     def _backward(self, batches: list[Batch], count: int) -> Tensor:
-        """Leave the gradient of the mean loss over all batches' targets; return the summed loss."""
+        """Accumulate the gradient of the mean loss over the targets of all batches; return the summed loss."""
         total = torch.zeros((), device=self.setup.device)
         for batch in batches:
             with autocast(self.training.precision, self.setup.device):
@@ -209,11 +213,11 @@ class Trainer:
         return total
 
     def _seconds(self) -> float:
-        """Of training, earlier starts included."""
+        """Seconds of training, including earlier starts."""
         return self._before + clock.seconds() - self._begun
 
     def _spent(self) -> float:
-        """Seconds since the run began, preparation included."""
+        """Seconds since the run began, including preparation."""
         return self.now.preparation + self._seconds()
 
     def _tell(self, event: Event) -> None:
@@ -221,7 +225,9 @@ class Trainer:
         self.tell(event)
 
     def _look(self, stop: StopRequest) -> None:
-        """Measure and sample where that is due after this step. A stop during the measurement leaves it for the next start."""
+        """Validate and sample if due after this step. A validation interrupted by a stop is repeated at the
+        next start.
+        """
         step = self.now.step
         validates = step % self.budget.stage(step).validate == 0 or step == self.steps
         if validates and not self._validate(stop):
@@ -248,7 +254,7 @@ class Trainer:
         return True
 
     def _better(self, figures: Mapping[str, float]) -> bool:
-        """Whether the figure that decides is better than ever; if so, it is remembered."""
+        """True if the metric that selects the best weights is the best so far; it is then recorded."""
         name, before = self.training.validation.best, self.now.best_figure
         if name not in figures:
             raise UserError(f"training.validation.best: {name!r} is not measured in this task; {nearest(name, figures)}")
@@ -259,7 +265,7 @@ class Trainer:
         return better
 
     def save_best(self) -> None:
-        """Write the weights of this moment as the run's best."""
+        """Write the current weights as the run's best."""
         figure = {f"val_{self.training.validation.best}": self.now.best_figure}
         save_weights(self.setup.folder / WEIGHTS, self.model, {"step": self.now.step, **figure, MADE_WITH: self._made_with})
 
@@ -294,7 +300,7 @@ class Trainer:
         return by_clock or self.now.step % self.budget.stage(self.now.step).save == 0
 
     def save(self) -> None:
-        """Write a checkpoint of this moment, what was recorded so far with it."""
+        """Write a checkpoint, and flush the metrics with it."""
         began = clock.seconds()
         self.record.flush()
         tensors = {"weights": weights(self.model), "optimizer": self.optimizer.state_dict(), "random": random_state.capture()}
@@ -306,8 +312,8 @@ class Trainer:
         self.tell(Saved(self.now.step))
 
     def _fail(self, step: int, loss: float, size: float, batches: list[Batch]) -> NoReturn:
-        """Say what went bad where, in the report and as a UserError. The checkpoints stay as they are."""
-        self._batches(step)  # the generators as the step had them, so that the same values are dropped
+        """Diagnose a non-finite loss, report it, and raise UserError. The checkpoints are kept."""
+        self._batches(step)  # restore the step's random state, so that dropout is the same
         ill = diagnose(self.model, self.setup.task, batches, self.training.precision)
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {size}"
         newest = self.setup.checkpoints.paths()
@@ -319,26 +325,30 @@ class Trainer:
 
     @property
     def owes_exam(self) -> bool:
-        """True if the task examines, and the best weights were not examined yet."""
+        """True if the task has a final evaluation, and the best weights lack it."""
         folder = self.setup.folder
         return self.setup.task.examines and (folder / WEIGHTS).exists() and read_exam(folder, self._best()[1]) is None
 
     def examine(self, stop: StopRequest, record: Record) -> None:
-        """Of a finished run: take the exam that a kill or an error prevented, and write the report anew."""
+        """Evaluate a finished run whose final evaluation was prevented by a kill or an error, and rewrite the
+        report.
+        """
         self.record = record
         self._finish(stop)
 
     def _finish(self, stop: StopRequest) -> None:
-        """Keep the best weights, examine them, and end. A stop on the way leaves the exam for the next start."""
+        """Save the best weights, evaluate them, and end. A stop leaves the evaluation to the next start."""
         if not (self.setup.folder / WEIGHTS).exists():
-            self.save_best()  # no held-out loss was a number
+            self.save_best()  # no held-out loss was finite
         if self.owes_exam and not self._examine(stop):
             self._end("stopped", f"stopped by {stop} during the exam after the last step; the same command takes it again")
         else:
             self._end("finished", self.why_finished() if self._impatient else "")
 
     def _examine(self, stop: StopRequest) -> bool:
-        """The exam of the best weights, which the model then holds; False if it was stopped. What cannot be measured is said."""
+        """Evaluate the best weights, which are loaded into the model; False if stopped. Errors are reported as
+        notices.
+        """
         setup, exams = self.setup, {}
         tensors, step = self._best()
         load_weights(self.model, tensors, setup.folder / WEIGHTS)
@@ -360,12 +370,12 @@ class Trainer:
         return True
 
     def _best(self) -> tuple[dict[str, Tensor], int]:
-        """The best weights, and their step."""
+        """Best weights and their step."""
         tensors, metadata = read_tensors(self.setup.folder / WEIGHTS)
         return tensors, int(metadata.get("step", 0))
 
     def _end(self, status: Status, message: str) -> None:
-        """The last report, and the last event."""
+        """Write the last report and send the last event."""
         if self.budget.limited and status == "finished":
             self.record.row(step=self.now.step, **{TAKEN: self._spent()})
         self.record.report(status, message, self.done)
@@ -374,20 +384,23 @@ class Trainer:
 
 
 def train(recipe: Recipe, out: str | Path, resume: bool = True, on_event: OnEvent | None = None, since: float | None = None) -> Run:
-    """Train ``recipe`` in the run folder ``out``, or go on with the run that is there; the run with its best weights.
+    """Train ``recipe`` in the run folder ``out``, or resume the run there; return the run with its best weights.
 
-    A run that was cut goes on where its newest checkpoint left it and computes what it would have computed, bit for bit; one that is
-    finished is only loaded. Ctrl-C and SIGTERM finish the step, save, and raise Interrupted, a KeyboardInterrupt; a second Ctrl-C does not wait.
-    ``on_event`` is called with everything in ``qkv.training.events``; None shows a line on standard error. ``since``: when
-    ``qkv.training.clock`` showed that the work began, which a budget of minutes counts from; None for now.
-    Raises UserError where recipe, text, folder or checkpoint cannot be used, the disk is full, or a loss is not finite.
+    An interrupted run resumes from its newest checkpoint, bit for bit as if it had never stopped; a finished one is
+    only loaded. Ctrl-C and SIGTERM finish the step, save, and raise Interrupted, a KeyboardInterrupt; a second Ctrl-C
+    aborts at once.
+
+    on_event: called with each event of ``qkv.training.events``; None shows a progress line on standard error. since:
+    value of ``qkv.training.clock`` from which a budget of minutes counts; None for now.
+
+    Raises UserError if recipe, text, folder or checkpoint is unusable, the disk is full, or a loss is not finite.
     """
     if on_event is None:
         with Show() as show:
             return train(recipe, out, resume, show, since)
     folder, began = Path(out), clock.seconds() if since is None else since
     with locked(folder), random_state.own(recipe.training.seed):
-        # Not kept in a name: the tensors of the checkpoint are copied and would stay in memory a second time.
+        # Not bound to a name: the checkpoint's tensors are copied, and a name would keep both copies in memory.
         trainer = Trainer(*prepare(recipe, folder, resume, on_event), on_event, began)
         if trainer.finished:
             on_event(Notice(f"the run in {folder} is finished: {trainer.why_finished()}"))

@@ -1,6 +1,6 @@
-"""Muon (Jordan et al. 2024): momentum, made orthogonal.
+"""Muon (Jordan et al. 2024): SGD with momentum and orthogonalised updates.
 
-M ← μ M + (1 − μ) G        U = μ M + (1 − μ) G, or M without Nesterov's form
+M ← μ M + (1 − μ) G        U = μ M + (1 − μ) G (Nesterov), or M
 W ← (1 − η λ) W − η √max(1, A/B) orthogonal(U)        W (A, B)
 """
 
@@ -16,12 +16,12 @@ from torch import Tensor
 from qkv.ops.orthogonal.choose import orthogonal
 from qkv.spec.training import Muon as MuonSpec
 
-# Of a matrix with more numbers one product fills the machine, and a stack of them would be a copy for nothing.
+# One product of a larger matrix saturates the machine, so stacking them would only cost a copy.
 _STACKED = 1 << 18
 
 
 class Muon(torch.optim.Optimizer):
-    """The update of matrices. Those of one shape are orthogonalised together, which a small model needs for its speed."""
+    """Muon for matrices. Matrices of one shape are orthogonalised as a batch, which speeds up small models."""
 
     def __init__(self, parameters: Iterable[Tensor], spec: MuonSpec):
         settings = {"lr": spec.lr, "momentum": spec.momentum, "nesterov": spec.nesterov, "weight_decay": spec.weight_decay}
@@ -29,7 +29,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update of every matrix that has a gradient."""
+        """Update all matrices that have gradients."""
         for group in self.param_groups:
             for matrices in _of_one_shape(p for p in group["params"] if p.grad is not None):
                 self._update(matrices, group)
@@ -42,7 +42,7 @@ class Muon(torch.optim.Optimizer):
             p.add_(update, alpha=-rate * math.sqrt(max(1.0, p.shape[0] / p.shape[1])))
 
     def _momentum(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
-        """U, once M is updated."""
+        """Update M and return U."""
         assert parameter.grad is not None
         remembered, momentum = self.state[parameter], group["momentum"]
         if "momentum_buffer" not in remembered:
@@ -52,7 +52,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def _of_one_shape(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Matrices of one shape, transposed or not, together; large ones each alone."""
+    """Group matrices by shape, ignoring transposition; large ones stay alone."""
     found: dict[tuple[int, int], list[Tensor]] = {}
     for p in parameters:
         if p.numel() > _STACKED:

@@ -1,4 +1,4 @@
-"""The optimiser of a run: one or two behind one face, with a state that is nothing but named tensors."""
+"""Optimiser of a run: one or two torch optimisers behind one interface, with a state of named tensors only."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ REMEMBERED: dict[type[torch.optim.Optimizer], set[str]] = {
     torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
     Muon: {"momentum_buffer"},
 }
-"""What each rule keeps of a parameter; of one that is not listed any quantity is taken."""
+"""State tensors per optimiser class, for checks; other classes accept any."""
 
 
 class Optimizer:
     """Optimisers that share the parameters of one model.
 
-    ``state_dict`` maps ``parameter/quantity`` to a tensor and holds nothing else, so it fits a safetensors file. The rates are
-    no part of it: they follow from the spec and the step.
+    ``state_dict`` maps ``parameter/quantity`` to a tensor, so that it fits into a safetensors file. Learning rates are
+    not part of it: they follow from the spec and the step.
     """
 
     def __init__(self, parts: Iterable[torch.optim.Optimizer], named: Named):
@@ -38,7 +38,7 @@ class Optimizer:
         self._rates = [[group["lr"] for group in part.param_groups] for part in self.parts]
 
     def scale_rates(self, factors: Mapping[str, float]) -> None:
-        """Multiply the rate of each parameter by its factor, 1 where it has none. To be called before the first step."""
+        """Multiply the learning rate of each parameter by its factor (default 1). Call before the first step."""
         for part in self.parts:
             part.param_groups[:] = [some for group in part.param_groups for some in self._by_factor(group, factors)]
         self._rates = [[group["lr"] for group in part.param_groups] for part in self.parts]
@@ -50,19 +50,19 @@ class Optimizer:
         return [{**group, "params": some, "lr": group["lr"] * factor} for factor, some in members.items()]
 
     def step(self, multiplier: float = 1.0) -> None:
-        """One update, at ``multiplier`` times each group's rate."""
+        """Make one update, at ``multiplier`` times each group's learning rate."""
         for part, rates in zip(self.parts, self._rates, strict=True):
             for group, rate in zip(part.param_groups, rates, strict=True):
                 group["lr"] = rate * multiplier
             part.step()
 
     def zero_grad(self) -> None:
-        """Drop the gradients."""
+        """Set all gradients to None."""
         for parameter in self.names:
             parameter.grad = None
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Every tensor the optimisers remember, as ``parameter/quantity``; the tensors are the live ones, not copies."""
+        """State tensors by ``parameter/quantity``, without copies."""
         return {
             f"{self.names[parameter]}/{quantity}": value
             for part in self.parts
@@ -71,7 +71,7 @@ class Optimizer:
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over a saved state, bit for bit. Raises UserError for a name or a shape that does not belong to this model."""
+        """Load a saved state, bit for bit. Raises UserError for a name or a shape that does not fit this model."""
         owners = {self.names[p]: (part, p) for part in self.parts for group in part.param_groups for p in group["params"]}
         found: dict[Tensor, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
@@ -95,20 +95,22 @@ class Optimizer:
 
 
 def build_optimizer(spec: OptimizerSpec, model: nn.Module) -> Optimizer:
-    """The optimiser that ``spec`` describes for all parameters of ``model`` that have gradients."""
+    """Build the optimiser of ``spec`` for all trainable parameters of ``model``."""
     return implementation(spec, "qkv.training")(spec, model)
 
 
 @implements(AdamW)
 def adamw(spec: AdamW, model: nn.Module) -> Optimizer:
-    """AdamW (Loshchilov & Hutter 2019): decay on matrices and tables, none on vectors."""
+    """AdamW (Loshchilov & Hutter 2019) with weight decay on matrices and tables only."""
     named = _trainable(model)
     return Optimizer([_adamw(spec, named)], named)
 
 
 @implements(MuonSpec)
 def muon(spec: MuonSpec, model: nn.Module) -> Optimizer:
-    """Muon for the matrices of the blocks, those of an encoder or of latents too; AdamW for tables, head, norms, biases and kernels."""
+    """Muon for matrices in blocks (of encoder and latents too); AdamW for embeddings, head, norms, biases and
+    kernels.
+    """
     named, inside = _trainable(model), matrices(model)
     maps, others = _split(named, lambda _, p: p in inside)
     parts: list[torch.optim.Optimizer] = []

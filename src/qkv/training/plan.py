@@ -1,7 +1,7 @@
-"""How many steps fit into ``training.minutes``, decided before the start from a rehearsal, and once more after the first steps.
+"""Number of steps that fit into ``training.minutes``: planned from a rehearsal, and revised once after the first steps.
 
-The plan is written to ``resume/plan.json`` before it takes effect and is part of every checkpoint. What a step computes depends on the
-plan and the step alone, so a run that was cut anywhere goes on bit for bit, on another machine too.
+The plan is written to ``resume/plan.json`` before it takes effect and is part of every checkpoint. Each step depends
+only on the plan and the step number, so an interrupted run resumes bit for bit, also on another machine.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from qkv.training.schedules import shortened
 
 FILE = "plan.json"
 _AIM = 0.95
-"""The share of the minutes that is planned for; the rest is for what the rehearsal did not see."""
+"""Planned share of the minutes; the rest is a reserve for costs that the rehearsal does not measure."""
 _LEAST = 20
-"""Steps below which no plan goes."""
+"""Minimum number of planned steps."""
 _LOOKS = 10
-"""Validations that a run keeps where its steps are reduced."""
+"""Validations that a shortened run keeps."""
 _LOOKING = 0.25
-"""The largest share of the minutes that validations may take."""
+"""Maximum share of the minutes spent on validations."""
 _CHECK = (10, 0.02)
-"""The first steps that a plan is checked against: so many, or this share if that is more."""
+"""Number of first steps after which the plan is revised: so many, or this share if larger."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds: of an update, a validation, a sample, a checkpoint, the best weights' file, and of the exam after the last step."""
+    """Seconds per update, validation, sample, checkpoint, write of the best weights, and for the final evaluation."""
 
     step: float
     validation: float = 0.0
@@ -44,7 +44,9 @@ class Costs:
 
 @dataclass(frozen=True)
 class Stage:
-    """A decision: the number of updates, the updates between validations and between checkpoints, and the seconds of the whole run."""
+    """Decision: number of updates, updates between validations and between checkpoints, and expected seconds of the
+    whole run.
+    """
 
     steps: int
     validate: int
@@ -54,7 +56,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """The ``first`` decision, the rehearsed ``costs`` that it rests on, and after the update ``check`` the ``second``; a run without a budget has only a first."""
+    """Plan of a run: the ``first`` decision with its rehearsed ``costs``, and after update ``check`` the ``second``.
+
+    Runs without a budget have only a first.
+    """
 
     first: Stage
     costs: Costs
@@ -64,24 +69,24 @@ class Plan:
     """Seconds of preparation before the first decision."""
 
     def after(self, done: int) -> Stage:
-        """Decision that holds after so many updates."""
+        """Decision in force after ``done`` updates."""
         return self.second if self.second and done >= self.check else self.first
 
     def asks(self, done: int) -> bool:
-        """True if the second decision is to be made now."""
+        """True if the second decision is due."""
         return done == self.check > 0 and self.second is None
 
     def training(self, training: Training) -> Training:
-        """``training`` with the warm-up of this plan's steps."""
+        """Adapt the warm-up of ``training`` to this plan's steps."""
         return training.changed(schedule=shortened(training.schedule, self.first.steps, training.steps))
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain data."""
+        """Plan as plain data."""
         return asdict(self)
 
     @staticmethod
     def parse(plain: Mapping[str, Any]) -> Plan:
-        """The plan that ``to_dict`` gave. Raises TypeError or KeyError for anything else."""
+        """Parse the plain data of ``to_dict``. Raises TypeError or KeyError if malformed."""
         second = plain["second"]
         return Plan(
             Stage(**plain["first"]),
@@ -93,12 +98,12 @@ class Plan:
 
 
 def unlimited(training: Training) -> Plan:
-    """The plan of a run without a budget: the recipe's own numbers."""
+    """Plan of a run without a budget: the recipe's own numbers."""
     return Plan(_whole(training), Costs(0.0))
 
 
 def first_plan(training: Training, costs: Costs, spent: float) -> Plan:
-    """As many steps as fit, after ``spent`` seconds of preparation."""
+    """Plan as many steps as fit, after ``spent`` seconds of preparation."""
     stage = _stage(training, costs, 0, spent)
     most, share = _CHECK
     check = max(most, math.ceil(share * stage.steps))
@@ -106,16 +111,18 @@ def first_plan(training: Training, costs: Costs, spent: float) -> Plan:
 
 
 def second_plan(plan: Plan, training: Training, costs: Costs, spent: float) -> Plan:
-    """``plan`` with its second decision, ``spent`` seconds after the beginning."""
+    """Add the second decision to ``plan``, ``spent`` seconds after the start of the run."""
     return replace(plan, second=_stage(training, costs, plan.check, spent))
 
 
 def expected(training: Training, costs: Costs, stage: Stage, done: int, spent: float) -> float:
-    """Seconds of the whole run of which ``done`` updates took ``spent``, preparation and exam included."""
+    """Expected seconds of the whole run, including preparation and final evaluation, if ``done`` updates took
+    ``spent``.
+    """
     ahead = spent + (stage.steps - done) * costs.step
     ahead += _times(done, stage.steps, stage.validate) * (costs.validation + costs.best)
     every = training.sample_every
-    # Samples that nobody asked for take two percent of the time, besides the first and the last.
+    # Without sample_every, samples take two percent of the time, besides the first and the last.
     few = min(_times(done, stage.steps, stage.validate), 2 + 0.02 * ahead / max(costs.sample, 1e-9))
     ahead += costs.sample * (few if every is None else _times(done, stage.steps, every))
     clocked = training.checkpoints.seconds
@@ -124,7 +131,7 @@ def expected(training: Training, costs: Costs, stage: Stage, done: int, spent: f
 
 
 def read_plan(folder: Path, saved: Mapping[str, Any] | None) -> Plan | None:
-    """The plan of a run: that of its file unless a checkpoint was ``saved`` under another one; None if there is none."""
+    """Read the plan from its file, unless a checkpoint was ``saved`` under a different one; None if there is none."""
     known = None if saved is None else Plan.parse(saved)
     try:
         found = Plan.parse(json.loads((folder / FILE).read_bytes()))
@@ -135,7 +142,7 @@ def read_plan(folder: Path, saved: Mapping[str, Any] | None) -> Plan | None:
 
 
 def write_plan(folder: Path, plan: Plan) -> None:
-    """Put the plan into ``folder``, whole. Raises ``UserError`` if the disk refuses."""
+    """Write the plan into ``folder`` atomically. Raises ``UserError`` on disk errors."""
     path = folder / FILE
     with clear_errors(str(path)):
         folder.mkdir(parents=True, exist_ok=True)
@@ -147,12 +154,12 @@ def _whole(training: Training) -> Stage:
 
 
 def _times(done: int, steps: int, every: int) -> int:
-    """Number of times that something is done after each ``every`` updates and the last."""
+    """Number of occurrences of something done after each ``every`` updates and after the last, beyond ``done``."""
     return steps // every - done // every + (steps % every > 0)
 
 
 def _stage(training: Training, costs: Costs, done: int, spent: float) -> Stage:
-    """The most steps that fit, never more than the recipe's."""
+    """Largest number of steps that fits, at most the recipe's."""
     assert training.minutes is not None
     most = 60 * _AIM * training.minutes
     least = min(training.steps, max(_LEAST, done + 1))
@@ -172,7 +179,9 @@ def _stage(training: Training, costs: Costs, done: int, spent: float) -> Stage:
 
 
 def _shorter(training: Training, costs: Costs, steps: int) -> Stage:
-    """Stage of fewer steps: validations and checkpoints come sooner, so that about ten remain, and validations never take most of the time."""
+    """Stage of fewer steps: more frequent validations and checkpoints, so that about ten remain, within the limit on
+    validation time.
+    """
     whole = _whole(training)
     if steps == whole.steps:
         return whole

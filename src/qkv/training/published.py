@@ -1,4 +1,4 @@
-"""A published checkpoint seen as a run: what its recipe says, and what nobody said."""
+"""Recipe of a published checkpoint, as if it were a run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from qkv.spec.tokenizers import TokenizerFile
 from qkv.tokenizers.tokenizer import Tokenizer
 
 NOT_SAID = "not said"
-"""The source of data that a checkpoint was trained on, where it does not say; give another to train or measure it."""
+"""Data source of a checkpoint with unknown training data; name other data to train or evaluate it."""
 
 
 def recipe_of(found: Published) -> Recipe:
-    """The recipe of a run that begins with this checkpoint: its model, its tokenizer, and the task that its head is for."""
+    """Recipe of a run that starts from this checkpoint: its model, its tokenizer, and the task of its head."""
     return Recipe(
         name=found.folder.name,
         description=f"{found.family}, published as {found.architecture}",
@@ -40,12 +40,12 @@ def _task(found: Published) -> Task:
     if spec.head.kind == "language_model":
         return NextToken() if spec.causal else MaskedTokens()
     if spec.head.kind == "regression":
-        return Regression(mean=0.0, deviation=1.0)  # its numbers are already in the units that it was trained on
+        return Regression(mean=0.0, deviation=1.0)  # its outputs are already in the original units
     return next(task for task in Task.kinds().values() if task.head == spec.head.kind and task.reads == "examples")()
 
 
 def pieces(folder: Path, tokenizer: Tokenizer, begin: Sequence[int]) -> tuple[str, ...]:
-    """The tokens that texts of the checkpoint in ``folder`` begin with, by content. Raises ``UserError``."""
+    """Contents of the tokens that texts of the checkpoint in ``folder`` begin with. Raises ``UserError``."""
     named = [tokenizer.core.id_to_token(index) for index in begin]
     found = tuple(piece for piece in named if piece is not None)
     if len(found) < len(named):

@@ -1,4 +1,4 @@
-"""The state of every random generator as tensors, and a seed for each step, so that no step depends on the ones before it."""
+"""States of all random generators as tensors, and a seed per step, so that no step depends on earlier ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def capture() -> dict[str, Tensor]:
-    """The states of Python's, numpy's and torch's global generators."""
+    """States of the global generators of Python, numpy and torch."""
     _, words, spare = random.getstate()
     _, keys, position, has_spare, gauss = np.random.get_state(legacy=True)
     found = {
@@ -29,7 +29,7 @@ def capture() -> dict[str, Tensor]:
 
 
 def restore(saved: Mapping[str, Tensor]) -> None:
-    """Put the generators back where ``capture`` found them."""
+    """Restore the states saved by ``capture``."""
     spare = saved["python_spare"].tolist()
     random.setstate((3, tuple(saved["python"].tolist()), spare[0] if spare else None))
     position, has_spare = saved["numpy_position"].tolist()
@@ -43,7 +43,7 @@ def restore(saved: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def own(seed: int) -> Iterator[None]:
-    """Generators that begin at ``seed`` inside, and are as the caller had them afterwards."""
+    """Context manager: generators seeded with ``seed`` inside; the caller's states are restored on exit."""
     before = capture()
     random.seed(seed)
     np.random.seed(seed % (1 << 32))
@@ -55,16 +55,18 @@ def own(seed: int) -> Iterator[None]:
 
 
 def seed_step(seed: int, step: int, device: torch.device) -> None:
-    """Start torch's generators anew for one step, from (seed, step) alone."""
+    """Seed torch's generators for one step, from (seed, step) alone."""
     number = mix(seed, step)
-    # Not torch.manual_seed: it asks every kind of device, which takes a tenth of a millisecond.
+    # Not torch.manual_seed, which queries every device type and takes 0.1 ms.
     torch.default_generator.manual_seed(number)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(number)
 
 
 def mix(seed: int, step: int) -> int:
-    """A 63-bit number in which every bit depends on every bit of both (the finaliser of SplitMix64, Steele et al. 2014)."""
+    """Hash (seed, step) to 63 bits with the finaliser of SplitMix64 (Steele et al. 2014): each output bit depends on
+    all input bits.
+    """
     z = (seed * 0x9E3779B97F4A7C15 + step + 1) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

@@ -1,4 +1,4 @@
-"""What is written down while a run goes on: rows of metrics, TensorBoard if asked, the report."""
+"""Records of a run: metrics, optional TensorBoard logs, and the report."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from qkv.training.usage import counted, usage
 
 try:
     import resource
-except ImportError:  # not a Unix; peak memory is then left out
+except ImportError:  # not Unix: peak memory is omitted
     resource = None
 
 METRICS = "metrics.jsonl"
 REPORT = "report.html"
 PLANNED, EXPECTED, TAKEN = "planned_steps", "planned_seconds", "taken_seconds"
-"""What rows of a run with a budget hold: a decision, the seconds of the whole run expected with it, and those it took."""
+"""Keys of metrics rows of a run with a budget: planned steps, expected seconds of the whole run, and seconds taken."""
 
 
 class Done(NamedTuple):
-    """Amount trained on so far: targets, and positions computed for them, padding included."""
+    """Amount trained on so far: targets and computed positions, padding included."""
 
     targets: int
     rows: int = 0
@@ -47,7 +47,7 @@ class Done(NamedTuple):
 
 
 class Record:
-    """The run folder's ``metrics.jsonl`` and ``report.html``. Rows after ``step``, which belong to a future that was lost, are dropped."""
+    """Writer of ``metrics.jsonl`` and ``report.html``. Rows after ``step``, lost since the checkpoint, are dropped."""
 
     def __init__(self, setup: Setup, step: int):
         self.setup = setup
@@ -61,7 +61,7 @@ class Record:
 
     @singledispatchmethod
     def add(self, event: Event) -> None:
-        """Write down an event that has figures; the others leave no row."""
+        """Append a metrics row for an event; events without figures are ignored."""
 
     @add.register
     def _(self, event: Stepped) -> None:
@@ -90,12 +90,12 @@ class Record:
             self._board.write(**values)
 
     def flush(self) -> None:
-        """Wait until the disk has every row."""
+        """Flush all rows to disk."""
         with clear_errors(str(self.path)):
             self._log.flush(durable=True)
 
     def close(self) -> None:
-        """Write what is waiting and close."""
+        """Flush and close."""
         with clear_errors(str(self.path)):
             self._log.close()
         if self._board:
@@ -108,12 +108,12 @@ class Record:
         self.close()
 
     def report_now_and_then(self, done: Done) -> None:
-        """The report of a run in progress, often enough to be watched and seldom enough to cost nothing."""
+        """Write the report of a running training, at most every 20 seconds and within 2 % of the time."""
         if time.perf_counter() - self._reported >= max(20.0, 50 * self._report_seconds):
             self.report("running", "", done)
 
     def report(self, status: Status, message: str, done: Done) -> Path:
-        """Write the report whole; its path."""
+        """Write the report; return its path."""
         began = time.perf_counter()
         self.flush()
         path = self.setup.folder / REPORT
@@ -160,7 +160,7 @@ class Record:
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics. Raises UserError if something else changed the file."""
+    """Metrics rows of a run. Raises UserError if the file is malformed."""
     try:
         return read_metrics(folder / METRICS)
     except FileNotFoundError:
@@ -170,17 +170,17 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def is_planned(folder: Path) -> bool:
-    """True if the metrics hold a plan."""
+    """True if the metrics contain a plan."""
     return any(PLANNED in row for row in rows_of(folder))
 
 
 def steps_in_all(rows: list[dict[str, Any]], most: int) -> int:
-    """Number of steps of a run by its newest plan; ``most``, those of its recipe, where there is none."""
+    """Total number of steps by the newest plan; ``most`` (the recipe's) without a plan."""
     return next((row[PLANNED] for row in reversed(rows) if PLANNED in row), most)
 
 
 def times(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Of a run with a budget, the time that it was to take and the time that it took, in words."""
+    """Expected and actual duration of a run with a budget, as text."""
     told = [
         ("expected before the start" if not row["step"] else f"expected after {row['step']:,} steps", row[EXPECTED])
         for row in rows
@@ -191,14 +191,14 @@ def times(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def _exam(folder: Path) -> dict[str, Any] | None:
-    """The exam of the weights that a finished run holds."""
+    """Final evaluation of the weights in a finished run's folder."""
     if not (folder / WEIGHTS).exists():
         return None
     return read_exam(folder, int(read_metadata(folder / WEIGHTS).get("step", 0)))
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """On what the run was trained."""
+    """Hardware and software of the run."""
     return {
         "processor": processor_name(),
         "device": str(device),
@@ -210,9 +210,9 @@ def environment(device: torch.device) -> dict[str, str]:
 
 
 def _flops(setup: Setup, done: Done) -> float | None:
-    """FLOPs of the updates, padding included: the formulas of the parts for one row of the mean length, times rows.
+    """FLOPs of all updates, padding included: the cost of one row of the mean length, times the number of rows.
 
-    None if a part has no formula, or an earlier version trained and did not count rows.
+    None if a part has no cost formula, or the run was trained by an older version that did not count rows.
     """
     training = setup.recipe.training
     if not done.rows:

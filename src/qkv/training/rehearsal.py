@@ -1,6 +1,6 @@
-"""What a run's own steps, validations, samples, checkpoints and exam take on this machine, measured before the first of them.
+"""Rehearsal: times of a run's steps, validations, samples, checkpoints and final evaluation, measured before training.
 
-The model, the optimiser and every random generator are afterwards what they were, bit for bit.
+Model, optimiser and random generators are restored bit for bit.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ if TYPE_CHECKING:
     from qkv.training.loop import Trainer
 
 _SHARE, _LONGEST = 0.02, 6.0
-"""What the steps of a rehearsal may take: so large a share of the minutes, but no more seconds than that; at least three are made,
-and at most a tenth of the recipe's."""
+"""Time for rehearsed steps: a share of the minutes, but at most so many seconds. At least three steps are made, and at
+most a tenth of the recipe's.
+"""
 _FEWEST, _MOST = 3, 50
 _BATCHES = 3
-"""Validation batches that are measured, evenly spread."""
+"""Number of validation batches to time, evenly spaced."""
 _ROWS = (64, 256)
-"""Rows of a held-out part that two small exams are taken on; the straight line through both times leads to the exam of all rows."""
+"""Sizes of two small evaluations, from whose times that of all rows is extrapolated linearly."""
 
 
 def rehearse(trainer: Trainer) -> Costs:
-    """The costs of a run that stands before an update. Raises ``UserError`` where the run itself would."""
+    """Measure the costs of a run before an update. Raises ``UserError`` for errors that the run itself would raise."""
     with _as_it_was(trainer):
         step = _step(trainer)
         return Costs(step, _validation(trainer), _sample(trainer), *_files(trainer), _exams(trainer))
@@ -66,9 +67,9 @@ def _as_it_was(trainer: Trainer) -> Iterator[None]:
 
 
 def _step(trainer: Trainer) -> float:
-    """Median seconds of the next updates: the first seconds of a process hold outliers that later ones do not.
+    """Median seconds of the next updates; a median, because the first steps of a process have outliers.
 
-    An update in which an op chose its path is made once more, since it does so only once.
+    An update in which an op chose its implementation is repeated, since it chooses only once.
     """
     minutes = trainer.training.minutes
     assert minutes is not None
@@ -85,7 +86,7 @@ def _step(trainer: Trainer) -> float:
 
 
 def _validation(trainer: Trainer) -> float:
-    """Seconds of a validation, from a few of its batches."""
+    """Seconds of a validation, extrapolated from a few of its batches."""
     setup = trainer.setup
     whole = sum(1 for _ in setup.material.rows(VALIDATION, trainer.training.validation.batches))
     few = min(_BATCHES, whole)
@@ -99,7 +100,7 @@ def _validation(trainer: Trainer) -> float:
 
 
 def _sample(trainer: Trainer) -> float:
-    """Seconds of one sample; 0 where the task draws none, or cannot, which training will say."""
+    """Seconds of one sample; 0 if the task draws none or fails, which training will report."""
     setup = trainer.setup
     try:
         return _seconds(lambda: setup.task.sample(trainer.model, setup.material, setup.recipe))
@@ -108,7 +109,7 @@ def _sample(trainer: Trainer) -> float:
 
 
 def _files(trainer: Trainer) -> tuple[float, float]:
-    """Seconds of a checkpoint and of the best weights' file."""
+    """Seconds to write a checkpoint, and to write the best weights."""
     own = weights(trainer.model)
     path = trainer.setup.folder / f".rehearsal{PARTIAL}"
 
@@ -126,14 +127,14 @@ def _files(trainer: Trainer) -> tuple[float, float]:
 
 
 def _exams(trainer: Trainer) -> float:
-    """Seconds of the exam after the last step."""
+    """Seconds of the final evaluation."""
     if not trainer.setup.task.examines:
         return 0.0
     return sum(_exam(trainer, split) for split in held_out(trainer.setup.material))
 
 
 def _exam(trainer: Trainer, split: str) -> float:
-    """Seconds of the exam on one split; 0 where it cannot be taken, which the exam itself will say."""
+    """Seconds of the final evaluation on one split; 0 if it fails, which the evaluation itself will report."""
     setup, material, task = trainer.setup, trainer.setup.material, trainer.setup.task
 
     def take(part: Material) -> float:
@@ -144,7 +145,7 @@ def _exam(trainer: Trainer, split: str) -> float:
         if not (isinstance(material, ExampleMaterial) and isinstance(task, ExampleTask)):
             return take(material)
         few, many = (min(1.0, rows / len(material.records[split])) for rows in _ROWS)
-        take(task.part(material, few))  # ops choose their paths
+        take(task.part(material, few))  # warm-up: ops choose their implementations
         small = take(task.part(material, few))
         large = take(task.part(material, many))
     except UserError:

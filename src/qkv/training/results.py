@@ -1,4 +1,4 @@
-"""The result of finished runs, read from their folders and written into the recipe that they are of."""
+"""Results of finished runs, read from their folders and recorded in their recipe file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FROM_DATA = (
     ("task", "deviation"),
     ("task", "no_answer"),
 )
-"""Fields that training fills in from the data where the recipe leaves them out."""
+"""Fields that training fills in from the data if the recipe omits them."""
 _BESIDE_THE_POINT = ("seconds",)
 _DIGITS = 6
 
@@ -58,14 +58,16 @@ class Finished:
 
 
 def result_digest(recipe: Recipe) -> str:
-    """SHA-256 of what decides the figures of a recipe, whatever the seed: data, model, start, task, training and how samples are drawn."""
+    """SHA-256 of the settings that determine a recipe's results, except the seed: data, model, start, task, training
+    and sampling.
+    """
     content = {name: value for name, value in recipe.essential().items() if name in _DECIDING}
     content["training"] = {name: value for name, value in content.get("training", {}).items() if name not in _FREE}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def stale(path: str | Path) -> str:
-    """A sentence if the result in the recipe file ``path`` is of another recipe than what stands there now, else an empty text."""
+    """Warning if the result in the recipe file ``path`` was recorded for a different version of the recipe, else ""."""
     recipe = read_recipe(path)
     if recipe.result is None or recipe.result.recipe == result_digest(read_recipe(path, quick=recipe.result.form == "quick")):
         return ""
@@ -73,10 +75,11 @@ def stale(path: str | Path) -> str:
 
 
 def record(runs: Sequence[str | Path], path: str | Path) -> Result:
-    """Write the result of finished ``runs`` of the recipe file ``path``, which differ in their seeds, into that file; the result.
+    """Record the result of finished ``runs`` of the recipe file ``path``, which differ in their seeds, in that file.
 
-    Comments and all other keys stay, but for figures in ``typed`` that the result takes the place of. Raises ``UserError`` if a run is of
-    another recipe or not finished, if seeds repeat, or if the runs read different data; the file is then as it was.
+    Comments and other keys are kept, except figures in ``typed`` that the result replaces. Raises ``UserError`` if a
+    run is of another recipe or unfinished, if seeds repeat, or if the runs used different data; the file is then
+    unchanged.
     """
     path = Path(path)
     found = sorted((finished(Path(run)) for run in runs), key=lambda run: run.recipe.training.seed)
@@ -93,7 +96,9 @@ def record(runs: Sequence[str | Path], path: str | Path) -> Result:
 
 
 def finished(folder: Path) -> Finished:
-    """Facts of the finished run in ``folder``. Raises ``UserError`` if it is no run, not finished, or not yet examined."""
+    """Facts of the finished run in ``folder``. Raises ``UserError`` if it is not a run, unfinished, or not yet
+    evaluated.
+    """
     if not (folder / SPEC).is_file():
         raise UserError(f"{folder} is not a run folder: it holds no {SPEC}")
     recipe, state, rows = read_recipe(folder), newest_state(folder / "resume"), rows_of(folder)
@@ -123,7 +128,9 @@ def finished(folder: Path) -> Finished:
 def _measured(
     exam: dict[str, Any] | None, rows: Sequence[dict[str, Any]], step: int, folder: Path
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Figures by split, and notes: those of the exam, or where the task has none those of the validation of the best weights."""
+    """Figures by split, and notes: from the final evaluation, or without one from the validation of the best
+    weights.
+    """
     if exam is not None:
         notes = dict.fromkeys(note for split in exam["splits"].values() for note in split["notes"])
         return {split: _numbers(found["figures"]) for split, found in exam["splits"].items()}, tuple(notes)
@@ -138,7 +145,9 @@ def _numbers(figures: dict[str, Any]) -> dict[str, float]:
 
 
 def _form(runs: Sequence[Finished], path: Path) -> str:
-    """The form of the recipe file that all ``runs`` are of. Raises ``UserError`` naming the first field in which one differs."""
+    """Find the form of the recipe file that all ``runs`` have. Raises ``UserError`` naming the first field that
+    differs.
+    """
     forms = {"full": read_recipe(path)}
     if forms["full"].quick:
         forms["quick"] = read_recipe(path, quick=True)
@@ -152,13 +161,13 @@ def _form(runs: Sequence[Finished], path: Path) -> str:
 
 
 def _other(run: Finished, recipe: Recipe) -> str:
-    """A clause naming the first field in which ``run`` is of another recipe; empty if it is of this one."""
+    """Describe the first field in which the recipe of ``run`` differs; empty if none does."""
     if run.recipe.start != recipe.start:
         return difference({"start": run.recipe.start}, {"start": recipe.start}) or ""
     theirs, ours = _asked(run.recipe), _asked(with_start(recipe, run.recipe))
     for place in _FROM_DATA:
         _fill_in(ours, theirs, place)
-    if recipe.sample == Recipe.model_fields["sample"].default:  # the task then chooses how it writes
+    if recipe.sample == Recipe.model_fields["sample"].default:  # the task then sets the sampling defaults
         ours["sample"] = theirs["sample"]
     return difference(theirs, ours) or ""
 
@@ -192,7 +201,7 @@ def _check_alike(runs: Sequence[Finished]) -> None:
 
 
 def _draws(run: Finished) -> bool:
-    """True for a task whose data follows from the seed."""
+    """True if the task generates its data from the seed."""
     return run.recipe.task.reads == "nothing"
 
 
@@ -230,12 +239,12 @@ def _figure(values: Sequence[float]) -> Figure:
 
 
 def _machine(facts: dict[str, Any]) -> str:
-    """``AMD EPYC, 2 threads; cpu, 2 used``: no name of a host and no path."""
+    """Machine description like ``AMD EPYC, 2 threads; cpu, 2 used``, without host name or paths."""
     return f"{facts.get('processor', platform.machine())}; {facts.get('device', 'cpu')}, {facts.get('threads', '?')} used"
 
 
 def _write(path: Path, recipe: Recipe, result: Result) -> None:
-    """Put ``result`` into the file, whole or not at all."""
+    """Write ``result`` into the file, atomically."""
     written = _plain_result(result)
     kept = [typed for typed in recipe.typed if result.form == "quick" or not result.figure(typed.figure)]
     values: dict[str, Any] = {"result": written}

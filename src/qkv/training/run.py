@@ -1,4 +1,4 @@
-"""A trained run: read back from its folder, and measured on held-out text."""
+"""Trained runs: loading from a folder, and evaluation on held-out data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ from qkv.training.setup import SPEC, WEIGHTS, check_kept, had_best, locked
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder holds. ``model`` has the weights of ``step``, after which the held-out loss, or what the recipe names, was best."""
+    """Trained run. ``model`` has the best weights, those of ``step``, by held-out loss or the metric that the recipe
+    names.
+    """
 
     folder: Path
     recipe: Recipe
@@ -48,27 +50,32 @@ class Run:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Of the text that the model writes, or reads if it writes none."""
+        """Tokenizer of the text that the model generates, or reads if it generates none."""
         return self.vocabulary.target
 
     @property
     def val_loss(self) -> float | None:
-        """The held-out loss of ``model`` as training measured it; None if it was not measured."""
+        """Held-out loss of ``model``, as measured in training; None if not measured."""
         return next((row["val_loss"] for row in reversed(self.metrics) if row.get("step") == self.step and "val_loss" in row), None)
 
     @property
     def exam(self) -> dict[str, Any] | None:
-        """What the exam of these weights found: ``step``, and by split ``figures``, ``sections`` and ``notes``; None if there was none."""
+        """Final evaluation of these weights: ``step``, and ``figures``, ``sections`` and ``notes`` by split; None if
+        missing.
+        """
         return read_exam(self.folder, self.step)
 
 
 def load(source: str | Path, accept_changes: bool = False, copy: bool = False, **published: Any) -> Run:
-    """The run in the folder ``source``, or the published checkpoint there or of that name.
+    """Load the run in the folder ``source``, or the published checkpoint in that folder or of that name.
 
-    Before the first validation of a run in progress, the weights are those of its newest checkpoint. Weights are loaded with the spec and the
-    vocabulary that they were trained with; ``accept_changes`` takes the folder as it is now, even if these were edited, and the newest
-    checkpoint where the best weights are missing. ``copy``: read weights into memory, do not map their file. ``published``: dtype, revision and pickles as ``qkv.interop.load.load_published`` takes
-    them. Raises UserError if the folder is neither, or a file in it is missing, torn, edited or belongs to another model.
+    Before the first validation of a run in progress, the weights are those of its newest checkpoint.
+
+    accept_changes: load the folder even if spec or vocabulary were edited since the weights were stored, and use the
+    newest checkpoint if the best weights are missing. copy: read weights into memory instead of mapping their file.
+    published: dtype, revision and pickles, as for ``qkv.interop.load.load_published``.
+
+    Raises UserError if the folder is neither, or a file in it is missing, damaged, edited or belongs to another model.
     """
     folder = Path(source)
     if not (folder / SPEC).is_file():
@@ -83,7 +90,7 @@ def load(source: str | Path, accept_changes: bool = False, copy: bool = False, *
 
 
 def load_adapted(folder: Path, accept_changes: bool = False, copy: bool = False) -> Run:
-    """The run in ``folder`` as ``load`` gives it, but with its adapters, if it has such, beside the weights that they adapt."""
+    """Load the run in ``folder`` as ``load`` does, but with its adapters, if any, unmerged."""
     recipe = read_recipe(folder)
     tensors, metadata, source = _weights(folder, recipe, accept_changes, copy)
     if not accept_changes:
@@ -100,13 +107,13 @@ def load_adapted(folder: Path, accept_changes: bool = False, copy: bool = False)
 def _weights(
     folder: Path, recipe: Recipe, accept_changes: bool, copy: bool
 ) -> tuple[Mapping[str, Tensor], Mapping[str, Any], MappedFile | None]:
-    """The best weights of a run, or those of its newest checkpoint if it has kept no best ones, with what is stored beside them."""
+    """Best weights of a run, or those of its newest checkpoint if there are none yet, with their metadata."""
     path = folder / WEIGHTS
     if path.exists():
         return map_tensors(path, copy)
     checkpoint = Checkpoints(folder / "resume").load(lambda _: None)
     had = had_best(checkpoint, recipe, rows_of(folder))
-    if path.exists():  # the first validation of a training in progress came in between
+    if path.exists():  # written meanwhile by the first validation of a training in progress
         return map_tensors(path, copy)
     if checkpoint is None:
         raise UserError(f"the run in {folder} has no weights{'' if had else ' yet'}: {path} is missing, and there is no checkpoint")
@@ -116,7 +123,7 @@ def _weights(
 
 
 def changed(run: Run) -> str | None:
-    """A clause that names what was changed in the folder of ``run`` after its weights were stored; None if nothing was."""
+    """Describe the first change to the folder of ``run`` since its weights were stored; None if unchanged."""
     path = run.folder / WEIGHTS
     if path.exists():
         return edited(read_metadata(path).get(MADE_WITH), run.recipe, run.folder)
@@ -124,8 +131,11 @@ def changed(run: Run) -> str | None:
 
 
 def accept(folder: Path) -> str | None:
-    """Take the run in ``folder`` as it is now: store its weights, or those of the newest checkpoint where they are missing, with the present
-    spec and vocabulary. The clause of ``changed``. Raises UserError where the weights do not fit the spec."""
+    """Accept the present spec and vocabulary of the run in ``folder``: store its weights with them, taken from the
+    newest checkpoint if the best are missing.
+
+    Returns the description of ``changed``. Raises UserError if the weights do not fit the spec.
+    """
     with locked(folder):
         run, path = load_adapted(folder, accept_changes=True), folder / WEIGHTS
         change = changed(run)
@@ -137,21 +147,22 @@ def accept(folder: Path) -> str | None:
 
 
 def _published(source: str | Path, options: dict[str, Any]) -> Run:
-    """A published checkpoint as a run that has not begun: whatever takes a run takes it."""
+    """Wrap a published checkpoint as a run without training."""
     found = load_published(source, **options)
     tokenizer = found.tokenizer or AbsentTokenizer.of_published(found.folder)
     return Run(found.folder, recipe_of(found), found.model, Vocabulary(tokenizer, tokenizer, found.labels), [], 0)
 
 
 def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None, data: str | None = None) -> Exam:
-    """Figures of ``run`` by its task over one split of its data, or over all of the file ``data``; the number of targets and the seconds it took.
+    """Evaluate ``run`` on one split of its data, or on the file ``data``: figures, number of targets and seconds taken.
 
-    ``batches`` None takes all of it and whatever else the task examines; a number takes so many batches, evenly spread. Baselines are fitted
-    on the training part of the run alone, and left out, with a note, where that is not at hand any more. Raises ``UserError``.
+    ``batches`` None evaluates all data and the task's further metrics; a number evaluates so many batches, evenly
+    spaced. Baselines are fitted on the run's training split only, and omitted, with a note, if it is no longer
+    available. Raises ``UserError``.
     """
     task, own, notes = task_of(run), None, []
     try:
-        # Columns that a caller chose are those of the other file.
+        # Columns chosen by the caller belong to the other file.
         trained = read_recipe(run.folder) if data is not None and (run.folder / SPEC).is_file() else run.recipe
         own = task.open(trained, run.vocabulary)
         notes += _changed_since(run, own)
@@ -170,7 +181,7 @@ _NO_BASELINES = ", so what is fitted on its training part is left out"
 
 
 def _changed_since(run: Run, own: Material) -> list[str]:
-    """A sentence if ``own`` is not what ``run`` was trained on, with which nothing is then fitted."""
+    """Note if the data ``own`` changed since training; baselines are then not fitted."""
     state = newest_state(run.folder / "resume")
     if state is None or state.get("corpus") in (None, own.digest()):
         return []
@@ -180,17 +191,17 @@ def _changed_since(run: Run, own: Material) -> list[str]:
 
 
 def task_of(run: Run) -> Task:
-    """What ``run`` has learned."""
+    """Task of ``run``."""
     return build_task(run.recipe.task)
 
 
 def predict(run: Run, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The task's answer for each row; see ``qkv.tasks.task.Task.predict``."""
+    """Predict the task's answer for each row; see ``qkv.tasks.task.Task.predict``."""
     return task_of(run).predict(run.model, run.vocabulary, run.recipe, rows)
 
 
 def rows_for(run: Run, inputs: Sequence[Any]) -> list[dict[str, Any]]:
-    """What the task of ``run`` predicts from: a mapping for each input, which is one already or a lone text. Raises ``UserError``."""
+    """Inputs of the task of ``run`` as mappings; each input is a mapping or a single text. Raises ``UserError``."""
     asks = task_of(run).asks
     return [_row_for(entry, asks, run.recipe.task.kind) for entry in inputs]
 

@@ -1,7 +1,7 @@
 """Learning-rate schedules: pure functions from the number of an update to a multiple of the optimiser's rate.
 
-Updates are counted from 1, so that the last of ``steps`` updates has the number ``steps``. Every schedule rises in a straight line,
-s / w, over its first w = ``warmup`` updates, except the inverse square root, whose rise is part of its formula.
+Updates are counted from 1, so the last of ``steps`` updates is number ``steps``. Each schedule has a linear warm-up, s
+/ w, over its first w = ``warmup`` updates, except the inverse square root, whose warm-up is part of its formula.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from qkv.spec.training import Constant, Cosine, InverseSquareRoot, Linear, Sched
 
 @singledispatch
 def multiplier(schedule: Schedule, step: int, steps: int, width: int) -> float:
-    """What the rate of update ``step`` of ``steps`` is multiplied by in a model of ``width`` features.
+    """Multiplier of the learning rate at update ``step`` of ``steps`` in a model of ``width`` features.
 
-    A schedule defined elsewhere joins with ``multiplier.register``.
+    Schedules defined elsewhere are added with ``multiplier.register``.
     """
     raise TypeError(f"no rate is defined for the schedule {type(schedule).__name__}")
 
@@ -35,7 +35,9 @@ def inverse_square_root(schedule: InverseSquareRoot, step: int, steps: int, widt
 
 @multiplier.register
 def cosine(schedule: Cosine, step: int, steps: int, width: int) -> float:
-    """f + (1 - f) (1 + cos πp) / 2, with p the share of the updates after the warm-up (Loshchilov & Hutter 2017)."""
+    """f + (1 - f) (1 + cos πp) / 2, where p is the elapsed share of the updates after the warm-up (Loshchilov & Hutter
+    2017).
+    """
     if step <= schedule.warmup:
         return _rise(schedule, step)
     return schedule.final + (1 - schedule.final) * 0.5 * (1 + math.cos(math.pi * _share(step, schedule.warmup, steps)))
@@ -43,7 +45,7 @@ def cosine(schedule: Cosine, step: int, steps: int, width: int) -> float:
 
 @multiplier.register
 def linear(schedule: Linear, step: int, steps: int, width: int) -> float:
-    """1 - (1 - f) p, with p the share of the updates after the warm-up."""
+    """1 - (1 - f) p, where p is the elapsed share of the updates after the warm-up."""
     if step <= schedule.warmup:
         return _rise(schedule, step)
     return 1 - (1 - schedule.final) * _share(step, schedule.warmup, steps)
@@ -51,7 +53,7 @@ def linear(schedule: Linear, step: int, steps: int, width: int) -> float:
 
 @multiplier.register
 def warmup_stable_decay(schedule: WarmupStableDecay, step: int, steps: int, width: int) -> float:
-    """1 up to the last ``decay`` share of all updates, then a straight line to ``final`` (Hu et al. 2024)."""
+    """1 until the last ``decay`` share of all updates, then linear decay to ``final`` (Hu et al. 2024)."""
     stable_until = max(schedule.warmup, steps - round(schedule.decay * steps))
     if step <= stable_until:
         return _rise(schedule, step)
@@ -59,9 +61,10 @@ def warmup_stable_decay(schedule: WarmupStableDecay, step: int, steps: int, widt
 
 
 def shortened(schedule: Schedule, steps: int, most: int) -> Schedule:
-    """``schedule``, written for ``most`` updates, for ``steps`` of them: the warm-up keeps its share, and at least a tenth of the updates.
+    """Adapt ``schedule``, written for ``most`` updates, to ``steps``: the warm-up keeps its share, but at least a tenth
+    of the updates.
 
-    The inverse square root stays, since its warm-up decides the size of every rate.
+    The inverse square root is unchanged, because its warm-up determines all rates.
     """
     if steps == most or isinstance(schedule, InverseSquareRoot):
         return schedule
@@ -69,7 +72,7 @@ def shortened(schedule: Schedule, steps: int, most: int) -> Schedule:
 
 
 def same_so_far(schedule: Schedule, done: int, steps: int, other: int, width: int) -> bool:
-    """True if the first ``done`` updates have the same rates in a run of ``steps`` and in one of ``other`` updates."""
+    """True if the first ``done`` updates have the same rates in runs of ``steps`` and of ``other`` updates."""
     return all(multiplier(schedule, s, steps, width) == multiplier(schedule, s, other, width) for s in range(1, done + 1))
 
 
@@ -78,5 +81,5 @@ def _rise(schedule: Schedule, step: int) -> float:
 
 
 def _share(step: int, start: int, steps: int) -> float:
-    """How much of the way from update ``start`` to the last one is done, at most all of it."""
+    """Elapsed share of the updates from ``start`` to the last, at most 1."""
     return min(1.0, (step - start) / max(1, steps - start))

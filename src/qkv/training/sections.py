@@ -1,4 +1,4 @@
-"""What a command adds to the report of a run, kept in ``sections.json`` so that later reports show it too."""
+"""Sections that commands add to the report of a run, stored in ``sections.json`` so that later reports include them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SECTIONS = "sections.json"
 
 
 def write_sections(folder: Path, sections: Sequence[Mapping[str, Any]]) -> None:
-    """Put ``sections``, which ``qkv.report.sections`` draws, into the run folder: whole or not at all. Raises ``UserError``."""
+    """Write ``sections``, drawn by ``qkv.report.sections``, into the run folder atomically. Raises ``UserError``."""
     path = folder / SECTIONS
     with clear_errors(str(path)):
         write_file(path, (json.dumps(finite(list(sections)), ensure_ascii=False, indent=1) + "\n").encode())
 
 
 def read_sections(folder: Path) -> list[dict[str, Any]]:
-    """What ``write_sections`` wrote; nothing if there is no such file, or it holds something else."""
+    """Sections stored by ``write_sections``; empty if the file is missing or malformed."""
     try:
         found = json.loads((folder / SECTIONS).read_bytes())
     except (OSError, ValueError, RecursionError):

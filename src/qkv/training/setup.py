@@ -1,4 +1,4 @@
-"""From a recipe and a folder to everything that training needs, whether the run is new or goes on."""
+"""Preparation of training from a recipe and a folder, for new and for resumed runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from qkv.training.vectors import start_vectors
 
 try:
     import fcntl
-except ImportError:  # not a Unix; two processes in one folder are then not noticed
+except ImportError:  # not Unix: two processes in one folder are not detected
     fcntl = None
 
 SPEC = "spec.yaml"
@@ -42,7 +42,7 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class Setup:
-    """A run that is ready to train. ``recipe`` has every size filled in that the data decides."""
+    """Run that is ready to train. ``recipe`` has all sizes that the data determines filled in."""
 
     folder: Path
     recipe: Recipe
@@ -55,13 +55,13 @@ class Setup:
 
 
 def best_device() -> torch.device:
-    """The accelerator if there is one, else the CPU."""
+    """Accelerator if available, else the CPU."""
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Make ``folder`` and hold it alone. Raises UserError if it cannot be written, or another process trains in it."""
+    """Create and lock ``folder``. Raises UserError if it is not writable, or another process trains in it."""
     with clear_errors(f"the run folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY) if fcntl else None
@@ -76,13 +76,14 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         if handle is not None:
-            os.close(handle)  # which frees the lock, as the end of the process would
+            os.close(handle)  # frees the lock, as the end of the process would
 
 
 def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[Setup, Checkpoint | None]:
-    """Open the text, check that ``recipe`` is the one of a run that is already in ``folder``, build the model.
+    """Open the data, check that ``recipe`` matches a run already in ``folder``, and build the model.
 
-    The checkpoint is the one from which the run goes on, its weights already in the model; None for a new run. Raises UserError where recipe, text or checkpoint do not fit together; the folder is then as it was.
+    Returns the checkpoint to resume from, its weights already in the model; None for a new run. Raises UserError if
+    recipe, data or checkpoint do not fit together; the folder is then unchanged.
     """
     with clear_errors(f"the run folder {folder}"):
         remove_partial(folder)
@@ -90,7 +91,7 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     recipe = with_start(recipe, known)
     material = build_task(recipe.task).open(recipe, Vocabulary.load(folder) if known else None)
     recipe = material.recipe
-    task = build_task(recipe.task)  # with what the data decides
+    task = build_task(recipe.task)  # with the settings that the data determines
     checkpoints = Checkpoints(folder / "resume", recipe.training.checkpoints.keep)
     checkpoint = checkpoints.load(lambda text: tell(Notice(text))) if known else None
     if known:
@@ -101,7 +102,7 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     if not checkpoint:
         for note in (*start_weights(model, recipe), *start_vectors(model, recipe.model, material.vocabulary)):
             tell(Notice(note))
-    adapt(model, training)  # around weights that are there already
+    adapt(model, training)  # adapters wrap existing weights
     if checkpoint and known:
         _check_facts(checkpoint.state, known, material, folder)
         check_kept(folder, had_best(checkpoint, known, []))
@@ -123,7 +124,7 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
 
 
 def _known(folder: Path, resume: bool) -> Recipe | None:
-    """The recipe of the run that is in ``folder``, if there is one."""
+    """Recipe of the run in ``folder``, if there is one."""
     if not (folder / SPEC).exists():
         if (folder / WEIGHTS).exists():
             raise UserError(
@@ -149,7 +150,7 @@ def _check_facts(state: dict[str, Any], known: Recipe, material: Material, folde
 
 
 def had_best(checkpoint: Checkpoint | None, recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """True if the newest checkpoint of a run, or the rows of its metrics, say that it has kept its best weights."""
+    """True if the newest checkpoint of a run, or its metrics, show that its best weights were saved."""
     if checkpoint and checkpoint.state.get("standing", {}).get("best_figure") is not None:
         return True
     figures = [row.get(f"val_{recipe.training.validation.best}") for row in rows]
@@ -157,7 +158,7 @@ def had_best(checkpoint: Checkpoint | None, recipe: Recipe, rows: Sequence[Mappi
 
 
 def check_kept(folder: Path, had: bool) -> None:
-    """Raise UserError if the best weights, which the run in ``folder`` ``had``, are missing."""
+    """Raise UserError if the best weights of the run in ``folder`` were saved (``had``) but are missing."""
     path = folder / WEIGHTS
     if had and not path.exists():
         raise UserError(
@@ -167,7 +168,7 @@ def check_kept(folder: Path, had: bool) -> None:
 
 
 def _write_identity(setup: Setup, known: Recipe | None) -> None:
-    """The files that make a folder a run's, the spec last: where it stands, the rest is there."""
+    """Write the files that make a folder a run's. The spec comes last: if it exists, the others do."""
     if known == setup.recipe:
         return
     with clear_errors(f"the run folder {setup.folder}"):

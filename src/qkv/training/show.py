@@ -1,4 +1,4 @@
-"""A run's events as a line on standard error: loss, rate, time left; notices and validations above it."""
+"""Progress of a run on standard error: one line with loss, speed and time left; notices and validations above it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qkv.training.events import Ended, Event, Notice, Planned, Started, Stepped,
 
 
 class Show:
-    """What ``train`` calls with events if nobody else listens: ``with Show() as tell: ...``."""
+    """Default event handler of ``train``: ``with Show() as tell: ...``."""
 
     def __init__(self) -> None:
         self._progress: Progress | None = None
@@ -32,7 +32,7 @@ class Show:
 
     @singledispatchmethod
     def _show(self, event: Event) -> None:
-        """Samples and checkpoints are in the report and the folder, not on the line."""
+        """Ignore samples and checkpoints, which are in the report and the folder."""
 
     @_show.register
     def _(self, event: Started) -> None:
@@ -72,7 +72,7 @@ class Show:
 
 
 def planned_sentence(event: Planned) -> str:
-    """Steps that fit into the budget, and their time."""
+    """Describe the planned steps and their expected time."""
     fewer = f" of at most {event.most:,}" * (event.steps < event.most)
     planned = f"{'after ' + format(event.step, ',') + ' steps: ' if event.step else ''}about {duration(event.seconds)} for {event.steps:,} steps{fewer}"
     if event.seconds <= 60 * event.minutes:

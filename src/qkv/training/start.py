@@ -1,10 +1,10 @@
-"""Training that begins with the weights of another run or of a published checkpoint: pretraining on one text, then a task of its own
+"""Training that starts from the weights of another run or of a published checkpoint: pretraining, then fine-tuning
 (Howard & Ruder 2018; Devlin et al. 2019).
 
-What the recipe leaves out of its model, or gives as the default is, is that of the start, with the head that the task asks for. The stack
-takes every tensor of the start's; the two must be built alike. Of a table of vectors the rows that both have are taken, so a vocabulary
-may have grown by special tokens and a table of positions may be longer or shorter; new rows begin as the initialisation draws them. A head
-of another kind begins at random.
+Model settings that the recipe omits, or leaves at their defaults, are those of the start, with the head that the task
+needs. All tensors of the stack are copied, so the architectures must agree. Embedding tables share their first rows: a
+vocabulary may gain special tokens, and a position table may be longer or shorter; new rows are initialised at random. A
+head of another kind is initialised at random.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ _SPEC, _WEIGHTS = "spec.yaml", "model.safetensors"
 _TABLES = ("frontend.", "encoder.frontend.")
 _HEAD = "head."
 _VOCABULARY = ("head.weight", "head.bias")
-"""Of a language model's head: a row for each id."""
+"""Tensors of a language model's head with a row per token."""
 _MARKS = ("begin", "framed")
-"""Of a task that writes a text from a text."""
+"""Settings of text-to-text tasks."""
 
 
 class Start(NamedTuple):
-    """What a recipe takes over. ``model`` is None where the folder holds weights and no description of them."""
+    """Settings that a recipe takes over. ``model`` is None if the folder holds weights without a spec."""
 
     model: Model | None
     tokenizer: TokenizerSpec
     target_tokenizer: TokenizerSpec | None
     heads: Mapping[str, Head] = MappingProxyType({})
-    """By kind, those that a published family has."""
+    """Heads of a published checkpoint, by kind."""
     task: Task | None = None
 
 
 def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
-    """``recipe`` with tokenizer and model of what it starts from; of a run that is ``known`` already, with what it was begun with.
+    """Fill in tokenizer and model of the start; when resuming the run ``known``, those that it began with.
 
-    Raises ``UserError`` where there is nothing to start from, another tokenizer is asked for, or the model does not fit the task.
+    Raises ``UserError`` if the start does not exist, another tokenizer is given, or the model does not fit the task.
     """
     if recipe.start is None:
         return recipe
@@ -79,7 +79,7 @@ def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
 
 
 def find_start(source: str) -> Start:
-    """What stands in a run folder, in a folder of the Hugging Face form, or under a published name. Raises ``UserError``."""
+    """Read the start from a run folder, a folder in Hugging Face format, or a published name. Raises ``UserError``."""
     folder = Path(source).expanduser()
     if _is_run(folder):
         target = TokenizerFile(path=str(folder / TARGET_FILE)) if (folder / TARGET_FILE).exists() else None
@@ -93,7 +93,7 @@ def find_start(source: str) -> Start:
 
 
 def _published_task(folder: Path) -> Task:
-    """What an encoder–decoder's makers say of the marks round texts."""
+    """Task with the begin and end tokens that a published encoder–decoder uses."""
     begin = beginning(folder, Config(read_json(folder / CONFIG), str(folder / CONFIG)))
     return Translation(begin=pieces(folder, Tokenizer.load(folder), begin), framed=True)
 
@@ -113,13 +113,13 @@ def _with_tokenizers(recipe: Recipe, tokenizer: TokenizerSpec, target: Tokenizer
 
 
 def _written_alike(task: Task, start: Task) -> Task:
-    """``task`` with the marks round texts that the start has learned, where the recipe says nothing of them."""
+    """Set the begin and end tokens of ``task`` as the start learned them, unless the recipe sets them."""
     both = [name for name in _MARKS if name in type(task).model_fields and name in type(start).model_fields]
     return task.changed(**{name: getattr(start, name) for name in both if getattr(task, name) == type(task).model_fields[name].default})
 
 
 def _described(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Model:
-    """The start's model with whatever the recipe says otherwise than the defaults do."""
+    """Model of the start, with every setting of the recipe that differs from the defaults."""
     default = Model()
     fields = [name for name in Model.model_fields if name != "head"]
     given = {name: getattr(recipe.model, name) for name in fields if getattr(recipe.model, name) != getattr(default, name)}
@@ -130,12 +130,12 @@ def _described(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Model
 
 
 def _open(frontend: Any) -> Any:
-    """A front end whose size its tokenizer decides, which may get further special tokens."""
+    """Front end with an open vocabulary size, which the tokenizer sets and special tokens may enlarge."""
     return frontend.unsized()
 
 
 def _head(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Head:
-    """The recipe's own head; where there is none, that of the start if it is of the task's kind, that of its family, or a new one."""
+    """Head of the recipe if given; else the start's if of the task's kind, that of its family, or a new one."""
     own, kind = recipe.model.head, recipe.task.head
     if own != LanguageModelHead():
         return own
@@ -143,12 +143,14 @@ def _head(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Head:
     if known is not None:
         return known.changed(num_classes=None) if "num_classes" in type(known).model_fields else known
     part = Head.kinds()[kind]
-    # The last position of a model that decodes is the only one that has seen all.
+    # In a causal model only the last position has seen the whole text.
     return part.parse({"pooling": "last" if start.causal else "mean"} if "pooling" in part.model_fields else {})
 
 
 def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
-    """Fill ``model`` with the weights of what ``recipe`` starts from, and say so. Raises ``UserError`` where they do not fit."""
+    """Initialise ``model`` from the start of ``recipe``; return notices. Raises ``UserError`` if the weights do not
+    fit.
+    """
     if recipe.start is None:
         return []
     tensors = _tensors(recipe.start)
@@ -166,7 +168,9 @@ def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
 
 @torch.no_grad()
 def _part_of_head(own: dict[str, Tensor], source: str, model: Transformer) -> set[str]:
-    """Take what the files of a published checkpoint hold of the head although they were saved with another, such as a pooler; its names."""
+    """Copy head tensors that a published checkpoint has although it was saved with another head (a pooler); return
+    their names.
+    """
     if _is_run(Path(source).expanduser()):
         return set()
     found = head_tensors(find_folder(source), model.spec)
@@ -177,7 +181,7 @@ def _part_of_head(own: dict[str, Tensor], source: str, model: Transformer) -> se
 
 
 def _tensors(source: str) -> dict[str, Tensor]:
-    """The weights of a start by qkv's names; those of a run with adapters are merged."""
+    """Weights of a start by qkv's names, with adapters merged."""
     folder = Path(source).expanduser()
     if not _is_run(folder):
         return weights(load_published(source, dtype="fp32").model)
@@ -189,14 +193,14 @@ def _tensors(source: str) -> dict[str, Tensor]:
 
 
 def _fits(name: str, own: Tensor, given: Tensor, model: Transformer) -> bool:
-    """True if a tensor of the head can be taken, of a language model's the rows of the ids that both have."""
+    """True if a tensor of the head can be copied; of a language model's head, the rows of shared tokens."""
     if model.spec.head.kind == "language_model" and name in _VOCABULARY:
         return own.shape[1:] == given.shape[1:]
     return own.shape == given.shape
 
 
 def _new_rows(own: dict[str, Tensor], tensors: dict[str, Tensor]) -> list[str]:
-    """A sentence for each table of token vectors that has grown."""
+    """Notices about token embeddings that have grown."""
     tables = [f"{path}table" for path in _TABLES if f"{path}table" in own and f"{path}table" in tensors]
     grown = {name: own[name].shape[0] - tensors[name].shape[0] for name in tables}
     return [f"{rows:,} rows of {name} belong to tokens that were added, and begin at random" for name, rows in grown.items() if rows > 0]
@@ -212,7 +216,7 @@ def _check_names(own: set[str], there: set[str], source: str) -> None:
 
 @torch.no_grad()
 def _take(own: Tensor, given: Tensor, name: str, source: str, by_row: bool) -> None:
-    """``by_row``: take the rows that both have, as of a table of the front end."""
+    """Copy a tensor. ``by_row``: copy the rows that both have, as for embedding tables."""
     if own.shape == given.shape:
         own.copy_(given)
     elif (by_row or name.startswith(_TABLES)) and own.dim() and own.shape[1:] == given.shape[1:]:

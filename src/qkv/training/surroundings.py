@@ -1,7 +1,8 @@
-"""What decides the last bits of a number besides the recipe: library, processor, threads, and the paths that the ops took.
+"""Environment of a run that affects the last digits of its results: versions, processor, threads, and op
+implementations.
 
-Ops measure which of their paths is fastest, and a measurement can turn out differently at the next start. So the paths are written
-down in the run folder as soon as they are chosen, and every later start in that folder takes the same ones.
+Ops measure which of their implementations is fastest, and a measurement can differ at the next start. The choices are
+therefore saved in the run folder as soon as they are made, and later starts in that folder reuse them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FILE = "surroundings.json"
 
 
 class Surroundings:
-    """Those of a run, in ``folder``."""
+    """Environment of a run, stored in ``folder``."""
 
     def __init__(self, folder: Path, device: torch.device):
         self.path = folder / FILE
@@ -32,7 +33,7 @@ class Surroundings:
         self._written = -1
 
     def adopt(self) -> str:
-        """Take the paths that the run took before; a sentence if something else is different now, else an empty text."""
+        """Reuse the saved choices of op implementations; return a warning if the environment differs, else ""."""
         try:
             saved = json.loads(self.path.read_bytes())
             before, paths = dict(saved["facts"]), list(saved["paths"])
@@ -48,7 +49,7 @@ class Surroundings:
         return ""
 
     def keep(self) -> None:
-        """Write down the paths if a new one was taken."""
+        """Save the choices of op implementations if there are new ones."""
         count = len(choices.all_choices())
         if count == self._written:
             return
@@ -65,7 +66,9 @@ class Surroundings:
 
 
 def read_surroundings(folder: Path) -> dict[str, Any] | None:
-    """The facts that the latest start of the run with the checkpoints in ``folder`` wrote down, with ``python`` and ``date``; None without."""
+    """Facts saved by the latest start of the run with checkpoints in ``folder``, with ``python`` and ``date``;
+    or None.
+    """
     try:
         saved = json.loads((folder / FILE).read_bytes())
         return {**saved["facts"], "python": saved["python"], "date": saved["date"]}
@@ -74,7 +77,7 @@ def read_surroundings(folder: Path) -> dict[str, Any] | None:
 
 
 def facts(device: torch.device) -> dict[str, Any]:
-    """Library, processor, device and threads."""
+    """Versions, processor, device and threads."""
     return {
         "qkv": version("qkv"),
         "torch": torch.__version__,

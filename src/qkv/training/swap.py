@@ -1,4 +1,6 @@
-"""Another part put into a trained model: which weights stay, what that does to its figures, and how far a short training heals it."""
+"""Replacing parts of a trained model: weights that are kept, the change in its metrics, and recovery by a short
+training.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,13 @@ from qkv.training.start import find_start
 
 BEFORE, AFTER, HEALED = "before", "after the swap", "healed"
 _LENGTH = 256
-"""Most positions over which speed is measured."""
+"""Maximum number of positions for speed measurements."""
 _LOOKS = 5
 """Validations of a healing run."""
 _RATE = (5e-4, 768)
-"""The highest rate at which a published checkpoint of this width is healed unless the overrides say another; narrower ones take more."""
+"""Highest learning rate for healing a published checkpoint of this width, unless overridden; narrower models use a
+higher one.
+"""
 _SAID_ELSEWHERE = ("bits_per_token", "bits_per_character", "bits_per_byte")
 
 Figures = Mapping[str, float]
@@ -51,11 +55,12 @@ Figures = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Swapped:
-    """A run with other parts, what its weights are, and what that did.
+    """Run with replaced parts, the origin of its weights, and the effect on its metrics.
 
-    figures: by moment ("before", "after the swap", and "healed" where it was trained) the held-out figures of the task, and of the first two
-    ``parameters``, ``reading`` and ``decoding`` in tokens/s, ``state`` in bytes at ``length`` positions and ``longest``, the positions that
-    fit into ``memory`` bytes beside the weights, infinite where any number does. Speeds and state only of models that write.
+    figures: held-out metrics of the task at each moment ("before", "after the swap", and "healed" if trained). For the
+    first two also ``parameters``, ``reading`` and ``decoding`` in tokens/s, ``state`` in bytes at ``length`` positions,
+    and ``longest``, the positions that fit into ``memory`` bytes beside the weights (infinite if unlimited). Speeds and
+    state only if the model generates.
     """
 
     run: Run
@@ -66,17 +71,17 @@ class Swapped:
 
     @property
     def kept(self) -> float:
-        """The share of the new model's numbers that come from the old one."""
+        """Share of the new model's parameters that come from the old one."""
         return sum(one.taken for one in self.moved) / max(1, sum(one.numbers for one in self.moved))
 
     @property
     def columns(self) -> list[str]:
-        """The head of the table of ``rows``."""
+        """Column titles of ``rows``."""
         return ["figure", *self.figures]
 
     @property
     def rows(self) -> list[list[str]]:
-        """The damage as a table: a row a figure."""
+        """Table of the effect, one row per metric."""
         return _rows(self.figures, self.length, self.memory)
 
 
@@ -89,11 +94,14 @@ def swap(
     on_event: OnEvent | None = None,
     copy: bool = False,
 ) -> Swapped:
-    """Put other parts into the model of a run or a published checkpoint, train ``heal`` steps, and write all of it as a run into ``out``.
+    """Replace parts of a run or a published checkpoint, train ``heal`` steps, and write the result as a run into
+    ``out``.
 
-    ``changes`` are dotted overrides, see ``qkv.spec.surgery.operated``; those of ``training`` hold for the healing. ``data``: the text that
-    it is trained and measured on, by default the run's own. ``copy`` as ``qkv.load`` takes it. See ``qkv.models.transplant`` for which weights
-    stay. Raises ``UserError``; Ctrl-C saves, and ``qkv train`` goes on with the run.
+    changes: dotted overrides, see ``qkv.spec.surgery.operated``; those of ``training`` apply to the healing. data: text
+    to train and evaluate on (default: the run's own). copy: as for ``qkv.load``.
+
+    See ``qkv.models.transplant`` for the weights that are kept. Raises ``UserError``; Ctrl-C saves, and ``qkv train``
+    resumes.
     """
     if on_event is None:
         with Show() as show:
@@ -114,7 +122,7 @@ def swap(
 
 
 def told(moved: list[Moved]) -> list[str]:
-    """Sentences for people: how much was kept, and what was not or not as it was."""
+    """Messages about kept, new and adapted weights."""
     total, taken = sum(one.numbers for one in moved), sum(one.taken for one in moved)
     found = [f"{taken:,} of {total:,} parameters keep their weights ({taken / max(1, total):.1%})"]
     new = [path for path, how in in_words(moved) if how == NEW]
@@ -124,7 +132,7 @@ def told(moved: list[Moved]) -> list[str]:
 
 
 def _recipe(old: Run, changes: list[str], heal: int, data: str | None) -> Recipe:
-    """What the new run is: the old one's recipe with other parts, its tokenizer as it is, and a training of ``heal`` steps."""
+    """Recipe of the new run: the old one's with other parts, the same tokenizer, and a training of ``heal`` steps."""
     if not 0 <= heal <= LARGEST:
         raise UserError(f"heal: {quoted(heal)} steps are asked for; give 0 for none, or at most {LARGEST:,}")
     source = data or old.recipe.data.source
@@ -144,7 +152,9 @@ def _recipe(old: Run, changes: list[str], heal: int, data: str | None) -> Recipe
 
 
 def _training(old: Run, heal: int) -> Any:
-    """That of the run at a constant rate, so that it may go on for any number of steps; without what named its parameters."""
+    """Training settings of the run, with a constant rate that allows any number of steps, and without settings by
+    parameter name.
+    """
     training = old.recipe.training
     steps = heal or training.steps
     optimizer = training.optimizer
@@ -164,7 +174,7 @@ def _training(old: Run, heal: int) -> Any:
 
 
 def _figures(model: Transformer, setup: Setup, length: int, memory: int) -> dict[str, float]:
-    """All of one moment; see ``Swapped``."""
+    """All metrics at one moment; see ``Swapped``."""
     recipe = setup.recipe
     seen = measure(model, setup.task, setup.material.rows(VALIDATION, recipe.training.validation.batches), recipe.training.precision)
     assert seen is not None
@@ -182,7 +192,9 @@ def _figures(model: Transformer, setup: Setup, length: int, memory: int) -> dict
 def _heal(
     setup: Setup, heal: int, figures: dict[str, dict[str, float]], measured: tuple[int, int], tell: OnEvent
 ) -> dict[str, dict[str, float]]:
-    """Save the model as a run that stands before its first step, and train it if ``heal`` is not 0; the figures with those of the end."""
+    """Save the model as a run before its first step, and train it if ``heal`` > 0; return the figures, including the
+    final ones.
+    """
     folder, task_figures = setup.folder, _of_task(figures[AFTER])
     trainer = Trainer(setup, None, tell)
     best = setup.recipe.training.validation.best
@@ -210,7 +222,7 @@ def _of_task(figures: Figures) -> dict[str, float]:
 
 
 def _best_figures(folder: Path) -> dict[str, float]:
-    """The held-out figures of the weights that the run keeps."""
+    """Held-out metrics of the run's best weights."""
     run = load(folder)
     row = next(row for row in reversed(run.metrics) if row.get("step") == run.step and "val_loss" in row)
     return {name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")}
@@ -242,7 +254,7 @@ def _shown(name: str, value: float | None) -> str:
 
 
 def _sections(figures: Mapping[str, Figures], measured: tuple[int, int]) -> list[dict[str, Any]]:
-    """The table of the damage and the losses as bars, for the report."""
+    """Report sections: a table of the metrics, and the losses as bars."""
     rows = _rows(figures, *measured)
     table = {"kind": "examples", "title": "What the swap did", "columns": ["figure", *figures], "rows": rows}
     bars = [(moment, of["loss"]) for moment, of in figures.items()]

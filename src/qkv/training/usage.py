@@ -1,4 +1,4 @@
-"""What a person does next with a trained run: the commands that its task has a use for."""
+"""Next commands for a trained run, depending on its task."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from qkv.tasks.task import Task
 
 
 def counted(task: Task) -> str:
-    """What a task's targets are, such as tokens or examples: its loss is a mean over them."""
+    """Unit over which a task's loss is averaged, in the plural, such as tokens or examples."""
     return f"{task.loss_unit.rpartition(' ')[2]}s"
 
 
 def usage(task: Task, folder: str | Path, opening: str = "") -> tuple[str, str]:
-    """(what it does, the command): ``qkv predict`` for a task that answers, else ``qkv generate``; ``opening`` stands for the input."""
+    """(description, command): ``qkv predict`` for tasks with inputs to answer, else ``qkv generate``. ``opening``:
+    example input.
+    """
     name = shlex.quote(str(folder))
     if not task.asks:
         return "write with it", f'qkv generate {name} "{opening or "Once upon a time"}"'

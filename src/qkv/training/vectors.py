@@ -1,7 +1,7 @@
-"""Training that starts from vectors of words that are already there: those of a run, or of a text file.
+"""Initialisation of embeddings with pretrained word vectors, from a run or a text file.
 
-A row of the embedding takes the vector of the word that its token is written as, spaces around it left out; where there is none, that of
-the word in small letters. Tokens without a word among the vectors start at random as all do.
+A token's row becomes the vector of its text without surrounding spaces, or else of its lower-case form. Tokens without
+a vector keep their random initialisation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _TABLE = "frontend.table"
 
 
 def start_vectors(model: Transformer, spec: Model, vocabulary: Vocabulary) -> list[str]:
-    """Fill the embeddings of ``model`` for which ``spec`` names vectors; a sentence for each. Raises ``UserError`` for such as do not fit."""
+    """Initialise the embeddings of ``model`` for which ``spec`` names vectors; return notices. Raises ``UserError`` on
+    a mismatch.
+    """
     found = []
     stacks: list[tuple[str, Stack | None, Frontend | None, Tokenizer]] = [
         ("model", model, spec.frontend, vocabulary.target),
@@ -61,14 +63,16 @@ def _fill(table: Tensor, source: str, tokenizer: Tokenizer, key: str) -> str:
 
 
 def words_of(tokenizer: Tokenizer) -> dict[int, str]:
-    """What each token is written as, special tokens and those that are nothing but space left out."""
+    """Text of each token, without special and whitespace-only tokens."""
     special = set(tokenizer.specials.values())
     words = {index: tokenizer.decode([index]).strip() for index in range(tokenizer.vocab_size) if index not in special}
     return {index: word for index, word in words.items() if word}
 
 
 def vectors_of(source: str, wanted: set[str], key: str) -> Mapping[str, Tensor]:
-    """The vectors (D,) of those of ``wanted`` that a run folder or a text file of words and numbers has. Raises ``UserError``."""
+    """Vectors (D,) of the ``wanted`` words found in a run folder or a text file of words and numbers. Raises
+    ``UserError``.
+    """
     path = Path(source).expanduser()
     if path.is_dir():
         return _of_run(path, wanted, key)
@@ -83,12 +87,14 @@ def _of_run(folder: Path, wanted: set[str], key: str) -> dict[str, Tensor]:
     tensors, metadata = read_tensors(folder / _WEIGHTS)
     check_unedited(metadata.get(MADE_WITH), None, folder)
     table = tensors[_TABLE]
-    words = reversed(words_of(Vocabulary.load(folder).target).items())  # of tokens that are written alike, the first counts
+    words = reversed(words_of(Vocabulary.load(folder).target).items())  # of tokens with equal text, the first is used
     return {word: table[index] for index, word in words if word in wanted}
 
 
 def _of_text(path: Path, wanted: set[str], key: str) -> dict[str, Tensor]:
-    """The form of word2vec: "words size" in the first line, then a word and its numbers in each; GloVe's has no such first line."""
+    """Read word2vec's text format: "words size" in the first line, then a word and its numbers per line; GloVe lacks
+    the first line.
+    """
     found: dict[str, Tensor] = {}
     size = 0
     for number, parts in _lines(path):
