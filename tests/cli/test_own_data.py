@@ -109,7 +109,7 @@ def test_the_exam_is_what_evaluate_says(qkv: Call, stars: Path, tmp_path: Path) 
     exam = json.loads((stars / "exam.json").read_text())["splits"]["validation"]["figures"]
     assert exam["accuracy"] == figures["accuracy"] == 100.0
     assert exam["loss"] == pytest.approx(figures["loss"])
-    assert "What is taken for what" in (tmp_path / "page.html").read_text()
+    assert "Confusion matrix" in (tmp_path / "page.html").read_text()
 
 
 def test_columns_are_guessed_and_bad_rows_counted(qkv: Call, here: Path) -> None:
@@ -303,5 +303,5 @@ def test_a_lost_exam_is_taken_again(qkv: Call, stars: Path, tables: Path, tmp_pa
     for figures in (before["splits"]["validation"]["figures"], after["splits"]["validation"]["figures"]):
         figures.pop("seconds")
     assert after == before
-    assert "What is taken for what" in (copy / "report.html").read_text()
+    assert "Confusion matrix" in (copy / "report.html").read_text()
     assert "examining" not in qkv("train", copy).err

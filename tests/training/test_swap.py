@@ -81,11 +81,11 @@ def test_the_folder_is_a_run_whose_report_holds_the_table(healed: tuple[Swapped,
     shutil.copytree(healed[0].run.folder, folder)
     assert qkv.read_recipe(folder).model.layers[1].branches[0].kind == "linear_attention"
     page = (folder / "report.html").read_text()
-    assert "What the swap did" in page
+    assert "Effect of the swap" in page
     assert "longest row in" in page
     run = qkv.train(folder, overrides=["training.steps=13"], on_event=ignore)
     assert max(row["step"] for row in run.metrics) == 13
-    assert "What the swap did" in (folder / "report.html").read_text()
+    assert "Effect of the swap" in (folder / "report.html").read_text()
 
 
 def test_without_healing_the_run_stands_before_its_first_step(trained: Run, tmp_path: Path) -> None:

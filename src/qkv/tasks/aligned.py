@@ -1,4 +1,4 @@
-"""What an encoder–decoder looks at while it writes, as a section of an exam."""
+"""Attention of an encoder–decoder over the source while it generates, as a report section."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from qkv.spec.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 
 MOST_TOKENS = 40
-"""Of either side, so that the picture can be read."""
+"""Maximum number of tokens per side of a readable picture."""
 
 
 def aligned(model: Transformer, vocabulary: Vocabulary, source: Sequence[int], written: Sequence[int]) -> list[dict[str, Any]]:
-    """The attention over ``source`` from which each token of ``written`` after its first was predicted: the last branch that reads the
-    source, the mean of its heads. No section where nothing attends to a source, or where it would be too large to be read.
+    """Attention over ``source`` behind the prediction of each token of ``written`` after the first: last
+    cross-attention branch, mean over heads.
+
+    Empty if no branch attends to the source, or the picture would be too large.
     """
     if model.encoder is None or max(len(source), len(written)) > MOST_TOKENS or len(written) < 2:
         return []
     try:
         _, weights = alignment(model, source, written[:-1])[-1]
-    except UserError:  # the source is read, but not by attention
+    except UserError:  # the model reads the source without attention
         return []
     names = {"source": _tokens(vocabulary.tokenizer, source), "target": _tokens(vocabulary.target, written[1:])}
-    return [{"kind": "alignment", "title": "What it reads while it writes", **names, "weights": at_least_single(weights).mean(0).tolist()}]
+    return [{"kind": "alignment", "title": "Attention over the source", **names, "weights": at_least_single(weights).mean(0).tolist()}]
 
 
 def _tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Each token as text; what decodes to nothing, such as the end mark, by its own name."""
+    """Text of each token; tokens that decode to nothing, such as the end token, by name."""
     return [tokenizer.decode([int(token)], skip_special=True).strip() or str(tokenizer.core.id_to_token(int(token))) for token in ids]

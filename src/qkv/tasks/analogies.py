@@ -1,4 +1,4 @@
-"""Analogies to examine word vectors with: a is to b as c is to d. Pairs of one group are joined with each other."""
+"""Analogies for the evaluation of word vectors: a is to b as c is to d, for all pairs of a group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GROUPS: dict[str, str] = {
     "order": "one first, two second, three third, four fourth, five fifth, six sixth, seven seventh",
     "month": "january february, march april, may june, july august, september october, november december",
 }
-"""Pairs that stand in one relation, from common knowledge."""
+"""Word pairs that share a relation, from common knowledge."""
 
 
 class Analogy(NamedTuple):
@@ -34,7 +34,7 @@ class Analogy(NamedTuple):
 
 
 def analogies() -> list[Analogy]:
-    """Every ordered two pairs of a group, where the four words differ."""
+    """All ordered combinations of two pairs of a group with four different words."""
     found = []
     for group, text in GROUPS.items():
         pairs = [tuple(pair.split()) for pair in text.split(", ")]

@@ -1,4 +1,4 @@
-"""How well an answer agrees with those that people gave: SQuAD's exact match and F1 (Rajpurkar et al. 2016, 2018)."""
+"""Agreement of answers with reference answers: SQuAD's exact match and F1 (Rajpurkar et al. 2016, 2018)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ _ARTICLE = re.compile(r"\b(a|an|the)\b")
 
 
 def normalised(text: str) -> str:
-    """``text`` in small letters, without ASCII punctuation and articles, one blank between words."""
+    """Lower-case ``text``, without ASCII punctuation and articles, with single spaces."""
     return " ".join(_ARTICLE.sub(" ", text.lower().translate(_MARKS)).split())
 
 
 def exact_match(answer: str, truth: str) -> float:
-    """1 if both are the same when normalised, else 0."""
+    """1 if both are equal when normalised, else 0."""
     return float(normalised(answer) == normalised(truth))
 
 
 def overlap(answer: str, truth: str) -> float:
-    """F1 = 2 · shared / (words of one + words of the other) of their normalised words; where one has none, 1 if the other has none too."""
+    """F1 = 2 · shared / (words of one + words of the other) over normalised words; if one has none, 1 if both have
+    none, else 0.
+    """
     a, b = normalised(answer).split(), normalised(truth).split()
     if not a or not b:
         return float(a == b)
@@ -30,9 +32,10 @@ def overlap(answer: str, truth: str) -> float:
 
 
 def answer_scores(answers: Iterable[str], truths: Iterable[Sequence[str]]) -> dict[str, float]:
-    """``exact_match`` and ``f1``, 0 to 100: of each answer the best over its ``truths``, then the mean over the questions.
+    """``exact_match`` and ``f1``, 0 to 100: maximum over the ``truths`` of each question, mean over questions.
 
-    As in SQuAD's second evaluation script, a truth without a word is left out, and a question without one has the empty answer "".
+    As in SQuAD's second evaluation script, truths without words are skipped, and a question without truths has the
+    answer "".
     """
     exact = shared = 0.0
     count = 0

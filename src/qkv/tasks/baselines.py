@@ -1,4 +1,4 @@
-"""What a simple method reaches on the same data: the figure that a model has to pass to be worth its while."""
+"""Baselines: scores of a simple method on the same data, which a model should exceed."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from qkv.spec.errors import UserError
 from qkv.tasks.text_metrics import metric_library
 
 MOST_ROWS = 100_000
-"""Training texts beyond which the baseline takes longer than it is worth."""
+"""Maximum number of training texts for the baseline."""
 
 
 MOST_WEIGHTS = 2_000_000
-"""Classes times words beyond which it takes longer than training."""
+"""Maximum of classes times words for the baseline."""
 
 
 def bag_of_words(texts: Sequence[str], labels: Sequence[str], unseen: Sequence[str]) -> list[str]:
-    """The labels that logistic regression over words gives to ``unseen``; trained on ``texts``.
+    """Labels of ``unseen`` predicted by logistic regression over words, trained on ``texts``.
 
-    Each text is the set of its lower-cased words; the regression has an L2 penalty of 1.
-    Raises ``UserError`` if scikit-learn is not installed.
+    Each text is the set of its lower-cased words; the regression has an L2 penalty of 1. Raises ``UserError`` if
+    scikit-learn is not installed.
     """
     features = metric_library("sklearn.feature_extraction.text").CountVectorizer(binary=True, token_pattern=r"(?u)\S+")
     regression = metric_library("sklearn.linear_model").LogisticRegression(max_iter=1000)
@@ -28,7 +28,7 @@ def bag_of_words(texts: Sequence[str], labels: Sequence[str], unseen: Sequence[s
 
 
 def too_large(texts: Sequence[str], labels: Sequence[str]) -> str:
-    """A sentence if a bag of words would take longer than it is worth, else an empty text."""
+    """Note if the data is too large for the bag of words, else ""."""
     if len(texts) > MOST_ROWS:
         return f"the bag of words is left out: {len(texts):,} training texts are more than {MOST_ROWS:,}"
     words, classes = len({word for text in texts for word in text.lower().split()}), len(set(labels))
@@ -38,7 +38,7 @@ def too_large(texts: Sequence[str], labels: Sequence[str]) -> str:
 
 
 def bag_of_words_accuracy(texts: Sequence[str], labels: Sequence[str], unseen: Sequence[str], truth: Sequence[str]) -> float | None:
-    """The share of ``unseen`` that it labels as in ``truth``, 0 to 100; None without scikit-learn, or where it is ``too_large``."""
+    """Accuracy on ``unseen``, 0 to 100; None without scikit-learn, or if ``too_large``."""
     if too_large(texts, labels):
         return None
     try:

@@ -1,4 +1,4 @@
-"""One label for a text, or for a pair of texts."""
+"""Classification of texts and of pairs of texts."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ClassificationTask(PooledTask):
         wrong = self._mistakes(model, material, split, recipe)
         table = {
             "kind": "examples",
-            "title": "Where it is wrong and most certain",
+            "title": "Most confident mistakes",
             "columns": ["text", "answer", "truth", "probability"],
             "rows": wrong,
         }
@@ -112,7 +112,9 @@ class ClassificationTask(PooledTask):
 
 
 def _baselines(material: ExampleMaterial, split: str) -> dict[str, float]:
-    """Accuracy of the most frequent training label, and of logistic regression over words where scikit-learn is installed."""
+    """Accuracy of the most frequent training label, and of logistic regression over words if scikit-learn is
+    installed.
+    """
     if not material.fitted_on:
         return {}
     (texts, labels), (unseen, truth) = (
@@ -135,7 +137,7 @@ def _nats(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
 
 
 def _natural(label: str) -> tuple[int, float, str]:
-    """Numbers by value, then words by letters."""
+    """Sort key: numbers by value, then words alphabetically."""
     try:
         return 0, float(label), label
     except ValueError:

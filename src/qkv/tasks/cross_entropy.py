@@ -1,8 +1,8 @@
-"""Cross entropy of a language-model head without all of its logits at once.
+"""Cross entropy of a language-model head, computed in chunks to avoid storing all logits.
 
-The logits of B·N positions over V tokens, their softmax and its gradient take 12·B·N·V bytes in fp32: 2.5 GB for 4,096 positions over
-50,257 tokens. Here a few positions at a time go through the head, and each share's gradient is taken at once, so nothing is computed
-twice and one share is all that is ever held.
+For B·N positions and V tokens, logits, softmax and gradient take 12·B·N·V bytes in fp32: 2.5 GB for 4,096 positions and
+50,257 tokens. Here a few positions at a time pass through the head, and their gradient is computed at once, so that
+nothing is computed twice and memory holds one chunk.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Te
 
 @untraced("a gradient taken in the forward pass cannot be traced")
 def chunked_cross_entropy(hidden: Tensor, head: nn.Module, targets: Tensor, rows: int, smoothing: float = 0.0) -> Tensor:
-    """``cross_entropy(head(hidden), targets, smoothing)``, ``rows`` positions at a time. hidden (T, D), targets (T) -> ().
+    """``cross_entropy(head(hidden), targets, smoothing)``, ``rows`` positions at a time. hidden (T, D), targets (T) ->
+    ().
 
-    Equal to it in value and gradient up to the order of sums. ``head`` acts on each position alone.
+    Value and gradient are equal up to the order of summation. ``head`` must act on each position separately.
     """
     parameters = [p for p in head.parameters() if p.requires_grad]
     if not torch.is_grad_enabled():
@@ -50,7 +51,7 @@ def _shares(hidden: Tensor, targets: Tensor, rows: int) -> Any:
 
 
 class _Chunked(torch.autograd.Function):
-    """The forward pass takes the gradients too; the backward pass only scales them."""
+    """Compute gradients in the forward pass; the backward pass only scales them."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, targets: Tensor, head: Head, rows: int, smoothing: float, *parameters: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Denoising: the model writes the whole of a damaged text."""
+"""Denoising (BART): the model reconstructs a corrupted text."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def _document_rotation(part: spec.DocumentRotation, tokenizer: Tokenizer) -> ops
 
 @implements(spec.Denoising)
 class DenoisingTask(RestorationTask):
-    """The source is the damaged text, the target the text."""
+    """Source: the corrupted text; target: the text."""
 
     def sizes(self, length: int) -> tuple[int, int]:
-        """Noise seldom makes a text longer: a source that is longer than its text is cut."""
+        """Noise rarely lengthens a text; sources longer than their text are truncated."""
         return length + 1, length + 1
 
     def prepared(self, recipe: Recipe, tokenizer: Tokenizer) -> Tokenizer:
@@ -69,7 +69,7 @@ class DenoisingTask(RestorationTask):
 
 
 def full_stops(tokenizer: Tokenizer) -> list[int]:
-    """The ids of the tokens that end a sentence: "." "!" "?", spaces left out."""
+    """Ids of tokens that end a sentence: "." "!" "?", with or without spaces."""
     pieces = tokenizer.token_bytes
     texts = (tokenizer.decode([i]) if pieces is None else pieces[i].decode(errors="replace") for i in range(tokenizer.vocab_size))
     return [index for index, text in enumerate(texts) if text.strip() in {".", "!", "?"}]

@@ -1,4 +1,4 @@
-"""Tags that mark stretches of words, and the entities they mark."""
+"""Tags of entity spans (BIO, BIOES), and the entities that they encode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PREFIXES = ("B-", "I-", "E-", "S-")
 
 
 class Entity(NamedTuple):
-    """The words [begin, end) are of a type."""
+    """Entity of a type that spans the words [begin, end)."""
 
     type: str
     begin: int
@@ -23,15 +23,16 @@ class Entity(NamedTuple):
 
 
 def marks_entities(tags: Iterable[str]) -> bool:
-    """True if the tags are O, B-x, I-x, E-x and S-x: stretches of words, and not a class of each word."""
+    """True if the tags are O, B-x, I-x, E-x and S-x, which encode spans, instead of one class per word."""
     known = set(tags)
     return OUTSIDE in known and all(tag == OUTSIDE or tag.startswith(_PREFIXES) for tag in known)
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:
-    """The entities that ``tags`` mark, read as CoNLL's evaluation does (Tjong Kim Sang and De Meulder 2003).
+    """Decode the entities in ``tags`` by the rules of CoNLL's evaluation (Tjong Kim Sang and De Meulder 2003).
 
-    B and S begin one; so do I and E after O, after the end of another (E, S), or after another type. O and any other type end it.
+    B and S begin an entity; so do I and E after O, after the end of another (E, S), or after another type. O and a
+    change of type end it.
     """
     found: list[Entity] = []
     begin, kind, before = 0, "", OUTSIDE
@@ -47,7 +48,7 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 
 
 def marked(words: Sequence[str], tags: Sequence[str]) -> str:
-    """The sentence for people: ``[Barack Obama](person) spoke``; ``the/DET dog/NOUN`` where tags mark no entities."""
+    """Readable sentence: ``[Barack Obama](person) spoke``, or ``the/DET dog/NOUN`` if tags encode no entities."""
     if not marks_entities([*tags, OUTSIDE]):
         return " ".join(f"{word}/{tag}" for word, tag in zip(words, tags, strict=True))
     parts, done = [], 0
@@ -58,7 +59,9 @@ def marked(words: Sequence[str], tags: Sequence[str]) -> str:
 
 
 def entity_f1(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> float:
-    """2 TP / (true + found) over whole entities, 0 to 100: the F1 of ``entity_scores`` alone, without its library; 0 where there are none."""
+    """2 TP / (true + found) over whole entities, 0 to 100; 0 without entities. Equals the F1 of ``entity_scores``,
+    without seqeval.
+    """
     hits = total = 0
     for true, guess in zip(truth, found, strict=True):
         wanted, given = set(entities(true)), set(entities(guess))
@@ -67,9 +70,9 @@ def entity_f1(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) ->
 
 
 def entity_scores(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> Exam:
-    """Precision, recall and F1 of whole entities, type and both borders right, over all sentences; 0 to 100, and a table by type.
+    """Precision, recall and F1 over whole entities (type and both boundaries correct), 0 to 100, and a table by type.
 
-    Computed by seqeval in its default mode, whose figures are those of CoNLL's evaluation script.
+    Computed by seqeval in its default mode, which matches CoNLL's evaluation script.
     """
     score = partial(
         metric_library("seqeval.metrics.sequence_labeling").precision_recall_fscore_support,
@@ -87,8 +90,11 @@ def entity_scores(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]
 
 
 class MostFrequent:
-    """The baseline that knows nothing of a sentence: each word has the tag that it most often has in the training part, a word that is not
-    there the tag of most words. Of equally frequent tags, the first by letters."""
+    """Context-free baseline: each word gets its most frequent training tag, unknown words the most frequent tag
+    overall.
+
+    Ties are broken alphabetically.
+    """
 
     def __init__(self, rows: Iterable[Mapping[str, Any]]):
         of_word: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -101,7 +107,7 @@ class MostFrequent:
         self._other = _most(total)
 
     def __call__(self, words: Sequence[str]) -> list[str]:
-        """A tag for each word."""
+        """Tag for each word."""
         return [self._tags.get(word, self._other) for word in words]
 
 

@@ -1,4 +1,4 @@
-"""What the tasks that read a table of examples have in common."""
+"""Base class for tasks on a table of examples."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ Collate = Callable[[Sequence[Any]], Batch]
 
 
 class ExampleTask(Task):
-    """Rows of named columns, encoded one by one."""
+    """Rows with named columns, encoded one by one."""
 
     roles: ClassVar[tuple[Role, ...]]
-    """The columns that the task needs."""
+    """Columns that the task needs."""
 
     def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Material:
         records, recipe, vocabulary = self._read(recipe, vocabulary)
@@ -52,7 +52,7 @@ class ExampleTask(Task):
         return material
 
     def _known(self, records: Records, vocabulary: Vocabulary) -> tuple[list[dict[str, Any]], list[str]]:
-        """The rows whose labels the run knows, and a sentence about the others. Raises ``UserError`` if there is none."""
+        """Rows with labels known to the run, and a note about the others. Raises ``UserError`` if there are none."""
         rows = records.splits[OTHER]
         unknown = [self.unknown_label(row, vocabulary) for row in rows]
         names = list(dict.fromkeys(label for label in unknown if label is not None))
@@ -70,11 +70,11 @@ class ExampleTask(Task):
         ]
 
     def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:
-        """A label of the row that the run was not trained with; None if it knows all."""
+        """Label of the row that was not in training; None if all are known."""
         return None
 
     def part(self, material: ExampleMaterial, share: float) -> ExampleMaterial:
-        """``material`` with so large a share of the rows of each split, evenly spread, to measure on; not to train on."""
+        """Evenly spaced ``share`` of the rows of each split of ``material``, for timing, not for training."""
         rows = {split: _spread(found, share) for split, found in material.records.items()}
         recipe, vocabulary = material.recipe, material.vocabulary
         cut = self.cut(recipe, vocabulary)
@@ -92,44 +92,44 @@ class ExampleTask(Task):
         return records, recipe, vocabulary or self.vocabulary(recipe, records)
 
     def completed(self, recipe: Recipe, records: Records) -> Recipe:
-        """The recipe with what the data decides beside sizes."""
+        """Fill in settings of the recipe, other than sizes, that the data determines."""
         return recipe
 
     @abstractmethod
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
-        """Tokenizers and labels, from the training part alone."""
+        """Tokenizers and labels, built from the training split only."""
 
     @abstractmethod
     def limits(self, recipe: Recipe) -> dict[str, int]:
-        """The most tokens of each role that the model can read."""
+        """Maximum number of tokens of each role."""
 
     def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Cut:
-        """What shortens the examples to these limits."""
+        """Truncation to the limits."""
         return Cut(self.limits(recipe), recipe.model.types_read)
 
     def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Cut) -> list[Example]:
-        """The rows of a split as numbers; one example each, where the task does not say otherwise."""
+        """Encode the rows of a split, by default as one example each."""
         return [self.encode(row, vocabulary, cut) for row in rows]
 
     def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Example:
-        """One row as numbers. Asked by ``examples``."""
+        """Encode one row; called by ``examples``."""
         raise NotImplementedError
 
     @abstractmethod
     def collator(self, recipe: Recipe) -> Collate:
-        """What makes a batch of the ``parts`` of some examples."""
+        """Function that collates the ``parts`` of examples into a batch."""
 
 
 def _spread(rows: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:
-    """So large a share of ``rows`` at even distances, one at least."""
+    """Evenly spaced ``share`` of ``rows``, at least one."""
     count = max(1, round(share * len(rows)))
     return [rows[i * len(rows) // count] for i in range(count)]
 
 
 class Cut:
-    """Shortens what is longer than the model can read, and counts how often: nothing is cut in silence.
+    """Truncation to the model's limits, which counts truncated inputs so that they are reported.
 
-    ``types_read`` gives of the types of tokens those that the model reads.
+    ``types_read`` maps token types to those that the model reads.
     """
 
     def __init__(self, limits: Mapping[str, int], types_read: Callable[[Sequence[int]], list[int]] = lambda types: []):
@@ -137,18 +137,18 @@ class Cut:
         self._types_read = types_read
 
     def __call__(self, ids: np.ndarray | list[int], role: str) -> np.ndarray:
-        """The first ids of ``role`` that fit."""
+        """Truncate the ids of ``role``."""
         self._count(len(ids), role)
         return np.asarray(ids[: self.limits[role]], np.int64)
 
     def together(self, first: Sequence[int], second: Sequence[int], role: str) -> tuple[Sequence[int], Sequence[int]]:
-        """The first ids of two texts that fit together; see ``qkv.tokenizers.framing.shortened``."""
+        """Truncate two texts to a common limit; see ``qkv.tokenizers.framing.shortened``."""
         self._count(len(first) + len(second), role)
         kept = shortened((len(first), len(second)), self.limits[role])
         return first[: kept[0]], second[: kept[1]]
 
     def framed(self, found: Framed) -> Framed:
-        """What the model reads of texts in their frame: without types if it tells none apart."""
+        """Keep only the token types that the model reads."""
         return found._replace(types=self._types_read(found.types))
 
     def _count(self, length: int, role: str) -> None:
@@ -157,12 +157,12 @@ class Cut:
             self.longest[role] = max(self.longest[role], length)
 
     def note(self, length: int, role: str) -> dict[str, str]:
-        """What to tell beside the answer to one input of so many tokens: that it was cut, if it was."""
+        """Note for a prediction if the input of ``length`` tokens was truncated."""
         most = self.limits[role]
         return {"note": f"the input has {length} tokens and the model reads {most}; the rest was not read"} if length > most else {}
 
     def notes(self, examples: int) -> list[str]:
-        """A sentence for each role that was cut."""
+        """Note for each role with truncated inputs."""
         return [
             f"{count:,} of {examples:,} examples were cut: their {role} is longer than the {self.limits[role]} tokens that fit "
             f"(the longest has {self.longest[role]:,})"
@@ -172,31 +172,33 @@ class Cut:
 
 
 def trained(spec: TokenizerSpec, texts: Iterable[str], specials: Sequence[str] = ()) -> Tokenizer:
-    """A tokenizer of texts that each stand alone, with special tokens of these roles."""
+    """Train a tokenizer on separate texts, with special tokens of these roles."""
     return trained_on(spec, list(texts)).with_specials(specials)
 
 
 def framed_by(tokenizer: Tokenizer, texts: int) -> Tokenizer:
-    """``tokenizer`` if its own template marks one text, or two; else with the marks ``cls`` and, for two, ``sep``."""
+    """``tokenizer`` if its template frames one text, or two; else with the special tokens ``cls`` and, for two,
+    ``sep``.
+    """
     marked = tokenizer.with_specials(("cls", "sep")[:texts])
     alike = marked.pair_frame == tokenizer.pair_frame if texts == 2 else marked.frame == tokenizer.frame
     return tokenizer if alike else marked
 
 
 def text_in(row: Mapping[str, Any], role: str) -> str:
-    """The text of a row that somebody gave. Raises ``UserError`` if it is none."""
+    """Text of an input row. Raises ``UserError`` if it is not a string."""
     if not isinstance(row[role], str):
         raise UserError(f"{role}: {row[role]!r} is not a text")
     return row[role]
 
 
 def column(records: Records, role: str) -> list[Any]:
-    """What the training rows hold in one column."""
+    """Values of one column in the training rows."""
     return [row[role] for row in records.splits[TRAIN]]
 
 
 def padded(rows: Sequence[np.ndarray], filler: int = 0) -> tuple[Tensor, Tensor]:
-    """(B, longest) int64 with ``filler`` on the right of short rows, and the lengths (B)."""
+    """Pad rows on the right: (B, longest) int64, and lengths (B)."""
     lengths = np.array([len(row) for row in rows], np.int64)
     found = np.full((len(rows), max(1, int(lengths.max(initial=0)))), filler, np.int64)
     for place, row in enumerate(rows):
@@ -205,10 +207,10 @@ def padded(rows: Sequence[np.ndarray], filler: int = 0) -> tuple[Tensor, Tensor]
 
 
 def types_or_none(rows: Sequence[np.ndarray]) -> Tensor | None:
-    """The types of tokens (B, longest), of padding 0; None where the model reads none, so that there are none."""
+    """Token types (B, longest), padded with 0; None if the model reads none."""
     return padded(rows)[0] if any(len(row) for row in rows) else None
 
 
 def lengths_or_none(ids: Tensor, lengths: Tensor) -> Tensor | None:
-    """None where no row is padded, which is faster."""
+    """``lengths``, or None if no row is padded, which is faster."""
     return None if bool((lengths == ids.shape[1]).all()) else lengths

@@ -1,4 +1,4 @@
-"""Texts with gaps: read, filled with the model's best words, and shown."""
+"""Texts with gaps: parsing, filling with predicted words, and display."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ from qkv.tokenizers.framing import Framed
 from qkv.tokenizers.tokenizer import Tokenizer
 
 GAP = re.compile(r"<mask>|\[MASK\]|<extra_id_\d+>")
-"""How a gap is written in a text."""
+"""Spellings of a gap in a text."""
 BEST = 5
 
 
 class Gapped(NamedTuple):
-    """A text with gaps. ``ids`` of all of it, the mask at ``places``; ``pieces``: what stands before, between and behind the gaps."""
+    """Text with gaps. ``ids``: all tokens, with masks at ``places``; ``pieces``: text before, between and after the
+    gaps.
+    """
 
     ids: list[int]
     places: list[int]
@@ -35,9 +37,9 @@ class Gapped(NamedTuple):
 
 
 def read_gaps(text: str, tokenizer: Tokenizer, marks: Sequence[int]) -> Gapped:
-    """``text`` with ``marks[k]`` at gap k, or the last of ``marks`` where there are more gaps.
+    """Encode ``text`` with ``marks[k]`` at gap k; the last of ``marks`` is used for further gaps.
 
-    Where words carry the space before them, a gap does so too. Raises ``UserError`` for a text without a gap.
+    If tokens include the space before a word, so does a gap. Raises ``UserError`` for a text without gaps.
     """
     pieces = GAP.split(text)
     if len(pieces) == 1:
@@ -53,29 +55,31 @@ def read_gaps(text: str, tokenizer: Tokenizer, marks: Sequence[int]) -> Gapped:
 
 
 def filled(gapped: Gapped, words: Sequence[str]) -> str:
-    """The text with ``words`` in its gaps."""
+    """Insert ``words`` into the gaps."""
     return gapped.pieces[0] + "".join(word + piece for word, piece in zip(words, gapped.pieces[1:], strict=True))
 
 
 def words_carry_spaces(tokenizer: Tokenizer) -> bool:
-    """True if a space belongs to the token of the word behind it."""
+    """True if word tokens include the preceding space."""
     return tokenizer.token_bytes is not None and any(piece[:1] == b" " and piece[1:2].isalnum() for piece in tokenizer.token_bytes)
 
 
 def word_of(tokenizer: Tokenizer, index: int) -> str:
-    """What is written for one token alone."""
+    """Text of a single token."""
     word = tokenizer.decode([index])
     return word.strip(" ") or word if words_carry_spaces(tokenizer) else word
 
 
 class FillInTask(TextTask):
-    """A task whose model says what stands in a gap of one token. Round the text stands what the tokenizer's template says, if it has one."""
+    """Base class for tasks whose models predict single-token gaps. Texts are framed by the tokenizer's template, if
+    any.
+    """
 
     asks = ("text",)
 
     @abstractmethod
     def logits(self, model: Transformer, read: Framed, places: list[int]) -> Tensor:
-        """(places, V): of each token at each of ``places`` of the ids, where the masks stand; without types where the model reads none."""
+        """Logits (places, V) at the masks in ``places``. ``read.types`` is empty if the model reads no types."""
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return [self._answer(model, vocabulary.tokenizer, recipe, text_in(row, "text")) for row in rows]
@@ -91,7 +95,7 @@ class FillInTask(TextTask):
         with torch.inference_mode(), evaluating(model):
             logits = at_least_single(self.logits(model, read, [read.begins[0] + place for place in gapped.places]))
             logits[:, mask] = -torch.inf
-            logits[:, tokenizer.vocab_size :] = -torch.inf  # rows that only fill up the table of a published checkpoint
+            logits[:, tokenizer.vocab_size :] = -torch.inf  # padding rows in the embedding table of a published checkpoint
             best = logits.softmax(-1).topk(min(BEST, tokenizer.vocab_size - 1))
         words = [[word_of(tokenizer, index) for index in row] for row in best.indices.tolist()]
         shown = [

@@ -1,4 +1,4 @@
-"""Figures of labels that were predicted beside those that are true."""
+"""Metrics of predicted labels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Pairs = Sequence[tuple[int, int]]
 
 
 def counts(pairs: Pairs, num_classes: int) -> np.ndarray:
-    """How many examples of class i (rows) were taken for class j (columns)."""
+    """Confusion counts: examples of class i (rows) predicted as class j (columns)."""
     table = np.zeros((num_classes, num_classes), np.int64)
     if len(pairs):
         np.add.at(table, tuple(np.array(pairs).T), 1)
@@ -20,12 +20,14 @@ def counts(pairs: Pairs, num_classes: int) -> np.ndarray:
 
 
 MOST_CLASSES = 40
-"""Classes whose confusion is shown one by one; of more, those with the most mistakes."""
+"""Maximum number of classes in the confusion matrix; with more, those with the most mistakes are shown."""
 _MOST_MISTAKES = 12
 
 
 def agreement(pairs: Pairs) -> dict[str, float]:
-    """Accuracy, and F1 = 2 TP / (2 TP + FP + FN) averaged over the classes that are true or predicted somewhere; both 0 to 100."""
+    """Accuracy, and F1 = 2 TP / (2 TP + FP + FN) averaged over the classes that occur as truth or prediction; both 0 to
+    100.
+    """
     if not len(pairs):
         return {"accuracy": float("nan"), "macro_f1": float("nan")}
     hits, true, found = _by_class(np.asarray(pairs), 1 + int(np.max(pairs)))
@@ -35,7 +37,7 @@ def agreement(pairs: Pairs) -> dict[str, float]:
 
 
 def _by_class(pairs: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each class how often it was found where it is true, is true, and was found."""
+    """True positives, truths and predictions per class."""
     true, found = pairs[:, 0], pairs[:, 1]
     some = (np.bincount(classes, minlength=num_classes) for classes in (true[true == found], true, found))
     hits, is_true, is_found = some
@@ -43,11 +45,12 @@ def _by_class(pairs: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarr
 
 
 def confusion(labels: Sequence[str], pairs: Pairs) -> dict[str, Any]:
-    """The confusion matrix as a section of a report; memory grows with classes and pairs, not with the square of the classes.
+    """Confusion matrix as a report section; memory is linear in classes and pairs.
 
-    Of more than ``MOST_CLASSES``, those with the most mistakes are shown, and all others together as the last row and column.
+    With more than ``MOST_CLASSES``, those with the most mistakes are shown, and the others merged into the last row and
+    column.
     """
-    section = {"kind": "confusion", "title": "What is taken for what"}
+    section = {"kind": "confusion", "title": "Confusion matrix"}
     if len(labels) <= MOST_CLASSES or not len(pairs):
         shown = labels[:MOST_CLASSES]
         return {**section, "labels": list(shown), "counts": counts(pairs, len(shown)).tolist()}
@@ -63,7 +66,7 @@ def confusion(labels: Sequence[str], pairs: Pairs) -> dict[str, Any]:
 
 
 def _mistakes(labels: Sequence[str], pairs: np.ndarray) -> list[list[Any]]:
-    """The most frequent mistakes among all classes: truth, answer, times."""
+    """Most frequent mistakes over all classes: truth, prediction, count."""
     wrong = pairs[pairs[:, 0] != pairs[:, 1]]
     each, times = np.unique(wrong, axis=0, return_counts=True)
     order = np.argsort(-times, kind="stable")[:_MOST_MISTAKES]

@@ -1,4 +1,4 @@
-"""Masked language modelling: the model says which tokens were hidden."""
+"""Masked language modelling: the model predicts masked tokens."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from qkv.tokenizers.framing import Framed
 from qkv.tokenizers.tokenizer import Tokenizer
 
 SENTENCES = 64
-"""How many sentences the pseudo-perplexity is measured on."""
+"""Number of sentences for the pseudo-perplexity."""
 _AT_ONCE = 64
 _ROWS = 1024
 
 
 @implements(MaskedTokens)
 class MaskedTokensTask(FillInTask):
-    """-Σ log p(x_i | x with the targets hidden), over the targets alone: the head is not asked of the other positions."""
+    """-Σ log p(x_i | x with the targets masked), over the targets; the head is evaluated only there."""
 
     examines = True
 
@@ -62,7 +62,7 @@ class MaskedTokensTask(FillInTask):
         return hide
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        """The sum in nats."""
+        """Sum in nats."""
         return loss_of_vectors(model, *_asked(model, batch, tap), tap=tap)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
@@ -92,7 +92,7 @@ class MaskedTokensTask(FillInTask):
         text = _hidden_text(material, split, 4)
         answers = self.predict(model, material.vocabulary, recipe, [{"text": t} for t in text])
         rows = [[t, a["answer"]] for t, a in zip(text, answers, strict=True)]
-        return Exam(figures, [{"kind": "examples", "title": "What it fills in", "columns": ["text", "filled"], "rows": rows}], [note])
+        return Exam(figures, [{"kind": "examples", "title": "Filled gaps", "columns": ["text", "filled"], "rows": rows}], [note])
 
     def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
         assert isinstance(material, TextMaterial)
@@ -108,7 +108,7 @@ class MaskedTokensTask(FillInTask):
 
 
 def padding(batch: Batch) -> np.ndarray:
-    """(B, N) bool: which positions are none of the text."""
+    """(B, N) bool: padding positions."""
     ids, lengths = batch.input.values, batch.input.lengths
     return np.zeros(ids.shape, bool) if lengths is None else np.arange(ids.shape[1]) >= lengths.numpy()[:, None]
 
@@ -120,7 +120,7 @@ def _asked(model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Te
 
 @torch.inference_mode()
 def pseudo_log_likelihood(model: Transformer, ids: list[int], tokenizer: Tokenizer) -> float:
-    """Σ_t log p(x_t | x with x_t hidden), each token hidden in turn (Salazar et al. 2020); nats."""
+    """Σ_t log p(x_t | x with x_t masked), one token masked at a time (Salazar et al. 2020); nats."""
     mask, device = tokenizer.special("mask"), model.device
     assert mask is not None
     text, total = torch.tensor(ids, device=device), 0.0
@@ -135,7 +135,9 @@ def pseudo_log_likelihood(model: Transformer, ids: list[int], tokenizer: Tokeniz
 
 
 def sentences(material: TextMaterial, split: str, longest: int) -> list[list[int]]:
-    """Up to ``SENTENCES`` sentences of a split, evenly spread over it and the same at every call; of 5 words to ``longest`` tokens."""
+    """Up to ``SENTENCES`` sentences of a split, evenly spaced and deterministic, of at least 5 words and at most
+    ``longest`` tokens.
+    """
     found = []
     for text in _stretches(material, split, SENTENCES, 4 * longest):
         whole = re.split(r"(?<=[.!?])\s+|\s*\n\s*", text)[1:-1]
@@ -152,7 +154,7 @@ def _stretches(material: TextMaterial, split: str, count: int, length: int) -> I
 
 
 def _hidden_text(material: TextMaterial, split: str, count: int) -> list[str]:
-    """Stretches of a split, every ninth token of which is written as a gap."""
+    """Excerpts of a split with every ninth token replaced by a gap."""
     tokenizer = material.vocabulary.tokenizer
     ids, length = material.corpus.splits[split].ids, min(48, material.recipe.model.context_length // 2)
     gap = " <mask>" if words_carry_spaces(tokenizer) else " <mask> " if tokenizer.token_bytes is None else "<mask>"

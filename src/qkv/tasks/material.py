@@ -1,4 +1,4 @@
-"""What a task reads: batches by step, held-out batches, and the vocabulary that gives the numbers their meaning."""
+"""Data of a task: training batches by step, held-out batches, and the vocabulary."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from qkv.spec.recipe import Recipe
 
 TEST = "test"
 OTHER = "data"
-"""The part that is all of a file which the run was not trained with."""
+"""Name of the split that holds a whole file other than the run's data."""
 HELD_OUT = 1 << 63
-"""Steps of held-out batches, as keys of random numbers, lie beyond those of training."""
+"""First random-number key of held-out batches, beyond all training steps."""
 
 
 class Scale(NamedTuple):
-    """What figures need to know of the data: how much text a token stands for, on average, and the names of classes."""
+    """Properties of the data that metrics depend on: average characters and bytes per token, and class names."""
 
     characters_per_token: float
     bytes_per_token: float
@@ -37,7 +37,7 @@ class Scale(NamedTuple):
 
 
 class Material(ABC):
-    """The data of one run. ``recipe`` has every size filled in that the data decides; ``notes`` are sentences for the user."""
+    """Data of one run. ``recipe``: with all sizes that the data determines; ``notes``: messages for the user."""
 
     recipe: Recipe
     vocabulary: Vocabulary
@@ -47,38 +47,38 @@ class Material(ABC):
     @property
     @abstractmethod
     def splits(self) -> tuple[str, ...]:
-        """The parts that there are."""
+        """Names of the splits."""
 
     @abstractmethod
     def batch(self, step: int) -> Batch:
-        """The batch of a step of training, counted from 0: equal for equal (seed, step), whatever was asked for before."""
+        """Training batch of a step, counted from 0: a function of (seed, step) only."""
 
     @abstractmethod
     def rows(self, split: str, batches: int | None = None) -> Iterator[Batch]:
-        """Batches of a split, the same at every call: with None all of it once, else so many batches spread over it."""
+        """Batches of a split, deterministic: the whole split once (None), or so many batches spread over it."""
 
     @abstractmethod
     def digest(self) -> str:
-        """Changes with what is learned from."""
+        """Hash of the training data."""
 
     @property
     @abstractmethod
     def epoch_targets(self) -> int:
-        """How many targets the training part has."""
+        """Number of targets in the training split."""
 
     def scale(self, split: str = VALIDATION) -> Scale:
-        """What figures of a split need to know of it."""
+        """Properties of a split that its metrics depend on."""
         return Scale(1.0, 1.0, self.vocabulary.labels)
 
     def checked(self, split: str) -> str:
-        """``split`` if it is one. Raises ``UserError`` otherwise."""
+        """``split`` if it exists. Raises ``UserError`` otherwise."""
         if split not in self.splits:
             raise UserError(f"there is no split {split!r}; {nearest(split, self.splits)}")
         return split
 
 
 class TextMaterial(Material):
-    """A running text; ``change`` makes of each batch of it what the task learns from, with random numbers of its own."""
+    """Running text; ``change`` transforms each batch for the task, with its own random numbers."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class TextMaterial(Material):
         change: Callable[[Batch, np.random.Generator], Batch] | None = None,
         length: int | None = None,
     ):
-        """``length``: tokens of a window of the text; None takes the model's context."""
+        """``length``: window length in tokens; None takes the model's context length."""
         training = recipe.training
         self.recipe, self.corpus, self.vocabulary, self.name = with_vocabulary(recipe, vocabulary), corpus, vocabulary, corpus.name
         self._change, self._seed = change, training.seed
@@ -117,7 +117,7 @@ class TextMaterial(Material):
         return batch if self._change is None else self._change(batch, random(self._seed, key))
 
     def digest(self) -> str:
-        """SHA-256 of the lengths and of up to 64 evenly spread stretches of ids of both parts."""
+        """SHA-256 of the lengths and of up to 64 evenly spaced excerpts of the ids of both splits."""
         total = hashlib.sha256()
         for name in (TRAIN, VALIDATION):
             ids = self.corpus.splits[name].ids
@@ -136,7 +136,9 @@ class TextMaterial(Material):
 
 
 class Example(NamedTuple):
-    """One row, encoded. ``size``: positions it takes in a batch. ``targets``: how many there are. ``parts``: what the task collates."""
+    """Encoded row. ``size``: positions in a batch; ``targets``: number of targets; ``parts``: input of the task's
+    collator.
+    """
 
     size: int
     targets: int
@@ -144,7 +146,7 @@ class Example(NamedTuple):
 
 
 class ExampleMaterial(Material):
-    """A table of examples, encoded in memory. ``collate`` makes a batch of some of them; ``records`` are the rows as they were read."""
+    """Table of examples, encoded in memory. ``collate`` builds batches; ``records``: rows as read."""
 
     def __init__(
         self,
@@ -186,7 +188,7 @@ class ExampleMaterial(Material):
         return self._collate([examples[i].parts for i in index])
 
     def digest(self) -> str:
-        """SHA-256 of every example of both parts."""
+        """SHA-256 of all examples of both splits."""
         total = hashlib.sha256()
         for split in (TRAIN, VALIDATION):
             for example in self.examples[split]:
@@ -200,7 +202,7 @@ class ExampleMaterial(Material):
 
 
 def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
-    """``recipe`` with the sizes filled in that the data decides. Raises SpecError if one that it gives is too small."""
+    """Fill in the sizes of ``recipe`` that the data determines. Raises SpecError if a given size is too small."""
     model = recipe.model
     if model.frontend.reads_tokens:
         model = _with_frontend(model, vocabulary.target.vocab_size, ("model",))
@@ -214,7 +216,7 @@ def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
 
 
 def _with_frontend(stack: Any, vocab_size: int, path: tuple[str, ...]) -> Any:
-    """The same kind of stack with its vocabulary known."""
+    """Set the vocabulary size of a stack."""
     assert isinstance(stack, Stack)
     frontend = stack.frontend
     try:

@@ -1,4 +1,4 @@
-"""Language modelling: each position predicts the token after it."""
+"""Causal language modelling: each position predicts the next token."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from qkv.tasks.material import Material
 from qkv.tasks.task import Scale, Totals
 from qkv.tasks.text_task import TextTask
 
-# Up to 64 MB of fp32 logits at once are faster than shares of them; above, shares of at least 256 rows cost no time.
+# Up to 64 MB of fp32 logits are faster unchunked; above, chunks of at least 256 rows are as fast.
 _MOST_LOGITS = 1 << 24
 _SHARE = 1 << 23
 _FEWEST_ROWS = 256
 
 
 def language_loss(model: Transformer, signal: Signal, targets: Tensor, smoothing: float = 0.0, **how: Any) -> Tensor:
-    """-Σ log p(target) over the targets (B, N) that are not -100; ``how``: a memory, a tap."""
+    """-Σ log p(target) over targets (B, N) other than -100; ``how``: memory and tap."""
     hidden, _ = model.features(signal, **how)
     return loss_of_vectors(model, hidden.flatten(0, 1), targets.flatten(), smoothing, how.get("tap"))
 
 
 def loss_of_vectors(model: Transformer, vectors: Tensor, targets: Tensor, smoothing: float = 0.0, tap: Tap | None = None) -> Tensor:
-    """-Σ log p(target) of what the head makes of ``vectors`` (T, D), over the targets (T) that are not -100."""
+    """-Σ log p(target) from the head's input ``vectors`` (T, D), over targets (T) other than -100."""
     vocab = model.vocab_size
     assert vocab is not None  # a language model reads tokens
     rows = max(_FEWEST_ROWS, _SHARE // vocab)
@@ -48,9 +48,9 @@ def loss_of_vectors(model: Transformer, vectors: Tensor, targets: Tensor, smooth
 
 
 def at_targets(vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The vectors (T, D) at which there is a target, and these targets (T). vectors (B, N, D), targets (B, N).
+    """Vectors (T, D) at positions with a target, and these targets (T). vectors (B, N, D), targets (B, N).
 
-    Where few positions have one, the head is asked of them alone.
+    If few positions have targets, this saves evaluating the head elsewhere.
     """
     targets = targets.flatten()
     places = (targets != IGNORED).nonzero()[:, 0]
@@ -59,10 +59,10 @@ def at_targets(vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 @implements(NextToken)
 class NextTokenTask(TextTask):
-    """-Σ log p(x_i | x_<i) over the targets that are not -100."""
+    """-Σ log p(x_i | x_<i) over targets other than -100."""
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        """The sum in nats."""
+        """Sum in nats."""
         return language_loss(model, batch.input, batch.targets, tap=tap)
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
@@ -71,21 +71,21 @@ class NextTokenTask(TextTask):
     def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
         tokenizer = material.vocabulary.tokenizer
         prompt = ""
-        if tokenizer.unknown("\n"):  # an empty prompt starts after a line break, which not every tokenizer knows
+        if tokenizer.unknown("\n"):  # an empty prompt starts after a line break, which some tokenizers lack
             first = next(material.rows(VALIDATION, 1)).input.values[0, :1]
             prompt = tokenizer.decode(first.tolist())
         return prompt + generate_text(model, tokenizer, prompt, recipe.sample)
 
 
 def exponential(loss: float) -> float:
-    """exp(loss), infinite where that is no number."""
+    """exp(loss), infinite on overflow."""
     return math.exp(loss) if loss < 700 else math.inf
 
 
 def language_figures(seen: Totals, scale: Scale) -> dict[str, float]:
-    """Loss (nats a token), perplexity = exp(loss), and bits a token, a character and a byte of the text.
+    """Loss (nats per token), perplexity = exp(loss), and bits per token, character and byte.
 
-    ``scale`` says how many characters and bytes a token stands for on average, so that tokenizers can be compared.
+    ``scale``: average characters and bytes per token, which make results comparable across tokenizers.
     """
     loss = seen.loss / seen.count if seen.count else math.nan
     bits = loss / math.log(2)

@@ -1,4 +1,4 @@
-"""A source and what is written after it, for an encoder–decoder or in one sequence with a prefix.
+"""Source and target of text-to-text models, for an encoder–decoder or as one sequence with a prefix.
 
 With an encoder:  source x eos         ids bos y          targets y eos
 Without:                               ids x bos y        targets (none for x) y eos,  prefix len(x) + 1
@@ -28,7 +28,7 @@ from qkv.tokenizers.special import special_ids
 
 
 def pair_loss(model: Transformer, batch: Batch, smoothing: float, tap: Tap | None = None) -> Tensor:
-    """-Σ log p(y_i | y_<i, x) under teacher forcing, in nats."""
+    """-Σ log p(y_i | y_<i, x) with teacher forcing, in nats."""
     memory = None if batch.source is None else model.encode(batch.source, tap)
     hidden, _ = model.features(batch.input, tap=tap, memory=memory)
     return loss_of_vectors(model, *at_targets(hidden, batch.targets), smoothing, tap)
@@ -37,9 +37,9 @@ def pair_loss(model: Transformer, batch: Batch, smoothing: float, tap: Tap | Non
 def write_after(
     model: Transformer, vocabulary: Vocabulary, generation: Generation, sources: Sequence[np.ndarray], begin: Sequence[str] = ()
 ) -> Iterator[list[int]]:
-    """What the model writes after each source, which ends with its end token; without the end token of what is written.
+    """Generate the target of each source (ending with its end token); yields tokens without the end token.
 
-    ``begin``: contents of the tokens that it begins with; default: the mark of a beginning.
+    ``begin``: contents of the tokens that start a target; default: the bos token.
     """
     first, end = marks(vocabulary, begin)
     with torch.inference_mode(), evaluating(model):
@@ -53,7 +53,7 @@ def write_after(
 
 
 def paired(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batch:
-    """Sources for the encoder, targets for the other stack."""
+    """Batch with sources for the encoder and targets for the decoder."""
     source = Signal(*padded([source for source, _ in rows]))
     ids, lengths = padded([written[:-1] for _, written in rows])
     targets, _ = padded([written[1:] for _, written in rows], IGNORED)
@@ -61,7 +61,7 @@ def paired(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batch:
 
 
 def joined(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batch:
-    """Source, the mark of the beginning and target in one row; the end of the source is that mark."""
+    """Batch with source, bos and target in one row; bos replaces the source's end token."""
     ids, lengths = padded([np.concatenate((source[:-1], written[:-1])) for source, written in rows])
     targets, _ = padded([np.concatenate((np.full(len(source) - 1, IGNORED), written[1:])) for source, written in rows], IGNORED)
     prefix = torch.tensor([len(source) for source, _ in rows])
@@ -69,14 +69,14 @@ def joined(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batch:
 
 
 class Marks(NamedTuple):
-    """The ids that begin what is written, and the one that ends it."""
+    """Ids that start a target, and the id that ends it."""
 
     begin: tuple[int, ...]
     end: int
 
 
 def marks(vocabulary: Vocabulary, begin: Sequence[str] = ()) -> Marks:
-    """Those of the target's tokenizer; ``begin``: contents of tokens in the place of its mark of a beginning."""
+    """Start and end tokens of the target's tokenizer; ``begin``: contents of tokens that replace bos."""
     bos, end = vocabulary.target.special("bos"), vocabulary.target.special("eos")
     if (bos is None and not begin) or end is None:
         raise UserError(

@@ -1,12 +1,13 @@
 """Permutation language modelling with two streams, as one sequence through the ordinary stack.
 
-    x  =  h_1 … h_N  g_1 … g_T          h: the text,  g: the mask's vector, once for each of the T targets
-    positions  0 … N-1  p_1 … p_T       p: where the targets stand
+    x  =  h_1 … h_N  g_1 … g_T          h: the text,  g: query vectors, one for each of the T targets
+    positions  0 … N-1  p_1 … p_T       p: positions of the targets
 
-h sees h as the order allows it, g sees the h that come earlier in the order, and nobody sees g, itself included. Every layer maps g by the
-weights that map h, and its keys and values are those of h: the two-stream attention of Yang et al. (2019, section 2.3), the learned start w
-of the query stream being the front end's ``query``, or without one the vector of the token ``<mask>``. Where XLNet's attention knows distances by Transformer-XL's encoding, here
-it is what the attention's own ``relative``, or the front end's positions, say. No g but that of a target is computed.
+h attends to h as the order allows, g attends to the h that come earlier in the order, and nothing attends to g. All
+layers apply the same weights to g and h, and keys and values come from h: the two-stream attention of Yang et al.
+(2019, section 2.3). The initial query vector w is the front end's ``query``, or else the embedding of ``<mask>``. XLNet
+uses Transformer-XL's relative positions; here they are those of the attention's ``relative`` or of the front end.
+Queries are computed only for targets.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class PermutationTask(FillInTask):
         return {"loss": loss, "perplexity": exponential(loss)}
 
     def logits(self, model: Transformer, read: Framed, places: list[int]) -> Tensor:
-        """Gaps are filled from left to right, each by the most probable token given the text and the gaps before it."""
+        """Fill gaps from left to right, each with the most probable token given the text and earlier gaps."""
         known, found, device = np.array([read.ids]), [], model.device
         mask = read.ids[places[0]]
         for number, place in enumerate(places):
@@ -84,9 +85,10 @@ class PermutationTask(FillInTask):
 
 
 def streams(batch: PermutationBatch, query: int) -> Batch:
-    """Content and queries as one sequence (B, N + T) of which each position has its place and sees what the order allows. Rows with fewer targets than others are filled up with queries that have none.
+    """Concatenate text and queries to (B, N + T), with positions and a mask by the order.
 
-    A filled-up query sees what the target that it stands on sees, the first position where a row has no target. ``query``: the id of each.
+    Rows with fewer targets are padded with queries without targets, which repeat the position and mask of a target, or
+    of the first position if there is none. ``query``: id of the query vector.
     """
     rows, length = batch.ids.shape
     wanted = batch.targets != IGNORED
@@ -106,7 +108,9 @@ def streams(batch: PermutationBatch, query: int) -> Batch:
 
 
 def _gaps(ids: np.ndarray, places: Sequence[int], number: int) -> PermutationBatch:
-    """Everything but ``places`` is given; these follow in their order, and the one with ``number`` is asked."""
+    """Permutation batch in which all tokens except ``places`` are given; the gap with ``number`` is predicted after
+    earlier gaps.
+    """
     chosen = np.zeros(ids.shape, bool)
     chosen[0, list(places)] = True
     priority = np.zeros(ids.shape)

@@ -1,4 +1,4 @@
-"""What the tasks have in common that answer once for a whole text."""
+"""Base class for sequence-level prediction."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 TEXT = Role("text", "text", ("text", "sentence", "review", "content", "sequence", "comment", "tweet", "body", "message"))
 PAIR = Role("pair", "text", ("pair", "hypothesis", "sentence2", "question2"), optional=True)
-"""A second text, where the answer is about two."""
+"""Optional second text, for predictions about pairs."""
 _AT_ONCE = 64
 _MOST_EXAMINED = 2000
 
 
 class PooledTask(ExampleTask):
-    """The text, or a pair of texts, and one answer.
+    """One prediction for a text or a pair of texts.
 
-    Round them stands what the tokenizer's template says, as in [CLS] first [SEP] second [SEP]; else the mark ``cls`` stands before, whose
-    vector the pooling ``first`` takes, and for pairs ``sep`` behind each.
+    Texts are framed by the tokenizer's template, as in [CLS] first [SEP] second [SEP]; without one, ``cls`` precedes
+    the text (the vector used by the pooling ``first``), and ``sep`` follows each text of a pair.
     """
 
     examines = True
     asks = ("text",)
     may_ask = ("pair",)
     unknown: ClassVar[float]
-    """What stands for the truth in a batch that is only read."""
+    """Placeholder target for prediction."""
 
     @abstractmethod
     def answers(self, outputs: Tensor, vocabulary: Vocabulary, recipe: Recipe) -> list[dict[str, Any]]:
-        """An answer for each row of what the head gives."""
+        """Convert each row of the head's outputs into an answer."""
 
     @abstractmethod
     def shown(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
-        """The answer beside the truth, in a few words."""
+        """Short display of the answer and the truth."""
 
     def tokenizer(self, recipe: Recipe, records: Records) -> Tokenizer:
-        """Of the training texts, with marks where its own template has none."""
+        """Tokenizer trained on the training texts, with special tokens if it has no template."""
         pairs = "pair" in records.splits[TRAIN][0]
         texts = [*column(records, "text"), *(column(records, "pair") if pairs else ())]
         return framed_by(trained(recipe.data.tokenizer, texts), 2 if pairs else 1)
@@ -62,7 +62,7 @@ class PooledTask(ExampleTask):
         return {"text": recipe.model.context_length - 1}
 
     def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Cut:
-        """``pair``: of two texts together."""
+        """Truncation; ``pair`` limits both texts together."""
         most, tokenizer = recipe.model.context_length, vocabulary.tokenizer
         room = {"text": max(0, most - tokenizer.frame.size), "pair": max(0, most - tokenizer.pair_frame.size)}
         return Cut(room, recipe.model.types_read)
@@ -73,7 +73,9 @@ class PooledTask(ExampleTask):
     def answered(
         self, model: Any, material: Material, split: str, recipe: Recipe, most: int = _MOST_EXAMINED
     ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """The first rows of a split, and the answers to them, made while they are asked for: those of many classes fill the memory."""
+        """First rows of a split with their predictions, generated lazily: with many classes, all would fill
+        the memory.
+        """
         assert isinstance(material, ExampleMaterial)
         rows = material.records[split][:most]
         for begin in range(0, len(rows), _AT_ONCE):
@@ -94,11 +96,13 @@ class PooledTask(ExampleTask):
 
 
 _ROLES = {1: "text", 2: "pair"}
-"""What so many texts are called where they are cut."""
+"""Names of one text and of two in truncation notes."""
 
 
 def _encoded(row: Mapping[str, Any], tokenizer: Tokenizer, recipe: Recipe) -> list[list[int]]:
-    """The ids of the text, and those of the second one if there is one. Raises ``UserError`` if it was there in training and is missing."""
+    """Ids of the text, and of the second if present. Raises ``UserError`` if training had a second text and it is
+    missing.
+    """
     if "pair" in recipe.data.columns and row.get("pair") is None:
         raise UserError("the model has learned from pairs of texts, and the second text, 'pair', is missing")
     return [tokenizer.encode(text_in(row, role)) for role in _parts(row)]
@@ -109,19 +113,19 @@ def _parts(row: Mapping[str, Any]) -> list[str]:
 
 
 def told(row: Mapping[str, Any]) -> str:
-    """The text of a row as people see it, or both."""
+    """Text of a row for display, or both texts."""
     return " | ".join(row[role] for role in _parts(row))
 
 
 def example_of(row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut, truth: Any) -> Example:
-    """The row as ids, types and the truth."""
+    """Encode a row: ids, types and truth."""
     tokenizer = vocabulary.tokenizer
     ids, types = marked([tokenizer.encode(row[role]) for role in _parts(row)], tokenizer, cut)
     return Example(len(ids), 1, (ids, types, truth))
 
 
 def marked(texts: Sequence[list[int]], tokenizer: Tokenizer, cut: Cut) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of one text or two that fit, within what stands round them; and their types, none where the model reads none."""
+    """Truncated and framed ids of one text or two, and their types (empty if the model reads none)."""
     if len(texts) == 1:
         found = tokenizer.frame.around(cut(texts[0], "text").tolist())
     else:
@@ -131,5 +135,5 @@ def marked(texts: Sequence[list[int]], tokenizer: Tokenizer, cut: Cut) -> tuple[
 
 
 def outputs(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-    """What the head gives for each text, (B, C)."""
+    """Outputs of the head, (B, C)."""
     return model(batch.input, tap=tap)[0]

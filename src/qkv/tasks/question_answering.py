@@ -1,4 +1,4 @@
-"""The stretch of a context that answers a question."""
+"""Extractive question answering: the span of a context that answers a question."""
 
 from __future__ import annotations
 
@@ -40,9 +40,12 @@ Encode = Callable[[str], tuple[list[int], Offsets]]
 
 
 class Window(NamedTuple):
-    """``ids`` of cls question sep context sep, and their ``types`` where the model reads such; ``target``, the positions where the answer
-    begins and ends; which question it is and where it ends in ``ids``, where the context begins and ends, and the token of the context that
-    stands at its beginning."""
+    """Window of a context: ``ids`` of cls question sep context sep.
+
+    types: token types, if the model reads them.   target: positions where the answer begins and ends.   question:
+    number of the question.   asked: end of the question in ``ids``.   begin, end: context in ``ids``.   offset: context
+    token at ``begin``.
+    """
 
     ids: np.ndarray
     types: np.ndarray
@@ -55,8 +58,11 @@ class Window(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What one window says: its best ``span`` of the context and the ``score`` of it, the log of the ``total`` of all its spans, the score
-    of ``none``; and whether the higher of span and none is the target."""
+    """Prediction of one window: best ``span`` of the context and its ``score``, log ``total`` over all spans, and the
+    score of ``none``.
+
+    right: True if the higher of span and none is the target.
+    """
 
     question: int
     span: Span
@@ -67,7 +73,9 @@ class Seen(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What all windows of a question say together: a span of the context or None, and its probability among all that could be said."""
+    """Combined prediction of a question's windows: a span of the context or None, and its probability among all
+    candidates.
+    """
 
     span: Span | None
     probability: float
@@ -77,12 +85,14 @@ class Answer(NamedTuple):
 class QuestionAnsweringTask(ExampleTask):
     """-log p(first token of the answer) - log p(last token), each a softmax over the positions of
 
-        cls question sep context sep
+            cls question sep context sep
 
-    or what else the tokenizer's template puts round two texts; ``cls`` is then whatever stands first. What precedes the first ``sep`` is the
-    row's prefix, where the model reads one. A context that does not fit is read in windows. One that does not hold the whole answer points at ``cls``, as do all windows of a question
-    without an answer (Devlin et al. 2019). The answer is the span of the highest s_first + e_last over all windows; none, if questions may
-    have none and s_cls + e_cls is higher in every window. The model is trained on the first answer where a question has several.
+    or of the tokenizer's own template for two texts, whose first token then replaces ``cls``. The prefix of a row, if
+    the model reads one, ends before the first ``sep``.
+
+    A long context is split into windows. The target of a window without the whole answer is ``cls``, also for questions
+    without an answer (Devlin et al. 2019). The answer is the span with the highest s_first + e_last over all windows;
+    or none, if allowed, when s_cls + e_cls is higher in every window. Training uses the first of several answers.
     """
 
     loss_unit = "nats a question"
@@ -108,7 +118,7 @@ class QuestionAnsweringTask(ExampleTask):
         return Vocabulary(tokenizer, tokenizer)
 
     def limits(self, recipe: Recipe) -> dict[str, int]:
-        """``row``: of everything. Raises SpecError if the longest question leaves no place for a context."""
+        """Limits of question and whole row. Raises SpecError if the longest question leaves no room for a context."""
         return self._limits(recipe, _MARKS)
 
     def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Cut:
@@ -122,7 +132,7 @@ class QuestionAnsweringTask(ExampleTask):
         return {"question": question, "row": most}
 
     def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Cut) -> list[Example]:
-        """One example for each window of each row."""
+        """One example per window of each row."""
         found = (window for i, row in enumerate(rows) for window in self._windows(i, row, vocabulary, cut))
         return [Example(len(window.ids), 2, tuple(window)) for window in found]
 
@@ -146,7 +156,7 @@ class QuestionAnsweringTask(ExampleTask):
         return _nats(_logits(model, batch, tap), batch.targets)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
-        """An outcome is a ``Seen`` window."""
+        """Outcomes are ``Seen`` windows."""
         logits = _logits(model, batch)
         return Observed(_nats(logits, batch.targets), batch.num_targets, self._outcomes(logits, batch))
 
@@ -160,7 +170,7 @@ class QuestionAnsweringTask(ExampleTask):
         return list(map(Seen, extras["question"].tolist(), spans, *columns))
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
-        """The loss of a border, and the share of windows that point exactly where they should, at the answer or at none."""
+        """Loss per boundary, and the share of windows with exactly the right target, span or none."""
         right = [window.right for window in seen.outcomes]
         return {"loss": seen.loss / max(1, seen.count), "window_accuracy": 100 * sum(right) / len(right) if right else math.nan}
 
@@ -180,7 +190,7 @@ class QuestionAnsweringTask(ExampleTask):
             for row, text, truth, answer in zip(rows[:_SHOWN], texts, truths, told, strict=False)
         ]
         columns = ["question", "answer", "truth", "probability"]
-        return Exam(figures, [{"kind": "examples", "title": "What it answers", "columns": columns, "rows": shown}])
+        return Exam(figures, [{"kind": "examples", "title": "Answers", "columns": columns, "rows": shown}])
 
     def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
         assert isinstance(material, ExampleMaterial)
@@ -192,7 +202,7 @@ class QuestionAnsweringTask(ExampleTask):
         )
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """``answer``, its characters [``start``, ``end``) in the context, and its ``probability``; no characters where there is none."""
+        """``answer``, its characters [``start``, ``end``) in the context if any, and its ``probability``."""
         cut, device = self.cut(recipe, vocabulary), model.device
         rows = [{name: text_in(row, name) for name in self.asks} for row in rows]
         pieces = [tuple(window) for i, row in enumerate(rows) for window in self._windows(i, row, vocabulary, cut)]
@@ -213,7 +223,9 @@ class QuestionAnsweringTask(ExampleTask):
         return answers
 
     def _joined(self, said: Iterable[Seen], questions: int, recipe: Recipe) -> list[Answer]:
-        """The answer to each question from what its windows say. The score of none is the lowest of them: one window is enough to know."""
+        """Combine the windows of each question. The score of none is the minimum over windows: one confident window
+        suffices.
+        """
         assert isinstance(recipe.task, spec.QuestionAnswering)
         of: list[list[Seen]] = [[] for _ in range(questions)]
         for window in said:
@@ -223,7 +235,7 @@ class QuestionAnsweringTask(ExampleTask):
     def _texts(
         self, rows: Sequence[Mapping[str, Any]], told: Sequence[Answer], tokenizer: Tokenizer
     ) -> Iterator[tuple[str, tuple[int, int] | None]]:
-        """The text of each answer and its place in the context; "" and None where there is none."""
+        """Text of each answer and its character range in the context; "" and None without an answer."""
         encode = _encoder(tokenizer)
         for row, answer in zip(rows, told, strict=True):
             if answer.span is None:
@@ -235,7 +247,7 @@ class QuestionAnsweringTask(ExampleTask):
 
 @lru_cache(maxsize=4)
 def _encoder(tokenizer: Tokenizer) -> Encode:
-    """``encode_offsets`` that remembers: many questions are asked about one context."""
+    """``encode_offsets`` with a cache, since many questions share a context."""
     return lru_cache(maxsize=64)(tokenizer.encode_offsets)
 
 
@@ -256,10 +268,10 @@ def _together(seen: Sequence[Seen], may_have_none: bool) -> Answer:
 
 
 def _collated(rows: Sequence[Any], prefix: bool) -> Batch:
-    """Targets (B, 2): the first and last position of the answer, 0 and 0 (the mark ``cls``) where the window holds none.
+    """Targets (B, 2): first and last position of the answer, or 0 and 0 (``cls``) if the window lacks it.
 
-    Extras, each (B,): ``question``, the row of the table; ``begin`` and ``end``, the positions of the context; ``offset``, the token of the
-    whole context that stands at ``begin``. ``prefix``: the model reads where the question ends.
+    Extras, each (B,): ``question``, row of the table; ``begin`` and ``end``, positions of the context; ``offset``,
+    context token at ``begin``. ``prefix``: set the prefix to the end of the question.
     """
     read = [Window(*row) for row in rows]
     ids, lengths = padded([window.ids for window in read])
@@ -271,7 +283,7 @@ def _collated(rows: Sequence[Any], prefix: bool) -> Batch:
 
 
 def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-    """(B, N, 2), of first and last; -∞ at padding."""
+    """Logits (B, N, 2) of first and last position; -∞ at padding."""
     logits, lengths = at_least_single(model(batch.input, tap=tap)[0]), batch.input.lengths
     if lengths is None:
         return logits

@@ -1,4 +1,4 @@
-"""What a model remembers: a symbol, by the distance at which it was shown."""
+"""Recall of a symbol, as a function of the distance to it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from qkv.tasks.material import HELD_OUT, Material
 from qkv.tasks.task import Exam, Observed, Scale, Totals
 
 ROWS = 256
-"""How many rows of each distance are examined."""
+"""Number of evaluated rows per distance."""
 QUERY = "?"
 
 
 @implements(Recall)
 class RecallTask(GeneratedTask):
-    """-log p(symbol) after the query mark. A model that reads from left to right answers by its last vector (``pooling: last``)."""
+    """-log p(symbol) after the query token. Causal models predict from their last vector (``pooling: last``)."""
 
     loss_unit = "nats an example"
     examines = True
@@ -53,11 +53,11 @@ class RecallTask(GeneratedTask):
         return lambda rng: self.rows(rng, ids, rows, int(rng.choice(self.spec.distances)))
 
     def ids(self, vocabulary: Vocabulary) -> np.ndarray:
-        """The tokenizer's ids in the order of ``qkv.data.corruption.recall``: symbols, fillers, the query mark."""
+        """Token ids in the order of ``qkv.data.corruption.recall``: symbols, fillers, query."""
         return ids_of(vocabulary.tokenizer, [*vocabulary.labels, *(f"f{i}" for i in range(self.spec.fillers)), QUERY])
 
     def rows(self, rng: np.random.Generator, ids: np.ndarray, count: int, distance: int) -> Batch:
-        """``count`` rows with the symbol ``distance`` tokens before the query mark; one target a row."""
+        """``count`` rows with the symbol ``distance`` tokens before the query; one target per row."""
         drawn, targets = recall_batch(rng, count, distance, self.spec.symbols, self.spec.fillers)
         return Batch.of(torch.from_numpy(ids[drawn]), torch.from_numpy(targets[:, -1].copy()))
 
@@ -84,7 +84,7 @@ class RecallTask(GeneratedTask):
         figures |= {f"gradient_norm_at_{d}": norm for d, norm in zip(distances, norms, strict=True)}
         remembered = [{"name": "the model", "y": accuracies}, {"name": "chance", "y": [chance] * len(distances)}]
         both = {"kind": "curves", "x": distances, "x_log": distances[0] > 0, "x_label": "tokens between the symbol and the question"}
-        heard = [{"name": "the model", "y": [norm if norm > 0 else None for norm in norms]}]  # 0 has no place on a logarithmic axis
+        heard = [{"name": "the model", "y": [norm if norm > 0 else None for norm in norms]}]  # 0 cannot be drawn on a logarithmic axis
         sections = [
             both | {"title": "Right answers by distance", "y_label": "share that is right", "y_zero": True, "lines": remembered},
             both | {"title": "Gradient by distance", "y_label": GRADIENT, "y_log": True, "lines": heard},
@@ -92,9 +92,9 @@ class RecallTask(GeneratedTask):
         return Exam(figures, sections)
 
     def at_distance(self, model: Transformer, vocabulary: Vocabulary, distance: int) -> tuple[float, float]:
-        """(share of right answers, mean ‖∂ logit of the right answer / ∂ embedded symbol‖) over rows drawn for this distance alone.
+        """(accuracy, mean ‖∂ logit of the right answer / ∂ embedded symbol‖) over new rows of this distance.
 
-        Of the logit and not of the loss, whose gradient is 0 wherever the model is certain.
+        The gradient is that of the logit, because the gradient of the loss vanishes when the model is certain.
         """
         batch = self.rows(random(distance, HELD_OUT), self.ids(vocabulary), ROWS, distance).to(model.device)
         with evaluating(model), torch.enable_grad():

@@ -1,4 +1,4 @@
-"""Building of tasks."""
+"""Building tasks from their specs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from qkv.tasks.task import Task
 
 
 def build_task(spec: TaskSpec) -> Task:
-    """The task of a recipe."""
+    """Build the task of a recipe."""
     return implementation(spec, "qkv.tasks")(spec)
 
 
 def tasks() -> dict[type[TaskSpec], Any]:
-    """Every task that a recipe can name, by the type of its spec."""
+    """All tasks that a recipe can name, by spec class."""
     return implementations(TaskSpec, "qkv.tasks")

@@ -1,4 +1,4 @@
-"""A number for a text, or for a pair of texts."""
+"""Regression on texts and on pairs of texts."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _SHOWN = 12
 class RegressionTask(PooledTask):
     """Σ (f(text) - z)², z = (y - mean) / deviation.
 
-    Mean and deviation are those of the training values; the completed recipe holds them. The loss is in squared deviations, so that 1 is
-    what the mean alone reaches; the figures are in the units of the data.
+    Mean and standard deviation are those of the training values, stored in the completed recipe. The loss is in squared
+    standard deviations, so that predicting the mean gives 1; metrics are in the units of the data.
     """
 
     loss_unit = "squared deviations an example"
@@ -87,7 +87,7 @@ class RegressionTask(PooledTask):
     def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
         found = sorted(self.answered(model, material, split, recipe), key=lambda pair: -abs(pair[1]["value"] - pair[0]["value"]))
         shown = [[told(row), answer["answer"], f"{row['value']:.4g}"] for row, answer in found[:_SHOWN]]
-        table = {"kind": "examples", "title": "Where it is most wrong", "columns": ["text", "answer", "truth"], "rows": shown}
+        table = {"kind": "examples", "title": "Largest errors", "columns": ["text", "answer", "truth"], "rows": shown}
         return Exam(self.figures(seen, material.scale(split)), [table])
 
     def shown(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
@@ -100,8 +100,11 @@ class RegressionTask(PooledTask):
 
 
 def closeness(pairs: Sequence[Sequence[float]], mean: float) -> dict[str, float]:
-    """Of (true value, prediction) pairs: RMSE = √(mean of squared errors), MAE = mean absolute error, Pearson's r, and beside them the
-    RMSE of ``mean`` as the only answer. r is NaN where predictions or values do not vary."""
+    """Metrics of (true value, prediction) pairs: RMSE, MAE (mean absolute error), Pearson's r, and the RMSE of always
+    predicting ``mean``.
+
+    r is NaN if predictions or values are constant.
+    """
     if not len(pairs):
         return dict.fromkeys(("rmse", "mae", "pearson_r", "rmse_of_mean"), math.nan)
     true, found = np.array(pairs, np.float64).T
@@ -117,12 +120,12 @@ def closeness(pairs: Sequence[Sequence[float]], mean: float) -> dict[str, float]
 
 
 def _units(task: Any) -> tuple[float, float]:
-    """Mean and deviation, which the completed recipe holds."""
+    """Mean and standard deviation from the completed recipe."""
     if task.mean is None or task.deviation is None:
         raise UserError("task.mean and task.deviation are not known: give them, or open the data, whose training part decides them")
     return task.mean, task.deviation
 
 
 def _numbers(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-    """(B,), in deviations from the mean."""
+    """Predictions (B,), in standard deviations from the mean."""
     return at_least_single(outputs(model, batch, tap)[:, 0])

@@ -1,4 +1,4 @@
-"""What the tasks have in common that damage a running text and write what is missing, or all of it."""
+"""Base class for tasks that corrupt a running text and generate the missing parts, or all of it."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 class RestorationTask(TextTask):
-    """-Σ log p(y_i | y_<i, x), x a damaged window of the text; laid out as ``qkv.tasks.pairs`` says."""
+    """-Σ log p(y_i | y_<i, x), x a corrupted window of the text; layout as in ``qkv.tasks.pairs``."""
 
     examines = True
     asks = ("text",)
 
     @abstractmethod
     def sizes(self, length: int) -> tuple[int, int]:
-        """How many tokens of source and of target, each with its end token, a window of ``length`` gives at most."""
+        """Maximum number of source and target tokens, each with its end token, for a window of ``length``."""
 
     @abstractmethod
     def damage(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Any:
-        """The function (ids (N,), rng) -> (source, target), both without an end token."""
+        """Function (ids (N,), rng) -> (source, target), both without end token."""
 
     @abstractmethod
     def repair(self, text: str, tokenizer: Tokenizer) -> tuple[list[int], Any]:
-        """The source of a text that somebody gives, without an end token, and what ``repaired`` needs to know of it."""
+        """Source of an input text, without end token, and the information that ``repaired`` needs."""
 
     @abstractmethod
     def repaired(self, known: Any, tokens: Sequence[int], tokenizer: Tokenizer) -> str:
-        """The whole text after the model wrote ``tokens``."""
+        """Whole text, once the model generated ``tokens``."""
 
     def window(self, recipe: Recipe) -> int:
-        """As long as source and target fit. Raises ``SpecError`` if not even two tokens do."""
+        """Largest window whose source and target fit. Raises ``SpecError`` if not even two tokens fit."""
         model = recipe.model
         most = 2 * (model.encoder or model).context_length
         for length in range(most, 1, -1):
@@ -93,7 +93,7 @@ class RestorationTask(TextTask):
 
     def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
         rows = self._shown(model, material, split, recipe, _SHOWN)
-        table = {"kind": "examples", "title": "What it writes", "columns": ["damaged", "written", "wanted"], "rows": rows}
+        table = {"kind": "examples", "title": "Generated text", "columns": ["damaged", "written", "wanted"], "rows": rows}
         return Exam(self.figures(seen, material.scale(split)), [table])
 
     def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
@@ -101,7 +101,7 @@ class RestorationTask(TextTask):
         return "\n\n".join(f"{source}\n→ {found}\n  ({wanted})" for source, found, wanted in rows)
 
     def _greedy(self, recipe: Recipe) -> Generation:
-        """The most probable token each time, up to the longest that the model has learned."""
+        """Greedy decoding up to the longest target in training."""
         return Generation(max_new_tokens=self.sizes(self.window(recipe))[1], temperature=0.0)
 
     def _shown(self, model: Transformer, material: Material, split: str, recipe: Recipe, count: int) -> list[list[str]]:
@@ -123,7 +123,7 @@ class RestorationTask(TextTask):
 
 
 def _texts(batch: Batch) -> list[np.ndarray]:
-    """The tokens of each row, padding left out."""
+    """Tokens of each row, without padding."""
     ids, lengths = batch.input.values.numpy(), batch.input.lengths
     return list(ids) if lengths is None else [row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)]
 

@@ -1,4 +1,4 @@
-"""A text from a text: translation and summarisation, with an encoder or as one sequence with a prefix."""
+"""Text-to-text tasks: translation and summarisation, with an encoder or as one sequence with a prefix."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from qkv.tasks.task import Exam, Observed, Scale, Totals
 from qkv.tasks.text_metrics import bleu, first_sentence, rouge
 
 _AT_ONCE = 64
-"""Rows that are written together."""
+"""Batch size of generation."""
 _SHOWN = 8
 
 
 class SequenceToSequenceTask(ExampleTask):
-    """-Σ log p(y_i | y_<i, x) under teacher forcing.
+    """-Σ log p(y_i | y_<i, x) with teacher forcing.
 
-    With an encoder:  source x eos         ids bos y          targets y eos
-    Without:                               ids x bos y        targets (none for x) y eos,  prefix len(x) + 1
+            With an encoder:  source x eos         ids bos y          targets y eos
+            Without:                               ids x bos y        targets (none for x) y eos,  prefix len(x) + 1
 
-    ``begin`` of the task stands in the place of bos; its tokens after the first are targets too.
+    The task's ``begin`` replaces bos; its tokens after the first are targets too.
     """
 
     examines = True
     asks = ("source",)
 
     def completed(self, recipe: Recipe, records: Records) -> Recipe:
-        """What is written is by default the most probable, up to the longest that the model has learned."""
+        """Default to greedy decoding up to the longest target in training."""
         if recipe.sample != type(recipe).model_fields["sample"].default:
             return recipe
         return recipe.changed(sample=Generation(max_new_tokens=self.limits(recipe)["target"], temperature=0.0))
@@ -63,7 +63,7 @@ class SequenceToSequenceTask(ExampleTask):
 
     @property
     def _roles(self) -> tuple[str, ...]:
-        """Of the special tokens that what is written needs."""
+        """Roles of the special tokens that targets need."""
         return ("eos",) if self.spec.begin else ("bos", "eos")
 
     def limits(self, recipe: Recipe) -> dict[str, int]:
@@ -74,7 +74,7 @@ class SequenceToSequenceTask(ExampleTask):
 
     def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Cut:
         limits = self.limits(recipe)
-        if self.spec.framed:  # one place is left for the end already
+        if self.spec.framed:  # one position is already reserved for the end token
             limits["source"] = max(0, limits["source"] + 1 - max(1, vocabulary.tokenizer.frame.size))
         return Cut(limits)
 
@@ -121,7 +121,7 @@ class SequenceToSequenceTask(ExampleTask):
     def write(
         self, model: Transformer, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[Mapping[str, Any]], cut: Cut | None = None
     ) -> list[str]:
-        """The text that the model writes for each row's source, as ``recipe.sample`` says."""
+        """Generate the target of each row's source, with the settings of ``recipe.sample``."""
         cut = cut or self.cut(recipe, vocabulary)
         sources = [self._source(row, vocabulary, cut) for row in rows]
         order = sorted(range(len(rows)), key=lambda i: len(sources[i]))
@@ -139,14 +139,14 @@ class SequenceToSequenceTask(ExampleTask):
         written = self.write(model, material.vocabulary, recipe, rows)
         found = self.compare(written, rows)
         shown = [[row["source"], text, row["target"]] for row, text in zip(rows[:_SHOWN], written, strict=False)]
-        table = {"kind": "examples", "title": "What it writes", "columns": ["source", "written", "reference"], "rows": shown}
+        table = {"kind": "examples", "title": "Generated text", "columns": ["source", "written", "reference"], "rows": shown}
         figures = {**self.figures(seen, material.scale(split)), **found.figures}
         return Exam(figures, [*found.sections, table, *self._looked_at(model, material.vocabulary, recipe, rows, written)], found.notes)
 
     def _looked_at(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[Mapping[str, Any]], written: Sequence[str]
     ) -> list[dict[str, Any]]:
-        """The attention of the first sentence, of a few, that is neither a word nor a page."""
+        """Attention for the first of a few sentences that is longer than a word and fits into the picture."""
         cut, (begin, end) = self.cut(recipe, vocabulary), marks(vocabulary, self.spec.begin)
         for row, text in zip(rows[:_AT_ONCE], written, strict=False):
             source, target = self._source(row, vocabulary, cut), cut(vocabulary.target.encode(text), "target")
@@ -157,13 +157,13 @@ class SequenceToSequenceTask(ExampleTask):
         return []
 
     def compare(self, written: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Exam:
-        """The task's own figures of what was written."""
+        """Task-specific metrics of the generated texts."""
         raise NotImplementedError
 
 
 @implements(Translation)
 class TranslationTask(SequenceToSequenceTask):
-    """Measured by sacreBLEU, and by BLEU over lower-cased words and marks, as tutorials give it."""
+    """Evaluated by sacreBLEU, and by BLEU over lower-cased words and punctuation, as in tutorials."""
 
     roles = (
         Role("source", "text", ("source", "src", "input", "from")),
@@ -176,7 +176,7 @@ class TranslationTask(SequenceToSequenceTask):
 
 @implements(Summarization)
 class SummarizationTask(SequenceToSequenceTask):
-    """Measured by ROUGE beside that of the first sentence alone (lead-1)."""
+    """Evaluated by ROUGE, beside that of the first sentence alone (lead-1)."""
 
     roles = (
         Role("source", "text", ("source", "text", "article", "document", "dialogue", "input")),

@@ -1,7 +1,7 @@
-"""Numbers put in order.
+"""Sorting of numbers.
 
-Tagged, where all positions see each other:    ids 3 1 2                targets 1 2 3
-Written, where the model decodes:              ids 3 1 2 1 2            targets - - 1 2 3,  prefix 3
+Tagging, if all positions attend to each other:    ids 3 1 2                targets 1 2 3
+Generation, if the model decodes:                  ids 3 1 2 1 2            targets - - 1 2 3,  prefix 3
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ from qkv.tasks.material import HELD_OUT, Material
 from qkv.tasks.task import Exam, Observed, Scale, Totals
 
 ROWS = 512
-"""How many rows of each length are examined."""
+"""Number of evaluated rows per length."""
 _AT_ONCE = 64
 
 
 @implements(Sorting)
 class SortingTask(GeneratedTask):
-    """-Σ_k log p(the k-th smallest). Exact match is that of greedy writing too, whose first mistake teacher forcing shows as well."""
+    """-Σ_k log p(k-th smallest). Exact match also holds for greedy decoding, whose first mistake teacher forcing shows
+    too.
+    """
 
     loss_unit = "nats a number"
     examines = True
@@ -57,7 +59,7 @@ class SortingTask(GeneratedTask):
         return lambda rng: self.rows(rng, ids, rows, self.spec.length, recipe.model.decodes)
 
     def rows(self, rng: np.random.Generator, ids: np.ndarray, count: int, length: int, writes: bool) -> Batch:
-        """``count`` rows of ``length`` numbers; ``ids[n]`` is the id of the number n."""
+        """``count`` rows of ``length`` numbers; ``ids[n]``: id of the number n."""
         numbers, ranked = sorting_batch(rng, count, length, self.spec.high)
         if not writes:
             return Batch.of(torch.from_numpy(ids[numbers]), torch.from_numpy(ranked))
@@ -100,7 +102,7 @@ class SortingTask(GeneratedTask):
         return Exam(figures, [section | {"x_label": "numbers in a row", "y_label": "share that is right", "y_zero": True}], notes)
 
     def at_length(self, model: Transformer, material: Material, length: int) -> dict[str, float]:
-        """The figures over rows of another length."""
+        """Metrics on rows of another length."""
         ids, seen = ids_of(material.vocabulary.tokenizer, material.vocabulary.labels), Totals()
         with torch.no_grad(), evaluating(model):
             for number in range(ROWS // _AT_ONCE):
@@ -141,7 +143,7 @@ def _positions(length: int, writes: bool) -> int:
 
 
 def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-    """(B, N, numbers)."""
+    """Logits (B, N, numbers)."""
     return model(batch.input, tap=tap)[0]
 
 

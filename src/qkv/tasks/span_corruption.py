@@ -1,4 +1,4 @@
-"""Span corruption: the model writes the spans that were cut out of a text."""
+"""Span corruption (T5): the model generates the spans removed from a text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SpanCorruptionTask(RestorationTask):
 
         def cut(ids: np.ndarray, rng: np.random.Generator) -> Pair:
             source, target = corrupt_spans(ids, rng, marks, 0, spec.density, spec.mean_length)
-            return source[:-1], target[:-1]  # the end tokens are put where source and target become one row
+            return source[:-1], target[:-1]  # end tokens are added when source and target are joined
 
         return cut
 
@@ -52,7 +52,7 @@ class SpanCorruptionTask(RestorationTask):
 
 
 def sentinels(tokenizer: Tokenizer) -> list[int]:
-    """The ids of <extra_id_0>, <extra_id_1>, … as far as there are such tokens."""
+    """Ids of <extra_id_0>, <extra_id_1>, …, as far as they exist."""
     found: list[int] = []
     while (index := tokenizer.core.token_to_id(f"<extra_id_{len(found)}>")) is not None:
         found.append(index)
@@ -60,7 +60,7 @@ def sentinels(tokenizer: Tokenizer) -> list[int]:
 
 
 def spans_of(tokens: Sequence[int], marks: Sequence[int], count: int) -> list[list[int]]:
-    """What was written after each of the first ``count`` sentinels; nothing after one that was not written."""
+    """Tokens generated after each of the first ``count`` sentinels; empty if a sentinel was not generated."""
     found: dict[int, list[int]] = {}
     current: list[int] = []
     for token in tokens:

@@ -1,4 +1,4 @@
-"""Stretches of a context: its windows, the tokens of an answer, and the best stretch by two logits a position."""
+"""Spans of a context: windows, tokens of an answer, and the best span by first and last logits."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor
 from qkv.ops.at_least_single import at_least_single
 
 Offsets = Sequence[tuple[int, int]]
-"""The characters [begin, end) that each token of a context stands for."""
+"""Character range [begin, end) of each token of a context."""
 
 
 class Span(NamedTuple):
-    """Tokens ``first`` to ``last`` of a context, both inside."""
+    """Tokens ``first`` to ``last`` of a context, inclusive."""
 
     first: int
     last: int
 
 
 def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """[begin, end) of the windows of at most ``room`` tokens that read ``length`` tokens, each ``stride`` after the one before it.
+    """Windows [begin, end) of at most ``room`` tokens over ``length`` tokens, each ``stride`` after the previous.
 
-    With a stride above ``room`` the step is ``room``, so that every token is in a window. A context without tokens has one empty window.
+    The step is at most ``room``, so that every token is covered. A context without tokens has one empty window.
     """
     step, found = min(stride, room), [(0, min(room, length))]
     while found[-1][1] < length:
@@ -34,13 +34,13 @@ def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def span_of(begin: int, end: int, offsets: Offsets) -> Span | None:
-    """The tokens that hold the characters [begin, end), and no more of them than needed; None if no token holds any."""
+    """Shortest span of tokens that covers the characters [begin, end); None if no token does."""
     held = [i for i, (b, e) in enumerate(offsets) if max(b, begin) < min(e, end)]
     return Span(held[0], held[-1]) if held else None
 
 
 def characters_of(span: Span, context: str, offsets: Offsets) -> tuple[int, int]:
-    """The characters [begin, end) of a span, without white space on either side."""
+    """Character range [begin, end) of a span, without surrounding white space."""
     begin, end = offsets[span.first][0], offsets[span.last][1]
     text = context[begin:end]
     begin += len(text) - len(text.lstrip())
@@ -48,8 +48,11 @@ def characters_of(span: Span, context: str, offsets: Offsets) -> tuple[int, int]
 
 
 class Best(NamedTuple):
-    """Of each row (B,): the most probable span, ``first`` <= ``last``, in positions of the row; its ``score`` s_first + e_last, -∞ if there
-    is none; ``total``, the log of Σ exp(score) over all spans; and ``none``, the score s_0 + e_0 of no answer."""
+    """Per row (B,): most probable span, ``first`` <= ``last``, in positions of the row.
+
+    score: s_first + e_last, -∞ without a span.   total: log of Σ exp(score) over all spans.   none: s_0 + e_0, the
+    score of no answer.
+    """
 
     first: Tensor
     last: Tensor
@@ -59,7 +62,9 @@ class Best(NamedTuple):
 
 
 def best_spans(logits: Tensor, begin: Tensor, end: Tensor, longest: int) -> Best:
-    """Over all spans of at most ``longest`` positions in [begin, end) of each row. logits (B, N, 2) of first and last; begin, end (B,)."""
+    """Best of all spans of at most ``longest`` positions in [begin, end) of each row. logits (B, N, 2) of first and
+    last; begin, end (B,).
+    """
     place = torch.arange(logits.shape[1], device=logits.device)
     outside = (place < begin[:, None]) | (place >= end[:, None])
     starts, ends = at_least_single(logits).masked_fill(outside[..., None], -torch.inf).unbind(-1)

@@ -1,4 +1,4 @@
-"""Figures that compare texts with references, by the libraries that define them."""
+"""Metrics of generated texts against references, computed by their standard libraries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 def metric_library(name: str) -> Any:
-    """A module of the extra ``metrics``. Raises ``UserError`` if it is not installed."""
+    """Import a module of the extra ``metrics``. Raises ``UserError`` if it is not installed."""
     try:
         return import_module(name)
     except ImportError:
@@ -24,8 +24,8 @@ def metric_library(name: str) -> Any:
 def bleu(written: Sequence[str], references: Sequence[str]) -> Exam:
     """sacreBLEU (Post 2018) of a corpus with one reference each, 0 to 100, and its signature.
 
-    ``bleu_tokenized`` is BLEU (Papineni et al. 2002) without smoothing over lower-cased words and marks: the figure of the tutorials that lower-case
-    and tokenise both sides.
+    ``bleu_tokenized``: BLEU (Papineni et al. 2002) without smoothing over lower-cased words and punctuation, as in
+    tutorials that lower-case and tokenise both sides.
     """
     metrics = metric_library("sacrebleu.metrics")
     plain = metrics.BLEU()
@@ -40,7 +40,9 @@ def _tokens(text: str) -> str:
 
 
 def rouge(written: Sequence[str], references: Sequence[Sequence[str]]) -> Exam:
-    """ROUGE-1, ROUGE-2 and ROUGE-L F-measures (Lin 2004), stemmed, 0 to 100: of each text the best over its references, then the mean."""
+    """ROUGE-1, ROUGE-2 and ROUGE-L F-measures (Lin 2004), stemmed, 0 to 100: maximum over references, mean
+    over texts.
+    """
     names = ("rouge1", "rouge2", "rougeL")
     scorer = metric_library("rouge_score.rouge_scorer").RougeScorer(list(names), use_stemmer=True)
     sums = dict.fromkeys(names, 0.0)
@@ -52,5 +54,5 @@ def rouge(written: Sequence[str], references: Sequence[Sequence[str]]) -> Exam:
 
 
 def first_sentence(text: str) -> str:
-    """Up to the first mark that ends a sentence and is followed by a space."""
+    """Text up to the first sentence-ending punctuation mark followed by a space."""
     return re.split(r"(?<=[.!?])\s+", text.strip(), maxsplit=1)[0]

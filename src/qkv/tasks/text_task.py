@@ -1,4 +1,4 @@
-"""What the tasks that read a running text have in common."""
+"""Base class for tasks on running text."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from qkv.tasks.task import Task
 from qkv.tokenizers.tokenizer import Tokenizer
 
 Changes = Callable[[Batch, np.random.Generator], Batch]
-"""A batch of a running text made into what is learned from, with the random numbers of its step."""
+"""Function that transforms a batch of running text for a task, with the random numbers of its step."""
 
 
 class TextTask(Task):
-    """Windows of a running text, each changed into what the task learns from."""
+    """Windows of a running text, each transformed for the task."""
 
     counts_training: ClassVar[bool] = False
-    """True if what is drawn beside the text depends on the training part."""
+    """True if the sampling depends on token frequencies in the training split."""
 
     def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Material:
         corpus = open_corpus(recipe.data, vocabulary and vocabulary.tokenizer)
@@ -42,13 +42,13 @@ class TextTask(Task):
         return TextMaterial(recipe, corpus, vocabulary, self.changes(recipe, vocabulary.tokenizer, corpus), self.window(recipe))
 
     def window(self, recipe: Recipe) -> int:
-        """Tokens of a window of the text."""
+        """Window length in tokens."""
         return recipe.model.context_length
 
     def prepared(self, recipe: Recipe, tokenizer: Tokenizer) -> Tokenizer:
-        """The tokenizer with what the task needs beside the text's own ids."""
+        """Tokenizer with the special tokens that the task needs."""
         return tokenizer
 
     def changes(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Changes | None:
-        """The function that makes of a batch of the text what is learned from; None if it stays as it is."""
+        """Function that transforms batches of text for the task; None for no change."""
         return None

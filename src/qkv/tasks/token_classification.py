@@ -1,4 +1,4 @@
-"""A tag for each word of a sentence."""
+"""Classification of words: one tag per word of a sentence."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ Pieces = Callable[[str, bool], tuple[list[int], int]]
 
 
 class Sentence(NamedTuple):
-    """``ids`` of a sentence that fit, their ``types`` where the model reads such, and the place of the tag of each word that has one there."""
+    """Encoded sentence: truncated ``ids``, ``types`` if the model reads them, and the tag position of each word that
+    fits.
+    """
 
     ids: np.ndarray
     types: np.ndarray
@@ -45,12 +47,12 @@ class Sentence(NamedTuple):
 
 @implements(TokenClassification)
 class TokenClassificationTask(ExampleTask):
-    """-Σ log p(tag of word i | sentence), read off at the first piece of each word; other pieces have no loss.
+    """-Σ log p(tag of word i | sentence), predicted at the first token of each word; other tokens have no loss.
 
-    Words are encoded one by one, each but the first with the space before it, so that the ids are those of the sentence wherever a tokenizer
-    cuts at spaces. A space that is a piece of its own belongs to the word after it; the tag is read off at the first piece that holds a
-    character of the word. A word without one (nothing but control characters, say) is read as the unknown token. Round the sentence stands what
-    the tokenizer's template says, if it has one.
+    Words are encoded separately, each but the first with its preceding space, so that the ids equal those of the
+    sentence if the tokenizer splits at spaces. A separate space token belongs to the next word; the tag is predicted at
+    the first token with a character of the word. A word without tokens (control characters only, say) becomes the
+    unknown token. Sentences are framed by the tokenizer's template, if any.
     """
 
     loss_unit = "nats a word"
@@ -62,7 +64,7 @@ class TokenClassificationTask(ExampleTask):
     )
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
-        """The tags are those of every part: one that the training part lacks cannot be learned, but what misses it can be measured."""
+        """Tags of all splits: a tag missing in training cannot be learned, but its errors are counted."""
         tokenizer = trained(recipe.data.tokenizer, (" ".join(row["words"]) for row in records.splits[TRAIN]))
         known = {tag for rows in records.splits.values() for row in rows for tag in row["tags"]}
         if len(known) < 2:
@@ -90,7 +92,7 @@ class TokenClassificationTask(ExampleTask):
         return cross_entropy(_logits(model, batch, tap).flatten(0, 1), batch.targets.flatten(), self.spec.label_smoothing)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
-        """An outcome is the (true, predicted) class of every word of a row, the latter -1 where a word was not read."""
+        """Outcomes are (true, predicted) classes of all words of a row; predicted is -1 for truncated words."""
         logits = _logits(model, batch)
         best, pairs = logits.argmax(-1), []
         for row, unread in enumerate(batch.extras["unread"]):
@@ -100,9 +102,9 @@ class TokenClassificationTask(ExampleTask):
         return Observed(cross_entropy(logits.flatten(0, 1), batch.targets.flatten()), batch.num_targets, pairs)
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
-        """The loss of the words that were read, and over all words, where what was not read is wrong, accuracy and F1.
+        """Loss over words read, and accuracy and F1 over all words, where truncated words count as wrong.
 
-        F1 is that of whole entities, or, where the tags mark none, the mean over the tags.
+        F1 is over whole entities, or if tags encode no entities, the mean over tags.
         """
         pairs = [pair for row in seen.outcomes for pair in row]
         right = sum(true == found for true, found in pairs)
@@ -131,7 +133,7 @@ class TokenClassificationTask(ExampleTask):
         sentences = [
             {"words": row["words"], "tags": answer["tags"], "truth": row["tags"]} for row, answer in zip(rows, answers, strict=True)
         ]
-        return {"kind": "tagged", "title": "How it tags", "sentences": sentences}
+        return {"kind": "tagged", "title": "Tagged sentences", "sentences": sentences}
 
     def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
         assert isinstance(material, ExampleMaterial)
@@ -152,16 +154,15 @@ class TokenClassificationTask(ExampleTask):
 
 
 def _named(seen: Totals, labels: tuple[str, ...]) -> tuple[list[list[str]], list[list[str]]]:
-    """The true and the predicted tags of each sentence; a word that was not read is taken for outside."""
+    """True and predicted tags of each sentence; truncated words are predicted as outside."""
     truth = [[labels[true] for true, _ in row] for row in seen.outcomes]
     return truth, [[labels[found] if found >= 0 else OUTSIDE for _, found in row] for row in seen.outcomes]
 
 
 def pieces_of(tokenizer: Tokenizer) -> Pieces:
-    """The function that gives the ids of a word, and which of them is the first to hold one of its characters.
+    """Function (word, preceded by a space) -> (ids, index of the first with a character of the word).
 
-    It is asked with the word and whether a space stands before it. Raises ``UserError`` for a word that has no piece, where the tokenizer
-    knows no unknown token.
+    Raises ``UserError`` for a word without tokens if the tokenizer has no unknown token.
     """
 
     @lru_cache(maxsize=1 << 16)
@@ -178,7 +179,7 @@ def pieces_of(tokenizer: Tokenizer) -> Pieces:
 
 
 def reader(tokenizer: Tokenizer, cut: Cut) -> Callable[[Sequence[str]], Sentence]:
-    """The function that gives of words the ids that fit, within what stands round them; see ``pieces_of``."""
+    """Function that encodes, truncates and frames words; see ``pieces_of``."""
     pieces, frame = pieces_of(tokenizer), tokenizer.frame
 
     def read(words: Sequence[str]) -> Sentence:
@@ -207,7 +208,9 @@ def _example(row: Mapping[str, Any], read: Sentence, classes: Mapping[str, int])
 
 
 def _words(given: Any) -> list[str]:
-    """The words of a sentence, which is a string to be cut at white space or a list of words. Raises ``UserError`` for anything else."""
+    """Words of a sentence, given as a string split at white space or as a list. Raises ``UserError`` for
+    anything else.
+    """
     words = given.split() if isinstance(given, str) else given
     if not isinstance(words, (list, tuple)) or not words or not all(isinstance(word, str) and word for word in words):
         raise UserError(f"words: {given!r} is not a sentence; give a text with at least one word, or a list of words")
@@ -215,7 +218,7 @@ def _words(given: Any) -> list[str]:
 
 
 def _answer(words: list[str], tags: list[str], labels: Sequence[str]) -> dict[str, Any]:
-    """Words that were not read are outside of any entity, or have no tag where tags mark none."""
+    """Readable answer. Truncated words are outside of entities, or tagged "?" if tags encode no entities."""
     unread = len(words) - len(tags)
     tags = tags + [OUTSIDE if marks_entities(labels) else "?"] * unread
     answer: dict[str, Any] = {"answer": marked(words, tags), "words": words, "tags": tags}
@@ -232,5 +235,5 @@ def _collated(rows: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int
 
 
 def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-    """(B, N, C)."""
+    """Logits (B, N, C)."""
     return model(batch.input, tap=tap)[0]

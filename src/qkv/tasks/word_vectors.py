@@ -1,11 +1,11 @@
-"""Vectors of words, from the words around them: skip-gram and CBOW with negative sampling (Mikolov et al. 2013a, 2013b).
+"""Word vectors: skip-gram and CBOW with negative sampling (Mikolov et al. 2013a, 2013b).
 
     skip-gram   -Σ over neighbours i  ( log σ(u_o·v_i) + Σ_k log σ(-u_k·v_i) )
-    CBOW        -                       log σ(u_o·v̄)  + Σ_k log σ(-u_k·v̄)        v̄: the mean of the neighbours' v
+    CBOW        -                       log σ(u_o·v̄)  + Σ_k log σ(-u_k·v̄)        v̄: mean of the neighbours' v
 
-o is a word of the text and i its neighbours, as in the authors' code, where the paper has them the other way round: the pairs are the same.
-v (V, D) is the front end's table, u (V, D) the head's. The neighbours of one word share its negatives (Ji et al. 2016), so that they
-are one small matrix product; a negative that is the word itself does not count. Unknown words are left out of the text.
+o is a word of the text and i its neighbours, as in the authors' code; the paper swaps the roles, with the same pairs. v
+(V, D) is the front end's table, u (V, D) the head's. Neighbours of one word share its negatives (Ji et al. 2016), which
+gives one small matrix product; negatives equal to the word are ignored. Unknown words are removed from the text.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NEAR = 6
 @implements(SkipGram)
 @implements(CBOW)
 class WordVectorsTask(TextTask):
-    """Both objectives; they differ in whether the neighbours of a word speak one by one or by their mean."""
+    """Both objectives: skip-gram predicts from each neighbour, CBOW from their mean."""
 
     loss_unit = "nats a prediction"
     examines = True
@@ -71,9 +71,9 @@ class WordVectorsTask(TextTask):
         return windows
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        """The sum in nats over the predictions.
+        """Sum in nats over the predictions.
 
-        Input (C, 2 · window): the neighbours of C words, as far as ``present``; ``negatives`` (C, K): words drawn to contrast.
+        Input (C, 2 · window): neighbours of C words, masked by ``present``; ``negatives`` (C, K): negative samples.
         """
         table, negatives = model.frontend.table, batch.extras["negatives"]
         assert table is not None  # the head is a language model's
@@ -108,7 +108,7 @@ class WordVectorsTask(TextTask):
         return "\n".join(f"{word}: {', '.join(near)}" for word, near in ((w, lexicon.near(w)) for w in frequent(material)[:8]))
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The words nearest to each row's, or to a sum of words such as ``king - man + woman``."""
+        """Words nearest to each input word, or to a sum of words such as ``king - man + woman``."""
         lexicon = Lexicon.of(model, vocabulary.tokenizer)
         found = []
         for row in rows:
@@ -120,7 +120,7 @@ class WordVectorsTask(TextTask):
 
 
 class Lexicon(NamedTuple):
-    """Words and their vectors of length 1, (V, D). ``numbers``: where a word stands."""
+    """Words and their normalised vectors, (V, D). ``numbers``: row of each word."""
 
     words: list[str]
     vectors: Tensor
@@ -128,7 +128,7 @@ class Lexicon(NamedTuple):
 
     @classmethod
     def of(cls, model: Transformer, tokenizer: Tokenizer) -> Lexicon:
-        """The words of a model. Of tokens that are written alike, the first counts."""
+        """Words of a model. Of tokens with equal text, the first is used."""
         words = [tokenizer.decode([index]).strip() for index in range(tokenizer.vocab_size)]
         skipped = {"", *(words[index] for index in tokenizer.specials.values())}
         numbers = {word: index for index, word in reversed(list(enumerate(words))) if word not in skipped}
@@ -137,14 +137,14 @@ class Lexicon(NamedTuple):
         return cls(words, F.normalize(at_least_single(table.detach()), dim=1), numbers)
 
     def number(self, word: str) -> int:
-        """The row of ``word``. Raises ``UserError`` for one that has no vector."""
+        """Row of ``word``. Raises ``UserError`` if it has no vector."""
         found = self.numbers.get(word, self.numbers.get(word.lower()))
         if found is None:
             raise UserError(f"the word {word!r} has no vector; {nearest(word, list(self.numbers))}")
         return found
 
     def nearest(self, words: Sequence[int], signs: Sequence[float], count: int = _NEAR) -> list[tuple[int, float]]:
-        """The rows nearest by cosine to Σ sign · vector, and the cosine; ``words`` themselves left out."""
+        """Rows nearest by cosine to Σ sign · vector, with the cosine; excludes ``words``."""
         wanted = (torch.tensor(signs, device=self.vectors.device)[:, None] * self.vectors[list(words)]).sum(0)
         cosines = self.vectors @ F.normalize(wanted, dim=0)
         named = torch.zeros(len(cosines), dtype=torch.bool, device=cosines.device)
@@ -154,11 +154,11 @@ class Lexicon(NamedTuple):
         return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
     def near(self, word: str) -> list[str]:
-        """The words nearest to ``word``."""
+        """Words nearest to ``word``."""
         return [self.words[index] for index, _ in self.nearest([self.number(word)], [1.0])]
 
     def analogies(self) -> tuple[list[Analogy], list[bool]]:
-        """The analogies whose words all have vectors, and whether b - a + c is nearest to d."""
+        """Analogies whose words all have vectors, and whether d is nearest to b - a + c."""
         asked = [analogy for analogy in analogies() if all(word in self.numbers for word in analogy[1:])]
         right = []
         for analogy in asked:
@@ -168,7 +168,7 @@ class Lexicon(NamedTuple):
 
 
 def frequent(material: Material, count: int = _SHOWN) -> list[str]:
-    """Words of at least four letters among the frequent ones of the training part, the same at every call."""
+    """Frequent training words of at least four letters, evenly spaced by rank and deterministic."""
     assert isinstance(material, TextMaterial)
     tokenizer = material.vocabulary.tokenizer
     counts = np.bincount(material.corpus.train, minlength=tokenizer.vocab_size)

@@ -256,6 +256,6 @@ def _shown(name: str, value: float | None) -> str:
 def _sections(figures: Mapping[str, Figures], measured: tuple[int, int]) -> list[dict[str, Any]]:
     """Report sections: a table of the metrics, and the losses as bars."""
     rows = _rows(figures, *measured)
-    table = {"kind": "examples", "title": "What the swap did", "columns": ["figure", *figures], "rows": rows}
+    table = {"kind": "examples", "title": "Effect of the swap", "columns": ["figure", *figures], "rows": rows}
     bars = [(moment, of["loss"]) for moment, of in figures.items()]
     return [table, {"kind": "bars", "title": "Held-out loss before and after", "bars": bars, "highlight": AFTER}]
