@@ -5,8 +5,9 @@
     run = qkv.train("my.txt")
     print(qkv.generate(run, "Once upon a time"))
 
-Describe a model with the parts in ``qkv.spec``, then ``build`` it, ``train`` it, ``load`` it, let it ``generate``, ``evaluate`` it, and
-``cost`` it before it exists. Importing this package is quick: each name brings its own module when it is first used, torch included.
+Describe a model with the parts in ``qkv.spec``, then ``build``, ``train``, ``load``, ``generate`` and ``evaluate``, or
+estimate its ``cost`` before anything is built. Importing this package is fast: each name imports its module on first
+use, torch included.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from qkv.spec.yaml_io import write_spec as write_spec
     from qkv.training.run import Run as Run
 
-# Torch reads this at its first allocation: tensors of 2 MB and more then ask for huge pages, where the system grants them.
-# Decoding reads all weights once a token and gains 3 to 10 %; training takes half as many page faults.
+# Torch reads this at its first allocation: tensors of 2 MB and more then request huge pages, if the system allows.
+# Decoding reads all weights once per token and gains 3 to 10 %; training has half as many page faults.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 _HOMES = {
@@ -101,7 +102,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "spec":
-        import_module("qkv.spec.yaml_io")  # which brings every module of specs with it
+        import_module("qkv.spec.yaml_io")  # imports all spec modules
         return import_module("qkv.spec")
     if name == "__version__":
         return import_module("importlib.metadata").version("qkv")

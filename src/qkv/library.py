@@ -1,4 +1,4 @@
-"""The public functions. They take what is at hand: a path, a name, a spec or a run; and import torch only when they need it."""
+"""Public functions. They accept a path, a name, a spec or a run, and import torch only when needed."""
 
 from __future__ import annotations
 
@@ -37,15 +37,17 @@ def find_recipe(
     adapt: str | None = None,
     **data: Any,
 ) -> tuple[Recipe, Path]:
-    """The recipe that ``source`` stands for, changed by dotted ``overrides``, and the folder of its run.
+    """Find the recipe of ``source``, apply dotted ``overrides``, and return it with the run's folder.
 
-    ``source`` is a recipe (``.yaml``, ``.yml``, ``.json``), a run folder, or a text: a file or the name of a known data set. For a text a
-    recipe is made; to ``resume`` a run of it that is already in the folder, that run's is taken. ``quick`` takes the short form. The folder
-    is ``out``, by default ``runs/`` and the recipe's name.
+    source: a recipe (``.yaml``, ``.yml``, ``.json``), a run folder, or a text: a file or the name of a known data set.
+        For a text, a recipe is chosen automatically; with ``resume``, the recipe of an existing run on it is used.
+    quick: use the quick form.   out: run folder, by default ``runs/`` and the recipe's name.
 
-    With a ``task``, such as "classification", ``source`` is a table of examples: a file, two texts "a.txt | b.txt", or a known set's name. A
-    recipe is made that learns the task from it; ``data`` are fields of ``qkv.spec.data.Data``: columns, validation, test, bad_rows, format.
-    ``start`` is a run or a published checkpoint whose model is changed for the task, as ``adapt`` says ("whole", "head", "lora(8)").
+    With a ``task``, such as "classification", ``source`` is a table of examples: a file, two texts "a.txt | b.txt", or
+    the name of a known data set, and a recipe for the task is chosen. ``data``: fields of ``qkv.spec.data.Data``:
+    columns, validation, test, bad_rows, format.
+    start: a run or a published checkpoint to fine-tune.   adapt: method of fine-tuning ("whole", "head", "lora(8)").
+
     Raises ``UserError``.
     """
     if task is not None:
@@ -64,12 +66,12 @@ def find_recipe(
 
 
 def is_text(source: str | Path) -> bool:
-    """True if ``source`` would be read as a text or the name of one, not as a recipe or a run."""
+    """True if ``source`` is read as a text or the name of one, not as a recipe or a run."""
     return Path(source).suffix not in SPEC_SUFFIXES and not Path(source).is_dir()
 
 
 def _folder(name: str, quick: bool) -> Path:
-    # A short run is another run, and its full form should not find it in the way.
+    # Quick and full runs have separate folders.
     return RUNS / f"{name}-quick" if quick else RUNS / name
 
 
@@ -87,7 +89,7 @@ def _recipe_of_table(
 
     folder = Path(out) if out is not None else _folder(name_of(data["source"]), quick)
     if resume and (folder / "spec.yaml").is_file():
-        # Chosen anew it could differ; what is said of the data must be what was said then, which is checked when training goes on.
+        # A newly chosen recipe could differ. The data settings must equal the run's, which is checked on resuming.
         known = read_recipe(folder)
         if (known.data.source, known.task.kind, known.start) == (data["source"], task, start):
             changes = [*([f"training.adapt={adapt}"] if adapt else []), *overrides]
@@ -105,7 +107,7 @@ def _recipe_of_text(source: str, overrides: Iterable[str], quick: bool, folder: 
         here = [entry.name for entry in Path().iterdir() if entry.is_file()]
         raise UserError(f"there is no file {source!r} and no known data set of that name; {nearest(source, [*here, *NAMES])}")
     if folder and (folder / "spec.yaml").is_file():
-        # Chosen anew it could differ, because a text grows and a machine is measured.
+        # A newly chosen recipe could differ, because the text may have grown and the machine is measured anew.
         known = read_recipe(folder)
         if known.data.source == source:
             return override(known, overrides)
@@ -127,13 +129,17 @@ def train(
     minutes: float | None = None,
     **data: Any,
 ) -> Run:
-    """Train, or go on with the run that is in the folder ``out``; the run with its best weights.
+    """Train a model, or resume the run in the folder ``out``; return the run with its best weights.
 
-    ``recipe`` is a ``Recipe`` or what ``find_recipe`` takes; ``out`` is by default ``runs/`` and the recipe's name. A table of examples is
-    learned from as ``task`` says: ``train("mine.csv", task="classification", columns={"text": "review", "label": "stars"})``; with
-    ``start="bert-base-uncased"``, or a run, by changing what is there, as ``adapt`` says: "whole", "head", "last(2)", "lora(8)".
-    ``minutes`` is the budget of the whole run, ``training.minutes`` of its recipe. See ``qkv.training.loop.train`` for resuming, signals,
-    events and what is raised.
+    recipe: a ``Recipe``, or any source of ``find_recipe``.   out: run folder, by default ``runs/`` and the recipe's
+        name.
+    minutes: time budget of the whole run, ``training.minutes`` of its recipe.
+
+    With a ``task``, train on a table of examples: ``train("mine.csv", task="classification", columns={"text": "review",
+    "label": "stars"})``. With ``start="bert-base-uncased"``, or a run, fine-tune that model; ``adapt``: "whole",
+    "head", "last(2)", "lora(8)".
+
+    See ``qkv.training.loop.train`` for resuming, signals, events and exceptions.
     """
     from qkv.training import clock
 
@@ -160,11 +166,11 @@ def swap(
     on_event: OnEvent | None = None,
     copy: bool = False,
 ) -> Swapped:
-    """Put other parts into the model of a run or a published checkpoint: ``swap("runs/my", ["blocks.*.mixer=linear_attention"])``.
+    """Replace parts of a run or a published checkpoint: ``swap("runs/my", ["blocks.*.mixer=linear_attention"])``.
 
-    What weights fit stay; ``heal`` steps of training on ``data``, by default the run's own, bring the rest along. The answer holds the new
-    run, which is in the folder ``out`` (default: ``runs/`` and the name), and its figures before, after the swap and healed. ``copy`` as
-    ``load`` takes it. Raises ``UserError``; see ``qkv.training.swap.swap``.
+    Weights that fit are kept; ``heal`` steps of training on ``data`` (default: the run's own) adapt the rest. The
+    result holds the new run, in the folder ``out`` (default: ``runs/`` and the name), and its metrics before, after the
+    swap and healed. ``copy``: as for ``load``. Raises ``UserError``; see ``qkv.training.swap.swap``.
     """
     from qkv.training.swap import swap as swap_parts
 
@@ -174,12 +180,16 @@ def swap(
 
 
 def load(run: str | Path, accept_changes: bool = False, copy: bool = False, **published: Any) -> Run:
-    """The run in a folder, with its best weights; or a published checkpoint: a folder of the Hugging Face form, or a name such as "gpt2".
+    """Load the run in a folder, with its best weights, or a published checkpoint: a folder in Hugging Face format, or a
+    name like "gpt2".
 
-    ``published`` says how the latter is read: dtype ("fp32", "bf16"), revision, pickles; see ``qkv.interop.load.load_published``.
-    ``accept_changes``: load a run although its spec or vocabulary was edited after training, or its best weights are missing; as it is now.
-    ``copy``: read the weights into memory; by default they are mapped from their file, which then has to stay as it is.
-    Raises ``UserError`` if it is neither, or a file in it is missing, torn or edited.
+    published: settings for published checkpoints: dtype ("fp32", "bf16"), revision, pickles; see
+        ``qkv.interop.load.load_published``.
+    accept_changes: load a run even if its spec or vocabulary was edited after training, or its best weights are
+        missing.
+    copy: read the weights into memory. By default they are mapped from their file, which must then stay unchanged.
+
+    Raises ``UserError`` if it is neither, or a file in it is missing, damaged or edited.
     """
     from qkv.training.run import load as load_run
 
@@ -199,12 +209,14 @@ def generate(run: Run | str | Path, *, ids: Sequence[int], **options: Any) -> li
 def generate(
     run: Run | str | Path, prompt: str = "", *, ids: Sequence[int] | None = None, special: bool = False, **options: Any
 ) -> str | list[int]:
-    """Text that the model of a run generates after ``prompt``, without the prompt; after ``ids`` the generated ids, without any tokenizer.
+    """Generate text after ``prompt``, without the prompt; or generate ids after ``ids``, without any tokenizer.
 
-    ``special``: a special token that the prompt spells, such as "<|im_start|>", is that one token; default: plain text like any other.
-    ``options`` are fields of ``qkv.spec.generation.Generation``: max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty,
-    stop, seed, overflow; num_beams, length_penalty, early_stopping. The others are those of the recipe's ``sample``; with ``num_beams`` above 1
-    nothing is drawn, and what the recipe says of drawing does not hold. Raises ``UserError``.
+    special: read special tokens in the prompt, such as "<|im_start|>", as such; default: as plain text.
+    options: fields of ``qkv.spec.generation.Generation``: max_new_tokens, temperature, top_k, top_p, min_p,
+        repetition_penalty, stop, seed, overflow; num_beams, length_penalty, early_stopping. Defaults are those of the
+        recipe's ``sample``; with ``num_beams`` above 1, its sampling settings are ignored.
+
+    Raises ``UserError``.
     """
     from qkv.generation.ids import write_ids
     from qkv.generation.text import generate_text
@@ -227,13 +239,14 @@ def evaluate(
     overrides: Sequence[str] = (),
     data: str | Path | None = None,
 ) -> dict[str, float]:
-    """The figures of a run's task over one split of its data, "train", "validation" (the default) or "test"; or over all of the file ``data``.
+    """Evaluate a run on one split of its data, "train", "validation" (the default) or "test", or on the whole file
+    ``data``.
 
-    ``batches`` takes only so many batches. ``overrides`` choose how it writes (``sample.num_beams=1``) or the columns of ``data``
-    (``data.columns.text=review``). Baselines are fitted on the training part of the run alone.
+    batches: evaluate only so many batches.   overrides: generation settings (``sample.num_beams=1``) or the columns of
+        ``data`` (``data.columns.text=review``). Baselines are fitted on the run's training split only.
 
-    Of a language model loss (nats a token), perplexity, bits a token, character and byte; of other tasks accuracy, BLEU and so on, which
-    are measured where all of the split is. Raises ``UserError``.
+    Returns the metrics by name: for a language model loss (nats per token), perplexity, and bits per token, character
+    and byte; for other tasks accuracy, BLEU and so on, some only if the whole split is evaluated. Raises ``UserError``.
     """
     from qkv.training.run import evaluate as evaluate_run
 
@@ -245,9 +258,10 @@ def evaluate(
 
 
 def predict(run: Run | str | Path, *inputs: Any) -> list[dict[str, Any]]:
-    """What a run's model answers to each input, as plain data; the key ``answer`` is for people.
+    """Predict an answer for each input, as plain data with a readable ``answer``.
 
-    An input is a text, or a mapping where the task asks for more than one (``{"context": …, "question": …}``). Raises ``UserError``.
+    An input is a text, or a mapping if the task has several inputs (``{"context": …, "question": …}``). Raises
+    ``UserError``.
     """
     from qkv.training.run import predict as predict_run
     from qkv.training.run import rows_for
@@ -257,12 +271,13 @@ def predict(run: Run | str | Path, *inputs: Any) -> list[dict[str, Any]]:
 
 
 def embed(run: Run | str | Path, texts: Sequence[str], prompt: str | None = None, prefix: str | None = None, **options: Any) -> np.ndarray:
-    """A vector for each text, (texts, D) float32: what stands before the head, pooled over the tokens of the text.
+    """Embed each text: (texts, D) float32, the vectors before the head, pooled over the tokens of the text.
 
-    A folder of sentence-transformers says how: its pooling, length, norm and prompts. ``prompt`` is the name of one of these, and
-    ``prefix`` a text of one's own in its place. Elsewhere the mean is taken of every token. ``options`` are fields of
-    ``qkv.generation.embed.Embedding`` (poolings, normalise, max_length) in the place of what the folder says, batch_size, and copy as ``load``
-    takes it.
+    A sentence-transformers folder defines pooling, length, normalisation and prompts. ``prompt``: name of one of its
+    prompts; ``prefix``: your own text instead. Other models use the mean over all tokens. ``options``: fields of
+    ``qkv.generation.embed.Embedding`` (poolings, normalise, max_length), which override the folder's, batch_size, and
+    copy as for ``load``.
+
     Raises ``UserError``.
     """
     from qkv.training.embed import embed as embed_with
@@ -271,9 +286,9 @@ def embed(run: Run | str | Path, texts: Sequence[str], prompt: str | None = None
 
 
 def cost(spec: Model | Recipe, batch_size: int | None = None, length: int | None = None, precision: str | None = None) -> Cost:
-    """Parameters, FLOPs, memory and state of a model, counted without building it.
+    """Estimate parameters, FLOPs, memory and state of a model without building it.
 
-    What is not given is the recipe's; of a model alone, one row of its context length in fp32. Raises ``UserError``.
+    Omitted arguments are the recipe's; for a model alone, one row of its context length in fp32. Raises ``UserError``.
     """
     from qkv.inspection.cost import cost as cost_of
 

@@ -1,4 +1,4 @@
-"""Batches of a corpus. The batch of a step depends on (seed, step) alone, so that a resumed run sees what it would have seen."""
+"""Batches of a corpus. The batch of a step depends only on (seed, step), so that resumed runs see the same batches."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from qkv.spec import data as spec
 from qkv.spec.errors import UserError
 
 RELEASE_EVERY = 64
-"""Batches after which the pages of a long text are given back, so that a run's memory does not grow to the text's size."""
+"""Batches after which the memory-mapped pages of a long text are released, to bound memory."""
 
 
 class Batches:
-    """Batches of ``batch_size`` rows of at most ``length`` positions, laid out as ``batching`` says.
+    """Batches of ``batch_size`` rows of at most ``length`` positions, in the layout of ``batching``.
 
-    Raises ``UserError`` if one of the two parts is too short for the layout.
+    Raises ``UserError`` if a split is too short for the layout.
     """
 
     def __init__(self, corpus: Corpus, batching: spec.Batching, batch_size: int, length: int, seed: int = 0):
@@ -30,13 +30,13 @@ class Batches:
         )
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step of training: equal for equal (seed, step), whatever was asked for before."""
+        """Training batch of a step: a function of (seed, step) only."""
         if step % RELEASE_EVERY == 0:
             self._train.split.release()
         return self._train.batch(step)
 
     def validation(self, batches: int | None = None) -> Iterator[Batch]:
-        """Held-out batches, the same at every call: with None every target of the part once, else so many batches spread over it."""
+        """Held-out batches, deterministic: all targets once (None), or so many batches spread over the split."""
         for number, batch in enumerate(self._validation.every_row(batches)):
             if number % RELEASE_EVERY == 0:
                 self._validation.split.release()
@@ -44,7 +44,7 @@ class Batches:
 
     @property
     def padding(self) -> float:
-        """The share of positions in training batches that are padding; 0 where rows are full."""
+        """Share of padding in training batches; 0 if rows are full."""
         return self._train.padding()
 
 

@@ -1,25 +1,26 @@
-"""Where to divide rows that are sorted by length, so that little is padded."""
+"""Optimal division of rows sorted by length into buckets, to minimise padding."""
 
 from __future__ import annotations
 
 import numpy as np
 
 FINEST = 1024
-"""Lengths that bucket borders are chosen among; more are rounded."""
+"""Maximum number of lengths considered as boundaries; with more, a subset is used."""
 
 
 def borders(lengths: np.ndarray, counts: np.ndarray, buckets: int) -> np.ndarray:
-    """The rows, sorted by length, at which a further bucket begins, so that padding each row to its bucket's longest costs least.
+    """First rows of all buckets but the first, for rows sorted by length, minimising padding to each bucket's longest
+    row.
 
-    ``counts`` rows have each of ``lengths``, which rise. Exact by dynamic programming, in O(buckets · lengths²), for up to ``FINEST``
-    lengths; of more, only some are borders.
+    ``counts`` rows have each of the increasing ``lengths``. Exact by dynamic programming, O(buckets · lengths²), up to
+    ``FINEST`` lengths; beyond, only a subset can be boundaries.
     """
     if not len(lengths):
         return np.zeros(0, np.int64)
     keep = np.unique(np.linspace(len(lengths) - 1, 0, min(len(lengths), FINEST)).round().astype(int))
     lengths, until = lengths[keep], np.cumsum(counts)[keep]
     before = np.concatenate(([0], until))
-    # cost[i, j]: positions of a bucket that holds lengths i to j.
+    # cost[i, j]: positions of a bucket of lengths i to j.
     cost = np.where(np.tri(len(lengths), k=-1, dtype=bool), np.inf, (until - before[:-1, None]) * lengths)
     best, choices = cost[0], []
     for _ in range(min(buckets, len(lengths)) - 1):

@@ -1,4 +1,4 @@
-"""Rows of one document each, those of similar length together."""
+"""Rows of one document each, batched with documents of similar length."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from qkv.spec import data as spec
 
 @lays(spec.LengthBuckets)
 class LengthBuckets(Layout):
-    """One document a row, sorted by length into ``buckets``; an epoch shuffles the rows of each bucket, and then the batches.
+    """One document per row, sorted by length into ``buckets``; an epoch shuffles the rows of each bucket, then the
+    batches.
 
-    A document of more than ``length`` targets goes on in further rows. One of a single token has no target, and no row.
-    Batches run on from one bucket into the next, so that one batch of an epoch at most is not full.
+    A document of more than ``length`` targets continues in further rows. A single token has no target, and no row.
+    Batches may span two buckets, so that at most one batch of an epoch is not full.
 
-    Rows are numbered by length: the ends of documents, which are shorter than ``length``, and then the full rows. A few numbers
-    for each document, and four bytes for each row, are held in memory.
+    Rows are numbered by length: first the remainders of documents, shorter than ``length``, then the full rows. Memory:
+    a few numbers per document, and four bytes per row.
     """
 
     def __init__(self, batching: spec.LengthBuckets | spec.TokenBuckets, split: Split, batch_size: int, length: int, seed: int):
@@ -43,19 +44,19 @@ class LengthBuckets(Layout):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches that show every row once."""
+        """Number of batches in an epoch."""
         return -(-self.num_rows // self.batch_size)
 
     @cached_property
     def _borders(self) -> np.ndarray:
-        """The rows at which a further bucket begins."""
+        """First rows of all buckets but the first."""
         sizes, counts = np.unique(self._sizes[:-1], return_counts=True)
         if self._num_full:
             sizes, counts = np.append(sizes, self.length), np.append(counts, self._num_full)
         return borders(sizes, counts, self.batching.buckets)
 
     def _draw(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The rows in the order in which they fill batches, and the order of the batches."""
+        """(rows in the order that fills batches, order of batches) of an epoch."""
         generator = random(self.seed, epoch)
         rows = np.arange(self.num_rows, dtype=np.uint32)
         for bucket in np.split(rows, self._borders):
@@ -79,17 +80,17 @@ class LengthBuckets(Layout):
         return padded_rows(self.split.ids, starts, sizes, int(sizes.max()))
 
     def _sizes_of(self, index: np.ndarray) -> np.ndarray:
-        """How many targets each row has; those past the ends of documents are full."""
+        """Number of targets in each row; rows after the remainders are full."""
         return self._sizes[np.minimum(index, len(self._ends))]
 
     def _stop(self, document: np.ndarray) -> np.ndarray:
-        """The position after the last of each document."""
+        """End position of each document, exclusive."""
         documents = self.split.documents
         after = document.astype(np.int64) + 1
         return np.where(after < len(documents), documents[np.minimum(after, len(documents) - 1)], len(self.split.ids))
 
     def padding(self) -> float:
-        """Of the first epoch."""
+        """Share of padding in the first epoch."""
         sizes = self._sizes_of(self._plan(0)[0])
         begins = np.arange(0, self.num_rows, self.batch_size)
         widest = np.maximum.reduceat(sizes, begins).astype(np.int64)
@@ -103,7 +104,9 @@ class LengthBuckets(Layout):
 
 @lays(spec.TokenBuckets)
 class TokenBuckets(LengthBuckets):
-    """One document a row, as many of similar length in a batch as fill ``tokens`` positions; an epoch goes through all of them."""
+    """One document per row; each batch has documents of similar length that fill ``tokens`` positions. An epoch uses
+    all.
+    """
 
     def __init__(self, batching: spec.TokenBuckets, split: Split, batch_size: int, length: int, seed: int):
         super().__init__(batching, split, batch_size, length, seed)

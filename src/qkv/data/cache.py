@@ -1,4 +1,4 @@
-"""The user's cache: results that are written whole or not at all, and made anew when they are missing or damaged."""
+"""User's cache of computed results, written atomically and rebuilt if missing or damaged."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from qkv.system.cache import cache_folder
 T = TypeVar("T")
 PARTIAL = ".partial-"
 ABANDONED = 24 * 3600
-"""Seconds after which an unfinished folder is taken to be a killed process's."""
+"""Age in seconds after which an unfinished folder is assumed to belong to a killed process."""
 
 
 def stored(shelf: str, key: str, load: Callable[[Path], T | None], build: Callable[[Path], None]) -> T:
-    """``load`` of the folder ``shelf``/``key``, which ``build`` fills if it is not there or ``load`` gives None.
+    """``load`` the folder ``shelf``/``key``, after ``build`` if it is missing or ``load`` returns None.
 
-    A cache that cannot be written is replaced by a temporary folder for this process. Raises ``UserError`` if that fails too.
+    If the cache is not writable, a temporary folder of this process is used. Raises ``UserError`` if that fails too.
     """
     home = cache_folder() / shelf
     found = load(home / key)
@@ -63,7 +63,7 @@ def _built(target: Path, load: Callable[[Path], T | None], build: Callable[[Path
 
 
 def _publish(partial: Path, target: Path, load: Callable[[Path], object | None]) -> None:
-    """Rename, unless another process was faster; a damaged folder in the way is removed."""
+    """Rename, unless another process was faster; replaces a damaged folder."""
     try:
         os.rename(partial, target)
     except OSError:
@@ -78,7 +78,7 @@ def _sweep(home: Path) -> None:
     for folder in home.glob(f"{PARTIAL}*"):
         try:
             abandoned = time.time() - folder.stat().st_mtime > ABANDONED
-        except OSError:  # another process has just finished with it
+        except OSError:  # another process has just removed it
             continue
         if abandoned:
             shutil.rmtree(folder, ignore_errors=True)

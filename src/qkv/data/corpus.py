@@ -1,4 +1,4 @@
-"""A text as ids on disk: encoded once, memory-mapped, found again by the content of the text and how it was encoded."""
+"""Text as token ids on disk: encoded once, memory-mapped, and cached by content and encoding."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train, trainer_of
 
 FORMAT = 1
-"""Raised when what is written changes, so that older folders are left alone."""
+"""Format version; incremented when the files change, so that older folders are ignored."""
 
 TRAIN, VALIDATION = "train", "validation"
 RESIDENT = 1 << 28
-"""Bytes of one mapped file that need not be released."""
+"""Size in bytes up to which a mapped file is not released."""
 
 LEAST = 2
-"""Characters that a part needs: one to see, one to predict."""
+"""Minimum number of characters in a split: one input, one target."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How long one part is. ``unknown``: how many of its tokens are the unknown one."""
+    """Size of one split. ``unknown``: number of unknown tokens."""
 
     characters: int
     bytes: int
@@ -51,25 +51,29 @@ class Counts:
 
     @property
     def bytes_per_token(self) -> float:
-        """Nats per token, divided by this and by ln 2, are bits per byte."""
+        """Average bytes per token; converts nats per token into bits per byte (with ln 2)."""
         return self.bytes / self.tokens
 
     @property
     def characters_per_token(self) -> float:
-        """Nats per token, divided by this and by ln 2, are bits per character."""
+        """Average characters per token; converts nats per token into bits per character (with ln 2)."""
         return self.characters / self.tokens
 
 
 @dataclass(frozen=True)
 class Split:
-    """One part. ``ids`` (tokens,) of the smallest unsigned type; ``documents`` (documents,) int64: the first position of each. Both mapped."""
+    """One split. ``ids`` (tokens,) of the smallest unsigned type; ``documents`` (documents,) int64: first position of
+    each. Both mapped.
+    """
 
     ids: np.ndarray
     documents: np.ndarray
     counts: Counts
 
     def release(self) -> None:
-        """Unmap what was read. It stays in the system's file cache, and is mapped again when it is next read."""
+        """Release pages that were read from memory. They stay in the system's file cache and are mapped again on
+        access.
+        """
         for array in (self.ids, self.documents):
             if array.nbytes > RESIDENT and isinstance(array.base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
                 array.base.madvise(mmap.MADV_DONTNEED)
@@ -77,7 +81,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Two parts of one text under one tokenizer."""
+    """Training and validation splits of one text under one tokenizer."""
 
     name: str
     tokenizer: Tokenizer
@@ -85,21 +89,22 @@ class Corpus:
 
     @property
     def train(self) -> np.ndarray:
-        """The ids that are learned from."""
+        """Ids of the training split."""
         return self.splits[TRAIN].ids
 
     @property
     def validation(self) -> np.ndarray:
-        """The ids that are held out."""
+        """Ids of the validation split."""
         return self.splits[VALIDATION].ids
 
 
 def open_corpus(data: spec.Data, tokenizer: Tokenizer | None = None) -> Corpus:
-    """The corpus of ``data``, from the cache or made now, in memory that does not grow with the text.
+    """Open the corpus of ``data``, cached or built now, in memory independent of the text's size.
 
-    Where the source has no split of its own, the last ``validation_fraction`` of its characters is held out. The tokenizer is trained on
-    the rest alone, unless one is given. With a separator, each document is encoded by itself.
-    Raises ``UserError`` for a source that is missing, not UTF-8 or too short, and where the ids cannot be written.
+    Without a validation split of its own, the last ``validation_fraction`` of the characters is held out. The tokenizer
+    is trained on the training split only, unless given. With a separator, each document is encoded separately.
+
+    Raises ``UserError`` for a source that is missing, not UTF-8 or too short, and if the ids cannot be written.
     """
     source = resolve(data.source)
     parts = cache(lambda: _parts(source, data.validation_fraction))
@@ -109,7 +114,9 @@ def open_corpus(data: spec.Data, tokenizer: Tokenizer | None = None) -> Corpus:
 
 
 def open_whole(data: spec.Data, name: str, tokenizer: Tokenizer, part: str) -> Corpus:
-    """All of the text ``name`` as one ``part``, encoded as ``data`` says; from the cache or made now. Raises ``UserError``."""
+    """Encode the whole text ``name`` as one split ``part``, with the settings of ``data``; cached. Raises
+    ``UserError``.
+    """
     source = resolve(name)
 
     def build(folder: Path) -> None:
@@ -120,7 +127,7 @@ def open_whole(data: spec.Data, name: str, tokenizer: Tokenizer, part: str) -> C
 
 
 def _trained(source: Source, data: spec.Data, parts: Callable[[], dict[str, _Part]]) -> Tokenizer:
-    """The tokenizer of the training part, from the cache or made now."""
+    """Tokenizer trained on the training split, cached or trained now."""
     sample = trainer_of(data.tokenizer).sample
     if sample == 0:
         return train(data.tokenizer, ())
@@ -137,7 +144,7 @@ def _ids_key(source: Source, data: spec.Data, tokenizer: Tokenizer) -> str:
 
 
 def _key(source: Source, data: spec.Data, scheme: Any) -> str:
-    """All that decides the ids, as a name for a folder."""
+    """Folder name: hash of all that determines the ids."""
     fraction = None if source.validation else data.validation_fraction
     decides = [FORMAT, source.digest, fraction, scheme, _separator(data)]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]
@@ -174,7 +181,7 @@ def _parts(source: Source, fraction: float) -> dict[str, _Part]:
 
 
 def _build(folder: Path, name: str, parts: dict[str, _Part], tokenizer: Tokenizer, data: spec.Data) -> None:
-    """Fill ``folder`` with the ids and documents of both parts, and last the counts."""
+    """Write the ids and documents of all splits to ``folder``, and last the counts."""
     counts = {}
     with progress(f"encoding {name}", sum(part.stop - part.start for part in parts.values())) as advance:
         for split, part in parts.items():
@@ -187,7 +194,7 @@ def _build(folder: Path, name: str, parts: dict[str, _Part], tokenizer: Tokenize
 
 
 def _sample(part: _Part, separator: str | None, most: int | None) -> Iterator[str]:
-    """Pieces of the text, evenly spread where there is more of it than a trainer needs."""
+    """Pieces of the text, evenly spaced if it is longer than the trainer needs."""
     every = 1 if most is None else -(-(part.stop - part.start) // most)
     for i, block in enumerate(pieces(part.blocks(), SpaceBorders(), separator)):
         if i % every == 0:
@@ -195,14 +202,14 @@ def _sample(part: _Part, separator: str | None, most: int | None) -> Iterator[st
 
 
 class _Writer:
-    """Encodes pieces of one part and appends their ids and document borders."""
+    """Encodes pieces of one split and appends their ids and document boundaries."""
 
     def __init__(self, tokenizer: Tokenizer, ids: BinaryIO, documents: BinaryIO):
         self._tokenizer, self._ids, self._documents = tokenizer, ids, documents
         self._count = dict.fromkeys(Counts.__dataclass_fields__, 0)
 
     def write(self, pieces: Pieces) -> int:
-        """Returns how many characters were written."""
+        """Encode and write pieces; return the number of characters."""
         if not pieces.texts:
             return 0
         ids, lengths = self._tokenizer.encode_many(pieces.texts)
@@ -230,7 +237,7 @@ class _Writer:
 
 
 def _load(folder: Path) -> dict[str, Split] | None:
-    """What ``_build`` wrote, or None where it is missing, cut short or not what the counts say."""
+    """Load the splits that ``_build`` wrote; None if missing, truncated or inconsistent with the counts."""
     try:
         found = json.loads((folder / "counts.json").read_text(encoding="utf-8"))
         return {name: _split(folder, name, Counts(**found["splits"][name]), np.dtype(found["dtype"])) for name in found["splits"]}
@@ -244,7 +251,7 @@ def _split(folder: Path, name: str, counts: Counts, dtype: np.dtype) -> Split:
 
 
 def _mapped(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
-    """An array over the file, of which only what is read comes into memory."""
+    """Memory-mapped array over a file."""
     if path.stat().st_size != count * dtype.itemsize:
         raise ValueError(f"{path} has another size than its counts say")
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""A stream of text cut into pieces that a tokenizer can encode one by one, and into documents."""
+"""Splitting of a text stream into documents, and into pieces that can be tokenised separately."""
 
 from __future__ import annotations
 
@@ -6,34 +6,35 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 LONGEST = 1 << 20
-"""Characters after which a text without any border is cut where it stands."""
+"""Maximum number of characters without a boundary before a forced cut."""
 
 
 class Borders(Protocol):
-    """Where a text may be cut; a tokenizer is one."""
+    """Positions where a text may be split; implemented by tokenizers."""
 
     @property
     def piece_size(self) -> int:
-        """Characters that a piece should have."""
+        """Target size of a piece in characters."""
         ...
 
     def border(self, text: str) -> int:
-        """The last place where ``text`` may be cut; 0 if there is none."""
+        """Last position where ``text`` may be split; 0 if there is none."""
         ...
 
 
 class Pieces(NamedTuple):
-    """Texts that are encoded one by one; ``opens``: which of them begin a document."""
+    """Texts to tokenise separately; ``opens``: True for those that begin a document."""
 
     texts: list[str]
     opens: list[bool]
 
 
 def pieces(blocks: Iterable[str], borders: Borders, separator: str | None) -> Iterator[Pieces]:
-    """All of ``blocks``, about as many ``Pieces`` as there are blocks.
+    """Split ``blocks``, with about one ``Pieces`` per block.
 
-    A document ends after its ``separator``; nothing between two separators is no document, so the second one belongs to the document
-    before. Without a separator all is one document. A document longer than ``piece_size`` goes on in further pieces, cut at borders.
+    A document ends after its ``separator``. Empty documents do not count: a repeated separator belongs to the previous
+    document. Without a separator all text is one document. Documents longer than ``piece_size`` continue in further
+    pieces.
     """
     end, rest, fresh = separator or "", "", True
     for block in blocks:
@@ -57,7 +58,7 @@ def pieces(blocks: Iterable[str], borders: Borders, separator: str | None) -> It
 
 
 def _add(found: Pieces, texts: list[str], opens: bool) -> None:
-    """Append the parts of one document, of which the first may open it."""
+    """Append the pieces of one document; ``opens``: the first begins it."""
     found.texts.extend(texts)
     for _ in texts:
         found.opens.append(opens)
@@ -65,13 +66,15 @@ def _add(found: Pieces, texts: list[str], opens: bool) -> None:
 
 
 def _cut(text: str, borders: Borders) -> list[str]:
-    """All of ``text``."""
+    """Split a complete text."""
     found, rest = _cut_open(text, borders, 0)
     return [*found, rest] if rest else found
 
 
 def _cut_open(text: str, borders: Borders, keep: int) -> tuple[list[str], str]:
-    """Pieces of a ``text`` that goes on, and what must wait: at least the last ``keep`` characters, which may begin a separator."""
+    """Split an incomplete ``text``: (pieces, rest). The rest has at least ``keep`` characters, which may begin a
+    separator.
+    """
     found, start = [], 0
     while len(text) - keep - start >= borders.piece_size:
         length = borders.border(text[start : start + borders.piece_size])

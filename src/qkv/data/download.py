@@ -1,4 +1,4 @@
-"""A published file, fetched once and checked."""
+"""Download of a published file, with checksum verification."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from qkv.data.progress import progress
 from qkv.tokenizers.files import write_whole
 
 TIMEOUT = 30
-"""Seconds without an answer after which the network counts as absent."""
+"""Seconds without response after which the network counts as unavailable."""
 
 
 class DownloadError(Exception):
-    """Why a file could not be had, as the end of a sentence."""
+    """Reason of a failed download, as the end of a sentence."""
 
 
 def download(file: Published, target: Path) -> None:
-    """Fetch ``file``, unpack it if it is gzip, and write it to ``target`` if size and SHA-256 are right.
+    """Download ``file``, unpack it if gzipped, and write it to ``target`` if size and SHA-256 match.
 
-    Raises ``DownloadError``, and ``OSError`` from the disk.
+    Raises ``DownloadError``, and ``OSError`` for disk errors.
     """
     content = _unpacked(_fetched(file), file.size)
     digest = hashlib.sha256(content).hexdigest()
@@ -36,7 +36,7 @@ def download(file: Published, target: Path) -> None:
 
 
 def _fetched(file: Published) -> bytes:
-    """At most one byte more than the published size, so that an endless answer ends."""
+    """Read at most one byte more than the published size, to bound endless responses."""
     content = bytearray()
     try:
         with urllib.request.urlopen(file.url, timeout=TIMEOUT) as answer, progress(f"downloading {file.name}", file.size) as advance:
@@ -49,7 +49,7 @@ def _fetched(file: Published) -> bytes:
 
 
 def _unpacked(content: bytes, size: int) -> bytes:
-    """At most one byte more than ``size``. What is damaged stays packed, and its checksum is wrong."""
+    """Unpack at most one byte more than ``size``. Damaged content stays packed and fails the checksum."""
     if not content.startswith(b"\x1f\x8b"):
         return content
     try:

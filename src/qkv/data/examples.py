@@ -1,4 +1,4 @@
-"""Examples laid into batches. The batch of a step depends on (seed, step) alone, so that a resumed run sees what it would have seen."""
+"""Batches of examples. The batch of a step depends only on (seed, step), so that resumed runs see the same batches."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from qkv.spec import data as spec
 from qkv.spec.errors import UserError
 
 _SORTED_TOGETHER = 64
-"""Batches whose rows are sorted by length together under ``token_buckets``."""
+"""Batches whose rows are sorted by length as a group under ``token_buckets``."""
 
 
 class ExampleRows:
-    """Which examples, by number, make the batch of a step.
+    """Example indices of the batch of each step.
 
-    ``sizes`` (examples,): positions that each takes in a batch. ``batching``: random_crops draws ``batch_size`` with replacement;
-    length_buckets goes through all of them once an epoch, ``batch_size`` of similar length together; token_buckets takes as many of
-    similar length as fill ``tokens`` positions. Raises ``UserError`` for any other.
+    ``sizes`` (examples,): positions of each example in a batch. ``batching``: random_crops draws ``batch_size`` with
+    replacement; length_buckets uses each once per epoch, in batches of ``batch_size`` of similar length; token_buckets
+    fills ``tokens`` positions with examples of similar length. Raises ``UserError`` for other layouts.
     """
 
     def __init__(self, sizes: np.ndarray, batching: spec.Batching, batch_size: int, seed: int):
@@ -39,14 +39,14 @@ class ExampleRows:
         self._ends: list[int] = []
 
     def of_step(self, step: int) -> np.ndarray:
-        """The examples of the batch of a step, counted from 0."""
+        """Example indices of the batch of a step, counted from 0."""
         while not self._ends or step >= self._ends[-1]:  # epochs may differ in their number of batches
             self._ends.append((self._ends[-1] if self._ends else 0) + len(self._plan(len(self._ends))))
         epoch = bisect_right(self._ends, step)
         return self._plan(epoch)[step - (self._ends[epoch - 1] if epoch else 0)]
 
     def padding(self) -> float:
-        """The share of positions in the first epoch's batches that are padding."""
+        """Share of padding in the batches of the first epoch."""
         plan = self._plan(0)
         held = sum(len(rows) * int(self.sizes[rows].max()) for rows in plan)
         return 1 - sum(int(self.sizes[rows].sum()) for rows in plan) / held
@@ -80,7 +80,9 @@ class ExampleRows:
 
 
 def filled(rows: np.ndarray, sizes: np.ndarray, most: int) -> list[np.ndarray]:
-    """``rows``, sorted by size, in batches of at most ``most`` positions, padding included; a longer example is a batch of its own."""
+    """Group ``rows``, sorted by size, into batches of at most ``most`` positions, padding included; longer examples
+    stay alone.
+    """
     batches, begin = [], 0
     for end in range(1, len(rows) + 1):
         if end == len(rows) or (end + 1 - begin) * int(sizes[rows[end]]) > most:
@@ -90,7 +92,9 @@ def filled(rows: np.ndarray, sizes: np.ndarray, most: int) -> list[np.ndarray]:
 
 
 def in_order(sizes: np.ndarray, batch_size: int, batches: int | None) -> Iterator[np.ndarray]:
-    """Every example once, sorted by length so that little is padded; or the examples of so many batches, evenly spread."""
+    """Batches of all examples, sorted by length to reduce padding; or of an evenly spaced subset for so many
+    batches.
+    """
     chosen = np.arange(len(sizes))
     if batches is not None and batches * batch_size < len(sizes):
         chosen = np.unique(np.linspace(0, len(sizes) - 1, batches * batch_size).round().astype(int))

@@ -1,4 +1,4 @@
-"""What every way of laying text into batches has in common, and the registry of the ways."""
+"""Base class of layouts, which arrange text into batches, and their registry."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from qkv.spec import data as spec
 
 
 class Layout(ABC):
-    """How one part is laid into rows of at most ``length`` targets, and rows into batches.
+    """Base class of layouts: a split as rows of at most ``length`` targets, and rows as batches.
 
-    ``num_rows`` rows hold every target of the part once; ``rows`` gives some of them. ``batch`` is what training sees.
+    ``num_rows`` rows cover every target of the split once; ``rows`` returns some of them. ``batch`` returns training
+    batches.
     """
 
     def __init__(self, batching: Any, split: Split, batch_size: int, length: int, seed: int):
@@ -26,25 +27,25 @@ class Layout(ABC):
 
     @abstractmethod
     def rows(self, index: np.ndarray) -> Batch:
-        """The rows with these numbers."""
+        """Rows with these numbers."""
 
     @abstractmethod
     def batch(self, step: int) -> Batch:
-        """The batch of a step of training."""
+        """Training batch of a step."""
 
     def padding(self) -> float:
-        """The share of positions in an epoch's batches that are padding."""
+        """Share of padding in an epoch's batches."""
         return 0.0
 
     def problem(self) -> str:
-        """Why the part is too short, as the end of a sentence; empty if it is not."""
+        """Reason why the split is too short, as the end of a sentence; empty if it is not."""
         needed, tokens = self.length + 1, len(self.split.ids)
         if tokens >= needed:
             return ""
         return f"has {tokens} tokens, and a context of {self.length} needs at least {needed}"
 
     def every_row(self, batches: int | None) -> Iterator[Batch]:
-        """All rows once, in order, or evenly spread ones for so many batches; the same at every call."""
+        """All rows once, in order, or evenly spaced rows for so many batches; deterministic."""
         wanted = self.num_rows if batches is None else min(batches * self.batch_size, self.num_rows)
         for begin in range(0, wanted, self.batch_size):
             place = np.arange(begin, min(begin + self.batch_size, wanted))
@@ -56,7 +57,7 @@ L = TypeVar("L", bound=type[Layout])
 
 
 def lays(kind: type[spec.Batching]) -> Callable[[L], L]:
-    """Register the class below as the layout of ``kind``."""
+    """Register the decorated class as the layout of ``kind``."""
 
     def register(layout: L) -> L:
         LAYOUTS[kind] = layout

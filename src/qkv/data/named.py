@@ -1,4 +1,4 @@
-"""The data sets known by name: their files, where these are published, and what they must contain."""
+"""Data sets known by name: files, URLs and checksums."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Published(NamedTuple):
-    """A file: its name, where it is ("" if nobody publishes it in this form), size in bytes and SHA-256 of its unpacked content."""
+    """File: name, URL ("" if not published in this form), size in bytes and SHA-256 of its unpacked content."""
 
     name: str
     url: str
@@ -15,14 +15,14 @@ class Published(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A data set of one file, or of two: ``validation`` is its own held-out part."""
+    """Data set of one file, or of two if it has its own validation split."""
 
     train: Published
     validation: Published | None = None
 
 
 PYTHON_DOCS = "python-docs"
-"""The language reference that every CPython carries for ``help()``: no file, no download."""
+"""Language reference included in every CPython for ``help()``, without file or download."""
 
 _WIKITEXT = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/"
 

@@ -1,4 +1,4 @@
-"""A bar for what takes long, on a terminal only."""
+"""Progress bar for slow operations, on terminals only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Gives a function that takes how much more of ``total`` is done. The bar goes to stderr and is removed at the end."""
+    """Context manager whose function advances the bar by an amount of ``total``. The bar is on stderr and removed at
+    the end.
+    """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

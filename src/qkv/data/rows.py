@@ -1,4 +1,4 @@
-"""Rows cut from the ids of one part, and random numbers that depend on (seed, step) alone."""
+"""Rows cut from the ids of one split, and random generators keyed by (seed, step)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from qkv.layers.signal import Signal
 
 
 def random(seed: int, step: int) -> np.random.Generator:
-    """A generator of its own for each (seed, step): Philox is keyed by both (Salmon et al. 2011)."""
+    """Independent generator for each (seed, step): Philox keyed by both (Salmon et al. 2011)."""
     return np.random.Generator(np.random.Philox(key=np.array([seed % 2**64, step], np.uint64)))
 
 
 def windows(ids: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
-    """(rows, length + 1) int64: from each start on, the inputs and the target of the last one."""
+    """(rows, length + 1) int64: inputs from each start, and the target of the last."""
     return ids[starts[:, None] + np.arange(length + 1)].astype(np.int64)
 
 
 def full_rows(ids: np.ndarray, starts: np.ndarray, length: int) -> Batch:
-    """One row a start, ``length`` targets each."""
+    """One row per start, with ``length`` targets each."""
     return _batch(windows(ids, starts, length))
 
 
 def padded_rows(ids: np.ndarray, starts: np.ndarray, targets: np.ndarray, length: int) -> Batch:
-    """One row a start with ``targets[row]`` <= ``length`` targets, padded on the right with the id 0 where there are fewer."""
+    """One row per start with ``targets[row]`` <= ``length`` targets, padded on the right with id 0."""
     if (targets == length).all():
         return full_rows(ids, starts, length)
     place = np.arange(length + 1)
@@ -40,9 +40,9 @@ def padded_rows(ids: np.ndarray, starts: np.ndarray, targets: np.ndarray, length
 
 
 def with_segments(batch: Batch, documents: np.ndarray, starts: np.ndarray) -> Batch:
-    """``batch`` with the document of each position; a target in another document than its position is ignored.
+    """Add the document of each position to ``batch``; targets in another document than their position are ignored.
 
-    ``documents``: the first position of each document in the ids; ``starts``: where each row begins in the ids.
+    ``documents``: first position of each document in the ids; ``starts``: first position of each row in the ids.
     """
     rows, length = batch.input.values.shape
     opens = np.zeros((rows, length + 1), np.int64)

@@ -1,4 +1,4 @@
-"""What ``data.source`` names: a file, or a known data set."""
+"""Sources of text: a file, or a data set known by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qkv.system.cache import cache_folder
 
 
 class Source(NamedTuple):
-    """A text, and its held-out part if it has one of its own. ``digest`` changes with the content."""
+    """Text, with its own validation split if any. ``digest``: hash of the content."""
 
     name: str
     train: Text
@@ -24,10 +24,10 @@ class Source(NamedTuple):
 
 
 def resolve(source: str) -> Source:
-    """A known data set, or else the file ``source``. A file with a known name is written ``./name``.
+    """Find the data set known as ``source``, or else the file. Write ``./name`` for a file with the name of a data set.
 
-    Looked for in the folder that ``QKV_DATA`` names, then in the user's cache, then downloaded to the cache.
-    Raises ``UserError`` if there is no such file or name, or if it cannot be had.
+    Searched are the folder in ``QKV_DATA``, then the user's cache; otherwise the data set is downloaded to the cache.
+    Raises ``UserError`` if no such file or name exists, or it is unavailable.
     """
     if source == PYTHON_DOCS:
         return _source(source, _python_docs())
@@ -60,9 +60,9 @@ def _python_docs() -> Text:
 
 
 def published(name: str, file: Published) -> Text:
-    """The file of data set ``name`` from the first place that has it. One with other content is refused: a name stands for one text.
+    """Find the file of data set ``name`` in the folders, or download it. Files with other content are rejected.
 
-    Raises ``UserError`` if no place has it and it cannot be downloaded.
+    Raises ``UserError`` if it is nowhere and cannot be downloaded.
     """
     data, cache = os.environ.get("QKV_DATA"), cache_folder() / "data"
     for folder in (Path(data), cache) if data else (cache,):

@@ -1,4 +1,4 @@
-"""A text of any size, read in blocks: from a file, packed with gzip or not, or from memory."""
+"""Text of any size, read in blocks: from a file, gzipped or not, or from memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import BinaryIO
 from qkv.spec.errors import UserError
 
 BLOCK = 1 << 18
-"""Bytes that are read at once."""
+"""Block size in bytes."""
 
 
 class Text:
-    """UTF-8 text. ``name`` stands for it in errors; ``open_bytes`` opens it anew, from its beginning, unpacked.
+    """UTF-8 text. ``name``: used in errors; ``open_bytes``: opens the unpacked bytes from the beginning.
 
-    Line ends stay as they are; a byte order mark at the beginning is dropped.
+    Line endings are kept; a leading byte order mark is dropped.
     """
 
     def __init__(self, name: str, open_bytes: Callable[[], BinaryIO]):
@@ -31,7 +31,7 @@ class Text:
 
     @classmethod
     def of_file(cls, path: Path, name: str = "") -> Text:
-        """The text of a file; gzip is told by the file's first two bytes."""
+        """Text of a file; gzip is detected by the first two bytes."""
         return cls(name or str(path), lambda: _unpacked(path))
 
     @classmethod
@@ -40,7 +40,7 @@ class Text:
         return cls(name, lambda: io.BytesIO(text.encode()))
 
     def raw(self) -> Iterator[bytes]:
-        """The bytes in blocks. Raises ``UserError`` where the file cannot be read."""
+        """Bytes in blocks. Raises ``UserError`` if the file cannot be read."""
         with self._readable(), self._open() as file:
             while block := file.read(BLOCK):
                 yield block
@@ -53,11 +53,11 @@ class Text:
         return digest.hexdigest()
 
     def characters(self) -> int:
-        """How many there are. Raises ``UserError`` for bytes that are not UTF-8."""
+        """Number of characters. Raises ``UserError`` for bytes that are not UTF-8."""
         return sum(map(len, self.blocks()))
 
     def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
-        """Characters ``start`` to ``stop`` in blocks. Raises ``UserError`` with byte and line where the bytes are not UTF-8."""
+        """Characters ``start`` to ``stop`` in blocks. Raises ``UserError`` with byte and line of invalid UTF-8."""
         position = 0
         for block in self._decoded():
             begin, position = position, position + len(block)

@@ -1,4 +1,4 @@
-"""Tokenizers trained on texts that are at hand, from the cache or made now."""
+"""Tokenizers trained on given texts, with a cache."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SHELF = "tokenizers"
 
 
 def trained_on(scheme: spec.Tokenizer, texts: Sequence[str]) -> Tokenizer:
-    """The tokenizer of ``scheme`` for ``texts``, each of which stands alone."""
+    """Tokenizer of ``scheme`` trained on separate ``texts``."""
     if trainer_of(scheme).sample == 0:
         return train(scheme, ())
     return stored(SHELF, _key(scheme, texts), load, lambda folder: save(train(scheme, texts), folder))
 
 
 def _key(scheme: spec.Tokenizer, texts: Sequence[str]) -> str:
-    """All that decides the tokenizer, as a name for a folder."""
+    """Folder name: hash of all that determines the tokenizer."""
     total = hashlib.sha256(json.dumps([scheme.to_dict(), tokenizers.__version__, len(texts)]).encode())
     for text in texts:
         content = text.encode(errors="surrogatepass")
@@ -37,12 +37,12 @@ def _key(scheme: spec.Tokenizer, texts: Sequence[str]) -> str:
 
 
 def save(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write what ``load`` reads."""
+    """Write the tokenizer for ``load``."""
     write_whole(folder / FILE_NAME, tokenizer.core.to_str().encode())
 
 
 def load(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a folder, or None if it is missing or damaged."""
+    """Tokenizer of a folder; None if missing or damaged."""
     try:
         return Tokenizer.load(folder / FILE_NAME)
     except UserError:

@@ -20,15 +20,15 @@ TARGET_FILE = "target_tokenizer.json"
 LABELS_FILE = "labels.json"
 PROCESSORS_FILE = "processors.json"
 FILES = (FILE_NAME, TARGET_FILE, LABELS_FILE, PROCESSORS_FILE)
-"""Every file of a vocabulary; a run has those that it needs."""
+"""File names of a vocabulary; a run has those that it needs."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     """Tokenizers of a run's texts, labels of its classes, and processors of its other signals.
 
-    tokenizer: of the text that is read.   target: of the text that is written, the same object where both are one.
-    labels: name of class i.   processors: of the other signals, by name.
+    tokenizer: of input text.   target: of output text, the same object if shared.
+    labels: name of class i.   processors: of other signals, by name.
     """
 
     tokenizer: Tokenizer
@@ -38,7 +38,7 @@ class Vocabulary:
 
     @classmethod
     def without_text(cls, labels: tuple[str, ...] = (), **processors: Processor) -> Vocabulary:
-        """The vocabulary of a run that neither reads nor writes text."""
+        """Vocabulary of a run without text."""
         return cls(NO_TEXT, NO_TEXT, labels, processors)
 
     @property
@@ -48,22 +48,22 @@ class Vocabulary:
 
     @cached_property
     def classes(self) -> dict[str, int]:
-        """The class of each label."""
+        """Class index of each label."""
         return {label: i for i, label in enumerate(self.labels)}
 
     @property
     def shared(self) -> bool:
-        """True if source and target have one tokenizer."""
+        """True if source and target share one tokenizer."""
         return self.target is self.tokenizer
 
     def digest(self) -> str:
-        """SHA-256 of all of it."""
+        """SHA-256 of the whole vocabulary."""
         texts = [self.tokenizer.core.to_str(), "" if self.shared else self.target.core.to_str()] if self.has_text else []
         parts = [*texts, *self.labels, *([json.dumps(self._plain(), sort_keys=True)] if self.processors else [])]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write the files that it needs into ``folder``, each whole or not at all."""
+        """Write the vocabulary's files into ``folder``, each atomically."""
         if not self.shared:
             self.target.save(folder / TARGET_FILE)
         if self.labels:
@@ -75,7 +75,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, folder: Path) -> Vocabulary:
-        """What ``save`` wrote. Raises ``UserError`` for a file that is missing, or not what it should be."""
+        """Load a saved vocabulary. Raises ``UserError`` for a missing or malformed file."""
         processors = _processors(folder / PROCESSORS_FILE)
         labels = _labels(folder / LABELS_FILE)
         if processors is not None and not (folder / FILE_NAME).exists():
@@ -89,7 +89,7 @@ class Vocabulary:
 
 
 def _read(path: Path, name: str) -> Any:
-    """The content of a JSON file; None where there is none."""
+    """Content of a JSON file; None if missing."""
     if not path.exists():
         return None
     try:

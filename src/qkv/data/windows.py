@@ -1,4 +1,4 @@
-"""Windows of one length, cut from running text."""
+"""Windows of fixed length, cut from running text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qkv.spec import data as spec
 
 @lays(spec.RandomCrops)
 class RandomCrops(Layout):
-    """Windows that begin anywhere, drawn with replacement; held-out text is laid into windows end to end."""
+    """Windows at random positions, drawn with replacement; held-out text is cut into consecutive windows."""
 
     def __init__(self, batching: spec.Batching, split: Split, batch_size: int, length: int, seed: int):
         super().__init__(batching, split, batch_size, length, seed)
@@ -33,7 +33,9 @@ class RandomCrops(Layout):
 
 @lays(spec.Packed)
 class Packed(RandomCrops):
-    """Windows laid end to end, each full one seen once an epoch in an order drawn anew; what is left at the end of the text is not seen."""
+    """Consecutive windows, each full one once per epoch in random order; the incomplete last one is skipped in
+    training.
+    """
 
     def __init__(self, batching: spec.Packed, split: Split, batch_size: int, length: int, seed: int):
         super().__init__(batching, split, batch_size, length, seed)

@@ -1,6 +1,7 @@
-"""Checks of what a model is called with, so that a wrong shape or number is one sentence and not an error inside a kernel, or a wrong answer.
+"""Input checks of a model, so that wrong shapes or values give a clear message instead of a kernel error or wrong
+results.
 
-Shapes, precisions and devices are always checked. Values are read where that costs nothing: on the CPU, not while a graph is traced.
+Shapes, precisions and devices are always checked; values only if cheap: on the CPU, and not while tracing.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from qkv.layers.signal import Signal
 from qkv.spec.errors import UserError
 
 _FEW = 256
-"""Numbers up to which a list is read faster than a reduction runs."""
+"""Number of values up to which Python is faster than a reduction."""
 
 
 def check_signal(signal: Signal, count: int, axes: int) -> None:
-    """Raise ``UserError`` if what a signal says of its rows is not of as many rows and positions. ``count``: positions that a row takes."""
+    """Raise ``UserError`` if the fields of a signal differ in rows or positions. ``count``: positions per row."""
     rows, device = signal.num_rows, signal.values.device
     for name, counts, most in (("lengths", signal.lengths, signal.values.shape[1]), ("prefix lengths", signal.prefix, count)):
         if counts is not None:
@@ -33,7 +34,7 @@ def check_signal(signal: Signal, count: int, axes: int) -> None:
 
 
 def check_ids(ids: Tensor, device: torch.device) -> None:
-    """Raise ``UserError`` if ids are not a table of integers (B, N) on the device of the weights."""
+    """Raise ``UserError`` unless ids are integers (B, N) on the device of the weights."""
     if ids.dim() != 2:
         raise UserError(f"ids have the shape {_shape(ids)}, and a model reads rows of them, (B, N); one row is ids[None]")
     if ids.dtype not in (torch.long, torch.int):
@@ -42,7 +43,7 @@ def check_ids(ids: Tensor, device: torch.device) -> None:
 
 
 def check_vocabulary(ids: Tensor, size: int, lowest: int = 0) -> None:
-    """Raise ``UserError`` for an id outside of ``lowest`` to ``size`` - 1, padding included, where ids can be read at no cost."""
+    """Raise ``UserError`` for ids outside ``lowest`` to ``size`` - 1, padding included, if checking is cheap."""
     bounds = _bounds(ids)
     if bounds is not None and not lowest <= bounds[0] <= bounds[1] < size:
         wrong = bounds[1] if bounds[1] >= size else bounds[0]
@@ -50,7 +51,7 @@ def check_vocabulary(ids: Tensor, size: int, lowest: int = 0) -> None:
 
 
 def check_counts(name: str, counts: Tensor, rows: int, most: int | None, device: torch.device) -> None:
-    """Raise ``UserError`` if ``counts`` are not one integer a row (B), from 0 to ``most`` where they can be read at no cost."""
+    """Raise ``UserError`` unless ``counts`` are integers (B), from 0 to ``most`` if checking is cheap."""
     if counts.shape != (rows,):
         raise UserError(f"{name} have the shape {_shape(counts)}, and there is one for each of {rows} rows; give ({rows},)")
     if counts.dtype not in (torch.long, torch.int):
@@ -64,20 +65,20 @@ def check_counts(name: str, counts: Tensor, rows: int, most: int | None, device:
 
 
 def check_table(name: str, table: Tensor, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> None:
-    """Raise ``UserError`` if ``table`` has none of the shapes, or lies on another device."""
+    """Raise ``UserError`` if ``table`` has none of the shapes, or is on another device."""
     if tuple(table.shape) not in shapes:
         raise UserError(f"{name} have the shape {_shape(table)}; give {' or '.join(map(str, shapes))}")
     _same_device(name, table, device)
 
 
 def check_rows(name: str, rows: int, beside: str, batch: int) -> None:
-    """Raise ``UserError`` if two things that are read together are not of as many rows."""
+    """Raise ``UserError`` if the numbers of rows differ."""
     if rows != batch:
         raise UserError(f"{name} and {beside} are not of the same rows: {rows} and {batch}; give one row for each text in both")
 
 
 def _bounds(values: Tensor) -> tuple[int, int] | None:
-    """(the smallest, the largest) where reading them waits for nothing; None elsewhere, and where there is none."""
+    """(smallest, largest) value if reading is cheap; None otherwise, and if empty."""
     if values.device.type != "cpu" or not values.numel() or torch.compiler.is_compiling() or type(values) is not Tensor:
         return None
     if values.numel() <= _FEW:

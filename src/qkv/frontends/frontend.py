@@ -19,10 +19,10 @@ from qkv.spec.register import implementation
 
 
 class Past(NamedTuple):
-    """Positions of each row that came before a call.
+    """Positions read before a call.
 
-    positions (B): how many.   limit (B): how many the state can hold, 0 where it grows.   prefix (B): length of each row's prefix; None where
-    no mask reads it.
+    positions (B): number of positions.   limit (B): capacity of the state, 0 if it grows.   prefix (B): prefix length;
+        None if no mask reads it.
     """
 
     positions: Tensor
@@ -33,16 +33,16 @@ class Past(NamedTuple):
 class Frontend(nn.Module):
     """Base class of front ends: a signal -> vectors (B, N, D) and their context.
 
-    A subclass gives ``forward(signal, context) -> x``, and where a value is not a position (a patch of pixels) ``count`` and ``lengths`` too.
-    Only it knows what values are; all that follows works on x and the context.
+    Subclasses define ``forward(signal, context) -> x``, and ``count`` and ``lengths`` if positions differ from values
+    (image patches). Only the front end interprets values; all later parts use x and the context.
     """
 
     axes: int = 1
-    """Axes of a signal's positions. Those of more than one are the front end's own affair; the blocks see the place in the row."""
+    """Number of position axes. Several are internal to the front end; blocks see the index in the row."""
     limit: int | None
-    """How many positions have a vector; None without end."""
+    """Maximum number of positions; None if unlimited."""
     table: nn.Parameter | None
-    """Vectors of tokens (V, D), which a head or another stack may share; None without tokens."""
+    """Token embeddings (V, D), which a head or another stack may share; None without tokens."""
 
     def __init__(self, part: FrontendSpec, stack: StackSpec):
         super().__init__()
@@ -51,12 +51,12 @@ class Frontend(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return next(self.parameters()).device
 
     @property
     def vocab_size(self) -> int | None:
-        """V; None without tokens."""
+        """Vocabulary size V; None without tokens."""
         return None if self.table is None else self.table.shape[0]
 
     @abstractmethod
@@ -64,34 +64,36 @@ class Frontend(nn.Module):
         """Vectors (B, N, D) of a signal."""
 
     def initialise(self, std: float) -> None:
-        """Draw the vectors that stand in tables of its own."""
+        """Initialise the front end's own tables."""
 
     def check(self, signal: Signal) -> None:
-        """Raise ``UserError`` if values have a shape, precision or device that it cannot read."""
+        """Raise ``UserError`` for values of an unsupported shape, precision or device."""
 
     def count(self, signal: Signal) -> int:
-        """N, the positions that a row takes."""
+        """Number of positions N per row."""
         return signal.values.shape[1]
 
     def lengths(self, signal: Signal) -> Tensor | None:
-        """How many of the N are real, (B); None for all."""
+        """Number of positions without padding per row, (B); None if all."""
         return signal.lengths
 
     @abstractmethod
     def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
-        """Rows of ``length`` random values on the CPU, to measure a model with."""
+        """Rows of ``length`` random values on the CPU, for measurements."""
 
     def embed(
         self, signal: Signal, past: Past | None = None, tap: Tap | None = None, memories: Memories | None = None
     ) -> tuple[Tensor, Context]:
-        """(vectors (B, N, D), their context). ``past``: what came before; None for whole rows. Raises ``UserError``."""
+        """(vectors (B, N, D), their context). ``past``: earlier positions; None for whole rows. Raises
+        ``UserError``.
+        """
         self.check(signal)
         check_signal(signal, self.count(signal), self.axes)
         context = self._whole(signal, tap, memories or {}) if past is None else self._following(signal, past, tap)
         return self(signal, context), context
 
     def _whole(self, signal: Signal, tap: Tap | None, memories: Memories) -> Context:
-        """The context of rows that are read at once and not remembered."""
+        """Context of whole rows, without a state."""
         for memory in memories.values():
             check_rows("the memory", memory.lengths.shape[0], "the input", signal.num_rows)
         count, lengths, positions = self.count(signal), self.lengths(signal), self._places(signal)
@@ -119,7 +121,7 @@ class Frontend(nn.Module):
         return signal.positions if self.axes == 1 else None
 
     def _following(self, signal: Signal, past: Past, tap: Tap | None) -> Context:
-        """The context of positions that come after ``past``."""
+        """Context of positions that follow ``past``."""
         wrong = next((name for name in _WITH_STATE if getattr(signal, name) is not None), None)
         if wrong:
             clause, instead = _WITH_STATE[wrong]
@@ -136,13 +138,13 @@ class Frontend(nn.Module):
             raise UserError(f"the state holds {limit} positions and {end} are needed; give init_state a larger capacity, or none")
         self.fits(end)
         positions = steps + first if level else seen[:, None] + steps
-        if self.limit is not None:  # padding may stand past the table's end
+        if self.limit is not None:  # positions of padding may exceed the table
             positions = positions.clamp(max=self.limit - 1)
         prefix = past.prefix if signal.prefix is None else signal.prefix
         return Context(positions, lengths, None, seen, first if level else None, end, tap, prefix, types=signal.types)
 
     def _placed(self, positions: Tensor, lengths: Tensor | None) -> Tensor:
-        """Positions of which those of real values have a vector; padding may stand past the table's end."""
+        """Positions checked against the position table; those of padding are clamped."""
         if self.limit is None or not positions.numel():
             return positions
         real = positions
@@ -154,7 +156,7 @@ class Frontend(nn.Module):
         return positions.clamp(0, self.limit - 1)
 
     def fits(self, end: int) -> None:
-        """Raise ``UserError`` if a position before ``end`` has no vector."""
+        """Raise ``UserError`` if positions before ``end`` exceed the position table."""
         if self.limit is not None and end > self.limit:
             raise UserError(
                 f"{end} positions are more than the {self.limit} that the learned position table holds ({self.part.limited_by}); "
@@ -167,11 +169,11 @@ _WITH_STATE = {
     "positions": ("positions of one's own", "only the stack counts positions"),
     "visible": ("a table of visible keys", "read the whole sequence at once"),
 }
-"""Fields of a signal that say something of whole rows alone, and what to do instead."""
+"""Fields of a signal that require whole rows: (description, advice)."""
 
 
 def _restarted(segments: Tensor) -> Tensor:
-    """Positions that begin at 0 in each document of a packed row; (B, N)."""
+    """Positions that restart at 0 in each document of a packed row, (B, N)."""
     steps = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
     starts = torch.ones_like(segments, dtype=torch.bool)
     starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
@@ -179,5 +181,7 @@ def _restarted(segments: Tensor) -> Tensor:
 
 
 def build_frontend(stack: StackSpec, width: int, table: Any | None = None) -> Frontend:
-    """The front end of a stack of ``width`` features. ``table``: the token vectors of another one, to be shared."""
+    """Build the front end of a stack of ``width`` features. ``table``: token embeddings shared with another
+    front end.
+    """
     return implementation(stack.frontend, "qkv.frontends")(stack.frontend, stack, width, table)

@@ -1,4 +1,4 @@
-"""Token ids made into vectors with positions."""
+"""Front end for text: token embeddings with positions."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from qkv.spec.register import implements
 
 @implements(Text)
 class TextFrontend(Frontend):
-    """ids (B, N) -> vectors (B, N, D): E[id] · √D if scaled, + T[type] if there are types, joined by position vectors, normed, dropout.
-    D is the width of the stack, or its own.
+    """ids (B, N) -> vectors (B, N, D): E[id] · √D if scaled, + T[type] if any, with position vectors, norm and dropout.
 
-    Joined by ``add``, both have width D; by ``concatenate``, each has D / 2. Types (BERT, Devlin et al. 2019) are 0 where none are given.
-    With a query vector, E[-1] is it (XLNet, Yang et al. 2019).
+    D is the width of the stack, or the front end's own. Position vectors are added with width D, or concatenated with
+    width D / 2. Types (BERT, Devlin et al. 2019) default to 0. With a query vector, id -1 selects it (XLNet, Yang et
+    al. 2019).
     """
 
     part: Text
     table: nn.Parameter
 
     def __init__(self, part: Text, stack: Stack, width: int, table: nn.Parameter | None = None):
-        """``table``: the token vectors of another front end, to be shared."""
+        """``table``: token embeddings shared with another front end."""
         super().__init__(part, stack)
         if part.vocab_size is None:
             raise UserError("model.frontend.vocab_size is not known: give it, or build the model together with its tokenizer")
@@ -63,7 +63,7 @@ class TextFrontend(Frontend):
     def forward(self, signal: Signal, context: Context) -> Tensor:
         x = self._vectors(signal.values)
         if self.scale != 1.0:
-            # Rounded to the vectors' precision, as Gemma was trained; in fp32 it is the same product.
+            # The scale is rounded to the vectors' precision, as in Gemma's training; in fp32 nothing changes.
             x = x * x.new_full((), self.scale)
         if context.types is not None:
             self._check(context.types, x)
@@ -75,14 +75,14 @@ class TextFrontend(Frontend):
         return dropout(self.norm(x, context), self.part.dropout, self.training)
 
     def _vectors(self, ids: Tensor) -> Tensor:
-        """E[id] (B, N, width of the table)."""
+        """Token embeddings E[id], (B, N, width of the table)."""
         check_vocabulary(ids, self.table.shape[0], 0 if self.query is None else -1)
         if self.query is None:
             return F.embedding(ids, self.table)
         return torch.where(ids[..., None] < 0, self.query, F.embedding(ids.clamp(min=0), self.table))
 
     def _check(self, types: Tensor, x: Tensor) -> None:
-        """Raise ``UserError`` for types that nobody reads, and where there is not one for each token."""
+        """Raise ``UserError`` for types if none are read, or if their shape differs from that of the tokens."""
         if not self.typed:
             raise UserError("types of tokens are given, and the front end has none; give frontend.types, or leave them out")
         if types.shape[-1] != x.shape[1] or types.shape[0] not in (1, x.shape[0]):

@@ -1,4 +1,4 @@
-"""Which parameters of a model learn, and at which multiple of the rate: chosen by their paths, from outside."""
+"""Trainable parameters of a model and their learning-rate factors, selected by path."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _HEAD = "head."
 
 
 def adapt(model: Transformer, training: Training) -> None:
-    """Add the adapters that ``training.adapt`` asks for, drawn from ``training.seed`` alone; let only what shall learn have gradients.
+    """Add the adapters of ``training.adapt``, initialised from ``training.seed`` alone, and freeze all but the
+    trainable parameters.
 
-    Raises ``UserError`` where a target or a pattern meets nothing, or nothing would learn.
+    Raises ``UserError`` if a target or a pattern matches nothing, or no parameter would be trainable.
     """
     add_adapters(model, training)
     names = [name for name, _ in model.named_parameters()]
@@ -34,7 +35,9 @@ def adapt(model: Transformer, training: Training) -> None:
 
 
 def add_adapters(model: nn.Module, training: Training) -> None:
-    """Put the adapters of ``training.adapt`` into ``model``, which has none yet. Raises ``UserError`` for a target that is not there."""
+    """Add the adapters of ``training.adapt`` to ``model``, which has none yet. Raises ``UserError`` for an unknown
+    target.
+    """
     part = training.adapt
     if not isinstance(part, LoRA):
         return
@@ -44,7 +47,7 @@ def add_adapters(model: nn.Module, training: Training) -> None:
 
 
 def _targets(model: nn.Module, part: LoRA) -> list[str]:
-    """The paths of the linear maps of blocks that end in one of the targets, in the model's order."""
+    """Paths of linear maps in blocks that end in one of the targets, in the model's order."""
     inside = ("blocks.", "encoder.blocks.", "latents.blocks.")
     maps = [path for path, module in model.named_modules() if isinstance(module, nn.Linear) and path.startswith(inside)]
     for target in part.targets:
@@ -58,7 +61,7 @@ def _ends(path: str, target: str) -> bool:
 
 
 def _near(target: str, maps: Iterable[str]) -> str:
-    """The closest end of a path with as many names."""
+    """Suggestion: the closest path ending with as many names."""
     count = target.count(".") + 1
     return nearest(target, {".".join(path.split(".")[-count:]) for path in maps})
 
@@ -99,9 +102,10 @@ def _own_matrices(model: nn.Module) -> set[str]:
 
 
 def matching(patterns: Iterable[str], names: Iterable[str], key: str) -> set[str]:
-    """The names that a pattern meets: ``*`` is any text, and the path of a module stands for all below it.
+    """Names matched by a pattern: ``*`` is any text, and the path of a module includes everything below it.
 
-    Raises ``UserError`` with the nearest path for a pattern that meets none; ``key`` is where it was given.
+    Raises ``UserError`` with the nearest path for a pattern without matches; ``key``: setting that contains the
+    patterns.
     """
     names, found = list(names), set[str]()
     for pattern in patterns:
@@ -113,7 +117,7 @@ def matching(patterns: Iterable[str], names: Iterable[str], key: str) -> set[str
 
 
 def meets(pattern: str, name: str) -> bool:
-    """True if the path ``name`` is one that ``pattern`` stands for."""
+    """True if ``pattern`` matches the path ``name``."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
@@ -124,14 +128,16 @@ def _nearest_path(pattern: str, names: Iterable[str]) -> str:
 
 
 def rate_factors(rates: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
-    """The factor of each name by the first pattern that meets it, 1 where none does. Raises ``UserError`` for a pattern that meets none."""
+    """Learning-rate factor of each name by the first matching pattern, default 1. Raises ``UserError`` for a pattern
+    without matches.
+    """
     names = list(names)
     matching(rates, names, "training.rates")
     return {name: next((factor for pattern, factor in rates.items() if meets(pattern, name)), 1.0) for name in names}
 
 
 def learned_sentence(model: nn.Module, training: Training) -> str:
-    """What learns, for people; empty where all does."""
+    """Message with the number of trainable parameters; empty if all are trainable."""
     every: list[Any] = list(model.parameters())
     learning = sum(p.numel() for p in every if p.requires_grad)
     total = sum(p.numel() for p in every)

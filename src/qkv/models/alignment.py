@@ -1,4 +1,4 @@
-"""Which words of a source each word of a target looks at."""
+"""Attention weights between target and source tokens (soft alignment)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from qkv.spec.errors import UserError
 
 @torch.no_grad()
 def alignment(model: Transformer, source: Sequence[int], target: Sequence[int]) -> list[tuple[str, Tensor]]:
-    """(path of the branch, weights (H, N, M)) of every branch that attends to the encoder's output, in the order of the layers.
+    """(path of the branch, weights (H, N, M)) of each branch that attends to the encoder's output, in layer order.
 
-    ``source``: the M ids that the encoder reads.   ``target``: the N ids that the model reads; row i holds the weights of the position that
-    has read ``target[i]`` and predicts what follows. Each row sums to 1; H is 1 for additive attention. Weights are those without
-    dropout, whatever mode the model is in. Raises ``UserError`` where there is no encoder, or nothing attends to its output.
+    source: M ids read by the encoder.   target: N ids read by the decoder; row i has the weights at the position that
+        reads ``target[i]`` and predicts the next token.
+
+    Rows sum to 1; H is 1 for additive attention. Weights are without dropout, in any mode. Raises ``UserError`` without
+    an encoder, or if no branch attends to its output.
     """
     device = model.device
     ids, written = (torch.as_tensor(list(row), dtype=torch.long, device=device)[None] for row in (source, target))

@@ -1,4 +1,4 @@
-"""The one block: a list of residual branches and an order.
+"""Block: residual branches and norms in one of four orders.
 
 pre         x ─┬─ norm ─ f ─┐         post      x ─┬─ f ─┐
                └─────────── + ─          (then)    └──── + ─ norm ─
@@ -6,7 +6,8 @@ pre         x ─┬─ norm ─ f ─┐         post      x ─┬─ f ─┐
 sandwich    x ─┬─ norm ─ f ─ norm ─┐  parallel  x ─┬─ norm ─┬─ f ─┐
                └────────────────── + ─             │        └─ g ─┤
                                                    └───────────── + ─
-A block that lists a norm for each branch gives the parallel order one before f and one before g.
+
+With a list of norms, parallel branches have separate norms before f and g.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from qkv.spec.model import Block as BlockSpec
 
 
 class Slot(nn.Module):
-    """Branch ``j`` of a block with what its order puts around it."""
+    """Branch ``j`` of a block, with norms and residual connection."""
 
     def __init__(self, block: BlockSpec, j: int, width: int, name: str, memory_width: int | None = None):
         super().__init__()
@@ -35,13 +36,13 @@ class Slot(nn.Module):
         self.residual = build_residual(block.residual, width, block.dropout, block.drop_path)
 
     def computed(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
-        """f(x), seen by the tap."""
+        """f(x), observed by the tap."""
         y, state = self.body(x, context, state)
         return tapped(context.tap, "output", self.name, y), state
 
 
 class PreNorm(Slot):
-    """x + f(norm x); of two streams the branch reads one and joins the other."""
+    """x + f(norm x). With two reversible streams, the branch reads one and is added to the other."""
 
     def __init__(self, block: BlockSpec, j: int, width: int, name: str, memory_width: int | None = None):
         super().__init__(block, j, width, name, memory_width)
@@ -78,7 +79,7 @@ class Sandwich(PreNorm):
 
 
 class Parallel(Slot):
-    """One of several branches that read the same x, normed by ``Block``, or by each branch's own norm where the block lists them."""
+    """One of several branches with the same input x, normalised by ``Block`` or by separate norms."""
 
     def __init__(self, block: BlockSpec, j: int, width: int, name: str, memory_width: int | None = None):
         super().__init__(block, j, width, name, memory_width)
@@ -92,7 +93,7 @@ ORDERS: dict[str, type[Slot]] = {"pre": PreNorm, "post": PostNorm, "sandwich": S
 
 
 class Block(nn.Module):
-    """x (B, N, D) -> (B, N, D); the state is a tuple, one entry a branch."""
+    """x (B, N, D) -> (B, N, D); the state is a tuple with one entry per branch."""
 
     def __init__(self, spec: BlockSpec, width: int, name: str, memory_width: int | None = None):
         super().__init__()
@@ -121,5 +122,5 @@ class Block(nn.Module):
 
 
 def _stream(branch: nn.Module, point: str, x: Tensor, context: Context) -> Tensor:
-    """The residual stream before or after a branch, as the tap leaves it."""
+    """Residual stream before or after a branch, possibly replaced by the tap."""
     return x if context.tap is None else tapped(context.tap, point, f"{branch.name}.{point}", x)

@@ -1,4 +1,4 @@
-"""From a spec to a module with its initial weights."""
+"""Building an initialised model from a spec."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from qkv.system.allowance import limit_threads
 
 
 def build(spec: Model, seed: int = 0) -> Transformer:
-    """The module of ``spec`` in fp32 on the current default device, its weights drawn from ``seed`` alone.
+    """Build the module of ``spec`` in fp32 on the current default device, with weights drawn from ``seed`` alone.
 
-    Matrices N(0, init_std²), those that end a branch divided by √(number of branches) (GPT-2, Radford et al. 2019);
-    biases 0, norms 1. Raises ``UserError`` where the vocabulary is not known.
+    Matrices N(0, init_std²), divided by √(number of branches) for output projections of branches (GPT-2, Radford et al.
+    2019); biases 0, norms 1. Raises ``UserError`` if the vocabulary size is unknown.
     """
     limit_threads()
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""From the last vectors to what is asked of the model. Each head is called with x (B, N, D) and lengths (B) or None."""
+"""Heads: from the final vectors to the model's outputs. Each is called with x (B, N, D) and lengths (B) or None."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from qkv.spec.register import implementation, implements
 
 _Answering = spec.ClassificationHead | spec.RegressionHead | spec.TokenHead | spec.SpanHead
 _NOWHERE = Context(torch.zeros(1, 1, dtype=torch.long))
-"""The norms of a head act on each vector alone, wherever it stands."""
+"""Dummy context: the norms of a head ignore positions."""
 
 
 class LanguageModelHead(nn.Module):
-    """logits = (scale · f(x)) W^T + b, optionally cap · tanh(logits / cap) (Gemma 2, 2024). x (B, N, D), W (V, D) -> (B, N, V).
+    """logits = (scale · f(x)) W^T + b, optionally cap · tanh(logits / cap) (Gemma 2, 2024). x (B, N, D), W (V, D) ->
+    (B, N, V).
 
     f: the identity, or norm(φ(x W_t + b_t)) (Devlin et al. 2019).
     """
@@ -55,7 +56,7 @@ class _Transform(nn.Module):
 
 
 class Pool(nn.Module):
-    """(B, N, D) -> (B, D), see ``qkv.layers.pooling``; ``attention``: Σ_i softmax_i(w·x_i) x_i over the real positions."""
+    """(B, N, D) -> (B, D), see ``qkv.layers.pooling``; ``attention``: Σ_i softmax_i(w·x_i) x_i without padding."""
 
     def __init__(self, how: str, width: int):
         super().__init__()
@@ -72,7 +73,7 @@ class Pool(nn.Module):
 
 
 class Answer(nn.Module):
-    """y = dropout(g(x)) W^T + b, g the identity or norm(φ(x W_h + b_h)). (B, N, D) -> (B, N, C), or with a pool (B, C)."""
+    """y = dropout(g(x)) W^T + b, g the identity or norm(φ(x W_h + b_h)). (B, N, D) -> (B, N, C), or pooled (B, C)."""
 
     def __init__(self, part: _Answering, width: int, outputs: int, pool: Pool | None = None):
         super().__init__()
@@ -122,5 +123,5 @@ def _spans(part: spec.SpanHead, width: int, table: object) -> nn.Module:
 
 
 def build_head(part: spec.Head, width: int, table: nn.Parameter | None) -> nn.Module:
-    """The module of a head; ``table`` (V, D) holds the token vectors, which a tied head shares; None without tokens."""
+    """Build the module of a head. ``table`` (V, D): token embeddings, shared with a tied head; None without tokens."""
     return implementation(part, "qkv.models")(part, width, table)

@@ -1,4 +1,4 @@
-"""Tensors put into a module that has no memory behind it, in the place of its own."""
+"""Assignment of tensors to parameters and buffers of a module on the meta device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Place = tuple[nn.Module, str]
 
 
 def places_of(model: nn.Module) -> dict[str, list[Place]]:
-    """Every place of each tensor, by each of its names: those of a shared one are the same."""
+    """All (module, attribute) places of each tensor, by each of its names; shared tensors have several."""
     by_tensor: dict[int, list[Place]] = {}
     names = model.state_dict(keep_vars=True)
     for name, tensor in names.items():
@@ -20,7 +20,7 @@ def places_of(model: nn.Module) -> dict[str, list[Place]]:
 
 
 def place(places: Sequence[Place], tensor: Tensor) -> None:
-    """Put ``tensor`` into all of ``places``; a parameter learns if the one that stood there did."""
+    """Assign ``tensor`` to all of ``places``; a parameter keeps ``requires_grad``."""
     owner, leaf = places[0]
     before = owner._parameters.get(leaf)
     value = tensor if before is None else nn.Parameter(tensor, before.requires_grad)

@@ -1,4 +1,4 @@
-"""What the blocks begin with where latents have read the input: vectors of positions alone."""
+"""Output queries: position vectors that are the blocks' input if latents read the model's input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qkv.spec.model import Queries as QueriesSpec
 
 
 class Queries(nn.Module):
-    """(B, Q, D): one vector for each position of the input, or ``count`` for each row (Perceiver IO, Jaegle et al. 2022)."""
+    """(B, Q, D): one query per input position, or ``count`` per row (Perceiver IO, Jaegle et al. 2022)."""
 
     def __init__(self, part: QueriesSpec, width: int, context_length: int):
         super().__init__()
@@ -22,7 +22,7 @@ class Queries(nn.Module):
         self.positions = positions
 
     def forward(self, x: Tensor, context: Context, known: Memory) -> tuple[Tensor, Context]:
-        """(the queries, their context) for an input x (B, N, Dm) that the latents ``known`` have read."""
+        """(queries, their context) for an input x (B, N, Dm); ``known``: output of the latents."""
         lengths, places = context.lengths, context.positions
         if self.count is not None:
             lengths, places = None, torch.arange(self.count, device=x.device)[None]

@@ -1,10 +1,10 @@
-"""Reversible blocks whose backward pass computes what went into each branch again, from what came out.
+"""Reversible blocks, whose backward pass recomputes the inputs of each branch from its outputs.
 
-    forward    (a, b) -> (b, a + f(b))            nothing is kept but what comes out of the last branch
-    backward   (b, c) -> (c - f(b), b)            f(b) once more, with its gradients and the same random numbers
+    forward    (a, b) -> (b, a + f(b))            only the output of the last branch is stored
+    backward   (b, c) -> (c - f(b), b)            recomputes f(b) with gradients and the same random numbers
 
-So the memory of training does not grow with the number of branches (RevNet, Gomez et al. 2017; Reformer, Kitaev et al. 2020). What is computed
-again differs from the first time by rounding.
+Activation memory is thus independent of the number of branches (RevNet, Gomez et al. 2017; Reformer, Kitaev et al.
+2020). Recomputed values differ by rounding.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from qkv.models.block import PreNorm
 from qkv.ops.untraced import untraced
 
 Slots = Sequence[tuple[Any, Context]]
-"""Branches with what stands around them, each with the context of its layer."""
+"""Branches with norms and residuals, each with the context of its layer."""
 
 
 @untraced("a backward pass that computes again cannot be traced")
 def through_reversible(slots: Slots, x: Tensor) -> Tensor:
-    """Both streams x (B, N, 2 D) after ``slots``. Gradients reach x, every parameter, and the vectors of a memory; only once."""
+    """Both streams x (B, N, 2 D) after ``slots``. Gradients reach x, all parameters and the memory's vectors; once
+    only.
+    """
     learned = {id(p): p for slot, _ in slots for p in slot.parameters() if p.requires_grad}
     memories = {
         id(v): v for _, context in slots for v in [v for memory in context.memories.values() for v in memory.vectors] if v.requires_grad
@@ -38,7 +40,7 @@ def through_reversible(slots: Slots, x: Tensor) -> Tensor:
 
 
 class _Surroundings:
-    """Precision and random numbers as they are, to compute in again."""
+    """Saved precision and random state, for recomputation."""
 
     def __init__(self, x: Tensor, random: bool):
         self.kind = x.device.type
@@ -47,14 +49,14 @@ class _Surroundings:
         self.states = (torch.get_rng_state(), *get_device_states(x)) if random else None
 
     def precision(self) -> AbstractContextManager[Any]:
-        """Without the cache of rounded weights: each graph needs its own."""
+        """Autocast as saved, without the cache of rounded weights, since each graph needs its own."""
         if not torch.amp.is_autocast_available(self.kind):
             return nullcontext()
         return torch.autocast(self.kind, self.dtype, enabled=self.lowered, cache_enabled=False)
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Within, random numbers are those that were drawn since."""
+        """Context manager that restores the saved random state inside."""
         with self.precision():
             if self.states is None:
                 yield
@@ -67,7 +69,7 @@ class _Surroundings:
 
 
 class _Reversible(torch.autograd.Function):
-    """``leaves``: every tensor that a gradient is wanted of, beside x."""
+    """``leaves``: tensors other than x that need gradients."""
 
     @staticmethod
     def forward(ctx: Any, slots: Slots, x: Tensor, *leaves: Tensor) -> Tensor:
@@ -100,9 +102,10 @@ class _Reversible(torch.autograd.Function):
 
 @torch.enable_grad()
 def _computed(slot: PreNorm, b: Tensor, context: Context, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """(b, what it adds, the leaves), cut off from all that was computed before.
+    """(b, branch output, leaves), detached from earlier computation.
 
-    With a graph in the forward pass too, which nobody holds: an op may take another path where there is none, and draw other random numbers.
+    The graph is built in the forward pass too, then discarded: without a graph, ops may choose other implementations
+    and draw other random numbers.
     """
     read = b.detach().requires_grad_()
     cut = {id(leaf): leaf if leaf.is_leaf else leaf.detach().requires_grad_() for leaf in leaves}
@@ -111,13 +114,13 @@ def _computed(slot: PreNorm, b: Tensor, context: Context, leaves: Sequence[Tenso
             name: memory._replace(vectors=tuple(cut.get(id(v), v) for v in memory.vectors)) for name, memory in context.memories.items()
         }
         context = replace(context, memories=memories)
-    # A view, as hooks on what goes into a module take no leaf of a graph inside a backward pass; torch's counter of FLOPs sets some.
+    # A view, because module hooks, such as those of torch's FLOP counter, reject leaf tensors in a backward pass.
     y, _ = slot.added(read.view_as(read), context, None)
     return read, slot.residual.dropped(y), list(cut.values())
 
 
 def _gradients(y: Tensor, leaves: list[Tensor], grad: Tensor) -> Sequence[Tensor | None]:
-    """None for what y does not depend on."""
+    """Gradients; None for leaves that y does not depend on."""
     if not y.requires_grad:
         return [None] * len(leaves)
     return torch.autograd.grad(y, leaves, grad.to(y.dtype), allow_unused=True)

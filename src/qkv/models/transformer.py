@@ -1,4 +1,4 @@
-"""The model: front end, blocks, norm, head, and in an encoder–decoder a second stack, or latents. The only place that counts positions."""
+"""Model: front end, blocks, norm and head, with an optional encoder or latents. Positions are counted only here."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ Embedded = tuple[Tensor, Context]
 
 
 class State(NamedTuple):
-    """What a model remembers of each row.
+    """Decoding state of a model.
 
-    positions (B): how many it has seen.   limit (B): the fixed capacity, 0 where it grows.   blocks: one state a branch.
-    prefix (B): how many of the first positions are its prefix, on which a mask may depend at later positions too.
+    positions (B): positions read.   limit (B): fixed capacity, 0 if it grows.   blocks: state of each branch.
+    prefix (B): length of the prefix, on which masks at later positions may depend.
     """
 
     positions: Tensor
@@ -48,16 +48,18 @@ class State(NamedTuple):
 
 
 class Layered(nn.Module):
-    """Blocks one after another and a norm, x (B, N, D) -> (B, N, D). What makes x is a subclass's, and is there before ``lay``."""
+    """Blocks in sequence and a norm, x (B, N, D) -> (B, N, D). Subclasses compute x; they call ``lay``."""
 
     blocks: nn.ModuleList
     norm: Norm
     reversible = False
     recompute = False
-    """Activation checkpointing: each block's inner values are computed again in the backward pass."""
+    """Activation checkpointing: recompute each block's activations in the backward pass."""
 
     def lay(self, spec: LayeredSpec, width: int, name: str, memory_width: int | None = None) -> None:
-        """Make blocks and norm. ``memory_width``: features of the vectors that the cross branches read; default: ``width``."""
+        """Build blocks and norm. ``memory_width``: features of the vectors that cross branches read (default:
+        ``width``).
+        """
         self.blocks = nn.ModuleList(Block(block, width, f"{name}.{i}", memory_width) for i, block in enumerate(spec.layers))
         share_tables(self.blocks.modules())
         self.reversible = spec.reversible
@@ -65,23 +67,23 @@ class Layered(nn.Module):
 
     @property
     def walked(self) -> Sequence[nn.Module]:
-        """The blocks in the order in which they are gone through."""
+        """Blocks in order of execution."""
         return list(self.blocks)
 
     @property
     def branches(self) -> list[Branch]:
-        """Every branch in order, from all blocks."""
+        """All branches of all blocks, in order."""
         return [slot.body for block in self.blocks for slot in block.branches]  # type: ignore[union-attr]
 
     def through(self, x: Tensor, context: Context) -> Iterator[Tensor]:
-        """The vectors after each block in turn, all positions at once; x (B, N, D) is what the first block reads. None of them is kept."""
+        """Yield the vectors after each block, for all positions at once; x (B, N, D): input of the first block."""
         x = self._entering(x)
         for i, block in enumerate(self.walked):
             x = self._through(block, x, context.of_layer(i))
             yield x
 
     def last(self, x: Tensor, context: Context) -> Tensor:
-        """The vectors after the last block. Reversible blocks keep nothing for their backward pass, unless a tap wants to see it."""
+        """Vectors after the last block. Reversible blocks store no activations, unless there is a tap."""
         if self.reversible and torch.is_grad_enabled() and context.tap is None:
             slots = [(slot, context.of_layer(i)) for i, block in enumerate(self.walked) for slot in block.branches]  # type: ignore[union-attr]
             return through_reversible(slots, self._entering(x))
@@ -90,7 +92,7 @@ class Layered(nn.Module):
         return x
 
     def _entering(self, x: Tensor) -> Tensor:
-        """What the first block reads: the same in both streams, where there are two."""
+        """Input of the first block: x, or two copies for the two reversible streams."""
         return torch.cat((x, x), -1) if self.reversible else x
 
     def _through(self, block: nn.Module, x: Tensor, context: Context) -> Tensor:
@@ -103,7 +105,9 @@ class Stack(Layered):
     """Front end, blocks and norm: a signal of B rows -> vectors (B, N, D)."""
 
     def __init__(self, spec: StackSpec, width: int, table: nn.Parameter | None = None, path: str = "", memory_width: int | None = None):
-        """``table``: the token vectors of another stack, to be shared.   path: "encoder." in front of names.   memory_width: see ``lay``."""
+        """``table``: token embeddings shared with another stack.   path: name prefix, such as "encoder.".
+        memory_width: see ``lay``.
+        """
         super().__init__()
         self.path = path
         self.frontend = build_frontend(spec, width, table)
@@ -111,34 +115,34 @@ class Stack(Layered):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.frontend.device
 
     @property
     def limit(self) -> int | None:
-        """How many positions have a vector; None where there is no end."""
+        """Maximum number of positions; None if unlimited."""
         return self.frontend.limit
 
     @property
     def vocab_size(self) -> int | None:
-        """Number of tokens that it reads; None where it reads none."""
+        """Vocabulary size of the input; None without tokens."""
         return self.frontend.vocab_size
 
     def embed(self, signal: Signal, past: Past | None = None, tap: Tap | None = None, memories: Memories | None = None) -> Embedded:
-        """(vectors (B, N, D) of a signal, their context); seen by the tap as ``frontend``."""
+        """(vectors (B, N, D) of a signal, their context); observed by the tap as ``frontend``."""
         x, context = self.frontend.embed(signal, past, tap, memories)
         return tapped(context.tap, "frontend", f"{self.path}frontend", x), context
 
 
 class Encoder(Stack):
-    """The stack that reads the source of an encoder–decoder."""
+    """Encoder of an encoder–decoder."""
 
     def __init__(self, spec: EncoderSpec, width: int, table: nn.Parameter | None):
         super().__init__(spec, width, table if spec.share_embedding else None, "encoder.")
         self.each_layer = spec.memory == "layers"
 
     def forward(self, signal: Signal | Tensor, tap: Tap | None = None) -> Memory:
-        """The memory of a source; the output of each layer goes through the final norm."""
+        """Memory of a source; the output of each layer passes through the final norm."""
         x, context = self.embed(Signal.of(signal), tap=tap)
         kept = list(self.through(x, context)) if self.each_layer else [self.last(x, context)]
         return Memory(tuple(self.norm(x, context) for x in kept), _real(x, context.lengths))
@@ -150,7 +154,7 @@ class Latents(Layered):
         m (B, N, Dm) ────────── memory ─┐
         table (M, Dz) ── z (B, M, Dz) ─ blocks ─ norm ─ (B, M, Dz)
 
-    Padding of the input is not read, and every latent is real.
+    Padding of the input is ignored; all latents are real.
     """
 
     def __init__(self, spec: LatentsSpec, width: int, memory_width: int):
@@ -164,7 +168,9 @@ class Latents(Layered):
         return [self.blocks[i] for i in self.walk]
 
     def forward(self, x: Tensor, context: Context) -> Memory:
-        """What the M are once they have read x (B, N, Dm). Raises ``UserError`` where not all of a row may meet in them."""
+        """Latents after reading x (B, N, Dm). Raises ``UserError`` for packed or masked rows, which latents
+        would mix.
+        """
         wrong = next((name for name in _APART if getattr(context, name) is not None), None)
         if wrong:
             raise UserError(f"{_APART[wrong]} ({wrong}) cannot be read by latents, in which all of a row meets; leave it out")
@@ -180,7 +186,7 @@ def _memory(x: Tensor, lengths: Tensor | None) -> Memory:
 
 
 def _real(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """How many of the vectors of each row are real, (B)."""
+    """Number of vectors in each row without padding, (B)."""
     return lengths if lengths is not None else torch.full(x.shape[:1], x.shape[1], device=x.device)
 
 
@@ -188,14 +194,16 @@ _APART = {"segments": "packed documents", "visible": "a table of visible keys", 
 
 
 class Transformer(Stack):
-    """A signal of B rows -> what the head answers: for a language model ids (B, N) -> logits (B, N, V).
+    """A signal of B rows -> the head's outputs; for a language model ids (B, N) -> logits (B, N, V).
 
-    Cut a row anywhere and pass the state along: the logits are those of one call, for rows of different lengths too. With an encoder,
-    ``encode`` the source first and give its memory, once to ``init_state``, or to each call without a state.
+    A row may be split anywhere and the state passed along: the logits equal those of one call, also for rows of
+    different lengths. With an encoder, ``encode`` the source first and pass its memory, once to ``init_state``, or to
+    each call without a state.
 
-    With latents (Perceiver, Jaegle et al. 2021) the blocks see the input through them alone, in one call without a state:
+    With latents (Perceiver, Jaegle et al. 2021) the blocks see the input only through them, in one call without a
+    state:
 
-        signal ─ front end ─ x (B, N, Dm) ─ latents ─ z (B, M, Dz) ─ memory of the blocks, which begin with queries, or with x ─ norm ─ head
+        signal ─ front end ─ x (B, N, Dm) ─ latents ─ z (B, M, Dz) ─ memory of the blocks, whose input is queries or x ─ norm ─ head
     """
 
     def __init__(self, spec: Model):
@@ -211,28 +219,28 @@ class Transformer(Stack):
 
     @property
     def every_branch(self) -> list[Branch]:
-        """Those of the encoder or of the latents, then those of the model's own stack."""
+        """All branches, those of encoder or latents first."""
         return [*(branch for before in (self.encoder, self.latents) if before for branch in before.branches), *self.branches]
 
     def recompute_blocks(self, on: bool) -> None:
-        """Switch activation checkpointing for every block, those of an encoder or of latents included."""
+        """Switch activation checkpointing for all blocks, including encoder and latents."""
         for layered in (self, self.encoder, self.latents):
             if layered is not None:
                 layered.recompute = on
 
     @property
     def rewindable(self) -> bool:
-        """True if the latest positions can be taken back."""
+        """True if the state can be cut to fewer positions."""
         return all(branch.rewindable for branch in self.branches)
 
     def encode(self, signal: Signal | Tensor, tap: Tap | None = None) -> Memory:
-        """The memory of a source."""
+        """Encode a source into its memory."""
         if self.encoder is None:
             raise UserError("the model has no encoder to read a source with; give model.encoder, or join source and target in one sequence")
         return self.encoder(signal, tap)
 
     def init_state(self, batch: int, capacity: int | None = None, memory: Memory | Memories | None = None) -> State:
-        """The state before the first position. ``capacity`` None: buffers double as needed; a number: they never move."""
+        """Initial decoding state. ``capacity``: fixed buffer size; None: buffers double as needed."""
         self._needs_decoding()
         if capacity is not None and capacity < 1:
             raise UserError(f"a state with a capacity of {capacity} holds no position; give at least 1, or none to let it grow")
@@ -249,11 +257,11 @@ class Transformer(Stack):
         return State(zeros, torch.full_like(zeros, capacity or 0), tuple(blocks), torch.zeros_like(zeros))
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
-        """Bytes that the branches must keep after ``length`` positions."""
+        """Bytes of the branches' state after ``length`` positions."""
         return sum(branch.state_bytes(length, batch) for branch in self.branches)
 
     def rewind(self, state: State, lengths: Tensor) -> State:
-        """The state as it was after ``lengths`` (B) positions of each row. Raises if a branch cannot go back."""
+        """State cut to ``lengths`` (B) positions of each row. Raises if a branch cannot do so."""
         if not self.rewindable:
             stuck = next(b for b in self.branches if not b.rewindable)
             raise UserError(f"the state of {stuck.spec.kind!r} cannot be cut to a length; keep a copy of it (rows) from before")
@@ -265,9 +273,9 @@ class Transformer(Stack):
     def forward(
         self, signal: Signal | Tensor, state: State | None = None, *, tap: Tap | None = None, memory: Memory | Memories | None = None
     ) -> tuple[Tensor, State | None]:
-        """(the head's answer, the next state). ``signal``: ids (B, N) alone, or a ``Signal``.
+        """(outputs of the head, next state). ``signal``: ids (B, N), or a ``Signal``.
 
-        ``memory``: the encoder's output, without a state; with a state it was given to ``init_state``.
+        ``memory``: the encoder's output, for calls without a state; with a state, pass it to ``init_state``.
         """
         x, context, state = self._read(Signal.of(signal), state, tap, memory)
         return tapped(tap, "head", "head", self.head(x, context.lengths if self.spec.answers is None else None)), state
@@ -275,18 +283,18 @@ class Transformer(Stack):
     def features(
         self, signal: Signal | Tensor, state: State | None = None, *, tap: Tap | None = None, memory: Memory | Memories | None = None
     ) -> tuple[Tensor, State | None]:
-        """What the head reads: (vectors (B, N, D), the next state); of latents, or of a fixed number of queries, as many as there are."""
+        """(input vectors of the head (B, N, D), next state). With latents or queries, N is their number."""
         x, _, state = self._read(Signal.of(signal), state, tap, memory)
         return x, state
 
     def _read(
         self, signal: Signal, state: State | None, tap: Tap | None, memory: Memory | Memories | None
     ) -> tuple[Tensor, Context, State | None]:
-        """(what the head reads, the context of the signal's positions, the next state)."""
+        """(input vectors of the head, context of the signal's positions, next state)."""
         if state is None:
             x, context = self.embed(signal, tap=tap, memories=self._memories(memory))
             if context.prefix is not None and self.spec.causal and not self.reads_prefix:
-                context = replace(context, prefix=None)  # no mask asks for it, and attention is faster without
+                context = replace(context, prefix=None)  # no mask uses it, and attention is faster without
             return self.vectors(x, context), context, None
         if memory is not None:
             raise UserError("a memory cannot be joined with a state; give it to init_state, which reads it once")
@@ -302,13 +310,13 @@ class Transformer(Stack):
         return x, context, State(state.positions + came, state.limit, tuple(after), prefix)
 
     def vectors(self, x: Tensor, context: Context) -> Tensor:
-        """What the head reads, from what the front end gives: x (B, N, D) through latents, blocks and norm."""
+        """Input vectors of the head from the front end's x (B, N, D), through latents, blocks and norm."""
         if self.latents is not None:
             x, context = self._asking(x, context, self.latents(x, context))
         return tapped(context.tap, "norm", "norm", self.norm(self.last(x, context), context))
 
     def _asking(self, x: Tensor, context: Context, known: Memory) -> tuple[Tensor, Context]:
-        """What the blocks begin with once the latents have read x, and its context; the latents themselves where there is no block."""
+        """(input of the blocks, its context) once the latents have read x; without blocks, the latents themselves."""
         if not len(self.blocks):
             (z,) = known.vectors
             return z, Context(torch.arange(z.shape[1], device=x.device)[None], end=z.shape[1], tap=context.tap)
@@ -325,7 +333,7 @@ class Transformer(Stack):
             )
 
     def _memories(self, memory: Memory | Memories | None) -> Memories:
-        """What cross branches read, by name. Raises ``UserError`` if one reads what is not given, or none reads what is."""
+        """Memories for cross branches, by name. Raises ``UserError`` for a missing or an unused memory."""
         given = {MEMORY: memory} if isinstance(memory, Memory) else memory or {}
         if self.spec.latents:
             if given:
@@ -346,5 +354,5 @@ _NOT_READ = "the model has no branch that reads a memory; leave the memory out"
 
 
 def _smaller(a: int | None, b: int | None) -> int | None:
-    """The smaller of two limits, None being none."""
+    """Smaller of two limits; None means unlimited."""
     return b if a is None else a if b is None else min(a, b)

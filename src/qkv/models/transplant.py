@@ -1,8 +1,8 @@
-"""The weights of one model moved into another that is built alike but for some of its branches.
+"""Transfer of weights between models that differ in some branches.
 
-A tensor of the same path and shape is taken as it is. Where the queries, keys and values of one matrix have other sizes than before, each
-of the three is taken alone: K/V heads that become fewer are the means of their groups, and those that become more are repeated (Ainslie et
-al. 2023). Of a table of the front end the rows that both have are taken. All else begins as the new model was initialised.
+Tensors of equal path and shape are copied. If queries, keys and values share one matrix of a different size, each of
+the three is transferred separately: fewer K/V heads are means of groups, more are repeated (Ainslie et al. 2023).
+Embedding tables share their first rows. All other tensors keep the new model's initialisation.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ KEPT, NEW = "kept", "begins at random"
 
 
 class Layout(NamedTuple):
-    """How the rows of a map to queries, keys and values are cut: rows of each of the three, and features of one head of each."""
+    """Layout of a combined q, k, v projection: rows of each of the three, and features per head of each."""
 
     rows: tuple[int, int, int]
     heads: tuple[int, int, int]
 
 
 class Moved(NamedTuple):
-    """What became of a tensor of the new model: ``numbers`` in it, ``taken`` of them from the old one, and how, in words."""
+    """Transfer of one tensor of the new model: ``numbers`` in all, ``taken`` from the old model, and a description."""
 
     path: str
     how: str
@@ -38,7 +38,7 @@ class Moved(NamedTuple):
 
 
 def transplant(old: nn.Module, new: nn.Module) -> list[Moved]:
-    """Fill ``new`` with what it can take of ``old``, and say of each of its tensors how; one that has several names counts once."""
+    """Transfer the weights of ``old`` to ``new``; return a record per tensor (once for shared tensors)."""
     theirs, layouts = old.state_dict(), (dict(_layouts(old)), dict(_layouts(new)))
     found, seen = [], set[int]()
     for name, own in new.state_dict(keep_vars=True).items():
@@ -52,9 +52,11 @@ def transplant(old: nn.Module, new: nn.Module) -> list[Moved]:
 
 
 def in_words(moved: list[Moved]) -> list[tuple[str, str]]:
-    """(path, how) in the model's order; what is alike in all layers, or in some, stands there once: ``blocks.*``, ``blocks.{0,2}``."""
+    """(path, description) in the model's order; equal entries of several layers are merged: ``blocks.*``,
+    ``blocks.{0,2}``.
+    """
     layers: dict[tuple[str, str], list[str]] = {}
-    every: dict[str, set[str]] = {}  # of each stack, by what stands before its layers
+    every: dict[str, set[str]] = {}  # layers of each stack, by path prefix
     for one in moved:
         found = _LAYER.search(one.path)
         layer = found[0] if found else ""
@@ -73,7 +75,7 @@ def _some(layers: list[str]) -> str:
 
 
 def _layouts(model: nn.Module) -> Iterator[tuple[str, Layout]]:
-    """The path and layout of every map named ``qkv``; thirds where its branch says no sizes."""
+    """(path, layout) of each projection named ``qkv``; thirds if its branch defines no sizes."""
     for path, module in model.named_modules():
         inner, width = getattr(module, "qkv", None), getattr(module, "head_dim", None)
         if isinstance(inner, nn.Linear) and isinstance(width, int):
@@ -102,7 +104,7 @@ def _take(name: str, own: Tensor, given: Tensor | None, cuts: tuple[Layout | Non
 
 
 def _by_part(name: str, own: Tensor, given: Tensor, before: Layout, after: Layout) -> Moved:
-    """Queries, keys and values each alone."""
+    """Transfer queries, keys and values separately."""
     ways: dict[str, list[str]] = {}
     taken = 0
     parts = zip("qkv", own.split(after.rows), given.split(before.rows), before.heads, after.heads, strict=True)
@@ -118,7 +120,7 @@ def _by_part(name: str, own: Tensor, given: Tensor, before: Layout, after: Layou
 
 
 def _regrouped(own: Tensor, given: Tensor, was: int, width: int) -> tuple[Tensor | None, str]:
-    """``given`` with as many heads as ``own`` has, and how they were made; None where one cannot be made of the other."""
+    """(``given`` with as many heads as ``own``, description); None if the sizes are incompatible."""
     if own.shape == given.shape:
         return given, KEPT if was == width else f"{KEPT}, cut into heads of {width} in the place of {was}"
     if was != width:

@@ -87,8 +87,8 @@ class PermutationTask(FillInTask):
 def streams(batch: PermutationBatch, query: int) -> Batch:
     """Concatenate text and queries to (B, N + T), with positions and a mask by the order.
 
-    Rows with fewer targets are padded with queries without targets, which repeat the position and mask of a target, or
-    of the first position if there is none. ``query``: id of the query vector.
+    Rows with fewer targets are padded with queries at position 0 that have no target. ``query``: id of the query
+    vector.
     """
     rows, length = batch.ids.shape
     wanted = batch.targets != IGNORED

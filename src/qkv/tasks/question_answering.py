@@ -43,8 +43,8 @@ class Window(NamedTuple):
     """Window of a context: ``ids`` of cls question sep context sep.
 
     types: token types, if the model reads them.   target: positions where the answer begins and ends.   question:
-    number of the question.   asked: end of the question in ``ids``.   begin, end: context in ``ids``.   offset: context
-    token at ``begin``.
+        number of the question.   asked: end of the question in ``ids``.   begin, end: context in ``ids``.   offset:
+        context token at ``begin``.
     """
 
     ids: np.ndarray
@@ -85,7 +85,7 @@ class Answer(NamedTuple):
 class QuestionAnsweringTask(ExampleTask):
     """-log p(first token of the answer) - log p(last token), each a softmax over the positions of
 
-            cls question sep context sep
+        cls question sep context sep
 
     or of the tokenizer's own template for two texts, whose first token then replaces ``cls``. The prefix of a row, if
     the model reads one, ends before the first ``sep``.

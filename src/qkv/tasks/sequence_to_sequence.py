@@ -35,8 +35,8 @@ _SHOWN = 8
 class SequenceToSequenceTask(ExampleTask):
     """-Σ log p(y_i | y_<i, x) with teacher forcing.
 
-            With an encoder:  source x eos         ids bos y          targets y eos
-            Without:                               ids x bos y        targets (none for x) y eos,  prefix len(x) + 1
+        With an encoder:  source x eos         ids bos y          targets y eos
+        Without:                               ids x bos y        targets (none for x) y eos,  prefix len(x) + 1
 
     The task's ``begin`` replaces bos; its tokens after the first are targets too.
     """

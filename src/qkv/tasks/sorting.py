@@ -38,8 +38,8 @@ _AT_ONCE = 64
 
 @implements(Sorting)
 class SortingTask(GeneratedTask):
-    """-Σ_k log p(k-th smallest). Exact match also holds for greedy decoding, whose first mistake teacher forcing shows
-    too.
+    """-Σ_k log p(k-th smallest). Exact match equals that of greedy decoding: up to the first mistake, both read the
+    same.
     """
 
     loss_unit = "nats a number"

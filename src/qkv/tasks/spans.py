@@ -51,7 +51,7 @@ class Best(NamedTuple):
     """Per row (B,): most probable span, ``first`` <= ``last``, in positions of the row.
 
     score: s_first + e_last, -∞ without a span.   total: log of Σ exp(score) over all spans.   none: s_0 + e_0, the
-    score of no answer.
+        score of no answer.
     """
 
     first: Tensor

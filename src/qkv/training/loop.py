@@ -390,8 +390,8 @@ def train(recipe: Recipe, out: str | Path, resume: bool = True, on_event: OnEven
     only loaded. Ctrl-C and SIGTERM finish the step, save, and raise Interrupted, a KeyboardInterrupt; a second Ctrl-C
     aborts at once.
 
-    on_event: called with each event of ``qkv.training.events``; None shows a progress line on standard error. since:
-    value of ``qkv.training.clock`` from which a budget of minutes counts; None for now.
+    on_event: called with each event of ``qkv.training.events``; None shows a progress line on standard error.
+    since: value of ``qkv.training.clock`` from which a budget of minutes counts; None for now.
 
     Raises UserError if recipe, text, folder or checkpoint is unusable, the disk is full, or a loss is not finite.
     """

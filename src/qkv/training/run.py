@@ -72,7 +72,8 @@ def load(source: str | Path, accept_changes: bool = False, copy: bool = False, *
     Before the first validation of a run in progress, the weights are those of its newest checkpoint.
 
     accept_changes: load the folder even if spec or vocabulary were edited since the weights were stored, and use the
-    newest checkpoint if the best weights are missing. copy: read weights into memory instead of mapping their file.
+        newest checkpoint if the best weights are missing.
+    copy: read weights into memory instead of mapping their file.
     published: dtype, revision and pickles, as for ``qkv.interop.load.load_published``.
 
     Raises UserError if the folder is neither, or a file in it is missing, damaged, edited or belongs to another model.

@@ -58,9 +58,9 @@ class Swapped:
     """Run with replaced parts, the origin of its weights, and the effect on its metrics.
 
     figures: held-out metrics of the task at each moment ("before", "after the swap", and "healed" if trained). For the
-    first two also ``parameters``, ``reading`` and ``decoding`` in tokens/s, ``state`` in bytes at ``length`` positions,
-    and ``longest``, the positions that fit into ``memory`` bytes beside the weights (infinite if unlimited). Speeds and
-    state only if the model generates.
+        first two also ``parameters``, ``reading`` and ``decoding`` in tokens/s, ``state`` in bytes at ``length``
+        positions, and ``longest``, the positions that fit into ``memory`` bytes beside the weights (infinite if
+        unlimited). Speeds and state only if the model generates.
     """
 
     run: Run
@@ -97,8 +97,9 @@ def swap(
     """Replace parts of a run or a published checkpoint, train ``heal`` steps, and write the result as a run into
     ``out``.
 
-    changes: dotted overrides, see ``qkv.spec.surgery.operated``; those of ``training`` apply to the healing. data: text
-    to train and evaluate on (default: the run's own). copy: as for ``qkv.load``.
+    changes: dotted overrides, see ``qkv.spec.surgery.operated``; those of ``training`` apply to the healing.
+    data: text to train and evaluate on (default: the run's own).
+    copy: as for ``qkv.load``.
 
     See ``qkv.models.transplant`` for the weights that are kept. Raises ``UserError``; Ctrl-C saves, and ``qkv train``
     resumes.
