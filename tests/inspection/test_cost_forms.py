@@ -180,8 +180,9 @@ def test_what_is_predicted_is_what_is_measured(name: str, recompute: bool, preci
 
 def test_batches_suit_the_form() -> None:
     counted = cost(MEASURED["cross attention"], 3, 5, source_length=7)
-    batch = random_batch(counted)
-    assert (batch.input.values.shape, batch.source.shape) == ((3, 5), (3, 7))  # type: ignore[attr-defined]
+    batch = random_batch(build(counted.model), counted)
+    assert batch.source is not None
+    assert (batch.input.values.shape, batch.source.values.shape) == ((3, 5), (3, 7))
     assert counted.to_dict()["source_length"] == 7
 
 

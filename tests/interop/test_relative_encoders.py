@@ -54,7 +54,7 @@ def test_the_other_form_of_debertas_head_is_read_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        ({"conv_kernel_size": 3}, "conv_kernel_size is 3, but qkv knows only 0 here; it changes the first layer"),
+        ({"conv_kernel_size": 3}, "conv_kernel_size is 3, but qkv knows only 0 here; it changes a convolution beside the first layer"),
         ({"pos_att_type": "c2p|p2p"}, "pos_att_type holds 'p2p'"),
         ({"pos_att_type": []}, "pos_att_type names no term"),
         ({"relative_attention": False, "norm_rel_ebd": "none"}, "relative_attention is false"),
@@ -132,7 +132,7 @@ def test_xlnets_query_stream_is_the_sequence_behind_the_text(tmp_path: Path) -> 
     visible[:, 9:, :9] = ~hidden.gather(1, places[..., None].expand(-1, -1, 9))
     both = torch.cat((ids, torch.full((3, 2), -1)), 1)
     given = {"positions": positions, "visible": visible, "types": torch.cat((types, types.gather(1, places)), 1)}
-    ours = model(both, **given)[0][:, 9:]
+    ours = model(Signal(both, **given))[0][:, 9:]
     wanted = theirs(ids, perm_mask=hidden.float(), target_mapping=mapping, token_type_ids=types).logits
     assert apart(ours.detach(), wanted.detach()) < 1e-5
     ours.pow(2).sum().backward()

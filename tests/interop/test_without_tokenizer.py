@@ -51,8 +51,8 @@ def test_what_needs_text_says_that_there_is_no_tokenizer(words: list[str], tmp_p
     (["--ids", ""], "none given; allowed: at least one id"),
     (["--ids", "5 x"], "'x' is not an id"),
     (["--ids", "5", "--stop", "a"], "'a' is a text"),
-    (["text", "--ids", "5"], "a prompt does not go with it"),
-    (["--ids", "5", "--special"], "--special does not go with it"),
+    (["text", "--ids", "5"], "a prompt cannot be combined with it"),
+    (["--ids", "5", "--special"], "--special cannot be combined with it"),
 ])  # fmt: skip
 def test_wrong_ids_are_refused(words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", str(tiny(tmp_path / "bare")), *words]) == 2

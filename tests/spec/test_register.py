@@ -129,6 +129,18 @@ def _optimizer(part: ToyOptimizer, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), part.lr)
 
 
+TOYS = (ToyMixer, ToyFrontend, ToyNorm, ToyResidual, ToyRelative, ToyMask, ToyHead, ToyOptimizer)
+for toy in TOYS:  # other tests ask for all kinds that there are
+    toy.kinds().pop(toy.kind)
+
+
+@pytest.fixture
+def toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for toy in TOYS:
+        monkeypatch.setitem(toy.kinds(), toy.kind, toy)
+
+
+@pytest.mark.usefixtures("toys")
 def test_a_toy_part_in_each_slot_is_trained() -> None:
     block = {
         "branches": ["toy_mixer", {"kind": "attention", "num_heads": 2, "mask": "toy_mask", "relative": "toy_relative"}],
