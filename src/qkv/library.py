@@ -39,14 +39,14 @@ def find_recipe(
 ) -> tuple[Recipe, Path]:
     """Find the recipe of ``source``, apply dotted ``overrides``, and return it with the run's folder.
 
-    source: a recipe (``.yaml``, ``.yml``, ``.json``), a run folder, or a text: a file or the name of a known data set.
-        For a text, a recipe is chosen automatically; with ``resume``, the recipe of an existing run on it is used.
-    quick: use the quick form.   out: run folder, by default ``runs/`` and the recipe's name.
+    ``source`` is a recipe (``.yaml``, ``.yml``, ``.json``), a run folder, or a text: a file or the name of a known data
+    set. For a text, a recipe is chosen automatically; with ``resume``, the recipe of an existing run on it is used.
+    ``quick`` selects the quick form. The run's folder is ``out``, by default ``runs/`` and the recipe's name.
 
     With a ``task``, such as "classification", ``source`` is a table of examples: a file, two texts "a.txt | b.txt", or
     the name of a known data set, and a recipe for the task is chosen. ``data``: fields of ``qkv.spec.data.Data``:
-    columns, validation, test, bad_rows, format.
-    start: a run or a published checkpoint to fine-tune.   adapt: method of fine-tuning ("whole", "head", "lora(8)").
+    columns, validation, test, bad_rows, format. ``start``: a run or a published checkpoint to fine-tune; ``adapt``:
+    method of fine-tuning ("whole", "head", "lora(8)").
 
     Raises ``UserError``.
     """
@@ -131,9 +131,8 @@ def train(
 ) -> Run:
     """Train a model, or resume the run in the folder ``out``; return the run with its best weights.
 
-    recipe: a ``Recipe``, or any source of ``find_recipe``.   out: run folder, by default ``runs/`` and the recipe's
-        name.
-    minutes: time budget of the whole run, ``training.minutes`` of its recipe.
+    ``recipe`` is a ``Recipe``, or any source of ``find_recipe``. ``out`` is by default ``runs/`` and the recipe's name.
+    ``minutes`` is the time budget of the whole run, ``training.minutes`` of its recipe.
 
     With a ``task``, train on a table of examples: ``train("mine.csv", task="classification", columns={"text": "review",
     "label": "stars"})``. With ``start="bert-base-uncased"``, or a run, fine-tune that model; ``adapt``: "whole",
@@ -183,11 +182,10 @@ def load(run: str | Path, accept_changes: bool = False, copy: bool = False, **pu
     """Load the run in a folder, with its best weights, or a published checkpoint: a folder in Hugging Face format, or a
     name like "gpt2".
 
-    published: settings for published checkpoints: dtype ("fp32", "bf16"), revision, pickles; see
-        ``qkv.interop.load.load_published``.
-    accept_changes: load a run even if its spec or vocabulary was edited after training, or its best weights are
-        missing.
-    copy: read the weights into memory. By default they are mapped from their file, which must then stay unchanged.
+    ``published``: settings for published checkpoints: dtype ("fp32", "bf16"), revision, pickles; see
+    ``qkv.interop.load.load_published``. ``accept_changes``: load a run even if its spec or vocabulary was edited after
+    training, or its best weights are missing. ``copy``: read the weights into memory; by default they are mapped from
+    their file, which must then stay unchanged.
 
     Raises ``UserError`` if it is neither, or a file in it is missing, damaged or edited.
     """
@@ -211,10 +209,10 @@ def generate(
 ) -> str | list[int]:
     """Generate text after ``prompt``, without the prompt; or generate ids after ``ids``, without any tokenizer.
 
-    special: read special tokens in the prompt, such as "<|im_start|>", as such; default: as plain text.
-    options: fields of ``qkv.spec.generation.Generation``: max_new_tokens, temperature, top_k, top_p, min_p,
-        repetition_penalty, stop, seed, overflow; num_beams, length_penalty, early_stopping. Defaults are those of the
-        recipe's ``sample``; with ``num_beams`` above 1, its sampling settings are ignored.
+    ``special``: read special tokens in the prompt, such as ``<|im_start|>``, as such; default: as plain text.
+    ``options``: fields of ``qkv.spec.generation.Generation``: max_new_tokens, temperature, top_k, top_p, min_p,
+    repetition_penalty, stop, seed, overflow; num_beams, length_penalty, early_stopping. Defaults are those of the
+    recipe's ``sample``; with ``num_beams`` above 1, its sampling settings are ignored.
 
     Raises ``UserError``.
     """
@@ -242,8 +240,8 @@ def evaluate(
     """Evaluate a run on one split of its data, "train", "validation" (the default) or "test", or on the whole file
     ``data``.
 
-    batches: evaluate only so many batches.   overrides: generation settings (``sample.num_beams=1``) or the columns of
-        ``data`` (``data.columns.text=review``). Baselines are fitted on the run's training split only.
+    ``batches``: evaluate only so many batches. ``overrides``: generation settings (``sample.num_beams=1``) or the
+    columns of ``data`` (``data.columns.text=review``). Baselines are fitted on the run's training split only.
 
     Returns the metrics by name: for a language model loss (nats per token), perplexity, and bits per token, character
     and byte; for other tasks accuracy, BLEU and so on, some only if the whole split is evaluated. Raises ``UserError``.

@@ -18,7 +18,7 @@ from tests.house.source import PACKAGE, Source, package
 from tests.house.test_imports import imported
 from tests.house.test_style import MOST_LINES_OF_A_FUNCTION, size
 
-RIDDLES = ("What", "Which", "Those", "That", "How")
+RIDDLES = ("What", "Which", "Those", "That", "How", "Where", "The one")
 PATTERNS = {
     "isinstance(…, Text)": re.compile(r"isinstance\([^()]*(?:\([^()]*\)[^()]*)*,\s*(?:\w+\.)*(?:Text\)|\([^()]*\bText\b)"),
     "model.frontend.table": re.compile(r"model\.frontend\.table"),

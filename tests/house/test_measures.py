@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.house.measures import PATTERNS, code_lines, described
+from tests.house.measures import PATTERNS, code_lines, described, riddles
 from tests.house.source import ROOT, Source
+
+MOST_RIDDLES = 10
+"""Docstrings of the package that may begin with a question word or a pronoun instead of a noun or a verb."""
 
 
 class Written(Source):
@@ -17,6 +20,11 @@ def test_only_code_is_counted() -> None:
     source = Written(ROOT / "written.py")
     assert code_lines(source) == 6
     assert [node.lineno for node in described(source)] == [1, 12]
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    found = riddles()
+    assert len(found) <= MOST_RIDDLES, "\n".join(found)
 
 
 @pytest.mark.parametrize("line", ["isinstance(spec.frontend, Text)", "isinstance(a.b(c), (Sound, Text))", "isinstance(x, spec.Text)"])

@@ -37,7 +37,7 @@ class Memory(NamedTuple):
 
 
 Memories = Mapping[str, Memory]
-"""What cross branches read, by name."""
+"""Memories that cross branches read, by name."""
 
 
 @dataclass(frozen=True)

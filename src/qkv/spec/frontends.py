@@ -22,50 +22,50 @@ class Frontend(Part, slot=True):
 
     @property
     def num_tokens(self) -> int | None:
-        """V, the rows of its table of token vectors; None without one, and while it is not known."""
+        """Vocabulary size, the rows of the token embedding table; None without tokens, or if unknown."""
         return None
 
     @property
     def num_types(self) -> int:
-        """Types of values that it tells apart, such as first and second text."""
+        """Number of token types, such as first and second text."""
         return 0
 
     @property
     def initial_vectors(self) -> str | None:
-        """Run folder or file whose vectors training starts with."""
+        """Run folder or file with initial token embeddings."""
         return None
 
     @property
     def limited_by(self) -> str:
-        """The key that says how many positions have a vector."""
+        """Configuration key that limits the number of positions."""
         return "model.context_length"
 
     def limit(self, context_length: int) -> int | None:
-        """How many positions have a vector; None without end."""
+        """Maximum number of positions; None if unlimited."""
         return None
 
     def own_width(self, width: int) -> int:
-        """Features of its vectors in a stack of ``width``."""
+        """Width of the output vectors in a stack of ``width``."""
         return width
 
     def table_width(self, width: int) -> int | None:
-        """Features of its token vectors where those of its output are ``width``; None without tokens."""
+        """Width of the token embeddings for outputs of ``width``; None without tokens."""
         return None
 
     def width_problems(self, width: int) -> list[Problem]:
-        """What does not fit together where its vectors have ``width`` features."""
+        """Incompatible settings at a vector width of ``width``."""
         return []
 
     def sized(self, vocab_size: int) -> Self:
-        """The same with the sizes filled in that the data decides. Raises ``SpecError`` if one that it gives is too small."""
+        """Fill in the sizes that the data determines. Raises ``SpecError`` if a given size is too small."""
         return self
 
     def unsized(self) -> Self:
-        """The same without what one data set decided: sizes, and vectors that training starts with."""
+        """Remove the settings specific to one data set: sizes, and initial vectors."""
         return self
 
     def asking(self, mask: int) -> int:
-        """The id of a position that asks what its token is, where ``mask`` is the id of the mask token."""
+        """Id of the query at a position to predict; ``mask``: id of the mask token."""
         return mask
 
 

@@ -57,10 +57,10 @@ Figures = Mapping[str, float]
 class Swapped:
     """Run with replaced parts, the origin of its weights, and the effect on its metrics.
 
-    figures: held-out metrics of the task at each moment ("before", "after the swap", and "healed" if trained). For the
-        first two also ``parameters``, ``reading`` and ``decoding`` in tokens/s, ``state`` in bytes at ``length``
-        positions, and ``longest``, the positions that fit into ``memory`` bytes beside the weights (infinite if
-        unlimited). Speeds and state only if the model generates.
+    ``figures``: held-out metrics of the task at each moment ("before", "after the swap", and "healed" if trained). For
+    the first two also ``parameters``, ``reading`` and ``decoding`` in tokens/s, ``state`` in bytes at ``length``
+    positions, and ``longest``, the positions that fit into ``memory`` bytes beside the weights (infinite if unlimited).
+    Speeds and state only if the model generates.
     """
 
     run: Run
