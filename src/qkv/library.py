@@ -54,9 +54,9 @@ def find_recipe(
         begun = None if start is None else str(start)
         return _recipe_of_table(task, {"source": str(source), **data}, overrides, quick, out, resume, begun, adapt)
     if start is not None or adapt is not None:
-        raise UserError("'start' and 'adapt' go with a table of examples and its task; a recipe says them itself: start, training.adapt")
+        raise UserError("'start' and 'adapt' apply to a table of examples with a task; in a recipe, set start and training.adapt")
     if data:
-        raise UserError(f"{next(iter(data))!r} says how a table of examples is read; name the task too, such as task='classification'")
+        raise UserError(f"{next(iter(data))!r} applies to tables of examples; name the task too, such as task='classification'")
     path, folder = Path(source), Path(out) if out is not None else None
     if not is_text(source):
         recipe = read_recipe(path, overrides, quick)
@@ -148,7 +148,7 @@ def train(
     overrides = [*overrides, *([] if minutes is None else [f"training.minutes={minutes}"])]
     if isinstance(recipe, Recipe):
         if task is not None or start is not None or adapt is not None or data:
-            raise UserError("a recipe says itself what is learned from which data and what it starts from; leave all that out")
+            raise UserError("a recipe already sets task, data, start and adapt; leave these arguments out")
         recipe = override(recipe, [*(quick_form(recipe.quick) if quick else ()), *overrides])
         folder = Path(out) if out is not None else _folder(recipe.name or "unnamed", quick)
     else:
@@ -226,7 +226,7 @@ def generate(
         tokenizer = loaded.tokenizer.reading_special if special else loaded.tokenizer
         return generate_text(loaded.model, tokenizer, prompt, generation)
     if prompt or special:
-        raise UserError("'prompt' and 'special' are about text, and 'ids' were given; leave one of them out")
+        raise UserError("'prompt' and 'special' apply to text, but 'ids' are given; leave one of them out")
     return write_ids(loaded.model, ids, generation)
 
 
@@ -250,7 +250,7 @@ def evaluate(
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
     if data is not None and split is not None:
-        raise UserError(f"'split' names a part of the run's own data, and all of {str(data)!r} is measured; leave one of them out")
+        raise UserError(f"'split' names a part of the run's own data, but {str(data)!r} is evaluated as a whole; leave one of them out")
     recipe = measured(loaded.recipe, overrides)
     return evaluate_run(replace(loaded, recipe=recipe), split or "validation", batches, None if data is None else str(data)).figures
 

@@ -63,7 +63,7 @@ def test_a_model_that_is_there_is_changed_for_a_table(qkv: Call, here: Path, sta
     assert (recipe.model.width, recipe.training.steps) == (16, 12)
     assert f"from {start}" in said.err
     assert f"starts with the weights of '{start}'" in said.err
-    assert ("parameters learn" in said.err) == (adapt != "whole")
+    assert ("parameters are trainable" in said.err) == (adapt != "whole")
     exam = json.loads((folder / "exam.json").read_text())["splits"]["validation"]["figures"]
     assert exam["targets"] == 8
     answered = qkv("predict", folder, "film good plot", "--json")

@@ -210,7 +210,7 @@ BAD_TRAINING = {
         ["regress", "--data", "reviews.csv", "--value", "review", "--text", "stars"],
         "rows of reviews.csv cannot be used",
     ),
-    "one label": (["classify", "--data", "one.csv"], "there is nothing to tell apart"),
+    "one label": (["classify", "--data", "one.csv"], "there are no classes to distinguish"),
     "an option of another verb": (["tag", "--data", "names.conll", "--label", "x"], "--label is not an option of 'qkv train tag'"),
     "an option without a verb": (["a.txt", "--label", "x"], "--label needs a verb instead of 'a.txt': classify, regress"),
     "half of a pair": (["translate", "--source", "a.txt"], "--target is missing"),
@@ -298,10 +298,10 @@ def test_a_lost_exam_is_taken_again(qkv: Call, stars: Path, tables: Path, tmp_pa
     said = qkv("train", copy)
     assert said.code == 0, said.err
     assert "is finished" in said.err
-    assert "examining the weights of step" in said.err
+    assert "evaluating the weights of step" in said.err
     after = json.loads((copy / "exam.json").read_text())
     for figures in (before["splits"]["validation"]["figures"], after["splits"]["validation"]["figures"]):
         figures.pop("seconds")
     assert after == before
     assert "Confusion matrix" in (copy / "report.html").read_text()
-    assert "examining" not in qkv("train", copy).err
+    assert "evaluating" not in qkv("train", copy).err

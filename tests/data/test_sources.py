@@ -167,9 +167,9 @@ def test_without_a_data_folder_the_cache_is_used(shelf: str, monkeypatch: pytest
     ("path", "expected", "reason"),
     [
         ("/missing.txt", CONTENT, "failed: Not Found"),
-        ("/plays.txt", CONTENT[:-1] + b"?", "failed: what came is not the published file: 420 bytes with SHA-256"),
-        ("/plays.txt", CONTENT[:50], "failed: what came is not the published file: 51 bytes"),
-        ("/plays.txt!", CONTENT, "failed: (IncompleteRead|what came is not the published file: 210 bytes)"),
+        ("/plays.txt", CONTENT[:-1] + b"?", "failed: the downloaded file differs from the published one: 420 bytes with SHA-256"),
+        ("/plays.txt", CONTENT[:50], "failed: the downloaded file differs from the published one: 51 bytes"),
+        ("/plays.txt!", CONTENT, "failed: (IncompleteRead|the downloaded file differs from the published one: 210 bytes)"),
     ],
 )
 def test_a_bad_answer_leaves_nothing_behind(

@@ -156,7 +156,7 @@ def test_types_stand_beside_the_tokens_and_before_the_positions() -> None:
 @pytest.mark.parametrize(
     ("part", "types", "sentence"),
     [
-        (Text(vocab_size=7), IDS, "types of tokens are given, and the front end has none; give frontend.types"),
+        (Text(vocab_size=7), IDS, "token types are given, but the front end has none; set frontend.types"),
         (Text(vocab_size=7, types=2), IDS[:, :2], "2 × 2 types are given for 2 × 3 tokens; give one for each"),
     ],
 )

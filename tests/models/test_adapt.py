@@ -48,7 +48,7 @@ def test_whole_lets_all_learn() -> None:
 
 def test_head_alone() -> None:
     assert learning("classifier", adapt="head")[1] == {"head.output.weight", "head.output.bias"}
-    with pytest.raises(UserError, match="the head's matrix is the table of token vectors"):
+    with pytest.raises(UserError, match="the head's matrix is the token embedding table"):
         learning("decoder", adapt="head")
 
 
@@ -84,7 +84,7 @@ def test_frozen_parameters_stay_out_of_every_choice() -> None:
             {"frozen": ["blocks.0.branchs"]},
             r"training\.frozen: no parameter has a path like 'blocks.0.branchs'; did you mean 'blocks.0.branches'",
         ),
-        ({"frozen": ["*"]}, r"leave no parameter that learns"),
+        ({"frozen": ["*"]}, r"leave no trainable parameter"),
         ({"adapt": {"kind": "lora", "targets": ["qkw"]}}, r"training\.adapt\.targets: no linear map .* ends in 'qkw'; did you mean 'qkv'"),
         ({"adapt": {"kind": "lora", "whole": ["frontnd"]}}, r"training\.adapt\.whole: .* did you mean 'frontend'"),
     ],

@@ -97,7 +97,7 @@ def test_groups_that_do_not_divide_begin_as_initialised() -> None:
     old, new = model(attention(3), 1), model(attention(2), 2)
     before = new.state_dict()["blocks.0.branches.0.body.qkv.weight"].clone()
     moved = transplant(old, new)
-    assert ways(moved)[f"{QKV}.weight"] == "q: kept; k, v: begins at random"
+    assert ways(moved)[f"{QKV}.weight"] == "q: kept; k, v: initialised at random"
     after = new.state_dict()["blocks.0.branches.0.body.qkv.weight"]
     assert torch.equal(after[:D], old.state_dict()["blocks.0.branches.0.body.qkv.weight"][:D])
     assert torch.equal(after[D:], before[D:])
@@ -114,7 +114,7 @@ def test_linear_attention_takes_queries_keys_values_and_the_output() -> None:
 def test_other_mixers_keep_what_has_their_path_and_shape() -> None:
     old, new = model(attention(6), 1), model("gru", 2)
     found = ways(transplant(old, new))
-    random = {path for path, how in found.items() if how == "begins at random"}
+    random = {path for path, how in found.items() if how == "initialised at random"}
     assert random
     assert all(".branches.0.body." in path for path in random)
     assert found["frontend.table"] == found["norm.weight"] == found["blocks.*.branches.1.body.up.weight"] == "kept"
@@ -128,10 +128,10 @@ def test_some_layers_are_named() -> None:
     found = ways(transplant(model(attention(6), 1), new))
     assert found["blocks.*.branches.0.body.output.weight"] == "kept"
     assert found["blocks.0.branches.0.body.qkv.weight"] == "kept"
-    assert found["blocks.1.branches.0.body.cells.0.input_weight"] == "begins at random"
-    three = [Moved(f"blocks.{i}.a", "kept" if i == 1 else "begins at random", 1, 0) for i in range(3)]
+    assert found["blocks.1.branches.0.body.cells.0.input_weight"] == "initialised at random"
+    three = [Moved(f"blocks.{i}.a", "kept" if i == 1 else "initialised at random", 1, 0) for i in range(3)]
     assert in_words([*three, Moved("encoder.blocks.0.a", "kept", 1, 1)]) == [
-        ("blocks.{0,2}.a", "begins at random"),
+        ("blocks.{0,2}.a", "initialised at random"),
         ("blocks.1.a", "kept"),
         ("encoder.blocks.*.a", "kept"),
     ]

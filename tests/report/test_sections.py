@@ -147,7 +147,7 @@ def test_the_report_of_a_run_speaks_its_tasks_language() -> None:
         for i in range(1, 9)
     ]
     run = TrainingRun(
-        "stars", metrics=metrics, loss_unit="nats an example", usage=("let it answer", "qkv predict runs/stars"), folder="runs/stars"
+        "stars", metrics=metrics, loss_unit="nats an example", usage=("predict", "qkv predict runs/stars"), folder="runs/stars"
     )
     text = read_page(training_report(run)).text
     for shown in ("nats an example", "Accuracy", "80.00", "on the validation split", "Examples per second", "qkv predict runs/stars"):

@@ -103,9 +103,9 @@ def test_more_classes_than_labels_are_kept_and_fewer_refused() -> None:
 
 
 def test_labels_that_cannot_be_learned_are_refused() -> None:
-    with pytest.raises(UserError, match=r"every example of 'table' has the label 'a', and there is nothing to tell apart"):
+    with pytest.raises(UserError, match=r"every example of 'table' has the label 'a', so there are no classes to distinguish"):
         opened(labelled("a", "a"))
-    with pytest.raises(UserError, match=r"the label 'c' stands in the held-out part alone"):
+    with pytest.raises(UserError, match=r"the label 'c' occurs only in held-out data"):
         material_of(recipe_for("classification"), labelled("a", "b"), labelled("c"))
 
 

@@ -151,7 +151,7 @@ def test_a_context_without_a_token_has_no_answer() -> None:
 
 def test_what_cannot_be_read_is_refused() -> None:
     with pytest.raises(
-        SpecError, match=r"task\.max_question_tokens: a question of 4 tokens and 3 marks leave no place for a context among 7"
+        SpecError, match=r"task\.max_question_tokens: a question of 4 tokens and 3 special tokens leave no room for a context in 7"
     ):
         opened(length=7)
     task, material = opened()

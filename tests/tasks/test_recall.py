@@ -110,7 +110,7 @@ def test_what_is_not_a_row_of_the_task_is_a_sentence() -> None:
     assert 0.25 <= found["probability"] <= 1
     with pytest.raises(UserError, match=r"'x' given, but the model reads symbols s0 to s3, fillers f0 to f2 and '\?'"):
         task.predict(model, material.vocabulary, material.recipe, [{"text": "s1 x ?"}])
-    with pytest.raises(SpecError, match=r"model\.context_length: 32 positions hold no row of the task, which has 42"):
+    with pytest.raises(SpecError, match=r"model\.context_length: 32 positions are fewer than the 42 of a row"):
         opened(recipe_of({**TASK, "distances": [40]}, ATTENTION))
     with pytest.raises(SpecError, match=r"task\.distances: -1 given, but a distance is at least 0"):
         recipe_of({**TASK, "distances": [1, -1]}, ATTENTION)

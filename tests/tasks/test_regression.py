@@ -105,7 +105,7 @@ def test_a_long_text_is_cut_and_said_so() -> None:
 
 
 def test_what_cannot_be_learned_or_read_is_refused() -> None:
-    with pytest.raises(UserError, match=r"every example of 'table' has the value 2, and there is nothing to learn"):
+    with pytest.raises(UserError, match=r"every example of 'table' has the value 2, so there is nothing to learn"):
         opened([{"text": "a", "value": 2.0}, {"text": "b", "value": 2.0}])
     task, material = opened()
     with pytest.raises(UserError, match="text: 5 is not a text"):

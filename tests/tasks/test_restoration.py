@@ -173,7 +173,7 @@ def test_more_gaps_than_the_model_has_sentinels_for_are_refused(tmp_path: Path) 
 
 
 def test_a_context_that_holds_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"model\.context_length: 2 positions hold no damaged text and what is written after it"):
+    with pytest.raises(SpecError, match=r"model\.context_length: 2 positions are too few for a corrupted text and its target"):
         opened(recipe_of("span_corruption", {**PREFIX, "context_length": 2}, tmp_path))
 
 

@@ -110,7 +110,7 @@ def test_learned_positions_end_and_the_exam_says_so() -> None:
 
 @pytest.mark.parametrize(("name", "needed"), [("tagged", 40), ("written", 79)])
 def test_a_context_that_is_too_short_is_refused(name: str, needed: int) -> None:
-    with pytest.raises(SpecError, match=rf"model\.context_length: 32 positions hold no row of the task, which has {needed}"):
+    with pytest.raises(SpecError, match=rf"model\.context_length: 32 positions are fewer than the {needed} of a row"):
         opened(recipe_of("sorting(length=40)", MODELS[name]))
 
 

@@ -150,7 +150,7 @@ def test_what_is_no_sentence_is_refused(given_words: Any) -> None:
 
 
 def test_one_tag_alone_is_nothing_to_learn() -> None:
-    with pytest.raises(UserError, match=r"every word of 'table' has the tag 'O', and there is nothing to tell apart"):
+    with pytest.raises(UserError, match=r"every word of 'table' has the tag 'O', so there are no tags to distinguish"):
         opened([{"words": ["a", "b"], "tags": ["O", "O"]}])
 
 

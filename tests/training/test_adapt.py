@@ -68,7 +68,7 @@ def test_lora_moves_its_matrices_alone_and_loads_merged(text: Path, tmp_path: Pa
     small = {name for name in stored if name.endswith(("lora_a", "lora_b"))}
     assert small == remembered(tmp_path / "run")
     assert len(small) == 2 * 2 * 4
-    assert any("parameters learn" in sentence and "lora" in sentence for sentence in said)
+    assert any("parameters are trainable" in sentence and "lora" in sentence for sentence in said)
     apart = load_adapted(tmp_path / "run")
     assert adapters(apart.model)
     assert not adapters(run.model)

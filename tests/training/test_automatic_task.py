@@ -86,7 +86,7 @@ def test_what_is_said_of_the_data_and_overrides_hold(tmp_path: Path) -> None:
 
 
 def test_a_task_that_no_table_is_enough_for() -> None:
-    with pytest.raises(UserError, match="there is no task 'next_token' that a table of examples is enough for; allowed: classification"):
+    with pytest.raises(UserError, match="the task 'next_token' cannot be trained on a table of examples; allowed: classification"):
         automatic_task("next_token", {"source": "mine.csv"}, machine=FAST)
 
 

@@ -102,7 +102,7 @@ def test_a_signal_leaves_the_exam_for_the_next_start(recipe: Recipe, tmp_path: P
     with pytest.raises(Interrupted):
         train(recipe, tmp_path / "run", on_event=events.append)
     ended = [(event.status, event.message) for event in events if isinstance(event, Ended)]
-    assert ended == [("stopped", "stopped by SIGTERM during the exam after the last step; the same command takes it again")]
+    assert ended == [("stopped", "stopped by SIGTERM during the final evaluation; the same command repeats it")]
     assert not (tmp_path / "run" / EXAM).exists()
     monkeypatch.setattr(ClassificationTask, "examine", plain)
     assert train(recipe, tmp_path / "run", on_event=ignore).exam is not None
@@ -117,7 +117,7 @@ def test_a_figure_that_cannot_be_computed_does_not_cost_the_run(recipe: Recipe, 
     events: list[Event] = []
     run = train(recipe, tmp_path / "run", on_event=events.append)
     assert run.exam is None
-    assert "the exam was not taken: the library is not installed" in " ".join(e.text for e in events if isinstance(e, Notice))
+    assert "the final evaluation failed: the library is not installed" in " ".join(e.text for e in events if isinstance(e, Notice))
     assert [event.status for event in events if isinstance(event, Ended)] == ["finished"]
     monkeypatch.setattr(ClassificationTask, "examine", plain)
     assert train(recipe, tmp_path / "run", on_event=ignore).exam is not None
@@ -199,7 +199,7 @@ def test_a_signal_ends_the_exam_of_every_task_at_once(task: str, tmp_path: Path,
     with monkeypatch.context() as patch:
         patch.setattr(exam, "measure", measure)
         patch.setattr(kind, "figures", figures)
-        with pytest.raises(Interrupted, match="during the exam"):
+        with pytest.raises(Interrupted, match="during the final evaluation"):
             train(recipe, tmp_path / "run", on_event=ignore)
     assert not went_on
     assert not (tmp_path / "run" / EXAM).exists()

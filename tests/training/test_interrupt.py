@@ -32,7 +32,7 @@ def test_a_signal_finishes_the_step_and_saves(text: Path, straight: Path, tmp_pa
     with pytest.raises(Interrupted, match="after step 9 of 24") as caught:
         train(recipe, tmp_path / "run", on_event=interrupt)
     assert caught.value.number == number
-    assert events[-1] == Ended("stopped", 9, f"stopped by {number.name} after step 9 of 24; the same command goes on from there")
+    assert events[-1] == Ended("stopped", 9, f"stopped by {number.name} after step 9 of 24; the same command resumes it")
     assert Saved(9) in events
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
     assert "stopped by" in (tmp_path / "run" / "report.html").read_text()

@@ -83,7 +83,7 @@ def test_without_the_training_part_there_is_no_fitted_baseline(run: Run, tmp_pat
     exam = evaluate(run, data=str(other))
     assert exam.figures["targets"] == 30
     assert not [name for name in exam.figures if "_of_" in name]
-    assert any("what is fitted on its training part is left out" in note for note in exam.notes)
+    assert any("baselines fitted on its training part are omitted" in note for note in exam.notes)
 
 
 def test_a_tagger_and_its_most_frequent_tags(tmp_path: Path) -> None:

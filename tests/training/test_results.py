@@ -157,7 +157,7 @@ def _other_data(recipe: Path) -> list[Path]:
         (_other_steps, "training.steps is 5 there and 6 here"),
         (_unfinished, "6 of 8 steps are done"),
         (_edited, "training.batch_size is 8, and the weights were trained with 4"),
-        (_not_examined, "not examined yet"),
+        (_not_examined, "no final evaluation yet"),
         (_one_seed_twice, "two of the runs have the seed 1"),
         (_other_data, "trained on different data"),
     ],

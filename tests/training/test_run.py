@@ -122,7 +122,7 @@ EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
     "training": (lambda run: replace(run / "spec.yaml", "clip_norm: 1.0", "clip_norm: 2.0"), r"training\.clip_norm is 2\.0"),
     "vocabulary": (
         lambda run: swap_ids(run / "tokenizer.json"),
-        r"tokenizer\.json was changed, and the weights were trained with the one of",
+        r"tokenizer\.json was changed after the weights were trained",
     ),
     "labels": (lambda run: (run / "labels.json").write_text('["a", "b"]'), r"labels\.json was added"),
 }
@@ -139,7 +139,7 @@ def swap_ids(path: Path) -> None:
 @pytest.mark.parametrize(("edit", "sentence"), EDITS.values(), ids=EDITS)
 def test_an_edited_run_is_refused_until_it_is_accepted(copied: Path, edit: Callable[[Path], object], sentence: str) -> None:
     edit(copied)
-    with pytest.raises(UserError, match=sentence + r".*; put it back, or take it as it is now with 'qkv accept"):
+    with pytest.raises(UserError, match=sentence + r".*; put it back, or accept the change with 'qkv accept"):
         load(copied)
     wanted = load(copied, accept_changes=True)
     assert re.search(sentence, accept(copied) or "")
@@ -166,7 +166,7 @@ def test_an_edited_run_is_no_start(copied: Path, text: Path, tmp_path: Path) -> 
 def test_training_does_not_go_on_with_an_edited_vocabulary(copied: Path) -> None:
     tree = json.loads((copied / "tokenizer.json").read_text())
     (copied / "tokenizer.json").write_text(json.dumps({**tree, "decoder": {"type": "Fuse"}}))  # the ids are as they were
-    with pytest.raises(UserError, match=r"tokenizer\.json was changed, .*; put it back, or name another folder"):
+    with pytest.raises(UserError, match=r"tokenizer\.json was changed .*; put it back, or name another folder"):
         train(load(copied, accept_changes=True).recipe, copied, on_event=ignore)
 
 

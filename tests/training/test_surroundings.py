@@ -66,7 +66,7 @@ def test_other_threads_are_said_and_nothing_is_taken_over(tmp_path: Path, monkey
 
 def test_a_damaged_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "surroundings.json").write_text("{")
-    assert "cannot be read, so the fastest paths are measured anew" in Surroundings(tmp_path, CPU).adopt()
+    assert "cannot be read, so the fastest implementations are measured anew" in Surroundings(tmp_path, CPU).adopt()
 
 
 def test_a_run_that_was_cut_before_its_first_checkpoint_keeps_its_paths(

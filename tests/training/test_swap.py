@@ -144,10 +144,10 @@ def test_a_published_checkpoint_is_healed_on_a_text_that_is_given(trained: Run, 
 @pytest.mark.parametrize(
     ("changes", "options", "sentence"),
     [
-        (["blocks.*.mixer=attention(2)"], {}, "the changes leave the model as it is"),
-        ([], {}, "the changes leave the model as it is"),
+        (["blocks.*.mixer=attention(2)"], {}, "the changes do not alter the model"),
+        ([], {}, "the changes do not alter the model"),
         (LINEAR, {"heal": -1}, "-1 steps are asked for; give 0 for none, or at most 2,147,483,647"),
-        ([*LINEAR, "training.adapt=lora"], {}, "training.adapt: a swapped model is healed by its own weights"),
+        ([*LINEAR, "training.adapt=lora"], {}, "training.adapt: healing trains all weights"),
         (LINEAR, {"data": "nowhere.txt"}, "nowhere.txt"),
     ],
 )

@@ -29,7 +29,7 @@ def download(file: Published, target: Path) -> None:
     digest = hashlib.sha256(content).hexdigest()
     if digest != file.sha256:
         raise DownloadError(
-            f"what came is not the published file: {len(content)} bytes with SHA-256 {digest[:12]}… instead of {file.sha256[:12]}…"
+            f"the downloaded file differs from the published one: {len(content)} bytes with SHA-256 {digest[:12]}… instead of {file.sha256[:12]}…"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, content)

@@ -34,7 +34,7 @@ class ExampleRows:
         }
         if type(batching) not in plans:
             known = ", ".join(sorted(kind.kind for kind in plans))
-            raise UserError(f"data.batching: {batching.kind!r} cuts a running text, and examples stay whole; use one of {known}")
+            raise UserError(f"data.batching: {batching.kind!r} is for running text, not for examples; use one of {known}")
         self._plan = lru_cache(maxsize=2)(plans[type(batching)])
         self._ends: list[int] = []
 

@@ -72,7 +72,7 @@ def published(name: str, file: Published) -> Text:
     target = cache / name / file.name
     looked = f"{file.name} of {name!r} is neither in QKV_DATA ({data or 'not set'}) nor in the cache ({cache})"
     if not file.url:
-        raise UserError(f"data.source: {looked}, and nobody publishes it in this form; put the file at {target}")
+        raise UserError(f"data.source: {looked}, and it is not published in this form; put the file at {target}")
     _fetch(file, target, looked)
     return Text.of_file(target)
 

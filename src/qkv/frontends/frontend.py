@@ -166,7 +166,7 @@ class Frontend(nn.Module):
 
 _WITH_STATE = {
     "segments": ("packed documents (segments)", "give each document a row of its own"),
-    "positions": ("positions of one's own", "only the stack counts positions"),
+    "positions": ("explicit positions", "the model counts positions itself"),
     "visible": ("a table of visible keys", "read the whole sequence at once"),
 }
 """Fields of a signal that require whole rows: (description, advice)."""

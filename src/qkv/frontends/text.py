@@ -84,7 +84,7 @@ class TextFrontend(Frontend):
     def _check(self, types: Tensor, x: Tensor) -> None:
         """Raise ``UserError`` for types if none are read, or if their shape differs from that of the tokens."""
         if not self.typed:
-            raise UserError("types of tokens are given, and the front end has none; give frontend.types, or leave them out")
+            raise UserError("token types are given, but the front end has none; set frontend.types, or leave them out")
         if types.shape[-1] != x.shape[1] or types.shape[0] not in (1, x.shape[0]):
             given, needed = (" × ".join(map(str, shape)) for shape in (types.shape, x.shape[:2]))
             raise UserError(f"{given} types are given for {needed} tokens; give one for each")

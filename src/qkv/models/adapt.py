@@ -28,7 +28,7 @@ def adapt(model: Transformer, training: Training) -> None:
     names = [name for name, _ in model.named_parameters()]
     learning = _learning(training.adapt, model, names) - matching(training.frozen, names, "training.frozen")
     if not learning:
-        raise UserError("training.adapt and training.frozen leave no parameter that learns; let one of them name less")
+        raise UserError("training.adapt and training.frozen leave no trainable parameter; freeze fewer")
     for name, parameter in model.named_parameters():
         if name not in learning:
             parameter.requires_grad_(False)
@@ -83,7 +83,7 @@ def _of_head(names: Iterable[str], kind: str) -> set[str]:
     found = {name for name in names if name.startswith(_HEAD)}
     if not found:
         raise UserError(
-            f"training.adapt: {kind!r} has nothing to learn, because the head's matrix is the table of token vectors; "
+            f"training.adapt: {kind!r} trains nothing, because the head's matrix is the token embedding table; "
             "give model.head.tied=false, or another way to adapt"
         )
     return found
@@ -143,4 +143,4 @@ def learned_sentence(model: nn.Module, training: Training) -> str:
     total = sum(p.numel() for p in every)
     if learning == total:
         return ""
-    return f"{learning:,} of {total:,} parameters learn, {learning / total:.1%} (training.adapt: {training.adapt.kind})"
+    return f"{learning:,} of {total:,} parameters are trainable, {learning / total:.1%} (training.adapt: {training.adapt.kind})"

@@ -18,7 +18,7 @@ from qkv.ops.at_least_single import at_least_single
 
 _TABLES = ("frontend.", "encoder.frontend.")
 _LAYER = re.compile(r"(?<=blocks\.)\d+")
-KEPT, NEW = "kept", "begins at random"
+KEPT, NEW = "kept", "initialised at random"
 
 
 class Layout(NamedTuple):

@@ -50,15 +50,13 @@ class ClassificationTask(PooledTask):
         labels = tuple(sorted(set(column(records, "label")), key=_natural))
         if len(labels) < 2:
             raise UserError(
-                f"data.source: every example of {records.name!r} has the label {next(iter(labels))!r}, and there is nothing to tell apart"
+                f"data.source: every example of {records.name!r} has the label {next(iter(labels))!r}, so there are no classes to distinguish"
             )
         return Vocabulary(tokenizer, tokenizer, labels)
 
     def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Example:
         if row["label"] not in vocabulary.classes:
-            raise UserError(
-                f"data: the label {row['label']!r} stands in the held-out part alone, and nothing can be learned of it; leave such rows out"
-            )
+            raise UserError(f"data: the label {row['label']!r} occurs only in held-out data, so it cannot be learned; remove such rows")
         return example_of(row, vocabulary, cut, vocabulary.classes[row["label"]])
 
     def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:

@@ -66,7 +66,7 @@ class ExampleTask(Task):
             )
         count = len(rows) - len(kept)
         return kept, [
-            f"{count:,} of {len(rows):,} rows of {records.name} have a label that the run does not know ({some}); they are not in the figures"
+            f"{count:,} of {len(rows):,} rows of {records.name} have a label that the run does not know ({some}); they are excluded from the metrics"
         ]
 
     def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:

@@ -62,7 +62,7 @@ class GeneratedTask(Task):
 
     def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Material:
         if self.longest(recipe) > recipe.model.context_length:
-            sentence = f"{recipe.model.context_length} positions hold no row of the task, which has {self.longest(recipe)}; give that many, or more"
+            sentence = f"{recipe.model.context_length} positions are fewer than the {self.longest(recipe)} of a row of this task; raise it"
             raise SpecError([Problem(("model", "context_length"), sentence)])
         vocabulary = vocabulary or self.vocabulary()
         return GeneratedMaterial(recipe, vocabulary, self.drawing(recipe, vocabulary))

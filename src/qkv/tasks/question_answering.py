@@ -127,7 +127,7 @@ class QuestionAnsweringTask(ExampleTask):
     def _limits(self, recipe: Recipe, marks: int) -> dict[str, int]:
         most, question = recipe.model.context_length, self.spec.max_question_tokens
         if most <= question + marks:
-            sentence = f"a question of {question} tokens and {marks} marks leave no place for a context among {most} positions"
+            sentence = f"a question of {question} tokens and {marks} special tokens leave no room for a context in {most} positions"
             raise SpecError([Problem(("task", "max_question_tokens"), f"{sentence}; raise model.context_length or lower this")])
         return {"question": question, "row": most}
 

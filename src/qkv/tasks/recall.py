@@ -86,7 +86,7 @@ class RecallTask(GeneratedTask):
         both = {"kind": "curves", "x": distances, "x_log": distances[0] > 0, "x_label": "tokens between the symbol and the question"}
         heard = [{"name": "the model", "y": [norm if norm > 0 else None for norm in norms]}]  # 0 cannot be drawn on a logarithmic axis
         sections = [
-            both | {"title": "Right answers by distance", "y_label": "share that is right", "y_zero": True, "lines": remembered},
+            both | {"title": "Right answers by distance", "y_label": "accuracy", "y_zero": True, "lines": remembered},
             both | {"title": "Gradient by distance", "y_label": GRADIENT, "y_log": True, "lines": heard},
         ]
         return Exam(figures, sections)
@@ -127,4 +127,4 @@ class RecallTask(GeneratedTask):
         return found
 
 
-GRADIENT = "norm of the answer's gradient by the symbol's vector"
+GRADIENT = "gradient norm of the answer's logit with respect to the symbol's embedding"

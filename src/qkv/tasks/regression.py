@@ -51,7 +51,7 @@ class RegressionTask(PooledTask):
         mean = float(values.mean()) if task.mean is None else task.mean
         deviation = float(values.std()) if task.deviation is None else task.deviation
         if not deviation > 0:
-            raise UserError(f"data.source: every example of {records.name!r} has the value {values[0]:g}, and there is nothing to learn")
+            raise UserError(f"data.source: every example of {records.name!r} has the value {values[0]:g}, so there is nothing to learn")
         return recipe.changed(task=task.changed(mean=mean, deviation=deviation))
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:

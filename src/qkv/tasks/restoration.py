@@ -64,7 +64,7 @@ class RestorationTask(TextTask):
                 fits = source <= model.encoder.context_length and target <= model.context_length
             if fits:
                 return length
-        sentence = f"{model.context_length} positions hold no damaged text and what is written after it; give more"
+        sentence = f"{model.context_length} positions are too few for a corrupted text and its target; raise it"
         raise SpecError([Problem(("model", "context_length"), sentence)])
 
     def changes(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Changes:

@@ -99,7 +99,7 @@ class SortingTask(GeneratedTask):
         names = {"exact_match": "whole rows", "token_accuracy": "numbers"}
         lines = [{"name": words, "y": [figure[name] for _, figure in found]} for name, words in names.items()]
         section = {"kind": "curves", "title": "Right answers by length", "x": [length for length, _ in found], "lines": lines}
-        return Exam(figures, [section | {"x_label": "numbers in a row", "y_label": "share that is right", "y_zero": True}], notes)
+        return Exam(figures, [section | {"x_label": "numbers in a row", "y_label": "accuracy", "y_zero": True}], notes)
 
     def at_length(self, model: Transformer, material: Material, length: int) -> dict[str, float]:
         """Metrics on rows of another length."""

@@ -105,4 +105,4 @@ class Task(ABC):
         """Predict an answer for each row, as plain data with a readable ``answer``. Raises ``UserError`` if the task
         has none.
         """
-        raise UserError(f"a model of the task {self.spec.kind!r} has no answer to predict; 'qkv generate' lets it write")
+        raise UserError(f"a model of the task {self.spec.kind!r} has no answer to predict; generate text with 'qkv generate'")

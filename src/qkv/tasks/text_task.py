@@ -34,7 +34,7 @@ class TextTask(Task):
 
     def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Material | None) -> Material:
         if own is None and self.counts_training:
-            raise UserError(f"the task {recipe.task.kind!r} measures with the frequencies of the training text, and it is not at hand")
+            raise UserError(f"the task {recipe.task.kind!r} needs the token frequencies of the training text, which is not available")
         whole = open_whole(recipe.data, source, vocabulary.tokenizer, OTHER)
         new = whole.splits[OTHER]
         known = own.corpus.splits if isinstance(own, TextMaterial) else {TRAIN: new, VALIDATION: new}

@@ -68,7 +68,7 @@ class TokenClassificationTask(ExampleTask):
         tokenizer = trained(recipe.data.tokenizer, (" ".join(row["words"]) for row in records.splits[TRAIN]))
         known = {tag for rows in records.splits.values() for row in rows for tag in row["tags"]}
         if len(known) < 2:
-            raise UserError(f"data.source: every word of {records.name!r} has the tag {min(known)!r}, and there is nothing to tell apart")
+            raise UserError(f"data.source: every word of {records.name!r} has the tag {min(known)!r}, so there are no tags to distinguish")
         return Vocabulary(tokenizer, tokenizer, tuple(sorted(known)))
 
     def limits(self, recipe: Recipe) -> dict[str, int]:

@@ -86,7 +86,7 @@ def task_of(kind: str) -> TaskSpec:
     """Default task of a kind. Raises ``UserError`` if the kind is not trained on a table of examples."""
     known = TaskSpec.kinds()
     if kind not in known or kind not in _PLANS:
-        raise UserError(f"there is no task {kind!r} that a table of examples is enough for; {nearest(kind, _PLANS.keys() & known.keys())}")
+        raise UserError(f"the task {kind!r} cannot be trained on a table of examples; {nearest(kind, _PLANS.keys() & known.keys())}")
     return known[kind].parse(dict(_PLANS[kind].task))
 
 

@@ -109,7 +109,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         file = path / f"{part}.safetensors"
         tensors[part], metadata = read_tensors(file)
         if metadata.get("sha256") != state["files"][part]:
-            raise UserError(f"{file} is not the file that was written with {path / 'state.json'}: its checksum is another one")
+            raise UserError(f"{file} does not belong to {path / 'state.json'}: its checksum differs")
     return Checkpoint(state["step"], tensors, state["state"])
 
 

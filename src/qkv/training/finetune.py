@@ -94,7 +94,7 @@ def guess_task(data: Mapping[str, Any]) -> str:
     if labels is not None:
         return "classification"
     raise UserError(
-        f"the columns of {given.source!r} do not tell what is to be learned; say it, as in: qkv train classify --data {given.source} --text … --label …"
+        f"the columns of {given.source!r} do not determine the task; name it, as in: qkv train classify --data {given.source} --text … --label …"
     )
 
 

@@ -61,8 +61,8 @@ def edited(stored: Mapping[str, Any] | None, recipe: Recipe | None, folder: Path
     before, now = stored["vocabulary"], _vocabulary_digests(folder)
     for name in FILES:
         if before.get(name) != now.get(name):
-            how = "is missing" if name not in now else "was changed" if name in before else "was added"
-            return f"{folder / name} {how}, and the weights were trained with the one of before"
+            how = "was removed" if name not in now else "was changed" if name in before else "was added"
+            return f"{folder / name} {how} after the weights were trained"
     found = recipe and first_difference(stored["recipe"], made_with(recipe, folder)["recipe"])
     if found:
         path, was, is_now = found
@@ -74,7 +74,7 @@ def check_unedited(stored: Mapping[str, Any] | None, recipe: Recipe | None, fold
     """Raise UserError if the spec or the vocabulary in ``folder`` differs from the one ``stored`` with the weights."""
     found = edited(stored, recipe, folder)
     if found:
-        raise UserError(f"{found}; put it back, or take it as it is now with 'qkv accept {folder}', in Python load(…, accept_changes=True)")
+        raise UserError(f"{found}; put it back, or accept the change with 'qkv accept {folder}', in Python load(…, accept_changes=True)")
 
 
 def _vocabulary_digests(folder: Path) -> dict[str, str]:

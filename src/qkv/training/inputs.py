@@ -36,7 +36,7 @@ def read_inputs(recipe: Recipe, source: str, columns: Mapping[str, str]) -> Inpu
     """
     task = build_task(recipe.task)
     if not task.asks:
-        raise UserError(f"a model of the task {recipe.task.kind!r} has no answer to predict; 'qkv generate' lets it write")
+        raise UserError(f"a model of the task {recipe.task.kind!r} has no answer to predict; generate text with 'qkv generate'")
     # Tasks trained on running text have no roles, but still take a text as input.
     known = {role.name: role for role in getattr(task, "roles", ())}
     roles = tuple(known.get(name) or Role(name, "text", (name, "sentence")) for name in (*task.asks, *task.may_ask))

@@ -123,7 +123,7 @@ class Trainer:
         if self.finished:
             self._finish(stop)
         else:
-            self._end("stopped", f"stopped by {stop} after step {self.now.step} of {self.steps}; the same command goes on from there")
+            self._end("stopped", f"stopped by {stop} after step {self.now.step} of {self.steps}; the same command resumes it")
 
     def _set_out(self) -> None:
         """Compile and rehearse, if the recipe asks for it."""
@@ -285,7 +285,7 @@ class Trainer:
         except StopNow:
             return
         except UserError as error:
-            self.tell(Notice(f"no samples are drawn along the way: {error}"))
+            self.tell(Notice(f"no samples are drawn during training: {error}"))
             text = None
         if text is None:
             self._samples = False
@@ -341,7 +341,7 @@ class Trainer:
         if not (self.setup.folder / WEIGHTS).exists():
             self.save_best()  # no held-out loss was finite
         if self.owes_exam and not self._examine(stop):
-            self._end("stopped", f"stopped by {stop} during the exam after the last step; the same command takes it again")
+            self._end("stopped", f"stopped by {stop} during the final evaluation; the same command repeats it")
         else:
             self._end("finished", self.why_finished() if self._impatient else "")
 
@@ -353,14 +353,14 @@ class Trainer:
         tensors, step = self._best()
         load_weights(self.model, tensors, setup.folder / WEIGHTS)
         for split in held_out(setup.material):
-            self.tell(Notice(f"examining the weights of step {step:,} on the {split} part"))
+            self.tell(Notice(f"evaluating the weights of step {step:,} on the {split} part"))
             try:
                 with stop.at_once(), merged(self.model):
                     exam = examine(self.model, setup.task, setup.material, setup.recipe, split, stop=lambda: bool(stop))
             except StopNow:
                 return False
             except UserError as error:
-                self.tell(Notice(f"the exam was not taken: {error}; the same command takes it later"))
+                self.tell(Notice(f"the final evaluation failed: {error}; the same command repeats it"))
                 return True
             if exam is None:
                 return False

@@ -232,7 +232,7 @@ def _cost(setup: Setup, rows: list[dict[str, Any]], tokens: int) -> list[tuple[s
         ("training time", duration(seconds)),
         *times(rows),
         (f"{counted(setup.task)} trained on", short(tokens)),
-        ("times through the data", short(tokens / setup.material.epoch_targets)),
+        ("epochs", short(tokens / setup.material.epoch_targets)),
         ("checkpoints on disk", size(saved)),
         *_peak_memory(),
     ]

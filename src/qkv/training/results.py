@@ -105,7 +105,7 @@ def finished(folder: Path) -> Finished:
     step = int(state["standing"]["step"]) if state else 0
     patience = recipe.training.validation.patience
     waited = state is not None and patience is not None and int(state["standing"]["stale"]) >= patience
-    go_on = f"go on with it first: qkv train {folder}"
+    go_on = f"resume it first: qkv train {folder}"
     steps = steps_in_all(rows, recipe.training.steps)
     if state is None or not (folder / WEIGHTS).is_file() or not (step >= steps or waited):
         raise UserError(f"the run in {folder} is not finished: {step:,} of {steps:,} steps are done; {go_on}")
@@ -114,10 +114,10 @@ def finished(folder: Path) -> Finished:
     best_step = int(metadata.get("step", 0))
     exam = read_exam(folder, best_step)
     if exam is None and build_task(recipe.task).examines:
-        raise UserError(f"the weights of the run in {folder} are not examined yet; {go_on}")
+        raise UserError(f"the weights of the run in {folder} have no final evaluation yet; {go_on}")
     minutes = max((row["time"] for row in rows if row.get("time") is not None), default=0.0) / 60
     if minutes <= 0:
-        raise UserError(f"the run in {folder} says nowhere how long it took: its metrics.jsonl has no times")
+        raise UserError(f"the run in {folder} does not record its duration: its metrics.jsonl has no times")
     surroundings = read_surroundings(folder / "resume")
     if surroundings is None:
         raise UserError(f"the run in {folder} does not say on which machine, with which versions and when it was trained; train it anew")
@@ -193,11 +193,11 @@ def _check_alike(runs: Sequence[Finished]) -> None:
     other = next((run for run in runs if run.corpus != runs[0].corpus and not _draws(run)), None)
     if other is not None:
         raise UserError(
-            f"the runs in {runs[0].folder} and {other.folder} were trained on different data, so their figures are not of one kind"
+            f"the runs in {runs[0].folder} and {other.folder} were trained on different data, so their figures are not comparable"
         )
     names = {split: set(figures) for split, figures in runs[0].figures.items()}
     if any({split: set(figures) for split, figures in run.figures.items()} != names for run in runs):
-        raise UserError("the runs do not have the same figures: they were examined by different versions or with different libraries")
+        raise UserError("the runs do not have the same metrics: they were evaluated by different versions or with different libraries")
 
 
 def _draws(run: Finished) -> bool:

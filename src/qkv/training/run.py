@@ -84,7 +84,7 @@ def load(source: str | Path, accept_changes: bool = False, copy: bool = False, *
             return _published(source, {**published, "copy": copy})
         raise UserError(f"{folder} is not a run folder: it holds no {SPEC}")
     if published:
-        raise UserError(f"{next(iter(published))!r} says how a published checkpoint is read, and {folder} is a run")
+        raise UserError(f"{next(iter(published))!r} applies to published checkpoints, and {folder} is a run")
     run = load_adapted(folder, accept_changes, copy)
     fold(run.model)
     return run
@@ -178,7 +178,7 @@ def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None, data
     return replace(exam, notes=[*exam.notes, *(material.notes if data is not None else ()), *notes])
 
 
-_NO_BASELINES = ", so what is fitted on its training part is left out"
+_NO_BASELINES = ", so baselines fitted on its training part are omitted"
 
 
 def _changed_since(run: Run, own: Material) -> list[str]:

@@ -128,11 +128,11 @@ def _known(folder: Path, resume: bool) -> Recipe | None:
     if not (folder / SPEC).exists():
         if (folder / WEIGHTS).exists():
             raise UserError(
-                f"{folder} holds a {WEIGHTS} and no {SPEC}: weights that no run of qkv wrote, or a damaged run; name another folder"
+                f"{folder} holds a {WEIGHTS} and no {SPEC}: weights from another program, or a damaged run; name another folder"
             )
         return None
     if not resume:
-        raise UserError(f"{folder} already holds a run; name another folder, or let it go on from there")
+        raise UserError(f"{folder} already holds a run; name another folder, or resume it")
     return read_recipe(folder)
 
 

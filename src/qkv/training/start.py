@@ -162,7 +162,7 @@ def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
     for name in sorted(stack | head if fits else stack):
         _take(own[name], tensors[name], name, recipe.start, name in head)
     some = set() if fits else _part_of_head(own, recipe.start, model)
-    rest = "" if fits else f"; its head begins at random{', but for ' * bool(some)}{', '.join(sorted(some))}"
+    rest = "" if fits else f"; its head is initialised at random{', but for ' * bool(some)}{', '.join(sorted(some))}"
     return [f"the model starts with the weights of {recipe.start!r}{rest}", *_new_rows(own, tensors)]
 
 
@@ -203,7 +203,7 @@ def _new_rows(own: dict[str, Tensor], tensors: dict[str, Tensor]) -> list[str]:
     """Notices about token embeddings that have grown."""
     tables = [f"{path}table" for path in _TABLES if f"{path}table" in own and f"{path}table" in tensors]
     grown = {name: own[name].shape[0] - tensors[name].shape[0] for name in tables}
-    return [f"{rows:,} rows of {name} belong to tokens that were added, and begin at random" for name, rows in grown.items() if rows > 0]
+    return [f"{rows:,} rows of {name} belong to added tokens and are initialised at random" for name, rows in grown.items() if rows > 0]
 
 
 def _check_names(own: set[str], there: set[str], source: str) -> None:

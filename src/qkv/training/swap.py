@@ -128,7 +128,7 @@ def told(moved: list[Moved]) -> list[str]:
     found = [f"{taken:,} of {total:,} parameters keep their weights ({taken / max(1, total):.1%})"]
     new = [path for path, how in in_words(moved) if how == NEW]
     if new:
-        found.append(f"what begins at random: {', '.join(new)}")
+        found.append(f"initialised at random: {', '.join(new)}")
     return found + [f"{path}: {how}" for path, how in in_words(moved) if how not in (NEW, KEPT)]
 
 
@@ -141,9 +141,9 @@ def _recipe(old: Run, changes: list[str], heal: int, data: str | None) -> Recipe
         raise UserError(f"{old.folder} does not say what it was trained on; give --data, a text to measure and heal it with")
     recipe = operated(old.recipe.changed(start=None, model=old.model.spec, training=_training(old, heal)), changes)
     if unrolled(recipe.model) == unrolled(old.model.spec):
-        raise UserError("the changes leave the model as it is; name another part, such as blocks.*.mixer=linear_attention")
+        raise UserError("the changes do not alter the model; name another part, such as blocks.*.mixer=linear_attention")
     if isinstance(recipe.training.adapt, LoRA):
-        raise UserError("training.adapt: a swapped model is healed by its own weights; adapt it afterwards, with start: and its folder")
+        raise UserError("training.adapt: healing trains all weights; add adapters afterwards, with start: and its folder")
     start = find_start(str(old.folder))
     other: dict[str, Any] = {"source": data, "validation": None, "test": None, "columns": {}} if data else {}
     taken = recipe.data.changed(tokenizer=start.tokenizer, target_tokenizer=start.target_tokenizer, **other)

@@ -19,6 +19,6 @@ def usage(task: Task, folder: str | Path, opening: str = "") -> tuple[str, str]:
     """
     name = shlex.quote(str(folder))
     if not task.asks:
-        return "write with it", f'qkv generate {name} "{opening or "Once upon a time"}"'
+        return "generate text", f'qkv generate {name} "{opening or "Once upon a time"}"'
     others = "".join(" --context @page.txt" if asked == "context" else f" --set {asked}=…" for asked in task.asks[1:])
-    return "let it answer", f'qkv predict {name} "{opening or "…"}"{others}'
+    return "predict", f'qkv predict {name} "{opening or "…"}"{others}'

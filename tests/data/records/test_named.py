@@ -72,7 +72,7 @@ def test_a_damaged_packed_answer_is_refused(spoil: Any, places: tuple[Path, Path
     publish(monkeypatch, "https://example.org/train.gz")
     answer = spoil(gzip.compress(CONTENT * 3))
     monkeypatch.setattr(downloading.urllib.request, "urlopen", lambda url, timeout: io.BytesIO(answer))
-    with pytest.raises(UserError, match="what came is not the published file"):
+    with pytest.raises(UserError, match="the downloaded file differs from the published one"):
         read("names", TAG)
     assert not places[1].exists()
 
@@ -83,7 +83,7 @@ def test_a_table_that_nobody_publishes_says_where_to_put_its_files(places: tuple
     with pytest.raises(UserError) as caught:
         read("names", TAG)
     assert str(caught.value) == (
-        f"data.source: train.conll of 'names' is neither in QKV_DATA ({data}) nor in the cache ({cache / 'data'}), and nobody publishes it "
+        f"data.source: train.conll of 'names' is neither in QKV_DATA ({data}) nor in the cache ({cache / 'data'}), and it is not published "
         f"in this form; put the file at {cache / 'data' / 'names' / 'train.conll'}"
     )
 
