@@ -151,14 +151,19 @@ recipe = Recipe.parse(
     }
 )
 
+
+def quiet(event: object) -> None:
+    """Show no progress."""
+
+
 counted = qkv.cost(qkv.override(recipe, ["model.head.num_classes=3"]).model, batch_size=32, length=24)
 print(f"{counted.parameters:,} parameters, {counted.forward_flops / 1e6:.1f} MFLOPs for 32 rows of 24 points")
 
 with tempfile.TemporaryDirectory() as scratch:
     folder = Path(scratch) / "run"
-    quiet = {"on_event": lambda event: None}
-    qkv.train(qkv.override(recipe, ["training.steps=30", "training.schedule=constant"]), folder, **quiet)
-    run = qkv.train(qkv.override(recipe, ["training.steps=60", "training.schedule=constant"]), folder, **quiet)  # resumes the run
+
+    qkv.train(qkv.override(recipe, ["training.steps=30", "training.schedule=constant"]), folder, on_event=quiet)
+    run = qkv.train(qkv.override(recipe, ["training.steps=60", "training.schedule=constant"]), folder, on_event=quiet)  # resumes the run
     print("files:", ", ".join(sorted(path.name for path in folder.iterdir() if path.is_file())))
     print(f"{len([row for row in run.metrics if row.get('loss') is not None])} steps, accuracy {qkv.evaluate(run)['accuracy']:.2f}")
     loaded = qkv.load(folder)
