@@ -2,9 +2,14 @@
 
 import os
 import re
+import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
+
+# Pages of the documentation whose source is elsewhere in the repository, and programs that make parts of pages.
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
 
 project = "qkv"
 version = release = version_of("qkv")
@@ -12,16 +17,18 @@ html_title = f"qkv {version}"
 html_theme = "furo"
 html_copy_source = False
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "making.formulas"]
+html_math_renderer = "mathml"
+html_static_path = ["static"]
+html_css_files = ["pages.css"]
 myst_heading_anchors = 3
+myst_enable_extensions = ["dollarmath"]
 exclude_patterns = ["_build"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 
-# Pages of the documentation whose source is elsewhere in the repository.
-ROOT = Path(__file__).resolve().parents[1]
 TWICE = {
     "index": "README.md",
     "architecture": "ARCHITECTURE.md",
