@@ -35,7 +35,7 @@ test: $(DEV) ## Run all tests; with QKV_DATA=folder also those on real data
 # kernels and the compiler of the machine use without asking these settings. Other processors ignore both.
 OLDER := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 # The tests whose result depends on which kernels run.
-BY_PROCESSOR := tests/ops tests/mixers tests/models tests/inspection tests/training
+BY_PROCESSOR := tests/ops tests/mixers tests/models tests/inspection tests/runs tests/training
 
 test-older: $(DEV) ## Run processor-dependent tests, emulating a processor with AVX2 only
 	$(OLDER) $(BIN)/python -m pytest -n $(WORKERS) $(BY_PROCESSOR) $(ARGS)

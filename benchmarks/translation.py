@@ -19,7 +19,7 @@ from qkv.report.chart import LineChart
 from qkv.report.page import Page
 from qkv.report.series import Line
 from qkv.report.table import print_table
-from qkv.training.run import Run
+from qkv.runs.run import Run
 from side_by_side import parser, say_where
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"

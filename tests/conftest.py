@@ -105,3 +105,23 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section(f"{len(mutants)} faults noticed")
     for fault, killer in mutants:
         terminalreporter.line(f"{fault}: {killer}")
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text for small runs."""
+    from tests.training.kill_storm import write_text
+
+    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
+
+
+@pytest.fixture(scope="session")
+def straight(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody disturbed."""
+    from tests.training.kill_storm import STEPS, ignore, small_recipe
+
+    from qkv.training.loop import train
+
+    folder = tmp_path_factory.mktemp("runs") / "straight"
+    train(small_recipe(text, STEPS), folder, on_event=ignore)
+    return folder

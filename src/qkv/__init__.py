@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from qkv.library import swap as swap
     from qkv.library import train as train
     from qkv.models.build import build as build
+    from qkv.runs.run import Run as Run
     from qkv.spec.errors import SpecError as SpecError
     from qkv.spec.errors import UserError as UserError
     from qkv.spec.generation import Generation as Generation
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from qkv.spec.yaml_io import read_model as read_model
     from qkv.spec.yaml_io import read_recipe as read_recipe
     from qkv.spec.yaml_io import write_spec as write_spec
-    from qkv.training.run import Run as Run
 
 # Torch reads this at its first allocation: tensors of 2 MB and more then request huge pages, if the system allows.
 # Decoding reads all weights once per token and gains 3 to 10 %; training has half as many page faults.
@@ -51,7 +51,7 @@ _HOMES = {
     "Generation": "qkv.spec.generation",
     "Model": "qkv.spec.model",
     "Recipe": "qkv.spec.recipe",
-    "Run": "qkv.training.run",
+    "Run": "qkv.runs.run",
     "Signal": "qkv.layers.signal",
     "SpecError": "qkv.spec.errors",
     "Training": "qkv.spec.training",

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from qkv.inspection.cost import Cost
+    from qkv.runs.run import Run
     from qkv.training.events import OnEvent
-    from qkv.training.run import Run
     from qkv.training.swap import Swapped
 
 SPEC_SUFFIXES = (".yaml", ".yml", ".json")
@@ -189,7 +189,7 @@ def load(run: str | Path, accept_changes: bool = False, copy: bool = False, **pu
 
     Raises ``UserError`` if it is neither, or a file in it is missing, damaged or edited.
     """
-    from qkv.training.run import load as load_run
+    from qkv.runs.load import load as load_run
 
     return load_run(run, accept_changes, copy, **published)
 
@@ -246,7 +246,7 @@ def evaluate(
     Returns the metrics by name: for a language model loss (nats per token), perplexity, and bits per token, character
     and byte; for other tasks accuracy, BLEU and so on, some only if the whole split is evaluated. Raises ``UserError``.
     """
-    from qkv.training.run import evaluate as evaluate_run
+    from qkv.runs.evaluation import evaluate as evaluate_run
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
     if data is not None and split is not None:
@@ -261,8 +261,8 @@ def predict(run: Run | str | Path, *inputs: Any) -> list[dict[str, Any]]:
     An input is a text, or a mapping if the task has several inputs (``{"context": …, "question": …}``). Raises
     ``UserError``.
     """
-    from qkv.training.run import predict as predict_run
-    from qkv.training.run import rows_for
+    from qkv.runs.predict import predict as predict_run
+    from qkv.runs.predict import rows_for
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
     return predict_run(loaded, rows_for(loaded, inputs))
@@ -278,7 +278,7 @@ def embed(run: Run | str | Path, texts: Sequence[str], prompt: str | None = None
 
     Raises ``UserError``.
     """
-    from qkv.training.embed import embed as embed_with
+    from qkv.runs.embed import embed as embed_with
 
     return embed_with(run, texts, prompt, prefix, **options)
 

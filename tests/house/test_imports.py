@@ -13,7 +13,8 @@ from tests.house.source import PACKAGE, Source, dotted_name, package
 
 BELOW_MODELS = ("system", "spec", "ops", "state", "layers", "mixers", "frontends")
 BELOW_TASKS = (*BELOW_MODELS, "models", "tokenizers", "data")
-BELOW_TRAINING = (*BELOW_TASKS, "tasks", "generation", "inspection", "interop", "report")
+BELOW_RUNS = (*BELOW_TASKS, "tasks", "generation", "inspection", "interop", "report")
+BELOW_TRAINING = (*BELOW_RUNS, "runs")
 
 ALLOWED: dict[str, tuple[str, ...]] = {
     "spec": (),
@@ -31,6 +32,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "generation": BELOW_TASKS,
     "inspection": BELOW_TASKS,
     "interop": BELOW_TASKS,
+    "runs": BELOW_RUNS,
     "training": BELOW_TRAINING,
     "distributed": BELOW_TRAINING,
     "comparison": (*BELOW_TRAINING, "training"),

@@ -25,5 +25,5 @@ def test_the_compiler_breaks_its_graph_at_the_function() -> None:
 
 def test_reading_a_model_imports_no_compiler() -> None:
     """It takes a second, which every command would pay."""
-    code = "import sys; import qkv.training.run, qkv.generation.text; sys.exit('torch._dynamo' in sys.modules)"
+    code = "import sys; import qkv.runs.run, qkv.generation.text; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

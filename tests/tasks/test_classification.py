@@ -9,10 +9,10 @@ import pytest
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 from tests.tasks.tables import material_of, model_of, recipe_for, rows_of
 
+from qkv.runs.evaluation import measure
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.heads import ClassificationHead
 from qkv.tasks.material import ExampleMaterial
-from qkv.training.evaluation import measure
 
 ROWS = rows_of("classification", 20)
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from tests.tasks.tables import Oracle, material_of, model_of, recipe_for, rows_of
 
+from qkv.runs.evaluation import measure
 from qkv.spec.errors import SpecError, UserError
 from qkv.tasks.answer_metrics import answer_scores
 from qkv.tasks.material import ExampleMaterial
 from qkv.tasks.question_answering import Window
 from qkv.tasks.task import Totals
-from qkv.training.evaluation import measure
 
 ROWS = rows_of("question_answering", 12)
 NO_ANSWER = {"context": "the cat sat", "question": "where is red", "answers": []}

@@ -9,13 +9,13 @@ import torch
 from tests.tasks.running import opened, recipe_of
 
 from qkv.data.rows import random
+from qkv.runs.evaluation import evaluate
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.material import HELD_OUT
 from qkv.tasks.recall import ROWS, RecallTask
 from qkv.tasks.task import Totals
 from qkv.training.loop import train
-from qkv.training.run import evaluate
 
 HEAD = {"head": "classification(pooling=last)"}
 NOWHERE = {"frontend": {"kind": "text", "positions": "none"}}

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tasks.tables import material_of, model_of, recipe_for, rows_of
 
+from qkv.runs.evaluation import measure
 from qkv.spec.errors import UserError
 from qkv.spec.tasks import Regression
 from qkv.tasks.material import ExampleMaterial
 from qkv.tasks.registry import build_task
 from qkv.tasks.regression import closeness
-from qkv.training.evaluation import measure
 
 ROWS = rows_of("regression", 20)
 

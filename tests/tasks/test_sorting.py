@@ -9,11 +9,12 @@ import torch
 from tests.tasks.running import CAUSAL, PREFIX, SEES_ALL, opened, recipe_of
 
 from qkv.data.batch import IGNORED
+from qkv.runs.evaluation import evaluate
+from qkv.runs.load import load
 from qkv.spec.errors import SpecError, UserError
 from qkv.tasks.sorting import SortingTask
 from qkv.tasks.task import Totals
 from qkv.training.loop import train
-from qkv.training.run import evaluate, load
 
 HEAD = {"head": "tokens"}
 MODELS = {"tagged": {**SEES_ALL, **HEAD}, "written": {**CAUSAL, **HEAD}, "prefix": {**PREFIX, **HEAD}}

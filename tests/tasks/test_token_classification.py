@@ -12,13 +12,13 @@ from seqeval.metrics import f1_score
 from tests.tasks.tables import material_of, model_of, recipe_for, rows_of
 
 from qkv.data.batch import IGNORED
+from qkv.runs.evaluation import measure
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.entities import MostFrequent
 from qkv.tasks.example_task import trained
 from qkv.tasks.material import ExampleMaterial
 from qkv.tasks.token_classification import pieces_of
-from qkv.training.evaluation import measure
 
 ROWS = rows_of("token_classification", 20)
 TEXT = "The café, in Ötting 1,234 and 東京 too"

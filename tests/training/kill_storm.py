@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
+from qkv.runs.checkpoint import Checkpoints
+from qkv.runs.files import read_tensors
+from qkv.runs.metrics import rows_of
 from qkv.spec.recipe import Recipe
-from qkv.training.checkpoint import Checkpoints
 from qkv.training.events import Event, Stepped
-from qkv.training.files import read_tensors
 from qkv.training.loop import train
-from qkv.training.record import rows_of
 from qkv.training.surroundings import FILE
 
 STEPS = 24

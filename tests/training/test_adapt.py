@@ -13,13 +13,13 @@ from tests.training.kill_storm import differences, ignore, live, small_recipe, w
 import qkv
 from qkv.layers.lora import adapters
 from qkv.models.build import build
+from qkv.runs.checkpoint import Checkpoints
+from qkv.runs.files import read_tensors
+from qkv.runs.load import load_adapted
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
-from qkv.training.checkpoint import Checkpoints
 from qkv.training.events import Notice
-from qkv.training.files import read_tensors
 from qkv.training.loop import train
-from qkv.training.run import load_adapted
 from qkv.training.surroundings import FILE
 
 LORA = {"kind": "lora", "rank": 2, "dropout": 0.1, "targets": ["qkv", "output", "up"]}

@@ -13,17 +13,18 @@ from tests.tasks.running import BYTE_PAIRS, PAIR, SEES_ALL, VECTORS, recipe_of
 from tests.tasks.test_runs_of_examples import small_recipe
 from tests.training.kill_storm import ignore
 
+from qkv.runs import evaluation
+from qkv.runs.evaluation import evaluate
+from qkv.runs.exam import EXAM, read_exam, write_exam
+from qkv.runs.load import load
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.classification import ClassificationTask
 from qkv.tasks.registry import build_task
 from qkv.tasks.task import Exam
-from qkv.training import exam
 from qkv.training.events import Ended, Event, Examined, Notice
-from qkv.training.exam import EXAM, read_exam, write_exam
 from qkv.training.interrupt import Interrupted
 from qkv.training.loop import train
-from qkv.training.run import evaluate, load
 
 
 @pytest.fixture
@@ -181,7 +182,7 @@ def recipe_of_task(task: str, folder: Path) -> Recipe:
 def test_a_signal_ends_the_exam_of_every_task_at_once(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_of_task(task, tmp_path)
     kind = type(build_task(recipe.task))
-    real_figures, real_measure = kind.figures, exam.measure
+    real_figures, real_measure = kind.figures, evaluation.measure
     measured: list[int] = []
     went_on: list[int] = []
 
@@ -197,7 +198,7 @@ def test_a_signal_ends_the_exam_of_every_task_at_once(task: str, tmp_path: Path,
         return real_figures(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(exam, "measure", measure)
+        patch.setattr(evaluation, "measure", measure)
         patch.setattr(kind, "figures", figures)
         with pytest.raises(Interrupted, match="during the final evaluation"):
             train(recipe, tmp_path / "run", on_event=ignore)

@@ -11,13 +11,13 @@ from tests.training.kill_storm import small_recipe, write_text
 from torch import Tensor, nn
 
 from qkv.models.transformer import Transformer
+from qkv.runs.checkpoint import Checkpoints
+from qkv.runs.metrics import rows_of
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.training import setup
-from qkv.training.checkpoint import Checkpoints
 from qkv.training.events import Ended, Event
 from qkv.training.loop import train
-from qkv.training.record import rows_of
 
 STEP = 9
 

@@ -16,14 +16,14 @@ from qkv.data.batches import Batches
 from qkv.data.corpus import open_corpus
 from qkv.data.vocabulary import Vocabulary
 from qkv.models.build import build
+from qkv.runs.files import read_tensors
+from qkv.runs.metrics import rows_of
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.material import with_vocabulary
 from qkv.tasks.next_token import NextTokenTask
 from qkv.training.events import Ended, Event, Notice, Stepped, Validated
-from qkv.training.files import read_tensors
 from qkv.training.loop import train
-from qkv.training.record import rows_of
 
 
 def plain_recipe(text: Path, **training: Any) -> Recipe:

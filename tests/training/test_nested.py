@@ -12,13 +12,13 @@ from safetensors.torch import save_file
 
 from qkv.data.vocabulary import LABELS_FILE, Vocabulary
 from qkv.report.metrics import read_metrics
+from qkv.runs.checkpoint import read_checkpoint
+from qkv.runs.exam import read_exam
+from qkv.runs.files import read_metadata
 from qkv.spec.errors import UserError
 from qkv.spec.tokenizers import Bytes
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
-from qkv.training.checkpoint import read_checkpoint
-from qkv.training.exam import read_exam
-from qkv.training.files import read_metadata
 from qkv.training.sections import SECTIONS, read_sections
 from qkv.training.surroundings import FILE, Surroundings, read_surroundings
 

@@ -15,11 +15,11 @@ from qkv.layers.branch import Branch, matrices
 from qkv.models.build import build
 from qkv.ops.choices import Choice
 from qkv.ops.orthogonal import choose
+from qkv.runs.files import read_tensors, write_tensors
 from qkv.spec.branches import FeedForward
 from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.training import AdamW, Muon, Optimizer
-from qkv.training.files import read_tensors, write_tensors
 from qkv.training.optimisers import build_optimizer
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests.training.kill_storm import STEPS, differences, ignore, small_recipe
 from tests.training.test_resume import Crash
 
+from qkv.runs.metrics import rows_of
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.training import Constant, Cosine, InverseSquareRoot, Training
@@ -19,7 +20,6 @@ from qkv.training import clock
 from qkv.training.events import Event, Planned, Started, Stepped, Validated
 from qkv.training.loop import Trainer, train
 from qkv.training.plan import FILE, Costs, Plan, Stage, expected, first_plan, second_plan
-from qkv.training.record import rows_of
 from qkv.training.schedules import shortened
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from tests.training.kill_storm import STEPS, differences, ignore, small_recipe, write_text
 
+from qkv.runs.files import read_tensors
+from qkv.runs.folder import locked
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe
-from qkv.training import setup
 from qkv.training.events import Event, Notice, Saved, Stepped, Validated
-from qkv.training.files import read_tensors
 from qkv.training.loop import train
 
 
@@ -207,5 +207,5 @@ def test_a_finished_run_in_a_read_only_folder_is_loaded(text: Path, straight: Pa
 
 
 def test_two_processes_cannot_train_in_one_folder(text: Path, tmp_path: Path) -> None:
-    with setup.locked(tmp_path / "run"), pytest.raises(UserError, match="another process is training in"):
+    with locked(tmp_path / "run"), pytest.raises(UserError, match="another process is training in"):
         train(small_recipe(text, STEPS), tmp_path / "run", on_event=ignore)

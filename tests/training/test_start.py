@@ -22,10 +22,10 @@ from transformers import (
 import qkv
 from qkv.interop.save import save_published
 from qkv.models.build import build
+from qkv.runs.run import Run
 from qkv.spec.errors import UserError
 from qkv.training.events import Event, Notice
 from qkv.training.loop import train
-from qkv.training.run import Run
 
 MODEL = {
     "width": 16,

@@ -14,13 +14,15 @@ from tests.training.kill_storm import ignore
 
 import qkv
 from qkv.interop.save import save_published
+from qkv.runs.checkpoint import Checkpoints
+from qkv.runs.evaluation import evaluate
+from qkv.runs.load import load
+from qkv.runs.run import Run
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
-from qkv.training.checkpoint import Checkpoints
 from qkv.training.events import Event, Notice, Stepped
 from qkv.training.interrupt import Interrupted
 from qkv.training.loop import train
-from qkv.training.run import Run, evaluate, load
 from qkv.training.sections import SECTIONS, read_sections, write_sections
 from qkv.training.swap import AFTER, BEFORE, HEALED, Swapped, swap
 

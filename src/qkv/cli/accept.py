@@ -22,7 +22,7 @@ def accept_command(run: Annotated[Path, typer.Argument(metavar="RUN", help="A ru
     original recipe.
     """
     folder = run_folder(run)
-    from qkv.training.run import accept
+    from qkv.runs.load import accept
 
     found = accept(folder)
     typer.echo(f"{found}: accepted" if found else f"nothing in {run} has changed since its weights were stored")

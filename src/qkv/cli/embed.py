@@ -47,7 +47,7 @@ def embed_command(
     folder = run if is_sentence_folder(run) else run_or_published(run)
     texts = [line for text in inputs for line in (_lines() if text == "-" else [text])]
     options: dict[str, Any] = {"poolings": tuple(pooling) if pooling else None, "normalise": normalise, "max_length": max_length}
-    from qkv.training.embed import embed
+    from qkv.runs.embed import embed
 
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
@@ -73,7 +73,7 @@ def _write(path: Path, vectors: np.ndarray) -> None:
 
     import numpy as np
 
-    from qkv.training.files import clear_errors, write_file
+    from qkv.runs.files import clear_errors, write_file
 
     file = io.BytesIO()
     np.save(file, vectors, allow_pickle=False)

@@ -55,7 +55,8 @@ def evaluate_command(
     from qkv.report.table import print_table
 
     recipe = measured(read_recipe(folder), changes or ())  # before torch is imported
-    from qkv.training.run import evaluate, load
+    from qkv.runs.evaluation import evaluate
+    from qkv.runs.load import load
 
     loaded = replace(load(folder, copy=copy), recipe=recipe)
     exam = evaluate(loaded, split, batches, data)
@@ -73,7 +74,7 @@ def evaluate_command(
 
 def _write(path: Path, title: str, recipe: Recipe, split: str, exam: Exam, step: int) -> None:
     from qkv.report.exam import exam_report
-    from qkv.training.files import clear_errors, write_file
+    from qkv.runs.files import clear_errors, write_file
 
     page = exam_report(title, recipe.description, {split: asdict(exam)}, step, recipe.training.validation.best)
     with clear_errors(str(path)):

@@ -61,7 +61,7 @@ def _write_adapter(source: Path, folder: Path, dtype: str | None, copy: bool) ->
     """Print the files written for an adapter."""
     from qkv.interop.load import precision
     from qkv.interop.peft import save_adapter
-    from qkv.training.run import load_adapted
+    from qkv.runs.load import load_adapted
 
     if not (source / "spec.yaml").is_file():
         raise UserError(f"{source} is a published checkpoint; only a run trained with an adapter can be exported as peft")
@@ -98,8 +98,8 @@ class _Source(NamedTuple):
 
 def _read(source: Path, copy: bool) -> _Source:
     from qkv.interop.load import load_published
+    from qkv.runs.load import load
     from qkv.tasks.pairs import marks
-    from qkv.training.run import load
 
     if not (source / "spec.yaml").is_file():
         found = load_published(source, copy=copy)

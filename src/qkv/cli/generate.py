@@ -15,7 +15,7 @@ from qkv.spec.errors import SpecError, UserError, nearest
 from qkv.spec.generation import Generation, Measure
 
 if TYPE_CHECKING:
-    from qkv.training.run import Run
+    from qkv.runs.run import Run
 
 EXAMPLES = """\
 qkv generate runs/my "Once upon a time"
@@ -58,7 +58,7 @@ def generate_command(
     _checked(Generation(), chosen)
     _check_choice(chosen, choose, choose_by, num_samples)
     folder = run_or_published(run)
-    from qkv.training.run import load
+    from qkv.runs.load import load
 
     if ids is not None:
         _check_ids(prompt, special, choose, num_samples)

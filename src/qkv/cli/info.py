@@ -30,7 +30,7 @@ def info_command(run: Annotated[Path | None, typer.Argument(metavar="[RUN]", hel
     folder = run_folder(run)
     print_table(str(run), ["property", "value"], _run(folder))
     from qkv.report.figures import size
-    from qkv.training.files import files_in
+    from qkv.runs.files import files_in
 
     typer.echo()
     print_table("", ["file", "size"], [(str(path.relative_to(folder)), size(count)) for path, count in files_in(folder).items()])
@@ -59,7 +59,7 @@ def _installation() -> list[tuple[str, Any]]:
 
 def _stored(folder: Path) -> str:
     from qkv.report.figures import size
-    from qkv.training.files import files_in
+    from qkv.runs.files import files_in
 
     files = files_in(folder)
     return f"{size(sum(files.values()))} in {len(files)} files" if files else "empty"
@@ -82,8 +82,9 @@ def _data_sets() -> str:
 
 
 def _run(folder: Path) -> list[tuple[str, Any]]:
-    from qkv.training.record import steps_in_all
-    from qkv.training.run import changed, load, task_of
+    from qkv.runs.load import changed, load
+    from qkv.runs.metrics import steps_in_all
+    from qkv.runs.run import task_of
 
     run = load(folder, accept_changes=True)
     steps = [row["step"] for row in run.metrics if row.get("loss") is not None]

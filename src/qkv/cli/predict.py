@@ -16,7 +16,7 @@ from qkv.cli.runs import Copy, output_file, run_or_published
 from qkv.spec.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from qkv.training.run import Run
+    from qkv.runs.run import Run
 
 EXAMPLES = """\
 qkv predict runs/reviews "I would go there again"
@@ -59,7 +59,7 @@ def predict_command(
     if context is not None:
         parts["context"] = _value(context)
     texts = _texts(inputs or [])
-    from qkv.training.run import load
+    from qkv.runs.load import load
 
     loaded = load(folder, copy=copy)
     if data is not None:
@@ -129,7 +129,8 @@ def _texts(inputs: Sequence[str]) -> list[str]:
 
 def _rows(run: Run, texts: list[str], parts: dict[str, str]) -> list[dict[str, Any]]:
     """One mapping of input fields per text; ``parts`` are common to all."""
-    from qkv.training.run import predict, rows_for, task_of
+    from qkv.runs.predict import predict, rows_for
+    from qkv.runs.run import task_of
 
     task = task_of(run)
     asks = task.asks
@@ -149,7 +150,7 @@ def _rows(run: Run, texts: list[str], parts: dict[str, str]) -> list[dict[str, A
 def _answers(run: Run, rows: Sequence[dict[str, Any]]) -> Iterator[list[Answer]]:
     """Predict in groups of rows and report progress on standard error."""
     from qkv.report.progress import Progress
-    from qkv.training.run import predict
+    from qkv.runs.predict import predict
 
     if len(rows) <= _AT_ONCE:
         yield predict(run, rows)
@@ -202,8 +203,8 @@ def _shortened(value: Any) -> str:
 
 
 def _answer_table(run: Run, source: str, columns: Mapping[str, str], out: Path | None, form: str) -> None:
-    from qkv.training.files import clear_errors, write_file
-    from qkv.training.inputs import read_inputs
+    from qkv.runs.files import clear_errors, write_file
+    from qkv.runs.inputs import read_inputs
 
     found = read_inputs(run.recipe, source, columns)
     for note in found.notes:

@@ -12,8 +12,8 @@ from qkv.spec.errors import UserError
 from qkv.training import clock
 
 if TYPE_CHECKING:
+    from qkv.runs.run import Run
     from qkv.spec.recipe import Recipe
-    from qkv.training.run import Run
 
 EXAMPLES = """\
 qkv train my.txt
@@ -133,7 +133,7 @@ def run_and_tell(recipe: Recipe, folder: Path, note: str = "", since: float | No
 
 
 def _set_aside(folder: Path) -> None:
-    from qkv.training.setup import locked
+    from qkv.runs.folder import locked
 
     if not (folder / "spec.yaml").exists():
         return
@@ -147,8 +147,8 @@ def _tell(run: Run) -> None:
     from qkv.report.exam import words
     from qkv.report.figures import duration
     from qkv.report.table import print_table
+    from qkv.runs.metrics import times
     from qkv.tasks.registry import build_task
-    from qkv.training.record import times
     from qkv.training.usage import usage
 
     trained = [row for row in run.metrics if row.get("loss") is not None]

@@ -59,7 +59,7 @@ def _model(path: Path) -> tuple[Transformer, Family | None, str]:
 
     if not (path / "spec.yaml").is_file():
         return described(path)
-    from qkv.training.run import load
+    from qkv.runs.load import load
 
     model = load(path).model
     found = covering(model.spec)

@@ -19,25 +19,28 @@ from qkv.models.adapt import rate_factors
 from qkv.ops.precision import autocast
 from qkv.report.exam import ERRORS
 from qkv.report.training import Status
+from qkv.runs.checkpoint import Checkpoint, load_weights, save_weights, weights
+from qkv.runs.evaluation import examine, held_out, measure
+from qkv.runs.exam import read_exam, write_exam
+from qkv.runs.files import read_tensors
+from qkv.runs.folder import WEIGHTS, locked
+from qkv.runs.identity import MADE_WITH, made_with, recipe_digest
+from qkv.runs.load import load
+from qkv.runs.metrics import TAKEN, is_planned
+from qkv.runs.run import Run
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.recipe import Recipe
 from qkv.spec.training import Training
 from qkv.training import clock, random_state
 from qkv.training.budget import Budget
-from qkv.training.checkpoint import Checkpoint, load_weights, save_weights, weights
-from qkv.training.evaluation import measure
 from qkv.training.events import Ended, Event, Examined, Notice, OnEvent, Sampled, Saved, Started, Stepped, Validated
-from qkv.training.exam import examine, held_out, read_exam, write_exam
-from qkv.training.files import read_tensors
 from qkv.training.health import diagnose
-from qkv.training.identity import MADE_WITH, made_with, recipe_digest
 from qkv.training.interrupt import Interrupted, StopNow, StopRequest
 from qkv.training.optimisers import build_optimizer
-from qkv.training.record import TAKEN, Done, Record, is_planned
+from qkv.training.record import Done, Record
 from qkv.training.rehearsal import rehearse
-from qkv.training.run import Run, load
 from qkv.training.schedules import multiplier
-from qkv.training.setup import WEIGHTS, Setup, locked, prepare
+from qkv.training.setup import Setup, prepare
 from qkv.training.show import Show
 from qkv.training.standing import Standing
 from qkv.training.usage import counted

@@ -14,27 +14,25 @@ import torch
 
 from qkv.inspection.cost import cost
 from qkv.report.figures import duration, short, size
-from qkv.report.metrics import MetricsLog, TensorBoardLog, read_metrics
+from qkv.report.metrics import MetricsLog, TensorBoardLog
 from qkv.report.training import Status, TrainingRun, training_report
+from qkv.runs.exam import read_exam
+from qkv.runs.files import clear_errors, files_in, read_metadata, write_file
+from qkv.runs.folder import WEIGHTS
+from qkv.runs.metrics import EXPECTED, METRICS, PLANNED, rows_of, steps_in_all, times
 from qkv.spec.errors import UserError
 from qkv.spec.yaml_io import dump
 from qkv.system.processor import processor_name
 from qkv.training.events import Event, Planned, Sampled, Stepped, Validated
-from qkv.training.exam import read_exam
-from qkv.training.files import clear_errors, files_in, read_metadata, write_file
 from qkv.training.sections import read_sections
-from qkv.training.setup import WEIGHTS, Setup
+from qkv.training.setup import Setup
 from qkv.training.usage import counted, usage
 
 try:
     import resource
 except ImportError:  # not Unix: peak memory is omitted
     resource = None
-
-METRICS = "metrics.jsonl"
 REPORT = "report.html"
-PLANNED, EXPECTED, TAKEN = "planned_steps", "planned_seconds", "taken_seconds"
-"""Keys of metrics rows of a run with a budget: planned steps, expected seconds of the whole run, and seconds taken."""
 
 
 class Done(NamedTuple):
@@ -157,37 +155,6 @@ class Record:
             figures["characters_per_token"] = setup.material.scale().characters_per_token
         optional = {"clip_norm": training.clip_norm, "flops": _flops(setup, done)}
         return figures | {name: value for name, value in optional.items() if value is not None}
-
-
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """Metrics rows of a run. Raises UserError if the file is malformed."""
-    try:
-        return read_metrics(folder / METRICS)
-    except FileNotFoundError:
-        return []
-    except ValueError as error:
-        raise UserError(str(error)) from None
-
-
-def is_planned(folder: Path) -> bool:
-    """True if the metrics contain a plan."""
-    return any(PLANNED in row for row in rows_of(folder))
-
-
-def steps_in_all(rows: list[dict[str, Any]], most: int) -> int:
-    """Total number of steps by the newest plan; ``most`` (the recipe's) without a plan."""
-    return next((row[PLANNED] for row in reversed(rows) if PLANNED in row), most)
-
-
-def times(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Expected and actual duration of a run with a budget, as text."""
-    told = [
-        ("expected before the start" if not row["step"] else f"expected after {row['step']:,} steps", row[EXPECTED])
-        for row in rows
-        if EXPECTED in row
-    ]
-    told += [("taken in all", row[TAKEN]) for row in rows if TAKEN in row][-1:]
-    return [(what, duration(seconds)) for what, seconds in told]
 
 
 def _exam(folder: Path) -> dict[str, Any] | None:

@@ -17,14 +17,13 @@ from qkv.data.batch import Batch
 from qkv.data.corpus import VALIDATION
 from qkv.layers.lora import merged
 from qkv.ops.choices import all_choices
+from qkv.runs.checkpoint import weights
+from qkv.runs.evaluation import examine, held_out, measure
+from qkv.runs.files import PARTIAL, clear_errors, write_tensors
 from qkv.spec.errors import UserError
 from qkv.tasks.example_task import ExampleTask
 from qkv.tasks.material import ExampleMaterial, Material
 from qkv.training import clock, random_state
-from qkv.training.checkpoint import weights
-from qkv.training.evaluation import measure
-from qkv.training.exam import examine, held_out
-from qkv.training.files import PARTIAL, clear_errors, write_tensors
 from qkv.training.plan import Costs
 
 if TYPE_CHECKING:

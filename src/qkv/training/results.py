@@ -11,6 +11,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from qkv.runs.checkpoint import newest_state
+from qkv.runs.exam import read_exam
+from qkv.runs.files import clear_errors, read_tensors, write_file
+from qkv.runs.folder import SPEC, WEIGHTS
+from qkv.runs.identity import MADE_WITH, check_unedited, difference
+from qkv.runs.metrics import rows_of, steps_in_all
 from qkv.spec.errors import UserError
 from qkv.spec.plain import plain
 from qkv.spec.recipe import Recipe
@@ -18,12 +24,6 @@ from qkv.spec.results import Figure, Result
 from qkv.spec.yaml_edit import InLine, with_keys
 from qkv.spec.yaml_io import read_recipe
 from qkv.tasks.registry import build_task
-from qkv.training.checkpoint import newest_state
-from qkv.training.exam import read_exam
-from qkv.training.files import clear_errors, read_tensors, write_file
-from qkv.training.identity import MADE_WITH, check_unedited, difference
-from qkv.training.record import rows_of, steps_in_all
-from qkv.training.setup import SPEC, WEIGHTS
 from qkv.training.start import with_start
 from qkv.training.surroundings import read_surroundings
 

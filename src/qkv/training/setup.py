@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,27 +13,21 @@ from qkv.models.adapt import adapt, learned_sentence
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.ops.precision import runs_in
+from qkv.runs.checkpoint import Checkpoint, Checkpoints, load_weights
+from qkv.runs.files import clear_errors, remove_partial
+from qkv.runs.folder import SPEC, WEIGHTS, check_kept, had_best
+from qkv.runs.identity import MADE_WITH, deciding, difference, edited, recipe_digest
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe, write_spec
 from qkv.tasks.material import Material
 from qkv.tasks.registry import build_task
 from qkv.tasks.task import Task
-from qkv.training.checkpoint import Checkpoint, Checkpoints, load_weights
 from qkv.training.events import Notice, OnEvent
-from qkv.training.files import clear_errors, remove_partial
-from qkv.training.identity import MADE_WITH, check_same_recipe, edited, recipe_digest
+from qkv.training.schedules import same_so_far
 from qkv.training.start import start_weights, with_start
 from qkv.training.surroundings import Surroundings
 from qkv.training.vectors import start_vectors
-
-try:
-    import fcntl
-except ImportError:  # not Unix: two processes in one folder are not detected
-    fcntl = None
-
-SPEC = "spec.yaml"
-WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -57,26 +47,6 @@ class Setup:
 def best_device() -> torch.device:
     """Accelerator if available, else the CPU."""
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Create and lock ``folder``. Raises UserError if it is not writable, or another process trains in it."""
-    with clear_errors(f"the run folder {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY) if fcntl else None
-    try:
-        if fcntl and handle is not None:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"another process is training in {folder}; wait for it, or name another folder") from None
-            except OSError:  # a file system without locks
-                pass
-        yield
-    finally:
-        if handle is not None:
-            os.close(handle)  # frees the lock, as the end of the process would
 
 
 def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[Setup, Checkpoint | None]:
@@ -149,22 +119,26 @@ def _check_facts(state: dict[str, Any], known: Recipe, material: Material, folde
         )
 
 
-def had_best(checkpoint: Checkpoint | None, recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """True if the newest checkpoint of a run, or its metrics, show that its best weights were saved."""
-    if checkpoint and checkpoint.state.get("standing", {}).get("best_figure") is not None:
-        return True
-    figures = [row.get(f"val_{recipe.training.validation.best}") for row in rows]
-    return any(figure is not None and math.isfinite(figure) for figure in figures)
+def check_same_recipe(old: Recipe, new: Recipe, done: int, folder: object) -> None:
+    """Raise UserError naming the first setting of ``new`` that would change the weights of the run of ``old`` in
+    ``folder``.
 
-
-def check_kept(folder: Path, had: bool) -> None:
-    """Raise UserError if the best weights of the run in ``folder`` were saved (``had``) but are missing."""
-    path = folder / WEIGHTS
-    if had and not path.exists():
+    The number of steps may change if the ``done`` updates would have had the same learning rates.
+    """
+    before, after = deciding(old), deciding(new)
+    steps, wanted = before["training"].pop("steps"), after["training"].pop("steps")
+    found = difference(before, after)
+    if found:
+        raise UserError(f"{folder} holds a run of another recipe: {found}; name another folder, or give the recipe that was trained")
+    if wanted != steps and old.training.minutes is not None:
         raise UserError(
-            f"{path} is missing, and the run had kept its best weights there; put it back, or take those of the newest checkpoint in its "
-            f"place with 'qkv accept {folder}', in Python load(…, accept_changes=True)"
+            f"training.steps: the run in {folder} was planned with at most {steps} steps, and {wanted} are given; leave the key out, "
+            "or name another folder"
         )
+    if wanted != steps and (wanted < done or not same_so_far(old.training.schedule, done, steps, wanted, old.model.width)):
+        kind = old.training.schedule.kind
+        reason = f"{done} steps are done" if wanted < done else f"under the schedule {kind!r} its {done} steps would have had other rates"
+        raise UserError(f"training.steps: the run in {folder} has {steps} steps and cannot be continued to {wanted}, because {reason}")
 
 
 def _write_identity(setup: Setup, known: Recipe | None) -> None:

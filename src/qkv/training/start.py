@@ -26,6 +26,11 @@ from qkv.interop.task_heads import head_tensors, task_heads
 from qkv.interop.writing import beginning
 from qkv.layers.lora import folded
 from qkv.models.transformer import Transformer
+from qkv.runs.checkpoint import weights
+from qkv.runs.files import read_tensors
+from qkv.runs.folder import SPEC, WEIGHTS
+from qkv.runs.identity import MADE_WITH, check_unedited
+from qkv.runs.published import pieces
 from qkv.spec.adapt import LoRA
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError, nearest
@@ -37,12 +42,7 @@ from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
 from qkv.spec.tokenizers import TokenizerFile
 from qkv.spec.yaml_io import read_recipe
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
-from qkv.training.checkpoint import weights
-from qkv.training.files import read_tensors
-from qkv.training.identity import MADE_WITH, check_unedited
-from qkv.training.published import pieces
 
-_SPEC, _WEIGHTS = "spec.yaml", "model.safetensors"
 _TABLES = ("frontend.", "encoder.frontend.")
 _HEAD = "head."
 _VOCABULARY = ("head.weight", "head.bias")
@@ -83,13 +83,13 @@ def find_start(source: str) -> Start:
     folder = Path(source).expanduser()
     if _is_run(folder):
         target = TokenizerFile(path=str(folder / TARGET_FILE)) if (folder / TARGET_FILE).exists() else None
-        recipe = read_recipe(folder) if (folder / _SPEC).is_file() else None
+        recipe = read_recipe(folder) if (folder / SPEC).is_file() else None
         return Start(recipe and recipe.model, TokenizerFile(path=str(folder / FILE_NAME)), target, task=recipe and recipe.task)
     if is_published(folder) or (not folder.exists() and may_be_name(source)):
         folder = find_folder(source)
         model = described(folder)[0].spec
         return Start(model, TokenizerFile(path=str(folder)), None, task_heads(folder), _published_task(folder) if model.encoder else None)
-    raise UserError(f"start: {source!r} holds no {_WEIGHTS}, so it is no trained run, and no {CONFIG} of a published checkpoint")
+    raise UserError(f"start: {source!r} holds no {WEIGHTS}, so it is no trained run, and no {CONFIG} of a published checkpoint")
 
 
 def _published_task(folder: Path) -> Task:
@@ -99,7 +99,7 @@ def _published_task(folder: Path) -> Task:
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / _WEIGHTS).is_file() and ((folder / _SPEC).is_file() or not is_published(folder))
+    return (folder / WEIGHTS).is_file() and ((folder / SPEC).is_file() or not is_published(folder))
 
 
 def _with_tokenizers(recipe: Recipe, tokenizer: TokenizerSpec, target: TokenizerSpec | None) -> Recipe:
@@ -185,8 +185,8 @@ def _tensors(source: str) -> dict[str, Tensor]:
     folder = Path(source).expanduser()
     if not _is_run(folder):
         return weights(load_published(source, dtype="fp32").model)
-    tensors, metadata = read_tensors(folder / _WEIGHTS)
-    recipe = read_recipe(folder) if (folder / _SPEC).is_file() else None
+    tensors, metadata = read_tensors(folder / WEIGHTS)
+    recipe = read_recipe(folder) if (folder / SPEC).is_file() else None
     check_unedited(metadata.get(MADE_WITH), recipe, folder)
     part = recipe and recipe.training.adapt
     return folded(tensors, part.scale) if isinstance(part, LoRA) else tensors

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from qkv.ops import choices
+from qkv.runs.files import clear_errors, write_file
 from qkv.system.processor import processor_name
-from qkv.training.files import clear_errors, write_file
 
 FILE = "surroundings.json"
 

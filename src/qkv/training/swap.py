@@ -20,6 +20,11 @@ from qkv.models.transformer import Transformer
 from qkv.models.transplant import KEPT, NEW, Moved, in_words, transplant
 from qkv.report.exam import words
 from qkv.report.figures import fixed, short, size
+from qkv.runs.evaluation import measure
+from qkv.runs.folder import locked
+from qkv.runs.load import load
+from qkv.runs.published import NOT_SAID
+from qkv.runs.run import Run
 from qkv.spec.adapt import LoRA, Whole
 from qkv.spec.base import LARGEST
 from qkv.spec.errors import UserError, quoted
@@ -27,15 +32,12 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.surgery import operated, unrolled
 from qkv.spec.training import Constant
 from qkv.training import random_state
-from qkv.training.evaluation import measure
 from qkv.training.events import Notice, OnEvent, Validated
 from qkv.training.interrupt import Interrupted, StopRequest
 from qkv.training.loop import Trainer
-from qkv.training.published import NOT_SAID
 from qkv.training.record import Record
-from qkv.training.run import Run, load
 from qkv.training.sections import write_sections
-from qkv.training.setup import Setup, locked, prepare
+from qkv.training.setup import Setup, prepare
 from qkv.training.show import Show
 from qkv.training.start import find_start
 

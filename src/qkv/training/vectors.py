@@ -14,14 +14,14 @@ from torch import Tensor
 
 from qkv.data.vocabulary import Vocabulary
 from qkv.models.transformer import Stack, Transformer
+from qkv.runs.files import read_tensors
+from qkv.runs.folder import WEIGHTS
+from qkv.runs.identity import MADE_WITH, check_unedited
 from qkv.spec.errors import UserError
 from qkv.spec.frontends import Frontend
 from qkv.spec.model import Model
 from qkv.tokenizers.tokenizer import Tokenizer
-from qkv.training.files import read_tensors
-from qkv.training.identity import MADE_WITH, check_unedited
 
-_WEIGHTS = "model.safetensors"
 _TABLE = "frontend.table"
 
 
@@ -82,9 +82,9 @@ def vectors_of(source: str, wanted: set[str], key: str) -> Mapping[str, Tensor]:
 
 
 def _of_run(folder: Path, wanted: set[str], key: str) -> dict[str, Tensor]:
-    if not (folder / _WEIGHTS).is_file():
-        raise UserError(f"{key}: {folder} holds no {_WEIGHTS}, so it is no trained run")
-    tensors, metadata = read_tensors(folder / _WEIGHTS)
+    if not (folder / WEIGHTS).is_file():
+        raise UserError(f"{key}: {folder} holds no {WEIGHTS}, so it is no trained run")
+    tensors, metadata = read_tensors(folder / WEIGHTS)
     check_unedited(metadata.get(MADE_WITH), None, folder)
     table = tensors[_TABLE]
     words = reversed(words_of(Vocabulary.load(folder).target).items())  # of tokens with equal text, the first is used

@@ -13,10 +13,12 @@ from tests.tasks.tables import recipe_for
 from tests.training.kill_storm import ignore
 
 import qkv
+from qkv.runs.evaluation import evaluate
+from qkv.runs.load import load
+from qkv.runs.run import Run
 from qkv.spec.errors import UserError
 from qkv.tasks.baselines import bag_of_words_accuracy
 from qkv.training.loop import train
-from qkv.training.run import Run, evaluate, load
 
 RIGHT, WRONG = ("good", "up"), ("bad", "down")
 

@@ -11,8 +11,9 @@ import numpy as np
 from qkv.generation.embed import Embedding, embed_texts
 from qkv.interop.places import is_sentence_folder
 from qkv.interop.sentence import Sentence, read_sentence
+from qkv.runs.load import load
+from qkv.runs.run import Run
 from qkv.spec.errors import UserError, nearest
-from qkv.training.run import Run, load
 
 
 def embed(

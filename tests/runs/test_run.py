@@ -16,13 +16,15 @@ from tests.training.kill_storm import STEPS, ignore, small_recipe
 from torch.nn import functional as F
 
 from qkv.data.corpus import open_corpus
+from qkv.runs.checkpoint import Checkpoints
+from qkv.runs.evaluation import evaluate
+from qkv.runs.files import read_tensors, write_tensors
+from qkv.runs.load import accept, load
+from qkv.runs.run import Run
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
-from qkv.training.checkpoint import Checkpoints
 from qkv.training.events import Ended, Event, Notice, Started, Stepped, Validated
-from qkv.training.files import read_tensors, write_tensors
 from qkv.training.loop import train
-from qkv.training.run import Run, accept, evaluate, load
 from qkv.training.show import Show
 
 

@@ -22,10 +22,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from qkv.runs import files
+from qkv.runs.checkpoint import Checkpoint, Checkpoints, load_weights, read_checkpoint, save_weights
+from qkv.runs.files import clear_errors, map_tensors, read_tensors, sums, write_file, write_tensors
 from qkv.spec.errors import UserError
-from qkv.training import files, random_state
-from qkv.training.checkpoint import Checkpoint, Checkpoints, load_weights, read_checkpoint, save_weights
-from qkv.training.files import clear_errors, map_tensors, read_tensors, sums, write_file, write_tensors
+from qkv.training import random_state
 
 
 def a_checkpoint(step: int) -> Checkpoint:
@@ -201,7 +202,7 @@ def test_a_real_limit_of_the_system_is_a_sentence_too(saved: Checkpoints) -> Non
 import resource, sys, torch
 from pathlib import Path
 from qkv.spec.errors import UserError
-from qkv.training.checkpoint import Checkpoint, Checkpoints
+from qkv.runs.checkpoint import Checkpoint, Checkpoints
 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
 tensors = {"weights": {"w": torch.zeros(100_000)}, "optimizer": {}, "random": {}}
 try:

@@ -11,7 +11,6 @@ from typing import Any
 from qkv.data.vocabulary import FILES
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
-from qkv.training.schedules import same_so_far
 
 MADE_WITH = "made_with"
 """Key of ``made_with`` in the header of weights files and in the state of checkpoints."""
@@ -83,35 +82,13 @@ def _vocabulary_digests(folder: Path) -> dict[str, str]:
 
 
 def _or_default(value: Any) -> str:
-    return "the default" if value is None else _shown(value)
-
-
-def check_same_recipe(old: Recipe, new: Recipe, done: int, folder: object) -> None:
-    """Raise UserError naming the first setting of ``new`` that would change the weights of the run of ``old`` in
-    ``folder``.
-
-    The number of steps may change if the ``done`` updates would have had the same learning rates.
-    """
-    before, after = deciding(old), deciding(new)
-    steps, wanted = before["training"].pop("steps"), after["training"].pop("steps")
-    found = difference(before, after)
-    if found:
-        raise UserError(f"{folder} holds a run of another recipe: {found}; name another folder, or give the recipe that was trained")
-    if wanted != steps and old.training.minutes is not None:
-        raise UserError(
-            f"training.steps: the run in {folder} was planned with at most {steps} steps, and {wanted} are given; leave the key out, "
-            "or name another folder"
-        )
-    if wanted != steps and (wanted < done or not same_so_far(old.training.schedule, done, steps, wanted, old.model.width)):
-        kind = old.training.schedule.kind
-        reason = f"{done} steps are done" if wanted < done else f"under the schedule {kind!r} its {done} steps would have had other rates"
-        raise UserError(f"training.steps: the run in {folder} has {steps} steps and cannot be continued to {wanted}, because {reason}")
+    return "the default" if value is None else shown(value)
 
 
 def difference(there: Any, here: Any) -> str:
     """Describe the first path at which two trees of plain data differ, with both values; empty if they are equal."""
     found = first_difference(there, here)
-    return f"{found[0]} is {_shown(found[1])} there and {_shown(found[2])} here" if found else ""
+    return f"{found[0]} is {shown(found[1])} there and {shown(found[2])} here" if found else ""
 
 
 def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any] | None:
@@ -128,6 +105,7 @@ def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any]
     return next((found for found in deeper if found), None)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Plain data as JSON of at most 80 characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,16 +1,14 @@
-"""Trained runs: loading from a folder, and evaluation on held-out data."""
+"""Loading of runs from folders, and of published checkpoints as runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from qkv.data.corpus import VALIDATION
 from qkv.data.vocabulary import Vocabulary
 from qkv.interop.load import entrances, load_published
 from qkv.interop.mapped import MappedFile, watch
@@ -18,52 +16,17 @@ from qkv.interop.places import is_published, may_be_name
 from qkv.layers.lora import fold
 from qkv.models.adapt import add_adapters
 from qkv.models.transformer import Transformer
+from qkv.runs.checkpoint import Checkpoints, save_weights, take_weights
+from qkv.runs.files import map_tensors, read_metadata
+from qkv.runs.folder import SPEC, WEIGHTS, check_kept, had_best, locked
+from qkv.runs.identity import MADE_WITH, check_unedited, edited, made_with
+from qkv.runs.metrics import rows_of
+from qkv.runs.published import recipe_of
+from qkv.runs.run import Run
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe
-from qkv.tasks.material import OTHER, ExampleMaterial, Material
-from qkv.tasks.registry import build_task
-from qkv.tasks.task import Exam, Task
 from qkv.tokenizers.absent import AbsentTokenizer
-from qkv.tokenizers.tokenizer import Tokenizer
-from qkv.training.checkpoint import Checkpoints, newest_state, save_weights, take_weights
-from qkv.training.exam import examine, read_exam
-from qkv.training.files import map_tensors, read_metadata
-from qkv.training.identity import MADE_WITH, check_unedited, edited, made_with
-from qkv.training.published import recipe_of
-from qkv.training.record import rows_of
-from qkv.training.setup import SPEC, WEIGHTS, check_kept, had_best, locked
-
-
-@dataclass(frozen=True)
-class Run:
-    """Trained run. ``model`` has the best weights, those of ``step``, by held-out loss or the metric that the recipe
-    names.
-    """
-
-    folder: Path
-    recipe: Recipe
-    model: Transformer
-    vocabulary: Vocabulary
-    metrics: list[dict[str, Any]]
-    step: int
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Tokenizer of the text that the model generates, or reads if it generates none."""
-        return self.vocabulary.target
-
-    @property
-    def val_loss(self) -> float | None:
-        """Held-out loss of ``model``, as measured in training; None if not measured."""
-        return next((row["val_loss"] for row in reversed(self.metrics) if row.get("step") == self.step and "val_loss" in row), None)
-
-    @property
-    def exam(self) -> dict[str, Any] | None:
-        """Final evaluation of these weights: ``step``, and ``figures``, ``sections`` and ``notes`` by split; None if
-        missing.
-        """
-        return read_exam(self.folder, self.step)
 
 
 def load(source: str | Path, accept_changes: bool = False, copy: bool = False, **published: Any) -> Run:
@@ -152,64 +115,3 @@ def _published(source: str | Path, options: dict[str, Any]) -> Run:
     found = load_published(source, **options)
     tokenizer = found.tokenizer or AbsentTokenizer.of_published(found.folder)
     return Run(found.folder, recipe_of(found), found.model, Vocabulary(tokenizer, tokenizer, found.labels), [], 0)
-
-
-def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None, data: str | None = None) -> Exam:
-    """Evaluate ``run`` on one split of its data, or on the file ``data``: figures, number of targets and seconds taken.
-
-    ``batches`` None evaluates all data and the task's further metrics; a number evaluates so many batches, evenly
-    spaced. Baselines are fitted on the run's training split only, and omitted, with a note, if it is no longer
-    available. Raises ``UserError``.
-    """
-    task, own, notes = task_of(run), None, []
-    try:
-        # Columns chosen by the caller belong to the other file.
-        trained = read_recipe(run.folder) if data is not None and (run.folder / SPEC).is_file() else run.recipe
-        own = task.open(trained, run.vocabulary)
-        notes += _changed_since(run, own)
-    except UserError as error:
-        if data is None or task.spec.reads == "nothing":
-            raise
-        notes.append(f"the run's own data cannot be opened ({error}){_NO_BASELINES}")
-    material = own if data is None else task.open_other(run.recipe, run.vocabulary, data, own)
-    assert material is not None
-    exam = examine(run.model, task, material, run.recipe, OTHER if data is not None else split, batches)
-    assert exam is not None
-    return replace(exam, notes=[*exam.notes, *(material.notes if data is not None else ()), *notes])
-
-
-_NO_BASELINES = ", so baselines fitted on its training part are omitted"
-
-
-def _changed_since(run: Run, own: Material) -> list[str]:
-    """Note if the data ``own`` changed since training; baselines are then not fitted."""
-    state = newest_state(run.folder / "resume")
-    if state is None or state.get("corpus") in (None, own.digest()):
-        return []
-    if isinstance(own, ExampleMaterial):
-        own.fitted_on = None
-    return [f"the data {own.name!r} is not as it was in training{_NO_BASELINES}"]
-
-
-def task_of(run: Run) -> Task:
-    """Task of ``run``."""
-    return build_task(run.recipe.task)
-
-
-def predict(run: Run, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Predict the task's answer for each row; see ``qkv.tasks.task.Task.predict``."""
-    return task_of(run).predict(run.model, run.vocabulary, run.recipe, rows)
-
-
-def rows_for(run: Run, inputs: Sequence[Any]) -> list[dict[str, Any]]:
-    """Inputs of the task of ``run`` as mappings; each input is a mapping or a single text. Raises ``UserError``."""
-    asks = task_of(run).asks
-    return [_row_for(entry, asks, run.recipe.task.kind) for entry in inputs]
-
-
-def _row_for(entry: Any, asks: tuple[str, ...], kind: str) -> dict[str, Any]:
-    row = {asks[0]: entry} if asks and not isinstance(entry, dict) else entry
-    missing = [name for name in asks if not isinstance(row, dict) or name not in row]
-    if missing:
-        raise UserError(f"the task {kind!r} predicts from {', '.join(asks)}; {missing[0]!r} is missing")
-    return row

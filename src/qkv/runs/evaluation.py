@@ -1,0 +1,103 @@
+"""Evaluation of models and runs on held-out data: the loss and the task's other metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from qkv.data.batch import Batch
+from qkv.data.corpus import VALIDATION
+from qkv.generation.sample import evaluating
+from qkv.models.transformer import Transformer
+from qkv.ops.precision import autocast
+from qkv.runs.checkpoint import newest_state
+from qkv.runs.folder import SPEC
+from qkv.runs.run import Run, task_of
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.spec.yaml_io import read_recipe
+from qkv.tasks.material import OTHER, TEST, ExampleMaterial, Material
+from qkv.tasks.task import Exam, Task, Totals
+
+
+def measure(
+    model: Transformer, task: Task, batches: Iterable[Batch], number_format: str, stop: Callable[[], bool] = lambda: False
+) -> Totals | None:
+    """Sum the task's observations over ``batches``, without dropout; None if ``stop`` became true."""
+    device = model.device
+    seen = Totals()
+    with evaluating(model), torch.no_grad():
+        for batch in batches:
+            if stop():
+                return None
+            with autocast(number_format, device):
+                seen.add(task.observe(model, batch.to(device)))
+    return seen
+
+
+def never() -> bool:
+    """Default stop condition: False."""
+    return False
+
+
+def examine(
+    model: Any, task: Task, material: Material, recipe: Recipe, split: str, batches: int | None = None, stop: Callable[[], bool] = never
+) -> Exam | None:
+    """Evaluate ``model`` on one split, with the number of targets and the seconds taken; None if ``stop`` became true.
+
+    ``batches``: None evaluates the whole split and the task's further metrics; a number evaluates so many batches,
+    evenly spaced.
+    """
+    began = time.perf_counter()
+    seen = measure(model, task, material.rows(split, batches), recipe.training.precision, stop)
+    if seen is None:
+        return None
+    whole = task.examines and batches is None
+    exam = task.examine(model, material, split, seen, recipe) if whole else Exam(task.figures(seen, material.scale(split)))
+    return None if stop() else replace(exam, figures={**exam.figures, "targets": seen.count, "seconds": time.perf_counter() - began})
+
+
+def held_out(material: Material) -> tuple[str, ...]:
+    """Splits of the final evaluation: validation, and test if present."""
+    return tuple(split for split in (VALIDATION, TEST) if split in material.splits)
+
+
+def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None, data: str | None = None) -> Exam:
+    """Evaluate ``run`` on one split of its data, or on the file ``data``: figures, number of targets and seconds taken.
+
+    ``batches`` None evaluates all data and the task's further metrics; a number evaluates so many batches, evenly
+    spaced. Baselines are fitted on the run's training split only, and omitted, with a note, if it is no longer
+    available. Raises ``UserError``.
+    """
+    task, own, notes = task_of(run), None, []
+    try:
+        # Columns chosen by the caller belong to the other file.
+        trained = read_recipe(run.folder) if data is not None and (run.folder / SPEC).is_file() else run.recipe
+        own = task.open(trained, run.vocabulary)
+        notes += _changed_since(run, own)
+    except UserError as error:
+        if data is None or task.spec.reads == "nothing":
+            raise
+        notes.append(f"the run's own data cannot be opened ({error}){_NO_BASELINES}")
+    material = own if data is None else task.open_other(run.recipe, run.vocabulary, data, own)
+    assert material is not None
+    exam = examine(run.model, task, material, run.recipe, OTHER if data is not None else split, batches)
+    assert exam is not None
+    return replace(exam, notes=[*exam.notes, *(material.notes if data is not None else ()), *notes])
+
+
+_NO_BASELINES = ", so baselines fitted on its training part are omitted"
+
+
+def _changed_since(run: Run, own: Material) -> list[str]:
+    """Note if the data ``own`` changed since training; baselines are then not fitted."""
+    state = newest_state(run.folder / "resume")
+    if state is None or state.get("corpus") in (None, own.digest()):
+        return []
+    if isinstance(own, ExampleMaterial):
+        own.fitted_on = None
+    return [f"the data {own.name!r} is not as it was in training{_NO_BASELINES}"]

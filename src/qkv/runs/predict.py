@@ -1,0 +1,28 @@
+"""Predictions of a run for given inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from qkv.runs.run import Run, task_of
+from qkv.spec.errors import UserError
+
+
+def predict(run: Run, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Predict the task's answer for each row; see ``qkv.tasks.task.Task.predict``."""
+    return task_of(run).predict(run.model, run.vocabulary, run.recipe, rows)
+
+
+def rows_for(run: Run, inputs: Sequence[Any]) -> list[dict[str, Any]]:
+    """Inputs of the task of ``run`` as mappings; each input is a mapping or a single text. Raises ``UserError``."""
+    asks = task_of(run).asks
+    return [_row_for(entry, asks, run.recipe.task.kind) for entry in inputs]
+
+
+def _row_for(entry: Any, asks: tuple[str, ...], kind: str) -> dict[str, Any]:
+    row = {asks[0]: entry} if asks and not isinstance(entry, dict) else entry
+    missing = [name for name in asks if not isinstance(row, dict) or name not in row]
+    if missing:
+        raise UserError(f"the task {kind!r} predicts from {', '.join(asks)}; {missing[0]!r} is missing")
+    return row

@@ -1,0 +1,51 @@
+"""Trained runs: loading from a folder, and evaluation on held-out data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qkv.data.vocabulary import Vocabulary
+from qkv.models.transformer import Transformer
+from qkv.runs.exam import read_exam
+from qkv.spec.recipe import Recipe
+from qkv.tasks.registry import build_task
+from qkv.tasks.task import Task
+from qkv.tokenizers.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Run:
+    """Trained run. ``model`` has the best weights, those of ``step``, by held-out loss or the metric that the recipe
+    names.
+    """
+
+    folder: Path
+    recipe: Recipe
+    model: Transformer
+    vocabulary: Vocabulary
+    metrics: list[dict[str, Any]]
+    step: int
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Tokenizer of the text that the model generates, or reads if it generates none."""
+        return self.vocabulary.target
+
+    @property
+    def val_loss(self) -> float | None:
+        """Held-out loss of ``model``, as measured in training; None if not measured."""
+        return next((row["val_loss"] for row in reversed(self.metrics) if row.get("step") == self.step and "val_loss" in row), None)
+
+    @property
+    def exam(self) -> dict[str, Any] | None:
+        """Final evaluation of these weights: ``step``, and ``figures``, ``sections`` and ``notes`` by split; None if
+        missing.
+        """
+        return read_exam(self.folder, self.step)
+
+
+def task_of(run: Run) -> Task:
+    """Task of ``run``."""
+    return build_task(run.recipe.task)
