@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qkv import spec as spec
     from qkv.layers.signal import Signal as Signal
-    from qkv.library import cost as cost
-    from qkv.library import embed as embed
-    from qkv.library import evaluate as evaluate
-    from qkv.library import find_recipe as find_recipe
-    from qkv.library import generate as generate
-    from qkv.library import load as load
-    from qkv.library import predict as predict
-    from qkv.library import swap as swap
-    from qkv.library import train as train
+    from qkv.library.functions import cost as cost
+    from qkv.library.functions import embed as embed
+    from qkv.library.functions import evaluate as evaluate
+    from qkv.library.functions import find_recipe as find_recipe
+    from qkv.library.functions import generate as generate
+    from qkv.library.functions import load as load
+    from qkv.library.functions import predict as predict
+    from qkv.library.functions import swap as swap
+    from qkv.library.functions import train as train
     from qkv.models.build import build as build
     from qkv.runs.run import Run as Run
     from qkv.spec.errors import SpecError as SpecError
@@ -57,18 +57,18 @@ _HOMES = {
     "Training": "qkv.spec.training",
     "UserError": "qkv.spec.errors",
     "build": "qkv.models.build",
-    "cost": "qkv.library",
-    "embed": "qkv.library",
-    "evaluate": "qkv.library",
-    "find_recipe": "qkv.library",
-    "generate": "qkv.library",
-    "load": "qkv.library",
+    "cost": "qkv.library.functions",
+    "embed": "qkv.library.functions",
+    "evaluate": "qkv.library.functions",
+    "find_recipe": "qkv.library.functions",
+    "generate": "qkv.library.functions",
+    "load": "qkv.library.functions",
     "override": "qkv.spec.overrides",
-    "predict": "qkv.library",
+    "predict": "qkv.library.functions",
     "read_model": "qkv.spec.yaml_io",
     "read_recipe": "qkv.spec.yaml_io",
-    "swap": "qkv.library",
-    "train": "qkv.library",
+    "swap": "qkv.library.functions",
+    "train": "qkv.library.functions",
     "write_spec": "qkv.spec.yaml_io",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.house.measures import PATTERNS, code_lines, described, riddles
+from tests.house.measures import PATTERNS, code_lines, described, mutual, riddles
 from tests.house.source import ROOT, Source
 
 MOST_RIDDLES = 10
@@ -25,6 +25,10 @@ def test_only_code_is_counted() -> None:
 def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
     found = riddles()
     assert len(found) <= MOST_RIDDLES, "\n".join(found)
+
+
+def test_no_two_folders_import_each_other() -> None:
+    assert mutual() == []
 
 
 @pytest.mark.parametrize("line", ["isinstance(spec.frontend, Text)", "isinstance(a.b(c), (Sound, Text))", "isinstance(x, spec.Text)"])

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from qkv.generation.beam import beam_search
 from qkv.generation.sample import generate
-from qkv.interop.family import Family
 from qkv.interop.load import Published, load_published
+from qkv.interop.mapping.family import Family
 from qkv.interop.registry import FAMILIES
 from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer

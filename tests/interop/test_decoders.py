@@ -12,9 +12,9 @@ from tests.interop.cases import gemma as gemma_cases
 from tests.interop.cases import neox as neox_cases
 from transformers import Gemma2ForCausalLM, GPTNeoXForCausalLM
 
-from qkv.interop.config import Config
-from qkv.interop.family import choose, read_spec
 from qkv.interop.load import load_published
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import choose, read_spec
 from qkv.interop.registry import FAMILIES
 from qkv.layers.signal import Signal
 from qkv.spec.branches import Attention, GatedFeedForward

@@ -16,9 +16,9 @@ from tests.interop.cases.case import Case
 from tests.interop.pool import POOL
 from transformers import CONFIG_MAPPING
 
-from qkv.interop.config import Config
-from qkv.interop.family import Family, read_spec
 from qkv.interop.load import load_published
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import Family, read_spec
 from qkv.interop.normal import normal
 from qkv.interop.registry import FAMILIES
 from qkv.spec.errors import UserError

@@ -76,8 +76,8 @@ def test_the_published_sizes(tmp_path: Path) -> None:
     from transformers import PerceiverConfig
 
     from qkv.inspection.cost import cost
-    from qkv.interop.config import Config
-    from qkv.interop.family import choose, read_spec
+    from qkv.interop.mapping.config import Config
+    from qkv.interop.mapping.family import choose, read_spec
     from qkv.interop.registry import FAMILIES
 
     said = Config({**PerceiverConfig(qk_channels=256, v_channels=1280).to_dict(), "architectures": ["PerceiverForMaskedLM"]})

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.interop.ways import BY_HEAD, INTERLEAVED, ONE_BY_HEAD, PAIR, PLAIN, QKV, QKV_BY_HEAD, TRANSPOSED, Broadcast, Cut, Way
+from qkv.interop.mapping.ways import BY_HEAD, INTERLEAVED, ONE_BY_HEAD, PAIR, PLAIN, QKV, QKV_BY_HEAD, TRANSPOSED, Broadcast, Cut, Way
 
 WAYS: dict[str, Way] = {"plain": PLAIN, "transposed": TRANSPOSED, "qkv": QKV, "pair": PAIR, "interleaved": INTERLEAVED}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.interop.folders import tiny, tiny_model
 
-from qkv.interop.family import Family
 from qkv.interop.load import described
+from qkv.interop.mapping.family import Family
 from qkv.interop.registry import FAMILIES
 from qkv.interop.where import everywhere, sketch, where
 from qkv.layers.norms import LayerNorm

@@ -14,8 +14,7 @@ from transformers.models.longformer.modeling_longformer import LongformerSelfAtt
 from qkv.inspection.cost_sparse import global_local_attention
 from qkv.inspection.shares import Setting
 from qkv.layers.context import Context
-from qkv.ops import global_local
-from qkv.ops.attention import reference
+from qkv.ops.attention import global_local, reference
 from qkv.ops.attention.problem import Problem
 from qkv.ops.masks import Explicit, Sites
 from qkv.spec.mixers.sparse_attention import GlobalLocalAttention

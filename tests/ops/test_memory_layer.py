@@ -11,7 +11,7 @@ from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradient
 from torch import Tensor
 
 from qkv.layers.activations import ACTIVATIONS
-from qkv.ops.memory_layer import memory, weights
+from qkv.ops.linear.memory_layer import memory, weights
 from qkv.spec.branches import FeedForward, MemoryLayer
 
 

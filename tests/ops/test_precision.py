@@ -8,7 +8,7 @@ from tests.ops.clock import forget_choices, inject
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qkv.ops import timing
-from qkv.ops.precision import autocast, choice, runs_in
+from qkv.ops.linear.precision import autocast, choice, runs_in
 from qkv.ops.timing import Race
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ import typer
 
 from qkv.inspection.cost import Cost, cost
 from qkv.inspection.machine import Machine, machine_file, store_machine, stored_machine, usable_memory
-from qkv.library import SPEC_SUFFIXES
+from qkv.library.functions import SPEC_SUFFIXES
 from qkv.models.families.presets import PRESETS, preset
 from qkv.report.figures import short, size
 from qkv.report.table import print_table

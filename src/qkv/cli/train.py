@@ -78,7 +78,7 @@ def train_command(
     given = {name: found for name, found in locals().items() if name in _OF_TABLES}
     changes = _changes(overrides or [], tensorboard, minutes)
     table = _table(recipe, given, changes)
-    from qkv.library import find_recipe, is_text
+    from qkv.library.functions import find_recipe, is_text
 
     chosen, folder = find_recipe(overrides=changes, quick=quick, out=out, resume=not fresh, **table)
     if fresh:

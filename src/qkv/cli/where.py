@@ -10,7 +10,7 @@ import typer
 from qkv.cli.runs import run_or_published
 
 if TYPE_CHECKING:
-    from qkv.interop.family import Family
+    from qkv.interop.mapping.family import Family
     from qkv.interop.where import Place
     from qkv.models.transformer import Transformer
 

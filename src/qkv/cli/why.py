@@ -79,7 +79,7 @@ def _try(model: Model, training: Training) -> None:
 
     from qkv.data.batch import Batch
     from qkv.models.build import build
-    from qkv.ops.precision import autocast
+    from qkv.ops.linear.precision import autocast
     from qkv.spec.tasks import NextToken
     from qkv.tasks.next_token import NextTokenTask
     from qkv.training.optimisers import build_optimizer

@@ -37,7 +37,7 @@ class Machine:
         return self.flops.get(precision, self.flops["fp32"])
 
     def runs_in(self, asked: str) -> str:
-        """Precision of matrix products if ``asked`` is allowed: bf16 only if it is faster, as in ``qkv.ops.precision``."""
+        """Precision of matrix products if ``asked`` is allowed: bf16 only if it is faster, as in ``qkv.ops.linear.precision``."""
         return asked if self.flops_at(asked) > self.flops_at("fp32") else "fp32"
 
     @property

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from qkv.interop.config import Held
+from qkv.interop.mapping.config import Held
 from qkv.interop.places import INDEX, PICKLE, PICKLE_INDEX, WEIGHTS
 from qkv.interop.safetensors_file import Entry, entries
 from qkv.spec.errors import UserError

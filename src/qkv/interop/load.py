@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from qkv.interop import hub
-from qkv.interop.config import Config
-from qkv.interop.family import Family, Match, choose, ignored_keys, matches, named_as_now, read_spec, reason_for, without_prefix
 from qkv.interop.folder import Stored, held_by, read_json, stored_tensors
 from qkv.interop.mapped import watch
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import Family, Match, choose, ignored_keys, matches, named_as_now, read_spec, reason_for, without_prefix
 from qkv.interop.places import CONFIG, is_published, may_be_name
 from qkv.interop.registry import FAMILIES
 from qkv.interop.safetensors_file import Entry, in_place

@@ -18,9 +18,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qkv.interop.family import Match, matches
+from qkv.interop.mapping.family import Match, matches
+from qkv.interop.mapping.ways import PLAIN, Cut, Transposed
 from qkv.interop.save import covering
-from qkv.interop.ways import PLAIN, Cut, Transposed
 from qkv.layers.lora import LowRank, adapters
 from qkv.models.adapt import adapt
 from qkv.models.transformer import Transformer

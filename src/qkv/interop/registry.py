@@ -23,7 +23,7 @@ from qkv.interop.families.reformer import REFORMER
 from qkv.interop.families.roberta import ROBERTA, XLM_ROBERTA
 from qkv.interop.families.t5 import MT5, T5
 from qkv.interop.families.xlnet import XLNET
-from qkv.interop.family import Family
+from qkv.interop.mapping.family import Family
 
 FAMILIES: tuple[Family, ...] = (
     BERT,

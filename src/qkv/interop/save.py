@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from qkv.interop.config import Config
-from qkv.interop.family import Family, matches, read_spec, reason_for
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import Family, matches, read_spec, reason_for
 from qkv.interop.normal import normal
 from qkv.interop.places import CONFIG, GENERATION, TOKENIZER_CONFIG, WEIGHTS
 from qkv.interop.registry import FAMILIES

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qkv.interop.config import Config
 from qkv.interop.folder import read_json
+from qkv.interop.mapping.config import Config
 from qkv.interop.places import MODULES
 from qkv.spec.errors import UserError, nearest
 

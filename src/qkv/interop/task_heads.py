@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qkv.interop.config import Config
-from qkv.interop.family import choose, matches, named_as_now, without_prefix
 from qkv.interop.folder import read_json, stored_tensors
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import choose, matches, named_as_now, without_prefix
 from qkv.interop.places import CONFIG
 from qkv.interop.registry import FAMILIES
 from qkv.interop.save import covering

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from qkv.interop.config import Config
-from qkv.interop.family import Family, Match, matches, read_spec, without_prefix
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import Family, Match, matches, read_spec, without_prefix
+from qkv.interop.mapping.ways import Plain
 from qkv.interop.registry import FAMILIES
-from qkv.interop.ways import Plain
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from qkv.interop.config import Config
 from qkv.interop.folder import read_json
+from qkv.interop.mapping.config import Config
 from qkv.interop.places import GENERATION
 from qkv.spec.generation import Generation
 from qkv.tokenizers.tokenizer import Tokenizer

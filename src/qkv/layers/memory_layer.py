@@ -9,7 +9,7 @@ from qkv.layers.activations import ACTIVATIONS
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.linear import Linear
-from qkv.ops.memory_layer import memory
+from qkv.ops.linear.memory_layer import memory
 from qkv.spec import branches as spec
 from qkv.spec.register import implements
 

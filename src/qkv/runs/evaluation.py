@@ -13,7 +13,7 @@ from qkv.data.batch import Batch
 from qkv.data.corpus import VALIDATION
 from qkv.generation.sample import evaluating
 from qkv.models.transformer import Transformer
-from qkv.ops.precision import autocast
+from qkv.ops.linear.precision import autocast
 from qkv.runs.checkpoint import newest_state
 from qkv.runs.folder import SPEC
 from qkv.runs.run import Run, task_of

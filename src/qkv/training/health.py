@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qkv.data.batch import Batch
 from qkv.models.transformer import Transformer
-from qkv.ops.precision import autocast, runs_in
+from qkv.ops.linear.precision import autocast, runs_in
 from qkv.tasks.task import Task
 
 

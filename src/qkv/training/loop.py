@@ -16,7 +16,7 @@ from qkv.data.batch import Batch
 from qkv.data.corpus import VALIDATION
 from qkv.layers.lora import merged
 from qkv.models.adapt import rate_factors
-from qkv.ops.precision import autocast
+from qkv.ops.linear.precision import autocast
 from qkv.report.exam import ERRORS
 from qkv.report.training import Status
 from qkv.runs.checkpoint import Checkpoint, load_weights, save_weights, weights

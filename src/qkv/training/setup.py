@@ -12,7 +12,7 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.models.adapt import adapt, learned_sentence
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
-from qkv.ops.precision import runs_in
+from qkv.ops.linear.precision import runs_in
 from qkv.runs.checkpoint import Checkpoint, Checkpoints, load_weights
 from qkv.runs.files import clear_errors, remove_partial
 from qkv.runs.folder import SPEC, WEIGHTS, check_kept, had_best

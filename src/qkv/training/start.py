@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from qkv.data.vocabulary import TARGET_FILE
-from qkv.interop.config import Config
 from qkv.interop.folder import read_json
 from qkv.interop.load import described, find_folder, load_published
+from qkv.interop.mapping.config import Config
 from qkv.interop.places import CONFIG, is_published, may_be_name
 from qkv.interop.task_heads import head_tensors, task_heads
 from qkv.interop.writing import beginning

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from qkv.interop.config import Config
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import answering, body, language_model, pooled_head, problem_keys
-from qkv.interop.family import Architecture, Family, Row
-from qkv.interop.ways import COPIED, PAIR, QKV
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import Architecture, Family, Row
+from qkv.interop.mapping.ways import COPIED, PAIR, QKV
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.cross import CrossAttention
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead

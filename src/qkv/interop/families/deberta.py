@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from qkv.interop.config import Config
 from qkv.interop.families import bert, heads
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.shape import shape_of
-from qkv.interop.family import Architecture, Family, Row
-from qkv.interop.ways import INTERLEAVED, QKV
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import Architecture, Family, Row
+from qkv.interop.mapping.ways import INTERLEAVED, QKV
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from qkv.interop.config import Config
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.families.rope import rope_config, rope_of
 from qkv.interop.families.shape import shape_of
-from qkv.interop.family import Family, Row
-from qkv.interop.ways import INTERLEAVED
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import Family, Row
+from qkv.interop.mapping.ways import INTERLEAVED
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.errors import UserError
 from qkv.spec.heads import Head

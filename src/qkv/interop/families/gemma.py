@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from qkv.interop.config import Config
 from qkv.interop.families import gated
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.families.rope import rope_config, rope_of
-from qkv.interop.family import Architecture, Family, Row
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import Architecture, Family, Row
 from qkv.spec.branches import Attention, GatedFeedForward
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import Head, LanguageModelHead

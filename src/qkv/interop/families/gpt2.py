@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from qkv.interop.config import Config
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.families.shape import shape_of
-from qkv.interop.family import Family, Row
-from qkv.interop.ways import TRANSPOSED
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import Family, Row
+from qkv.interop.mapping.ways import TRANSPOSED
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.heads import Head
 from qkv.spec.model import Block, Model, Text

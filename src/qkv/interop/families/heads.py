@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from qkv.interop.config import Config
 from qkv.interop.families.activations import INWARD
-from qkv.interop.family import Architecture, Reasons, Row
-from qkv.interop.ways import COPIED
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import Architecture, Reasons, Row
+from qkv.interop.mapping.ways import COPIED
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
 from qkv.spec.parts import Activation, LayerNorm

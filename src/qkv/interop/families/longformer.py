@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from qkv.interop.config import Config
 from qkv.interop.families import bert, roberta
-from qkv.interop.family import Family, Row
-from qkv.interop.ways import PAIR
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import Family, Row
+from qkv.interop.mapping.ways import PAIR
 from qkv.spec.branches import Attention
 from qkv.spec.errors import UserError
 from qkv.spec.heads import ClassificationHead, Head, RegressionHead

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qkv.interop.config import Config
 from qkv.interop.families import heads
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.rope import rope_config, rope_of
-from qkv.interop.family import Architecture, Family, Row
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import Architecture, Family, Row
 from qkv.spec.branches import Attention, GatedFeedForward
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from qkv.interop.config import Config
 from qkv.interop.families import bert, roberta
 from qkv.interop.families.shape import shape_of
-from qkv.interop.family import Family, Row
-from qkv.interop.ways import QKV
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import Family, Row
+from qkv.interop.mapping.ways import QKV
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.heads import Head
 from qkv.spec.model import Block, Model, Text

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from qkv.interop.config import Config
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.families.shape import shape_of
-from qkv.interop.family import COMMON, Family, Row
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import COMMON, Family, Row
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.errors import UserError
 from qkv.spec.heads import Head

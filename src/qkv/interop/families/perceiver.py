@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from qkv.interop.config import Config
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import pooled_head, problem_keys
-from qkv.interop.family import Architecture, Family, Row
-from qkv.interop.ways import PAIR, QKV
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import Architecture, Family, Row
+from qkv.interop.mapping.ways import PAIR, QKV
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.cross import CrossAttention
 from qkv.spec.errors import UserError

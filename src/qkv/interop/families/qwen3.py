@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from qkv.interop.config import Config
 from qkv.interop.families import gated
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
-from qkv.interop.family import Family
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import Family
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from qkv.interop.config import Config
 from qkv.interop.families import bert, heads
 from qkv.interop.families.heads import answering, classification, masked, pooler, tagging
-from qkv.interop.family import Architecture, Family
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import Architecture, Family
 from qkv.spec.heads import Head
 from qkv.spec.model import Model, Text
 from qkv.spec.parts import Learned

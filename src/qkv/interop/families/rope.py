@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from qkv.interop.config import Config
+from qkv.interop.mapping.config import Config
 from qkv.spec.errors import UserError
 from qkv.spec.parts import LinearScaling, Llama3Scaling, Rope, RopeScaling, YarnScaling
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from qkv.interop.config import Config
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import body
 from qkv.interop.families.shape import shape_of
-from qkv.interop.family import Architecture, Family, Row
-from qkv.interop.ways import COPIED, PAIR, QKV
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import Architecture, Family, Row
+from qkv.interop.mapping.ways import COPIED, PAIR, QKV
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
 from qkv.spec.cross import CrossAttention
 from qkv.spec.errors import UserError, nearest

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from qkv.interop.config import Config
 from qkv.interop.families import heads
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.shape import shape_of
-from qkv.interop.family import Architecture, Family, Row
-from qkv.interop.ways import BY_HEAD, ONE_BY_HEAD, QKV_BY_HEAD
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import Architecture, Family, Row
+from qkv.interop.mapping.ways import BY_HEAD, ONE_BY_HEAD, QKV_BY_HEAD
 from qkv.spec.branches import FeedForward
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, TokenHead
 from qkv.spec.masks import Full

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import ValidationError
 from torch import nn
 
-from qkv.interop.config import Config
-from qkv.interop.ways import PLAIN, Cut, Way, cut_of
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.ways import PLAIN, Cut, Way, cut_of
 from qkv.spec.base import problems_of
 from qkv.spec.errors import SpecError, UserError, nearest
 from qkv.spec.heads import Head
