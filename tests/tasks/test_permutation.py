@@ -13,9 +13,9 @@ from tests.tasks.running import SEES_ALL, opened, recipe_of
 from torch import Tensor
 
 from qkv.data.batch import IGNORED, Batch
-from qkv.data.corruption.permutation import PermutationBatch, permutation_targets
 from qkv.data.rows import random
 from qkv.spec.errors import SpecError
+from qkv.tasks.objectives.permutation import PermutationBatch, permutation_targets
 from qkv.tasks.permutation import streams
 from qkv.tasks.task import Totals
 from qkv.tokenizers.framing import Frame

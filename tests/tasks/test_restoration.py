@@ -13,13 +13,13 @@ from tests.tasks.running import PAIR, PREFIX, TEXT, opened, recipe_of
 from torch import Tensor
 
 from qkv.data.batch import IGNORED, Batch
-from qkv.data.corruption.denoise import SentencePermutation, TextInfilling, denoise
 from qkv.data.rows import random
 from qkv.layers.signal import Signal
 from qkv.spec.data import Data
 from qkv.spec.errors import SpecError, UserError
 from qkv.tasks import restoration
 from qkv.tasks.denoising import full_stops
+from qkv.tasks.objectives.denoise import SentencePermutation, TextInfilling, denoise
 from qkv.tasks.restoration import RestorationTask
 from qkv.tasks.span_corruption import sentinels, spans_of
 from qkv.tasks.task import Totals

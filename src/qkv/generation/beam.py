@@ -24,7 +24,7 @@ from torch import Tensor
 
 from qkv.generation import context
 from qkv.generation.reading import read
-from qkv.generation.sample import evaluating
+from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError

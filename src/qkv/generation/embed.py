@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.generation.reading import padded
-from qkv.generation.sample import evaluating
 from qkv.layers.signal import Signal
+from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError, nearest

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch import Tensor
 from qkv.generation import context
 from qkv.generation.filters import filtered, pick
 from qkv.generation.reading import read
+from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
@@ -121,18 +121,6 @@ def _repeated(texts: list[list[int]], device: torch.device) -> Tensor:
     """Ids (B, N), left-padded with the row's first token, so that padding adds no new token to the penalty."""
     longest = max(map(len, texts))
     return torch.tensor([text[:1] * (longest - len(text)) + text for text in texts], device=device)
-
-
-@contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Context manager: evaluation mode (no dropout); restores each module's training flag at the end."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def stream(

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from qkv.generation import context
 from qkv.generation.reading import padded, read
-from qkv.generation.sample import evaluating
 from qkv.generation.text import prompt_ids
 from qkv.layers.signal import Signal
+from qkv.models.evaluating import evaluating
 from qkv.models.transformer import State, Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError, nearest

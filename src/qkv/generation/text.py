@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from qkv.generation.beam import Hypothesis, beam_search
-from qkv.generation.sample import Sampling, evaluating
+from qkv.generation.sample import Sampling
 from qkv.generation.stop import StopStrings
+from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from qkv.layers.tap import Recorder
+from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 
@@ -24,12 +25,9 @@ def alignment(model: Transformer, source: Sequence[int], target: Sequence[int]) 
     """
     device = model.device
     ids, written = (torch.as_tensor(list(row), dtype=torch.long, device=device)[None] for row in (source, target))
-    tap, training = Recorder("weights"), model.training
-    model.eval()
-    try:
+    tap = Recorder("weights")
+    with evaluating(model):
         model.features(written, memory=model.encode(ids), tap=tap)
-    finally:
-        model.train(training)
     seen = {name.removesuffix(".weights"): weights[0] for name, weights in tap.seen.items()}
     found = [(branch.name, seen[branch.name]) for branch in model.branches if branch.spec.reads_memory and branch.name in seen]
     if not found:

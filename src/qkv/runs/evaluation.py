@@ -11,7 +11,7 @@ import torch
 
 from qkv.data.batch import Batch
 from qkv.data.corpus import VALIDATION
-from qkv.generation.sample import evaluating
+from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.linear.precision import autocast
 from qkv.runs.checkpoint import newest_state

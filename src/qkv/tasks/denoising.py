@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from qkv.data.corpus import Corpus
-from qkv.data.corruption import denoise as ops
 from qkv.spec import tasks as spec
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implementation, implements
 from qkv.tasks.fill_in import GAP, read_gaps
+from qkv.tasks.objectives import denoise as ops
 from qkv.tasks.restoration import Pair, RestorationTask
 from qkv.tokenizers.tokenizer import Tokenizer
 

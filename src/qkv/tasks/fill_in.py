@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qkv.data.vocabulary import Vocabulary
-from qkv.generation.sample import evaluating
+from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from qkv.data.batch import Batch
 from qkv.data.corpus import VALIDATION, Corpus
-from qkv.data.corruption.masked import mask_tokens
-from qkv.generation.sample import evaluating
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
+from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import single_or_wider
 from qkv.spec.recipe import Recipe
@@ -27,6 +26,7 @@ from qkv.tasks.cross_entropy import cross_entropy
 from qkv.tasks.fill_in import FillInTask, words_carry_spaces
 from qkv.tasks.material import Material, TextMaterial
 from qkv.tasks.next_token import at_targets, exponential, loss_of_vectors
+from qkv.tasks.objectives.masked import mask_tokens
 from qkv.tasks.task import Exam, Observed, Scale, Totals
 from qkv.tasks.text_task import Changes
 from qkv.tasks.words import Words

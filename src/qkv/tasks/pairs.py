@@ -16,9 +16,9 @@ from torch import Tensor
 from qkv.data.batch import IGNORED, Batch
 from qkv.data.vocabulary import Vocabulary
 from qkv.generation.beam import beam_search
-from qkv.generation.sample import evaluating
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
+from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from qkv.data.batch import IGNORED, Batch
 from qkv.data.corpus import Corpus
-from qkv.data.corruption.permutation import PermutationBatch, arrange, permutation_targets
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
@@ -33,6 +32,7 @@ from qkv.spec.tasks import Permutation
 from qkv.tasks.fill_in import FillInTask
 from qkv.tasks.masked_tokens import padding
 from qkv.tasks.next_token import at_targets, exponential, loss_of_vectors
+from qkv.tasks.objectives.permutation import PermutationBatch, arrange, permutation_targets
 from qkv.tasks.task import Observed, Scale, Totals
 from qkv.tasks.text_task import Changes
 from qkv.tokenizers.framing import Framed

@@ -16,9 +16,9 @@ from qkv.data.batch import INPUT, Batch
 from qkv.data.corpus import TRAIN, VALIDATION
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
-from qkv.generation.sample import evaluating
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
+from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec import tasks as spec

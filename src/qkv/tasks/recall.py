@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.data.batch import Batch
-from qkv.data.corruption.recall import recall_batch
 from qkv.data.rows import random
+from qkv.data.synthetic.recall import recall_batch
 from qkv.data.vocabulary import Vocabulary
-from qkv.generation.sample import evaluating
 from qkv.layers.tap import Tap
+from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
@@ -53,7 +53,7 @@ class RecallTask(GeneratedTask):
         return lambda rng: self.rows(rng, ids, rows, int(rng.choice(self.spec.distances)))
 
     def ids(self, vocabulary: Vocabulary) -> np.ndarray:
-        """Token ids in the order of ``qkv.data.corruption.recall``: symbols, fillers, query."""
+        """Token ids in the order of ``qkv.data.synthetic.recall``: symbols, fillers, query."""
         return ids_of(vocabulary.tokenizer, [*vocabulary.labels, *(f"f{i}" for i in range(self.spec.fillers)), QUERY])
 
     def rows(self, rng: np.random.Generator, ids: np.ndarray, count: int, distance: int) -> Batch:

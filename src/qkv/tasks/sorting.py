@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from qkv.data.batch import IGNORED, Batch
-from qkv.data.corruption.sorting import sorting_batch
 from qkv.data.rows import random
+from qkv.data.synthetic.sorting import sorting_batch
 from qkv.data.vocabulary import Vocabulary
-from qkv.generation.sample import evaluating
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
+from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from qkv.data.corpus import Corpus
-from qkv.data.corruption.spans import corrupt_spans, counts, lengths_of
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import SpanCorruption
 from qkv.tasks.fill_in import Gapped, filled, read_gaps, words_carry_spaces
+from qkv.tasks.objectives.spans import corrupt_spans, counts, lengths_of
 from qkv.tasks.restoration import Pair, RestorationTask
 from qkv.tokenizers.tokenizer import Tokenizer
 

@@ -20,7 +20,6 @@ from torch.nn import functional as F
 
 from qkv.data.batch import Batch
 from qkv.data.corpus import Corpus
-from qkv.data.corruption.pairs import NegativeSampler, cbow_contexts, keep_probabilities
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
@@ -32,6 +31,7 @@ from qkv.spec.tasks import CBOW, SkipGram
 from qkv.tasks.analogies import Analogy, analogies
 from qkv.tasks.example_task import text_in
 from qkv.tasks.material import Material, TextMaterial
+from qkv.tasks.objectives.pairs import NegativeSampler, cbow_contexts, keep_probabilities
 from qkv.tasks.task import Exam, Observed, Scale, Totals
 from qkv.tasks.text_task import Changes, TextTask
 from qkv.tokenizers.tokenizer import Tokenizer

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from qkv.data.corpus import VALIDATION
-from qkv.generation.sample import evaluating
 from qkv.inspection.cost import cost
 from qkv.inspection.longest import longest
 from qkv.inspection.losses import random_batch
 from qkv.inspection.machine import usable_memory
 from qkv.inspection.measure import rates
+from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.models.transplant import KEPT, NEW, Moved, in_words, transplant
 from qkv.report.exam import words

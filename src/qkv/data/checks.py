@@ -1,4 +1,4 @@
-"""Argument checks shared by the objectives."""
+"""Argument checks shared by objectives and synthetic data."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from qkv.data.batch import IGNORED
-from qkv.data.corruption.checks import check_at_least
+from qkv.data.checks import check_at_least
 
 
 def vocab_size(symbols: int = 16, fillers: int = 16) -> int:

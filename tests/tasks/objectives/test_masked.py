@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.data.corruption.chance import assert_distributed, assert_share
-from tests.data.corruption.published import collator_tokenizer
+from tests.tasks.objectives.chance import assert_distributed, assert_share
+from tests.tasks.objectives.published import collator_tokenizer
 
 from qkv.data.batch import IGNORED
-from qkv.data.corruption.masked import Draws, apply, draw, mask_tokens
 from qkv.spec.errors import UserError
+from qkv.tasks.objectives.masked import Draws, apply, draw, mask_tokens
 
 VOCAB, MASK = 50, 4
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qkv.data.corruption.checks import check_at_least, check_one_row
+from qkv.data.checks import check_at_least, check_one_row
 from qkv.spec.errors import UserError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qkv.data.corruption.checks import check_at_least
+from qkv.data.checks import check_at_least
 
 
 def sorting_batch(rng: np.random.Generator, batch: int, length: int, high: int) -> tuple[np.ndarray, np.ndarray]:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.data.corruption.chance import assert_distributed
+from tests.tasks.objectives.chance import assert_distributed
 
 from qkv.data.batch import IGNORED
-from qkv.data.corruption.recall import recall_batch, vocab_size
 from qkv.data.rows import random
+from qkv.data.synthetic.recall import recall_batch, vocab_size
 from qkv.spec.errors import UserError
 
 

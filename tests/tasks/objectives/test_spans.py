@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.data.corruption.chance import assert_distributed
+from tests.tasks.objectives.chance import assert_distributed
 
-from qkv.data.corruption.spans import corrupt_spans, counts, cut, input_length_for, lengths_of, noise_mask, segments
 from qkv.spec.errors import UserError
+from qkv.tasks.objectives.spans import corrupt_spans, counts, cut, input_length_for, lengths_of, noise_mask, segments
 
 END, FIRST_SENTINEL = 1, 1000
 SENTINELS = range(FIRST_SENTINEL, FIRST_SENTINEL - 1000, -1)

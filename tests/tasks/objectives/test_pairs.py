@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.data.corruption.chance import assert_distributed, assert_share
+from tests.tasks.objectives.chance import assert_distributed, assert_share
 
-from qkv.data.corruption.pairs import NegativeSampler, alias_table, cbow_contexts, keep_probabilities, skip_gram_pairs, subsample
 from qkv.spec.errors import UserError
+from qkv.tasks.objectives.pairs import NegativeSampler, alias_table, cbow_contexts, keep_probabilities, skip_gram_pairs, subsample
 
 windows_of_texts = st.tuples(st.integers(0, 40), st.integers(1, 6), st.booleans(), st.integers(0, 999))
 

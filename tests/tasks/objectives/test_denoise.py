@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.data.corruption.chance import assert_distributed
+from tests.tasks.objectives.chance import assert_distributed
 
-from qkv.data.corruption.denoise import (
+from qkv.spec.errors import UserError
+from qkv.tasks.objectives.denoise import (
     DocumentRotation,
     Noise,
     SentencePermutation,
@@ -22,7 +23,6 @@ from qkv.data.corruption.denoise import (
     count,
     denoise,
 )
-from qkv.spec.errors import UserError
 
 MASK, STOP = 1, 2
 NOISES: tuple[Noise, ...] = (

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from qkv.data.corruption.checks import check_at_least, check_one_row, check_share
+from qkv.data.checks import check_at_least, check_one_row, check_share
 
 
 class Noise(Protocol):

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.data.corruption.chance import assert_distributed, chi_square
-from tests.data.corruption.published import collator_tokenizer
+from tests.tasks.objectives.chance import assert_distributed, chi_square
+from tests.tasks.objectives.published import collator_tokenizer
 
 from qkv.data.batch import IGNORED
-from qkv.data.corruption.permutation import PermutationBatch, arrange, context_lengths, draw, order_of, permutation_targets, spans
 from qkv.spec.errors import UserError
+from qkv.tasks.objectives.permutation import PermutationBatch, arrange, context_lengths, draw, order_of, permutation_targets, spans
 
 
 def rows(batch: int, length: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

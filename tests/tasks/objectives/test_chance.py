@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.data.corruption.chance import assert_share, chi_square
+from tests.tasks.objectives.chance import assert_share, chi_square
 
 
 def test_right_draws_score_like_a_normal() -> None:

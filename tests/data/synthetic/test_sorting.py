@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.data.corruption.chance import assert_distributed
+from tests.tasks.objectives.chance import assert_distributed
 
-from qkv.data.corruption.sorting import sorting_batch
 from qkv.data.rows import random
+from qkv.data.synthetic.sorting import sorting_batch
 from qkv.spec.errors import UserError
 
 
