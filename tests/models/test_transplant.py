@@ -149,3 +149,24 @@ def test_a_head_that_is_tied_no_more_begins_as_the_table() -> None:
     old, new = model(attention(6), 1), model(attention(6), 2, head={"kind": "language_model", "tied": False})
     transplant(old, new)
     torch.testing.assert_close(new(IDS)[0], old(IDS)[0], rtol=0, atol=0)
+
+
+def test_heads_of_cross_attention_become_fewer_like_those_of_attention() -> None:
+    def reading(groups: int, seed: int) -> Transformer:
+        branch = {"kind": "cross_attention", "num_heads": H, "num_kv_heads": groups}
+        return model(branch, seed, encoder={"frontend": {"kind": "text", "vocab_size": 13}, "num_layers": 1})
+
+    old, new = reading(2, 1), reading(6, 2)
+    assert ways(transplant(old, new))["blocks.*.branches.0.body.memory.weight"] == "k, v: each head 3 times"
+    torch.testing.assert_close(new(IDS, memory=new.encode(IDS))[0], old(IDS, memory=old.encode(IDS))[0], rtol=1e-5, atol=1e-5)
+    back = reading(2, 5)
+    assert ways(transplant(new, back))["blocks.*.branches.0.body.memory.bias"] == "k, v: means of 3 heads"
+
+
+def test_another_number_of_latents_begins_as_initialised() -> None:
+    def latent(count: int, seed: int) -> Transformer:
+        return model("cross_attention(6)", seed, latents={"count": count}, queries={})
+
+    found = ways(transplant(latent(4, 1), latent(6, 2)))
+    assert found["latents.vectors.table"] == "initialised at random"
+    assert found["queries.positions.table"] == "kept"

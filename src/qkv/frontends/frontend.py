@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from qkv.frontends.border import check_rows, check_signal
 from qkv.layers.context import Context, Memories
+from qkv.layers.layout import Declared
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.spec.errors import UserError
@@ -30,7 +31,7 @@ class Past(NamedTuple):
     prefix: Tensor | None
 
 
-class Frontend(nn.Module):
+class Frontend(Declared):
     """Base class of front ends: a signal -> vectors (B, N, D) and their context.
 
     Subclasses define ``forward(signal, context) -> x``, and ``count`` and ``lengths`` if positions differ from values
@@ -46,7 +47,7 @@ class Frontend(nn.Module):
 
     def __init__(self, part: FrontendSpec, stack: StackSpec):
         super().__init__()
-        self.part, self.limit = part, part.limit(stack.context_length)
+        self.part, self.limit = part, stack.position_limit
         self.register_parameter("table", None)
 
     @property

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from qkv.frontends.border import check_ids, check_vocabulary
 from qkv.frontends.frontend import Frontend
 from qkv.layers.context import Context
+from qkv.layers.layout import ROWS, Layouts
 from qkv.layers.norms import build_norm
 from qkv.layers.positions import build_positions
 from qkv.layers.signal import Signal
@@ -48,6 +49,9 @@ class TextFrontend(Frontend):
     @property
     def device(self) -> torch.device:
         return self.table.device
+
+    def layouts(self) -> Layouts:
+        return {"table": ROWS, "types": ROWS}
 
     def initialise(self, std: float) -> None:
         for vectors in (self.table, self.types, self.query):

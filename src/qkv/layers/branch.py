@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from qkv.layers.context import MEMORY, Context, Memory
-from qkv.layers.table import Table
+from qkv.layers.layout import Declared, layouts
 from qkv.layers.tap import receives, tapped
 from qkv.spec.branches import Branch as BranchSpec
 
@@ -17,7 +17,7 @@ State = Any
 """Tree of tensors with the batch axis first; see ``qkv.state``."""
 
 
-class Branch(nn.Module):
+class Branch(Declared):
     """Base class of residual branches, (B, N, D) -> (B, N, D). The base is stateless, as position-wise branches are.
 
     State contract of causal branches: a sequence split anywhere and fed in pieces, with the state passed along, gives the
@@ -77,7 +77,21 @@ class Branch(nn.Module):
 
 
 def matrices(model: nn.Module) -> set[nn.Parameter]:
-    """Weight matrices of all branches of ``model``: two-dimensional parameters except embedding tables."""
-    parts = (part for branch in model.modules() if isinstance(branch, Branch) for part in branch.modules())
-    maps = (part for part in parts if not isinstance(part, (Table, nn.Embedding, nn.EmbeddingBag)))
-    return {p for part in maps for p in part.parameters(recurse=False) if p.ndim == 2}
+    """Weight matrices of all branches of ``model``, as declared by their layouts."""
+    found = layouts(model)
+    return {p for name, p in _in_branches(model) if found[name].kind == "matrix"}
+
+
+def linear_maps(model: nn.Module) -> list[str]:
+    """Paths of the linear layers in branches of ``model`` whose weight is a matrix, in the model's order."""
+    found = layouts(model)
+    inside = {name for name, _ in _in_branches(model)}
+    maps = (path for path, module in model.named_modules() if isinstance(module, nn.Linear) and f"{path}.weight" in inside)
+    return [path for path in maps if found[f"{path}.weight"].kind == "matrix"]
+
+
+def _in_branches(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """(name, parameter) of all branches; parameters that branches share have each of their names."""
+    for path, branch in model.named_modules():
+        if isinstance(branch, Branch):
+            yield from branch.named_parameters(path, remove_duplicate=False)

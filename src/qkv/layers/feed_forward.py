@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from qkv.layers.activations import ACTIVATIONS
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
+from qkv.layers.layout import Layouts, matrix
 from qkv.layers.linear import Linear
 from qkv.ops.dropout import dropout
 from qkv.spec import branches as spec
@@ -42,6 +43,9 @@ class GatedFeedForward(Branch):
         self.gate_up = Linear(width, 2 * hidden, bias=part.bias)
         self.down = Linear(hidden, width, bias=part.bias)
         self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
+
+    def layouts(self) -> Layouts:
+        return {"gate_up": matrix(gate=self.down.in_features, up=self.down.in_features)}
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         gate, up = self.gate_up(x).chunk(2, -1)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from qkv.layers.activations import ACTIVATIONS
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
+from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear import Linear
 from qkv.ops.linear.memory_layer import memory
 from qkv.spec import branches as spec
@@ -30,6 +31,10 @@ class MemoryLayer(Branch):
         self.keys = nn.Parameter(torch.empty(self.num_heads * self.slots, self.key_dim))
         self.values = Linear(self.num_heads * self.slots, width, bias=False)
         self.reset_parameters()
+
+    def layouts(self) -> Layouts:
+        slots = self.num_heads * self.slots, self.slots
+        return {"query": matrix(q=(self.num_heads * self.key_dim, self.key_dim)), "keys": matrix(k=slots), "values": from_heads(*slots)}
 
     def reset_parameters(self) -> None:
         """Initialise keys from N(0, 1) for softmax, else from N(0, 1/k), so that scores have unit variance."""

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.layers.activations import ACTIVATIONS
+from qkv.layers.layout import ROWS, Declared, Layouts
 from qkv.layers.linear import Linear
-from qkv.layers.table import Table
 from qkv.ops import positions as ops
 from qkv.ops.at_least_single import single_or_wider
 from qkv.spec import parts as spec
@@ -17,7 +17,7 @@ from qkv.spec.register import implementation, implements
 
 
 @implements(spec.Learned)
-class Learned(Table):
+class Learned(Declared):
     """Learned position embeddings: position p reads row p + offset of a table (L + offset, D)."""
 
     def __init__(self, part: spec.Learned, length: int, width: int):
@@ -25,12 +25,15 @@ class Learned(Table):
         self.offset = part.offset
         self.table = nn.Parameter(torch.zeros(length + part.offset, width))
 
+    def layouts(self) -> Layouts:
+        return {"table": ROWS}
+
     def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         return F.embedding(positions + self.offset if self.offset else positions, self.table)
 
 
 @implements(spec.Axial)
-class Axial(nn.Module):
+class Axial(Declared):
     """Axial position embeddings: one table per axis, results summed or concatenated.
 
     Tables are (n_a, D) if summed or (n_a, d_a) if concatenated. Positions are in row-major order (last axis fastest).
@@ -41,6 +44,9 @@ class Axial(nn.Module):
         self.part = part
         widths = part.widths or (width,) * len(part.shape)
         self.tables = nn.ParameterList(torch.zeros(size, own) for size, own in zip(part.shape, widths, strict=True))
+
+    def layouts(self) -> Layouts:
+        return {f"tables.{axis}": ROWS for axis in range(len(self.part.shape))}
 
     def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         found, left = [], positions

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.layers.context import Context
+from qkv.layers.layout import Table
 from qkv.layers.positions import rope_frequencies
-from qkv.layers.table import Table
 from qkv.ops import positions as position_ops
 from qkv.ops.at_least_single import single_or_wider
 from qkv.ops.attention.problem import RelativeValues

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
+from qkv.layers.layout import Layout, Layouts, Piece, matrix
 from qkv.ops.convolution import taps
 from qkv.ops.linear.choose import linear
 from qkv.spec import branches as spec
@@ -29,6 +30,10 @@ class _Gated(Branch):
     def reset_parameters(self) -> None:
         """Initialise from N(0, 1 / (K·D)), which preserves the variance of the input."""
         nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
+
+    def layouts(self) -> Layouts:
+        out = matrix(value=self.width, gate=self.width).out if self.part.gated else ()
+        return {"weight": Layout("matrix", out, (Piece("taps", self.weight.shape[1], self.width),))}
 
     def _of(self, inputs: Tensor) -> Tensor:
         """Map the concatenated taps of each position, (B, N, K·D), to the output (B, N, D)."""

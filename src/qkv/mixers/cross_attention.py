@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context, Memory
+from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.mixers.observed import observe
@@ -49,6 +50,14 @@ class CrossAttention(Branch):
         self.query_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
         self.key_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
         self.scale = 1.0 / (part.temperature * self.head_dim**0.5)
+
+    def layouts(self) -> Layouts:
+        (k, v), heads = self.sizes, self.part.num_heads
+        return {
+            "query": matrix(q=(heads * self.head_dim, self.head_dim)),
+            "memory": matrix(k=(k, self.head_dim), v=(v, self.value_dim)),
+            "output": from_heads(heads * self.value_dim, self.value_dim),
+        }
 
     def remember(self, memory: Memory) -> MemoryKeys:
         vectors, _ = memory.grid()

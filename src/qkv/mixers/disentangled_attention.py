@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.layers.context import Context
+from qkv.layers.layout import Layouts, matrix, vector
 from qkv.layers.linear import Linear
 from qkv.layers.norms import Norm, build_norm
 from qkv.layers.relative import SharedTable
@@ -66,6 +67,16 @@ class DisentangledAttention(ScoredAttention):
         keys_biased = part.bias and part.key_bias
         self.position_key = Linear(width, self.sizes[1], bias=keys_biased) if apart and part.content_to_position else None
         self.position_query = Linear(width, self.sizes[0], bias=part.bias) if apart and part.position_to_content else None
+
+    def layouts(self) -> Layouts:
+        q, k, v = self.sizes
+        return {
+            **super().layouts(),
+            "query_bias": vector("q", q, self.head_dim),
+            "value_bias": vector("v", v, self.value_dim),
+            "position_key": matrix(k=(k, self.head_dim)),
+            "position_query": matrix(q=(q, self.head_dim)),
+        }
 
     def mapped(self, x: Tensor) -> Tensor:
         y = self.qkv(x)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
+from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear import Linear
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.global_local import Places, place, taken, windowed
@@ -39,6 +40,16 @@ class GlobalLocalAttention(Branch):
         self.global_key_value = Linear(width, 2 * size, bias=part.bias)
         self.output = Linear(size, width, bias=part.bias)
         self.scale = self.head_dim**-0.5
+
+    def layouts(self) -> Layouts:
+        heads = self.part.num_heads * self.head_dim, self.head_dim
+        query, key_value = matrix(q=heads), matrix(k=heads, v=heads)
+        return {
+            "qkv": matrix(q=heads, k=heads, v=heads),
+            "global_query": query,
+            "global_key_value": key_value,
+            "output": from_heads(*heads),
+        }
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         places = context.once(("global places", self.part.num_global), lambda: self._places(context))

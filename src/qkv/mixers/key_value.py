@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
+from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.mixers.masks import build_mask
@@ -102,6 +103,13 @@ class KeyValueAttention(KeyValueBranch):
         self.query_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
         self.key_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
         self.scale = 1.0 / (part.temperature * (terms * self.head_dim) ** 0.5)
+
+    def layouts(self) -> Layouts:
+        q, k, v = self.sizes
+        return {
+            "qkv": matrix(q=(q, self.head_dim), k=(k, self.head_dim), v=(v, self.value_dim)),
+            "output": from_heads(self.num_heads * self.value_dim, self.value_dim),
+        }
 
     def mapped(self, x: Tensor) -> Tensor:
         """Concatenated queries, keys and values of all heads, (B, N, (H + G) Dk + G Dv)."""

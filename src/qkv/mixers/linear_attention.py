@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
+from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear import Linear
 from qkv.ops.linear_attention.chunked import linear_attention
 from qkv.ops.linear_attention.reference import feature
@@ -27,6 +28,10 @@ class LinearAttention(Branch):
         self.num_heads, self.head_dim, self.chunk = part.num_heads, width // part.num_heads, part.chunk
         self.qkv = Linear(width, 3 * width, bias=part.bias)
         self.output = Linear(width, width, bias=part.bias)
+
+    def layouts(self) -> Layouts:
+        heads = self.width, self.head_dim
+        return {"qkv": matrix(q=heads, k=heads, v=heads), "output": from_heads(*heads)}
 
     def init_state(self, batch: int, capacity: int | None = None) -> State:
         like = self.qkv.weight.detach()

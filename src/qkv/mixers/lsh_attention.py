@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from qkv.layers.branch import State
 from qkv.layers.context import Context
+from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear import Linear
 from qkv.mixers.key_value import KeyValueBranch
 from qkv.ops import lsh_attention as ops
@@ -41,6 +42,10 @@ class LSHAttention(KeyValueBranch):
         self.query_key, self.value = Linear(width, size, bias=part.bias), Linear(width, size, bias=part.bias)
         self.output = Linear(size, width, bias=part.bias)
         self.hashing = ops.Hashing(part.num_hashes, part.num_buckets, part.chunk_length, part.chunks_before, part.chunks_after, part.seed)
+
+    def layouts(self) -> Layouts:
+        heads = self.part.num_heads * self.head_dim, self.head_dim
+        return {"query_key": matrix(q=heads), "value": matrix(v=heads), "output": from_heads(*heads)}
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         q, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (self.query_key(x), self.value(x)))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
+from qkv.layers.layout import Declared, Layouts, matrix
 from qkv.layers.linear import Linear
 from qkv.ops.recurrence.choose import recur
 from qkv.ops.recurrence.reference import Memory
@@ -16,8 +17,11 @@ from qkv.ops.recurrence.reversal import reversal, taken
 from qkv.spec import branches as spec
 from qkv.spec.register import implements
 
+_GATES = {"rnn": ("hidden",), "gru": ("reset", "update", "new"), "lstm": ("input", "forget", "cell", "output")}
+"""Gates in the order of the rows of a cell's matrices."""
 
-class Cell(nn.Module):
+
+class Cell(Declared):
     """Weights of a recurrent cell of one direction. gates: number of (E, ·) matrices."""
 
     def __init__(self, part: spec.Recurrent, width: int, hidden: int):
@@ -39,6 +43,10 @@ class Cell(nn.Module):
             nn.init.orthogonal_(gate)
         if self.kind == "lstm":
             self.input_bias.data[self.hidden : 2 * self.hidden] = 1.0
+
+    def layouts(self) -> Layouts:
+        gates = matrix(**dict.fromkeys(_GATES[self.kind], self.hidden))
+        return {"input_weight": gates, "hidden_weight": gates}
 
     def empty(self, batch: int) -> Memory:
         """Initial state: zeros."""

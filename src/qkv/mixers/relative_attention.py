@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from qkv.layers.context import Context
+from qkv.layers.layout import Declared, Layout, Layouts, Piece, matrix, vector
 from qkv.layers.linear import Linear
-from qkv.layers.table import Table
 from qkv.mixers.scored_attention import ScoredAttention
 from qkv.ops.at_least_single import single_or_wider
 from qkv.ops.masks import Sites
@@ -17,7 +17,7 @@ from qkv.spec.mixers import relative_attention as spec
 from qkv.spec.register import implements
 
 
-class TypeScores(Table):
+class TypeScores(Declared):
     """(q_i + w) · e_s, s = 0 if tokens i and j have the same type, else 1 (XLNet). w (H Dk), initialised to 0; e (2, H Dk)."""
 
     def __init__(self, size: int, head_dim: int):
@@ -25,6 +25,10 @@ class TypeScores(Table):
         self.head_dim = head_dim
         self.bias = nn.Parameter(torch.zeros(size))
         self.vectors = nn.Parameter(torch.randn(2, size) * 0.02)
+
+    def layouts(self) -> Layouts:
+        size = self.bias.numel()
+        return {"bias": vector("q", size, self.head_dim), "vectors": Layout("whole", into=(Piece("q", size, self.head_dim),))}
 
     def forward(self, q: Tensor, context: Context) -> Tensor:
         """Scores (B, H, N, N), or (B, H, N, 1) without types. q (B, H, N, Dk)."""
@@ -55,6 +59,11 @@ class RelativeAttention(ScoredAttention):
         self.content_bias = nn.Parameter(torch.zeros(self.sizes[0]))
         self.position_bias = nn.Parameter(torch.zeros(self.sizes[0]))
         self.types = TypeScores(self.sizes[0], self.head_dim) if part.by_type else None
+
+    def layouts(self) -> Layouts:
+        heads = self.sizes[0], self.head_dim
+        bias = vector("q", *heads)
+        return {**super().layouts(), "position": matrix(q=heads), "content_bias": bias, "position_bias": bias}
 
     def scored(self, q: Tensor, k: Tensor, sites: Sites, context: Context) -> tuple[Tensor, Tensor]:
         u, v = (bias.view(-1, 1, self.head_dim).to(q.dtype) for bias in (self.content_bias, self.position_bias))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from qkv.layers.branch import linear_maps
 from qkv.layers.lora import LowRank, wrap
 from qkv.models.transformer import Transformer
 from qkv.spec.adapt import Adapt, HeadOnly, Last, LoRA
@@ -48,8 +49,7 @@ def add_adapters(model: nn.Module, training: Training) -> None:
 
 def _targets(model: nn.Module, part: LoRA) -> list[str]:
     """Paths of linear maps in blocks that end in one of the targets, in the model's order."""
-    inside = ("blocks.", "encoder.blocks.", "latents.blocks.")
-    maps = [path for path, module in model.named_modules() if isinstance(module, nn.Linear) and path.startswith(inside)]
+    maps = linear_maps(model)
     for target in part.targets:
         if not any(_ends(path, target) for path in maps):
             raise UserError(f"training.adapt.targets: no linear map of a block has a path that ends in {target!r}; {_near(target, maps)}")

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from qkv.layers.activations import ACTIVATIONS
 from qkv.layers.context import Context
+from qkv.layers.layout import ROWS, Declared, Layouts
 from qkv.layers.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.layers.pooling import pooled
@@ -22,7 +23,7 @@ _NOWHERE = Context(torch.zeros(1, 1, dtype=torch.long))
 """Dummy context: the norms of a head ignore positions."""
 
 
-class LanguageModelHead(nn.Module):
+class LanguageModelHead(Declared):
     """logits = (scale · f(x)) W^T + b, optionally cap · tanh(logits / cap) (Gemma 2, 2024). x (B, N, D), W (V, D) ->
     (B, N, V).
 
@@ -35,6 +36,9 @@ class LanguageModelHead(nn.Module):
         self.transform = _Transform(part, part.transform, width) if part.transform else None
         self.weight = table if table is not None else nn.Parameter(torch.empty(vocab_size, width))
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if part.bias else None
+
+    def layouts(self) -> Layouts:
+        return {"weight": ROWS, "bias": ROWS}
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         if self.transform is not None:

@@ -16,7 +16,6 @@ class Queries(nn.Module):
     def __init__(self, part: QueriesSpec, width: int, context_length: int):
         super().__init__()
         self.count = part.count
-        self.limit = None if part.count else part.positions.limit(context_length)
         positions = build_positions(part.positions, part.count or context_length, width)
         assert positions is not None  # the spec refuses them
         self.positions = positions

@@ -14,6 +14,7 @@ from qkv.frontends.border import check_counts, check_rows
 from qkv.frontends.frontend import Past, build_frontend
 from qkv.layers.branch import Branch
 from qkv.layers.context import MEMORY, Context, Memories, Memory
+from qkv.layers.layout import WHOLE, Declared, Layouts
 from qkv.layers.norms import Norm, build_norm
 from qkv.layers.positions import Learned
 from qkv.layers.relative import share_tables
@@ -47,7 +48,7 @@ class State(NamedTuple):
     prefix: Tensor
 
 
-class Layered(nn.Module):
+class Layered(Declared):
     """Blocks in sequence and a norm, x (B, N, D) -> (B, N, D). Subclasses compute x; they call ``lay``."""
 
     blocks: nn.ModuleList
@@ -163,6 +164,9 @@ class Latents(Layered):
         self.vectors = Learned(LearnedSpec(), spec.count, width)
         self.lay(spec, width, "latents.blocks", memory_width)
 
+    def layouts(self) -> Layouts:
+        return {"vectors.table": WHOLE}  # latents have no order, so other numbers of them share none
+
     @property
     def walked(self) -> Sequence[nn.Module]:
         return [self.blocks[i] for i in self.walk]
@@ -213,7 +217,6 @@ class Transformer(Stack):
         self.encoder = Encoder(spec.encoder, spec.width, table) if spec.encoder else None
         self.latents = Latents(spec.latents, spec.latent_width, spec.frontend_width(spec.width)) if spec.latents else None
         self.queries = Queries(spec.queries, spec.width, spec.context_length) if spec.queries else None
-        self.frontend.limit = _smaller(self.frontend.limit, self.queries and self.queries.limit)
         self.head = build_head(spec.head, spec.leaving(spec.width), table)
         self.reads_prefix = spec.reads_prefix
 
@@ -351,8 +354,3 @@ class Transformer(Stack):
 
 
 _NOT_READ = "the model has no branch that reads a memory; leave the memory out"
-
-
-def _smaller(a: int | None, b: int | None) -> int | None:
-    """Smaller of two limits; None means unlimited."""
-    return b if a is None else a if b is None else min(a, b)

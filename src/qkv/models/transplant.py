@@ -1,31 +1,24 @@
 """Transfer of weights between models that differ in some branches.
 
-Tensors of equal path and shape are copied. If queries, keys and values share one matrix of a different size, each of
-the three is transferred separately: fewer K/V heads are means of groups, more are repeated (Ainslie et al. 2023).
-Embedding tables share their first rows. All other tensors keep the new model's initialisation.
+Tensors of equal path and shape are copied. If the rows of a matrix are pieces such as queries, keys and values, and
+their sizes differ, each piece is transferred separately: fewer K/V heads are means of groups, more are repeated (Ainslie
+et al. 2023). Embedding tables share their first rows. All other tensors keep the new model's initialisation. Pieces and
+tables are those that the modules declare (``qkv.layers.layout``).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from qkv.layers.layout import Layout, Piece, layouts
 from qkv.ops.at_least_single import at_least_single
 
-_TABLES = ("frontend.", "encoder.frontend.")
 _LAYER = re.compile(r"(?<=blocks\.)\d+")
 KEPT, NEW = "kept", "initialised at random"
-
-
-class Layout(NamedTuple):
-    """Layout of a combined q, k, v projection: rows of each of the three, and features per head of each."""
-
-    rows: tuple[int, int, int]
-    heads: tuple[int, int, int]
 
 
 class Moved(NamedTuple):
@@ -39,15 +32,13 @@ class Moved(NamedTuple):
 
 def transplant(old: nn.Module, new: nn.Module) -> list[Moved]:
     """Transfer the weights of ``old`` to ``new``; return a record per tensor (once for shared tensors)."""
-    theirs, layouts = old.state_dict(), (dict(_layouts(old)), dict(_layouts(new)))
+    theirs, before, after = old.state_dict(), layouts(old), layouts(new)
     found, seen = [], set[int]()
     for name, own in new.state_dict(keep_vars=True).items():
         if id(own) in seen:
             continue
         seen.add(id(own))
-        module = name.rpartition(".")[0]
-        cuts = layouts[0].get(module), layouts[1].get(module)
-        found.append(_take(name, own, theirs.get(name), cuts))
+        found.append(_take(name, own, theirs.get(name), (before.get(name), after[name])))
     return found
 
 
@@ -74,43 +65,36 @@ def _some(layers: list[str]) -> str:
     return layers[0] if len(layers) == 1 else "{" + ",".join(layers) + "}"
 
 
-def _layouts(model: nn.Module) -> Iterator[tuple[str, Layout]]:
-    """(path, layout) of each projection named ``qkv``; thirds if its branch defines no sizes."""
-    for path, module in model.named_modules():
-        inner, width = getattr(module, "qkv", None), getattr(module, "head_dim", None)
-        if isinstance(inner, nn.Linear) and isinstance(width, int):
-            third = inner.out_features // 3
-            rows = tuple(getattr(module, "sizes", (third, third, third)))
-            values = getattr(module, "value_dim", width)
-            yield f"{path}.qkv", Layout((rows[0], rows[1], rows[2]), (width, width, values))
-
-
 @torch.no_grad()
-def _take(name: str, own: Tensor, given: Tensor | None, cuts: tuple[Layout | None, Layout | None]) -> Moved:
-    size = own.numel()
-    before, after = cuts
+def _take(name: str, own: Tensor, given: Tensor | None, stored: tuple[Layout | None, Layout]) -> Moved:
+    size, (before, after) = own.numel(), stored
     if given is None or own.shape[1:] != given.shape[1:] or own.dim() != given.dim():
         return Moved(name, NEW, size, 0)
-    if before and after and before != after:
-        return _by_part(name, own, given, before, after)
+    if before and before.out != after.out and _names(before) == _names(after):
+        return _by_piece(name, own, given, before.out, after.out)
     if own.shape == given.shape:
         own.copy_(given)
         return Moved(name, KEPT, size, size)
-    if name.startswith(_TABLES) and own.dim():
+    if after.kind == "rows":
         rows = min(len(own), len(given))
         own[:rows].copy_(given[:rows])
         return Moved(name, f"{rows:,} of {len(own):,} rows kept", size, own[:rows].numel())
     return Moved(name, NEW, size, 0)
 
 
-def _by_part(name: str, own: Tensor, given: Tensor, before: Layout, after: Layout) -> Moved:
-    """Transfer queries, keys and values separately."""
+def _names(layout: Layout) -> set[str]:
+    return {piece.name for piece in layout.out}
+
+
+def _by_piece(name: str, own: Tensor, given: Tensor, before: tuple[Piece, ...], after: tuple[Piece, ...]) -> Moved:
+    """Transfer pieces, such as queries, keys and values, separately, each from the piece of its name."""
     ways: dict[str, list[str]] = {}
     taken = 0
-    parts = zip("qkv", own.split(after.rows), given.split(before.rows), before.heads, after.heads, strict=True)
-    for letter, mine, theirs, was, width in parts:
-        made, how = _regrouped(mine, theirs, was, width)
-        ways.setdefault(how, []).append(letter)
+    there = {piece.name: (piece, rows) for piece, rows in zip(before, given.split([p.size for p in before]), strict=True)}
+    for piece, mine in zip(after, own.split([p.size for p in after]), strict=True):
+        was, theirs = there[piece.name]
+        made, how = _regrouped(mine, theirs, was.head, piece.head)
+        ways.setdefault(how, []).append(piece.name)
         if made is not None:
             mine.copy_(made)
             taken += mine.numel()
@@ -119,11 +103,11 @@ def _by_part(name: str, own: Tensor, given: Tensor, before: Layout, after: Layou
     return Moved(name, "; ".join(f"{', '.join(letters)}: {how}" for how, letters in ways.items()), own.numel(), taken)
 
 
-def _regrouped(own: Tensor, given: Tensor, was: int, width: int) -> tuple[Tensor | None, str]:
+def _regrouped(own: Tensor, given: Tensor, was: int | None, width: int | None) -> tuple[Tensor | None, str]:
     """(``given`` with as many heads as ``own``, description); None if the sizes are incompatible."""
     if own.shape == given.shape:
         return given, KEPT if was == width else f"{KEPT}, cut into heads of {width} in the place of {was}"
-    if was != width:
+    if width is None or was != width:
         return None, NEW
     heads, wanted = len(given) // width, len(own) // width
     if heads % wanted == 0:

@@ -173,6 +173,11 @@ class Reader(Spec):
         """Vocabulary size V; None until the tokenizer is known."""
         return self.frontend.num_tokens
 
+    @property
+    def position_limit(self) -> int | None:
+        """Maximum number of positions of a row; None if unlimited."""
+        return self.frontend.limit(self.context_length)
+
     def frontend_width(self, width: int) -> int:
         """Width of the front end's vectors at model width ``width``."""
         return self.frontend.own_width(width)
@@ -278,6 +283,14 @@ class Model(Stack, Wide):
     def tied(self) -> bool:
         """True if the head shares the token embedding table."""
         return isinstance(self.head, LanguageModelHead) and self.head.tied
+
+    @property
+    def position_limit(self) -> int | None:
+        own = super().position_limit
+        if self.queries is None or self.queries.count is not None:
+            return own
+        asked = self.queries.positions.limit(self.context_length)  # one query per position
+        return min((limit for limit in (own, asked) if limit is not None), default=None)
 
     @property
     def causal(self) -> bool:

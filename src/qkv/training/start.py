@@ -24,6 +24,7 @@ from qkv.interop.mapping.config import Config
 from qkv.interop.places import CONFIG, is_published, may_be_name
 from qkv.interop.task_heads import head_tensors, task_heads
 from qkv.interop.writing import beginning
+from qkv.layers.layout import Layout, layouts
 from qkv.layers.lora import folded
 from qkv.models.transformer import Transformer
 from qkv.runs.checkpoint import weights
@@ -43,10 +44,7 @@ from qkv.spec.tokenizers import TokenizerFile
 from qkv.spec.yaml_io import read_recipe
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 
-_TABLES = ("frontend.", "encoder.frontend.")
 _HEAD = "head."
-_VOCABULARY = ("head.weight", "head.bias")
-"""Tensors of a language model's head with a row per token."""
 _MARKS = ("begin", "framed")
 """Settings of text-to-text tasks."""
 
@@ -154,16 +152,16 @@ def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
     if recipe.start is None:
         return []
     tensors = _tensors(recipe.start)
-    own = weights(model)
+    own, stored = weights(model), layouts(model)
     stack = {name for name in own if not name.startswith(_HEAD)}
     _check_names(stack, {name for name in tensors if not name.startswith(_HEAD)}, recipe.start)
     head = {name for name in own if name.startswith(_HEAD)}
-    fits = all(name in tensors and _fits(name, own[name], tensors[name], model) for name in head)
+    fits = all(name in tensors and _fits(stored[name], own[name], tensors[name]) for name in head)
     for name in sorted(stack | head if fits else stack):
-        _take(own[name], tensors[name], name, recipe.start, name in head)
+        _take(own[name], tensors[name], name, recipe.start, stored[name])
     some = set() if fits else _part_of_head(own, recipe.start, model)
     rest = "" if fits else f"; its head is initialised at random{', but for ' * bool(some)}{', '.join(sorted(some))}"
-    return [f"the model starts with the weights of {recipe.start!r}{rest}", *_new_rows(own, tensors)]
+    return [f"the model starts with the weights of {recipe.start!r}{rest}", *_new_rows(model, own, tensors)]
 
 
 @torch.no_grad()
@@ -192,16 +190,18 @@ def _tensors(source: str) -> dict[str, Tensor]:
     return folded(tensors, part.scale) if isinstance(part, LoRA) else tensors
 
 
-def _fits(name: str, own: Tensor, given: Tensor, model: Transformer) -> bool:
-    """True if a tensor of the head can be copied; of a language model's head, the rows of shared tokens."""
-    if model.spec.head.kind == "language_model" and name in _VOCABULARY:
+def _fits(layout: Layout, own: Tensor, given: Tensor) -> bool:
+    """True if a tensor can be copied; of a table, the rows that both have."""
+    if layout.kind == "rows":
         return own.shape[1:] == given.shape[1:]
     return own.shape == given.shape
 
 
-def _new_rows(own: dict[str, Tensor], tensors: dict[str, Tensor]) -> list[str]:
+def _new_rows(model: Transformer, own: dict[str, Tensor], tensors: dict[str, Tensor]) -> list[str]:
     """Notices about token embeddings that have grown."""
-    tables = [f"{path}table" for path in _TABLES if f"{path}table" in own and f"{path}table" in tensors]
+    stacks = {"": model, "encoder.": model.encoder}
+    paths = (f"{path}frontend.table" for path, stack in stacks.items() if stack is not None and stack.frontend.table is not None)
+    tables = [path for path in paths if path in own and path in tensors]
     grown = {name: own[name].shape[0] - tensors[name].shape[0] for name in tables}
     return [f"{rows:,} rows of {name} belong to added tokens and are initialised at random" for name, rows in grown.items() if rows > 0]
 
@@ -215,11 +215,11 @@ def _check_names(own: set[str], there: set[str], source: str) -> None:
 
 
 @torch.no_grad()
-def _take(own: Tensor, given: Tensor, name: str, source: str, by_row: bool) -> None:
-    """Copy a tensor. ``by_row``: copy the rows that both have, as for embedding tables."""
+def _take(own: Tensor, given: Tensor, name: str, source: str, layout: Layout) -> None:
+    """Copy a tensor; of a table, the rows that both have."""
     if own.shape == given.shape:
         own.copy_(given)
-    elif (by_row or name.startswith(_TABLES)) and own.dim() and own.shape[1:] == given.shape[1:]:
+    elif _fits(layout, own, given):
         rows = min(own.shape[0], given.shape[0])
         own[:rows] = given[:rows].to(own)
     else:

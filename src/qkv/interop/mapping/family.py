@@ -13,6 +13,7 @@ from torch import nn
 
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.ways import PLAIN, Cut, Way, cut_of
+from qkv.layers.layout import layouts
 from qkv.spec.base import problems_of
 from qkv.spec.errors import SpecError, UserError, nearest
 from qkv.spec.heads import Head
@@ -112,15 +113,14 @@ def matches(model: nn.Module, rows: Sequence[Row]) -> list[Match]:
     """Match each tensor of ``model``, every name of a shared one included, with its row. Raises ``LookupError`` if none applies."""
     spec: Any = getattr(model, "spec", None)
     patterns = [(re.compile(_pattern(row.ours)), row) for row in rows if row.where is None or row.where(spec)]
-    found = []
-    for name in model.state_dict(keep_vars=True):
+    found, stored = [], layouts(model)
+    for name in stored:
         hit = next(((match, row) for pattern, row in patterns if (match := pattern.fullmatch(name))), None)
         if hit is None:
             raise LookupError(f"no row of the name table stands for {name!r}")
         match, row = hit
         theirs = (row.theirs,) if isinstance(row.theirs, str) else row.theirs
-        owner = model.get_submodule(name.rsplit(".", 2)[0]) if name.count(".") > 1 else model
-        found.append(Match(name, tuple(_filled(each, match.groupdict()) for each in theirs), row.way, cut_of(owner)))
+        found.append(Match(name, tuple(_filled(each, match.groupdict()) for each in theirs), row.way, cut_of(stored[name])))
     return found
 
 

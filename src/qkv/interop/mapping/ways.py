@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from qkv.layers.layout import Layout
 
 
 class Cut(NamedTuple):
@@ -20,10 +22,9 @@ class Cut(NamedTuple):
     groups: int
 
 
-def cut_of(owner: nn.Module) -> Cut:
-    """Layout of the matrices of ``owner``, a branch or its slot, from its ``sizes`` and ``kv_heads``; default: no parts, one group."""
-    said: Any = getattr(owner, "body", owner)
-    return Cut(tuple(getattr(said, "sizes", ())), getattr(said, "kv_heads", None) or 1)
+def cut_of(layout: Layout) -> Cut:
+    """Rows of the parts of a tensor, and groups of heads that all of its axes with heads have."""
+    return Cut(tuple(piece.size for piece in layout.out), min((piece.heads for piece in (*layout.out, *layout.into)), default=1))
 
 
 class Way:

@@ -1,0 +1,135 @@
+"""Layout of weights, declared once by the module that owns them.
+
+Adapters, optimisers, the transfer of weights between models and the tables of published tensors read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from qkv.spec.errors import UserError
+
+
+class Piece(NamedTuple):
+    """Consecutive features of one axis, such as all queries. ``head``: features per head; None without heads."""
+
+    name: str
+    size: int
+    head: int | None = None
+
+    @property
+    def heads(self) -> int:
+        """Number of heads, 1 without heads."""
+        return self.size // self.head if self.head else 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Meaning of the axes of one weight.
+
+    kind: ``matrix``: a linear map, stored as (out, in).   ``rows``: a row per token, position or type; a longer table
+    keeps its first rows.   ``whole``: anything else.
+    out: pieces of the first axis.   into: pieces of the last axis.   Empty: a single piece.
+    """
+
+    kind: Literal["matrix", "rows", "whole"]
+    out: tuple[Piece, ...] = ()
+    into: tuple[Piece, ...] = ()
+
+
+MATRIX, ROWS, WHOLE = Layout("matrix"), Layout("rows"), Layout("whole")
+
+
+def matrix(**out: tuple[int, int] | int) -> Layout:
+    """Matrix whose rows are named pieces in this order: a number of features, or (features, features per head)."""
+    pieces = ((name, (size, None) if isinstance(size, int) else size) for name, size in out.items())
+    return Layout("matrix", tuple(Piece(name, *sizes) for name, sizes in pieces))
+
+
+def from_heads(size: int, head: int) -> Layout:
+    """Matrix that reads ``size`` features, in heads of ``head``."""
+    return Layout("matrix", into=(Piece("heads", size, head),))
+
+
+def vector(name: str, size: int, head: int) -> Layout:
+    """Vector of ``size`` features, in heads of ``head``."""
+    return Layout("whole", (Piece(name, size, head),))
+
+
+Layouts = Mapping[str, Layout]
+"""Layouts by path: that of a parameter, or of a module, whose weight has the layout and whose bias its first axis."""
+
+
+class Declared(nn.Module):
+    """Base class of modules that declare how their weights are stored."""
+
+    def layouts(self) -> Layouts:
+        """Layouts by path below this module. What is not named has the default: two-dimensional parameters are
+        matrices, embeddings of torch have rows, all other tensors are whole.
+        """
+        return {}
+
+
+class Table(Declared):
+    """Module whose own parameters are lookup tables of a fixed index (a distance, a relation), not matrices."""
+
+    def layouts(self) -> Layouts:
+        return {name: WHOLE for name, _ in self.named_parameters(recurse=False)}
+
+
+def layouts(model: nn.Module) -> dict[str, Layout]:
+    """Layout of each tensor of ``model``, by its name in the state dict.
+
+    The declaration of an outer module replaces that of an inner one. Raises ``UserError`` for a declaration of a name
+    that the module does not have, or that does not fit the tensor's shape.
+    """
+    said: dict[str, Layout] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, Declared):
+            for name, layout in module.layouts().items():
+                _check_name(module, name)
+                said.setdefault(f"{path}.{name}" if path else name, layout)
+    tensors = model.state_dict(keep_vars=True)
+    found = {name: _layout(model, name, tensor, said) for name, tensor in tensors.items()}
+    for name, layout in found.items():
+        _check(name, layout, tensors[name])
+    return found
+
+
+def _layout(model: nn.Module, name: str, tensor: Tensor, said: Layouts) -> Layout:
+    owner, _, leaf = name.rpartition(".")
+    if name in said:
+        return said[name]
+    if owner in said and leaf == "weight":
+        return said[owner]
+    if owner in said and leaf == "bias":
+        return replace(WHOLE, out=said[owner].out)
+    if isinstance(model.get_submodule(owner), (nn.Embedding, nn.EmbeddingBag)):
+        return ROWS
+    return MATRIX if tensor.dim() == 2 else WHOLE
+
+
+def _check_name(module: nn.Module, name: str) -> None:
+    """Raise ``UserError`` unless the module has the attribute; an optional part may be None."""
+    found: object = module
+    for step in name.split("."):
+        if found is not None and not hasattr(found, step):
+            raise UserError(f"{type(module).__name__} declares the layout of {name!r}, but has no such weight")
+        found = getattr(found, step, None)
+
+
+def _check(name: str, layout: Layout, tensor: Tensor) -> None:
+    if layout.kind == "matrix" and tensor.dim() != 2:
+        raise UserError(f"{name}: declared as a matrix, but it has the shape {list(tensor.shape)}; declare it as whole or as rows")
+    for pieces, axis in ((layout.out, 0), (layout.into, -1)):
+        total = sum(piece.size for piece in pieces)
+        if pieces and (not tensor.dim() or total != tensor.shape[axis]):
+            names = ", ".join(piece.name for piece in pieces)
+            raise UserError(f"{name}: the pieces {names} have {total} features in all, but the shape is {list(tensor.shape)}")
+        uneven = next((piece for piece in pieces if piece.head and piece.size % piece.head), None)
+        if uneven:
+            raise UserError(f"{name}: {uneven.size} features of {uneven.name} are not a multiple of the {uneven.head} of a head")
