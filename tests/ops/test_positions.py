@@ -16,7 +16,6 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from qkv.layers.positions import rope_frequencies
 from qkv.ops.positions import alibi_slopes, inverse_frequencies, ntk_base, rotate, rotation, sinusoid, sinusoid_2d
-from qkv.spec.branches import rotary_dim
 from qkv.spec.parts import LinearScaling, Llama3Scaling, NTKScaling, Rope, YarnScaling
 
 
@@ -90,7 +89,7 @@ def test_rotation_keeps_lengths() -> None:
 def test_a_partial_rotation_leaves_the_rest_of_the_head_alone(fraction: float) -> None:
     x = torch.randn(2, 3, 7, 16, generator=torch.Generator().manual_seed(1))
     part = Rope(fraction=fraction)
-    turned = rotary_dim(16, part)
+    turned = part.rotated(16)
     assert turned == int(16 * fraction)
     cos, sin = rotation(torch.arange(7), *rope_frequencies(part, turned))
     seen = rotate(x, cos, sin)
@@ -125,7 +124,7 @@ def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 def test_linear_scaling_equals_that_of_transformers(head_dim: int, base: float, factor: float, fraction: float) -> None:
     theirs, expected = ROPE_INIT_FUNCTIONS["linear"](config("linear", head_dim, base, factor=factor, partial_rotary_factor=fraction))
     part = Rope(base=base, fraction=fraction, scaling=LinearScaling(factor=factor))
-    ours, magnitude = rope_frequencies(part, rotary_dim(head_dim, part))
+    ours, magnitude = rope_frequencies(part, part.rotated(head_dim))
     assert_close(ours, theirs)
     assert magnitude == expected
 
@@ -167,7 +166,7 @@ def test_yarn_equals_that_of_transformers(
     theirs, expected = ROPE_INIT_FUNCTIONS["yarn"](config("yarn", head_dim, base, partial_rotary_factor=fraction, **given_))
     scaling = YarnScaling(factor=factor, original_length=length, beta_fast=betas[0], beta_slow=betas[1])
     part = Rope(base=base, fraction=fraction, scaling=scaling)
-    ours, magnitude = rope_frequencies(part, rotary_dim(head_dim, part))
+    ours, magnitude = rope_frequencies(part, part.rotated(head_dim))
     assert_close(ours, theirs)
     assert magnitude == pytest.approx(expected, rel=1e-12)
 

@@ -91,7 +91,7 @@ WRONG = {
         "8 heads do not divide the width 20; heads that do: 1, 2, 4, 5, 10, 20",
     ),
     "shared heads": ({"blocks": [{"branches": ["attention(4, num_kv_heads=3)"]}]}, "3 K/V heads cannot be shared evenly by 4 query heads"),
-    "ALiBi": ({"blocks": [{"branches": ["attention(mask=full, relative=alibi)"]}]}, "ALiBi is defined for causal attention"),
+    "ALiBi": ({"blocks": [{"branches": ["attention(mask=full, relative=alibi)"]}]}, "alibi is defined for causal attention"),
     "odd RoPE": ({"width": 12, "blocks": [{"branches": ["attention(4, relative=rope)"]}]}, "RoPE rotates pairs, but 3 features of a head"),
     "groups": ({"width": 9, "blocks": [{"branches": ["token_shift(2)"]}]}, "2 groups do not divide the width 9"),
     "layers": ({"num_layers": 1, "blocks": [{}, {}]}, "num_layers: 1 layers are fewer than the 2 blocks of the pattern"),

@@ -25,7 +25,7 @@ from qkv.tasks.task import Scale, Totals
 
 
 def head(vocab: int, width: int, dtype: torch.dtype = torch.float64, **spec: object) -> LanguageModelHead:
-    made = LanguageModelHead(HeadSpec.parse({"tied": False, **spec}), vocab, width, None).to(dtype)
+    made = LanguageModelHead(HeadSpec.parse({"tied": False, **spec}), width, torch.nn.Parameter(torch.zeros(vocab, width))).to(dtype)
     for p in made.parameters():
         nn.init.normal_(p)
     return made
@@ -61,7 +61,7 @@ def test_shares_have_the_value_and_the_gradients_of_the_whole(
 def test_a_tied_table_gets_the_gradient_of_both_its_uses() -> None:
     torch.manual_seed(0)
     table = nn.Parameter(torch.randn(9, 4, dtype=torch.float64))
-    tied = LanguageModelHead(HeadSpec(), 9, 4, table)
+    tied = LanguageModelHead(HeadSpec(), 4, table)
     ids, targets = torch.randint(9, (10,)), some_targets(10, 9)
     whole = cross_entropy(F.embedding(ids, table) @ table.T, targets)
     shares = chunked_cross_entropy(F.embedding(ids, table), tied, targets, 3)

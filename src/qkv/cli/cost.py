@@ -20,8 +20,6 @@ from qkv.spec.errors import UserError, nearest
 from qkv.spec.model import Model
 from qkv.spec.overrides import assignments, override
 from qkv.spec.recipe import Recipe
-from qkv.spec.tasks import NextToken
-from qkv.spec.tokenizers import BPE, Bytes, Code, Unigram, WordList, WordPiece, Words
 from qkv.spec.training import Training
 from qkv.spec.yaml_io import read_spec
 
@@ -90,11 +88,8 @@ def _with_sizes(recipe: Recipe) -> Model:
     model, tokenizer = recipe.model, recipe.data.tokenizer
     if not _open_sizes(model):
         return model
-    ids = 256 if isinstance(tokenizer, Bytes) else None
-    if isinstance(tokenizer, (BPE, Code, Unigram, WordList, WordPiece, Words)):
-        ids = tokenizer.vocab_size
-    if isinstance(recipe.task, NextToken) and ids is not None:
-        return model.changed(frontend=model.frontend.sized(ids))
+    if recipe.task.sized_by_tokenizer and tokenizer.num_ids is not None:
+        return model.changed(frontend=model.frontend.sized(tokenizer.num_ids))
     from qkv.tasks.registry import build_task
 
     return build_task(recipe.task).sized(recipe).model
@@ -104,7 +99,7 @@ def _open_sizes(model: Model) -> bool:
     """True if a size depends on the data."""
     stacks = [model, *([model.encoder] if model.encoder else [])]
     unknown = any(stack.frontend.reads_tokens and stack.vocab_size is None for stack in stacks)
-    return unknown or getattr(model.head, "num_classes", 0) is None
+    return unknown or model.head.classes is None
 
 
 def _title(name: str, counted: Cost) -> str:

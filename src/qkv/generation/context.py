@@ -15,11 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qkv.models.transformer import Transformer
-from qkv.spec.branches import Attention
 from qkv.spec.errors import UserError, dotted
 from qkv.spec.generation import Generation
 from qkv.spec.model import Model
-from qkv.spec.parts import Rope
 
 
 def first_seen(length: int, limit: int | None) -> int:
@@ -35,9 +33,8 @@ def learned_reach(spec: Model) -> int | None:
 
     This is the context length of training, unless the mask of every branch with rotary positions is a window within it.
     """
-    rotated = [b for block in spec.layers for b in block.branches if isinstance(b, Attention) and isinstance(b.relative, Rope)]
-    far = [b for b in rotated if b.mask.first_visible or b.mask.reach is None or b.mask.reach > spec.context_length]
-    return spec.context_length if far else None
+    known = all(branch.extrapolates(spec.context_length) for block in spec.blocks for branch in block.branches)
+    return None if known else spec.context_length
 
 
 def check(model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation) -> None:

@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import io
 import logging
-import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -21,7 +20,6 @@ from qkv.interop.folder import read_json
 from qkv.interop.places import CONFIG
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
-from qkv.spec.parts import Axial
 
 LIMIT = 2 << 30
 """Size limit in bytes of fp32 weights for the default comparison, which holds two copies in memory."""
@@ -79,8 +77,7 @@ def _ids(ours: Transformer, folder: Path) -> Tensor:
     config, count = read_json(folder / CONFIG), ours.spec.vocab_size or 1
     special = {value for key, value in config.items() if key.endswith("_token_id") and isinstance(value, int)}
     plain = [i for i in range(min(count, 4096)) if i > 3 and i not in special] or list(range(count))
-    positions = getattr(ours.spec.frontend, "positions", None)
-    room = math.prod(positions.shape) if isinstance(positions, Axial) else ours.spec.context_length
+    room = ours.spec.position_limit or ours.spec.context_length
     chosen = torch.randint(0, len(plain), (max(1, min(_LENGTH, room)),), generator=torch.Generator().manual_seed(0))
     ids = [plain[i] for i in chosen.tolist()]
     end = config.get("eos_token_id")

@@ -328,4 +328,4 @@ def labels_of(config: Config) -> tuple[str, ...]:
 
 def _numbered(spec: Model) -> tuple[str, ...]:
     """Default class names LABEL_0, LABEL_1, … for a config that gives none."""
-    return tuple(f"LABEL_{i}" for i in range(getattr(spec.head, "num_classes", None) or 0))
+    return tuple(f"LABEL_{i}" for i in range(spec.head.classes or 0))

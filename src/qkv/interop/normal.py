@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from qkv.spec.branches import Branch, DotProduct, FeedForward, GatedFeedForward
-from qkv.spec.mixers.lsh_attention import LSHAttention
-from qkv.spec.mixers.relative_attention import DisentangledAttention
-from qkv.spec.mixers.sparse_attention import SparseAttention
-from qkv.spec.model import Block, Layered, Model, Stack, Text
+from qkv.spec.model import Block, Layered, Model, Stack
 
 
 def normal(spec: Model) -> Model:
@@ -26,10 +22,7 @@ S = TypeVar("S", bound=Stack)
 
 
 def _stack(spec: S, width: int) -> S:
-    frontend = spec.frontend
-    if isinstance(frontend, Text):
-        frontend = frontend.changed(vectors=None, dropout=0.0, width=spec.frontend_width(width))
-    return _layered(spec, width).changed(frontend=frontend)
+    return _layered(spec, width).changed(frontend=spec.frontend.canonical(width))
 
 
 def _layered(spec: L, width: int) -> L:
@@ -38,21 +31,4 @@ def _layered(spec: L, width: int) -> L:
 
 
 def _block(block: Block, width: int) -> Block:
-    return block.changed(branches=tuple(_branch(branch, width) for branch in block.branches), dropout=0.0, drop_path=0.0)
-
-
-def _branch(branch: Branch, width: int) -> Branch:
-    match branch:
-        case DotProduct():
-            head_dim, value_dim = branch.dims(width)
-            sizes = {"head_dim": head_dim, "value_dim": value_dim, "num_kv_heads": branch.kv_heads}
-            plain = branch.changed(**sizes, output_bias=branch.ends_with_bias, dropout=0.0)
-            return plain.changed(table_dropout=0.0) if isinstance(plain, DisentangledAttention) else plain
-        case LSHAttention():
-            return branch.changed(head_dim=branch.head_width(width), dropout=0.0, inexact_decoding=False)
-        case SparseAttention():
-            return branch.changed(head_dim=branch.head_width(width), dropout=0.0)
-        case FeedForward() | GatedFeedForward():
-            return branch.changed(hidden=branch.hidden_at(width), dropout=0.0)
-        case _:
-            return branch
+    return block.changed(branches=tuple(branch.canonical(width) for branch in block.branches), dropout=0.0, drop_path=0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,8 +18,22 @@ from qkv.spec.errors import UserError
 from qkv.spec.register import implementation, implements
 
 
+class Positions(Declared):
+    """Base class of position embeddings: positions (…) -> vectors (…, D), in at least the given dtype.
+
+    Made by ``cls(part, length, width)``; ``length``: number of positions.
+    """
+
+    def initialise(self, std: float) -> None:
+        """Initialise the module's own tables."""
+
+    @abstractmethod
+    def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Vectors of positions."""
+
+
 @implements(spec.Learned)
-class Learned(Declared):
+class Learned(Positions):
     """Learned position embeddings: position p reads row p + offset of a table (L + offset, D)."""
 
     def __init__(self, part: spec.Learned, length: int, width: int):
@@ -28,12 +44,15 @@ class Learned(Declared):
     def layouts(self) -> Layouts:
         return {"table": ROWS}
 
+    def initialise(self, std: float) -> None:
+        nn.init.normal_(self.table, std=std)
+
     def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         return F.embedding(positions + self.offset if self.offset else positions, self.table)
 
 
 @implements(spec.Axial)
-class Axial(Declared):
+class Axial(Positions):
     """Axial position embeddings: one table per axis, results summed or concatenated.
 
     Tables are (n_a, D) if summed or (n_a, d_a) if concatenated. Positions are in row-major order (last axis fastest).
@@ -48,6 +67,10 @@ class Axial(Declared):
     def layouts(self) -> Layouts:
         return {f"tables.{axis}": ROWS for axis in range(len(self.part.shape))}
 
+    def initialise(self, std: float) -> None:
+        for table in self.tables:
+            nn.init.normal_(table, std=std)
+
     def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         found, left = [], positions
         for size, table in zip(reversed(self.part.shape), reversed(list(self.tables)), strict=True):
@@ -58,7 +81,7 @@ class Axial(Declared):
 
 
 @implements(spec.Sinusoidal)
-class Sinusoidal(nn.Module):
+class Sinusoidal(Positions):
     """PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(p / base^(2i/D)) (Vaswani et al. 2017)."""
 
     def __init__(self, part: spec.Sinusoidal, length: int, width: int):
@@ -70,7 +93,7 @@ class Sinusoidal(nn.Module):
 
 
 @implements(spec.LearnedSinusoidal)
-class LearnedSinusoidal(nn.Module):
+class LearnedSinusoidal(Positions):
     """W2 φ(W1 PE(p) + b1) + b2 with sinusoidal PE(p) (Wang et al. 2022)."""
 
     def __init__(self, part: spec.LearnedSinusoidal, length: int, width: int):
@@ -90,8 +113,8 @@ def _no_positions(part: spec.NoPositions, length: int, width: int) -> None:
     return None
 
 
-def build_positions(part: spec.Positions, length: int, width: int) -> nn.Module | None:
-    """Build the module that maps positions (…) to vectors (…, D), in at least the given dtype; None for no positions."""
+def build_positions(part: spec.Positions, length: int, width: int) -> Positions | None:
+    """Build the module of position embeddings; None for no positions."""
     return implementation(part, "qkv.layers")(part, length, width)
 
 
@@ -114,21 +137,28 @@ def rope_frequencies(part: spec.Rope, rotated: int, dtype: torch.dtype = torch.f
 
     ``rotated``: number of rotated features.
     """
-    scaling, base = part.scaling, part.base
-    if isinstance(scaling, spec.NTKScaling):
-        return ops.inverse_frequencies(rotated, ops.ntk_base(base, rotated, scaling.factor), dtype=dtype), 1.0
-    plain = ops.inverse_frequencies(rotated, base, dtype=dtype)
-    match scaling:
-        case None:
-            return plain, 1.0
-        case spec.LinearScaling():
-            return ops.linear_scaling(plain, scaling.factor), 1.0
-        case spec.Llama3Scaling():
-            bounds = scaling.low_frequency_factor, scaling.high_frequency_factor
-            return ops.llama3_scaling(plain, scaling.factor, scaling.original_length, *bounds), 1.0
-        case spec.YarnScaling():
-            betas = scaling.beta_fast, scaling.beta_slow
-            magnitude = ops.yarn_magnitude(scaling.factor)
-            return ops.yarn_scaling(plain, scaling.factor, scaling.original_length, base, betas), magnitude
-        case _:
-            raise TypeError(f"unknown RoPE scaling {type(scaling).__name__}")
+    if part.scaling is None:
+        return ops.inverse_frequencies(rotated, part.base, dtype=dtype), 1.0
+    return implementation(part.scaling, "qkv.layers")(part.scaling, part.base, rotated, dtype)
+
+
+@implements(spec.NTKScaling)
+def _ntk(part: spec.NTKScaling, base: float, rotated: int, dtype: torch.dtype) -> tuple[Tensor, float]:
+    return ops.inverse_frequencies(rotated, ops.ntk_base(base, rotated, part.factor), dtype=dtype), 1.0
+
+
+@implements(spec.LinearScaling)
+def _linear(part: spec.LinearScaling, base: float, rotated: int, dtype: torch.dtype) -> tuple[Tensor, float]:
+    return ops.linear_scaling(ops.inverse_frequencies(rotated, base, dtype=dtype), part.factor), 1.0
+
+
+@implements(spec.Llama3Scaling)
+def _llama3(part: spec.Llama3Scaling, base: float, rotated: int, dtype: torch.dtype) -> tuple[Tensor, float]:
+    plain, bounds = ops.inverse_frequencies(rotated, base, dtype=dtype), (part.low_frequency_factor, part.high_frequency_factor)
+    return ops.llama3_scaling(plain, part.factor, part.original_length, *bounds), 1.0
+
+
+@implements(spec.YarnScaling)
+def _yarn(part: spec.YarnScaling, base: float, rotated: int, dtype: torch.dtype) -> tuple[Tensor, float]:
+    plain, betas = ops.inverse_frequencies(rotated, base, dtype=dtype), (part.beta_fast, part.beta_slow)
+    return ops.yarn_scaling(plain, part.factor, part.original_length, base, betas), ops.yarn_magnitude(part.factor)

@@ -67,7 +67,7 @@ class Rope(Relative):
 
     def rotation(self, context: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the angles at the positions of ``context``."""
-        frequencies, magnitude = rope_frequencies(self.part, branches.rotary_dim(self.head_dim, self.part), dtype)
+        frequencies, magnitude = rope_frequencies(self.part, self.part.rotated(self.head_dim), dtype)
         return position_ops.rotation(context.positions[:, None], frequencies.to(context.positions.device), magnitude)
 
 

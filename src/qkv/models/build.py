@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from qkv.layers.linear import Linear
-from qkv.layers.positions import Axial, Learned
-from qkv.models.heads import LanguageModelHead
+from qkv.layers.positions import Positions
 from qkv.models.transformer import Layered, Stack, Transformer
 from qkv.spec.model import Model
 from qkv.system.allowance import limit_threads
@@ -33,16 +32,12 @@ def _initialise(model: Transformer, spec: Model) -> None:
             nn.init.normal_(module.weight, std=spec.init_std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif isinstance(module, Learned):
-            nn.init.normal_(module.table, std=spec.init_std)
-        elif isinstance(module, Axial):
-            for table in module.tables:
-                nn.init.normal_(table, std=spec.init_std)
+        elif isinstance(module, Positions):
+            module.initialise(spec.init_std)
     for stack in (model.encoder, model.latents, model):
         if stack is not None:
             _initialise_stack(stack, spec.init_std)
-    if isinstance(model.head, LanguageModelHead) and not spec.tied:
-        nn.init.normal_(model.head.weight, std=spec.init_std)
+    model.head.initialise(spec.init_std)
 
 
 def _initialise_stack(stack: Layered, std: float) -> None:

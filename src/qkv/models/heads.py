@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from qkv.layers.activations import ACTIVATIONS
 from qkv.layers.context import Context
@@ -23,22 +26,49 @@ _NOWHERE = Context(torch.zeros(1, 1, dtype=torch.long))
 """Dummy context: the norms of a head ignore positions."""
 
 
-class LanguageModelHead(Declared):
+class Head(Declared):
+    """Base class of heads. Made by ``cls(part, width, table)``; ``table`` (V, D): token embeddings, None without tokens."""
+
+    def initialise(self, std: float) -> None:
+        """Initialise the head's own tables."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+        """Outputs for vectors x (B, N, D) of rows with ``lengths`` (B); None: without padding."""
+
+    @abstractmethod
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        """Random targets of ``rows`` inputs of ``length`` positions, on the CPU, for measurements."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Summed loss of targets: cross entropy over the last axis of the outputs."""
+        return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="sum")
+
+
+@implements(spec.LanguageModelHead)
+class LanguageModelHead(Head):
     """logits = (scale · f(x)) W^T + b, optionally cap · tanh(logits / cap) (Gemma 2, 2024). x (B, N, D), W (V, D) ->
     (B, N, V).
 
     f: the identity, or norm(φ(x W_t + b_t)) (Devlin et al. 2019).
     """
 
-    def __init__(self, part: spec.LanguageModelHead, vocab_size: int, width: int, table: nn.Parameter | None):
+    def __init__(self, part: spec.LanguageModelHead, width: int, table: nn.Parameter):
         super().__init__()
-        self.cap, self.scale = part.softcap, part.scale
+        self.cap, self.scale, self.tied, vocab_size = part.softcap, part.scale, part.tied, table.shape[0]
         self.transform = _Transform(part, part.transform, width) if part.transform else None
-        self.weight = table if table is not None else nn.Parameter(torch.empty(vocab_size, width))
+        self.weight = table if part.tied else nn.Parameter(torch.empty(vocab_size, width))
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if part.bias else None
 
     def layouts(self) -> Layouts:
         return {"weight": ROWS, "bias": ROWS}
+
+    def initialise(self, std: float) -> None:
+        if not self.tied:
+            nn.init.normal_(self.weight, std=std)
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(self.weight.shape[0], (rows, length), generator=generator)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         if self.transform is not None:
@@ -76,8 +106,8 @@ class Pool(nn.Module):
         return (scores.softmax(-1).to(x.dtype)[:, None] @ x)[:, 0]
 
 
-class Answer(nn.Module):
-    """y = dropout(g(x)) W^T + b, g the identity or norm(φ(x W_h + b_h)). (B, N, D) -> (B, N, C), or pooled (B, C)."""
+class Answer(Head):
+    """Base class of other heads: y = dropout(g(x)) W^T + b, g the identity or norm(φ(x W_h + b_h)). (B, N, D) -> (B, N, C), or pooled (B, C)."""
 
     def __init__(self, part: _Answering, width: int, outputs: int, pool: Pool | None = None):
         super().__init__()
@@ -95,37 +125,62 @@ class Answer(nn.Module):
         return self.output(dropout(x, self.dropout, self.training))
 
 
+@implements(spec.ClassificationHead)
+class Classifier(Answer):
+    """Logits (B, C) of each row."""
+
+    def __init__(self, part: spec.ClassificationHead, width: int, table: object):
+        super().__init__(part, width, _known(part.num_classes), Pool(part.pooling, width))
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(self.output.out_features, (rows,), generator=generator)
+
+
+@implements(spec.TokenHead)
+class Tagger(Answer):
+    """Logits (B, N, C) of each position."""
+
+    def __init__(self, part: spec.TokenHead, width: int, table: object):
+        super().__init__(part, width, _known(part.num_classes))
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(self.output.out_features, (rows, length), generator=generator)
+
+
+@implements(spec.SpanHead)
+class SpanFinder(Answer):
+    """Logits (B, N, 2) of start and end. Targets (B, 2)."""
+
+    def __init__(self, part: spec.SpanHead, width: int, table: object):
+        super().__init__(part, width, 2)
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(length, (rows, 2), generator=generator)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return super().loss(outputs.transpose(1, 2), targets)
+
+
+@implements(spec.RegressionHead)
+class Regressor(Answer):
+    """Value (B, 1) of each row."""
+
+    def __init__(self, part: spec.RegressionHead, width: int, table: object):
+        super().__init__(part, width, 1, Pool(part.pooling, width))
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(rows, generator=generator)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs[:, 0] - targets).square().sum()
+
+
 def _known(count: int | None) -> int:
     if count is None:
         raise UserError("model.head.num_classes is not known: give it, or build the model together with its data")
     return count
 
 
-@implements(spec.LanguageModelHead)
-def _language_model(part: spec.LanguageModelHead, width: int, table: nn.Parameter) -> nn.Module:
-    return LanguageModelHead(part, table.shape[0], width, table if part.tied else None)
-
-
-@implements(spec.ClassificationHead)
-def _classification(part: spec.ClassificationHead, width: int, table: object) -> nn.Module:
-    return Answer(part, width, _known(part.num_classes), Pool(part.pooling, width))
-
-
-@implements(spec.RegressionHead)
-def _regression(part: spec.RegressionHead, width: int, table: object) -> nn.Module:
-    return Answer(part, width, 1, Pool(part.pooling, width))
-
-
-@implements(spec.TokenHead)
-def _tokens(part: spec.TokenHead, width: int, table: object) -> nn.Module:
-    return Answer(part, width, _known(part.num_classes))
-
-
-@implements(spec.SpanHead)
-def _spans(part: spec.SpanHead, width: int, table: object) -> nn.Module:
-    return Answer(part, width, 2)
-
-
-def build_head(part: spec.Head, width: int, table: nn.Parameter | None) -> nn.Module:
+def build_head(part: spec.Head, width: int, table: nn.Parameter | None) -> Head:
     """Build the module of a head. ``table`` (V, D): token embeddings, shared with a tied head; None without tokens."""
     return implementation(part, "qkv.models")(part, width, table)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
 from qkv.spec.base import Part
 from qkv.spec.errors import Problem
 from qkv.spec.masks import Causal, Mask
-from qkv.spec.parts import Activation, Alibi, BatchNorm, NoNorm, NoRelative, Relative, Rope, SwitchedNorm
+from qkv.spec.parts import Activation, NoNorm, NoRelative, Relative, SwitchedNorm
 
 
 class Branch(Part, slot=True):
@@ -55,9 +55,22 @@ class Branch(Part, slot=True):
         """True if the branch depends on the length of each row's prefix."""
         return False
 
+    @property
+    def only_visible_keys(self) -> bool:
+        """True if a position reads exactly the keys that the input makes visible, so that a task can give its own masks."""
+        return False
+
+    def extrapolates(self, length: int) -> bool:
+        """False if sequences longer than the ``length`` of training have distances that training never showed."""
+        return True
+
     def width_problems(self, width: int) -> list[Problem]:
         """Problems with the model's width."""
         return []
+
+    def canonical(self, width: int) -> Self:
+        """Equal branch with all sizes written out and the settings of training alone, such as dropout, at their defaults."""
+        return self
 
 
 def heads_divide(width: int, num_heads: int) -> list[Problem]:
@@ -99,18 +112,23 @@ class DotProduct(Branch):
     @property
     def norms_heads(self) -> bool:
         """True if queries and keys are normalised."""
-        return not isinstance(self.qk_norm, NoNorm)
+        return not self.qk_norm.identity
 
     def problems(self) -> list[Problem]:
         found: list[Problem] = []
         if self.num_heads % self.kv_heads:
             found.append(Problem(("num_kv_heads",), f"{self.kv_heads} K/V heads cannot be shared evenly by {self.num_heads} query heads"))
-        if isinstance(self.qk_norm, BatchNorm):
+        if self.qk_norm.over_batch:
             found.append(Problem(("qk_norm",), "batch_norm normalises over positions, not heads; use layer_norm, rms_norm or none"))
         return found
 
     def width_problems(self, width: int) -> list[Problem]:
         return [] if self.head_dim else heads_divide(width, self.num_heads)
+
+    def canonical(self, width: int) -> Self:
+        head_dim, value_dim = self.dims(width)
+        sizes = {"head_dim": head_dim, "value_dim": value_dim, "num_kv_heads": self.kv_heads}
+        return self.changed(**sizes, output_bias=self.ends_with_bias, dropout=0.0)
 
 
 class Masked(Branch):
@@ -147,26 +165,25 @@ class Attention(MaskedAttention, kind="attention"):
     top_k: int | None = Field(default=None, gt=0, description="number of largest logits per query that get a weight; default: all")
     softcap: float | None = Field(default=None, gt=0, description="c: logits s become c · tanh(s / c) before bias and mask")
 
+    @property
+    def only_visible_keys(self) -> bool:
+        return self.mask.sees_all
+
+    def extrapolates(self, length: int) -> bool:
+        near = self.mask.reach is not None and self.mask.reach <= length and not self.mask.first_visible
+        return self.relative.extrapolates or near
+
     def problems(self) -> list[Problem]:
         found = super().problems()
-        if isinstance(self.relative, Alibi) and not self.causal:
-            found.append(Problem(("relative",), "ALiBi is defined for causal attention; use a causal mask or another relative part"))
+        if self.relative.causal_only and not self.causal:
+            found.append(
+                Problem(("relative",), f"{self.relative.kind} is defined for causal attention; use a causal mask or another relative part")
+            )
         return found
 
     def width_problems(self, width: int) -> list[Problem]:
         found = super().width_problems(width)
-        if not found and isinstance(self.relative, Rope):
-            rotated = rotary_dim(self.dims(width)[0], self.relative)
-            if rotated % 2 or rotated == 0:
-                found.append(
-                    Problem(("relative",), f"RoPE rotates pairs, but {rotated} features of a head would be rotated; make that even")
-                )
-        return found
-
-
-def rotary_dim(head_dim: int, rope: Rope) -> int:
-    """Number of features per head that RoPE rotates."""
-    return int(head_dim * rope.fraction)
+        return found or [p.under("relative") for p in self.relative.head_problems(self.dims(width)[0])]
 
 
 class LinearAttention(Branch, kind="linear_attention"):
@@ -280,6 +297,9 @@ class FeedForward(Branch, kind="feed_forward"):
         """Hidden features at a model width."""
         return self.hidden or 4 * width
 
+    def canonical(self, width: int) -> Self:
+        return self.changed(hidden=self.hidden_at(width), dropout=0.0)
+
 
 class GatedFeedForward(Branch, kind="gated_feed_forward"):
     """(φ(x Wg) ⊙ x Wu) Wd: GLU, ReGLU, GEGLU, SwiGLU by activation (Shazeer 2020)."""
@@ -295,6 +315,9 @@ class GatedFeedForward(Branch, kind="gated_feed_forward"):
 
     def hidden_at(self, width: int) -> int:
         return self.hidden or -(-8 * width // 3 // 32) * 32
+
+    def canonical(self, width: int) -> Self:
+        return self.changed(hidden=self.hidden_at(width), dropout=0.0)
 
 
 class MemoryLayer(Branch, kind="memory_layer"):

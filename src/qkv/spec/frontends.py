@@ -8,7 +8,7 @@ from pydantic import Field
 
 from qkv.spec.base import Part
 from qkv.spec.errors import Problem, SpecError
-from qkv.spec.parts import Learned, NoNorm, NoPositions, Norm, Positions
+from qkv.spec.parts import Learned, NoNorm, Norm, Positions
 
 WIDEST, MOST_TOKENS = 1_000_000, 100_000_000
 """Upper bounds of the features of a vector and of the vocabulary size, far beyond any published model."""
@@ -62,6 +62,14 @@ class Frontend(Part, slot=True):
 
     def unsized(self) -> Self:
         """Remove the settings specific to one data set: sizes, and initial vectors."""
+        return self
+
+    def without_initial_vectors(self) -> Self:
+        """Remove the settings that only the start of training reads."""
+        return self
+
+    def canonical(self, width: int) -> Self:
+        """Equal front end with all sizes written out and the settings of training alone, such as dropout, at their defaults."""
         return self
 
     def asking(self, mask: int) -> int:
@@ -138,10 +146,16 @@ class Text(Frontend, kind="text"):
     def unsized(self) -> Self:
         return self.changed(vocab_size=None, vectors=None)
 
+    def without_initial_vectors(self) -> Self:
+        return self.changed(vectors=None)
+
+    def canonical(self, width: int) -> Self:
+        return self.changed(vectors=None, dropout=0.0, width=self.own_width(width))
+
     def asking(self, mask: int) -> int:
         return -1 if self.query else mask
 
     def problems(self) -> list[Problem]:
-        if self.join == "concatenate" and isinstance(self.positions, NoPositions):
+        if self.join == "concatenate" and self.positions.absent:
             return [Problem(("join",), "there are no positions to concatenate; use 'add', or other positions than 'none'")]
         return []

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
 from qkv.spec.base import Part
-from qkv.spec.errors import Problem
-from qkv.spec.parts import Activation, BatchNorm, LayerNorm, NoNorm, Norm
+from qkv.spec.errors import Problem, SpecError
+from qkv.spec.parts import Activation, LayerNorm, NoNorm, Norm
 
 
 class Head(Part, slot=True):
     """Head: maps the final hidden states to the task's output."""
+
+    per_position: ClassVar[bool] = False
+    """True if it maps each position, not the whole row."""
+    predicts_tokens: ClassVar[bool] = False
+    """True if its outputs are logits of tokens."""
+
+    @property
+    def shares_table(self) -> bool:
+        """True if its weight is the table of token embeddings."""
+        return False
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes, 0 for outputs that are none; None until the data is known."""
+        return 0
+
+    def sized(self, num_classes: int) -> Self:
+        """Fill in the number of classes of the data. Raises ``SpecError`` if a given number is too small."""
+        return self
+
+    def unsized(self) -> Self:
+        """Remove the settings specific to one data set."""
+        return self
 
 
 class LanguageModelHead(Head, kind="language_model"):
@@ -21,6 +44,7 @@ class LanguageModelHead(Head, kind="language_model"):
     f is the identity, or with ``transform`` norm(φ(x W_t + b_t)) (BERT, Devlin et al. 2019; without b_t in ModernBERT).
     """
 
+    per_position = predicts_tokens = True
     tied: bool = Field(default=True, description="share W with the token embeddings")
     bias: bool = False
     softcap: float | None = Field(default=None, gt=0)
@@ -31,12 +55,16 @@ class LanguageModelHead(Head, kind="language_model"):
     norm: Norm = Field(default=LayerNorm(), description="norm after the transform; unused without one")
     transform_bias: bool = True
 
+    @property
+    def shares_table(self) -> bool:
+        return self.tied
+
     def problems(self) -> list[Problem]:
         return _no_batch(self.norm)
 
 
 def _no_batch(norm: Norm) -> list[Problem]:
-    if not isinstance(norm, BatchNorm):
+    if not norm.over_batch:
         return []
     return [Problem(("norm",), "a head normalises each vector separately; use layer_norm, rms_norm or none, not batch_norm")]
 
@@ -45,6 +73,21 @@ class Classes(Head):
     """Base class of classification heads."""
 
     num_classes: int | None = Field(default=None, gt=0, description="default: number of labels or tags in the data")
+
+    @property
+    def classes(self) -> int | None:
+        return self.num_classes
+
+    def sized(self, num_classes: int) -> Self:
+        if self.num_classes is None:
+            return self.changed(num_classes=num_classes)
+        if self.num_classes < num_classes:
+            few = f"{self.num_classes} classes are fewer than the {num_classes} labels of the data"
+            raise SpecError([Problem(("num_classes",), f"{few}; leave the key out to take their number")])
+        return self
+
+    def unsized(self) -> Self:
+        return self.changed(num_classes=None)
 
 
 class Pooled(Head):
@@ -67,7 +110,7 @@ class Hidden(Head):
     bias: bool = True
 
     def problems(self) -> list[Problem]:
-        if self.hidden is None and not isinstance(self.norm, NoNorm):
+        if self.hidden is None and not self.norm.identity:
             return [Problem(("norm",), f"{self.norm.kind} normalises the hidden layer, but there is none; give hidden, or leave norm out")]
         return _no_batch(self.norm)
 
@@ -87,6 +130,10 @@ class RegressionHead(Hidden, Pooled, kind="regression"):
 class TokenHead(Hidden, Classes, kind="tokens"):
     """Token classification: logits = z W^T + b per position; z as in ``Hidden``."""
 
+    per_position = True
+
 
 class SpanHead(Hidden, kind="spans"):
     """Span prediction: two logits z W^T + b per position, for start and end (Devlin et al. 2019); z as in ``Hidden``."""
+
+    per_position = True

@@ -22,6 +22,11 @@ class Mask(Part, slot=True):
         return False
 
     @property
+    def sees_all(self) -> bool:
+        """True if it hides no key from any query."""
+        return False
+
+    @property
     def decodes(self) -> bool:
         """True if no query after the row's prefix, which is processed in one call, sees a later key."""
         return self.causal
@@ -80,6 +85,10 @@ def _expression(node: ast.expr) -> Any:
 
 class Full(Mask, kind="full"):
     """Every key is visible to every query."""
+
+    @property
+    def sees_all(self) -> bool:
+        return True
 
 
 class Causal(Mask, kind="causal"):

@@ -12,9 +12,9 @@ from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.cross import CrossAttention, MemoryBranch
 from qkv.spec.errors import Problem
 from qkv.spec.frontends import WIDEST, Frontend, Text
-from qkv.spec.heads import Head, LanguageModelHead, SpanHead, TokenHead
+from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.masks import Full
-from qkv.spec.parts import Add, BatchNorm, LayerNorm, Learned, NoPositions, NoResidual, Norm, Positions, Residual, Reversible
+from qkv.spec.parts import Add, LayerNorm, Learned, Norm, Positions, Residual
 from qkv.spec.register import import_all
 
 import_all("qkv.spec.mixers")  # their kinds join the slot of branches
@@ -50,14 +50,14 @@ class Block(Spec):
     @property
     def reversible(self) -> bool:
         """True if the input of a branch can be recomputed from its output."""
-        return isinstance(self.residual, Reversible)
+        return self.residual.reversible
 
     def problems(self) -> list[Problem]:
         found = self._reversible_problems() if self.reversible else []
         if len(self.norms) not in (0, len(self.branches)):
             sentence = f"{len(self.norms)} norms are given for {len(self.branches)} branches; give one for each, or none"
             found.append(Problem(("norms",), sentence))
-        if self.order == "parallel" and isinstance(self.residual, NoResidual) and len(self.branches) > 1:
+        if self.order == "parallel" and not self.residual.keeps_input and len(self.branches) > 1:
             found.append(Problem(("residual",), "parallel branches are added to x, but 'none' keeps only the last; use another residual"))
         return found
 
@@ -66,7 +66,7 @@ class Block(Spec):
             return [
                 Problem(("order",), f"a reversible residual recomputes x from its sum with y; use 'pre' or 'sandwich', not {self.order!r}")
             ]
-        if not any(isinstance(norm, BatchNorm) for norm in (self.norm, *self.norms)):
+        if not any(norm.over_batch for norm in (self.norm, *self.norms)):
             return []
         sentence = "batch_norm would count each batch twice, as reversible blocks are recomputed; use layer_norm, rms_norm or none"
         return [Problem(("norm",), sentence)]
@@ -253,7 +253,7 @@ class Queries(Spec):
     positions: Positions = Learned()
 
     def problems(self) -> list[Problem]:
-        if not isinstance(self.positions, NoPositions):
+        if not self.positions.absent:
             return []
         return [Problem(("positions",), "queries consist of positions only; give learned, sinusoidal or learned_sinusoidal")]
 
@@ -282,7 +282,7 @@ class Model(Stack, Wide):
     @property
     def tied(self) -> bool:
         """True if the head shares the token embedding table."""
-        return isinstance(self.head, LanguageModelHead) and self.head.tied
+        return self.head.shares_table
 
     @property
     def position_limit(self) -> int | None:
@@ -343,7 +343,7 @@ class Model(Stack, Wide):
         if self.blocks and not self.queries and self.frontend_width(self.width) != self.width:
             sentence = "the blocks read these vectors, so their width must be the model's; leave it out, or give queries"
             found.append(Problem(("frontend", "width"), sentence))
-        if self.answers and isinstance(self.head, LanguageModelHead | TokenHead | SpanHead):
+        if self.answers and self.head.per_position:
             sentence = f"a head of the kind {self.head.kind!r} needs one vector per position, but reads {self.answers} vectors per row; "
             found.append(Problem(("head",), sentence + "list a block, and leave queries.count out"))
         return found
@@ -351,7 +351,7 @@ class Model(Stack, Wide):
     def _tied_problems(self) -> list[Problem]:
         """Problems of shared token embedding tables."""
         found, own = list[Problem](), self._table_width(self)
-        if not self.frontend.reads_tokens and isinstance(self.head, LanguageModelHead):
+        if not self.frontend.reads_tokens and self.head.predicts_tokens:
             sentence = f"a language model predicts tokens, and the front end {self.frontend.kind!r} reads none; give another head"
             found.append(Problem(("head",), sentence))
         if self.tied and own not in (None, self.width):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -15,6 +15,11 @@ Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "quick_gelu",
 
 class Norm(Part, slot=True):
     """Normalisation of a sequence of vectors."""
+
+    identity: ClassVar[bool] = False
+    """True if it leaves the vectors unchanged."""
+    over_batch: ClassVar[bool] = False
+    """True if its statistics are taken over the tokens of a batch, not over each vector separately."""
 
 
 class LayerNorm(Norm, kind="layer_norm"):
@@ -43,12 +48,15 @@ class RMSNorm(Norm, kind="rms_norm"):
 class BatchNorm(Norm, kind="batch_norm"):
     """(x - mean) / sqrt(var + eps) * weight + bias, per feature over all unpadded tokens of the batch; running statistics in evaluation."""
 
+    over_batch = True
     eps: float = Field(default=1e-5, gt=0)
     momentum: float = Field(default=0.1, gt=0, le=1)
 
 
 class NoNorm(Norm, kind="none"):
     """Identity."""
+
+    identity = True
 
 
 def _switched(value: Any) -> Any:
@@ -61,6 +69,11 @@ SwitchedNorm = Annotated[Norm, BeforeValidator(_switched, json_schema_input_type
 
 class Residual(Part, slot=True):
     """Residual connection of the input x and output f(x) of a branch."""
+
+    keeps_input: ClassVar[bool] = True
+    """True if x reaches the output beside f(x)."""
+    reversible: ClassVar[bool] = False
+    """True if there are two streams, and the input can be recomputed from the output."""
 
 
 class Add(Residual, kind="add"):
@@ -82,6 +95,8 @@ class Gated(Residual, kind="gated"):
 class NoResidual(Residual, kind="none"):
     """f(x), without a residual connection."""
 
+    keeps_input = False
+
 
 class Reversible(Residual, kind="reversible"):
     """Two streams, both initially the input: (a, b) -> (b, a + f(b)) (RevNet, Gomez et al. 2017; Reformer, Kitaev et al. 2020).
@@ -91,9 +106,14 @@ class Reversible(Residual, kind="reversible"):
     final norm and head read both streams concatenated, twice the model's width.
     """
 
+    reversible = True
+
 
 class Positions(Part, slot=True):
     """Position embeddings, combined with the token embeddings."""
+
+    absent: ClassVar[bool] = False
+    """True if there are no position vectors."""
 
     def limit(self, context_length: int) -> int | None:
         """Number of positions with a vector; None for no limit."""
@@ -178,14 +198,20 @@ class LearnedSinusoidal(Positions, kind="learned_sinusoidal"):
 class NoPositions(Positions, kind="none"):
     """No position embeddings; causal models can learn the order without them (NoPE, Haviv et al. 2022)."""
 
+    absent = True
+
 
 class Relative(Part, slot=True):
     """Relative positions inside attention."""
 
-    @property
-    def bounded(self) -> bool:
-        """True if positions beyond the context length are undefined."""
-        return False
+    causal_only: ClassVar[bool] = False
+    """True if they are defined for causal attention only."""
+    extrapolates: ClassVar[bool] = True
+    """False if distances beyond those of training give scores that training never showed."""
+
+    def head_problems(self, head_dim: int) -> list[Problem]:
+        """Problems with heads of ``head_dim`` features per key."""
+        return []
 
 
 class RopeScaling(Part, slot=True):
@@ -231,9 +257,20 @@ class Llama3Scaling(RopeScaling, kind="llama3"):
 class Rope(Relative, kind="rope"):
     """q and k rotated by position, pairs (i, i + Dr/2) of the first ``fraction`` of the head (Su et al. 2021)."""
 
+    extrapolates = False
     base: float = Field(default=10000.0, gt=1)
     fraction: float = Field(default=1.0, gt=0, le=1)
     scaling: RopeScaling | None = None
+
+    def rotated(self, head_dim: int) -> int:
+        """Number of features per head that are rotated."""
+        return int(head_dim * self.fraction)
+
+    def head_problems(self, head_dim: int) -> list[Problem]:
+        rotated = self.rotated(head_dim)
+        if rotated and rotated % 2 == 0:
+            return []
+        return [Problem((), f"RoPE rotates pairs, but {rotated} features of a head would be rotated; make that even")]
 
 
 class Alibi(Relative, kind="alibi"):
@@ -243,6 +280,7 @@ class Alibi(Relative, kind="alibi"):
     product in bf16; the difference m_h i is equal for all keys and cancels in the softmax. Falcon-RW uses both.
     """
 
+    causal_only = True
     scaled: bool = Field(default=False, description="divide by temperature √Dk, like q · k")
     rounded: Literal["bf16"] | None = Field(
         default=None, description="precision of slopes and of their products with positions; default: not rounded"

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 from qkv.spec.base import read_short_form
 from qkv.spec.branches import Branch
-from qkv.spec.model import Block, Layered, Model, Stack, Text
+from qkv.spec.model import Block, Layered, Model, Stack
 from qkv.spec.overrides import Assignment, apply, assignments
 from qkv.spec.plain import is_slot, plain, shape_of
 from qkv.spec.recipe import Recipe
@@ -46,7 +46,7 @@ def folded(model: Model) -> Model:
 
 
 def _unrolled(stack: S) -> S:
-    return _listed(stack).changed(frontend=_without_vectors(stack))
+    return _listed(stack).changed(frontend=stack.frontend.without_initial_vectors())
 
 
 def _listed(stack: L) -> L:
@@ -57,11 +57,6 @@ def _folded(stack: L) -> L:
     layers = stack.layers
     period = next((p for p in range(1, len(layers)) if all(layers[i] == layers[i % p] for i in range(len(layers)))), len(layers))
     return stack.changed(blocks=layers[:period], num_layers=len(layers) if period < len(layers) else None)
-
-
-def _without_vectors(stack: Stack) -> Any:
-    """The front end without ``vectors``, which were used when training began."""
-    return stack.frontend.changed(vectors=None) if isinstance(stack.frontend, Text) else stack.frontend
 
 
 def _inherit(old: Layered, data: Any) -> None:

@@ -7,9 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from qkv.spec.base import Part, Seq
-from qkv.spec.branches import Attention
 from qkv.spec.errors import Problem
-from qkv.spec.masks import Full
 from qkv.spec.model import Model
 
 Reads = Literal["text", "examples", "nothing"]
@@ -27,6 +25,8 @@ class Task(Part, slot=True):
     """True if encoder–decoders are supported."""
     head: ClassVar[str] = "language_model"
     """Required kind of head."""
+    sized_by_tokenizer: ClassVar[bool] = False
+    """True if the vocabulary is the tokenizer's, without tokens of the task's own."""
 
     def writes(self, model: Model) -> bool:
         """True if predictions are decoded token by token."""
@@ -40,6 +40,7 @@ class Task(Part, slot=True):
 class NextToken(Task, kind="next_token"):
     """Language modelling: -Σ log p(x_i | x_<i)."""
 
+    sized_by_tokenizer = True
     needs: ClassVar[Needs] = "causal"
 
 
@@ -194,7 +195,7 @@ class Permutation(Task, kind="permutation"):
     max_span: int = Field(default=5, ge=1, description="maximum tokens of a contiguous target span")
 
     def model_problems(self, model: Model) -> list[Problem]:
-        path = model.first_branch(lambda branch: branch.mixes and not (isinstance(branch, Attention) and isinstance(branch.mask, Full)))
+        path = model.first_branch(lambda branch: branch.mixes and not branch.only_visible_keys)
         if not path:
             return []
         return [

@@ -10,6 +10,21 @@ from qkv.spec.base import Part
 class Tokenizer(Part, slot=True):
     """Tokenizer, trained on the training text or read from a file."""
 
+    @property
+    def num_ids(self) -> int | None:
+        """Maximum number of ids; None if the text or a file determines it."""
+        return None
+
+
+class Learned(Tokenizer):
+    """Base class of tokenizers whose vocabulary has a given maximum size."""
+
+    vocab_size: int = Field(default=8192, gt=2)
+
+    @property
+    def num_ids(self) -> int | None:
+        return self.vocab_size
+
 
 class Characters(Tokenizer, kind="characters"):
     """One token per character of the training text; others become the unknown token."""
@@ -18,8 +33,12 @@ class Characters(Tokenizer, kind="characters"):
 class Bytes(Tokenizer, kind="bytes"):
     """One token per UTF-8 byte: 256 ids; lossless for any text."""
 
+    @property
+    def num_ids(self) -> int | None:
+        return 256
 
-class Words(Tokenizer, kind="words"):
+
+class Words(Learned, kind="words"):
     """One token per word, run of spaces or punctuation mark; the ``vocab_size`` most frequent, others unknown."""
 
     vocab_size: int = Field(default=16384, gt=2)
@@ -27,7 +46,7 @@ class Words(Tokenizer, kind="words"):
     min_frequency: int = Field(default=1, gt=0, description="rarer words become the unknown token")
 
 
-class WordList(Tokenizer, kind="word_list"):
+class WordList(Learned, kind="word_list"):
     """One token per word or punctuation mark, without spaces; decoding joins tokens with single spaces."""
 
     vocab_size: int = Field(default=16384, gt=2)
@@ -35,26 +54,26 @@ class WordList(Tokenizer, kind="word_list"):
     min_frequency: int = Field(default=2, gt=0, description="rarer words become the unknown token")
 
 
-class BPE(Tokenizer, kind="bpe"):
+class BPE(Learned, kind="bpe"):
     """Byte-level byte-pair encoding (Sennrich et al. 2016; GPT-2 2019); lossless for any text."""
 
     vocab_size: int = Field(default=8192, gt=257)
 
 
-class Code(Tokenizer, kind="code"):
+class Code(Learned, kind="code"):
     """Byte-pair encoding for source code: single digits, and runs of white space as one piece; lossless for any text."""
 
     vocab_size: int = Field(default=8192, gt=257)
 
 
-class WordPiece(Tokenizer, kind="wordpiece"):
+class WordPiece(Learned, kind="wordpiece"):
     """Greedy longest-match word pieces (Schuster & Nakajima 2012), with BERT's normalisation and word splitting (Devlin et al. 2019)."""
 
     vocab_size: int = Field(default=8192, gt=2)
     lowercase: bool = Field(default=True, description="also drops accents")
 
 
-class Unigram(Tokenizer, kind="unigram"):
+class Unigram(Learned, kind="unigram"):
     """Unigram language model: most probable segmentation of each word (Kudo 2018), byte-level; lossless for any text."""
 
     vocab_size: int = Field(default=8192, gt=257)

@@ -17,8 +17,7 @@ from qkv.data.records.model import Records
 from qkv.data.rows import random
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.errors import Problem, SpecError, UserError, nearest
-from qkv.spec.heads import ClassificationHead, TokenHead
-from qkv.spec.model import Model, Stack
+from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 
 TEST = "test"
@@ -217,7 +216,6 @@ def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
 
 def _with_frontend(stack: Any, vocab_size: int, path: tuple[str, ...]) -> Any:
     """Set the vocabulary size of a stack."""
-    assert isinstance(stack, Stack)
     frontend = stack.frontend
     try:
         sized = frontend.sized(vocab_size)
@@ -227,12 +225,8 @@ def _with_frontend(stack: Any, vocab_size: int, path: tuple[str, ...]) -> Any:
 
 
 def _with_classes(model: Model, labels: Sequence[str]) -> Model:
-    head = model.head
-    if not isinstance(head, (ClassificationHead, TokenHead)):
-        return model
-    if head.num_classes is None:
-        return model.changed(head=head.changed(num_classes=len(labels)))
-    if head.num_classes < len(labels):
-        sentence = f"{head.num_classes} classes are fewer than the {len(labels)} labels of the data; leave the key out to take their number"
-        raise SpecError([Problem(("model", "head", "num_classes"), sentence)])
-    return model
+    try:
+        head = model.head.sized(len(labels))
+    except SpecError as error:
+        raise SpecError([problem.under("model", "head") for problem in error.problems]) from None
+    return model if head is model.head else model.changed(head=head)

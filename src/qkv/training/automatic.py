@@ -81,8 +81,8 @@ def automatic(source: str, overrides: Iterable[str] = (), quick: bool = False, m
 def _chosen(source: str, minutes: float, machine: Machine) -> Recipe:
     characters = resolve(source).train.characters()
     tokenizer = _tokenizer(characters)
-    vocabulary = tokenizer.vocab_size if isinstance(tokenizer, BPE) else 128
-    tokens = max(1.0, characters / (_CHARACTERS if isinstance(tokenizer, BPE) else 1.0))
+    vocabulary = tokenizer.num_ids or 128
+    tokens = max(1.0, characters / (_CHARACTERS if tokenizer.num_ids else 1.0))
     fits = [_fit(size, tokens, vocabulary, minutes, machine) for size in _SIZES]
     best = min([fits[0], *(fit for fit in fits if fit.parameters <= 4 * tokens and fits_memory(fit.memory))], key=lambda fit: fit.loss)
     model = best.model.changed(frontend=Text(positions=NoPositions()))  # the tokenizer sets the vocabulary size
@@ -138,7 +138,7 @@ def _tokenizer(characters: int) -> Tokenizer:
 
 
 def _named(tokenizer: Tokenizer) -> str:
-    return f"{tokenizer.vocab_size:,} byte pairs" if isinstance(tokenizer, BPE) else tokenizer.kind
+    return f"{tokenizer.num_ids:,} byte pairs" if tokenizer.num_ids else tokenizer.kind
 
 
 def _training(steps: int, minutes: float, machine: Machine) -> Training:

@@ -139,7 +139,7 @@ def _head(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Head:
         return own
     known = start.head if start.head.kind == kind else heads.get(kind)
     if known is not None:
-        return known.changed(num_classes=None) if "num_classes" in type(known).model_fields else known
+        return known.unsized()
     part = Head.kinds()[kind]
     # In a causal model only the last position has seen the whole text.
     return part.parse({"pooling": "last" if start.causal else "mean"} if "pooling" in part.model_fields else {})

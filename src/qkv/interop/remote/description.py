@@ -87,7 +87,7 @@ def _attention(part: branches.Attention, width: int, path: str) -> dict[str, Any
     _check_mask(part.mask, f"{path}.mask")
     rope, scale = None, 1.0 / (part.temperature * head_dim**0.5)
     if isinstance(relative, parts.Rope):
-        frequencies, magnitude = rope_frequencies(relative, branches.rotary_dim(head_dim, relative))
+        frequencies, magnitude = rope_frequencies(relative, relative.rotated(head_dim))
         rope = {"frequencies": frequencies.tolist(), "magnitude": magnitude}
     return {
         "heads": part.num_heads,

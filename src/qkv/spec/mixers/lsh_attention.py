@@ -71,6 +71,9 @@ class LSHAttention(Masked, SparseAttention, kind="lsh_attention"):
     def inexactness_accepted(self) -> bool:
         return self.inexact_decoding
 
+    def canonical(self, width: int) -> Self:
+        return super().canonical(width).changed(inexact_decoding=False)
+
     def problems(self) -> list[Problem]:
         wrong = next((count for count in self.num_buckets if count < 2 or count % 2), None)
         if wrong is None and self.buckets > LARGEST:

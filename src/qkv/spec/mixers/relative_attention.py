@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field
 
 from qkv.spec.branches import MaskedAttention
 from qkv.spec.errors import Problem
 from qkv.spec.masks import Full, Mask
-from qkv.spec.parts import BatchNorm, NoNorm, Norm
+from qkv.spec.parts import NoNorm, Norm
 
 
 class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
@@ -55,6 +55,9 @@ class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
         """f: number of dot products per score."""
         return 1 + self.content_to_position + self.position_to_content
 
+    def canonical(self, width: int) -> Self:
+        return super().canonical(width).changed(table_dropout=0.0)
+
     def problems(self) -> list[Problem]:
         found = super().problems()
         if self.terms == 1:
@@ -63,7 +66,7 @@ class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
                     ("content_to_position",), "both position terms are off; keep one, or use 'attention', which has content scores only"
                 )
             )
-        if isinstance(self.table_norm, BatchNorm):
+        if self.table_norm.over_batch:
             found.append(Problem(("table_norm",), "batch_norm does not apply to a table; use layer_norm, rms_norm or none"))
         if self.position_buckets is not None and self.max_distance < self.position_buckets // 2 + 2:
             least = self.position_buckets // 2 + 2

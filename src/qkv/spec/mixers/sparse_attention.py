@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from pydantic import Field
 
 from qkv.spec.branches import Branch, heads_divide
@@ -21,6 +23,9 @@ class SparseAttention(Branch):
 
     def width_problems(self, width: int) -> list[Problem]:
         return [] if self.head_dim else heads_divide(width, self.num_heads)
+
+    def canonical(self, width: int) -> Self:
+        return self.changed(head_dim=self.head_width(width), dropout=0.0)
 
 
 class GlobalLocalAttention(SparseAttention, kind="global_local_attention"):
