@@ -11,10 +11,9 @@ from tests.cli.conftest import Call
 
 from qkv.spec import tokenizers as spec
 from qkv.tokenizers.tokenizer import Tokenizer
-from qkv.tokenizers.train import TRAINERS
 
 TEXT = "The quick brown fox jumps over the lazy dog; naïve 漢字 200\n" * 30
-KINDS = sorted(part.kind for part in TRAINERS if part is not spec.TokenizerFile)
+KINDS = sorted(kind for kind in spec.Tokenizer.kinds() if kind != "file")
 
 
 @pytest.fixture

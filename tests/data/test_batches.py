@@ -12,16 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.data.corpora import corpus_of
 
+from qkv.data import buckets as buckets_module
 from qkv.data.batch import IGNORED, Batch
 from qkv.data.batches import Batches
 from qkv.data.corpus import Corpus
-from qkv.data.layouts import LAYOUTS
 from qkv.data.rows import random
 from qkv.layers.signal import Signal
 from qkv.spec.data import Batching, LengthBuckets, Packed, RandomCrops, TokenBuckets
 from qkv.spec.errors import UserError
+from qkv.spec.register import _REGISTER, implementations
 
-LAYOUTS_OF_THE_SPEC = (RandomCrops(), Packed(separator="\n"), LengthBuckets(buckets=3))
+LAYOUTS = (RandomCrops(), Packed(separator="\n"), LengthBuckets(buckets=3))
 
 
 def prose(seed: int, lines: int = 60) -> str:
@@ -42,7 +43,7 @@ def rows_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
     return [(ids[:n], targets[:n]) for ids, targets, n in zip(batch.input.values.tolist(), batch.targets.tolist(), lengths, strict=True)]
 
 
-@pytest.fixture(params=LAYOUTS_OF_THE_SPEC, ids=lambda b: b.kind)
+@pytest.fixture(params=LAYOUTS, ids=lambda b: b.kind)
 def batching(request: pytest.FixtureRequest) -> Batching:
     return request.param
 
@@ -208,7 +209,7 @@ def test_more_buckets_pad_less_and_the_share_is_the_measured_one(tmp_path: Path)
     shares = []
     for buckets in (1, 2, 4, 8, 1000):
         batches = Batches(corpus, LengthBuckets(buckets=buckets), 8, 30)
-        rows = LAYOUTS[LengthBuckets](LengthBuckets(buckets=buckets), corpus.splits["train"], 8, 30, 0).num_rows  # type: ignore[attr-defined]
+        rows = buckets_module.LengthBuckets(LengthBuckets(buckets=buckets), corpus.splits["train"], 8, 30, 0).num_rows  # type: ignore[attr-defined]
         seen = [batches.batch(step) for step in range(-(-rows // 8))]
         real = sum(int(batch.input.lengths.sum()) if batch.input.lengths is not None else batch.input.values.numel() for batch in seen)
         assert batches.padding == pytest.approx(1 - real / sum(batch.input.values.numel() for batch in seen))
@@ -260,8 +261,8 @@ def test_documents_of_one_token_alone_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_layout_that_nobody_registered_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(LAYOUTS, RandomCrops)
-    with pytest.raises(UserError, match=r"data\.batching: 'random_crops' has no layout; register one with"):
+    monkeypatch.delitem(_REGISTER, RandomCrops)
+    with pytest.raises(UserError, match="no module implements 'random_crops'; import the file that does"):
         Batches(corpus_of(tmp_path, prose(0)), RandomCrops(), 4, 16)
 
 
@@ -281,7 +282,7 @@ def test_token_buckets_show_every_document_once_and_never_hold_more_positions(tm
 
 
 def test_every_batching_of_the_spec_has_a_layout() -> None:
-    assert set(Batching.kinds().values()) <= LAYOUTS.keys()
+    assert set(Batching.kinds().values()) <= implementations(Batching, "qkv.data").keys()
 
 
 @pytest.mark.parametrize(("seed", "step"), [(0, 0), (2**64 + 5, 1), (10**30, 2**40)])

@@ -22,6 +22,7 @@ from qkv.data.named import KNOWN, Known, Published
 from qkv.spec import tokenizers as schemes
 from qkv.spec.data import Data, LengthBuckets, Packed, RandomCrops
 from qkv.spec.errors import UserError
+from qkv.spec.register import _REGISTER
 from qkv.tokenizers.coders import SpaceBorders
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
@@ -294,9 +295,8 @@ def test_only_a_spread_sample_of_a_long_text_is_trained_on(tmp_path: Path, monke
         read.extend(texts)  # type: ignore[arg-type]
         return train(schemes.Bytes(), [])
 
-    monkeypatch.setitem(
-        module.trainer_of.__globals__["TRAINERS"], schemes.BPE, module.trainer_of(schemes.BPE())._replace(make=trainer, sample=4000)
-    )
+    monkeypatch.setitem(_REGISTER, schemes.BPE, trainer)
+    monkeypatch.setattr(schemes.BPE, "sample", 4000)
     text = " ".join(map(str, range(5000)))
     corpus_of(tmp_path, text, tokenizer=schemes.BPE(vocab_size=270))
     assert 2000 < sum(map(len, read)) <= 5000

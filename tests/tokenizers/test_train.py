@@ -14,8 +14,9 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from qkv.spec import tokenizers as spec
 from qkv.spec.errors import UserError
+from qkv.spec.register import implementations, implements
 from qkv.tokenizers.tokenizer import Tokenizer
-from qkv.tokenizers.train import TRAINERS, train, trains
+from qkv.tokenizers.train import train
 from qkv.tokenizers.waiting import interruptible
 
 TEXTS = ["the cat sat on the mat\n", "the dog  sat\n", "a cat, a dog: cats & dogs\n"] * 5
@@ -68,7 +69,7 @@ def test_each_text_stands_alone() -> None:
 
 def test_every_scheme_of_the_spec_can_be_trained() -> None:
     ours = {part for part in spec.Tokenizer.kinds().values() if part.__module__ == spec.__name__}
-    assert ours <= TRAINERS.keys()
+    assert ours <= implementations(spec.Tokenizer, "qkv.tokenizers").keys()
 
 
 def test_a_new_scheme_is_one_more_entry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,9 +78,12 @@ def test_a_new_scheme_is_one_more_entry(monkeypatch: pytest.MonkeyPatch) -> None
     class WordPiece(spec.Tokenizer, kind="wordpiece_of_a_test"):
         vocab_size: int = 40
 
-    with pytest.raises(UserError, match="the tokenizer 'wordpiece_of_a_test' has no trainer; register one with"):
+    with pytest.raises(
+        UserError, match="no module implements 'wordpiece_of_a_test'; import the file that does, or mark it with @implements"
+    ):
         train(WordPiece(), TEXTS)
 
+    @implements(WordPiece)
     def word_piece(scheme: WordPiece, texts: Iterable[str]) -> Tokenizer:
         core = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
         core.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -87,8 +91,6 @@ def test_a_new_scheme_is_one_more_entry(monkeypatch: pytest.MonkeyPatch) -> None
         core.train_from_iterator(texts, learner)
         return Tokenizer(core)
 
-    monkeypatch.setitem(TRAINERS, WordPiece, None)
-    trains(WordPiece, sample=None)(word_piece)
     tokenizer = train(WordPiece(), TEXTS)
     assert tokenizer.unknown("the cat é") == ["é"]
     assert 0 < tokenizer.vocab_size <= 40

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qkv.spec.errors import UserError
 from qkv.spec.training import Constant, Cosine, InverseSquareRoot, Linear, Schedule, WarmupStableDecay
 from qkv.training.schedules import multiplier, same_so_far
 
@@ -78,5 +79,5 @@ def test_a_schedule_without_a_formula_is_named() -> None:
     class Secret(Schedule):
         pass
 
-    with pytest.raises(TypeError, match="Secret"):
+    with pytest.raises(UserError, match=r"mark it with @implements\(Secret\)"):
         multiplier(Secret(), 1, 1, 1)

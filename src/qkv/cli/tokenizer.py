@@ -67,9 +67,9 @@ def _scheme(kind: str, fields: dict[str, Any]) -> spec.Tokenizer:
 def _train(scheme: spec.Tokenizer, files: list[str], out: Path) -> None:
     from qkv.data.text import Text
     from qkv.report.table import print_table
-    from qkv.tokenizers.train import train, trainer_of
+    from qkv.tokenizers.train import train
 
-    sample = trainer_of(scheme).sample
+    sample = scheme.sample
     if not files and sample != 0:
         raise UserError(f"the tokenizer {scheme.kind!r} is trained on text; name at least one text file")
     paths = {name: Path(name).expanduser() for name in files}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qkv.data import buckets, windows  # noqa: F401  (their classes register themselves)
 from qkv.data.batch import Batch
 from qkv.data.corpus import TRAIN, VALIDATION, Corpus
-from qkv.data.layouts import LAYOUTS, Layout
+from qkv.data.layouts import Layout
 from qkv.spec import data as spec
 from qkv.spec.errors import UserError
+from qkv.spec.register import implementation
 
 RELEASE_EVERY = 64
 """Batches after which the memory-mapped pages of a long text are released, to bound memory."""
@@ -22,9 +22,7 @@ class Batches:
     """
 
     def __init__(self, corpus: Corpus, batching: spec.Batching, batch_size: int, length: int, seed: int = 0):
-        if type(batching) not in LAYOUTS:
-            raise UserError(f"data.batching: {batching.kind!r} has no layout; register one with qkv.data.layouts.lays")
-        layout = LAYOUTS[type(batching)]
+        layout = implementation(batching, "qkv.data")
         self._train, self._validation = (
             _checked(layout(batching, corpus.splits[name], batch_size, length, seed), corpus, name) for name in (TRAIN, VALIDATION)
         )

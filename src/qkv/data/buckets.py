@@ -9,13 +9,17 @@ import numpy as np
 from qkv.data.batch import Batch
 from qkv.data.borders import borders
 from qkv.data.corpus import Split
-from qkv.data.examples import ExampleRows
-from qkv.data.layouts import Layout, lays
+from qkv.data.examples import ExampleRows, filled
+from qkv.data.layouts import Layout
 from qkv.data.rows import padded_rows, random
 from qkv.spec import data as spec
+from qkv.spec.register import implements
+
+_SORTED_TOGETHER = 64
+"""Batches whose rows are sorted by length as a group under ``token_buckets``."""
 
 
-@lays(spec.LengthBuckets)
+@implements(spec.LengthBuckets)
 class LengthBuckets(Layout):
     """One document per row, sorted by length into ``buckets``; an epoch shuffles the rows of each bucket, then the
     batches.
@@ -24,8 +28,10 @@ class LengthBuckets(Layout):
     Batches may span two buckets, so that at most one batch of an epoch is not full.
 
     Rows are numbered by length: first the remainders of documents, shorter than ``length``, then the full rows. Memory:
-    a few numbers per document, and four bytes per row.
+    a few numbers per document, and four bytes per row. Examples are batched in the same way.
     """
+
+    for_examples = True
 
     def __init__(self, batching: spec.LengthBuckets | spec.TokenBuckets, split: Split, batch_size: int, length: int, seed: int):
         super().__init__(batching, split, batch_size, length, seed)
@@ -41,6 +47,14 @@ class LengthBuckets(Layout):
         self.num_rows = len(self._ends) + num_full
         self._num_full = num_full
         self._plan = lru_cache(maxsize=2)(self._draw)
+
+    @classmethod
+    def epoch(cls, batching: spec.LengthBuckets, sizes: np.ndarray, batch_size: int, generator: np.random.Generator) -> list[np.ndarray]:
+        lengths, counts = np.unique(sizes, return_counts=True)
+        buckets = np.split(np.argsort(sizes, kind="stable"), borders(lengths, counts, batching.buckets))
+        rows = np.concatenate([generator.permutation(bucket) for bucket in buckets])
+        batches = np.split(rows, range(batch_size, len(rows), batch_size))
+        return [batches[i] for i in generator.permutation(len(batches))]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -102,7 +116,7 @@ class LengthBuckets(Layout):
         return f"has {len(self.split.documents)} documents, and none of them has the two tokens that give a target"
 
 
-@lays(spec.TokenBuckets)
+@implements(spec.TokenBuckets)
 class TokenBuckets(LengthBuckets):
     """One document per row; each batch has documents of similar length that fill ``tokens`` positions. An epoch uses
     all.
@@ -111,6 +125,16 @@ class TokenBuckets(LengthBuckets):
     def __init__(self, batching: spec.TokenBuckets, split: Split, batch_size: int, length: int, seed: int):
         super().__init__(batching, split, batch_size, length, seed)
         self._rows: ExampleRows | None = None
+
+    @classmethod
+    def epoch(cls, batching: spec.TokenBuckets, sizes: np.ndarray, batch_size: int, generator: np.random.Generator) -> list[np.ndarray]:
+        rows, most = generator.permutation(len(sizes)), batching.tokens
+        together = _SORTED_TOGETHER * max(1, most // max(1, int(sizes.mean())))
+        batches: list[np.ndarray] = []
+        for begin in range(0, len(rows), together):
+            some = rows[begin : begin + together]
+            batches += filled(some[np.argsort(sizes[some], kind="stable")], sizes, most)
+        return [batches[i] for i in generator.permutation(len(batches))]
 
     def batch(self, step: int) -> Batch:
         if self._rows is None:

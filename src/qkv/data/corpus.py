@@ -26,7 +26,7 @@ from qkv.spec.errors import UserError
 from qkv.tokenizers.coders import SpaceBorders
 from qkv.tokenizers.files import write_whole
 from qkv.tokenizers.tokenizer import Tokenizer
-from qkv.tokenizers.train import train, trainer_of
+from qkv.tokenizers.train import train
 
 FORMAT = 1
 """Format version; incremented when the files change, so that older folders are ignored."""
@@ -128,7 +128,7 @@ def open_whole(data: spec.Data, name: str, tokenizer: Tokenizer, part: str) -> C
 
 def _trained(source: Source, data: spec.Data, parts: Callable[[], dict[str, _Part]]) -> Tokenizer:
     """Tokenizer trained on the training split, cached or trained now."""
-    sample = trainer_of(data.tokenizer).sample
+    sample = data.tokenizer.sample
     if sample == 0:
         return train(data.tokenizer, ())
 

@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
 
-from qkv.data.borders import borders
 from qkv.data.rows import random
 from qkv.spec import data as spec
 from qkv.spec.errors import UserError
-
-_SORTED_TOGETHER = 64
-"""Batches whose rows are sorted by length as a group under ``token_buckets``."""
+from qkv.spec.register import implementation, implementations
 
 
 class ExampleRows:
     """Example indices of the batch of each step.
 
-    ``sizes`` (examples,): positions of each example in a batch. ``batching``: random_crops draws ``batch_size`` with
-    replacement; length_buckets uses each once per epoch, in batches of ``batch_size`` of similar length; token_buckets
-    fills ``tokens`` positions with examples of similar length. Raises ``UserError`` for other layouts.
+    ``sizes`` (examples,): positions of each example in a batch. The layout of ``batching`` plans the batches of an epoch.
+    Raises ``UserError`` for layouts of running text alone.
     """
 
     def __init__(self, sizes: np.ndarray, batching: spec.Batching, batch_size: int, seed: int):
         self.sizes, self.batching, self.batch_size, self.seed = sizes, batching, batch_size, seed
-        plans: dict[type[spec.Batching], Callable[[int], list[np.ndarray]]] = {
-            spec.RandomCrops: self._at_random,
-            spec.LengthBuckets: self._by_bucket,
-            spec.TokenBuckets: self._by_tokens,
-        }
-        if type(batching) not in plans:
-            known = ", ".join(sorted(kind.kind for kind in plans))
+        layout = implementation(batching, "qkv.data")
+        if not layout.for_examples:
+            kinds = implementations(spec.Batching, "qkv.data").items()
+            known = ", ".join(sorted(part.kind for part, found in kinds if found.for_examples))
             raise UserError(f"data.batching: {batching.kind!r} is for running text, not for examples; use one of {known}")
-        self._plan = lru_cache(maxsize=2)(plans[type(batching)])
+        self._plan = lru_cache(maxsize=2)(lambda epoch: layout.epoch(batching, sizes, batch_size, random(seed, epoch)))
         self._ends: list[int] = []
 
     def of_step(self, step: int) -> np.ndarray:
@@ -50,33 +43,6 @@ class ExampleRows:
         plan = self._plan(0)
         held = sum(len(rows) * int(self.sizes[rows].max()) for rows in plan)
         return 1 - sum(int(self.sizes[rows].sum()) for rows in plan) / held
-
-    def _at_random(self, epoch: int) -> list[np.ndarray]:
-        count = -(-len(self.sizes) // self.batch_size)
-        generator = random(self.seed, epoch)
-        return list(generator.integers(0, len(self.sizes), (count, self.batch_size)))
-
-    def _by_bucket(self, epoch: int) -> list[np.ndarray]:
-        generator = random(self.seed, epoch)
-        rows = np.concatenate([generator.permutation(bucket) for bucket in np.split(*self._buckets())])
-        batches = np.split(rows, range(self.batch_size, len(rows), self.batch_size))
-        return [batches[i] for i in generator.permutation(len(batches))]
-
-    def _buckets(self) -> tuple[np.ndarray, np.ndarray]:
-        lengths, counts = np.unique(self.sizes, return_counts=True)
-        assert isinstance(self.batching, spec.LengthBuckets)
-        return np.argsort(self.sizes, kind="stable"), borders(lengths, counts, self.batching.buckets)
-
-    def _by_tokens(self, epoch: int) -> list[np.ndarray]:
-        assert isinstance(self.batching, spec.TokenBuckets)
-        generator, most = random(self.seed, epoch), self.batching.tokens
-        rows = generator.permutation(len(self.sizes))
-        together = _SORTED_TOGETHER * max(1, most // max(1, int(self.sizes.mean())))
-        batches: list[np.ndarray] = []
-        for begin in range(0, len(rows), together):
-            some = rows[begin : begin + together]
-            batches += filled(some[np.argsort(self.sizes[some], kind="stable")], self.sizes, most)
-        return [batches[i] for i in generator.permutation(len(batches))]
 
 
 def filled(rows: np.ndarray, sizes: np.ndarray, most: int) -> list[np.ndarray]:

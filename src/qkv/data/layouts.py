@@ -1,16 +1,15 @@
-"""Base class of layouts, which arrange text into batches, and their registry."""
+"""Base class of layouts, which arrange text and examples into batches."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import numpy as np
 
 from qkv.data.batch import Batch
 from qkv.data.corpus import Split
-from qkv.spec import data as spec
 
 
 class Layout(ABC):
@@ -23,7 +22,14 @@ class Layout(ABC):
     def __init__(self, batching: Any, split: Split, batch_size: int, length: int, seed: int):
         self.batching, self.split, self.batch_size, self.length, self.seed = batching, split, batch_size, length, seed
 
+    for_examples: ClassVar[bool] = False
+    """True if it arranges examples, too."""
     num_rows: int
+
+    @classmethod
+    def epoch(cls, batching: Any, sizes: np.ndarray, batch_size: int, generator: np.random.Generator) -> list[np.ndarray]:
+        """Batches of an epoch of examples, each as indices of examples. ``sizes`` (examples,): positions of each."""
+        raise NotImplementedError
 
     @abstractmethod
     def rows(self, index: np.ndarray) -> Batch:
@@ -50,17 +56,3 @@ class Layout(ABC):
         for begin in range(0, wanted, self.batch_size):
             place = np.arange(begin, min(begin + self.batch_size, wanted))
             yield self.rows(place * self.num_rows // wanted)
-
-
-LAYOUTS: dict[type[spec.Batching], type[Layout]] = {}
-L = TypeVar("L", bound=type[Layout])
-
-
-def lays(kind: type[spec.Batching]) -> Callable[[L], L]:
-    """Register the decorated class as the layout of ``kind``."""
-
-    def register(layout: L) -> L:
-        LAYOUTS[kind] = layout
-        return layout
-
-    return register

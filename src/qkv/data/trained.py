@@ -14,14 +14,14 @@ from qkv.spec import tokenizers as spec
 from qkv.spec.errors import UserError
 from qkv.tokenizers.files import write_whole
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
-from qkv.tokenizers.train import train, trainer_of
+from qkv.tokenizers.train import train
 
 SHELF = "tokenizers"
 
 
 def trained_on(scheme: spec.Tokenizer, texts: Sequence[str]) -> Tokenizer:
     """Tokenizer of ``scheme`` trained on separate ``texts``."""
-    if trainer_of(scheme).sample == 0:
+    if scheme.sample == 0:
         return train(scheme, ())
     return stored(SHELF, _key(scheme, texts), load, lambda folder: save(train(scheme, texts), folder))
 

@@ -8,14 +8,23 @@ import numpy as np
 
 from qkv.data.batch import Batch
 from qkv.data.corpus import Split
-from qkv.data.layouts import Layout, lays
+from qkv.data.layouts import Layout
 from qkv.data.rows import full_rows, padded_rows, random, with_segments
 from qkv.spec import data as spec
+from qkv.spec.register import implements
 
 
-@lays(spec.RandomCrops)
+@implements(spec.RandomCrops)
 class RandomCrops(Layout):
-    """Windows at random positions, drawn with replacement; held-out text is cut into consecutive windows."""
+    """Windows at random positions, drawn with replacement; held-out text is cut into consecutive windows. Examples
+    are drawn with replacement, too.
+    """
+
+    for_examples = True
+
+    @classmethod
+    def epoch(cls, batching: spec.Batching, sizes: np.ndarray, batch_size: int, generator: np.random.Generator) -> list[np.ndarray]:
+        return list(generator.integers(0, len(sizes), (-(-len(sizes) // batch_size), batch_size)))
 
     def __init__(self, batching: spec.Batching, split: Split, batch_size: int, length: int, seed: int):
         super().__init__(batching, split, batch_size, length, seed)
@@ -31,11 +40,13 @@ class RandomCrops(Layout):
         return padded_rows(self.split.ids, starts, np.minimum(self.length, self.num_targets - starts), self.length)
 
 
-@lays(spec.Packed)
+@implements(spec.Packed)
 class Packed(RandomCrops):
     """Consecutive windows, each full one once per epoch in random order; the incomplete last one is skipped in
     training.
     """
+
+    for_examples = False
 
     def __init__(self, batching: spec.Packed, split: Split, batch_size: int, length: int, seed: int):
         super().__init__(batching, split, batch_size, length, seed)

@@ -12,11 +12,75 @@ from torch import nn
 from qkv.layers.branch import linear_maps
 from qkv.layers.lora import LowRank, wrap
 from qkv.models.transformer import Transformer
-from qkv.spec.adapt import Adapt, HeadOnly, Last, LoRA
+from qkv.spec import adapt as spec
 from qkv.spec.errors import UserError, nearest
+from qkv.spec.register import implementation, implements
 from qkv.spec.training import Training
 
 _HEAD = "head."
+
+
+class Adapting:
+    """Base class of selections of trainable parameters: all of them. Made by ``cls(part)``."""
+
+    def __init__(self, part: Any):
+        self.part = part
+
+    def add(self, model: nn.Module) -> None:
+        """Add the adapters, in place; initialised by the default random numbers."""
+
+    def learning(self, model: Transformer, names: list[str]) -> set[str]:
+        """Names of the trainable parameters. Raises ``UserError``."""
+        return set(names)
+
+
+implements(spec.Whole)(Adapting)
+
+
+@implements(spec.HeadOnly)
+class HeadOnly(Adapting):
+    """The head."""
+
+    def learning(self, model: Transformer, names: list[str]) -> set[str]:
+        found = _of_head(names)
+        if not found:
+            raise UserError(
+                f"training.adapt: {self.part.kind!r} trains nothing, because the head's matrix is the token embedding table; "
+                "give model.head.tied=false, or another way to adapt"
+            )
+        return found
+
+
+@implements(spec.Last)
+class Last(Adapting):
+    """The head, the final norm and the last blocks."""
+
+    part: spec.Last
+
+    def learning(self, model: Transformer, names: list[str]) -> set[str]:
+        count, asked = len(model.blocks), self.part.num_layers
+        if asked > count:
+            raise UserError(f"training.adapt: last({asked}) asks for more layers than the {count} that the model has")
+        ends = (_HEAD, "norm.", *(f"blocks.{i}." for i in range(count - asked, count)))
+        return {name for name in names if name.startswith(ends)}
+
+
+@implements(spec.LoRA)
+class LoRA(Adapting):
+    """Low-rank matrices beside linear layers of the blocks, and a new head."""
+
+    part: spec.LoRA
+
+    def add(self, model: nn.Module) -> None:
+        wrap(model, _targets(model, self.part), self.part)
+
+    def learning(self, model: Transformer, names: list[str]) -> set[str]:
+        beside = set[str]() if model.spec.head.predicts_tokens else _of_head(names)
+        return _own_matrices(model) | beside | matching(self.part.whole, names, "training.adapt.whole")
+
+
+def _way(part: spec.Adapt) -> Adapting:
+    return implementation(part, "qkv.models")(part)
 
 
 def adapt(model: Transformer, training: Training) -> None:
@@ -27,7 +91,7 @@ def adapt(model: Transformer, training: Training) -> None:
     """
     add_adapters(model, training)
     names = [name for name, _ in model.named_parameters()]
-    learning = _learning(training.adapt, model, names) - matching(training.frozen, names, "training.frozen")
+    learning = _way(training.adapt).learning(model, names) - matching(training.frozen, names, "training.frozen")
     if not learning:
         raise UserError("training.adapt and training.frozen leave no trainable parameter; freeze fewer")
     for name, parameter in model.named_parameters():
@@ -39,15 +103,12 @@ def add_adapters(model: nn.Module, training: Training) -> None:
     """Add the adapters of ``training.adapt`` to ``model``, which has none yet. Raises ``UserError`` for an unknown
     target.
     """
-    part = training.adapt
-    if not isinstance(part, LoRA):
-        return
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(training.seed)
-        wrap(model, _targets(model, part), part)
+        _way(training.adapt).add(model)
 
 
-def _targets(model: nn.Module, part: LoRA) -> list[str]:
+def _targets(model: nn.Module, part: spec.LoRA) -> list[str]:
     """Paths of linear maps in blocks that end in one of the targets, in the model's order."""
     maps = linear_maps(model)
     for target in part.targets:
@@ -66,35 +127,8 @@ def _near(target: str, maps: Iterable[str]) -> str:
     return nearest(target, {".".join(path.split(".")[-count:]) for path in maps})
 
 
-def _learning(part: Adapt, model: Transformer, names: list[str]) -> set[str]:
-    match part:
-        case HeadOnly():
-            return _of_head(names, "head")
-        case Last():
-            return _last(part, model, names)
-        case LoRA():
-            beside = {name for name in names if name.startswith(_HEAD)} if model.spec.head.kind != "language_model" else set[str]()
-            return _own_matrices(model) | beside | matching(part.whole, names, "training.adapt.whole")
-        case _:
-            return set(names)
-
-
-def _of_head(names: Iterable[str], kind: str) -> set[str]:
-    found = {name for name in names if name.startswith(_HEAD)}
-    if not found:
-        raise UserError(
-            f"training.adapt: {kind!r} trains nothing, because the head's matrix is the token embedding table; "
-            "give model.head.tied=false, or another way to adapt"
-        )
-    return found
-
-
-def _last(part: Last, model: Transformer, names: Iterable[str]) -> set[str]:
-    count = len(model.blocks)
-    if part.num_layers > count:
-        raise UserError(f"training.adapt: last({part.num_layers}) asks for more layers than the {count} that the model has")
-    ends = (_HEAD, "norm.", *(f"blocks.{i}." for i in range(count - part.num_layers, count)))
-    return {name for name in names if name.startswith(ends)}
+def _of_head(names: Iterable[str]) -> set[str]:
+    return {name for name in names if name.startswith(_HEAD)}
 
 
 def _own_matrices(model: nn.Module) -> set[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from qkv.spec.base import Part, Seq
@@ -9,6 +11,9 @@ from qkv.spec.base import Part, Seq
 
 class Adapt(Part, slot=True):
     """Selection of trainable parameters. Parameters matched by ``training.frozen`` are frozen in any case."""
+
+    adds_matrices: ClassVar[bool] = False
+    """True if it adds adapters to the model, which a finished model has merged."""
 
 
 class Whole(Adapt, kind="whole"):
@@ -33,6 +38,7 @@ class LoRA(Adapt, kind="lora"):
     trained.
     """
 
+    adds_matrices = True
     rank: int = Field(default=8, gt=0)
     alpha: float = Field(default=16.0, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout on the input x of A")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
@@ -13,6 +13,10 @@ from qkv.spec.tokenizers import Characters, Tokenizer
 
 class Batching(Part, slot=True):
     """Batching of sequences. The batch of a step is a function of (seed, step) alone."""
+
+    def halved(self) -> Self:
+        """Batching that fits into half of the memory, with half as many rows per batch."""
+        return self
 
 
 class RandomCrops(Batching, kind="random_crops"):
@@ -37,6 +41,9 @@ class TokenBuckets(Batching, kind="token_buckets"):
 
     tokens: int = Field(default=2048, gt=0, description="positions per batch: rows × longest row, source and target together")
     separator: str = Field(default="\n", min_length=1, description="separator of documents in a text")
+
+    def halved(self) -> Self:
+        return self.changed(tokens=max(1, self.tokens // 2))
 
 
 class Data(Spec):

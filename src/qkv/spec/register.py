@@ -14,6 +14,8 @@ C = TypeVar("C", bound=Callable[..., Any])
 P = TypeVar("P", bound=Part)
 _REGISTER: dict[type[Part], Any] = {}
 _imported: set[str] = set()
+_importing: set[str] = set()
+"""Packages whose import is under way, since a module may look up a part while it is imported."""
 
 
 def implements(*parts: type[Part]) -> Callable[[C], C]:
@@ -51,9 +53,16 @@ def implementations(slot: type[P], *packages: str) -> dict[type[P], Any]:
 
 
 def import_all(*packages: str) -> None:
-    """Import every module of ``packages``, so that parts in new files register themselves without being listed."""
+    """Import every module of ``packages``, so that parts in new files register themselves without being listed.
+
+    A package whose import failed is tried again by the next call.
+    """
     for package in packages:
-        if package not in _imported:
-            _imported.add(package)
-            for found in pkgutil.iter_modules(import_module(package).__path__):
-                import_module(f"{package}.{found.name}")
+        if package not in _imported and package not in _importing:
+            _importing.add(package)
+            try:
+                for found in pkgutil.iter_modules(import_module(package).__path__):
+                    import_module(f"{package}.{found.name}")
+                _imported.add(package)
+            finally:
+                _importing.discard(package)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from qkv.spec.base import Part
@@ -9,6 +11,9 @@ from qkv.spec.base import Part
 
 class Tokenizer(Part, slot=True):
     """Tokenizer, trained on the training text or read from a file."""
+
+    sample: ClassVar[int | None] = None
+    """Number of characters of text that training needs; None: the whole text."""
 
     @property
     def num_ids(self) -> int | None:
@@ -19,6 +24,7 @@ class Tokenizer(Part, slot=True):
 class Learned(Tokenizer):
     """Base class of tokenizers whose vocabulary has a given maximum size."""
 
+    sample = 1 << 25
     vocab_size: int = Field(default=8192, gt=2)
 
     @property
@@ -32,6 +38,8 @@ class Characters(Tokenizer, kind="characters"):
 
 class Bytes(Tokenizer, kind="bytes"):
     """One token per UTF-8 byte: 256 ids; lossless for any text."""
+
+    sample = 0
 
     @property
     def num_ids(self) -> int | None:
@@ -82,8 +90,11 @@ class Unigram(Learned, kind="unigram"):
 class AminoAcids(Tokenizer, kind="amino_acids"):
     """One token per residue of a protein, case-insensitive: the 20 amino acids, then B Z X U O J, then the unknown token."""
 
+    sample = 0
+
 
 class TokenizerFile(Tokenizer, kind="file"):
     """A ``tokenizer.json`` file or Hugging Face folder, unchanged. Long texts are encoded in parts that end at line breaks."""
 
+    sample = 0
     path: str

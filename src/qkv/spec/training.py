@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveFloat
 
@@ -39,6 +39,9 @@ class Muon(Optimizer, kind="muon"):
 class Schedule(Part, slot=True):
     """Learning rate schedule: a factor of the optimiser's rate, by step."""
 
+    fixed_by_warmup: ClassVar[bool] = False
+    """True if the warm-up, not the number of steps, determines the rates of all steps."""
+
     warmup: int = Field(default=0, ge=0, description="steps of linear warm-up")
 
 
@@ -49,6 +52,7 @@ class Constant(Schedule, kind="constant"):
 class InverseSquareRoot(Schedule, kind="inverse_square_root"):
     """lr(s) = D^-½ · min(s^-½, s · w^-3/2) with w the warm-up (Vaswani et al. 2017), as a multiple of the optimiser's rate."""
 
+    fixed_by_warmup = True
     warmup: int = Field(default=4000, gt=0)
 
 

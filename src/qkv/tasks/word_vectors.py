@@ -40,15 +40,21 @@ _SHOWN = 16
 _NEAR = 6
 
 
-@implements(SkipGram)
-@implements(CBOW)
 class WordVectorsTask(TextTask):
-    """Both objectives: skip-gram predicts from each neighbour, CBOW from their mean."""
+    """Base class of word2vec objectives."""
 
     loss_unit = "nats a prediction"
     examines = True
     counts_training = True
     asks = ("text",)
+
+    def predictions(self, present: np.ndarray) -> int:
+        """Number of predictions of words with the neighbours ``present`` (C, 2 · window)."""
+        raise NotImplementedError
+
+    def predictors(self, inner: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+        """(vectors (C, P, D) that predict each word, 1 or 0 for each of them); inner (C, 2 · window, D): neighbours."""
+        raise NotImplementedError
 
     def changes(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Changes:
         spec = self.spec
@@ -64,7 +70,7 @@ class WordVectorsTask(TextTask):
             found = [cbow_contexts(row, spec.window, keep, rng) for row in rows]
             words, near, present = (np.concatenate(parts) for parts in zip(*found, strict=True))
             negatives = sampler.sample((len(words), spec.negatives), rng)
-            count = int(present.sum()) if isinstance(spec, SkipGram) else len(words)
+            count = self.predictions(present)
             tensors = [torch.from_numpy(array) for array in (near, words, present, negatives)]
             return Batch.of(tensors[0], tensors[1], count=count, present=tensors[2], negatives=tensors[3])
 
@@ -78,9 +84,7 @@ class WordVectorsTask(TextTask):
         table, negatives = model.frontend.table, batch.extras["negatives"]
         assert table is not None  # the head is a language model's
         inner, present = F.embedding(batch.input.values, table), batch.extras["present"].to(table.dtype)
-        if isinstance(self.spec, CBOW):
-            inner = torch.einsum("cn,cnd->cd", present, inner)[:, None] / present.sum(1).clamp(min=1)[:, None, None]
-            present = torch.ones_like(present[:, :1])
+        inner, present = self.predictors(inner, present)
         outer = F.embedding(torch.cat((batch.targets[:, None], negatives), 1), model.head.weight)  # type: ignore[arg-type]
         scores = at_least_single(torch.bmm(inner, outer.transpose(1, 2)))
         other = (negatives != batch.targets[:, None]).to(scores.dtype)
@@ -117,6 +121,29 @@ class WordVectorsTask(TextTask):
             shown = [{"word": lexicon.words[i], "cosine": cosine} for i, cosine in near]
             found.append({"answer": ", ".join(entry["word"] for entry in shown), "nearest": shown})
         return found
+
+
+@implements(SkipGram)
+class SkipGramTask(WordVectorsTask):
+    """Each neighbour predicts the word."""
+
+    def predictions(self, present: np.ndarray) -> int:
+        return int(present.sum())
+
+    def predictors(self, inner: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+        return inner, present
+
+
+@implements(CBOW)
+class CBOWTask(WordVectorsTask):
+    """The mean of the neighbours predicts the word."""
+
+    def predictions(self, present: np.ndarray) -> int:
+        return len(present)
+
+    def predictors(self, inner: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+        mean = torch.einsum("cn,cnd->cd", present, inner)[:, None] / present.sum(1).clamp(min=1)[:, None, None]
+        return mean, torch.ones_like(present[:, :1])
 
 
 class Lexicon(NamedTuple):

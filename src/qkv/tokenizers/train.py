@@ -1,17 +1,17 @@
-"""Train tokenizers from specs. To add a scheme: a spec class and a function decorated with ``@trains``."""
+"""Train tokenizers from specs."""
 
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from qkv.spec import tokenizers as spec
-from qkv.spec.errors import UserError
+from qkv.spec.register import implementation, implements
 from qkv.tokenizers.byte_level import SYMBOLS
 from qkv.tokenizers.coders import BYTE_WORDS, CHARACTERS, CODE, WHOLE_BYTES, WORD_LIST, WORDS
 from qkv.tokenizers.learn import WORDPIECE_UNKNOWN, unigram_pieces, word_counts, wordpieces
@@ -25,40 +25,15 @@ UNKNOWN = "<unk>"
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY" + "BZXUOJ"
 
 
-class Trainer(NamedTuple):
-    """Trainer of one kind of tokenizer. ``sample``: number of characters needed; None: the whole text, 0: none."""
-
-    make: Callable[[Any, Iterable[str]], Tokenizer]
-    sample: int | None
-
-
-TRAINERS: dict[type[spec.Tokenizer], Trainer] = {}
-Make = TypeVar("Make", bound=Callable[[Any, Iterable[str]], Tokenizer])
-
-
-def trains(kind: type[spec.Tokenizer], sample: int | None) -> Callable[[Make], Make]:
-    """Decorator: register a function as the trainer of ``kind``."""
-
-    def register(make: Make) -> Make:
-        TRAINERS[kind] = Trainer(make, sample)
-        return make
-
-    return register
-
-
 def train(spec: spec.Tokenizer, texts: Iterable[str]) -> Tokenizer:
-    """Train the tokenizer of ``spec`` on ``texts``, independent texts read once in order. Deterministic."""
-    return trainer_of(spec).make(spec, texts)
+    """Train the tokenizer of ``spec`` on ``texts``, independent texts read once in order. Deterministic.
+
+    Raises ``UserError`` for a kind that nothing implements.
+    """
+    return implementation(spec, "qkv.tokenizers")(spec, texts)
 
 
-def trainer_of(spec: spec.Tokenizer) -> Trainer:
-    """Trainer of a spec. Raises ``UserError`` for an unregistered kind."""
-    if type(spec) not in TRAINERS:
-        raise UserError(f"the tokenizer {spec.kind!r} has no trainer; register one with qkv.tokenizers.train.trains")
-    return TRAINERS[type(spec)]
-
-
-@trains(spec.Characters, sample=None)
+@implements(spec.Characters)
 def characters(_spec: spec.Characters, texts: Iterable[str]) -> Tokenizer:
     """Character vocabulary: ids in code point order, then the unknown token."""
     seen = np.zeros(0x110000, bool)
@@ -80,20 +55,20 @@ def _joined(texts: Iterable[str]) -> Iterator[str]:
     yield "".join(some)
 
 
-@trains(spec.Bytes, sample=0)
+@implements(spec.Bytes)
 def whole_bytes(_spec: spec.Bytes, _texts: Iterable[str]) -> Tokenizer:
     """Byte vocabulary: the id of a byte is its value."""
     model = models.BPE(vocab={symbol: byte for byte, symbol in enumerate(SYMBOLS)}, merges=[])
     return Tokenizer(_assembled(model, WHOLE_BYTES, decoders.ByteLevel()))
 
 
-@trains(spec.Words, sample=1 << 25)
+@implements(spec.Words)
 def words(spec: spec.Words, texts: Iterable[str]) -> Tokenizer:
     """Word vocabulary: ids by descending frequency, ties by code point, then the unknown token."""
     return _words(spec, texts, WORDS, decoders.Fuse())
 
 
-@trains(spec.WordList, sample=1 << 25)
+@implements(spec.WordList)
 def word_list(spec: spec.WordList, texts: Iterable[str]) -> Tokenizer:
     """Word vocabulary as in ``words``; without a decoder, the library decodes with a space between words."""
     return _words(spec, texts, WORD_LIST, None)
@@ -108,13 +83,13 @@ def _words(spec: spec.Words | spec.WordList, texts: Iterable[str], scheme: dict[
     return Tokenizer(core)
 
 
-@trains(spec.BPE, sample=1 << 25)
+@implements(spec.BPE)
 def bpe(spec: spec.BPE, texts: Iterable[str]) -> Tokenizer:
     """Byte-level BPE of GPT-2; the vocabulary always includes all 256 bytes."""
     return _byte_pairs(BYTE_WORDS, spec.vocab_size, texts)
 
 
-@trains(spec.Code, sample=1 << 25)
+@implements(spec.Code)
 def code(spec: spec.Code, texts: Iterable[str]) -> Tokenizer:
     """Byte-level BPE whose merges stay within a name, a digit, a run of operators or a run of white space."""
     return _byte_pairs(CODE, spec.vocab_size, texts)
@@ -127,7 +102,7 @@ def _byte_pairs(scheme: dict[str, Any], vocab_size: int, texts: Iterable[str]) -
     return Tokenizer(core)
 
 
-@trains(spec.WordPiece, sample=1 << 25)
+@implements(spec.WordPiece)
 def wordpiece(spec: spec.WordPiece, texts: Iterable[str]) -> Tokenizer:
     """WordPiece with BERT's normalisation: control characters removed, ideographs and punctuation split off, accents removed if lowercased.
 
@@ -147,7 +122,7 @@ def wordpiece(spec: spec.WordPiece, texts: Iterable[str]) -> Tokenizer:
     return Tokenizer(assembled(models.WordPiece(vocab, unk_token=WORDPIECE_UNKNOWN)))
 
 
-@trains(spec.Unigram, sample=1 << 25)
+@implements(spec.Unigram)
 def unigram(spec: spec.Unigram, texts: Iterable[str]) -> Tokenizer:
     """Unigram model over GPT-2's byte-level words instead of SentencePiece's characters, so that no text has unknown pieces."""
     core = _assembled(models.Unigram(), BYTE_WORDS, decoders.ByteLevel())
@@ -155,7 +130,7 @@ def unigram(spec: spec.Unigram, texts: Iterable[str]) -> Tokenizer:
     return Tokenizer(core)
 
 
-@trains(spec.AminoAcids, sample=0)
+@implements(spec.AminoAcids)
 def amino_acids(_spec: spec.AminoAcids, _texts: Iterable[str]) -> Tokenizer:
     """One-letter codes of IUPAC and IUBMB: B is D or N, Z is E or Q, J is I or L, U selenocysteine, O pyrrolysine, X any."""
     core = _assembled(models.WordLevel(_numbered([*RESIDUES, UNKNOWN]), unk_token=UNKNOWN), CHARACTERS, decoders.Fuse())
@@ -163,7 +138,7 @@ def amino_acids(_spec: spec.AminoAcids, _texts: Iterable[str]) -> Tokenizer:
     return Tokenizer(core)
 
 
-@trains(spec.TokenizerFile, sample=0)
+@implements(spec.TokenizerFile)
 def file(spec: spec.TokenizerFile, _texts: Iterable[str]) -> Tokenizer:
     """Tokenizer read from a file."""
     return Tokenizer.load(spec.path)

@@ -141,11 +141,8 @@ def automatic_task(
 def _within_memory(recipe: Recipe) -> Recipe:
     """Halve the batch size until a training step on rows of the full length fits into memory."""
     while recipe.training.batch_size > 1 and not fits_memory(_bytes(recipe)):
-        batching = recipe.data.batching
-        if isinstance(batching, TokenBuckets):
-            batching = batching.changed(tokens=max(1, batching.tokens // 2))
         training = recipe.training.changed(batch_size=recipe.training.batch_size // 2)
-        recipe = recipe.changed(data=recipe.data.changed(batching=batching), training=training)
+        recipe = recipe.changed(data=recipe.data.changed(batching=recipe.data.batching.halved()), training=training)
     return recipe
 
 

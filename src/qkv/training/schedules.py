@@ -7,33 +7,29 @@ Updates are counted from 1, so the last of ``steps`` updates is number ``steps``
 from __future__ import annotations
 
 import math
-from functools import singledispatch
 
+from qkv.spec.register import implementation, implements
 from qkv.spec.training import Constant, Cosine, InverseSquareRoot, Linear, Schedule, WarmupStableDecay
 
 
-@singledispatch
 def multiplier(schedule: Schedule, step: int, steps: int, width: int) -> float:
-    """Multiplier of the learning rate at update ``step`` of ``steps`` in a model of ``width`` features.
-
-    Schedules defined elsewhere are added with ``multiplier.register``.
-    """
-    raise TypeError(f"no rate is defined for the schedule {type(schedule).__name__}")
+    """Multiplier of the learning rate at update ``step`` of ``steps`` in a model of ``width`` features."""
+    return implementation(schedule, "qkv.training")(schedule, step, steps, width)
 
 
-@multiplier.register
+@implements(Constant)
 def constant(schedule: Constant, step: int, steps: int, width: int) -> float:
     """1 after the warm-up."""
     return _rise(schedule, step)
 
 
-@multiplier.register
+@implements(InverseSquareRoot)
 def inverse_square_root(schedule: InverseSquareRoot, step: int, steps: int, width: int) -> float:
     """D^-½ · min(s^-½, s · w^-3/2) (Vaswani et al. 2017); largest at s = w."""
     return width**-0.5 * min(step**-0.5, step * schedule.warmup**-1.5)
 
 
-@multiplier.register
+@implements(Cosine)
 def cosine(schedule: Cosine, step: int, steps: int, width: int) -> float:
     """f + (1 - f) (1 + cos πp) / 2, where p is the elapsed share of the updates after the warm-up (Loshchilov & Hutter
     2017).
@@ -43,7 +39,7 @@ def cosine(schedule: Cosine, step: int, steps: int, width: int) -> float:
     return schedule.final + (1 - schedule.final) * 0.5 * (1 + math.cos(math.pi * _share(step, schedule.warmup, steps)))
 
 
-@multiplier.register
+@implements(Linear)
 def linear(schedule: Linear, step: int, steps: int, width: int) -> float:
     """1 - (1 - f) p, where p is the elapsed share of the updates after the warm-up."""
     if step <= schedule.warmup:
@@ -51,7 +47,7 @@ def linear(schedule: Linear, step: int, steps: int, width: int) -> float:
     return 1 - (1 - schedule.final) * _share(step, schedule.warmup, steps)
 
 
-@multiplier.register
+@implements(WarmupStableDecay)
 def warmup_stable_decay(schedule: WarmupStableDecay, step: int, steps: int, width: int) -> float:
     """1 until the last ``decay`` share of all updates, then linear decay to ``final`` (Hu et al. 2024)."""
     stable_until = max(schedule.warmup, steps - round(schedule.decay * steps))
@@ -66,7 +62,7 @@ def shortened(schedule: Schedule, steps: int, most: int) -> Schedule:
 
     The inverse square root is unchanged, because its warm-up determines all rates.
     """
-    if steps == most or isinstance(schedule, InverseSquareRoot):
+    if steps == most or schedule.fixed_by_warmup:
         return schedule
     return schedule.changed(warmup=min(schedule.warmup, max(steps // 10, schedule.warmup * steps // most)))
 

@@ -25,7 +25,7 @@ from qkv.runs.folder import locked
 from qkv.runs.load import load
 from qkv.runs.published import NOT_SAID
 from qkv.runs.run import Run
-from qkv.spec.adapt import LoRA, Whole
+from qkv.spec.adapt import Whole
 from qkv.spec.base import LARGEST
 from qkv.spec.errors import UserError, quoted
 from qkv.spec.recipe import Recipe
@@ -144,7 +144,7 @@ def _recipe(old: Run, changes: list[str], heal: int, data: str | None) -> Recipe
     recipe = operated(old.recipe.changed(start=None, model=old.model.spec, training=_training(old, heal)), changes)
     if unrolled(recipe.model) == unrolled(old.model.spec):
         raise UserError("the changes do not alter the model; name another part, such as blocks.*.mixer=linear_attention")
-    if isinstance(recipe.training.adapt, LoRA):
+    if recipe.training.adapt.adds_matrices:
         raise UserError("training.adapt: healing trains all weights; add adapters afterwards, with start: and its folder")
     start = find_start(str(old.folder))
     other: dict[str, Any] = {"source": data, "validation": None, "test": None, "columns": {}} if data else {}
