@@ -19,6 +19,7 @@ from qkv.layers.relative import Relative
 from qkv.layers.residuals import Residual
 from qkv.layers.signal import Signal
 from qkv.models.build import build
+from qkv.models.heads import Head
 from qkv.ops import masks as predicates
 from qkv.spec import branches, frontends, heads, masks, parts, tasks, training
 from qkv.spec.errors import UserError
@@ -110,12 +111,18 @@ class ToyHead(heads.Head, kind="toy_head"):
 
 
 @implements(ToyHead)
-class _Head(nn.Module):
+class _Head(Head):
     def __init__(self, part: ToyHead, width: int, table: object):
         super().__init__()
 
     def forward(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         return x.sum((1, 2))
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(rows, generator=generator)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.mse_loss(outputs, targets, reduction="sum")
 
 
 class ToyOptimizer(training.Optimizer, kind="toy_optimizer"):
