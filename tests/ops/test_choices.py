@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -40,20 +40,49 @@ def test_a_candidate_that_cannot_run_is_not_chosen_and_the_reason_is_told() -> N
 
 
 @pytest.mark.parametrize(
-    ("gains", "races", "taken"), [([1.4, 1.0], 2, "plain"), ([1.4, 1.3], 2, "other"), ([3.0], 1, "other"), ([1.05], 1, "plain")]
+    ("gain", "ratios", "taken"),
+    [
+        (1.4, [0.9, 0.98, 1.0, 1.0, 1.4], 1.0),  # one candidate was slowed during the race
+        (1.4, [0.9, 1.2, 1.25, 1.3, 1.5], 1.25),
+        (1.04, [0.99, 1.03, 1.04, 1.05, 1.1], 1.04),  # a small gain that holds in nearly every pair
+        (1.04, [0.9, 0.95, 1.04, 1.05, 1.1], 1.0),  # … and one that does not
+        (1.04, [1.01, 1.01, 1.01, 1.01, 1.01], 1.0),
+        (3.0, None, 3.0),
+        (0.97, None, 1.0),
+    ],
 )
-def test_a_small_gain_is_confirmed_by_a_second_race(monkeypatch: pytest.MonkeyPatch, gains: list[float], races: int, taken: str) -> None:
+def test_a_small_gain_is_confirmed_by_runs_in_turns(
+    monkeypatch: pytest.MonkeyPatch, gain: float, ratios: list[float] | None, taken: float
+) -> None:
     """Other work on the machine may slow one candidate during a race, and the choice is then kept for later processes."""
-    left = list(gains)
+    asked: list[float] = []
 
-    def timed(runs: Mapping[str, Callable[[], object]]) -> Race:
-        gain = left.pop(0)
-        return Race({name: gain if name == "plain" else 1.0 for name in runs})
+    def duel(plain: Callable[[], object], other: Callable[[], object]) -> list[float]:
+        asked.append(gain)
+        return ratios or []
 
-    monkeypatch.setattr(timing, "race", timed)
+    monkeypatch.setattr(timing, "race", lambda runs: Race({name: gain if name == "plain" else 1.0 for name in runs}))
+    monkeypatch.setattr(timing, "duel", duel)
     found = choices.fastest("op", "case", "plain", {"plain": lambda: None, "other": lambda: None, "slow": lambda: None}, "what")
-    assert (found.twin, len(gains) - len(left)) == (taken, races)
-    assert found.gain == (min(gains) if taken == "other" else 1.0)
+    assert (found.twin, found.gain) == ("other" if taken > 1 else "plain", taken)
+    assert bool(asked) == (ratios is not None)
+
+
+def test_a_duel_runs_in_turns_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, order = [0.0], []
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+
+    def takes(name: str, seconds: list[float]) -> Callable[[], None]:
+        def run() -> None:
+            order.append(name)
+            now[0] += seconds[(len(order) - 1) // 2 % len(seconds)]
+
+        return run
+
+    ratios = timing.duel(takes("a", [2.0, 3.0]), takes("b", [1.0]), pairs=4, budget=100.0)
+    assert (order, ratios) == (["a", "b"] * 4, pytest.approx([2.0, 2.0, 3.0, 3.0]))
+    order.clear()
+    assert len(timing.duel(takes("a", [2.0]), takes("b", [1.0]), pairs=40, budget=1.0)) == 5
 
 
 class TestRace:

@@ -175,12 +175,12 @@ def test_each_case_is_measured_once(fresh_choices: None) -> None:
 def test_weights_stored_in_out_are_timed_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     timed: list[bool] = []
 
-    def run(twin: object, x: Tensor, weights: list[Tensor], training: bool) -> Callable[[], object]:
+    def run(twin: object, x: Tensor, weights: list[Tensor]) -> Callable[[], object]:
         timed.append(weights[0].is_contiguous())
         return lambda: None
 
     inject(monkeypatch, lambda name: 1.0)
-    monkeypatch.setattr(choose, "_run", run)
+    monkeypatch.setattr(choose, "_each", run)
     weight = torch.randn(512, 520).t()
     for rows, case in ((1, "one row, 512 to 520"), (9, "few rows"), (100, "many rows")):
         for layout, suffix in ((weight, ", weights stored (in, out)"), (weight.contiguous(), "")):
@@ -260,6 +260,7 @@ class TestChoices:
     @staticmethod
     def picked(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> Choice:
         monkeypatch.setattr(timing, "race", lambda runs: Race(seconds))
+        monkeypatch.setattr(timing, "duel", lambda a, b: [1.0])
         return choices.fastest("op", "case", "plain", dict.fromkeys(seconds, lambda: None), "what")
 
     @pytest.mark.parametrize(
@@ -296,7 +297,7 @@ class TestChoices:
 def test_small_products_of_training_have_a_choice_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls from Python count there: a twin that wins among large products need not be taken."""
     races = inject(monkeypatch, lambda name: 1.0)
-    for inner, outer in ((128, 512), (256, 512)):
+    for inner, outer in ((128, 128), (128, 512), (256, 512)):
         choose.linear(torch.ones(2, 3, inner), torch.ones(outer, inner, requires_grad=True)).sum().backward()
     assert [c.case for c in choices.all_choices()] == ["training, small", "training"]
     assert all("oneDNN operator" not in names for names in races)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, dataclass
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -30,10 +31,13 @@ class Choice:
 
 
 NOISE = 1.1
-"""Smallest speed-up that counts; short timings are not more accurate."""
+"""Smallest ratio of two single timings that counts; short timings are not more accurate."""
 
 CLEAR = 2.0
-"""A smaller speed-up counts if a second race confirms it: other work on the machine may have slowed one candidate."""
+"""A smaller speed-up is confirmed by runs in turns: other work on the machine may have slowed one candidate."""
+
+SMALLEST, WON = 1.02, 0.8
+"""A confirmed speed-up: median of the ratios above the first, and at least this share of them above one (sign test)."""
 
 _chosen: dict[tuple[str, str], Choice] = {}
 
@@ -63,7 +67,7 @@ def _measured(op: str, case: str, decide: Callable[[], Choice], among: Container
 
 
 def fastest(op: str, case: str, plain: str, runs: Mapping[str, Callable[[], object]], what: str) -> Choice:
-    """Time ``runs`` and choose the fastest, or ``plain`` if the speed-up is within the noise or a second race does not confirm it.
+    """Time ``runs`` and choose the fastest, or ``plain`` if runs in turns do not confirm a small speed-up.
 
     A candidate that raises RuntimeError is unavailable; if all do, the error of ``plain`` is raised.
     """
@@ -75,10 +79,15 @@ def fastest(op: str, case: str, plain: str, runs: Mapping[str, Callable[[], obje
     if plain in found.failed:
         return Choice(op, case, best, reason)
     gain = found.seconds[plain] / found.seconds[best]
-    if NOISE < gain < CLEAR:
-        again = timing.race({name: runs[name] for name in (plain, best)})
-        gain = min(gain, again.seconds[plain] / again.seconds[best])
-    return Choice(op, case, best, reason, gain) if gain > NOISE else Choice(op, case, plain, reason, 1.0)
+    if 1 < gain < CLEAR:
+        gain = _confirmed(timing.duel(runs[plain], runs[best]))
+    return Choice(op, case, best, reason, gain) if gain > 1 else Choice(op, case, plain, reason, 1.0)
+
+
+def _confirmed(ratios: list[float]) -> float:
+    """Median of sorted ``ratios`` if they show a speed-up beyond chance, else 1."""
+    middle = median(ratios)
+    return middle if middle > SMALLEST and sum(ratio > 1 for ratio in ratios) >= WON * len(ratios) else 1.0
 
 
 def told(what: str, found: timing.Race) -> str:

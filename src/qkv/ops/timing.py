@@ -14,6 +14,7 @@ Shorter runs may include kernel compilation of tens of milliseconds.
 """
 _NEAR = 2.0
 """Candidates within this factor of the fastest are timed again."""
+_FEWEST_PAIRS = 5
 
 
 @dataclass
@@ -49,6 +50,19 @@ def race(runs: Mapping[str, Callable[[], object]], repeats: int = 4, budget: flo
             spent[name] += took
             found.seconds[name] = min(found.seconds[name], took)
     return found
+
+
+def duel(a: Callable[[], object], b: Callable[[], object], pairs: int = 16, budget: float = 0.4) -> list[float]:
+    """Ratios time of ``a`` / time of ``b`` of runs in turns, sorted.
+
+    Other work on the machine slows both runs of a pair alike. At most ``pairs`` pairs; after ``budget`` seconds at least five.
+    """
+    ratios: list[float] = []
+    began = time.perf_counter()
+    while len(ratios) < pairs and (len(ratios) < _FEWEST_PAIRS or time.perf_counter() - began < budget):
+        first = _seconds(a)
+        ratios.append(first / max(_seconds(b), 1e-9))
+    return sorted(ratios)
 
 
 def _seconds(run: Callable[[], object]) -> float:

@@ -20,12 +20,16 @@ TWINS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
 # Below this a product lasts microseconds, and what is saved inside it goes to the call.
 _SMALLEST = 1 << 14
 _SMALLEST_ROW = 1 << 18
-# In training the calls around a product count below this: three products of oneDNN are called from Python, torch's from C++.
+# In training, oneDNN's three products are called from Python, torch's from C++: below the first size this costs more than
+# they save, and below the second it counts.
+_SMALLEST_TRAINED = 1 << 15
 _SMALL = 1 << 17
 _FEW_ROWS = 64
 # Rows, inner and outer width that stand for each case.
-_SAMPLES = {"training": (512, 256, 768), "training, small": (512, 128, 384), "few rows": (16, 2048, 8192), "many rows": (512, 256, 768)}
-_TRAINING = ("training", "training, small")
+_SAMPLES = {"training": (512, 256, 768), "training, small": (512, 128, 512), "few rows": (16, 2048, 8192), "many rows": (512, 256, 768)}
+# Training is timed on this many maps in a row, to ``outer`` and back to ``inner`` by turns: as in a model, weights and
+# activations have left the caches when the backward pass needs them.
+_CHAINS = {"training": 4, "training, small": 6}
 _IN_OUT = ", weights stored (in, out)"
 # Decoding reads every weight of the model once a step, so one row is timed on more weights than caches hold.
 _COLD = 12 << 20
@@ -39,6 +43,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return reference.linear(x, weight, bias)
     transposed = not weight.is_contiguous() and weight.stride(0) == 1
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if weight.numel() < _SMALLEST_TRAINED:
+            return reference.linear(x, weight, bias)
         return TWINS[choice("training, small" if weight.numel() < _SMALL else "training", transposed).twin](x, weight, bias)
     rows = x.numel() // x.shape[-1]
     if rows == 1:
@@ -57,11 +63,14 @@ def choice(kind: str, transposed: bool = False) -> Choice:
 
     def decide() -> Choice:
         rows, inner, outer = _SAMPLES[kind]
-        trains = kind in _TRAINING
-        x, weight = torch.ones(rows, inner), _ones(outer, inner, transposed)
-        runs = {name: _run(TWINS[name], x, [weight], trains) for name in _candidates(kind)}
-        direction = "forward and backward" if trains else "forward"
-        return _decided(case, runs, f"{direction} at {rows} × {inner} × {outer}")
+        x, maps = torch.ones(rows, inner), _CHAINS.get(kind)
+        if maps is None:
+            weights = [_ones(outer, inner, transposed)]
+            runs = {name: _each(TWINS[name], x, weights) for name in _candidates(kind)}
+            return _decided(case, runs, f"forward at {rows} × {inner} × {outer}")
+        weights = [_ones(*((outer, inner) if i % 2 == 0 else (inner, outer)), transposed) for i in range(maps)]
+        runs = {name: _chain(TWINS[name], x, weights) for name in _candidates(kind)}
+        return _decided(case, runs, f"forward and backward of {maps} maps at {rows} × {inner} × {outer}")
 
     return choose("linear", case, decide, TWINS)
 
@@ -75,21 +84,24 @@ def row_choice(inner: int, outer: int, transposed: bool = False) -> Choice:
         if size < _SMALLEST_ROW:
             return Choice("linear", case, "torch", "too small for the path to matter")
         weights = [_ones(outer, inner, transposed) for _ in range(-(-_COLD // size))]
-        runs = {name: _run(TWINS[name], torch.ones(1, inner), weights, False) for name in _candidates("one row")}
+        runs = {name: _each(TWINS[name], torch.ones(1, inner), weights) for name in _candidates("one row")}
         return _decided(case, runs, f"forward, {len(weights)} times")
 
     return choose("linear", case, decide, TWINS)
 
 
 def _ones(outer: int, inner: int, transposed: bool) -> Tensor:
-    return torch.ones(inner, outer).t() if transposed else torch.ones(outer, inner)
+    """Weights that map ones to ones."""
+    shape = (inner, outer) if transposed else (outer, inner)
+    weight = torch.full(shape, 1 / inner)
+    return weight.t() if transposed else weight
 
 
 def _candidates(case: str) -> list[str]:
     names = ["torch"]
     if permission.available():
         names.append("oneDNN")
-    if operator.available() and case not in _TRAINING:
+    if operator.available() and case not in _CHAINS:
         names.append("oneDNN operator")
         if case == "one row":
             names.append("split")
@@ -102,15 +114,26 @@ def _decided(case: str, runs: dict[str, Callable[[], object]], what: str) -> Cho
     return fastest("linear", case, "torch", runs, what)
 
 
-def _run(twin: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weights: list[Tensor], training: bool) -> Callable[[], object]:
-    if training:
-        x, weights = x.detach().requires_grad_(), [weight.detach().requires_grad_() for weight in weights]
+def _each(twin: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weights: list[Tensor]) -> Callable[[], object]:
+    """Run that maps x by each of the weights."""
 
     def run() -> None:
-        with torch.set_grad_enabled(training):
+        with torch.no_grad():
             for weight in weights:
-                y = twin(x, weight, None)
-                if training:
-                    torch.autograd.grad(y, (x, weight), y.detach())
+                twin(x, weight, None)
+
+    return run
+
+
+def _chain(twin: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weights: list[Tensor]) -> Callable[[], object]:
+    """Run that maps x by the weights one after the other, and computes the gradients."""
+    x, weights = x.detach().requires_grad_(), [weight.detach().requires_grad_() for weight in weights]
+
+    def run() -> None:
+        with torch.enable_grad():
+            y = x
+            for weight in weights:
+                y = twin(y, weight, None)
+            torch.autograd.grad(y, (x, *weights), y.detach())
 
     return run
