@@ -77,13 +77,15 @@ def train_command(
     began = clock.seconds()
     given = {name: found for name, found in locals().items() if name in _OF_TABLES}
     changes = _changes(overrides or [], tensorboard, minutes)
-    table = _table(recipe, given, changes)
+    from qkv.data.records.kept import keeping_tables
     from qkv.library.functions import find_recipe, is_text
 
-    chosen, folder = find_recipe(overrides=changes, quick=quick, out=out, resume=not fresh, **table)
-    if fresh:
-        _set_aside(folder)
-    run_and_tell(chosen, folder, chosen.description if recipe in (*VERBS, FINETUNE) or is_text(recipe) else "", began)
+    with keeping_tables():
+        table = _table(recipe, given, changes)
+        chosen, folder = find_recipe(overrides=changes, quick=quick, out=out, resume=not fresh, **table)
+        if fresh:
+            _set_aside(folder)
+        run_and_tell(chosen, folder, chosen.description if recipe in (*VERBS, FINETUNE) or is_text(recipe) else "", began)
 
 
 _OF_TABLES = (

@@ -143,6 +143,7 @@ def train(
     from qkv.training import clock
 
     began = clock.seconds()
+    from qkv.data.records.kept import keeping_tables
     from qkv.training.loop import train as run_training
 
     overrides = [*overrides, *([] if minutes is None else [f"training.minutes={minutes}"])]
@@ -151,9 +152,10 @@ def train(
             raise UserError("a recipe already sets task, data, start and adapt; leave these arguments out")
         recipe = override(recipe, [*(quick_form(recipe.quick) if quick else ()), *overrides])
         folder = Path(out) if out is not None else _folder(recipe.name or "unnamed", quick)
-    else:
+        return run_training(recipe, folder, resume, on_event, began)
+    with keeping_tables():
         recipe, folder = find_recipe(recipe, overrides, quick, out, resume, task, start, adapt, **data)
-    return run_training(recipe, folder, resume, on_event, began)
+        return run_training(recipe, folder, resume, on_event, began)
 
 
 def swap(

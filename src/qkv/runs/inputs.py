@@ -50,7 +50,7 @@ def _read(table: Table, roles: Sequence[Role], columns: Mapping[str, str], notes
     values = Values(roles, columns)
     found = Inputs([], [], table.columns, notes)
     bad: list[str] = []
-    for row in table.rows():
+    for row in table.rows:
         if not isinstance(row, Row):
             bad.append(f"line {row.line}: {row.reason}")
             continue

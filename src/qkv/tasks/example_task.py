@@ -13,6 +13,7 @@ from torch import Tensor
 
 from qkv.data.batch import Batch
 from qkv.data.corpus import TRAIN
+from qkv.data.records.kept import release_tables
 from qkv.data.records.model import Records, Role
 from qkv.data.records.open import open_records, open_rows
 from qkv.data.trained import trained_on
@@ -38,6 +39,7 @@ class ExampleTask(Task):
         records, recipe, vocabulary = self._read(recipe, vocabulary)
         cut = self.cut(recipe, vocabulary)
         examples = {split: self.examples(rows, vocabulary, cut) for split, rows in records.splits.items()}
+        release_tables()
         notes = (*records.notes, *cut.notes(sum(map(len, records.splits.values()))))
         return ExampleMaterial(recipe, records, vocabulary, examples, self.collator(recipe), notes)
 

@@ -155,14 +155,14 @@ def test_any_table_of_strings_reads_back(rows: list[tuple[str, str, str]], delim
     assume(end == "\r\n" or quoting != csv.QUOTE_MINIMAL or "\r" not in "".join(map("".join, rows)))
     file = io.StringIO()
     csv.writer(file, delimiter=delimiter, quoting=quoting, lineterminator=end).writerows([("first", "second", "third"), *rows])
-    found = list(delimited(Text.of_string(file.getvalue(), "x"), "csv").rows())
+    found = list(delimited(Text.of_string(file.getvalue(), "x"), "csv").rows)
     assert [tuple(row.values.values()) for row in found if isinstance(row, Row)] == rows
 
 
 @given(rows=st.lists(st.dictionaries(st.sampled_from("abc"), st.none() | st.integers() | CELLS, min_size=1), min_size=1, max_size=6))
 def test_any_objects_read_back_from_lines_and_from_a_list(rows: list[dict[str, Any]]) -> None:
     for content in (json_lines(rows), json.dumps(rows, indent=2), json.dumps(rows)):
-        assert [row.values for row in jsonl(Text.of_string(content, "x")).rows() if isinstance(row, Row)] == rows
+        assert [row.values for row in jsonl(Text.of_string(content, "x")).rows if isinstance(row, Row)] == rows
 
 
 @given(content=st.text(st.sampled_from("a\r\n\u2028é"), max_size=30))
@@ -188,13 +188,13 @@ def test_lines_go_on_from_block_to_block() -> None:
     ],
 )
 def test_the_lines_of_rows_are_counted(reader: Callable[[Text], Table], content: str, expected: list[int]) -> None:
-    assert [row.line for row in reader(Text.of_string(content, "x")).rows() if isinstance(row, Row)] == expected
+    assert [row.line for row in reader(Text.of_string(content, "x")).rows if isinstance(row, Row)] == expected
 
 
 def test_the_line_of_a_question_is_that_of_its_id() -> None:
     content = json.dumps(SQUAD, indent=0)
     ids = [number for number, line in enumerate(content.split("\n"), 1) if line.startswith('"id"')]
-    assert [row.line for row in squad(Text.of_string(content, "x")).rows() if isinstance(row, Row)] == ids
+    assert [row.line for row in squad(Text.of_string(content, "x")).rows if isinstance(row, Row)] == ids
     assert len(ids) == 6
 
 

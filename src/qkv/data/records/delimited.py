@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Literal, NamedTuple
 
 from qkv.data.records.model import BadRow
@@ -40,8 +41,8 @@ def delimited(text: Text, format: Literal["csv", "tsv"], given: Iterable[str] = 
     A column ``given`` as a number, unless it is a name in the header, means that there is no header: columns are called "1", "2", … and
     line 1 is a row. Raises ``UserError`` for an empty file or duplicate column names.
     """
-    dialect = Dialect(_delimiter(text), True) if format == "csv" else Dialect("\t", _quoted(text))
-    first = next(iter(_records(text, dialect)), None)
+    records = _tab_separated(text) if format == "tsv" else partial(_records, text, Dialect(_delimiter(text), True))
+    first = next(iter(records()), None)
     if first is None:
         raise UserError(f"{text.name} is empty")
     if first.error:
@@ -51,12 +52,12 @@ def delimited(text: Text, format: Literal["csv", "tsv"], given: Iterable[str] = 
     if by_number or not header:
         names = [str(i + 1) for i in range(len(names))]
         notes = (f"{text.name} has no header: its first line is read as a row, and its columns are called 1 to {len(names)}",)
-        return _table(text, names, dialect, header=False, notes=notes)
+        return _table(text, names, records, header=False, notes=notes)
     names = [name or str(i + 1) for i, name in enumerate(names)]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise UserError(f"{text.name}: the header in line {first.line} has two columns {twice[0]!r}; give each column its own name")
-    return _table(text, names, dialect, header=True)
+    return _table(text, names, records, header=True)
 
 
 def first_fields(text: Text, delimiter: str) -> list[str]:
@@ -65,9 +66,9 @@ def first_fields(text: Text, delimiter: str) -> list[str]:
     return record.fields if record else []
 
 
-def _table(text: Text, names: list[str], dialect: Dialect, header: bool, notes: tuple[str, ...] = ()) -> Table:
+def _table(text: Text, names: list[str], records: Callable[[], Iterable[Record]], header: bool, notes: tuple[str, ...] = ()) -> Table:
     def rows() -> Iterator[Row | BadRow]:
-        for record in itertools.islice(_records(text, dialect), int(header), None):
+        for record in itertools.islice(records(), int(header), None):
             if record.error:
                 yield BadRow(text.name, record.line, record.error)
             elif len(record.fields) != len(names):
@@ -117,15 +118,17 @@ def _delimiter(text: Text) -> str:
     return max(DELIMITERS, key=agreement)
 
 
-def _quoted(text: Text) -> bool:
-    """True if quotes of a TSV are to be parsed: only if every record then has the same number of fields."""
-    csv.field_size_limit(LONGEST_FIELD)
+def _tab_separated(text: Text) -> Callable[[], Iterable[Record]]:
+    """Records of a TSV. Quotes are parsed only if every record then has the same number of fields."""
+    literal = list(_records(text, Dialect("\t", False)))
+    if not any('"' in field for record in literal for field in record.fields):
+        return lambda: literal
     try:
-        widths = (len(fields) for fields in csv.reader(lines(text), delimiter="\t", strict=True) if fields)
-        first = next(widths, 0)
-        return all(width == first for width in widths)
-    except csv.Error:
-        return False
+        found = list(_records(text, Dialect("\t", True)))
+    except UserError:  # a quote that is never closed
+        return lambda: literal
+    alike = all(not record.error and len(record.fields) == len(found[0].fields) for record in found)
+    return lambda: found if alike else literal
 
 
 def _count(number: int, noun: str) -> str:

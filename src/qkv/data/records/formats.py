@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from qkv.data.records.conll import conll
 from qkv.data.records.delimited import delimited, first_fields
 from qkv.data.records.jsonl import jsonl
+from qkv.data.records.kept import kept
 from qkv.data.records.model import Role
 from qkv.data.records.parallel import language_pair, parallel
 from qkv.data.records.squad import squad
@@ -53,7 +54,15 @@ def table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, k
         formats = ", ".join(get_args(Format))
         advice = f"name it with {where}.format, one of {formats}" if where else f"end its name in .{', .'.join(ENDINGS)}"
         raise UserError(f"{option}: the format of {source!r} is clear neither from its extension nor from its first lines; {advice}")
-    return _read(text, kind, data, roles)
+    given = tuple(data.columns.values())
+    decides = (given, tuple(roles)) if kind == "parallel" else tuple(column for column in given if column.isdecimal())
+    return kept((_identity(source), kind, decides), lambda: _read(text, kind, given, roles))
+
+
+def _identity(source: str) -> tuple[str, int, int]:
+    """Name of a file and what changes with its content."""
+    found = Path(source).expanduser().stat()
+    return source, found.st_size, found.st_mtime_ns
 
 
 def told(text: Text, roles: Sequence[Role]) -> Format | None:
@@ -80,8 +89,7 @@ def _by_lines(beginning: str, roles: Sequence[Role]) -> Format | None:
     return None
 
 
-def _read(text: Text, kind: Format, data: spec.Data, roles: Sequence[Role]) -> Table:
-    given = tuple(data.columns.values())
+def _read(text: Text, kind: Format, given: tuple[str, ...], roles: Sequence[Role]) -> Table:
     match kind:
         case "csv" | "tsv":
             return delimited(text, kind, given)
@@ -104,7 +112,7 @@ def _two_columns(text: Text, given: tuple[str, ...], roles: Sequence[Role]) -> T
     table = delimited(text, "tsv", given, header)
     if header and set(given) & set(fields):
         return table
-    return Table(table.name, table.columns, table.rows, table.digest, {"text": table.columns[:2]}, header=header, notes=table.notes)
+    return Table(table.name, table.columns, table.parse, table.digest, {"text": table.columns[:2]}, header=header, notes=table.notes)
 
 
 def _names(fields: list[str], roles: Sequence[Role]) -> bool:
@@ -120,7 +128,7 @@ def _joined(source: str, data: spec.Data, option: str) -> Table:
     if data.format not in (None, "parallel"):
         raise UserError(f"{option}: {source!r} joins two texts, but the format is {data.format!r}; leave it out, or name one file")
     first, second = (_text(name, option) for name in names)
-    return parallel(first, second)
+    return kept((_identity(names[0]), _identity(names[1])), lambda: parallel(first, second))
 
 
 def _text(source: str, option: str, known: Sequence[str] = ()) -> Text:

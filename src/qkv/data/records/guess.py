@@ -47,7 +47,7 @@ class _Guess:
 
     @cached_property
     def profiles(self) -> dict[str, Profile]:
-        """Profiles of the columns, computed only if names are not sufficient: it takes a pass over the table."""
+        """Profiles of the columns, computed only if names are not sufficient."""
         return profiles(self.table)
 
     @property

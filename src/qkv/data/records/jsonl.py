@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -17,24 +16,19 @@ SAMPLE = 1000
 
 
 def jsonl(text: Text) -> Table:
-    """Read a JSONL file (streamed) or a JSON list (read as a whole).
+    """Read a JSONL file or a JSON list.
 
-    Raises ``UserError`` for an empty file, or if none of the first objects can be read.
+    Raises ``UserError`` for an empty file, a broken list, or if none of the first objects can be read.
     """
-    listed = head(text).lstrip()[:1] == "["
-
-    def rows() -> Iterator[Row | BadRow]:
-        return _elements(text) if listed else _lines(text)
-
-    sample = list(itertools.islice(rows(), SAMPLE))
-    if not sample:
+    rows = list(_elements(text) if head(text).lstrip()[:1] == "[" else _lines(text))
+    if not rows:
         raise UserError(f"{text.name} is empty")
-    columns = dict.fromkeys(key for row in sample if isinstance(row, Row) for key in row.values)
+    columns = dict.fromkeys(key for row in rows[:SAMPLE] if isinstance(row, Row) for key in row.values)
     if not columns:
-        bad = next((row for row in sample if isinstance(row, BadRow)), None)
+        bad = next((row for row in rows[:SAMPLE] if isinstance(row, BadRow)), None)
         why = f": line {bad.line} is {bad.reason}" if bad else ""
         raise UserError(f"{text.name} holds no JSON object with keys{why}; write one object per line, or a list of objects")
-    return Table(text.name, tuple(columns), rows, text.digest())
+    return Table(text.name, tuple(columns), lambda: iter(rows), text.digest())
 
 
 def _lines(text: Text) -> Iterator[Row | BadRow]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from qkv.data.named import Published
 from qkv.data.records.conll import conll
 from qkv.data.records.delimited import delimited
 from qkv.data.records.jsonl import jsonl
+from qkv.data.records.kept import kept
 from qkv.data.records.model import BadRow
 from qkv.data.records.parallel import parallel
 from qkv.data.records.squad import squad
@@ -30,8 +32,12 @@ class KnownTable(NamedTuple):
 
 def named_tables(name: str) -> dict[str, Table]:
     """Tables of a named data set by split. Raises ``UserError`` if a file is neither present nor downloadable."""
+    return {split: kept((name, split), partial(_named_table, name, split)) for split in TABLES[name].splits}
+
+
+def _named_table(name: str, split: str) -> Table:
     known = TABLES[name]
-    return {split: known.read(*(published(name, file) for file in files)) for split, files in known.splits.items()}
+    return known.read(*(published(name, file) for file in known.splits[split]))
 
 
 def _multi30k(english: Text, german: Text) -> Table:
@@ -46,14 +52,14 @@ def _scitldr(text: Text) -> Table:
     """SciTLDR: joined sentences as source, the first summary as target; ``targets`` holds all summaries."""
     table = jsonl(text)
 
-    def rows() -> Iterator[Row | BadRow]:
-        for row in table.rows():
+    def parse() -> Iterator[Row | BadRow]:
+        for row in table.parse():
             if isinstance(row, Row):
                 targets = list(row.values["target"])
                 row = row._replace(values={"source": " ".join(row.values["source"]), "target": targets[0], "targets": targets})
             yield row
 
-    return replace(table, columns=("source", "target"), rows=rows, defaults={"text": ("source", "target")}, extra=("targets",))
+    return replace(table, columns=("source", "target"), parse=parse, defaults={"text": ("source", "target")}, extra=("targets",))
 
 
 def _raw(stem: str, english: tuple[int, str], german: tuple[int, str]) -> tuple[Published, Published]:

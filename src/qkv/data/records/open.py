@@ -99,7 +99,7 @@ def _read(table: Table, roles: Sequence[Role], choice: Choice, data: spec.Data, 
             raise UserError(f"{table.name} has no column {column!r}, which is used as {role}; its columns are {', '.join(table.columns)}")
     values = Values(roles, choice.columns, table.extra)
     read = Read([], [], [], [])
-    for row in table.rows():
+    for row in table.rows:
         if isinstance(row, Row):
             try:
                 read.examples.append(values(row))

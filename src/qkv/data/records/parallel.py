@@ -12,7 +12,8 @@ from qkv.spec.errors import UserError
 
 def parallel(first: Text, second: Text, columns: tuple[str, str] = ("1", "2")) -> Table:
     """Table with one row per pair of lines. Raises ``UserError``, with both counts, if the files differ in their number of lines."""
-    counts = [sum(1 for _ in lines(text)) for text in (first, second)]
+    read = [[line.rstrip("\r\n") for line in lines(text)] for text in (first, second)]
+    counts = [len(found) for found in read]
     if counts[0] != counts[1]:
         raise UserError(
             f"{first.name} has {counts[0]:,} lines and {second.name} has {counts[1]:,}; parallel texts need the same number, line by line"
@@ -21,8 +22,8 @@ def parallel(first: Text, second: Text, columns: tuple[str, str] = ("1", "2")) -
         raise UserError(f"{first.name} and {second.name} are empty")
 
     def rows() -> Iterator[Row | BadRow]:
-        for number, pair in enumerate(zip(lines(first), lines(second), strict=True), 1):
-            yield Row(number, dict(zip(columns, (line.rstrip("\r\n") for line in pair), strict=True)))
+        for number, pair in enumerate(zip(*read, strict=True), 1):
+            yield Row(number, dict(zip(columns, pair, strict=True)))
 
     return Table(f"{first.name} | {second.name}", columns, rows, first.digest() + second.digest(), {"text": columns})
 

@@ -74,9 +74,9 @@ class Profile:
 
 
 def profiles(table: Table) -> dict[str, Profile]:
-    """Profiles of all columns. Reads the whole table."""
+    """Profiles of all columns."""
     found = {name: Profile(name) for name in table.columns}
-    for row in table.rows():
+    for row in table.rows:
         if isinstance(row, Row):
             for name, profile in found.items():
                 profile.add(row.values.get(name))

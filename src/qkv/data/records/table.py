@@ -1,9 +1,10 @@
-"""Tables as returned by the readers of all formats: columns, and rows that are read again on each iteration."""
+"""Tables as returned by the readers of all formats: columns, and rows that are parsed once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from qkv.data.records.model import BadRow
@@ -24,8 +25,9 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Table whose ``rows()`` streams all rows; unreadable ones are ``BadRow``.
+    """Table of a file; unreadable rows are ``BadRow``.
 
+    - ``parse``: function that parses all rows, from the beginning of the file
     - ``defaults``: kind of role -> columns, in order, if the format defines them
     - ``extra``: columns kept in every example beside its roles
     - ``header``: True if the first line gave the column names, so that it might be a row by mistake
@@ -34,12 +36,17 @@ class Table:
 
     name: str
     columns: tuple[str, ...]
-    rows: Callable[[], Iterator[Row | BadRow]]
+    parse: Callable[[], Iterator[Row | BadRow]]
     digest: str
     defaults: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     extra: tuple[str, ...] = ()
     header: bool = False
     notes: tuple[str, ...] = ()
+
+    @cached_property
+    def rows(self) -> Sequence[Row | BadRow]:
+        """All rows, parsed at the first request."""
+        return tuple(self.parse())
 
 
 def lines(text: Text) -> Iterator[str]:

@@ -1,0 +1,117 @@
+"""A table is parsed once between the command and the first batch, by every verb and whatever its format."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.tables import write_tables
+
+from qkv.cli.main import main
+from qkv.data.records.kept import keeping_tables, kept, release_tables
+from qkv.data.records.table import HEAD, Table
+from qkv.data.text import Text
+from qkv.inspection.machine import Machine, store_machine
+from qkv.library.functions import find_recipe
+from qkv.system.processor import processor_name
+from qkv.tasks.registry import build_task
+from qkv.training.finetune import guess_task
+
+TABLES = {
+    "classification": "reviews.csv",
+    "regression": "prices.csv",
+    "token_classification": "names.conll",
+    "question_answering": "squad.json",
+    "summarization": "news.jsonl",
+}
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory, cache_folder: Path) -> Path:
+    """Tables that are longer than what tells their format, so that a look at their beginning is no reading of them."""
+    store_machine(Machine(processor_name(), {"fp32": 4e11}, bandwidth=4e10, call=1e-5))
+    folder = tmp_path_factory.mktemp("tables")
+    write_tables(folder, rows=5000)
+    (folder / "reviews.tsv").write_text((folder / "reviews.csv").read_text().replace(",", "\t"))
+    assert all((folder / name).stat().st_size > HEAD for name in TABLES.values())
+    return folder
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each file is decoded up to its end."""
+    found: Counter[str] = Counter()
+    decoded = Text._decoded
+
+    def counted(self: Text) -> Iterator[str]:
+        yield from decoded(self)
+        found[Path(self.name).name] += 1
+
+    monkeypatch.setattr(Text, "_decoded", counted)
+    return found
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_table_is_read_once_from_the_guess_to_the_examples(kind: str, tables: Path, readings: Counter[str]) -> None:
+    source = str(tables / TABLES[kind])
+    with keeping_tables():
+        assert guess_task({"source": source}) == kind
+        recipe, _ = find_recipe(source, task=kind, resume=False)
+        material = build_task(recipe.task).open(recipe)
+    assert readings == {TABLES[kind]: 1}
+    assert material.batch(0).num_targets
+
+
+@pytest.mark.parametrize("source", ["a.txt | b.txt", "reviews.tsv"])
+def test_two_texts_and_a_tsv_are_read_once(source: str, tables: Path, readings: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tables)
+    with keeping_tables():
+        recipe, _ = find_recipe(source, task="translation" if "|" in source else "classification", resume=False)
+        build_task(recipe.task).open(recipe)
+    assert readings == dict.fromkeys(source.split(" | "), 1)
+
+
+def test_the_command_reads_its_table_once(tables: Path, readings: Counter[str], tmp_path: Path) -> None:
+    short = ("training.steps=1", "model.width=16", "training.validation.batches=1", "training.batch_size=4", "training.minutes=null")
+    typed = (
+        "train",
+        "classify",
+        "--data",
+        tables / "reviews.csv",
+        "--validation",
+        tables / "reviews.tsv",
+        "--out",
+        tmp_path / "run",
+        *short,
+    )
+    assert main([str(word) for word in typed]) == 0
+    assert readings == {"reviews.csv": 1, "reviews.tsv": 1}
+
+
+def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+
+    def rows(text: str) -> Any:
+        file.write_text("text,label\n" + text)
+        recipe, _ = find_recipe(file, task="classification", resume=False)
+        return build_task(recipe.task).open(recipe).records["train"]  # type: ignore[attr-defined]
+
+    with keeping_tables():
+        before = rows("a b,x\nc d,y\n" * 10)
+        assert rows("a b,x\nc d,y\n" * 20) != before
+
+
+def test_tables_are_kept_only_inside_and_until_released() -> None:
+    table = Table("x", (), lambda: iter(()), "")
+    assert kept("x", lambda: table) is table
+    with keeping_tables():
+        first = kept("x", lambda: Table("x", (), lambda: iter(()), ""))
+        with keeping_tables():
+            assert kept("x", lambda: table) is first
+        assert kept("x", lambda: table) is first
+        release_tables()
+        assert kept("x", lambda: table) is table
+    assert kept("x", lambda: first) is first
