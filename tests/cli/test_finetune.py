@@ -88,7 +88,7 @@ def test_the_data_tells_the_task(here: Path, name: str) -> None:
 def test_fewer_weights_learn_at_a_higher_rate_and_all_at_a_low_one(here: Path) -> None:
     rates: dict[str, Any] = {}
     for adapt in ("whole", "last(1)", "lora", "head"):
-        recipe, _ = library.library.find_recipe("reviews.csv", task="classification", start="bert", adapt=adapt)
+        recipe, _ = library.find_recipe("reviews.csv", task="classification", start="bert", adapt=adapt)
         rates[adapt] = recipe.training.optimizer.lr
     assert rates["whole"] < rates["last(1)"] <= rates["lora"] <= rates["head"] <= 5e-3
 

@@ -7,10 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from qkv.interop import opened
 from qkv.interop.save import save_published
 from qkv.models.build import build
 from qkv.models.families.gpt import gpt
 from qkv.models.transformer import Transformer
+from qkv.spec.model import Model
 from qkv.tokenizers.tokenizer import Tokenizer
 
 TEXT = "the quick brown fox jumps over the lazy dog; "
@@ -31,3 +35,21 @@ def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     tree = json.loads(path.read_text())
     change(tree)
     path.write_text(json.dumps(tree))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Path], list[str]]:
+    """(configs read, devices of the models built) from now on."""
+    read, built = list[Path](), list[str]()
+    json_of, begin = opened.read_json, Transformer.__init__
+
+    def reading(path: Path) -> dict[str, Any]:
+        read.append(path)
+        return json_of(path)
+
+    def building(self: Transformer, spec: Model) -> None:
+        begin(self, spec)
+        built.append(self.device.type)
+
+    monkeypatch.setattr(opened, "read_json", reading)
+    monkeypatch.setattr(Transformer, "__init__", building)
+    return read, built

@@ -11,7 +11,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
-from tests.interop.folders import TEXT, edit, tiny, tiny_model
+from tests.interop.folders import TEXT, counted, edit, tiny, tiny_model
 
 import qkv
 from qkv.interop.load import load_published
@@ -83,6 +83,12 @@ def test_how_it_writes_is_what_its_makers_say(tmp_path: Path, tokenizer: Tokeniz
     sample = load_published(folder).sample
     assert (sample.temperature, sample.top_k, sample.top_p, sample.repetition_penalty) == (0.6, 20, 0.9, 1.1)
     assert sample.stop == (tokenizer.core.id_to_token(tokenizer.specials["eos"]),)
+
+
+def test_loading_reads_the_config_once_and_builds_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, (read, built) = tiny(tmp_path / "a"), counted(monkeypatch)
+    qkv.load(folder)
+    assert (read, built) == ([folder / "config.json"], ["meta"])
 
 
 def test_options_of_published_checkpoints_are_refused_elsewhere(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.interop.folders import counted
 from tests.training.kill_storm import ignore
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
@@ -26,6 +27,7 @@ from qkv.runs.run import Run
 from qkv.spec.errors import UserError
 from qkv.training.events import Event, Notice
 from qkv.training.loop import train
+from qkv.training.start import with_start
 
 MODEL = {
     "width": 16,
@@ -173,6 +175,15 @@ def test_a_published_checkpoint_is_a_start_that_describes_the_model(tmp_path: Pa
     assert mine["head.output.weight"].shape == (2, 16)
     assert any("its head is initialised at random, but for head.hidden.bias, head.hidden.weight" in sentence for sentence in said)
     assert run.tokenizer.specials["cls"] == 2
+
+
+def test_a_published_start_is_described_by_its_config_and_builds_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, (read, built) = published_bert(tmp_path / "bert"), counted(monkeypatch)
+    recipe = with_start(alone(tmp_path / "rows.tsv", start))
+    assert (read, built) == ([start / "config.json"], [])
+    train(recipe, tmp_path / "run", on_event=ignore)
+    # The weights of the start and those of the finished run are mapped files, without storage of their own.
+    assert sorted(built) == ["cpu", "meta", "meta"]
 
 
 def test_what_began_with_a_published_checkpoint_is_handed_back_and_goes_on(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.interop import hub
-from qkv.interop.folder import Stored, held_by, read_json, stored_tensors
+from qkv.interop.folder import Stored, held_by, stored_tensors
 from qkv.interop.mapped import watch
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family, Match, choose, ignored_keys, matches, named_as_now, read_spec, reason_for, without_prefix
-from qkv.interop.places import CONFIG, is_published, may_be_name
+from qkv.interop.opened import Opened, opened
+from qkv.interop.places import CONFIG
 from qkv.interop.registry import FAMILIES
 from qkv.interop.safetensors_file import Entry, in_place
 from qkv.interop.writing import answering, beginning, going_on
@@ -78,9 +78,14 @@ def load_published(
     ``UserError``. ``copy`` reads everything into memory instead, contiguous; this is always done on Windows, where a mapped file cannot be
     renamed. Raises ``UserError``.
     """
-    folder = find_folder(source, revision, pickles)
+    return read_published(opened(source, revision, pickles), dtype, pickles, copy)
+
+
+def read_published(found: Opened, dtype: torch.dtype | str | None = None, pickles: bool = False, copy: bool = False) -> Published:
+    """Load an opened checkpoint; see ``load_published``. Raises ``UserError``."""
+    folder = found.folder
     stored = stored_tensors(folder, pickles, copy)
-    config = Config(read_json(folder / CONFIG), str(folder / CONFIG), held_by(stored))
+    config = found.config(held_by(stored))
     family, architecture = choose(FAMILIES, config)
     stored = named_as_now(family, stored)
     model, precision = _empty(read_spec(family, architecture, config), folder), _precision(dtype, stored)
@@ -105,26 +110,9 @@ def load_published(
 
 def described(source: str | Path, revision: str | None = None) -> tuple[Transformer, Family, str]:
     """(model on the meta device, family, architecture) of a published checkpoint. Raises ``UserError``."""
-    folder = find_folder(source, revision)
-    config = Config(read_json(folder / CONFIG), str(folder / CONFIG))
-    family, architecture = choose(FAMILIES, config)
-    return _empty(read_spec(family, architecture, config), folder), family, architecture
-
-
-def find_folder(source: str | Path, revision: str | None = None, pickles: bool = False) -> Path:
-    """Return ``source`` if it is a folder, else download the published model of that name and return its folder. Raises ``UserError``."""
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        if not is_published(folder):
-            raise UserError(f"{folder} holds no published checkpoint: there is no {CONFIG}")
-        if revision:
-            raise UserError(f"{folder} is a folder here, and only published names have revisions")
-        return folder
-    if folder.exists():
-        raise UserError(f"{folder} is a file; name the folder that holds it, or a published model")
-    if not may_be_name(str(source)):
-        raise UserError(f"there is no folder {str(source)!r}, and it is not the form of a published name ('gpt2', 'owner/name')")
-    return hub.fetch(str(source), revision, pickles)
+    found = opened(source, revision)
+    family, architecture = found.family()
+    return _empty(read_spec(family, architecture, found.config()), found.folder), family, architecture
 
 
 def _empty(spec: Model, folder: Path) -> Transformer:

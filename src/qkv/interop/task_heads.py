@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import torch
 from torch import Tensor
 
-from qkv.interop.folder import read_json, stored_tensors
-from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import choose, matches, named_as_now, without_prefix
-from qkv.interop.places import CONFIG
-from qkv.interop.registry import FAMILIES
+from qkv.interop.folder import stored_tensors
+from qkv.interop.mapping.family import matches, named_as_now, without_prefix
+from qkv.interop.opened import Opened
 from qkv.interop.save import covering
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
-from qkv.spec.model import Model
 
 _OF_LABELS = ("id2label", "label2id", "num_labels", "problem_type")
 
 
-def task_heads(folder: Path) -> dict[str, Head]:
-    """Heads by kind that the family of the checkpoint in ``folder`` offers."""
-    values = {key: value for key, value in read_json(folder / CONFIG).items() if key not in _OF_LABELS}
-    family, _ = choose(FAMILIES, Config(values, str(folder / CONFIG)))
+def task_heads(published: Opened) -> dict[str, Head]:
+    """Heads by kind that the family of a checkpoint offers."""
+    values = {key: value for key, value in published.values.items() if key not in _OF_LABELS}
+    family, _ = published._replace(values=values).family()
     found: dict[str, Head] = {}
     for architecture in family.architectures.values():
         for labels in (2, 1):  # one label: regression
-            config = Config({**values, "num_labels": labels}, str(folder / CONFIG))
+            config = published._replace(values={**values, "num_labels": labels}).config()
             config.assume(family.defaults)
             try:
                 head = architecture.head(config)
@@ -39,22 +33,19 @@ def task_heads(folder: Path) -> dict[str, Head]:
     return found
 
 
-def head_tensors(folder: Path, spec: Model) -> dict[str, Tensor]:
-    """Stored tensors, in fp32, of the head of ``spec`` that the checkpoint in ``folder`` holds although saved with another head (a pooler)."""
-    values = read_json(folder / CONFIG)
-    family, _ = choose(FAMILIES, Config(values, str(folder / CONFIG)))
-    cover = covering(spec, family.name)
+def head_tensors(published: Opened, model: Transformer) -> dict[str, Tensor]:
+    """Stored tensors, in fp32, of the head of ``model`` that a checkpoint holds although saved with another head (a pooler)."""
+    family, _ = published.family()
+    cover = covering(model.spec, family.name)
     if cover is None or cover.family is not family:
         return {}
-    stored = named_as_now(family, stored_tensors(folder))
-    with torch.device("meta"):
-        bare = Transformer(spec)
-    shapes = {name: tensor.shape for name, tensor in bare.state_dict().items() if name.startswith("head.")}
+    stored = named_as_now(family, stored_tensors(published.folder))
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if name.startswith("head.")}
     rows = family.rows(cover.architecture)
     if not any(name.startswith(family.prefix) for name in stored):
         rows = without_prefix(family, rows)
     found: dict[str, Tensor] = {}
-    for match in matches(bare, rows):
+    for match in matches(model, rows):
         if match.ours in shapes and all(name in stored for name in match.theirs):
             tensor = match.way.inward([at_least_single(stored[name].read()) for name in match.theirs], match.cut)
             if tensor.shape == shapes[match.ours]:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from qkv.data.vocabulary import TARGET_FILE
-from qkv.interop.folder import read_json
-from qkv.interop.load import described, find_folder, load_published
-from qkv.interop.mapping.config import Config
+from qkv.interop.load import read_published
+from qkv.interop.mapping.family import read_spec
+from qkv.interop.opened import Opened, opened
 from qkv.interop.places import CONFIG, is_published, may_be_name
 from qkv.interop.task_heads import head_tensors, task_heads
 from qkv.interop.writing import beginning
@@ -84,16 +84,17 @@ def find_start(source: str) -> Start:
         recipe = read_recipe(folder) if (folder / SPEC).is_file() else None
         return Start(recipe and recipe.model, TokenizerFile(path=str(folder / FILE_NAME)), target, task=recipe and recipe.task)
     if is_published(folder) or (not folder.exists() and may_be_name(source)):
-        folder = find_folder(source)
-        model = described(folder)[0].spec
-        return Start(model, TokenizerFile(path=str(folder)), None, task_heads(folder), _published_task(folder) if model.encoder else None)
+        published = opened(source)
+        model = read_spec(*published.family(), published.config())
+        task = _published_task(published) if model.encoder else None
+        return Start(model, TokenizerFile(path=str(published.folder)), None, task_heads(published), task)
     raise UserError(f"start: {source!r} holds no {WEIGHTS}, so it is no trained run, and no {CONFIG} of a published checkpoint")
 
 
-def _published_task(folder: Path) -> Task:
+def _published_task(published: Opened) -> Task:
     """Task with the begin and end tokens that a published encoder–decoder uses."""
-    begin = beginning(folder, Config(read_json(folder / CONFIG), str(folder / CONFIG)))
-    return Translation(begin=pieces(folder, Tokenizer.load(folder), begin), framed=True)
+    begin = beginning(published.folder, published.config())
+    return Translation(begin=pieces(published.folder, Tokenizer.load(published.folder), begin), framed=True)
 
 
 def _is_run(folder: Path) -> bool:
@@ -151,7 +152,9 @@ def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
     """
     if recipe.start is None:
         return []
-    tensors = _tensors(recipe.start)
+    folder = Path(recipe.start).expanduser()
+    published = None if _is_run(folder) else opened(recipe.start)
+    tensors = weights(read_published(published, "fp32").model) if published else _of_run(folder)
     own, stored = weights(model), layouts(model)
     stack = {name for name in own if not name.startswith(_HEAD)}
     _check_names(stack, {name for name in tensors if not name.startswith(_HEAD)}, recipe.start)
@@ -159,30 +162,25 @@ def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
     fits = all(name in tensors and _fits(stored[name], own[name], tensors[name]) for name in head)
     for name in sorted(stack | head if fits else stack):
         _take(own[name], tensors[name], name, recipe.start, stored[name])
-    some = set() if fits else _part_of_head(own, recipe.start, model)
+    some = _part_of_head(own, published, model) if published and not fits else set()
     rest = "" if fits else f"; its head is initialised at random{', but for ' * bool(some)}{', '.join(sorted(some))}"
     return [f"the model starts with the weights of {recipe.start!r}{rest}", *_new_rows(model, own, tensors)]
 
 
 @torch.no_grad()
-def _part_of_head(own: dict[str, Tensor], source: str, model: Transformer) -> set[str]:
+def _part_of_head(own: dict[str, Tensor], published: Opened, model: Transformer) -> set[str]:
     """Copy head tensors that a published checkpoint has although it was saved with another head (a pooler); return
     their names.
     """
-    if _is_run(Path(source).expanduser()):
-        return set()
-    found = head_tensors(find_folder(source), model.spec)
+    found = head_tensors(published, model)
     for name, tensor in found.items():
         if name in own:
             own[name].copy_(tensor)
     return found.keys() & own.keys()
 
 
-def _tensors(source: str) -> dict[str, Tensor]:
-    """Weights of a start by qkv's names, with adapters merged."""
-    folder = Path(source).expanduser()
-    if not _is_run(folder):
-        return weights(load_published(source, dtype="fp32").model)
+def _of_run(folder: Path) -> dict[str, Tensor]:
+    """Weights of a run, with adapters merged."""
     tensors, metadata = read_tensors(folder / WEIGHTS)
     recipe = read_recipe(folder) if (folder / SPEC).is_file() else None
     check_unedited(metadata.get(MADE_WITH), recipe, folder)
