@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.generation.reading import padded
+from qkv.layers.pooling import pooled_over
 from qkv.layers.signal import Signal
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
@@ -20,40 +21,15 @@ from qkv.spec.errors import UserError, nearest
 from qkv.tokenizers.framing import Framed
 from qkv.tokenizers.tokenizer import Tokenizer
 
-Pool = Callable[[Tensor, Tensor], Tensor]
-
-
-def _first(x: Tensor, real: Tensor) -> Tensor:
-    return x[:, 0]
-
-
-def _last(x: Tensor, real: Tensor) -> Tensor:
-    places = torch.arange(real.shape[1], device=x.device)
-    return x[torch.arange(len(x), device=x.device), (places * real).argmax(1)]
-
-
-def _max(x: Tensor, real: Tensor) -> Tensor:
-    return x.masked_fill(~real[..., None], -torch.inf).amax(1)
-
-
-def _weighted(x: Tensor, weights: Tensor, power: float = 1.0) -> Tensor:
-    """Σ_i w_i x_i / (Σ_i w_i) ** power."""
-    return (x * weights[..., None]).sum(1) / weights.sum(1, keepdim=True) ** power
-
-
-POOLINGS: dict[str, Pool] = {
-    "cls": _first,
-    "max": _max,
-    "mean": lambda x, real: _weighted(x, real.to(x.dtype)),
-    "mean_sqrt_len": lambda x, real: _weighted(x, real.to(x.dtype), 0.5),
-    "weightedmean": lambda x, real: _weighted(x, real * torch.arange(1, real.shape[1] + 1, device=x.device, dtype=x.dtype)),
-    "lasttoken": _last,
+POOLINGS = {
+    "cls": "first",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len": "mean_sqrt_len",
+    "weightedmean": "weighted_mean",
+    "lasttoken": "last",
 }
-"""Poolings by name: x (B, N, D) and a mask (B, N) with at least one True per row -> (B, D).
-
-First vector; maximum of each feature; Σ x_i / n; Σ x_i / √n; Σ i x_i / Σ i, i = 1, 2, … (Muennighoff 2022); last vector.
-The names are those of sentence-transformers (Reimers & Gurevych 2019).
-"""
+"""Names of poolings in sentence-transformers (Reimers & Gurevych 2019) and in ``qkv.layers.pooling``."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +88,8 @@ def _embedded(model: Transformer, texts: Sequence[Framed], how: Embedding, skipp
     counted = real & (steps >= torch.minimum(lengths - 1, lengths.new_tensor(skipped))[:, None])
     if model.spec.answers is not None:  # latents or a fixed number of queries: outputs are not tokens, and none is padding
         counted = torch.ones(x.shape[:2], dtype=torch.bool, device=device)
-    pooled = torch.cat([POOLINGS[name](x, counted) for name in how.poolings], -1)
-    return F.normalize(pooled, dim=-1) if how.normalise else pooled
+    found = torch.cat([pooled_over(x, counted, POOLINGS[name]) for name in how.poolings], -1)
+    return F.normalize(found, dim=-1) if how.normalise else found
 
 
 def _vectors(model: Transformer, signal: Signal) -> Tensor:

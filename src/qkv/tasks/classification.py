@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from qkv.data.batch import Batch
 from qkv.data.records.model import Records, Role
@@ -18,12 +17,12 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
-from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Classification
 from qkv.tasks.baselines import bag_of_words_accuracy, too_large
+from qkv.tasks.cross_entropy import cross_entropy
 from qkv.tasks.example_task import Collate, Cut, column, lengths_or_none, padded, types_or_none
 from qkv.tasks.label_metrics import agreement, confusion
 from qkv.tasks.material import Example, ExampleMaterial, Material
@@ -66,12 +65,12 @@ class ClassificationTask(PooledTask):
         return _collated
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        return _nats(outputs(model, batch, tap), batch.targets, self.spec.label_smoothing)
+        return cross_entropy(outputs(model, batch, tap), batch.targets, self.spec.label_smoothing)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         logits = outputs(model, batch)
         pairs = list(zip(batch.targets.tolist(), logits.argmax(-1).tolist(), strict=True))
-        return Observed(_nats(logits, batch.targets, 0.0), batch.num_targets, pairs)
+        return Observed(cross_entropy(logits, batch.targets, 0.0), batch.num_targets, pairs)
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         return {"loss": seen.loss / max(1, seen.count), **agreement(seen.outcomes)}
@@ -128,10 +127,6 @@ def _collated(rows: Sequence[tuple[np.ndarray, np.ndarray, int]]) -> Batch:
     ids, lengths = padded([ids for ids, _, _ in rows])
     labels = torch.tensor([label for _, _, label in rows])
     return Batch.of(Signal(ids, lengths_or_none(ids, lengths), types=types_or_none([types for _, types, _ in rows])), labels)
-
-
-def _nats(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-    return F.cross_entropy(at_least_single(logits), targets, reduction="sum", label_smoothing=smoothing)
 
 
 def _natural(label: str) -> tuple[int, float, str]:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from qkv.data.batch import IGNORED
 from qkv.ops.at_least_single import at_least_single, single_or_wider
 from qkv.ops.untraced import untraced
 
-IGNORED = -100
 Head = Callable[[Tensor], Tensor]
 
 

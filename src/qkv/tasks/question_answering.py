@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from qkv.data.batch import INPUT, Batch
 from qkv.data.corpus import TRAIN, VALIDATION
@@ -26,6 +25,7 @@ from qkv.spec.errors import Problem, SpecError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.tasks.answer_metrics import answer_scores
+from qkv.tasks.cross_entropy import cross_entropy
 from qkv.tasks.example_task import Collate, Cut, ExampleTask, framed_by, lengths_or_none, padded, text_in, trained, types_or_none
 from qkv.tasks.material import Example, ExampleMaterial, Material
 from qkv.tasks.spans import Offsets, Span, best_spans, characters_of, span_of, windows
@@ -292,4 +292,4 @@ def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
 
 
 def _nats(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits.transpose(1, 2).flatten(0, 1), targets.flatten(), reduction="sum")
+    return cross_entropy(logits.transpose(1, 2).flatten(0, 1), targets.flatten())
