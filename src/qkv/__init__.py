@@ -16,18 +16,20 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from qkv.moved import install
+
 if TYPE_CHECKING:
     from qkv import spec as spec
+    from qkv.api.functions import cost as cost
+    from qkv.api.functions import embed as embed
+    from qkv.api.functions import evaluate as evaluate
+    from qkv.api.functions import find_recipe as find_recipe
+    from qkv.api.functions import generate as generate
+    from qkv.api.functions import load as load
+    from qkv.api.functions import predict as predict
+    from qkv.api.functions import swap as swap
+    from qkv.api.functions import train as train
     from qkv.layers.signal import Signal as Signal
-    from qkv.library.functions import cost as cost
-    from qkv.library.functions import embed as embed
-    from qkv.library.functions import evaluate as evaluate
-    from qkv.library.functions import find_recipe as find_recipe
-    from qkv.library.functions import generate as generate
-    from qkv.library.functions import load as load
-    from qkv.library.functions import predict as predict
-    from qkv.library.functions import swap as swap
-    from qkv.library.functions import train as train
     from qkv.models.build import build as build
     from qkv.runs.run import Run as Run
     from qkv.spec.errors import SpecError as SpecError
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 # Decoding reads all weights once per token and gains 3 to 10 %; training has half as many page faults.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
+install()
+
 _HOMES = {
     "Block": "qkv.spec.model",
     "Generation": "qkv.spec.generation",
@@ -57,18 +61,18 @@ _HOMES = {
     "Training": "qkv.spec.training",
     "UserError": "qkv.spec.errors",
     "build": "qkv.models.build",
-    "cost": "qkv.library.functions",
-    "embed": "qkv.library.functions",
-    "evaluate": "qkv.library.functions",
-    "find_recipe": "qkv.library.functions",
-    "generate": "qkv.library.functions",
-    "load": "qkv.library.functions",
+    "cost": "qkv.api.functions",
+    "embed": "qkv.api.functions",
+    "evaluate": "qkv.api.functions",
+    "find_recipe": "qkv.api.functions",
+    "generate": "qkv.api.functions",
+    "load": "qkv.api.functions",
     "override": "qkv.spec.overrides",
-    "predict": "qkv.library.functions",
+    "predict": "qkv.api.functions",
     "read_model": "qkv.spec.yaml_io",
     "read_recipe": "qkv.spec.yaml_io",
-    "swap": "qkv.library.functions",
-    "train": "qkv.library.functions",
+    "swap": "qkv.api.functions",
+    "train": "qkv.api.functions",
     "write_spec": "qkv.spec.yaml_io",
 }
 

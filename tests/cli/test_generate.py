@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.cli.conftest import Call
 
-from qkv.library import functions as library
+from qkv.api import functions as library
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe
 

@@ -37,9 +37,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "distributed": BELOW_TRAINING,
     "comparison": (*BELOW_TRAINING, "training"),
     "serving": (*BELOW_TRAINING, "training"),
-    "library": (*BELOW_TRAINING, "training"),
-    "cli": (*BELOW_TRAINING, "training", "distributed", "comparison", "serving", "library"),
-    "": (*BELOW_TRAINING, "training", "library"),
+    "api": (*BELOW_TRAINING, "training"),
+    "cli": (*BELOW_TRAINING, "training", "distributed", "comparison", "serving", "api"),
+    "": (*BELOW_TRAINING, "training", "api"),
 }
 """Which rooms a room may import besides itself; "" is the public surface, the files directly in ``qkv``."""
 

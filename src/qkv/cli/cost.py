@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from qkv.api.functions import SPEC_SUFFIXES
 from qkv.inspection.cost import Cost, cost
 from qkv.inspection.machine import Machine, machine_file, store_machine, stored_machine, usable_memory
-from qkv.library.functions import SPEC_SUFFIXES
 from qkv.models.families.presets import PRESETS, preset
 from qkv.report.figures import short, size
 from qkv.report.table import print_table

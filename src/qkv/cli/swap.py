@@ -28,7 +28,7 @@ def swap_command(
 
     Reports which weights were kept, and loss, speed, state size and maximum length before and after.
     """
-    from qkv.library.functions import swap
+    from qkv.api.functions import swap
     from qkv.report.table import print_table
 
     found = swap(run_or_published(run), changes, heal, data, out, copy=copy)

@@ -77,8 +77,8 @@ def train_command(
     began = clock.seconds()
     given = {name: found for name, found in locals().items() if name in _OF_TABLES}
     changes = _changes(overrides or [], tensorboard, minutes)
+    from qkv.api.functions import find_recipe, is_text
     from qkv.data.records.kept import keeping_tables
-    from qkv.library.functions import find_recipe, is_text
 
     with keeping_tables():
         table = _table(recipe, given, changes)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from tests.cli.tables import write_tables
 
+from qkv.api.functions import find_recipe
 from qkv.cli.main import main
 from qkv.data.records.kept import keeping_tables, kept, release_tables
 from qkv.data.records.table import HEAD, Table
 from qkv.data.text import Text
 from qkv.inspection.machine import Machine, store_machine
-from qkv.library.functions import find_recipe
 from qkv.system.processor import processor_name
 from qkv.tasks.registry import build_task
 from qkv.training.finetune import guess_task

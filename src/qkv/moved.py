@@ -1,0 +1,65 @@
+"""Modules and names of the version before, which still work, with a ``DeprecationWarning`` that names the new ones."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+MODULES: dict[str, tuple[str, ...]] = {
+    "qkv.library": ("qkv.api.functions",),
+    "qkv.training.run": ("qkv.runs.run", "qkv.runs.load", "qkv.runs.evaluation", "qkv.runs.predict"),
+    "qkv.training.embed": ("qkv.runs.embed",),
+}
+"""Modules that moved, and those that hold their names now."""
+
+
+class Moved(MetaPathFinder, Loader):
+    """Importer of the modules in ``MODULES``: empty ones, whose names are looked up in the new modules."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname in MODULES else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        homes = MODULES[module.__name__]
+
+        def found(name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            for home in map(import_module, homes):
+                if hasattr(home, name):
+                    _warn(f"{module.__name__}.{name}", f"{home.__name__}.{name}")
+                    return getattr(home, name)
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+
+        module.__getattr__ = found  # type: ignore[method-assign]
+
+
+def install() -> None:
+    """Let the import system find moved modules."""
+    if not any(isinstance(finder, Moved) for finder in sys.meta_path):
+        sys.meta_path.append(Moved())
+
+
+def renamed(module: str, names: Mapping[str, str]) -> Any:
+    """``__getattr__`` of ``module``: old name -> new name."""
+
+    def found(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        _warn(f"{module}.{name}", f"{module}.{names[name]}")
+        return getattr(sys.modules[module], names[name])
+
+    return found
+
+
+def _warn(old: str, new: str) -> None:
+    warnings.warn(f"{old} is now {new}; the old name works in this version only", DeprecationWarning, stacklevel=3)
