@@ -16,7 +16,7 @@ DEV := $(VENV)/.dev
 DOCS := $(VENV)/.docs
 BENCH := $(VENV)/.bench
 
-.PHONY: help install run test fuzz golden test-older lint types bench record tables docs clean
+.PHONY: help install run test fuzz golden test-older lint types bench record tables pictures docs clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -63,6 +63,10 @@ record: $(DEV) ## Train recipes and record their results: make record ARGS="--mi
 
 tables: $(PACKAGE) ## Update the tables of recipes/README.md
 	$(BIN)/python recipes/tables.py
+
+pictures: $(PACKAGE) ## Draw the pictures of the documentation anew
+	$(BIN)/python docs/making/draw.py docs/pictures
+	rm docs/pictures/report-example.html
 
 docs: $(DOCS) ## Build the documentation into docs/_build/html
 	$(BIN)/sphinx-build --quiet --fail-on-warning docs docs/_build/html

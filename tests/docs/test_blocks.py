@@ -32,7 +32,7 @@ SHORT = (
     "sample.max_new_tokens=2",
 )
 # Languages that hold nothing to run: output, and what Sphinx reads.
-SHOWN = ("text", "{toctree}", "{include}", "{eval-rst}")
+SHOWN = ("text", "{toctree}", "{include}", "{eval-rst}", "{raw}")
 ELSEWHERE = ("pip install", ".ci/run")
 WITH_CODE = [page for page in PAGES if any(block.language not in SHOWN for block in blocks(page))]
 

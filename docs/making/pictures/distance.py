@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from making.pictures.sheet import NARROW
 from torch import Tensor
 
+from making.pictures.sheet import NARROW
 from qkv.layers.context import Context
 from qkv.layers.tap import Recorder
 from qkv.mixers.registry import build_branch

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from making.pictures.sheet import NARROW, Picture, code, written
 
+from making.pictures.sheet import NARROW, Picture, code, written
 from qkv.mixers.masks import build_mask
 from qkv.ops.masks import Sites
 from qkv.report.markup import Markup, number, tag
@@ -57,6 +57,8 @@ def masks(width: int) -> Picture:
     pieces = []
     for n, (expression, name) in enumerate(MASKS):
         pieces += _panel(expression, name, pitch * (n % columns), height * (n // columns), cell)
-    told = "; ".join(f"{name}, {expression}: {sum(map(sum, visible(expression)))} of {LENGTH**2} pairs visible" for expression, name in MASKS)
+    told = "; ".join(
+        f"{name}, {expression}: {sum(map(sum, visible(expression)))} of {LENGTH**2} pairs visible" for expression, name in MASKS
+    )
     rows = -(-len(MASKS) // columns)
     return Picture("Masks", f"One line per query, one column per key, visible pairs in colour. {told}.", (width, rows * height - 8), pieces)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
-from making.pictures.sheet import NARROW, Picture, box, heading, line, written
 from torch import Tensor, nn
 
+from making.pictures.sheet import NARROW, Picture, box, heading, line, written
 from qkv.layers.branch import Branch
 from qkv.layers.context import Context
 from qkv.models.block import Block
@@ -16,7 +16,9 @@ from qkv.report.markup import Markup, tag
 from qkv.spec.model import Block as BlockSpec
 
 ORDERS = "pre", "post", "sandwich", "parallel"
-BOX, GAP, HIGH = 74, 12, 24
+BOX, GAP, HIGH = 70, 8, 24
+ROUND = 9.0
+"""Radius of sums and of the input."""
 PITCH = HIGH + 18
 
 
@@ -84,40 +86,48 @@ def columns(nodes: list[Node]) -> dict[int, int]:
     return column
 
 
-def _edges(nodes: list[Node], column: dict[int, int], x: float, y: float) -> Iterator[Markup]:
-    def middle(node: Node) -> tuple[float, float]:
-        return x + column[id(node)] * (BOX + GAP) + BOX / 2, y + node.row * PITCH + HIGH / 2
+def half(node: Node) -> float:
+    """Half of a node's height."""
+    return ROUND if node.name in ("+", "x") else HIGH / 2
 
+
+def places(nodes: list[Node], x: float, y: float) -> dict[int, tuple[float, float]]:
+    """Centre of each node, by ``id``."""
+    column = columns(nodes)
+    first = ROUND + 4 if all(half(node) == ROUND for node in stream(nodes)) else BOX / 2
+    after = first + (ROUND if first < BOX / 2 else BOX / 2) + GAP + BOX / 2
+    across = {id(n): first if column[id(n)] == 0 else after + (column[id(n)] - 1) * (BOX + GAP) for n in nodes}
+    return {id(n): (x + across[id(n)], y + n.row * PITCH + HIGH / 2) for n in nodes}
+
+
+def _edges(nodes: list[Node], middle: dict[int, tuple[float, float]]) -> Iterator[Markup]:
     for node in nodes:
-        (x1, y1), round_ = middle(node), node.name in ("+", "x")
-        half = 9 if round_ else HIGH / 2
+        x1, y1 = middle[id(node)]
         for source in node.reads:
-            x0, y0 = middle(source)
-            start = 9 if source.name in ("+", "x") else HIGH / 2
+            (x0, y0), start = middle[id(source)], half(source)
             if x0 == x1:
-                yield line([(x0, y0 + start), (x1, y1 - half)])
+                yield line([(x0, y0 + start), (x1, y1 - half(node))])
             elif x0 < x1:  # leaves the stream below its source
                 turn = y0 + start + 6
-                yield line([(x0, turn), (x1, turn), (x1, y1 - half)])
+                yield line([(x0, turn), (x1, turn), (x1, y1 - half(node))])
             else:  # comes back to the stream
-                yield line([(x0, y0 + start), (x0, y1), (x1 + half, y1)])
+                yield line([(x0, y0 + start), (x0, y1), (x1 + half(node), y1)])
 
 
 def _panel(order: str, x: float, y: float) -> Iterator[Markup]:
     nodes = graph(order)
-    column = columns(nodes)
-    yield heading(order, x + BOX / 2 - 18, y + 12)
-    top = y + 26
-    yield from _edges(nodes, column, x, top)
+    middle = places(nodes, x, y + 26)
+    yield heading(order, x, y + 12)
+    yield from _edges(nodes, middle)
     for node in nodes:
-        cx, cy = x + column[id(node)] * (BOX + GAP) + BOX / 2, top + node.row * PITCH + HIGH / 2
-        if node.name in ("+", "x"):
-            yield tag("circle", cx=cx, cy=cy, r=9.0, style="fill:var(--paper);stroke:var(--muted);stroke-width:1.25")
+        cx, cy = middle[id(node)]
+        if half(node) == ROUND:
+            yield tag("circle", cx=cx, cy=cy, r=ROUND, style="fill:var(--paper);stroke:var(--muted);stroke-width:1.25")
             yield written(cx, cy + 4, node.name, 12, anchor="middle")
             continue
         colour = "hairline" if node.name == "norm" else "s0" if node.name == "attention" else "s1"
         yield box(cx - BOX / 2, cy - HIGH / 2, BOX, HIGH, colour)
-        yield written(cx, cy + 4, node.name, 11, anchor="middle")
+        yield written(cx, cy + 4, node.name, 10.5, anchor="middle")
 
 
 def told(order: str) -> str:

@@ -70,7 +70,7 @@ def wrapped(words: str, width: float, size: float = 12) -> list[str]:
     """``words`` broken into lines of at most ``width`` pixels."""
     lines: list[str] = []
     for word in words.split():
-        if lines and frame.text_width(f"{lines[-1]} {word}", size) * 0.92 <= width:
+        if lines and frame.text_width(f"{lines[-1]} {word}", size) <= width:
             lines[-1] += f" {word}"
         else:
             lines.append(word)

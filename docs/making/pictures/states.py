@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from making.pictures.sheet import NARROW
-
 import qkv.spec.yaml_io  # noqa: F401 - registers every spec
+from making.pictures.sheet import NARROW
 from qkv.mixers.registry import build_branch
 from qkv.report.chart import LineChart
 from qkv.report.series import Line
