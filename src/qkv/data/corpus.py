@@ -133,7 +133,7 @@ def _trained(source: Source, data: spec.Data, parts: Callable[[], dict[str, _Par
         return train(data.tokenizer, ())
 
     def build(folder: Path) -> None:
-        save(train(data.tokenizer, _sample(parts()[TRAIN], _separator(data), sample)), folder)
+        save(train(data.tokenizer, _sample(parts()[TRAIN], data.batching.document_separator, sample)), folder)
 
     key = _key(source, data, [data.tokenizer.to_dict(), tokenizers.__version__])
     return stored(SHELF, key, load, build)
@@ -146,12 +146,8 @@ def _ids_key(source: Source, data: spec.Data, tokenizer: Tokenizer) -> str:
 def _key(source: Source, data: spec.Data, scheme: Any) -> str:
     """Folder name: hash of all that determines the ids."""
     fraction = None if source.validation else data.validation_fraction
-    decides = [FORMAT, source.digest, fraction, scheme, _separator(data)]
+    decides = [FORMAT, source.digest, fraction, scheme, data.batching.document_separator]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]
-
-
-def _separator(data: spec.Data) -> str | None:
-    return getattr(data.batching, "separator", None)
 
 
 class _Part(NamedTuple):
@@ -187,7 +183,7 @@ def _build(folder: Path, name: str, parts: dict[str, _Part], tokenizer: Tokenize
         for split, part in parts.items():
             with (folder / f"{split}.ids").open("xb") as ids, (folder / f"{split}.documents").open("xb") as documents:
                 writer = _Writer(tokenizer, ids, documents)
-                for block in pieces(part.blocks(), tokenizer, _separator(data)):
+                for block in pieces(part.blocks(), tokenizer, data.batching.document_separator):
                     advance(writer.write(block))
                 counts[split] = asdict(writer.finished(name))
     write_whole(folder / "counts.json", json.dumps({"dtype": tokenizer.dtype.str, "splits": counts}).encode())

@@ -15,6 +15,9 @@ from qkv.spec.parts import Activation, NoNorm, NoRelative, Relative, SwitchedNor
 class Branch(Part, slot=True):
     """Base class of residual branches of a block."""
 
+    reads_memory: ClassVar[bool] = False
+    """True if the branch reads an encoder's output or another memory."""
+
     @property
     def mixes(self) -> bool:
         """True if the branch exchanges information between positions."""
@@ -38,11 +41,6 @@ class Branch(Part, slot=True):
     @property
     def inexactness_accepted(self) -> bool:
         """True if the spec allows tasks with decoding although rows beyond ``exact_length`` are decoded inexactly."""
-        return False
-
-    @property
-    def reads_memory(self) -> bool:
-        """True if the branch reads an encoder's output or another memory."""
         return False
 
     @property

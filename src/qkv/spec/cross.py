@@ -12,13 +12,11 @@ from qkv.spec.branches import Branch, DotProduct
 class MemoryBranch(Branch):
     """Base class of branches that read a memory. Positions do not exchange information."""
 
+    reads_memory = True
+
     @property
     def mixes(self) -> bool:
         return False
-
-    @property
-    def reads_memory(self) -> bool:
-        return True
 
 
 class CrossAttention(DotProduct, MemoryBranch, kind="cross_attention"):

@@ -14,6 +14,11 @@ from qkv.spec.tokenizers import Characters, Tokenizer
 class Batching(Part, slot=True):
     """Batching of sequences. The batch of a step is a function of (seed, step) alone."""
 
+    @property
+    def document_separator(self) -> str | None:
+        """Separator of the documents of a text; None if the text is one sequence."""
+        return None
+
     def halved(self) -> Self:
         """Batching that fits into half of the memory, with half as many rows per batch."""
         return self
@@ -28,6 +33,10 @@ class Packed(Batching, kind="packed"):
 
     separator: str = Field(default="\n\n", min_length=1, description="separator of documents in the file")
 
+    @property
+    def document_separator(self) -> str | None:
+        return self.separator
+
 
 class LengthBuckets(Batching, kind="length_buckets"):
     """One document or example per row, batched by similar length, right-padded."""
@@ -35,12 +44,20 @@ class LengthBuckets(Batching, kind="length_buckets"):
     separator: str = Field(default="\n", min_length=1, description="separator of documents in a text")
     buckets: int = Field(default=8, gt=0, description="number of length classes; more: less padding, less shuffling")
 
+    @property
+    def document_separator(self) -> str | None:
+        return self.separator
+
 
 class TokenBuckets(Batching, kind="token_buckets"):
     """Documents or examples batched by similar length up to ``tokens`` positions, padding included (Vaswani et al. 2017)."""
 
     tokens: int = Field(default=2048, gt=0, description="positions per batch: rows × longest row, source and target together")
     separator: str = Field(default="\n", min_length=1, description="separator of documents in a text")
+
+    @property
+    def document_separator(self) -> str | None:
+        return self.separator
 
     def halved(self) -> Self:
         return self.changed(tokens=max(1, self.tokens // 2))

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from qkv.spec.base import Seq, Spec
 from qkv.spec.branches import Attention, Branch, FeedForward
-from qkv.spec.cross import CrossAttention, MemoryBranch
+from qkv.spec.cross import CrossAttention
 from qkv.spec.errors import Problem
 from qkv.spec.frontends import WIDEST, Frontend, Text
 from qkv.spec.heads import Head, LanguageModelHead
@@ -405,4 +405,4 @@ class Model(Stack, Wide):
 
 
 def _memory_kinds() -> str:
-    return ", ".join(sorted(kind for kind, part in Branch.kinds().items() if issubclass(part, MemoryBranch)))
+    return ", ".join(sorted(kind for kind, part in Branch.kinds().items() if part.reads_memory))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from qkv.interop.families import gated
-from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
+from qkv.interop.families.heads import language_model, of_decoder
+from qkv.interop.families.qwen2 import QWEN2
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Family
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
 
@@ -20,31 +21,18 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has Qwen 3\'s structure, else None."""
+    """Config keys if ``spec`` has Qwen 3's structure, else None."""
     found = gated.config_of(spec)
     if found is None:
         return None
     return {**found, **gated.masks_config(spec), "attention_bias": gated.first_attention(spec).bias}
 
 
-QWEN3 = Family(
+QWEN3 = replace(
+    QWEN2,
     name="Qwen3",
     model_types=("qwen3",),
     architectures={"Qwen3ForCausalLM": language_model(tied=False), **of_decoder("Qwen3", answers=False)},
     spec=spec,
     config=config,
-    names=gated.NAMES,
-    prefix="model.",
-    ignored=gated.IGNORED,
-    ignored_config=HEAD_KEYS,
-    defaults={
-        "vocab_size": 151936,
-        "hidden_size": 4096,
-        "intermediate_size": 22016,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 32768,
-        "sliding_window": 4096,
-    },
 )
