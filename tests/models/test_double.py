@@ -17,11 +17,11 @@ from qkv.layers.context import Context
 from qkv.layers.norms import build_norm
 from qkv.layers.signal import Signal
 from qkv.models.build import build
+from qkv.models.cross_entropy import chunked_cross_entropy, cross_entropy
 from qkv.spec.branches import Attention, Branch
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import Norm, RMSNorm
-from qkv.tasks.cross_entropy import chunked_cross_entropy, cross_entropy
 
 T = TypeVar("T")
 POOLINGS: tuple[Literal["first", "last", "mean", "max", "attention"], ...] = ("first", "last", "mean", "max", "attention")

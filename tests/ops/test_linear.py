@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 import torch
@@ -301,3 +303,25 @@ def test_small_products_of_training_have_a_choice_of_their_own(monkeypatch: pyte
         choose.linear(torch.ones(2, 3, inner), torch.ones(outer, inner, requires_grad=True)).sum().backward()
     assert [c.case for c in choices.all_choices()] == ["training, small", "training"]
     assert all("oneDNN operator" not in names for names in races)
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="this build of torch has no such setting")
+def test_the_setting_of_the_process_is_restored_by_the_last_of_two_threads() -> None:
+    def setting() -> str:
+        return torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+
+    before, inside, first_left = setting(), Event(), Event()
+
+    def second() -> list[str]:
+        with onednn.allowed():
+            inside.set()
+            first_left.wait(10)
+            return [setting()]
+
+    with ThreadPoolExecutor(1) as threads:
+        with onednn.allowed():
+            later = threads.submit(second)
+            inside.wait(10)
+        first_left.set()
+        assert later.result() == ["bf16"]
+    assert setting() == before != "bf16"

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from qkv.data.batch import Batch
 from qkv.layers.signal import Signal
 from qkv.models.build import build
+from qkv.models.cross_entropy import chunked_cross_entropy, cross_entropy
 from qkv.models.heads import LanguageModelHead
 from qkv.spec.heads import LanguageModelHead as HeadSpec
 from qkv.spec.model import Model, Text
 from qkv.spec.tasks import NextToken
 from qkv.tasks import next_token
-from qkv.tasks.cross_entropy import chunked_cross_entropy, cross_entropy
 from qkv.tasks.registry import build_task
 from qkv.tasks.task import Scale, Totals
 

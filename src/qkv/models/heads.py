@@ -6,7 +6,6 @@ from abc import abstractmethod
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from qkv.layers.activations import ACTIVATIONS
 from qkv.layers.context import Context
@@ -14,6 +13,7 @@ from qkv.layers.layout import ROWS, Declared, Layouts
 from qkv.layers.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.layers.pooling import pooled
+from qkv.models.cross_entropy import cross_entropy
 from qkv.ops.at_least_single import at_least_single
 from qkv.ops.dropout import dropout
 from qkv.ops.linear.choose import linear
@@ -40,9 +40,9 @@ class Head(Declared):
     def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         """Random targets of ``rows`` inputs of ``length`` positions, on the CPU, for measurements."""
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Summed loss of targets: cross entropy over the last axis of the outputs."""
-        return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="sum")
+    def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Summed loss of targets: ``cross_entropy`` over the last axis of the outputs."""
+        return cross_entropy(outputs.flatten(0, -2), targets.flatten(), smoothing)
 
 
 @implements(spec.LanguageModelHead)
@@ -157,8 +157,8 @@ class SpanFinder(Answer):
     def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         return torch.randint(length, (rows, 2), generator=generator)
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return super().loss(outputs.transpose(1, 2), targets)
+    def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        return super().loss(outputs.transpose(1, 2), targets, smoothing)
 
 
 @implements(spec.RegressionHead)
@@ -171,8 +171,9 @@ class Regressor(Answer):
     def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         return torch.randn(rows, generator=generator)
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs[:, 0] - targets).square().sum()
+    def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Σ (y - target)²; labels of numbers are not smoothed."""
+        return (at_least_single(outputs[:, 0]) - targets).square().sum()
 
 
 def _known(count: int | None) -> int:

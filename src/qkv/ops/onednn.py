@@ -12,22 +12,36 @@ short sequences.
 from __future__ import annotations
 
 from functools import cache
+from threading import Lock
 from types import TracebackType
 
 import torch
 
 
 class allowed:
-    """Context manager: compute fp32 matrix products with oneDNN. Takes about a microsecond."""
+    """Context manager: compute fp32 matrix products with oneDNN. Takes about a microsecond.
 
-    __slots__ = ("before",)
+    The setting belongs to the process: of several threads inside at once, the first changes it and the last restores it.
+    Products of other threads meanwhile may use oneDNN too, which is equally exact.
+    """
+
+    __slots__ = ()
+    _lock = Lock()
+    _inside = 0
+    _before = "none"
 
     def __enter__(self) -> None:
-        self.before = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
-        torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
+        with allowed._lock:
+            if not allowed._inside:
+                allowed._before = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+                torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
+            allowed._inside += 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        torch.backends.mkldnn.matmul.fp32_precision = self.before  # type: ignore[attr-defined]
+        with allowed._lock:
+            allowed._inside -= 1
+            if not allowed._inside:
+                torch.backends.mkldnn.matmul.fp32_precision = allowed._before  # type: ignore[attr-defined]
 
 
 # (batch or 0, rows, inner, columns) of typical products in training and decoding.

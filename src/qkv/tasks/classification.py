@@ -22,7 +22,6 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Classification
 from qkv.tasks.baselines import bag_of_words_accuracy, too_large
-from qkv.tasks.cross_entropy import cross_entropy
 from qkv.tasks.example_task import Collate, Cut, column, lengths_or_none, padded, types_or_none
 from qkv.tasks.label_metrics import agreement, confusion
 from qkv.tasks.material import Example, ExampleMaterial, Material
@@ -65,12 +64,12 @@ class ClassificationTask(PooledTask):
         return _collated
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        return cross_entropy(outputs(model, batch, tap), batch.targets, self.spec.label_smoothing)
+        return model.head.loss(outputs(model, batch, tap), batch.targets, self.spec.label_smoothing)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         logits = outputs(model, batch)
         pairs = list(zip(batch.targets.tolist(), logits.argmax(-1).tolist(), strict=True))
-        return Observed(cross_entropy(logits, batch.targets, 0.0), batch.num_targets, pairs)
+        return Observed(model.head.loss(logits, batch.targets), batch.num_targets, pairs)
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         return {"loss": seen.loss / max(1, seen.count), **agreement(seen.outcomes)}

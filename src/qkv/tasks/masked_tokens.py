@@ -16,13 +16,13 @@ from qkv.data.batch import Batch
 from qkv.data.corpus import VALIDATION, Corpus
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
+from qkv.models.cross_entropy import cross_entropy
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import single_or_wider
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import MaskedTokens
-from qkv.tasks.cross_entropy import cross_entropy
 from qkv.tasks.fill_in import FillInTask, words_carry_spaces
 from qkv.tasks.material import Material, TextMaterial
 from qkv.tasks.next_token import at_targets, exponential, loss_of_vectors

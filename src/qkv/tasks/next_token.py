@@ -13,11 +13,11 @@ from qkv.data.corpus import VALIDATION
 from qkv.generation.text import generate_text
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap, receives, tapped
+from qkv.models.cross_entropy import chunked_cross_entropy, cross_entropy
 from qkv.models.transformer import Transformer
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import NextToken
-from qkv.tasks.cross_entropy import chunked_cross_entropy, cross_entropy
 from qkv.tasks.material import Material
 from qkv.tasks.task import Scale, Totals
 from qkv.tasks.text_task import TextTask

@@ -25,7 +25,6 @@ from qkv.spec.errors import Problem, SpecError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.tasks.answer_metrics import answer_scores
-from qkv.tasks.cross_entropy import cross_entropy
 from qkv.tasks.example_task import Collate, Cut, ExampleTask, framed_by, lengths_or_none, padded, text_in, trained, types_or_none
 from qkv.tasks.material import Example, ExampleMaterial, Material
 from qkv.tasks.spans import Offsets, Span, best_spans, characters_of, span_of, windows
@@ -153,12 +152,12 @@ class QuestionAnsweringTask(ExampleTask):
         return partial(_collated, prefix=recipe.model.reads_prefix)
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        return _nats(_logits(model, batch, tap), batch.targets)
+        return model.head.loss(_logits(model, batch, tap), batch.targets)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         """Outcomes are ``Seen`` windows."""
         logits = _logits(model, batch)
-        return Observed(_nats(logits, batch.targets), batch.num_targets, self._outcomes(logits, batch))
+        return Observed(model.head.loss(logits, batch.targets), batch.num_targets, self._outcomes(logits, batch))
 
     def _outcomes(self, logits: Tensor, batch: Batch) -> list[Seen]:
         begin, extras = batch.extras["begin"], batch.extras
@@ -289,7 +288,3 @@ def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         return logits
     padding = torch.arange(logits.shape[1], device=logits.device) >= lengths[:, None]
     return logits.masked_fill(padding[..., None], -torch.inf)
-
-
-def _nats(logits: Tensor, targets: Tensor) -> Tensor:
-    return cross_entropy(logits.transpose(1, 2).flatten(0, 1), targets.flatten())

@@ -21,7 +21,6 @@ from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Recall
-from qkv.tasks.cross_entropy import cross_entropy
 from qkv.tasks.example_task import text_in
 from qkv.tasks.generated import Draw, GeneratedTask, ids_of, tokenizer_of
 from qkv.tasks.material import HELD_OUT, Material
@@ -62,13 +61,13 @@ class RecallTask(GeneratedTask):
         return Batch.of(torch.from_numpy(ids[drawn]), torch.from_numpy(targets[:, -1].copy()))
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        return cross_entropy(model(batch.input, tap=tap)[0], batch.targets)
+        return model.head.loss(model(batch.input, tap=tap)[0], batch.targets)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         logits = at_least_single(model(batch.input)[0])
         right = (logits.argmax(-1) == batch.targets).tolist()
         distance = batch.input.values.shape[1] - 2
-        return Observed(cross_entropy(logits, batch.targets), len(right), [(distance, answer) for answer in right])
+        return Observed(model.head.loss(logits, batch.targets), len(right), [(distance, answer) for answer in right])
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         right = sum(answer for _, answer in seen.outcomes)

@@ -73,13 +73,14 @@ class RegressionTask(PooledTask):
         return collate
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        return ((_numbers(model, batch, tap) - batch.targets) ** 2).sum()
+        return model.head.loss(outputs(model, batch, tap), batch.targets)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         mean, deviation = _units(self.spec)
-        found = _numbers(model, batch)
+        values = outputs(model, batch)
+        found = at_least_single(values[:, 0])
         pairs = torch.stack((batch.targets, found), 1).double() * deviation + mean
-        return Observed(((found - batch.targets) ** 2).sum(), batch.num_targets, pairs.tolist())
+        return Observed(model.head.loss(values, batch.targets), batch.num_targets, pairs.tolist())
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         return {"loss": seen.loss / max(1, seen.count), **closeness(seen.outcomes, _units(self.spec)[0])}
@@ -124,8 +125,3 @@ def _units(task: Any) -> tuple[float, float]:
     if task.mean is None or task.deviation is None:
         raise UserError("task.mean and task.deviation are not known: give them, or open the data, whose training part decides them")
     return task.mean, task.deviation
-
-
-def _numbers(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-    """Predictions (B,), in standard deviations from the mean."""
-    return at_least_single(outputs(model, batch, tap)[:, 0])

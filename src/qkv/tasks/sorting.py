@@ -25,7 +25,6 @@ from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Sorting
-from qkv.tasks.cross_entropy import cross_entropy
 from qkv.tasks.example_task import text_in
 from qkv.tasks.generated import Draw, GeneratedTask, ids_of, tokenizer_of
 from qkv.tasks.material import HELD_OUT, Material
@@ -68,13 +67,13 @@ class SortingTask(GeneratedTask):
         return Batch.of(Signal(torch.from_numpy(read), prefix=torch.full((count,), length)), torch.from_numpy(targets))
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        return cross_entropy(_logits(model, batch, tap).flatten(0, 1), batch.targets.flatten())
+        return model.head.loss(_logits(model, batch, tap), batch.targets)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         logits, wanted = _logits(model, batch), batch.targets != IGNORED
         right = (logits.argmax(-1) == batch.targets) & wanted
         rows = list(zip(right.sum(1).tolist(), wanted.sum(1).tolist(), strict=True))
-        return Observed(cross_entropy(logits.flatten(0, 1), batch.targets.flatten()), batch.num_targets, rows)
+        return Observed(model.head.loss(logits, batch.targets), batch.num_targets, rows)
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         rows = max(1, len(seen.outcomes))

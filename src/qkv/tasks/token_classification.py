@@ -22,7 +22,6 @@ from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import TokenClassification
-from qkv.tasks.cross_entropy import cross_entropy
 from qkv.tasks.entities import OUTSIDE, MostFrequent, entity_f1, entity_scores, marked, marks_entities
 from qkv.tasks.example_task import Collate, Cut, ExampleTask, lengths_or_none, padded, trained, types_or_none
 from qkv.tasks.label_metrics import agreement
@@ -89,7 +88,7 @@ class TokenClassificationTask(ExampleTask):
         return _collated
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        return cross_entropy(_logits(model, batch, tap).flatten(0, 1), batch.targets.flatten(), self.spec.label_smoothing)
+        return model.head.loss(_logits(model, batch, tap), batch.targets, self.spec.label_smoothing)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         """Outcomes are (true, predicted) classes of all words of a row; predicted is -1 for truncated words."""
@@ -99,7 +98,7 @@ class TokenClassificationTask(ExampleTask):
             heads = batch.targets[row] != IGNORED
             read = zip(batch.targets[row][heads].tolist(), best[row][heads].tolist(), strict=True)
             pairs.append([*read, *((true, -1) for true in unread)])
-        return Observed(cross_entropy(logits.flatten(0, 1), batch.targets.flatten()), batch.num_targets, pairs)
+        return Observed(model.head.loss(logits, batch.targets), batch.num_targets, pairs)
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         """Loss over words read, and accuracy and F1 over all words, where truncated words count as wrong.

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from qkv.data.batch import IGNORED
 from qkv.ops.at_least_single import at_least_single, single_or_wider
 from qkv.ops.untraced import untraced
 
@@ -23,11 +22,11 @@ Head = Callable[[Tensor], Tensor]
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """-Σ log softmax(logits)[target] in nats over targets other than -100. logits (T, V), targets (T) -> ().
+    """-Σ log softmax(logits)[target] in nats over targets other than -100 (torch's default). logits (T, V), targets (T) -> ().
 
     ``smoothing`` ε: the target has probability 1 - ε + ε/V and every other token ε/V (Szegedy et al. 2016).
     """
-    return F.cross_entropy(at_least_single(logits), targets, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing)
+    return F.cross_entropy(at_least_single(logits), targets, reduction="sum", label_smoothing=smoothing)
 
 
 @untraced("a gradient taken in the forward pass cannot be traced")
