@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from qkv.data.records.model import Records
 from qkv.data.vocabulary import Vocabulary
 from qkv.models.build import build
+from qkv.models.heads import build_head
 from qkv.models.transformer import Transformer
+from qkv.spec.heads import SpanHead
 from qkv.spec.recipe import Recipe
 from qkv.tasks.example_task import ExampleTask
 from qkv.tasks.material import ExampleMaterial
@@ -126,6 +128,7 @@ class Oracle(nn.Module):
         super().__init__()
         self.device = torch.device("cpu")
         self.says = torch.zeros(0)
+        self.head = build_head(SpanHead(), 1, None)  # for its loss alone
 
     def forward(self, ids: Tensor, **_: Any) -> tuple[Tensor, None]:
         return self.says, None
