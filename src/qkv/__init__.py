@@ -16,7 +16,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from qkv.moved import install
+from qkv.former.names import install
 
 if TYPE_CHECKING:
     from qkv import spec as spec

@@ -23,12 +23,15 @@ class Moved(MetaPathFinder, Loader):
     """Importer of the modules in ``MODULES``: empty ones, whose names are looked up in the new modules."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Spec of a moved module; None for others."""
         return ModuleSpec(fullname, self) if fullname in MODULES else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """None: an ordinary module."""
         return None
 
     def exec_module(self, module: ModuleType) -> None:
+        """Give the module a ``__getattr__`` that finds its names."""
         homes = MODULES[module.__name__]
 
         def found(name: str) -> Any:
