@@ -42,6 +42,11 @@ SMALLEST, WON = 1.02, 0.8
 _chosen: dict[tuple[str, str], Choice] = {}
 
 
+def chosen(op: str, case: str) -> Choice | None:
+    """The choice for (op, case), if it has been made: a lookup of 0.2 µs, for calls that are made many times a step."""
+    return _chosen.get((op, case))
+
+
 def choose(op: str, case: str, decide: Callable[[], Choice], among: Container[str] = ()) -> Choice:
     """Return the choice for (op, case); ``decide`` is called once per process.
 

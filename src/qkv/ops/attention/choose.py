@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from qkv.ops import onednn
 from qkv.ops.attention import banded, blockwise, boxed, fused_onednn, products, reference, sdpa, tiled, top_k
 from qkv.ops.attention.problem import Problem
-from qkv.ops.choices import Choice, choose, fastest
+from qkv.ops.choices import Choice, choose, chosen, fastest
 from qkv.ops.masks import Causal, Full, Sites
 
 TWINS: dict[str, Callable[[Tensor, Tensor, Tensor, Problem], Tensor]] = {
@@ -94,11 +95,16 @@ def _is_plain(problem: Problem, num_queries: int, num_keys: int) -> bool:
 
 def _timed(dtype: torch.dtype, length: int, training: bool) -> Choice:
     """The fastest implementation at this length, rounded up to a power of two, at most 1,024."""
+    case, size = _case(dtype, length, training)
+    return chosen("attention", case) or choose("attention", case, lambda: _measured(case, dtype, size, training), TWINS)
+
+
+@lru_cache
+def _case(dtype: torch.dtype, length: int, training: bool) -> tuple[str, int]:
+    """Name of the timed case and its number of positions."""
     size = min(1 << (length - 1).bit_length(), _LONGEST_TIMED)
-    precision = str(dtype).removeprefix("torch.")
     more = "+" if size == _LONGEST_TIMED else ""
-    case = f"{'training' if training else 'inference'}, {precision}, {size}{more} positions"
-    return choose("attention", case, lambda: _measured(case, dtype, size, training), TWINS)
+    return f"{'training' if training else 'inference'}, {str(dtype).removeprefix('torch.')}, {size}{more} positions", size
 
 
 def _timed_irregular(dtype: torch.dtype, length: int, training: bool) -> Choice:

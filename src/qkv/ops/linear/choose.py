@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from qkv.ops import onednn as permission
-from qkv.ops.choices import Choice, choose, fastest
+from qkv.ops.choices import Choice, choose, chosen, fastest
 from qkv.ops.linear import onednn, operator, reference, split
 
 TWINS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
@@ -37,15 +38,14 @@ _COLD = 12 << 20
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x W^T + b by the fastest implementation. x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
-    if x.device.type != "cpu" or x.dtype != torch.float32 or weight.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
-        return reference.linear(x, weight, bias)
-    if weight.numel() < _SMALLEST or x.numel() == 0:
-        return reference.linear(x, weight, bias)
+    size, trained = weight.numel(), torch.is_grad_enabled() or torch.compiler.is_compiling()
+    if size < (_SMALLEST_TRAINED if trained else _SMALLEST) or not x.is_cpu or x.dtype != torch.float32 or weight.dtype != torch.float32:
+        return F.linear(x, weight, bias)
+    if torch.is_autocast_enabled("cpu") or x.numel() == 0:
+        return F.linear(x, weight, bias)
     transposed = not weight.is_contiguous() and weight.stride(0) == 1
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        if weight.numel() < _SMALLEST_TRAINED:
-            return reference.linear(x, weight, bias)
-        return TWINS[choice("training, small" if weight.numel() < _SMALL else "training", transposed).twin](x, weight, bias)
+    if trained:
+        return TWINS[choice("training, small" if size < _SMALL else "training", transposed).twin](x, weight, bias)
     rows = x.numel() // x.shape[-1]
     if rows == 1:
         found = row_choice(weight.shape[1], weight.shape[0], transposed)
@@ -59,7 +59,7 @@ def choice(kind: str, transposed: bool = False) -> Choice:
 
     transposed: the weights are stored (I, O), as views of a mapped file can be.
     """
-    case = kind + _IN_OUT * transposed
+    case = kind + _IN_OUT if transposed else kind
 
     def decide() -> Choice:
         rows, inner, outer = _SAMPLES[kind]
@@ -72,7 +72,7 @@ def choice(kind: str, transposed: bool = False) -> Choice:
         runs = {name: _chain(TWINS[name], x, weights) for name in _candidates(kind)}
         return _decided(case, runs, f"forward and backward of {maps} maps at {rows} × {inner} × {outer}")
 
-    return choose("linear", case, decide, TWINS)
+    return chosen("linear", case) or choose("linear", case, decide, TWINS)
 
 
 def row_choice(inner: int, outer: int, transposed: bool = False) -> Choice:

@@ -2,7 +2,8 @@
 
     y = x W^T + b        dx = g W      dW = g^T x      db = Σ g
 
-Each of the three products is one call; transposes are passed as views, which oneDNN supports.
+Each of the three products is one call; transposes are passed as views, which oneDNN supports. y and dx are products with the
+weights, which the fused operator computes with the least work around them; it would copy a transposed g for dW.
 """
 
 from __future__ import annotations
@@ -14,12 +15,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qkv.ops.linear import operator
 from qkv.ops.onednn import allowed
 
 
-def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _permitted(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     with allowed():
         return F.linear(x, weight, bias)
+
+
+_forward = operator.linear if operator.available() else _permitted
+
+
+def _by_weight(a: Tensor, weight: Tensor) -> Tensor:
+    """a W. The operator has no derivative, which second derivatives need."""
+    return _product(a, weight) if torch.is_grad_enabled() else _forward(a, weight.t(), None)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -29,7 +39,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 # The compiler cannot see the permission given inside; under names of their own the products are boxes that it leaves
 # closed. Used only while compiling, since a name costs microseconds a call.
-_boxed_forward = torch.library.custom_op("qkv::onednn_linear", _forward, mutates_args=())
+_boxed_forward = torch.library.custom_op("qkv::onednn_linear", _permitted, mutates_args=())
 _boxed_product = torch.library.custom_op("qkv::onednn_product", _product, mutates_args=())
 
 
@@ -43,11 +53,15 @@ def _(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
 
-def _derivatives(ctx: Any, grad: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
+def _derivatives(ctx: Any, grad: Tensor, by_weight: Product, product: Product) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of x, weight and bias. ``by_weight``: the product of dx; ``product``: that of dW."""
     x, weight = ctx.saved_tensors
     grad = grad.reshape(-1, weight.shape[0])
     needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-    dx = product(grad, weight).view(x.shape) if needs_x else None
+    dx = by_weight(grad, weight).view(x.shape) if needs_x else None
     dw = product(grad.t(), x.reshape(-1, x.shape[-1])) if needs_weight else None
     return dx, dw, grad.sum(0) if needs_bias else None
 
@@ -56,7 +70,7 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor
     ctx.save_for_backward(*inputs[:2])
 
 
-_boxed_forward.register_autograd(lambda ctx, grad: _derivatives(ctx, grad, _boxed_product), setup_context=_save)
+_boxed_forward.register_autograd(lambda ctx, grad: _derivatives(ctx, grad, _boxed_product, _boxed_product), setup_context=_save)
 
 
 class _Linear(torch.autograd.Function):
@@ -67,8 +81,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        with allowed():
-            return _derivatives(ctx, grads[0], torch.mm)
+        return _derivatives(ctx, grads[0], _by_weight, _product)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
