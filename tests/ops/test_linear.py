@@ -251,7 +251,7 @@ def test_the_permission_ends_with_the_product_and_with_an_error() -> None:
     with pytest.raises(RuntimeError), onednn.allowed():
         torch.zeros(2, 3) @ torch.zeros(2, 3)
     assert setting.fp32_precision == before
-    with pytest.raises(RuntimeError, match="shapes|primitive"):
+    with pytest.raises(RuntimeError, match=r"shapes|primitive"):
         differentiable.linear(torch.zeros(2, 3), torch.zeros(4, 5))
     assert setting.fp32_precision == before
 

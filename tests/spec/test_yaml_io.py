@@ -14,6 +14,7 @@ from tests.spec.strategies import models, parts, recipes, slots, valid
 
 from qkv.spec.base import Part
 from qkv.spec.errors import SpecError, UserError
+from qkv.spec.formats import FORMAT
 from qkv.spec.masks import AllOf, AnyOf, Causal, Full, Mask, Window
 from qkv.spec.model import Model
 from qkv.spec.plain import plain
@@ -252,3 +253,16 @@ def test_the_file_is_blamed_for_what_it_says(recipe_file: Path) -> None:
     recipe_file.write_text(EXAMPLE.replace("width: 64", "width: 63"))
     with pytest.raises(SpecError, match=r"small\.yaml:6: model\.blocks\.0\.branches\.0\.num_heads: 4 heads do not divide the width 63"):
         read_recipe(recipe_file, ["training.steps=3"])
+
+
+def test_the_format_is_written_and_earlier_ones_are_read(recipe_file: Path) -> None:
+    recipe = read_recipe(recipe_file)
+    assert yaml.safe_load(dump(recipe))["format"] == FORMAT == recipe.format
+    recipe_file.write_text(f"format: 1\n{recipe_file.read_text()}")
+    assert read_recipe(recipe_file) == recipe
+
+
+def test_a_later_format_is_refused_before_its_keys_are(recipe_file: Path) -> None:
+    recipe_file.write_text(f"format: {FORMAT + 1}\nbetter: true\n{recipe_file.read_text()}")
+    with pytest.raises(UserError, match=f"format: a later version of qkv wrote this file, in format {FORMAT + 1}; this version reads"):
+        read_recipe(recipe_file)

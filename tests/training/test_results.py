@@ -181,7 +181,8 @@ def test_results_of_earlier_versions_are_read(recipe: Path) -> None:
     text = recipe.read_text()
     old = {"metric": "right", "value": 1.5, "seeds": [1], "published": 2.5, "source": "a book"}
     recipe.write_text(with_keys(text, {"typed": None, "published": None, "results": [old]}))
-    found = read_recipe(recipe)
+    with pytest.warns(UserWarning, match="^the key 'results' of a recipe is now 'typed' and 'published', and was read as these$"):
+        found = read_recipe(recipe)
     assert found.typed[0].value == 1.5
     assert (found.published[0].value, found.published[0].source) == (2.5, "a book")
 

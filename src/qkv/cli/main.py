@@ -11,6 +11,7 @@ import os
 import sys
 import textwrap
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,7 +59,9 @@ qkv predict runs/mine "a new text"    predict a label
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's) and return its exit code."""
     try:
-        code = _run(list(sys.argv[1:] if args is None else args))
+        with warnings.catch_warnings():
+            warnings.showwarning = _note
+            code = _run(list(sys.argv[1:] if args is None else args))
         sys.stdout.flush()
         return code
     except UserError as error:
@@ -74,6 +77,14 @@ def main(args: Sequence[str] | None = None) -> int:
         return 141
     except Exception as error:
         return _unexpected(error)
+
+
+def _note(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: str | None = None) -> None:
+    """Print a warning of the package as one line, and others as Python does."""
+    own = Path(filename).is_relative_to(_PACKAGE)
+    text = f"note: {message}\n" if own else warnings.formatwarning(message, category, filename, lineno, line)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text)
 
 
 def _say(sentence: str, code: int) -> int:

@@ -10,10 +10,11 @@ from qkv.spec.base import Seq, Spec
 from qkv.spec.branches import Branch
 from qkv.spec.data import NO_DATA, Data
 from qkv.spec.errors import Problem
+from qkv.spec.formats import FORMAT, with_present_names
 from qkv.spec.generation import Generation
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Model
-from qkv.spec.results import Published, Result, Typed, with_present_names
+from qkv.spec.results import Published, Result, Typed
 from qkv.spec.tasks import NextToken, Task
 from qkv.spec.training import Training
 
@@ -21,6 +22,7 @@ from qkv.spec.training import Training
 class Recipe(Spec):
     """Complete description of a training run. ``quick``: dotted overrides for a short version of it."""
 
+    format: int = Field(default=FORMAT, gt=0, le=FORMAT, description="version of this file's format")
     name: str = ""
     description: str = ""
     data: Data = NO_DATA

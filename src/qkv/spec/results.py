@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -61,17 +61,3 @@ class Typed(Spec):
     date: str = ""
     note: str = ""
     figure: str = Field(default="", description="metric that replaces it once recorded, such as test.accuracy")
-
-
-def with_present_names(data: Any) -> Any:
-    """Migrate a recipe's plain data: the key ``results`` of earlier versions becomes ``typed`` and ``published``."""
-    if not isinstance(data, dict) or "results" not in data or "typed" in data:
-        return cast("Any", data)
-    fields = dict(cast("dict[str, Any]", data))
-    entries: Any = fields.pop("results")
-    if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, dict) for entry in cast("list[Any]", entries)):
-        return cast("Any", data)
-    known = [dict(entry) for entry in cast("list[dict[str, Any]]", entries)]
-    beside = [(entry.pop("published", None), entry.pop("source", "")) for entry in known]
-    published = [{"value": value, "source": source} for value, source in beside if value is not None]
-    return {**fields, "typed": known, "published": [*fields.get("published", ()), *published]}

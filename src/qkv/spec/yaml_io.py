@@ -13,6 +13,7 @@ import yaml
 
 from qkv.spec.base import Spec
 from qkv.spec.errors import Problem, SpecError, UserError, closest
+from qkv.spec.formats import newer
 from qkv.spec.model import Model
 from qkv.spec.overrides import Assignment, assignments, parsed, quick_form
 from qkv.spec.plain import plain
@@ -105,7 +106,10 @@ def _read(path: str | Path) -> tuple[dict[str, Any], Lines, str]:
         raise SpecError(
             [Problem((), f"the file holds {found}; a recipe or a model is a mapping of keys such as 'model' or 'width'")], source
         )
-    return cast("dict[str, Any]", data), lines, source
+    found = cast("dict[str, Any]", data)
+    if problems := newer(found):
+        raise SpecError(problems, source, lines)
+    return found, lines, source
 
 
 def _text(path: Path) -> str:
