@@ -34,18 +34,20 @@ class Batch:
 
     @classmethod
     def of(cls, read: Signal | Tensor, targets: Tensor, source: Signal | None = None, count: int | None = None, **extras: Any) -> Self:
-        """Batch of one signal, and optionally the source of an encoder."""
+        """Batch of the input signal ``read``, of ids (B, N) or a ``Signal``, and optionally an encoder's ``source``;
+        ``extras`` and ``count`` as in the class.
+        """
         signals = {INPUT: Signal.of(read)} | ({} if source is None else {SOURCE: source})
         return cls(signals, targets, extras, count)
 
     @property
     def input(self) -> Signal:
-        """Signal of the model's own stack."""
+        """Input signal of the model's own stack (the decoder, if there is an encoder)."""
         return self.signals[INPUT]
 
     @property
     def source(self) -> Signal | None:
-        """Signal of the encoder, if there is one."""
+        """Input signal of the encoder; None without one."""
         return self.signals.get(SOURCE)
 
     def to(self, device: torch.device | str) -> Self:
@@ -56,16 +58,18 @@ class Batch:
 
     @property
     def num_targets(self) -> int:
-        """Number of positions, or rows, with a loss."""
+        """Number of targets that enter the loss: ``count``, else the targets other than ``IGNORED``."""
         return int((self.targets != IGNORED).sum()) if self.count is None else self.count
 
     @property
     def num_tokens(self) -> int:
-        """Number of input values, without padding."""
+        """Number of input values (tokens, frames, patches) of all signals, without padding."""
         return sum(signal.num_read for signal in self.signals.values())
 
     @property
     def computed(self) -> tuple[int, int, int]:
-        """Rows, input positions, and positions of other signals in a forward pass, padding included."""
+        """(rows, positions of the model's own stack, positions of all other signals) that a forward pass computes,
+        padding included.
+        """
         read = sum(signal.num_positions for signal in self.signals.values())
         return self.input.num_rows, self.input.num_positions, read - self.input.num_positions

@@ -34,7 +34,9 @@ class Batches:
         return self._train.batch(step)
 
     def validation(self, batches: int | None = None) -> Iterator[Batch]:
-        """Held-out batches, deterministic: all targets once (None), or so many batches spread over the split."""
+        """Held-out batches in a fixed order: the whole split once (None), or ``batches`` batches of rows evenly spaced
+        over it.
+        """
         for number, batch in enumerate(self._validation.every_row(batches)):
             if number % RELEASE_EVERY == 0:
                 self._validation.split.release()
@@ -42,7 +44,7 @@ class Batches:
 
     @property
     def padding(self) -> float:
-        """Share of padding in training batches; 0 if rows are full."""
+        """Fraction of positions in training batches that are padding, 0 to 1."""
         return self._train.padding()
 
 

@@ -9,10 +9,10 @@ FINEST = 1024
 
 
 def borders(lengths: np.ndarray, counts: np.ndarray, buckets: int) -> np.ndarray:
-    """First rows of all buckets but the first, for rows sorted by length, minimising padding to each bucket's longest
-    row.
+    """Row indices at which the second and later buckets begin, chosen to minimise padding to each bucket's longest row.
 
-    ``counts`` rows have each of the increasing ``lengths``. Exact by dynamic programming, O(buckets · lengths²), up to
+    Rows are sorted by length; ``counts[i]`` of them have ``lengths[i]``, increasing. Exact by dynamic programming,
+    O(buckets · lengths²), up to
     ``FINEST`` lengths; beyond, only a subset can be boundaries.
     """
     if not len(lengths):

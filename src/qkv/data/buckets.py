@@ -63,14 +63,14 @@ class LengthBuckets(Layout):
 
     @cached_property
     def _borders(self) -> np.ndarray:
-        """First rows of all buckets but the first."""
+        """Index of the first row of each bucket but the first."""
         sizes, counts = np.unique(self._sizes[:-1], return_counts=True)
         if self._num_full:
             sizes, counts = np.append(sizes, self.length), np.append(counts, self._num_full)
         return borders(sizes, counts, self.batching.buckets)
 
     def _draw(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """(rows in the order that fills batches, order of batches) of an epoch."""
+        """Shuffle an epoch: (row indices in the order in which they fill batches, order of the batches)."""
         generator = random(self.seed, epoch)
         rows = np.arange(self.num_rows, dtype=np.uint32)
         for bucket in np.split(rows, self._borders):
@@ -94,17 +94,17 @@ class LengthBuckets(Layout):
         return padded_rows(self.split.ids, starts, sizes, int(sizes.max()))
 
     def _sizes_of(self, index: np.ndarray) -> np.ndarray:
-        """Number of targets in each row; rows after the remainders are full."""
+        """Number of targets in each of the rows ``index``."""
         return self._sizes[np.minimum(index, len(self._ends))]
 
     def _stop(self, document: np.ndarray) -> np.ndarray:
-        """End position of each document, exclusive."""
+        """Position in the ids after the last token of each document, for document indices ``document``."""
         documents = self.split.documents
         after = document.astype(np.int64) + 1
         return np.where(after < len(documents), documents[np.minimum(after, len(documents) - 1)], len(self.split.ids))
 
     def padding(self) -> float:
-        """Share of padding in the first epoch."""
+        """Fraction of positions in the first epoch's batches that are padding, 0 to 1."""
         sizes = self._sizes_of(self._plan(0)[0])
         begins = np.arange(0, self.num_rows, self.batch_size)
         widest = np.maximum.reduceat(sizes, begins).astype(np.int64)
@@ -118,8 +118,8 @@ class LengthBuckets(Layout):
 
 @implements(spec.TokenBuckets)
 class TokenBuckets(LengthBuckets):
-    """One document per row; each batch has documents of similar length that fill ``tokens`` positions. An epoch uses
-    all.
+    """One document per row; each batch has documents of similar length that fill about ``tokens`` positions, padding
+    included. An epoch uses every document once.
     """
 
     def __init__(self, batching: spec.TokenBuckets, split: Split, batch_size: int, length: int, seed: int):

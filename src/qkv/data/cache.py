@@ -23,7 +23,8 @@ ABANDONED = 24 * 3600
 
 
 def stored(shelf: str, key: str, load: Callable[[Path], T | None], build: Callable[[Path], None]) -> T:
-    """``load`` the folder ``shelf``/``key``, after ``build`` if it is missing or ``load`` returns None.
+    """Result of ``load`` for the cache folder ``shelf``/``key``; ``build`` writes that folder first if it is missing or
+    ``load`` returns None (damaged).
 
     If the cache is not writable, a temporary folder of this process is used. Raises ``UserError`` if that fails too.
     """
@@ -63,7 +64,9 @@ def _built(target: Path, load: Callable[[Path], T | None], build: Callable[[Path
 
 
 def _publish(partial: Path, target: Path, load: Callable[[Path], object | None]) -> None:
-    """Rename, unless another process was faster; replaces a damaged folder."""
+    """Rename ``partial`` to ``target``, unless another process wrote a valid ``target`` meanwhile; a damaged ``target``
+    is replaced.
+    """
     try:
         os.rename(partial, target)
     except OSError:

@@ -41,7 +41,7 @@ LEAST = 2
 
 @dataclass(frozen=True)
 class Counts:
-    """Size of one split. ``unknown``: number of unknown tokens."""
+    """Size of one split: characters, UTF-8 bytes, tokens, documents, and ``unknown`` tokens among them."""
 
     characters: int
     bytes: int
@@ -62,8 +62,8 @@ class Counts:
 
 @dataclass(frozen=True)
 class Split:
-    """One split. ``ids`` (tokens,) of the smallest unsigned type; ``documents`` (documents,) int64: first position of
-    each. Both mapped.
+    """One split of a corpus, memory-mapped: ``ids`` (tokens,) in the smallest unsigned type; ``documents`` (documents,)
+    int64, the index in ``ids`` at which each begins.
     """
 
     ids: np.ndarray
@@ -71,8 +71,8 @@ class Split:
     counts: Counts
 
     def release(self) -> None:
-        """Release pages that were read from memory. They stay in the system's file cache and are mapped again on
-        access.
+        """Release this process's resident pages of the mapped arrays. They stay in the system's file cache and are
+        mapped again on access.
         """
         for array in (self.ids, self.documents):
             if array.nbytes > RESIDENT and isinstance(array.base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
@@ -99,10 +99,11 @@ class Corpus:
 
 
 def open_corpus(data: spec.Data, tokenizer: Tokenizer | None = None) -> Corpus:
-    """Open the corpus of ``data``, cached or built now, in memory independent of the text's size.
+    """Open the encoded text of ``data`` from the cache, or encode it now, in memory independent of the text's size.
 
     Without a validation split of its own, the last ``validation_fraction`` of the characters is held out. The tokenizer
-    is trained on the training split only, unless given. With a separator, each document is encoded separately.
+    is trained on the
+    training split only, unless given. With a document separator, each document is encoded separately.
 
     Raises ``UserError`` for a source that is missing, not UTF-8 or too short, and if the ids cannot be written.
     """
@@ -114,8 +115,8 @@ def open_corpus(data: spec.Data, tokenizer: Tokenizer | None = None) -> Corpus:
 
 
 def open_whole(data: spec.Data, name: str, tokenizer: Tokenizer, part: str) -> Corpus:
-    """Encode the whole text ``name`` as one split ``part``, with the settings of ``data``; cached. Raises
-    ``UserError``.
+    """Encode the whole text ``name``, a file or a known data set, as the only split, called ``part``, with the settings
+    of ``data``; cached. Raises ``UserError``.
     """
     source = resolve(name)
 
@@ -144,14 +145,16 @@ def _ids_key(source: Source, data: spec.Data, tokenizer: Tokenizer) -> str:
 
 
 def _key(source: Source, data: spec.Data, scheme: Any) -> str:
-    """Folder name: hash of all that determines the ids."""
+    """Cache key: hash of the text's content and of all settings that determine the result; ``scheme`` is the
+    tokenizer's part of it.
+    """
     fraction = None if source.validation else data.validation_fraction
     decides = [FORMAT, source.digest, fraction, scheme, data.batching.document_separator]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]
 
 
 class _Part(NamedTuple):
-    """Characters ``start`` to ``stop`` of a text."""
+    """Split of a text before encoding: its characters from ``start`` to ``stop``."""
 
     text: Text
     start: int
@@ -190,7 +193,9 @@ def _build(folder: Path, name: str, parts: dict[str, _Part], tokenizer: Tokenize
 
 
 def _sample(part: _Part, separator: str | None, most: int | None) -> Iterator[str]:
-    """Pieces of the text, evenly spaced if it is longer than the trainer needs."""
+    """Pieces of the training text for the tokenizer's training: all, or evenly spaced ones if there are more than
+    ``most`` characters.
+    """
     every = 1 if most is None else -(-(part.stop - part.start) // most)
     for i, block in enumerate(pieces(part.blocks(), SpaceBorders(), separator)):
         if i % every == 0:
@@ -247,7 +252,7 @@ def _split(folder: Path, name: str, counts: Counts, dtype: np.dtype) -> Split:
 
 
 def _mapped(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
-    """Memory-mapped array over a file."""
+    """Memory-map the ``count`` elements of a file. Raises ``ValueError`` if the file has another size."""
     if path.stat().st_size != count * dtype.itemsize:
         raise ValueError(f"{path} has another size than its counts say")
     with path.open("rb") as file:

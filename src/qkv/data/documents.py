@@ -10,7 +10,7 @@ LONGEST = 1 << 20
 
 
 class Borders(Protocol):
-    """Positions where a text may be split; implemented by tokenizers."""
+    """Interface of a tokenizer for splitting text: positions at which both sides can be tokenised separately."""
 
     @property
     def piece_size(self) -> int:
@@ -18,23 +18,24 @@ class Borders(Protocol):
         ...
 
     def border(self, text: str) -> int:
-        """Last position where ``text`` may be split; 0 if there is none."""
+        """Last index of ``text`` at which it may be split; 0 if there is none."""
         ...
 
 
 class Pieces(NamedTuple):
-    """Texts to tokenise separately; ``opens``: True for those that begin a document."""
+    """Pieces of text to tokenise separately; ``opens[i]`` is True if piece i begins a document."""
 
     texts: list[str]
     opens: list[bool]
 
 
 def pieces(blocks: Iterable[str], borders: Borders, separator: str | None) -> Iterator[Pieces]:
-    """Split ``blocks``, with about one ``Pieces`` per block.
+    """Split a text, given in ``blocks``, into documents and those into pieces to tokenise separately; yields about one
+    ``Pieces`` per block.
 
     A document ends after its ``separator``. Empty documents do not count: a repeated separator belongs to the previous
-    document. Without a separator all text is one document. Documents longer than ``piece_size`` continue in further
-    pieces.
+    document. Without a
+    separator all text is one document. Documents longer than ``piece_size`` continue in further pieces.
     """
     end, rest, fresh = separator or "", "", True
     for block in blocks:
@@ -58,7 +59,7 @@ def pieces(blocks: Iterable[str], borders: Borders, separator: str | None) -> It
 
 
 def _add(found: Pieces, texts: list[str], opens: bool) -> None:
-    """Append the pieces of one document; ``opens``: the first begins it."""
+    """Append the pieces ``texts`` of one document; ``opens``: True if the first one begins the document."""
     found.texts.extend(texts)
     for _ in texts:
         found.opens.append(opens)
@@ -66,14 +67,14 @@ def _add(found: Pieces, texts: list[str], opens: bool) -> None:
 
 
 def _cut(text: str, borders: Borders) -> list[str]:
-    """Split a complete text."""
+    """Split a complete text into pieces at the tokenizer's borders."""
     found, rest = _cut_open(text, borders, 0)
     return [*found, rest] if rest else found
 
 
 def _cut_open(text: str, borders: Borders, keep: int) -> tuple[list[str], str]:
-    """Split an incomplete ``text``: (pieces, rest). The rest has at least ``keep`` characters, which may begin a
-    separator.
+    """Split a text whose end is not read yet: (pieces, rest). The rest has at least ``keep`` characters, which may
+    begin a separator.
     """
     found, start = [], 0
     while len(text) - keep - start >= borders.piece_size:

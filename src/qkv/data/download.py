@@ -17,7 +17,7 @@ TIMEOUT = 30
 
 
 class DownloadError(Exception):
-    """Reason of a failed download, as the end of a sentence."""
+    """Failed download; its message is a reason that completes a sentence."""
 
 
 def download(file: Published, target: Path) -> None:
@@ -36,7 +36,7 @@ def download(file: Published, target: Path) -> None:
 
 
 def _fetched(file: Published) -> bytes:
-    """Read at most one byte more than the published size, to bound endless responses."""
+    """Download the file's bytes, at most one more than the published size, to bound endless responses."""
     content = bytearray()
     try:
         with urllib.request.urlopen(file.url, timeout=TIMEOUT) as answer, progress(f"downloading {file.name}", file.size) as advance:
@@ -49,7 +49,9 @@ def _fetched(file: Published) -> bytes:
 
 
 def _unpacked(content: bytes, size: int) -> bytes:
-    """Unpack at most one byte more than ``size``. Damaged content stays packed and fails the checksum."""
+    """Decompress gzip content to at most ``size`` + 1 bytes; other or damaged content is returned unchanged and fails
+    the checksum.
+    """
     if not content.startswith(b"\x1f\x8b"):
         return content
     try:

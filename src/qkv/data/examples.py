@@ -15,10 +15,11 @@ from qkv.spec.register import implementation, implementations
 
 
 class ExampleRows:
-    """Example indices of the batch of each step.
+    """Plan of training batches of separate examples: indices of the examples in the batch of each step.
 
-    ``sizes`` (examples,): positions of each example in a batch. The layout of ``batching`` plans the batches of an epoch.
-    Raises ``UserError`` for layouts of running text alone.
+    ``sizes`` (examples,): positions of each example in a batch. The layout of ``batching`` groups the examples of each
+    epoch.
+    Raises ``UserError`` for layouts that only handle running text.
     """
 
     def __init__(self, sizes: np.ndarray, batching: spec.Batching, batch_size: int, seed: int):
@@ -32,22 +33,22 @@ class ExampleRows:
         self._ends: list[int] = []
 
     def of_step(self, step: int) -> np.ndarray:
-        """Example indices of the batch of a step, counted from 0."""
+        """Example indices of the training batch of step ``step``; steps are counted from 0."""
         while not self._ends or step >= self._ends[-1]:  # epochs may differ in their number of batches
             self._ends.append((self._ends[-1] if self._ends else 0) + len(self._plan(len(self._ends))))
         epoch = bisect_right(self._ends, step)
         return self._plan(epoch)[step - (self._ends[epoch - 1] if epoch else 0)]
 
     def padding(self) -> float:
-        """Share of padding in the batches of the first epoch."""
+        """Fraction of positions in the first epoch's batches that are padding, 0 to 1."""
         plan = self._plan(0)
         held = sum(len(rows) * int(self.sizes[rows].max()) for rows in plan)
         return 1 - sum(int(self.sizes[rows].sum()) for rows in plan) / held
 
 
 def filled(rows: np.ndarray, sizes: np.ndarray, most: int) -> list[np.ndarray]:
-    """Group ``rows``, sorted by size, into batches of at most ``most`` positions, padding included; longer examples
-    stay alone.
+    """Group example indices ``rows``, sorted by size, into batches of at most ``most`` positions, padding included; a
+    longer example is a batch of its own.
     """
     batches, begin = [], 0
     for end in range(1, len(rows) + 1):
@@ -58,8 +59,8 @@ def filled(rows: np.ndarray, sizes: np.ndarray, most: int) -> list[np.ndarray]:
 
 
 def in_order(sizes: np.ndarray, batch_size: int, batches: int | None) -> Iterator[np.ndarray]:
-    """Batches of all examples, sorted by length to reduce padding; or of an evenly spaced subset for so many
-    batches.
+    """Example indices of evaluation batches, sorted by length to reduce padding: of all examples (``batches`` None), or
+    of ``batches`` batches of evenly spaced examples.
     """
     chosen = np.arange(len(sizes))
     if batches is not None and batches * batch_size < len(sizes):

@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 
 class Published(NamedTuple):
-    """File: name, URL ("" if not published in this form), size in bytes and SHA-256 of its unpacked content."""
+    """Published data file: name, URL ("" if not published in this form), size in bytes and SHA-256 of its unpacked
+    content.
+    """
 
     name: str
     url: str
@@ -15,14 +17,14 @@ class Published(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Data set of one file, or of two if it has its own validation split."""
+    """Files of a data set known by name; ``validation`` is None if it has no validation split of its own."""
 
     train: Published
     validation: Published | None = None
 
 
 PYTHON_DOCS = "python-docs"
-"""Language reference included in every CPython for ``help()``, without file or download."""
+"""Name of the Python language reference that every CPython includes for ``help()``: a text without file or download."""
 
 _WIKITEXT = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/"
 

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Context manager whose function advances the bar by an amount of ``total``. The bar is on stderr and removed at
-    the end.
+    """Context manager that shows a progress bar on stderr and yields a function ``advance(amount)``; the bar is full at
+    ``total`` and removed at the end. Without a terminal nothing is shown.
     """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn())

@@ -12,22 +12,26 @@ from qkv.layers.signal import Signal
 
 
 def random(seed: int, step: int) -> np.random.Generator:
-    """Independent generator for each (seed, step): Philox keyed by both (Salmon et al. 2011)."""
+    """Independent random generator for each (seed, step): Philox keyed by both (Salmon et al. 2011)."""
     return np.random.Generator(np.random.Philox(key=np.array([seed % 2**64, step], np.uint64)))
 
 
 def windows(ids: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
-    """(rows, length + 1) int64: inputs from each start, and the target of the last."""
+    """(rows, length + 1) int64: ids from each start; the first ``length`` are inputs, the last ``length`` their
+    next-token targets.
+    """
     return ids[starts[:, None] + np.arange(length + 1)].astype(np.int64)
 
 
 def full_rows(ids: np.ndarray, starts: np.ndarray, length: int) -> Batch:
-    """One row per start, with ``length`` targets each."""
+    """Next-token batch with one row of ``length`` inputs and targets per index in ``starts``."""
     return _batch(windows(ids, starts, length))
 
 
 def padded_rows(ids: np.ndarray, starts: np.ndarray, targets: np.ndarray, length: int) -> Batch:
-    """One row per start with ``targets[row]`` <= ``length`` targets, padded on the right with id 0."""
+    """Next-token batch with one row per index in ``starts``, of ``targets[row]`` <= ``length`` targets, padded on the
+    right with id 0.
+    """
     if (targets == length).all():
         return full_rows(ids, starts, length)
     place = np.arange(length + 1)
@@ -40,9 +44,10 @@ def padded_rows(ids: np.ndarray, starts: np.ndarray, targets: np.ndarray, length
 
 
 def with_segments(batch: Batch, documents: np.ndarray, starts: np.ndarray) -> Batch:
-    """Add the document of each position to ``batch``; targets in another document than their position are ignored.
+    """Add document numbers as segments to ``batch``, so that attention can stay within documents; a target that begins
+    another document is ignored.
 
-    ``documents``: first position of each document in the ids; ``starts``: first position of each row in the ids.
+    ``documents``: index in the ids at which each document begins; ``starts``: index at which each row begins.
     """
     rows, length = batch.input.values.shape
     opens = np.zeros((rows, length + 1), np.int64)

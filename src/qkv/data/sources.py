@@ -15,7 +15,7 @@ from qkv.system.cache import cache_folder
 
 
 class Source(NamedTuple):
-    """Text, with its own validation split if any. ``digest``: hash of the content."""
+    """Training text, and its validation text if the data set has one. ``digest``: hash of the content."""
 
     name: str
     train: Text
@@ -60,9 +60,10 @@ def _python_docs() -> Text:
 
 
 def published(name: str, file: Published) -> Text:
-    """Find the file of data set ``name`` in the folders, or download it. Files with other content are rejected.
+    """Find the file of data set ``name`` in the folder ``QKV_DATA`` or the user's cache, or download it to the cache;
+    its checksum must match.
 
-    Raises ``UserError`` if it is nowhere and cannot be downloaded.
+    Raises ``UserError`` if it is nowhere and cannot be downloaded, or has other content.
     """
     data, cache = os.environ.get("QKV_DATA"), cache_folder() / "data"
     for folder in (Path(data), cache) if data else (cache,):

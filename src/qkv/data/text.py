@@ -20,7 +20,8 @@ BLOCK = 1 << 18
 
 
 class Text:
-    """UTF-8 text. ``name``: used in errors; ``open_bytes``: opens the unpacked bytes from the beginning.
+    """UTF-8 text that is read in blocks. ``name``: used in errors; ``open_bytes``: opens the unpacked bytes from the
+    beginning.
 
     Line endings are kept; a leading byte order mark is dropped.
     """
@@ -31,22 +32,22 @@ class Text:
 
     @classmethod
     def of_file(cls, path: Path, name: str = "") -> Text:
-        """Text of a file; gzip is detected by the first two bytes."""
+        """Text of a file, decompressed if its first two bytes are those of gzip."""
         return cls(name or str(path), lambda: _unpacked(path))
 
     @classmethod
     def of_string(cls, text: str, name: str) -> Text:
-        """Text in memory."""
+        """Text of a string in memory."""
         return cls(name, lambda: io.BytesIO(text.encode()))
 
     def raw(self) -> Iterator[bytes]:
-        """Bytes in blocks. Raises ``UserError`` if the file cannot be read."""
+        """Unpacked bytes of the text, in blocks. Raises ``UserError`` if the file cannot be read."""
         with self._readable(), self._open() as file:
             while block := file.read(BLOCK):
                 yield block
 
     def digest(self) -> str:
-        """SHA-256 of the bytes."""
+        """SHA-256 of the unpacked bytes, in hexadecimal."""
         digest = hashlib.sha256()
         for block in self.raw():
             digest.update(block)
@@ -57,7 +58,9 @@ class Text:
         return sum(map(len, self.blocks()))
 
     def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
-        """Characters ``start`` to ``stop`` in blocks. Raises ``UserError`` with byte and line of invalid UTF-8."""
+        """Characters ``start`` to ``stop`` (None: to the end), in blocks. Raises ``UserError`` with byte and line of
+        invalid UTF-8.
+        """
         position = 0
         for block in self._decoded():
             begin, position = position, position + len(block)

@@ -20,14 +20,14 @@ SHELF = "tokenizers"
 
 
 def trained_on(scheme: spec.Tokenizer, texts: Sequence[str]) -> Tokenizer:
-    """Tokenizer of ``scheme`` trained on separate ``texts``."""
+    """Tokenizer of the kind ``scheme`` trained on ``texts``; cached by their content."""
     if scheme.sample == 0:
         return train(scheme, ())
     return stored(SHELF, _key(scheme, texts), load, lambda folder: save(train(scheme, texts), folder))
 
 
 def _key(scheme: spec.Tokenizer, texts: Sequence[str]) -> str:
-    """Folder name: hash of all that determines the tokenizer."""
+    """Cache key: hash of the tokenizer's settings and of the texts."""
     total = hashlib.sha256(json.dumps([scheme.to_dict(), tokenizers.__version__, len(texts)]).encode())
     for text in texts:
         content = text.encode(errors="surrogatepass")
@@ -37,12 +37,12 @@ def _key(scheme: spec.Tokenizer, texts: Sequence[str]) -> str:
 
 
 def save(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the tokenizer for ``load``."""
+    """Write the tokenizer's file into ``folder``, to be read by ``load``."""
     write_whole(folder / FILE_NAME, tokenizer.core.to_str().encode())
 
 
 def load(folder: Path) -> Tokenizer | None:
-    """Tokenizer of a folder; None if missing or damaged."""
+    """Read the tokenizer in ``folder``; None if missing or damaged."""
     try:
         return Tokenizer.load(folder / FILE_NAME)
     except UserError:

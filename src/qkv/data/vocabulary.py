@@ -25,10 +25,11 @@ FILES = (FILE_NAME, TARGET_FILE, LABELS_FILE, PROCESSORS_FILE)
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokenizers of a run's texts, labels of its classes, and processors of its other signals.
+    """Encoders and decoders of a run's data: tokenizers of its texts, names of its classes, processors of its other
+    signals.
 
     tokenizer: of input text.   target: of output text, the same object if shared.
-    labels: name of class i.   processors: of other signals, by name.
+    labels: name of class i.   processors: encoders of other signals (image, audio, series), by name.
     """
 
     tokenizer: Tokenizer
@@ -38,12 +39,12 @@ class Vocabulary:
 
     @classmethod
     def without_text(cls, labels: tuple[str, ...] = (), **processors: Processor) -> Vocabulary:
-        """Vocabulary of a run without text."""
+        """Vocabulary without tokenizers, for a run on other signals than text."""
         return cls(NO_TEXT, NO_TEXT, labels, processors)
 
     @property
     def has_text(self) -> bool:
-        """True if there is a tokenizer."""
+        """True if the run reads text and so has a tokenizer."""
         return not isinstance(self.tokenizer, AbsentTokenizer)
 
     @cached_property
@@ -53,11 +54,11 @@ class Vocabulary:
 
     @property
     def shared(self) -> bool:
-        """True if source and target share one tokenizer."""
+        """True if input and output text share one tokenizer."""
         return self.target is self.tokenizer
 
     def digest(self) -> str:
-        """SHA-256 of the whole vocabulary."""
+        """SHA-256 of tokenizers, labels and processors, in hexadecimal."""
         texts = [self.tokenizer.core.to_str(), "" if self.shared else self.target.core.to_str()] if self.has_text else []
         parts = [*texts, *self.labels, *([json.dumps(self._plain(), sort_keys=True)] if self.processors else [])]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
@@ -75,7 +76,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, folder: Path) -> Vocabulary:
-        """Load a saved vocabulary. Raises ``UserError`` for a missing or malformed file."""
+        """Load the vocabulary saved in ``folder``. Raises ``UserError`` for a missing or malformed file."""
         processors = _processors(folder / PROCESSORS_FILE)
         labels = _labels(folder / LABELS_FILE)
         if processors is not None and not (folder / FILE_NAME).exists():
@@ -89,7 +90,7 @@ class Vocabulary:
 
 
 def _read(path: Path, name: str) -> Any:
-    """Content of a JSON file; None if missing."""
+    """Parse a JSON file; None if it is missing. ``name``: noun for its content in the error."""
     if not path.exists():
         return None
     try:

@@ -16,8 +16,8 @@ from qkv.spec.register import implements
 
 @implements(spec.RandomCrops)
 class RandomCrops(Layout):
-    """Windows at random positions, drawn with replacement; held-out text is cut into consecutive windows. Examples
-    are drawn with replacement, too.
+    """Training rows at random positions of the text, drawn with replacement; held-out text is cut into consecutive
+    windows. Separate examples are drawn with replacement, too.
     """
 
     for_examples = True
@@ -42,8 +42,8 @@ class RandomCrops(Layout):
 
 @implements(spec.Packed)
 class Packed(RandomCrops):
-    """Consecutive windows, each full one once per epoch in random order; the incomplete last one is skipped in
-    training.
+    """Text cut into consecutive windows of ``length`` targets, each used once per epoch in random order; an incomplete
+    last window is skipped in training.
     """
 
     for_examples = False

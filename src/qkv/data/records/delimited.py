@@ -21,14 +21,18 @@ LONGEST_FIELD = 1 << 30
 
 
 class Dialect(NamedTuple):
-    """Delimiter, and whether quotes at the start of a field are parsed or literal."""
+    """Format of a CSV or TSV file: field delimiter, and whether quotes around a field are parsed (True) or literal
+    characters (False).
+    """
 
     delimiter: str
     quoted: bool
 
 
 class Record(NamedTuple):
-    """Fields of the record that starts in ``line``, or the reason why it could not be read."""
+    """Record of a CSV or TSV file: first line number, and its fields, or in ``error`` the reason why it could not be
+    read.
+    """
 
     line: int
     fields: list[str]
@@ -36,10 +40,11 @@ class Record(NamedTuple):
 
 
 def delimited(text: Text, format: Literal["csv", "tsv"], given: Iterable[str] = (), header: bool = True) -> Table:
-    """Read a CSV or TSV file.
+    """Read a CSV or TSV file as a table.
 
-    A column ``given`` as a number, unless it is a name in the header, means that there is no header: columns are called "1", "2", … and
-    line 1 is a row. Raises ``UserError`` for an empty file or duplicate column names.
+    A column ``given`` as a number, unless it is a name in the header, means that there is no header: columns are called
+    "1", "2", … and
+    line 1 is a row; so does ``header=False``. Raises ``UserError`` for an empty file or duplicate column names.
     """
     records = _tab_separated(text) if format == "tsv" else partial(_records, text, Dialect(_delimiter(text), True))
     first = next(iter(records()), None)
@@ -61,7 +66,9 @@ def delimited(text: Text, format: Literal["csv", "tsv"], given: Iterable[str] = 
 
 
 def first_fields(text: Text, delimiter: str) -> list[str]:
-    """Fields of the first record; empty if there is none or it cannot be read."""
+    """Fields of the first record of a delimited file, quotes taken literally; empty if there is none or it cannot be
+    read.
+    """
     record = next(iter(_records(text, Dialect(delimiter, False))), None)
     return record.fields if record else []
 
@@ -80,7 +87,9 @@ def _table(text: Text, names: list[str], records: Callable[[], Iterable[Record]]
 
 
 def _records(text: Text, dialect: Dialect) -> Iterator[Record]:
-    """All records except blank lines. Raises ``UserError`` for an unclosed quote, which would absorb the rest of the file."""
+    """All records of a CSV or TSV file except blank lines. Raises ``UserError`` for an unclosed quote, which would
+    absorb the rest of the file.
+    """
     csv.field_size_limit(LONGEST_FIELD)
     quoting = csv.QUOTE_MINIMAL if dialect.quoted else csv.QUOTE_NONE
     reader = csv.reader(lines(text), delimiter=dialect.delimiter, quoting=quoting, strict=True)
@@ -102,7 +111,9 @@ def _records(text: Text, dialect: Dialect) -> Iterator[Record]:
 
 
 def _delimiter(text: Text) -> str:
-    """Detect the delimiter: the comma if it gives the first records equally many fields, else the most consistent candidate."""
+    """Detect the delimiter of a CSV file: the comma if it gives the first records equally many fields, else the most
+    consistent of comma, semicolon and tab.
+    """
     beginning = head(text)
 
     def agreement(delimiter: str) -> float:
@@ -119,7 +130,9 @@ def _delimiter(text: Text) -> str:
 
 
 def _tab_separated(text: Text) -> Callable[[], Iterable[Record]]:
-    """Records of a TSV. Quotes are parsed only if every record then has the same number of fields."""
+    """Function that yields the records of a TSV file. Quotes are parsed only if every record then has the same number
+    of fields.
+    """
     literal = list(_records(text, Dialect("\t", False)))
     if not any('"' in field for record in literal for field in record.fields):
         return lambda: literal

@@ -39,9 +39,11 @@ SQUAD = re.compile(r'^\s*\{.*"paragraphs"\s*:\s*\[', re.DOTALL)
 
 
 def table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, known: Sequence[str] = ()) -> Table:
-    """Read the table in the file ``source``, or in two parallel texts ``a | b``.
+    """Read the table of examples in the file ``source``, or in two parallel texts ``a | b``.
 
-    ``option``: name of the option that gave ``source``, such as ``data.source``. Raises ``UserError`` if it is not a file or not a table.
+    ``option``: name of the option that gave ``source``, such as ``data.source``, for messages; ``known``: names of
+    known data sets, for
+    suggestions. Raises ``UserError`` if it is not a file or not a table.
     """
     if SEPARATOR in source and not Path(source).expanduser().exists():
         return _joined(source, data, option)
@@ -60,13 +62,15 @@ def table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, k
 
 
 def _identity(source: str) -> tuple[str, int, int]:
-    """Name of a file and what changes with its content."""
+    """(name, size, modification time) of a file: cache key that changes with its content."""
     found = Path(source).expanduser().stat()
     return source, found.st_size, found.st_mtime_ns
 
 
 def told(text: Text, roles: Sequence[Role]) -> Format | None:
-    """Detect the format by extension (ignoring ``.gz``), then by the first lines; None if unclear."""
+    """Detect the format of a data file from its extension (ignoring ``.gz``), then from its first lines; None if
+    unclear.
+    """
     beginning = head(text)
     ending = ENDINGS.get(text.name.lower().removesuffix(".gz").rpartition(".")[2])
     if ending == "json" or (ending is None and beginning.lstrip()[:1] in ("{", "[")):
@@ -77,7 +81,9 @@ def told(text: Text, roles: Sequence[Role]) -> Format | None:
 
 
 def _by_lines(beginning: str, roles: Sequence[Role]) -> Format | None:
-    """Detect the format of a file with another extension, or of a TSV: tagged sentences are CoNLL, two columns of text are parallel."""
+    """Detect the format from the first lines of a TSV or of a file with an unknown extension: tagged sentences are
+    CoNLL, two columns of text are parallel; None if unclear.
+    """
     kinds = [role.kind for role in roles]
     filled = [line for line in beginning.splitlines()[:100] if line.strip()]
     if "words" in kinds and "tags" in kinds and not _names(filled[0].split("\t"), roles):
@@ -104,7 +110,9 @@ def _read(text: Text, kind: Format, given: tuple[str, ...], roles: Sequence[Role
 
 
 def _two_columns(text: Text, given: tuple[str, ...], roles: Sequence[Role]) -> Table:
-    """Parallel texts in one TSV; the first line is a header if it names the roles, the languages, or a requested column."""
+    """Read parallel texts from one TSV file; its first line is a header if it names the roles, two languages, or a
+    requested column.
+    """
     fields = [field.strip() for field in first_fields(text, "\t")]
     if len(fields) < 2:
         raise UserError(f"{text.name}: parallel texts in one file must be separated by a tab; or name two files: 'a.txt | b.txt'")
@@ -116,7 +124,7 @@ def _two_columns(text: Text, given: tuple[str, ...], roles: Sequence[Role]) -> T
 
 
 def _names(fields: list[str], roles: Sequence[Role]) -> bool:
-    """True if the first line names at least one role and is therefore a header."""
+    """True if the fields of the first line name at least one role, so that the line is a header."""
     known = {name.lower() for role in roles for name in (role.name, *role.names)}
     return any(field.strip().lower() in known for field in fields)
 
@@ -148,7 +156,9 @@ def _text(source: str, option: str, known: Sequence[str] = ()) -> Text:
 
 
 def _near(source: str, beside: Sequence[str], known: Sequence[str]) -> str:
-    """Suggest the nearest file or known name, else list the known names, since a folder may hold thousands of files."""
+    """Hint for a missing file: the file or known data set with the nearest name, else the known names, since a folder
+    may hold thousands of files.
+    """
     hint = nearest(source, [*beside, *known])
     if hint.startswith("did you mean") or not known:
         return hint if hint.startswith("did you mean") else "no similar name in its folder"

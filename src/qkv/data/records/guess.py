@@ -19,14 +19,16 @@ SHOWN = 20
 
 
 class Choice(NamedTuple):
-    """Chosen ``columns`` by role; ``note``: sentence on what was guessed, "" if nothing."""
+    """Column of the table chosen for each role; ``note``: sentence on the columns that were guessed, "" if none."""
 
     columns: dict[str, str]
     note: str
 
 
 def choose(table: Table, roles: Sequence[Role], given: Mapping[str, str], where: str = "data") -> Choice:
-    """Choose the column of each role. Raises ``UserError`` for an unknown column and if several columns are possible."""
+    """Choose the column of the table for each role (input text, label, …): as ``given``, else by format, name, then
+    content. Raises ``UserError`` for an unknown column and if several columns are possible.
+    """
     guess = _Guess(table, roles, where)
     guess.take_given(given)
     guess.by_format()
@@ -82,7 +84,9 @@ class _Guess:
             self.taken.update((role.name, column) for role, column in zip(roles, free, strict=False))
 
     def by_name(self) -> None:
-        """Match by full name, then by a word of the name: ``review_text`` is a text if its content looks like one."""
+        """Assign roles to columns by full name, then by a word of the name: ``review_text`` is a text if its content
+        looks like one.
+        """
         for role in self.open_roles:
             names = [plain(name) for name in (role.name, *role.names)]
             named = [column for column in self.free if plain(column) in names]
@@ -106,7 +110,9 @@ class _Guess:
         self._lists([role for role in self.open_roles if role.kind in ("words", "tags")])
 
     def _texts(self, roles: list[Role]) -> None:
-        """Assign the longest columns in order, if clearly longer than the others."""
+        """Assign text roles to the columns with the longest values, in table order, if these are clearly longer than
+        the others; else raise ``UserError``.
+        """
         if not roles:
             return
         fitting = [name for name in self.free if self.profiles[name].fits("text")]
@@ -118,7 +124,9 @@ class _Guess:
         self.taken.update((role.name, column) for role, column in zip(roles, chosen, strict=True))
 
     def _lists(self, roles: list[Role]) -> None:
-        """Assign words and tags: both are lists, and tags have fewer distinct values."""
+        """Assign the roles of words and tags to the columns of lists: tags have fewer distinct values. Raises
+        ``UserError`` if their number differs.
+        """
         if not roles:
             return
         lists = [name for name in self.free if self.profiles[name].fits("words")]
@@ -129,7 +137,9 @@ class _Guess:
             self.taken[role.name] = column
 
     def _one(self, role: Role, candidates: Sequence[str]) -> str:
-        """The only candidate, or the only one whose content fits the role."""
+        """The only candidate column, or the only one whose content fits the role; raises ``UserError`` if there is not
+        exactly one.
+        """
         fitting = candidates if len(candidates) == 1 else [name for name in candidates if self.profiles[name].fits(role.kind)]
         if len(fitting) != 1:
             raise self._doubt(role, fitting)
@@ -156,7 +166,7 @@ class _Guess:
         )
 
     def _doubt(self, role: Role, candidates: Sequence[str]) -> UserError:
-        """Error that lists the columns and shows how to choose one."""
+        """``UserError`` for a role without a clear column: lists the columns and shows how to choose one."""
         if candidates:
             what = f"{', '.join(map(repr, candidates[:SHOWN]))} could be {role.name}"
         else:

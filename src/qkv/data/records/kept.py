@@ -13,8 +13,8 @@ _kept: ContextVar[dict[Hashable, Table] | None] = ContextVar("tables", default=N
 
 @contextmanager
 def keeping_tables() -> Iterator[None]:
-    """Context manager: each table opened inside is read once and kept until ``release_tables`` or the end of the
-    outermost context.
+    """Context manager that caches tables: each table opened inside is read once, and kept until ``release_tables`` or
+    the end of the outermost context.
     """
     token = None if _kept.get() is not None else _kept.set({})
     try:
@@ -25,7 +25,7 @@ def keeping_tables() -> Iterator[None]:
 
 
 def kept(key: Hashable, read: Callable[[], Table]) -> Table:
-    """The table of ``key``, from ``read`` unless kept. ``key``: everything that the result of ``read`` depends on."""
+    """Table cached under ``key``, or else read now. ``key``: everything that the result of ``read`` depends on."""
     tables = _kept.get()
     if tables is None:
         return read()
@@ -35,7 +35,7 @@ def kept(key: Hashable, read: Callable[[], Table]) -> Table:
 
 
 def release_tables() -> None:
-    """Drop the kept tables, once their rows are examples."""
+    """Empty the cache of tables, to free memory once the rows are converted to examples."""
     tables = _kept.get()
     if tables is not None:
         tables.clear()

@@ -9,9 +9,12 @@ Kind = Literal["text", "label", "number", "words", "tags", "answers"]
 
 
 class Role(NamedTuple):
-    """Role of a column in a task. ``names``: common lower-case names of such a column, most usual first.
+    """Input or target of a task that a column of a table provides, such as "text" or "label", with its ``kind`` of
+    values.
 
-    An ``optional`` role is used only if its column is given; it is never guessed.
+    ``names``: common lower-case names of such a column, most usual first. An ``optional`` role is used only if its
+    column is given; it is
+    never guessed.
     """
 
     name: str
@@ -22,7 +25,9 @@ class Role(NamedTuple):
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that cannot be used. ``line``: first line of the example in the uncompressed file, counted from 1."""
+    """Row of a data file that cannot be used, and the reason. ``line``: first line of the example in the uncompressed
+    file, counted from 1.
+    """
 
     file: str
     line: int

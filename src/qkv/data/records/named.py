@@ -24,14 +24,18 @@ WNUT17 = "https://raw.githubusercontent.com/leondz/emerging_entities_17/master/"
 
 
 class KnownTable(NamedTuple):
-    """A named data set: files of each split, and the function that converts the texts of a split to a table."""
+    """Table of examples known by name: published files of each split, and the function that reads a split's files as a
+    ``Table``.
+    """
 
     splits: Mapping[str, tuple[Published, ...]]
     read: Callable[..., Table]
 
 
 def named_tables(name: str) -> dict[str, Table]:
-    """Tables of a named data set by split. Raises ``UserError`` if a file is neither present nor downloadable."""
+    """Tables of the known data set ``name``, by split. Raises ``UserError`` if a file is neither present nor
+    downloadable.
+    """
     return {split: kept((name, split), partial(_named_table, name, split)) for split in TABLES[name].splits}
 
 
@@ -49,7 +53,9 @@ def _sst2(text: Text) -> Table:
 
 
 def _scitldr(text: Text) -> Table:
-    """SciTLDR: joined sentences as source, the first summary as target; ``targets`` holds all summaries."""
+    """Read SciTLDR (summaries of papers): joined sentences as source, the first summary as target; ``targets`` holds
+    all summaries.
+    """
     table = jsonl(text)
 
     def parse() -> Iterator[Row | BadRow]:

@@ -25,7 +25,9 @@ VERSION = 1
 
 
 class Read(NamedTuple):
-    """Contents of one table: examples, the group of each, and unusable rows."""
+    """Contents of one table: examples, the group of each (rows of one group stay in one split), unusable rows, and
+    sentences for the user.
+    """
 
     examples: list[dict[str, Any]]
     groups: list[str]
@@ -34,12 +36,16 @@ class Read(NamedTuple):
 
 
 def open_records(data: spec.Data, roles: Sequence[Role], where: str = "data") -> Records:
-    """Read the examples of ``data`` with the values of ``roles``.
+    """Read the examples of ``data`` as values of the task's ``roles``, in splits.
 
-    ``data.source``: a named data set, a file, or two texts joined by |. ``data.validation`` and ``data.test``: further files; without the
-    first, a fraction ``validation_fraction`` of the source is held out: by article for questions on articles, else stratified by label.
+    ``data.source``: a named data set, a file, or two texts joined by |. ``data.validation`` and ``data.test``: further
+    files; without the
+    first, a fraction ``validation_fraction`` of the source is held out: by article for questions on articles, else
+    stratified by label.
     ``where``: path of ``data`` in the spec, for messages.
-    Raises ``UserError`` for a source that is not a table, missing or ambiguous columns, bad rows if they are to be refused, and a table
+
+    Raises ``UserError`` for a source that is not a table, missing or ambiguous columns, bad rows if they are to be
+    refused, and a table
     of which more than half the rows are bad.
     """
     tables = _tables(data, roles, where)
@@ -114,7 +120,9 @@ def _read(table: Table, roles: Sequence[Role], choice: Choice, data: spec.Data, 
 
 
 def _judge(table: Table, read: Read, data: spec.Data, where: str) -> None:
-    """Report bad rows, or refuse them: always if they are more than half, since the format is then probably wrong."""
+    """Note the skipped bad rows of a table, or raise ``UserError``: if ``data`` says so, and always if they are more
+    than half, since the format is then probably wrong.
+    """
     bad, count = len(read.bad), len(read.bad) + len(read.examples)
     if not count:
         raise UserError(f"{table.name} has no rows{' after its header' if table.header else ''}")
@@ -131,7 +139,9 @@ def _judge(table: Table, read: Read, data: spec.Data, where: str) -> None:
 
 
 def _hold_out(splits: dict[str, list[dict[str, Any]]], groups: list[str], roles: Sequence[Role], data: spec.Data, table: Table) -> str:
-    """Move validation rows out of train, in place; return a sentence that describes the split. Seeded by the content alone."""
+    """Move validation rows out of ``splits["train"]``, in place; return a sentence that describes the split. The
+    shuffle is seeded by the content alone.
+    """
     rows = splits["train"]
     label = next((role.name for role in roles if role.kind == "label"), None)
     labels = [row[label] for row in rows] if label else ()
@@ -147,7 +157,9 @@ def _hold_out(splits: dict[str, list[dict[str, Any]]], groups: list[str], roles:
 
 
 def _groups(rows: list[dict[str, Any]], groups: list[str], roles: Sequence[Role]) -> list[str]:
-    """Groups that must not be split: articles if the format has them, else contexts, since a context in both splits would leak."""
+    """Group of each row; rows of one group stay in one split: articles if the format has them, else contexts, since a
+    context in both splits would leak.
+    """
     if len(set(groups)) < 2 and any(role.kind == "answers" for role in roles):
         return [str(row.get("context", "")) for row in rows]
     return groups

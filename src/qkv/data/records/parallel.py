@@ -11,7 +11,9 @@ from qkv.spec.errors import UserError
 
 
 def parallel(first: Text, second: Text, columns: tuple[str, str] = ("1", "2")) -> Table:
-    """Table with one row per pair of lines. Raises ``UserError``, with both counts, if the files differ in their number of lines."""
+    """Table of parallel texts: row n holds line n of both files. Raises ``UserError``, with both counts, if they differ
+    in their number of lines.
+    """
     read = [[line.rstrip("\r\n") for line in lines(text)] for text in (first, second)]
     counts = [len(found) for found in read]
     if counts[0] != counts[1]:
@@ -35,5 +37,5 @@ def is_language(name: str) -> bool:
 
 
 def language_pair(fields: list[str]) -> bool:
-    """True if the first line names two different languages."""
+    """True if the first two fields of a line are language codes of different languages, as in a header."""
     return len(fields) > 1 and all(map(is_language, fields[:2])) and fields[0] != fields[1]

@@ -18,7 +18,9 @@ IDS = frozenset(("id", "ids", "idx", "index", "row", "nr", "no", "number", "uid"
 
 @dataclass
 class Profile:
-    """Statistics of one column: numbers of non-empty values, characters, numbers and lists, and distinct values."""
+    """Statistics of one column: numbers of non-empty values, of characters, of values that are numbers, lists or
+    objects, and the distinct values.
+    """
 
     name: str
     filled: int = 0
@@ -31,7 +33,7 @@ class Profile:
     _last: int | None = None
 
     def add(self, value: Any) -> None:
-        """Add one value."""
+        """Count one value of the column; empty values are skipped."""
         if value is None or value == "" or value == []:
             return
         self.filled += 1
@@ -49,7 +51,7 @@ class Profile:
             self.distinct.add(text[: 4 * LABEL_LENGTH])
 
     def _follows(self, text: str) -> bool:
-        """True if the text is the integer after the previous value."""
+        """True if ``text`` is an integer one larger than the previous value, as in a column of row numbers."""
         before, self._last = self._last, int(text[:18]) if text.isdecimal() else None
         return self._last is not None and before in (None, self._last - 1)
 
@@ -60,21 +62,21 @@ class Profile:
 
     @property
     def is_number(self) -> bool:
-        """True if nearly all values are numbers."""
+        """True if at least 90 % of the non-empty values are numbers."""
         return self.filled > 0 and self.numbers >= 0.9 * self.filled
 
     @property
     def is_id(self) -> bool:
-        """True if the column only identifies rows."""
+        """True if the column only identifies rows, by its name or because its values count up."""
         return plain(self.name) in IDS or (self.filled > 2 and self.counts_up and len(self.distinct) == min(self.filled, MOST_LABELS + 1))
 
     def fits(self, kind: Kind) -> bool:
-        """True if the statistics fit a column of ``kind``."""
+        """True if the values look like those of a column of ``kind``, such as a label with few distinct values."""
         return self.filled > 0 and not self.is_id and FITS[kind](self)
 
 
 def profiles(table: Table) -> dict[str, Profile]:
-    """Profiles of all columns."""
+    """Statistics of every column of the table, by name."""
     found = {name: Profile(name) for name in table.columns}
     for row in table.rows:
         if isinstance(row, Row):
@@ -109,4 +111,4 @@ FITS: dict[Kind, Callable[[Profile], bool]] = {
     "tags": lambda p: p.lists > 0,
     "answers": lambda p: p.objects > 0,
 }
-"""Test of each kind of column; a label column has at most 20 distinct values, or one per 20 rows."""
+"""Test of whether a column fits each kind; a label column has at most 20 distinct values, or one per 20 rows."""

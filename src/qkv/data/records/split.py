@@ -11,17 +11,21 @@ from qkv.spec.errors import UserError
 
 
 class Split(NamedTuple):
-    """Shuffled row numbers of the two splits."""
+    """Row indices of the training and validation splits, shuffled."""
 
     train: list[int]
     validation: list[int]
 
 
 def hold_out(count: int, fraction: float, seed: str, labels: Sequence[Hashable] = (), groups: Sequence[Hashable] = ()) -> Split:
-    """Hold out the last ``fraction`` of ``count`` rows after a shuffle determined by ``seed``; at least one row, and not all.
+    """Split ``count`` rows at random: the ``fraction`` at the end of a shuffle determined by ``seed`` is held out, at
+    least one row and not all.
 
-    With ``labels`` (one per row) the split is stratified: quotas sum to ``round(fraction · count)`` by largest remainders, and every label
-    keeps a row in train. With ``groups`` of more than one value, whole groups are held out until the fraction is reached.
+    With ``labels`` (one per row) the split is stratified: quotas sum to ``round(fraction · count)`` by largest
+    remainders, and every label
+    keeps a row in train. With ``groups`` of more than one value, whole groups are held out until the fraction is
+    reached.
+
     Raises ``UserError`` for fewer than two rows.
     """
     if count < 2:
@@ -38,7 +42,9 @@ def hold_out(count: int, fraction: float, seed: str, labels: Sequence[Hashable] 
 
 
 def _shuffled(count: int, seed: str) -> list[int]:
-    """Shuffle by sorting random keys: unlike ``shuffle``, ``random()`` is the same in every version of Python."""
+    """Row indices shuffled by sorting random keys: unlike ``shuffle``, ``random()`` is the same in every version of
+    Python.
+    """
     generator = random.Random(seed)
     keys = [generator.random() for _ in range(count)]
     return sorted(range(count), key=keys.__getitem__)

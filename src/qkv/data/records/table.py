@@ -15,7 +15,9 @@ HEAD = 1 << 16
 
 
 class Row(NamedTuple):
-    """Values of one row. Rows of the same ``group`` (questions on one article) stay in the same split."""
+    """Values of one row by column, and its ``line`` in the file. Rows of the same ``group`` (questions on one article)
+    stay in the same split.
+    """
 
     line: int
     values: Mapping[str, Any]
@@ -25,13 +27,14 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Table of a file; unreadable rows are ``BadRow``.
+    """Table read from a file of any format; unreadable rows are ``BadRow``.
 
     - ``parse``: function that parses all rows, from the beginning of the file
     - ``defaults``: kind of role -> columns, in order, if the format defines them
     - ``extra``: columns kept in every example beside its roles
     - ``header``: True if the first line gave the column names, so that it might be a row by mistake
     - ``digest``: hash of the uncompressed content
+    - ``notes``: sentences for the user
     """
 
     name: str
@@ -45,12 +48,12 @@ class Table:
 
     @cached_property
     def rows(self) -> Sequence[Row | BadRow]:
-        """All rows, parsed at the first request."""
+        """All rows, parsed at the first access and kept."""
         return tuple(self.parse())
 
 
 def lines(text: Text) -> Iterator[str]:
-    """Lines including line breaks; only a line feed ends a line. Raises ``UserError`` for invalid UTF-8."""
+    """Lines of a text, each with its line break; only a line feed ends a line. Raises ``UserError`` for invalid UTF-8."""
     parts: list[str] = []
     for block in text.blocks():
         first, *others = block.split("\n")

@@ -16,11 +16,11 @@ SHOWN = 40
 
 
 class Unusable(Exception):
-    """Reason why a row cannot be used, as the end of a sentence."""
+    """Raised for a row that cannot be used; its message is a reason that completes a sentence."""
 
 
 class Values:
-    """Converter from rows to examples, which counts repairs.
+    """Converter of a table's rows to examples with one value per role; counts repaired values for ``notes``.
 
     ``columns``: role -> column; ``extra``: columns kept under their own names.
     """
@@ -34,7 +34,7 @@ class Values:
         self._counts: Counter[str] = Counter()
 
     def __call__(self, row: Row) -> dict[str, Any]:
-        """Convert a row to an example. Raises ``Unusable``."""
+        """Convert a row to an example: role -> value. Raises ``Unusable``."""
         found: dict[str, Any] = {}
         for role in self._roles:
             if role.kind != "answers":
@@ -49,7 +49,7 @@ class Values:
         return found
 
     def notes(self) -> list[str]:
-        """Sentences on values kept or repaired."""
+        """Sentences for the user: how many values were repaired or have white space at their ends."""
         return [sentence.format(f"{count:,}") for sentence, count in self._counts.items()]
 
     def _check(self, found: dict[str, Any]) -> None:
@@ -62,7 +62,9 @@ class Values:
                 self._counts["{} texts begin or end with white space, which is kept"] += 1
 
     def _answers(self, value: Any, name: str, context: str) -> list[dict[str, Any]]:
-        """Answers with their positions. A misplaced answer is moved to its nearest occurrence; one not in the context is dropped."""
+        """Answers of a question as ``{"text", "start"}``. A misplaced answer is moved to its nearest occurrence in
+        ``context``; one not in it is dropped.
+        """
         given = _answer_list(value, name)
         found = []
         for answer, start in given:
@@ -82,7 +84,9 @@ class Values:
 
 
 def _text(value: Any, name: str) -> str:
-    """A string unchanged; a list of strings (sentences) joined by spaces."""
+    """Convert a value to a text: a string is kept, a list of strings (sentences) joined by spaces. Raises ``Unusable``
+    for others.
+    """
     if isinstance(value, list) and value and all(isinstance(part, str) for part in value):
         value = " ".join(value)
     return _scalar(value, name)
@@ -95,7 +99,9 @@ def _label(value: Any, name: str) -> str:
 
 
 def _scalar(value: Any, name: str) -> str:
-    """A non-empty string, or a number as text."""
+    """Convert a value to a non-empty string; numbers become text. Raises ``Unusable``, naming the role ``name``, for
+    others.
+    """
     if value is None:
         raise Unusable(f"no {name}")
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
@@ -126,7 +132,9 @@ def _number(value: Any, name: str) -> float:
 
 
 def _words(value: Any, name: str) -> list[str]:
-    """A list of strings or numbers, or a string split at white space."""
+    """Convert a value to a list of strings: a list of strings or numbers, or a string split at white space. Raises
+    ``Unusable`` for others.
+    """
     if isinstance(value, str):
         value = value.split()
     if value is None or value == []:
@@ -141,11 +149,15 @@ def _tags(value: Any, name: str) -> list[str]:
 
 
 CONVERT: dict[str, Callable[[Any, str], Any]] = {"text": _text, "label": _label, "number": _number, "words": _words, "tags": _tags}
-"""Converter of each kind of role; answers also need their context."""
+"""Function that converts a column's value for each kind of role; answers are converted separately, since they need
+their context.
+"""
 
 
 def _answer_list(value: Any, name: str) -> list[tuple[str, int | None]]:
-    """(text, start) of each answer, from SQuAD's list of ``{"text", "answer_start"}``, one such object (of lists or not), or a plain answer."""
+    """(text, start or None) of each answer, from SQuAD's list of ``{"text", "answer_start"}``, one such object (of
+    lists or not), or a plain answer.
+    """
     if isinstance(value, dict) and isinstance(value.get("text"), list):
         texts = value["text"]
         starts = value.get("answer_start", value.get("start")) or [None] * len(texts)
@@ -170,7 +182,7 @@ def _answer(answer: dict[str, Any], name: str) -> tuple[str, int | None]:
 
 
 def _place(answer: str, start: int | None, context: str) -> int:
-    """Position of ``answer`` in ``context``: at ``start``, else the nearest occurrence; -1 if there is none."""
+    """Index of ``answer`` in ``context``: ``start`` if it is there, else its nearest occurrence; -1 if there is none."""
     if start is None:
         return context.find(answer)
     if start >= 0 and context.startswith(answer, start):
