@@ -17,16 +17,14 @@ from qkv.ops.recurrence.reversal import reversal, taken
 from qkv.spec import branches as spec
 from qkv.spec.register import implements
 
-_GATES = {"rnn": ("hidden",), "gru": ("reset", "update", "new"), "lstm": ("input", "forget", "cell", "output")}
-"""Gates in the order of the rows of a cell's matrices."""
-
 
 class Cell(Declared):
     """Weights of a recurrent cell of one direction. gates: number of (E, ·) matrices."""
 
     def __init__(self, part: spec.Recurrent, width: int, hidden: int):
         super().__init__()
-        self.kind, self.gates, self.leaves, self.hidden = part.kind, part.gates, part.leaves, hidden
+        self.kind, self.gate_names, self.leaves, self.hidden = part.kind, part.gate_names, part.leaves, hidden
+        self.gates = len(self.gate_names)
         self.input_weight = nn.Parameter(torch.empty(self.gates * hidden, width))
         self.hidden_weight = nn.Parameter(torch.empty(self.gates * hidden, hidden))
         self.input_bias = nn.Parameter(torch.zeros(self.gates * hidden))
@@ -41,11 +39,11 @@ class Cell(Declared):
         nn.init.normal_(self.input_weight, std=self.input_weight.shape[1] ** -0.5)
         for gate in self.hidden_weight.data.chunk(self.gates):
             nn.init.orthogonal_(gate)
-        if self.kind == "lstm":
-            self.input_bias.data[self.hidden : 2 * self.hidden] = 1.0
+        if "forget" in self.gate_names:
+            self.input_bias.data.split(self.hidden)[self.gate_names.index("forget")].fill_(1.0)
 
     def layouts(self) -> Layouts:
-        gates = matrix(**dict.fromkeys(_GATES[self.kind], self.hidden))
+        gates = matrix(**dict.fromkeys(self.gate_names, self.hidden))
         return {"input_weight": gates, "hidden_weight": gates}
 
     def empty(self, batch: int) -> Memory:

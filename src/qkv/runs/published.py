@@ -9,7 +9,7 @@ from qkv.interop.load import Published
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
-from qkv.spec.tasks import MaskedTokens, NextToken, Regression, Task, Translation
+from qkv.spec.tasks import MaskedTokens, NextToken, Task, Translation
 from qkv.spec.tokenizers import TokenizerFile
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -31,17 +31,15 @@ def recipe_of(found: Published) -> Recipe:
 
 def _task(found: Published) -> Task:
     spec = found.spec
-    if spec.encoder is not None and spec.head.kind != "language_model":
+    if spec.encoder is not None and not spec.head.predicts_tokens:
         given = f"{found.architecture} ({found.family}) has a head of the kind {spec.head.kind!r} on an encoder–decoder"
         raise UserError(f"{found.folder}: {given}, which no task of qkv asks; qkv.interop.load.load_published loads the model alone")
     if spec.encoder is not None:
         begin = pieces(found.folder, found.tokenizer, found.begin) if found.tokenizer else ()
         return Translation(begin=begin, framed=True)
-    if spec.head.kind == "language_model":
+    if spec.head.predicts_tokens:
         return NextToken() if spec.causal else MaskedTokens()
-    if spec.head.kind == "regression":
-        return Regression(mean=0.0, deviation=1.0)  # its outputs are already in the original units
-    return next(task for task in Task.kinds().values() if task.head == spec.head.kind and task.reads == "examples")()
+    return next(task for task in Task.kinds().values() if task.head == spec.head.kind and task.reads == "examples")().published()
 
 
 def pieces(folder: Path, tokenizer: Tokenizer, begin: Sequence[int]) -> tuple[str, ...]:

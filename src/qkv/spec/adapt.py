@@ -14,6 +14,8 @@ class Adapt(Part, slot=True):
 
     adds_matrices: ClassVar[bool] = False
     """True if it adds adapters to the model, which a finished model has merged."""
+    rate_factor: ClassVar[float] = 1.0
+    """Factor on the learning rate of fine-tuning all weights."""
 
 
 class Whole(Adapt, kind="whole"):
@@ -23,10 +25,13 @@ class Whole(Adapt, kind="whole"):
 class HeadOnly(Adapt, kind="head"):
     """The head only (feature extraction). A tied output matrix belongs to the front end and is frozen."""
 
+    rate_factor = 20.0
+
 
 class Last(Adapt, kind="last"):
     """The head, the final norm and the last ``num_layers`` blocks of the model's own stack (Howard & Ruder 2018)."""
 
+    rate_factor = 2.0
     num_layers: int = Field(default=1, gt=0)
 
 
@@ -38,7 +43,7 @@ class LoRA(Adapt, kind="lora"):
     trained.
     """
 
-    adds_matrices = True
+    adds_matrices, rate_factor = True, 5.0
     rank: int = Field(default=8, gt=0)
     alpha: float = Field(default=16.0, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout on the input x of A")

@@ -238,10 +238,15 @@ class Recurrent(Branch):
         default="forward", description="'both': each direction has half of the hidden features"
     )
 
-    gates: ClassVar[int] = 1
-    """Number of input matrices of a cell; it has as many recurrent matrices."""
+    gate_names: ClassVar[tuple[str, ...]] = ("hidden",)
+    """Input matrices of a cell, in the order of their rows; it has as many recurrent matrices."""
     leaves: ClassVar[int] = 1
     """Number of state vectors of a cell."""
+
+    @property
+    def gates(self) -> int:
+        """Number of input matrices of a cell."""
+        return len(self.gate_names)
 
     @property
     def causal(self) -> bool:
@@ -266,7 +271,7 @@ class RNN(Recurrent, kind="rnn"):
 class GRU(Recurrent, kind="gru"):
     """h_i = (1 - z) ⊙ n + z ⊙ h_{i-1} with reset and update gates (Cho et al. 2014), then a linear map to the width."""
 
-    gates: ClassVar[int] = 3
+    gate_names = ("reset", "update", "new")
 
 
 class LSTM(Recurrent, kind="lstm"):
@@ -275,7 +280,7 @@ class LSTM(Recurrent, kind="lstm"):
     The forget gate (Gers et al. 2000) has an initial bias of 1.
     """
 
-    gates: ClassVar[int] = 4
+    gate_names = ("input", "forget", "cell", "output")
     leaves: ClassVar[int] = 2
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -35,6 +35,10 @@ class Task(Part, slot=True):
     def model_problems(self, model: Model) -> list[Problem]:
         """Further problems of the model with this task, by path in the model."""
         return []
+
+    def published(self) -> Self:
+        """The task of a published model, with the settings that training data would decide."""
+        return self
 
 
 class NextToken(Task, kind="next_token"):
@@ -118,6 +122,9 @@ class Regression(Task, kind="regression"):
 
     reads: ClassVar[Reads] = "examples"
     head: ClassVar[str] = "regression"
+
+    def published(self) -> Self:
+        return self.changed(mean=0.0, deviation=1.0)  # the outputs are in the original units
 
 
 class MaskedTokens(Task, kind="masked_tokens"):

@@ -26,7 +26,7 @@ from qkv.tasks.example_task import Collate, Cut, column, lengths_or_none, padded
 from qkv.tasks.label_metrics import agreement, confusion
 from qkv.tasks.material import Example, ExampleMaterial, Material
 from qkv.tasks.pooled import PAIR, TEXT, PooledTask, example_of, outputs, told
-from qkv.tasks.task import Exam, Observed, Scale, Totals
+from qkv.tasks.task import Defaults, Exam, Observed, Scale, Totals, lowercase
 
 _SHOWN = 12
 
@@ -37,6 +37,7 @@ class ClassificationTask(PooledTask):
 
     loss_unit = "nats an example"
     unknown = 0
+    automatic = Defaults(("text", "pair"), tokenizer=lowercase, fields={"label_smoothing": 0.1}, best="accuracy")
     roles = (
         TEXT,
         PAIR,

@@ -28,7 +28,7 @@ from qkv.tasks.answer_metrics import answer_scores
 from qkv.tasks.example_task import Collate, Cut, ExampleTask, framed_by, lengths_or_none, padded, text_in, trained, types_or_none
 from qkv.tasks.material import Example, ExampleMaterial, Material
 from qkv.tasks.spans import Offsets, Span, best_spans, characters_of, span_of, windows
-from qkv.tasks.task import Exam, Observed, Scale, Totals
+from qkv.tasks.task import Defaults, Exam, Observed, Scale, Totals, lowercase
 from qkv.tasks.text_metrics import first_sentence
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -97,6 +97,7 @@ class QuestionAnsweringTask(ExampleTask):
     loss_unit = "nats a question"
     examines = True
     asks = ("question", "context")
+    automatic = Defaults(("question", "context"), tokenizer=lowercase, lengths=(128, 256))
     roles = (
         Role("context", "text", ("context", "passage", "paragraph", "document", "article", "text")),
         Role("question", "text", ("question", "query")),

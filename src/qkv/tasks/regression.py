@@ -24,7 +24,7 @@ from qkv.spec.register import implements
 from qkv.tasks.example_task import Collate, Cut, column, lengths_or_none, padded, types_or_none
 from qkv.tasks.material import Example, Material
 from qkv.tasks.pooled import PAIR, TEXT, PooledTask, example_of, outputs, told
-from qkv.tasks.task import Exam, Observed, Scale, Totals
+from qkv.tasks.task import Defaults, Exam, Observed, Scale, Totals, lowercase
 
 _SHOWN = 12
 
@@ -39,6 +39,7 @@ class RegressionTask(PooledTask):
 
     loss_unit = "squared deviations an example"
     unknown = 0.0
+    automatic = Defaults(("text", "pair"), tokenizer=lowercase)
     roles = (
         TEXT,
         PAIR,

@@ -24,7 +24,7 @@ from qkv.tasks.aligned import MOST_TOKENS, aligned
 from qkv.tasks.example_task import Collate, Cut, ExampleTask, column, text_in, trained
 from qkv.tasks.material import Example, ExampleMaterial, Material
 from qkv.tasks.pairs import joined, marks, pair_loss, paired, write_after
-from qkv.tasks.task import Exam, Observed, Scale, Totals
+from qkv.tasks.task import Defaults, Exam, Observed, Scale, Totals
 from qkv.tasks.text_metrics import bleu, first_sentence, rouge
 
 _AT_ONCE = 64
@@ -43,6 +43,7 @@ class SequenceToSequenceTask(ExampleTask):
 
     examines = True
     asks = ("source",)
+    automatic = Defaults(("source",), "target")
 
     def completed(self, recipe: Recipe, records: Records) -> Recipe:
         """Default to greedy decoding up to the longest target in training."""

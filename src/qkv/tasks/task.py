@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
+from qkv.spec import tokenizers
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.material import Material, Scale
 
 __all__ = ["Exam", "Observed", "Scale", "Task", "Totals"]
+
+
+class Defaults(NamedTuple):
+    """Settings of a task for recipes that are chosen for a table: roles of the columns that the model reads and writes."""
+
+    reads: tuple[str, ...]
+    writes: str = ""
+    """Empty unless the model generates text."""
+    tokenizer: Callable[[int], tokenizers.Tokenizer] = lambda ids: tokenizers.BPE(vocab_size=ids)
+    """From a vocabulary size."""
+    lengths: tuple[int, ...] = (32, 64, 128, 256, 512)
+    """Candidate context lengths."""
+    fields: Mapping[str, Any] = MappingProxyType({})
+    """Fields of the task that differ from their defaults."""
+    best: str = "loss"
+    """Metric that selects the best weights. The loss can rise while accuracy still improves."""
+
+
+def lowercase(ids: int) -> tokenizers.Tokenizer:
+    """Tokenizer of tasks for which case matters little."""
+    return tokenizers.WordPiece(vocab_size=ids)
 
 
 class Observed(NamedTuple):
@@ -61,6 +84,8 @@ class Task(ABC):
     """Input names of ``predict``; a single text is taken as the first."""
     may_ask: tuple[str, ...] = ()
     """Optional input names of ``predict``."""
+    automatic: ClassVar[Defaults | None] = None
+    """Settings for recipes that are chosen for a table; None if there are none."""
 
     def __init__(self, spec: Any):
         self.spec = spec

@@ -26,7 +26,7 @@ from qkv.tasks.entities import OUTSIDE, MostFrequent, entity_f1, entity_scores, 
 from qkv.tasks.example_task import Collate, Cut, ExampleTask, lengths_or_none, padded, trained, types_or_none
 from qkv.tasks.label_metrics import agreement
 from qkv.tasks.material import Example, ExampleMaterial, Material
-from qkv.tasks.task import Exam, Observed, Scale, Totals
+from qkv.tasks.task import Defaults, Exam, Observed, Scale, Totals
 from qkv.tokenizers.tokenizer import Tokenizer
 
 _AT_ONCE = 64
@@ -57,6 +57,7 @@ class TokenClassificationTask(ExampleTask):
     loss_unit = "nats a word"
     examines = True
     asks = ("words",)
+    automatic = Defaults(("words",), best="f1")
     roles = (
         Role("words", "words", ("words", "tokens", "sentence", "text", "forms")),
         Role("tags", "tags", ("tags", "nertags", "ner", "labels", "entities", "postags", "pos", "upos")),

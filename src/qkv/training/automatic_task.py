@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,16 +17,16 @@ from qkv.spec.cross import CrossAttention
 from qkv.spec.data import Data, LengthBuckets, TokenBuckets
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation
-from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
+from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.overrides import override
 from qkv.spec.parts import Learned
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Task as TaskSpec
-from qkv.spec.tokenizers import BPE, Tokenizer, WordPiece
 from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
-from qkv.tasks.registry import build_task
+from qkv.tasks.registry import build_task, tasks
+from qkv.tasks.task import Defaults
 from qkv.training.automatic import MINUTES, this_machine
 from qkv.training.describe import as_asked
 from qkv.training.finetune import finetuned, short_form
@@ -40,35 +39,6 @@ _CHARACTERS = 3.0
 """Approximate characters per token."""
 _VOCABULARIES = (512, 1024, 2048, 4096, 8192)
 _HEAD = 32
-
-
-class _Plan(NamedTuple):
-    """Defaults for a task: head, input roles, and the output role if the model generates text."""
-
-    head: Callable[[], Head]
-    reads: tuple[str, ...]
-    writes: str = ""
-    tokenizer: Callable[[int], Tokenizer] = lambda ids: BPE(vocab_size=ids)
-    lengths: tuple[int, ...] = (32, 64, 128, 256, 512)
-    """Candidate context lengths."""
-    task: Mapping[str, Any] = MappingProxyType({})
-    """Task fields that differ from their defaults."""
-    best: str = "loss"
-    """Metric that selects the best weights. The loss can rise while accuracy still improves."""
-
-
-def _lowercase(ids: int) -> Tokenizer:
-    return WordPiece(vocab_size=ids)
-
-
-_PLANS: dict[str, _Plan] = {
-    "classification": _Plan(ClassificationHead, ("text", "pair"), tokenizer=_lowercase, task={"label_smoothing": 0.1}, best="accuracy"),
-    "regression": _Plan(RegressionHead, ("text", "pair"), tokenizer=_lowercase),
-    "token_classification": _Plan(TokenHead, ("words",), best="f1"),
-    "question_answering": _Plan(SpanHead, ("question", "context"), tokenizer=_lowercase, lengths=(128, 256)),
-    "translation": _Plan(LanguageModelHead, ("source",), "target"),
-    "summarization": _Plan(LanguageModelHead, ("source",), "target"),
-}
 
 
 class _Sizes(NamedTuple):
@@ -84,10 +54,16 @@ class _Sizes(NamedTuple):
 
 def task_of(kind: str) -> TaskSpec:
     """Default task of a kind. Raises ``UserError`` if the kind is not trained on a table of examples."""
-    known = TaskSpec.kinds()
-    if kind not in known or kind not in _PLANS:
-        raise UserError(f"the task {kind!r} cannot be trained on a table of examples; {nearest(kind, _PLANS.keys() & known.keys())}")
-    return known[kind].parse(dict(_PLANS[kind].task))
+    known = {part.kind: part for part, made in tasks().items() if made.automatic is not None}
+    if kind not in known:
+        raise UserError(f"the task {kind!r} cannot be trained on a table of examples; {nearest(kind, known)}")
+    return known[kind].parse(dict(_defaults(known[kind]).fields))
+
+
+def _defaults(part: type[TaskSpec]) -> Defaults:
+    found = tasks()[part].automatic
+    assert found is not None
+    return found
 
 
 def automatic_task(
@@ -111,14 +87,15 @@ def automatic_task(
 
     Raises ``UserError`` for an unusable table.
     """
-    task, plan = task_of(kind), _PLANS[kind]
+    task = task_of(kind)
+    plan = _defaults(type(task))
     given = Data.parse(dict(data))
     sizes = _sizes(open_records(given, _roles(task)), plan)
     machine = machine or this_machine()
     ids = next((size for size in reversed(_VOCABULARIES) if 120 * size <= sizes.characters), _VOCABULARIES[0])
     tokenizer = plan.tokenizer(ids)
     width, layers = _width(sizes.examples, bool(plan.writes))
-    model = _writer(width, layers, sizes, plan) if plan.writes else _reader(width, layers, sizes, plan)
+    model = _writer(width, layers, sizes, plan) if plan.writes else _reader(width, layers, sizes, plan, task)
     training, batching = _training(sizes, width, machine, bool(plan.writes))
     training = training.changed(validation=training.validation.changed(best=plan.best))
     recipe = Recipe(
@@ -176,7 +153,7 @@ def _described(model: Model) -> str:
     return f"an encoder and a decoder of {size}" if model.encoder else f"an encoder of {size}"
 
 
-def _sizes(records: Records, plan: _Plan) -> _Sizes:
+def _sizes(records: Records, plan: Defaults) -> _Sizes:
     rows = records.splits["train"]
     read = np.array([sum(_length(row.get(role, "")) for role in plan.reads) for row in rows])
     written = np.array([_length(row[plan.writes]) for row in rows]) if plan.writes else np.zeros(1)
@@ -217,7 +194,7 @@ def _frontend(dropout: float) -> Text:
     return Text(positions=Learned(), dropout=dropout)
 
 
-def _reader(width: int, layers: int, sizes: _Sizes, plan: _Plan) -> Model:
+def _reader(width: int, layers: int, sizes: _Sizes, plan: Defaults, task: TaskSpec) -> Model:
     dropout = _dropout(width, writes=False)
     return Model(
         width=width,
@@ -225,11 +202,11 @@ def _reader(width: int, layers: int, sizes: _Sizes, plan: _Plan) -> Model:
         context_length=_context(sizes.read[1], plan.lengths),
         frontend=_frontend(dropout),
         blocks=(_encoder_block(width, dropout),),
-        head=plan.head(),
+        head=Head.kinds()[task.head](),
     )
 
 
-def _writer(width: int, layers: int, sizes: _Sizes, plan: _Plan) -> Model:
+def _writer(width: int, layers: int, sizes: _Sizes, plan: Defaults) -> Model:
     heads, dropout = _heads(width), _dropout(width, writes=True)
     branches = (Attention(num_heads=heads), CrossAttention(num_heads=heads), FeedForward())
     frontend = _frontend(dropout)

@@ -22,8 +22,6 @@ from qkv.training.start import with_start
 
 _RATE = (5e-5, 768)
 """Learning rate for fine-tuning all weights at this width (Devlin et al. 2019); narrower models use a higher one."""
-_FASTER = {"head": 20.0, "lora": 5.0, "last": 2.0}
-"""Factors on that rate if fewer weights are trained."""
 _MOST = 5e-3
 _EPOCHS = 10
 """Maximum number of epochs; fine-tuning needs fewer than training from scratch."""
@@ -71,7 +69,7 @@ def short_form(steps: int) -> dict[str, Any]:
 
 def _rate(part: Adapt, width: int) -> float:
     rate, at = _RATE
-    found = min(_MOST, rate * at / width * _FASTER.get(part.kind, 1.0))
+    found = min(_MOST, rate * at / width * part.rate_factor)
     return float(f"{found:.1g}")
 
 
