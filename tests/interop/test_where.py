@@ -35,6 +35,16 @@ def test_a_published_name_leads_to_spec_module_and_line(tmp_path: Path) -> None:
     assert where(model, found.ours, family, architecture) == found
 
 
+def test_a_branch_outside_of_the_package_owns_its_linear_maps() -> None:
+    class Own(Attention):
+        """Defined here."""
+
+    model = tiny_model()
+    model.get_submodule("blocks.0.branches.0.body").__class__ = Own
+    found = where(model, "blocks.0.branches.0.body.qkv.weight")
+    assert (found.module, found.file) == ("Own", Path(__file__))
+
+
 def test_norms_tables_and_heads_have_places_too() -> None:
     model = tiny_model()
     paths = {"frontend.table": "model.frontend", "frontend.positions.table": "model.frontend.positions", "norm.bias": "model.norm"}

@@ -108,11 +108,10 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 def _owner(model: nn.Module, name: str) -> nn.Module:
-    """Innermost qkv module that holds the tensor: for a linear map, the branch, norm or head that uses it."""
+    """Innermost module that holds the tensor and is none of torch's: for a linear map, the branch, norm or head that uses it."""
     path = name.split(".")[:-1]
     chain = [model.get_submodule(".".join(path[:end])) for end in range(len(path), -1, -1)]
-    owners = (module for module in chain if type(module).__module__.startswith("qkv.") and type(module).__name__ != "Linear")
-    return next(owners, model)
+    return next(m for m in chain if not isinstance(m, nn.Linear) and not type(m).__module__.startswith("torch."))
 
 
 def source_of(module: nn.Module) -> tuple[Path, int]:
