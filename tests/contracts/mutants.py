@@ -68,7 +68,7 @@ from qkv.mixers import (
     recurrent,
     token_shift,
 )
-from qkv.models import block, heads, transformer
+from qkv.models import block, transformer
 from qkv.ops import lsh_attention as lsh_ops
 from qkv.ops import masks, positions
 from qkv.ops.attention import top_k
@@ -197,7 +197,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("what went in not recomputed", ("stack",), instead(residuals.Reversible, "separated", lambda _: lambda self, x, y: x)),
     Mutant("residual dropped", ("stack",), instead(residuals.Residual, "joined", lambda _: lambda self, x, y: y)),
     Mutant("parallel branches in sequence", ("stack",), instead(block.Block, "forward", in_sequence)),
-    Mutant("soft cap dropped", ("stack",), result(heads, "LanguageModelHead", without_cap)),
+    Mutant("soft cap dropped", ("stack",), result(transformer, "build_head", without_cap)),
     Mutant("token vectors not scaled", ("stack",), instead(text.TextFrontend, "forward", without_scale)),
     Mutant("lengths of the memory ignored in cross-attention", CROSS, instead(cross_attention.CrossAttention, "_sites", whole_memory)),
     Mutant("memory seen up to the query's own position", CROSS, instead(cross_attention, "Full", lambda _: masks.Causal)),
