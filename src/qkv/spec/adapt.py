@@ -10,7 +10,7 @@ from qkv.spec.base import Part, Seq
 
 
 class Adapt(Part, slot=True):
-    """Selection of trainable parameters. Parameters matched by ``training.frozen`` are frozen in any case."""
+    """Base class of selections of trainable parameters. Those matched by ``training.frozen`` stay frozen in any case."""
 
     adds_matrices: ClassVar[bool] = False
     """True if it adds adapters to the model, which a finished model has merged."""
@@ -19,17 +19,17 @@ class Adapt(Part, slot=True):
 
 
 class Whole(Adapt, kind="whole"):
-    """All parameters."""
+    """Train all parameters (full fine-tuning)."""
 
 
 class HeadOnly(Adapt, kind="head"):
-    """The head only (feature extraction). A tied output matrix belongs to the front end and is frozen."""
+    """Train the head only (feature extraction). A tied output matrix belongs to the front end and is frozen."""
 
     rate_factor = 20.0
 
 
 class Last(Adapt, kind="last"):
-    """The head, the final norm and the last ``num_layers`` blocks of the model's own stack (Howard & Ruder 2018)."""
+    """Train the head, the final norm and the last ``num_layers`` blocks, not those of an encoder (Howard & Ruder 2018)."""
 
     rate_factor = 2.0
     num_layers: int = Field(default=1, gt=0)

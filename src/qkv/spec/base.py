@@ -36,7 +36,7 @@ LARGEST, LARGEST_SEED = 2**31 - 1, 2**63 - 1
 
 
 def bounded(schema: Any) -> Any:
-    """Add the bounds ±``LARGEST`` to integers of a core schema that have no bound on that side; in place and returned."""
+    """Add bounds of ±``LARGEST`` to integers without a bound in a pydantic core ``schema``; in place and returned."""
     node = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
     for item in cast("Sequence[Any]", schema) if isinstance(schema, list | tuple) else ():
         bounded(item)
@@ -60,7 +60,10 @@ class Spec(BaseModel):
 
     @classmethod
     def parse(cls, data: Any, source: str = "", lines: dict[tuple[str | int, ...], int] | None = None) -> Self:
-        """Validate ``data``. Raises ``SpecError`` with the path, a sentence and, if known, the line in ``source``."""
+        """Validate plain nested data. Raises ``SpecError`` with path, sentence and, if known, the line in ``source``.
+
+        ``source``: name of the file for messages; ``lines``: line number in it of each path.
+        """
         try:
             return cls.model_validate(data)
         except ValidationError as error:
@@ -81,7 +84,7 @@ class Spec(BaseModel):
         return type(self).parse({**current, **fields})
 
     def problems(self) -> list[Problem]:
-        """Problems between fields; overridden by specs in which one field limits another."""
+        """Errors in combinations of fields, each valid by itself; empty if there are none. Overridden by subclasses."""
         return []
 
     def model_post_init(self, _context: Any) -> None:
@@ -89,7 +92,7 @@ class Spec(BaseModel):
 
 
 class Part(Spec):
-    """Base class of specs selected by ``kind``; see the module's docstring."""
+    """Base class of specs that are interchangeable in a slot, such as all norms, and are selected by their ``kind``."""
 
     kind: ClassVar[str] = ""
     _kinds: ClassVar[dict[str, type[Part]]] = {}
@@ -114,12 +117,12 @@ class Part(Spec):
 
     @classmethod
     def kinds(cls) -> dict[str, type[Self]]:
-        """All registered parts of this slot, by kind."""
+        """Registered subclasses of this slot, such as every norm, by their ``kind``."""
         return cls._kinds  # type: ignore[return-value]
 
     @classmethod
     def short_form(cls, text: str) -> Any:
-        """Parse a short form such as ``"window(512, sinks=4)"``; masks override this with expressions."""
+        """Parse the text form of a part, such as ``"window(512, sinks=4)"``, to plain data; masks allow ``&``, ``|``."""
         return call_form(cls, text)
 
     @classmethod
@@ -232,7 +235,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 def raise_problems(problems: list[Problem]) -> None:
-    """Raise ``problems``, if any, inside a pydantic validator, keeping their paths."""
+    """Raise a pydantic error that carries ``problems`` with their paths, if there are any; for use inside validators."""
     if problems:
         raise _inside_pydantic(problems)
 
@@ -246,7 +249,7 @@ def _inside_pydantic(problems: list[Problem]) -> PydanticCustomError:
 
 
 def problems_of(error: ValidationError, top: type[Spec]) -> list[Problem]:
-    """Convert pydantic's errors to problems; nested errors of slots get their full path."""
+    """Convert pydantic's error for data of type ``top`` to problems; errors inside a slot's part get their full path."""
     found: list[Problem] = []
     for item in error.errors(include_url=False):
         path: tuple[str | int, ...] = tuple(item["loc"])
@@ -283,7 +286,7 @@ def _sentence(item: Any, top: type[Spec]) -> str:
 
 
 def _fields_at(top: type[Spec], parents: list[str | int]) -> list[str]:
-    """Field names of the spec at the path ``parents`` below ``top``, without slots."""
+    """Field names allowed at the path ``parents`` in a spec ``top``; empty if the path leads to no spec."""
     here: Any = top
     for name in parents:
         if isinstance(name, int):
@@ -303,10 +306,10 @@ def _spec_in(annotation: Any) -> type[Spec] | None:
 
 
 def words(name: str) -> str:
-    """``"FeedForward"`` as ``"feed forward"``."""
+    """Split a class name into lower-case words: ``"FeedForward"`` to ``"feed forward"``."""
     return "".join(f" {c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
 
 
 def with_article(noun: str) -> str:
-    """``"optimizer"`` as ``"an optimizer"``."""
+    """Prefix the indefinite article: ``"optimizer"`` to ``"an optimizer"``."""
     return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"

@@ -30,12 +30,12 @@ class Branch(Part, slot=True):
 
     @property
     def decodes(self) -> bool:
-        """True if no position after the row's prefix depends on a later one."""
+        """True if it can decode token by token: no position after the row's prefix (source) depends on a later one."""
         return self.causal
 
     @property
     def exact_length(self) -> int | None:
-        """Longest row for which decoding equals a single forward pass; None for no limit."""
+        """Longest row for which token-by-token decoding gives the outputs of one forward pass; None for no limit."""
         return None
 
     @property
@@ -45,34 +45,34 @@ class Branch(Part, slot=True):
 
     @property
     def reads_types(self) -> bool:
-        """True if the branch itself reads token types."""
+        """True if the branch itself, not only the front end, reads token types (ids of first and second text)."""
         return False
 
     @property
     def reads_prefix(self) -> bool:
-        """True if the branch depends on the length of each row's prefix."""
+        """True if the output depends on the length of each row's prefix, such as the source text before a target."""
         return False
 
     @property
     def only_visible_keys(self) -> bool:
-        """True if a position reads exactly the keys that the input makes visible, so that a task can give its own masks."""
+        """True if a query reads exactly the keys that masks allow, so that tasks can add a mask (as XLNet's)."""
         return False
 
     def extrapolates(self, length: int) -> bool:
-        """False if sequences longer than the ``length`` of training have distances that training never showed."""
+        """False if rows longer than the training ``length`` contain distances whose parameters were never trained."""
         return True
 
     def width_problems(self, width: int) -> list[Problem]:
-        """Problems with the model's width."""
+        """Errors of these settings at model width ``width``, such as heads that do not divide it; empty if none."""
         return []
 
     def canonical(self, width: int) -> Self:
-        """Equal branch with all sizes written out and the settings of training alone, such as dropout, at their defaults."""
+        """Equivalent copy for comparisons: sizes written out for ``width``, settings of training such as dropout reset."""
         return self
 
 
 def heads_divide(width: int, num_heads: int) -> list[Problem]:
-    """A problem if ``num_heads`` does not divide ``width``, else none."""
+    """List with one error if ``num_heads`` does not divide ``width``; else empty."""
     if width % num_heads == 0:
         return []
     allowed = ", ".join(str(h) for h in range(1, min(width, 64) + 1) if width % h == 0)
@@ -98,7 +98,7 @@ class DotProduct(Branch):
         return self.num_kv_heads or self.num_heads
 
     def dims(self, width: int) -> tuple[int, int]:
-        """(Dk, Dv) at a model width."""
+        """Features of a key and of a value per head, (Dk, Dv), in a model of ``width`` features."""
         head_dim = self.head_dim or width // self.num_heads
         return head_dim, self.value_dim or head_dim
 
@@ -109,7 +109,7 @@ class DotProduct(Branch):
 
     @property
     def norms_heads(self) -> bool:
-        """True if queries and keys are normalised."""
+        """True if the queries and keys of each head are normalised (``qk_norm``)."""
         return not self.qk_norm.identity
 
     def problems(self) -> list[Problem]:
@@ -215,7 +215,7 @@ class CausalConvolution(Branch, kind="causal_convolution"):
 
     @property
     def tail(self) -> int:
-        """Number of earlier positions in the receptive field."""
+        """Number of earlier positions that an output depends on, (kernel_size - 1) · dilation."""
         return (self.kernel_size - 1) * self.dilation
 
 
@@ -297,7 +297,7 @@ class FeedForward(Branch, kind="feed_forward"):
         return False
 
     def hidden_at(self, width: int) -> int:
-        """Hidden features at a model width."""
+        """Number of hidden features in a model of ``width`` features."""
         return self.hidden or 4 * width
 
     def canonical(self, width: int) -> Self:
@@ -339,7 +339,7 @@ class MemoryLayer(Branch, kind="memory_layer"):
         return False
 
     def sizes(self, width: int) -> tuple[int, int]:
-        """(slots, key_dim) at a model width."""
+        """(slots per head, features per key) in a model of ``width`` features."""
         return self.num_slots or 4 * width, self.key_dim or width // self.num_heads
 
     def width_problems(self, width: int) -> list[Problem]:

@@ -10,7 +10,7 @@ from qkv.spec.branches import Branch, DotProduct
 
 
 class MemoryBranch(Branch):
-    """Base class of branches that read a memory. Positions do not exchange information."""
+    """Base class of branches that read a memory (encoder output, latents) and do not mix positions of the row."""
 
     reads_memory = True
 

@@ -12,15 +12,15 @@ from qkv.spec.tokenizers import Characters, Tokenizer
 
 
 class Batching(Part, slot=True):
-    """Batching of sequences. The batch of a step is a function of (seed, step) alone."""
+    """Base class of the ways to form batches. The batch of a step is a function of (seed, step) alone."""
 
     @property
     def document_separator(self) -> str | None:
-        """Separator of the documents of a text; None if the text is one sequence."""
+        """Text between two documents of a file; None if the file is one sequence."""
         return None
 
     def halved(self) -> Self:
-        """Batching that fits into half of the memory, with half as many rows per batch."""
+        """Copy for half of the memory: half of the tokens per batch, or unchanged if batches are counted in rows."""
         return self
 
 

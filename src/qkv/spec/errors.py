@@ -49,7 +49,7 @@ class SpecError(UserError):
         super().__init__(text)
 
     def _line(self, path: tuple[str | int, ...]) -> str:
-        """Line number of the longest known prefix of ``path``."""
+        """Line number of the longest prefix of ``path`` whose line is known, as text; "" if none is."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.lines:
                 return str(self.lines[path[:end]])

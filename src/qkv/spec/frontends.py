@@ -15,7 +15,7 @@ WIDEST, MOST_TOKENS = 1_000_000, 100_000_000
 
 
 class Frontend(Part, slot=True):
-    """Base class of front ends: a signal -> vectors with positions."""
+    """Base class of front ends: the part of a model that maps input (tokens, pixels, audio) to position vectors."""
 
     reads_tokens: ClassVar[bool] = False
     """True if it has a table of token vectors."""
@@ -27,53 +27,53 @@ class Frontend(Part, slot=True):
 
     @property
     def num_types(self) -> int:
-        """Number of token types, such as first and second text."""
+        """Number of token types (segments, such as first and second text) that the front end embeds; 0 for none."""
         return 0
 
     @property
     def initial_vectors(self) -> str | None:
-        """Run folder or file with initial token embeddings."""
+        """Run folder or text file with initial token embeddings; None if they are initialised at random."""
         return None
 
     @property
     def limited_by(self) -> str:
-        """Configuration key that limits the number of positions."""
+        """Dotted configuration key that limits the number of positions, for messages."""
         return "model.context_length"
 
     def limit(self, context_length: int) -> int | None:
-        """Maximum number of positions; None if unlimited."""
+        """Maximum number of positions of a row in a model of ``context_length``; None if unlimited."""
         return None
 
     def own_width(self, width: int) -> int:
-        """Width of the output vectors in a stack of ``width``."""
+        """Features of the front end's output vectors in a model of ``width`` features."""
         return width
 
     def table_width(self, width: int) -> int | None:
-        """Width of the token embeddings for outputs of ``width``; None without tokens."""
+        """Features of a token embedding in a front end with outputs of ``width`` features; None if it reads no tokens."""
         return None
 
     def width_problems(self, width: int) -> list[Problem]:
-        """Incompatible settings at a vector width of ``width``."""
+        """Errors in these settings for output vectors of ``width`` features; empty if none."""
         return []
 
     def sized(self, vocab_size: int) -> Self:
-        """Fill in the sizes that the data determines. Raises ``SpecError`` if a given size is too small."""
+        """Copy with the vocabulary size of the data filled in. Raises ``SpecError`` if the given size is too small."""
         return self
 
     def unsized(self) -> Self:
-        """Remove the settings specific to one data set: sizes, and initial vectors."""
+        """Copy without what is specific to one data set: sizes and the source of initial embeddings."""
         return self
 
     def without_initial_vectors(self) -> Self:
-        """Remove the settings that only the start of training reads."""
+        """Copy without the source of initial embeddings, which only the start of training reads."""
         return self
 
     def canonical(self, width: int) -> Self:
-        """Equal front end with all sizes written out and the settings of training alone, such as dropout, at their defaults."""
+        """Equivalent copy for comparisons: sizes written out for ``width``, settings of training such as dropout reset."""
         return self
 
     def asking(self, mask: int) -> int:
-        """Id of the query at a position to predict; ``mask``: id of the mask token."""
+        """Input id at positions to predict: -1 (learned query vector, XLNet) if the table has it, else the ``mask`` id."""
         return mask
 
 
@@ -101,7 +101,7 @@ class Text(Frontend, kind="text"):
     )
 
     def vector_width(self, width: int) -> int:
-        """Width of token and position embeddings whose sum or concatenation has ``width``."""
+        """Features of a token (and of a position) embedding whose sum or concatenation has ``width`` features."""
         return width if self.join == "add" else width // 2
 
     @property

@@ -47,7 +47,7 @@ class Generation(Spec):
         return found + ([Problem((name,), self._not_searched(name)) for name in self.drawing()] if self.num_beams > 1 else [])
 
     def drawing(self) -> tuple[str, ...]:
-        """Fields of ``DRAWING`` that differ from their defaults; temperature 0 (greedy decoding) is allowed."""
+        """Names of sampling settings that differ from their defaults; temperature 0 (greedy) does not count."""
         return tuple(
             name for name in DRAWING if getattr(self, name) != _default(name) and (name, getattr(self, name)) != ("temperature", 0.0)
         )
@@ -57,7 +57,7 @@ class Generation(Spec):
         return f"{getattr(self, name)} given, but beam search (num_beams {self.num_beams}) does not sample; {wanted}"
 
     def requested(self, **options: Any) -> Self:
-        """``changed(**options)``; if the options select beam search, sampling fields are reset to their defaults."""
+        """Copy with ``options`` set; if they select beam search, all other sampling settings return to defaults."""
         beams = options.get("num_beams", 1)
         if isinstance(beams, int) and beams > 1:
             options = {**{name: _default(name) for name in DRAWING}, **options}

@@ -12,7 +12,7 @@ from qkv.spec.parts import Activation, LayerNorm, NoNorm, Norm
 
 
 class Head(Part, slot=True):
-    """Head: maps the final hidden states to the task's output."""
+    """Base class of heads: the output layer that maps the final hidden states to the logits or values of a task."""
 
     per_position: ClassVar[bool] = False
     """True if it maps each position, not the whole row."""
@@ -21,20 +21,20 @@ class Head(Part, slot=True):
 
     @property
     def shares_table(self) -> bool:
-        """True if its weight is the table of token embeddings."""
+        """True if the output matrix is the token embedding table (tied embeddings)."""
         return False
 
     @property
     def classes(self) -> int | None:
-        """Number of classes, 0 for outputs that are none; None until the data is known."""
+        """Number of classes; 0 for outputs that are not classes; None until the data is known."""
         return 0
 
     def sized(self, num_classes: int) -> Self:
-        """Fill in the number of classes of the data. Raises ``SpecError`` if a given number is too small."""
+        """Copy with the number of classes of the data filled in. Raises ``SpecError`` if the given number is too small."""
         return self
 
     def unsized(self) -> Self:
-        """Remove the settings specific to one data set."""
+        """Copy without what is specific to one data set, the number of classes."""
         return self
 
 
@@ -91,16 +91,20 @@ class Classes(Head):
 
 
 class Pooled(Head):
-    """Base class of sequence-level heads.
+    """Base class of sequence-level heads, which pool the vectors of unpadded positions to one.
 
-    pooling over unpadded positions: ``first`` (BERT's CLS), ``last``, ``mean``, ``max``, or ``attention``: Σ_i softmax_i(w·x_i) x_i.
+    pooling: ``first`` (BERT's CLS), ``last``, ``mean``, ``max``, or ``attention``: Σ_i softmax_i(w·x_i) x_i with
+    learned w.
     """
 
     pooling: Literal["first", "last", "mean", "max", "attention"] = "mean"
 
 
 class Hidden(Head):
-    """Base class of heads z W^T + b with z = dropout(x), or with ``hidden`` z = dropout(norm(φ(x W_h + b_h)))."""
+    """Base class of heads with output z W^T + b and an optional hidden layer.
+
+    z = dropout(x), or with ``hidden`` z = dropout(norm(φ(x W_h + b_h))); x is the final hidden state.
+    """
 
     hidden: int | None = Field(default=None, gt=0, description="width of the hidden layer; default: no hidden layer")
     dropout: float = Field(default=0.0, ge=0, lt=1)

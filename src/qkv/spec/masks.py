@@ -14,7 +14,7 @@ from qkv.spec.base import Part, Seq, call_form
 
 
 class Mask(Part, slot=True):
-    """Attention mask: a predicate of (batch, head, query, key). Masks are combined with ``&`` and ``|``."""
+    """Base class of attention masks: predicates of (batch, head, query, key), combined with ``&`` and ``|``."""
 
     @property
     def causal(self) -> bool:
@@ -23,12 +23,12 @@ class Mask(Part, slot=True):
 
     @property
     def sees_all(self) -> bool:
-        """True if it hides no key from any query."""
+        """True if every query sees every key."""
         return False
 
     @property
     def decodes(self) -> bool:
-        """True if no query after the row's prefix, which is processed in one call, sees a later key."""
+        """True if it allows decoding token by token: only queries in the row's prefix (one call) see later keys."""
         return self.causal
 
     @property
@@ -38,12 +38,12 @@ class Mask(Part, slot=True):
 
     @property
     def reach(self) -> int | None:
-        """Number of latest positions visible to a query, itself included; None for no bound."""
+        """Number of most recent positions, the query's own included, that a query may see; None if not bounded."""
         return None
 
     @property
     def first_visible(self) -> int:
-        """Number of first positions (attention sinks) visible beyond ``reach``."""
+        """Number of first positions of a row (attention sinks) that stay visible beyond ``reach``."""
         return 0
 
     @classmethod
@@ -84,7 +84,7 @@ def _expression(node: ast.expr) -> Any:
 
 
 class Full(Mask, kind="full"):
-    """Every key is visible to every query."""
+    """No restriction: every key is visible to every query."""
 
     @property
     def sees_all(self) -> bool:

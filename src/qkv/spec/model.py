@@ -24,15 +24,15 @@ MOST_LAYERS = 10_000
 
 
 class Block(Spec):
-    """Block of residual branches.
+    """Block of residual branches f with a norm (a layer of a stack).
 
-    pre        x + f(norm x)                (GPT-2)
-    post       norm(x + f(x))               (Vaswani et al. 2017)
-    sandwich   x + norm f(norm x)           (CogView, Ding et al. 2021)
-    parallel   x + Σ_k f_k(norm x)          (GPT-J 2021), one norm for all branches
+        pre        x + f(norm x)                (GPT-2)
+        post       norm(x + f(x))               (Vaswani et al. 2017)
+        sandwich   x + norm f(norm x)           (CogView, Ding et al. 2021)
+        parallel   x + Σ_k f_k(norm x)          (GPT-J 2021), one norm for all branches
 
-    With ``norms`` branch k has its own norm_k instead of ``norm``; the parallel order becomes
-    x + Σ_k f_k(norm_k x) (GPT-NeoX, Black et al. 2022).
+    With ``norms`` branch k has its own norm_k instead of ``norm``; the parallel order becomes x + Σ_k f_k(norm_k x)
+    (GPT-NeoX, Black et al. 2022).
     """
 
     branches: Seq[Branch] = Field(default=(Attention(), FeedForward()), min_length=1)
@@ -81,7 +81,7 @@ class Block(Spec):
 
 
 class Layered(Spec):
-    """``num_layers`` blocks, repeating the listed ones cyclically, and a final norm."""
+    """Base class of specs with a stack: ``num_layers`` blocks, repeating the listed ones cyclically, and a final norm."""
 
     num_layers: int | None = Field(default=None, gt=0, le=MOST_LAYERS, description="default: the number of listed blocks")
     blocks: Seq[Block] = Field(default=(Block(),), max_length=MOST_LAYERS, description="an empty list: a bag of vectors")
@@ -89,7 +89,7 @@ class Layered(Spec):
 
     @property
     def layers(self) -> tuple[Block, ...]:
-        """All blocks, with the pattern unrolled."""
+        """Block of every layer: the listed blocks, repeated cyclically up to ``num_layers``."""
         return tuple(self.blocks[i % len(self.blocks)] for i in range(self.depth))
 
     @property
@@ -99,16 +99,16 @@ class Layered(Spec):
 
     @property
     def reversible(self) -> bool:
-        """True if the blocks process two residual streams, each branch updating one."""
+        """True if the blocks are reversible (Reformer): two residual streams, of which each branch updates one."""
         return any(block.reversible for block in self.blocks)
 
     def leaving(self, width: int) -> int:
-        """Features per position after the last block: 2 · width for reversible blocks."""
+        """Features per position after the last block: ``width``, or 2 · ``width`` (two streams) if reversible."""
         return 2 * width if self.reversible else width
 
     @property
     def causal(self) -> bool:
-        """True if all branches are causal."""
+        """True if no position depends on a later one in any branch."""
         return all(block.causal for block in self.blocks)
 
     @property
@@ -118,21 +118,21 @@ class Layered(Spec):
 
     @property
     def reads_memory(self) -> bool:
-        """True if a branch reads a memory."""
+        """True if a branch reads a memory: an encoder's output or latents."""
         return any(branch.reads_memory for block in self.blocks for branch in block.branches)
 
     @property
     def reads_types(self) -> bool:
-        """True if a branch reads token types itself."""
+        """True if a branch itself, not only the front end, reads token types (segment ids)."""
         return any(branch.reads_types for block in self.blocks for branch in block.branches)
 
     @property
     def reads_prefix(self) -> bool:
-        """True if a branch depends on the length of each row's prefix."""
+        """True if the output of a branch depends on the length of each row's prefix (source text before a target)."""
         return any(branch.reads_prefix for block in self.blocks for branch in block.branches)
 
     def first_branch(self, wrong: Callable[[Branch], bool]) -> tuple[str | int, ...]:
-        """Path of the first branch for which ``wrong`` is true; empty if there is none."""
+        """Path, such as ("blocks", 0, "branches", 1), of the first branch for which ``wrong`` is true; empty if none."""
         for i, block in enumerate(self.blocks):
             for j, branch in enumerate(block.branches):
                 if wrong(branch):
@@ -144,7 +144,7 @@ class Layered(Spec):
         return self.first_branch(lambda branch: not branch.decodes)
 
     def block_problems(self, width: int) -> list[Problem]:
-        """Problems of the blocks at a width."""
+        """Errors in the blocks' settings for a stack of ``width`` features, each with its path; empty if none."""
         found: list[Problem] = []
         for i, block in enumerate(self.blocks):
             for j, branch in enumerate(block.branches):
@@ -163,7 +163,7 @@ class Layered(Spec):
 
 
 class Reader(Spec):
-    """Base class of specs with a front end."""
+    """Base class of specs that read an input signal through a front end (token table, image patches, audio)."""
 
     context_length: int = Field(default=256, gt=0, description="longest sequence in training; the size of a learned position table")
     frontend: Frontend = Text()
@@ -184,17 +184,20 @@ class Reader(Spec):
 
 
 class Stack(Layered, Reader):
-    """Front end, ``num_layers`` blocks (repeating the listed ones cyclically), final norm."""
+    """A front end followed by ``num_layers`` blocks (repeating the listed ones cyclically) and a final norm."""
 
     def types_read(self, types: Sequence[int]) -> list[int]:
-        """Token types as the stack reads them: clipped to the front end's types; empty if it reads none."""
+        """Token types (segment ids) clipped to the number that the front end embeds; empty if the stack reads none."""
         known = self.frontend.num_types
         if known:
             return [min(kind, known - 1) for kind in types]
         return list(types) if self.reads_types else []
 
     def stack_problems(self, width: int, frontend_width: int | None = None) -> list[Problem]:
-        """Problems of the stack at a width. ``frontend_width``: width of the front end's vectors, if latents read them."""
+        """Errors in the stack's settings for ``width`` features; empty if none.
+
+        ``frontend_width``: features of the front end's vectors where latents read them; default: ``width``.
+        """
         found, own = self.block_problems(width), self.frontend_width(width)
         if own != (frontend_width or width):
             sentence = (
@@ -209,7 +212,7 @@ _READING_BLOCK = Block(branches=(CrossAttention(), FeedForward()))
 
 
 class Encoder(Stack):
-    """Encoder of an encoder–decoder, of the model's width; its output is the memory of the decoder's cross branches."""
+    """Encoder of an encoder–decoder, of the model's width; the decoder's cross-attention reads its output."""
 
     blocks: Seq[Block] = Field(default=(_ENCODER_BLOCK,), min_length=1)
     memory: Literal["last", "layers"] = Field(
@@ -234,7 +237,7 @@ class Latents(Layered):
 
     @property
     def walk(self) -> tuple[int, ...]:
-        """Layer indices in order of execution."""
+        """Index of the block applied at each layer, in order: blocks applied once, then the others once per round."""
         count = self.depth
         return (*range(self.once), *[*range(self.once, count)] * self.rounds)
 
@@ -259,16 +262,17 @@ class Queries(Spec):
 
 
 class Wide(Spec):
-    """Base class of specs with a width."""
+    """Base class of specs with a model width D."""
 
     width: int = Field(default=128, gt=0, le=WIDEST, description="features per position, D")
 
 
 class Model(Stack, Wide):
-    """A stack with a head. With ``encoder``: an encoder–decoder, whose cross branches read the encoder's output.
+    """Complete model: front end, blocks, final norm and head; with ``encoder`` an encoder–decoder.
 
-    With ``latents``: these read the front end's vectors, and the stack's cross branches read the latents. The input of the
-    stack's blocks is ``queries``, by default the front end's vectors. Without blocks the head reads the latents.
+    With ``latents`` (Perceiver): these read the front end's vectors, and the stack's cross branches read the latents.
+    The input of the stack's blocks is ``queries``, by default the front end's vectors. Without blocks the head reads
+    the latents.
     """
 
     encoder: Encoder | None = Field(default=None, description="encoder of the source; default: none")
@@ -305,7 +309,7 @@ class Model(Stack, Wide):
 
     @property
     def latent_width(self) -> int:
-        """Width of the latents."""
+        """Features of a latent vector; the model's width by default."""
         return (self.latents and self.latents.width) or self.width
 
     @property
@@ -349,7 +353,7 @@ class Model(Stack, Wide):
         return found
 
     def _tied_problems(self) -> list[Problem]:
-        """Problems of shared token embedding tables."""
+        """Errors where token embedding tables are shared with the head or the encoder; empty if none."""
         found, own = list[Problem](), self._table_width(self)
         if not self.frontend.reads_tokens and self.head.predicts_tokens:
             sentence = f"a language model predicts tokens, and the front end {self.frontend.kind!r} reads none; give another head"
@@ -368,7 +372,7 @@ class Model(Stack, Wide):
         return found
 
     def _table_width(self, stack: Stack) -> int | None:
-        """Width of a stack's token embeddings; None if it has none."""
+        """Features of a token embedding of ``stack``; None if it reads no tokens."""
         return stack.frontend.table_width(self.width)
 
     def _stream_problems(self) -> list[Problem]:

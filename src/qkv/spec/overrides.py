@@ -42,7 +42,7 @@ class Assignment(NamedTuple):
 
     @property
     def text_value(self) -> Any:
-        """The value for a text field: the characters as typed, so that 2024 can be a name."""
+        """Value for a field of type text: the characters as typed, so that 2024 can be a name."""
         return self.value if self.raw is None or isinstance(self.value, str) else self.raw
 
     def under(self, name: str) -> Assignment:
@@ -50,7 +50,7 @@ class Assignment(NamedTuple):
         return self._replace(path=(name, *self.path))
 
     def below(self, name: str) -> Assignment:
-        """The same assignment without a leading ``name``."""
+        """The same assignment with a leading ``name`` removed from its path, if there is one."""
         return self._replace(path=self.path[1:]) if self.path[0] == name and len(self.path) > 1 else self
 
 
@@ -70,12 +70,12 @@ def assignments(overrides: Iterable[str | Assignment]) -> Iterator[Assignment]:
 
 
 def override(spec: S, overrides: Iterable[str | Assignment]) -> S:
-    """Apply dotted overrides to ``spec``. Raises ``SpecError``."""
+    """Return a copy of ``spec`` changed by dotted overrides such as ``model.width=64``. Raises ``SpecError``."""
     return parsed(type(spec), plain(spec, in_slot=False), assignments(overrides))
 
 
 def measured(recipe: S, changes: Iterable[str | Assignment]) -> S:
-    """Apply overrides for the evaluation of a trained model: generation (``sample.…``) or columns. Raises ``SpecError``.
+    """Apply overrides allowed when evaluating a trained model: ``sample.…`` and data columns. Raises ``SpecError``.
 
     Other keys describe the model and its training, which evaluation cannot change.
     """
@@ -91,7 +91,7 @@ def measured(recipe: S, changes: Iterable[str | Assignment]) -> S:
 
 
 def quick_form(values: Mapping[str, Any]) -> list[Assignment]:
-    """The overrides in a recipe's ``quick``."""
+    """Convert a recipe's ``quick`` (dotted path to value) to assignments."""
     return [Assignment.of(path, value) for path, value in values.items()]
 
 
@@ -111,7 +111,7 @@ def parsed(top: type[S], data: dict[str, Any], chosen: Iterable[Assignment], sou
 
 
 def _to_blame(path: SpecPath, origins: dict[SpecPath, str]) -> str | None:
-    """The override that set the path or its parent, else one that set something inside it; None if none did."""
+    """Text of the override that set ``path`` or its parent, else one that set something in it; None if none did."""
     around = [text for place, text in origins.items() if path[: len(place)] == place]
     inside = [text for place, text in origins.items() if path and place[: len(path)] == path]
     return next(iter([*around, *inside]), None)
@@ -167,7 +167,11 @@ class _Place(NamedTuple):
 
 
 class _Miss(NamedTuple):
-    """A name that was not found: number of names left, location, and the known names there or a sentence."""
+    """Name of a path that was not found, for the error message.
+
+    left: how many names of the path remained; trail: location; known: names that exist there; sentence: message
+    instead.
+    """
 
     left: int
     trail: SpecPath
@@ -258,7 +262,7 @@ class _Search:
         return _Place(fields, name, shape, (*place.trail, name))
 
     def _named(self, place: _Place, spec: type[Spec], name: str) -> Iterator[_Place]:
-        """The part at ``place`` if ``name`` selects it, else the selected parts in lists inside it."""
+        """Yield the part at ``place`` if ``name`` (a kind, "mixer", …) selects it, else those selected in its lists."""
         actual = self._open(place, spec)
         if is_slot(spec) and _selects(actual, name):
             yield place
@@ -284,7 +288,7 @@ class _Search:
         self.misses.append(_Miss(len(names), place.trail, names[0], known, sentence))
 
     def refuse_if_nothing_matched(self) -> None:
-        """Raise for the miss that matched most of the path, if nothing matched."""
+        """Raise ``SpecError`` for the miss that got farthest along the path, if no place matched."""
         if self.found:
             return
         left = min((miss.left for miss in self.misses), default=0)

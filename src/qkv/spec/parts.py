@@ -14,7 +14,7 @@ Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "quick_gelu",
 
 
 class Norm(Part, slot=True):
-    """Normalisation of a sequence of vectors."""
+    """Base class of normalisations of a sequence of vectors."""
 
     identity: ClassVar[bool] = False
     """True if it leaves the vectors unchanged."""
@@ -54,7 +54,7 @@ class BatchNorm(Norm, kind="batch_norm"):
 
 
 class NoNorm(Norm, kind="none"):
-    """Identity."""
+    """Identity: no normalisation."""
 
     identity = True
 
@@ -68,7 +68,7 @@ SwitchedNorm = Annotated[Norm, BeforeValidator(_switched, json_schema_input_type
 
 
 class Residual(Part, slot=True):
-    """Residual connection of the input x and output f(x) of a branch."""
+    """Base class of residual connections, which combine the input x and the output f(x) of a branch."""
 
     keeps_input: ClassVar[bool] = True
     """True if x reaches the output beside f(x)."""
@@ -110,22 +110,22 @@ class Reversible(Residual, kind="reversible"):
 
 
 class Positions(Part, slot=True):
-    """Position embeddings, combined with the token embeddings."""
+    """Base class of absolute position embeddings, combined with the token embeddings."""
 
     absent: ClassVar[bool] = False
     """True if there are no position vectors."""
 
     def limit(self, context_length: int) -> int | None:
-        """Number of positions with a vector; None for no limit."""
+        """Number of positions with a vector in a model of ``context_length``; None for no limit."""
         return None
 
     @property
     def limited_by(self) -> str:
-        """The key that says how many positions have a vector."""
+        """Dotted configuration key that limits the number of positions, for messages."""
         return "model.context_length"
 
     def width_problems(self, width: int) -> list[Problem]:
-        """Problems with vectors of ``width`` features."""
+        """Errors in these settings for position vectors of ``width`` features; empty if none."""
         return []
 
 
@@ -202,7 +202,7 @@ class NoPositions(Positions, kind="none"):
 
 
 class Relative(Part, slot=True):
-    """Relative positions inside attention."""
+    """Base class of relative positions, which act inside attention: RoPE, ALiBi, learned biases."""
 
     causal_only: ClassVar[bool] = False
     """True if they are defined for causal attention only."""
@@ -210,16 +210,16 @@ class Relative(Part, slot=True):
     """False if distances beyond those of training give scores that training never showed."""
 
     def head_problems(self, head_dim: int) -> list[Problem]:
-        """Problems with heads of ``head_dim`` features per key."""
+        """Errors for ``head_dim`` features per key, such as RoPE on an odd number of them; empty if none."""
         return []
 
 
 class RopeScaling(Part, slot=True):
-    """Scaling of rotary frequencies to extend the context beyond the training length."""
+    """Base class of scalings of rotary frequencies, which extend the context beyond the training length."""
 
 
 class LinearScaling(RopeScaling, kind="linear"):
-    """Positions divided by ``factor`` (Chen et al. 2023)."""
+    """Position interpolation: positions are divided by ``factor`` (Chen et al. 2023)."""
 
     factor: float = Field(gt=1)
 
@@ -231,7 +231,7 @@ class NTKScaling(RopeScaling, kind="ntk"):
 
 
 class YarnScaling(RopeScaling, kind="yarn"):
-    """Interpolates low frequencies, keeps high ones, and scales q and k by 0.1 ln(factor) + 1 (Peng et al. 2023)."""
+    """YaRN: interpolates low frequencies, keeps high ones, and scales q and k by 0.1 ln(factor) + 1 (Peng et al. 2023)."""
 
     factor: float = Field(gt=1)
     original_length: int = Field(gt=0)
@@ -255,7 +255,10 @@ class Llama3Scaling(RopeScaling, kind="llama3"):
 
 
 class Rope(Relative, kind="rope"):
-    """q and k rotated by position, pairs (i, i + Dr/2) of the first ``fraction`` of the head (Su et al. 2021)."""
+    """Rotary position embedding: q and k are rotated by their position (Su et al. 2021).
+
+    Feature i is paired with i + Dr/2 among the first Dr = ``fraction`` · Dk features of a head.
+    """
 
     extrapolates = False
     base: float = Field(default=10000.0, gt=1)
@@ -263,7 +266,7 @@ class Rope(Relative, kind="rope"):
     scaling: RopeScaling | None = None
 
     def rotated(self, head_dim: int) -> int:
-        """Number of features per head that are rotated."""
+        """Number of features per head that are rotated, Dr, of ``head_dim``."""
         return int(head_dim * self.fraction)
 
     def head_problems(self, head_dim: int) -> list[Problem]:

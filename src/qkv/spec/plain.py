@@ -9,7 +9,7 @@ from qkv.spec.base import Part, Spec
 
 
 class Shape(NamedTuple):
-    """Type of a field: spec class (None for plain values), True for a list, True if the field is text."""
+    """Type of a field. spec: class of the spec, None for plain values; many: True for a list; text: True for a string."""
 
     spec: type[Spec] | None
     many: bool
@@ -31,7 +31,7 @@ def shape_of(annotation: Any) -> Shape:
 
 
 def is_slot(spec: type[Spec] | None) -> bool:
-    """True for a slot, whose parts have a ``kind``; False for a single spec class."""
+    """True for a slot (base class of interchangeable parts, told apart by ``kind``); False for other specs and None."""
     return spec is not None and Part in spec.__bases__
 
 

@@ -1,4 +1,4 @@
-"""Processors: what turns raw values of a signal into those that a model reads, fitted on the training part and stored with the run."""
+"""Specs of processors, which transform raw input values; fitted on the training split and stored with the run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from qkv.spec.errors import Problem
 
 
 class Processor(Part, slot=True):
-    """Base class of processors, such as that of a tokenizer for values other than text. Its fields are all that there is to store."""
+    """Base class of processors: fitted transformations of inputs other than text. The fields are the fitted state."""
 
 
 class Scaler(Processor, kind="scaler"):
-    """(x - mean) / deviation of each feature, with the mean and deviation of the training part."""
+    """Standardisation: (x - mean) / deviation of each feature, with the mean and deviation of the training split."""
 
     mean: Seq[float]
     deviation: Seq[float]

@@ -74,7 +74,7 @@ def read_json(text: str, source: str = "") -> tuple[Any, Lines]:
 
 
 class _NotFinite(ValueError):
-    """Word such as NaN or Infinity, which Python's JSON reader accepts and JSON does not."""
+    """Error for NaN or Infinity, which Python's JSON reader accepts and JSON does not allow."""
 
 
 def _refuse_constant(word: str) -> NoReturn:
@@ -184,7 +184,7 @@ class _Reader:
         return fields
 
     def refuse_syntax(self, error: yaml.YAMLError) -> NoReturn:
-        """Raise PyYAML's syntax error as one sentence, with tabs, the most frequent cause, named."""
+        """Raise ``SpecError`` for PyYAML's syntax error as one sentence; tabs, the most frequent cause, are named."""
         mark = getattr(error, "problem_mark", None)
         rows = self.text.split("\n")
         if mark is None:

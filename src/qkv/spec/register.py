@@ -1,4 +1,4 @@
-"""One register of what implements each part."""
+"""Register of the implementation of each part: the class or function that a spec's class stands for."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _importing: set[str] = set()
 
 
 def implements(*parts: type[Part]) -> Callable[[C], C]:
-    """Decorator: a class or function as the implementation of specs, e.g. ``@implements(spec.GRU)`` of a mixer.
+    """Register the decorated class or function as the implementation of the spec classes ``parts``.
 
-    The slot decides what it is called with: see ``build_branch``, ``build_norm``, ``build_task`` and so on.
+    Used as ``@implements(spec.GRU)``. Its call signature is that of the slot: see ``build_branch``, ``build_norm``,
+    ``build_task``.
     """
 
     def register(found: C) -> C:
@@ -33,9 +34,9 @@ def implements(*parts: type[Part]) -> Callable[[C], C]:
 
 
 def implementation(part: Part, *packages: str) -> Any:
-    """The implementation of a part. ``packages``: where those of its slot are; their modules are imported when it is not known yet.
+    """Implementation registered for the class of ``part``. Raises ``UserError`` if there is none.
 
-    Raises ``UserError`` if there is none.
+    ``packages``: imported with all their modules if no implementation is registered yet.
     """
     if type(part) not in _REGISTER:
         import_all(*packages)
@@ -47,7 +48,7 @@ def implementation(part: Part, *packages: str) -> Any:
 
 
 def implementations(slot: type[P], *packages: str) -> dict[type[P], Any]:
-    """Implementations of every part of a slot, by the type of the spec."""
+    """Implementation of every part of a slot, by spec class, after the import of all modules of ``packages``."""
     import_all(*packages)
     return {part: found for part, found in _REGISTER.items() if issubclass(part, slot)}
 

@@ -17,10 +17,11 @@ S = TypeVar("S", bound=Stack)
 
 
 def operated(recipe: Recipe, changes: Iterable[str | Assignment]) -> Recipe:
-    """Replace parts of the recipe's model by dotted overrides; the prefix ``model.`` is optional.
+    """Copy of the recipe with parts of its model replaced by dotted overrides; the prefix ``model.`` is optional.
 
-    ``blocks.3`` is layer 3 of the unrolled stack. A branch that replaces another inherits fields of the same name and type
-    unless the override sets them: ``blocks.*.mixer=linear_attention`` keeps the number of heads. Raises ``SpecError``.
+    ``blocks.3`` is layer 3 of the unrolled stack. A branch that replaces another inherits fields of the same name and
+    type unless the override sets them: ``blocks.*.mixer=linear_attention`` keeps the number of heads. Raises
+    ``SpecError``.
     """
     chosen = [a if a.path[0] in Recipe.model_fields else a.under("model") for a in assignments(changes)]
     model = unrolled(recipe.model)
@@ -34,13 +35,13 @@ def operated(recipe: Recipe, changes: Iterable[str | Assignment]) -> Recipe:
 
 
 def unrolled(model: Model) -> Model:
-    """Return ``model`` with all layers listed, also those of its encoder and latents."""
+    """Return ``model`` with every layer listed instead of a repeated pattern, also in its encoder and latents."""
     encoder = model.encoder and _unrolled(model.encoder)
     return _unrolled(model).changed(encoder=encoder, latents=model.latents and _listed(model.latents))
 
 
 def folded(model: Model) -> Model:
-    """Return ``model`` with the shortest pattern of blocks that gives its layers."""
+    """Inverse of ``unrolled``: return ``model`` with the shortest repeated pattern of blocks that gives its layers."""
     encoder, latents = (before and _folded(before) for before in (model.encoder, model.latents))
     return _folded(model).changed(encoder=encoder, latents=latents)
 
@@ -71,7 +72,7 @@ def _inherit(old: Layered, data: Any) -> None:
 
 
 def _filled(block: Block, i: int, value: Any) -> Any:
-    """The plain ``value`` of branch ``i``, with missing fields from the branch that it replaces."""
+    """Plain data of branch ``i`` of ``block``: ``value`` with missing fields taken from the branch that it replaces."""
     old = block.branches[i]
     fields: Any = value
     if isinstance(value, str):

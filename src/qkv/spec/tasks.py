@@ -15,7 +15,7 @@ Needs = Literal["causal", "decodes", "anything"]
 
 
 class Task(Part, slot=True):
-    """Training objective."""
+    """Base class of tasks: the training objective, with the data, model and head that it requires."""
 
     reads: ClassVar[Reads] = "text"
     """Required data: a text, a table of examples, or nothing if the task generates its own data."""
@@ -29,11 +29,11 @@ class Task(Part, slot=True):
     """True if the vocabulary is the tokenizer's, without tokens of the task's own."""
 
     def writes(self, model: Model) -> bool:
-        """True if predictions are decoded token by token."""
+        """True if predictions of ``model`` are generated token by token."""
         return self.needs != "anything"
 
     def model_problems(self, model: Model) -> list[Problem]:
-        """Further problems of the model with this task, by path in the model."""
+        """Errors in the combination of this task with ``model``, each with its path in the model; empty if none."""
         return []
 
     def published(self) -> Self:
@@ -145,7 +145,7 @@ class MaskedTokens(Task, kind="masked_tokens"):
 
 
 class Restoration(Task):
-    """Base class of denoising objectives: the model reads a corrupted text and generates the missing parts or all of it."""
+    """Base class of denoising objectives: the model reads a corrupted text and generates the lost parts or all of it."""
 
     needs: ClassVar[Needs] = "decodes"
     takes_encoder: ClassVar[bool] = True
@@ -159,44 +159,44 @@ class SpanCorruption(Restoration, kind="span_corruption"):
 
 
 class Noise(Part, slot=True):
-    """Text corruption."""
+    """Base class of text corruptions, the steps of ``Denoising``."""
 
 
 class TokenMasking(Noise, kind="token_masking"):
-    """Replaces a fraction of the tokens by the mask token."""
+    """Text corruption: replaces a fraction ``rate`` of the tokens by the mask token."""
 
     rate: float = Field(default=0.3, ge=0, le=1)
 
 
 class TokenDeletion(Noise, kind="token_deletion"):
-    """Deletes a fraction of the tokens."""
+    """Text corruption: deletes a fraction ``rate`` of the tokens."""
 
     rate: float = Field(default=0.3, ge=0, le=1)
 
 
 class TextInfilling(Noise, kind="text_infilling"):
-    """Replaces spans of Poisson lengths, a fraction of the tokens in all, by one mask token each."""
+    """Text corruption: replaces spans of Poisson lengths, a fraction ``rate`` of the tokens, by one mask token each."""
 
     rate: float = Field(default=0.3, ge=0, le=1)
     mean_length: float = Field(default=3.0, ge=1)
 
 
 class SentencePermutation(Noise, kind="sentence_permutation"):
-    """Shuffles the sentences."""
+    """Text corruption: shuffles the sentences of each text."""
 
 
 class DocumentRotation(Noise, kind="document_rotation"):
-    """Rotates the text to begin at a random token."""
+    """Text corruption: rotates each text to begin at a random token."""
 
 
 class Denoising(Restoration, kind="denoising"):
-    """Denoising: the noises are applied in turn, and the model generates the whole text (BART, Lewis et al. 2020)."""
+    """Denoising: corrupt a text by all ``noises`` in turn, generate the original (BART, Lewis et al. 2020)."""
 
     noises: Seq[Noise] = Field(default=(SentencePermutation(), TextInfilling()), min_length=1)
 
 
 class Permutation(Task, kind="permutation"):
-    """Permutation language modelling: tokens are predicted autoregressively in a random order (XLNet, Yang et al. 2019)."""
+    """Permutation language modelling: predict tokens in a random order, each from earlier ones (XLNet, 2019)."""
 
     rate: float = Field(default=1 / 6, gt=0, le=1, description="fraction of tokens that are predicted, the last in the order")
     max_span: int = Field(default=5, ge=1, description="maximum tokens of a contiguous target span")
@@ -267,7 +267,7 @@ class Sorting(Generated, kind="sorting"):
 
 
 class Recall(Generated, kind="recall"):
-    """Recall of a symbol after filler tokens; measures memory by distance."""
+    """Recall of the symbol that precedes a number of filler tokens; measures memory as accuracy by distance."""
 
     distances: Seq[int] = Field(
         default=(1, 2, 4, 8, 16, 32, 64), min_length=1, description="numbers of filler tokens between symbol and question; one per batch"

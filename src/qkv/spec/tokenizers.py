@@ -10,14 +10,14 @@ from qkv.spec.base import Part
 
 
 class Tokenizer(Part, slot=True):
-    """Tokenizer, trained on the training text or read from a file."""
+    """Base class of tokenizers, trained on the training text or read from a file."""
 
     sample: ClassVar[int | None] = None
     """Number of characters of text that training needs; None: the whole text."""
 
     @property
     def num_ids(self) -> int | None:
-        """Maximum number of ids; None if the text or a file determines it."""
+        """Maximum vocabulary size; None if only the text or a file determines it."""
         return None
 
 

@@ -11,7 +11,7 @@ from qkv.spec.base import LARGEST_SEED, Part, Seq, Spec
 
 
 class Optimizer(Part, slot=True):
-    """Optimiser."""
+    """Base class of optimisers."""
 
     lr: float
 
@@ -37,7 +37,7 @@ class Muon(Optimizer, kind="muon"):
 
 
 class Schedule(Part, slot=True):
-    """Learning rate schedule: a factor of the optimiser's rate, by step."""
+    """Base class of learning rate schedules: a factor of the optimiser's ``lr``, by step."""
 
     fixed_by_warmup: ClassVar[bool] = False
     """True if the warm-up, not the number of steps, determines the rates of all steps."""
@@ -46,7 +46,7 @@ class Schedule(Part, slot=True):
 
 
 class Constant(Schedule, kind="constant"):
-    """1 after the warm-up."""
+    """Constant factor 1 after the warm-up."""
 
 
 class InverseSquareRoot(Schedule, kind="inverse_square_root"):
@@ -63,13 +63,13 @@ class Cosine(Schedule, kind="cosine"):
 
 
 class Linear(Schedule, kind="linear"):
-    """Linear decay from 1 to ``final``."""
+    """Linear decay of the factor from 1 to ``final`` after the warm-up."""
 
     final: float = Field(default=0.0, ge=0, le=1)
 
 
 class WarmupStableDecay(Schedule, kind="warmup_stable_decay"):
-    """1, then linear decay to ``final`` over the last fraction ``decay`` of the steps (Hu et al. 2024)."""
+    """Factor 1, then linear decay to ``final`` over the last fraction ``decay`` of the steps (Hu et al. 2024)."""
 
     decay: float = Field(default=0.2, gt=0, le=1)
     final: float = Field(default=0.0, ge=0, le=1)

@@ -12,11 +12,11 @@ from qkv.spec.reader import read_yaml
 
 
 class InLine(dict[str, Any]):
-    """Mapping written in flow style (braces)."""
+    """Mapping to be written in flow style, in braces on one line."""
 
 
 class _Lines(dict[str, Any]):
-    """Mapping written in block style (one line per key)."""
+    """Mapping to be written in block style, one line per key."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -43,7 +43,7 @@ def block(key: str, value: Any) -> str:
 
 
 def with_keys(text: str, values: Mapping[str, Any], source: str = "") -> str:
-    """Set top-level keys in ``text``: a value replaces the key's block or is appended, None removes it.
+    """Set top-level keys in the YAML ``text``: a value replaces the key's block or is appended, None removes the key.
 
     Raises ``UserError`` if the file is a flow-style mapping (braces), or if other keys would change.
     """

@@ -132,7 +132,7 @@ def _text(path: Path) -> str:
 
 
 def _near(path: Path) -> str:
-    """A clause that suggests the file in the same folder with the most similar name."""
+    """Clause for an error message that suggests the most similar file name in the same folder; "" if none is similar."""
     try:
         names = [entry.name for entry in os.scandir(path.parent)]
     except OSError:
@@ -147,7 +147,7 @@ def _specs_in(folder: Path) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writer whose output means the same in YAML 1.1 and 1.2: ambiguous text is quoted."""
+    """YAML writer whose output means the same in YAML 1.1 and 1.2: ambiguous text is quoted."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)

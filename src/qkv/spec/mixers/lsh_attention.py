@@ -55,7 +55,7 @@ class LSHAttention(Masked, SparseAttention, kind="lsh_attention"):
 
     @property
     def buckets(self) -> int:
-        """Buckets per round."""
+        """Number of LSH buckets in a hash round."""
         return prod(self.num_buckets)
 
     @property

@@ -41,7 +41,7 @@ class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
 
     @property
     def table_key(self) -> tuple[Hashable, ...]:
-        """Settings that must be equal, besides the width, in layers that share a table."""
+        """Settings that, besides the width, must be equal in layers that share one table of distance vectors."""
         norm: Any = self.table_norm  # a frozen spec is hashable, which its static type does not tell
         return "disentangled", self.position_buckets, self.max_distance, norm
 
@@ -52,7 +52,7 @@ class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
 
     @property
     def terms(self) -> int:
-        """f: number of dot products per score."""
+        """Number of dot products summed to a score, f: 1 to 3."""
         return 1 + self.content_to_position + self.position_to_content
 
     def canonical(self, width: int) -> Self:

@@ -18,7 +18,7 @@ class SparseAttention(Branch):
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
     def head_width(self, width: int) -> int:
-        """Dk at a model width."""
+        """Features per head, Dk, in a model of ``width`` features."""
         return self.head_dim or width // self.num_heads
 
     def width_problems(self, width: int) -> list[Problem]:
@@ -51,5 +51,5 @@ class GlobalLocalAttention(SparseAttention, kind="global_local_attention"):
 
     @property
     def block(self) -> int:
-        """Number of queries per block."""
+        """Number of queries computed together as one block."""
         return max(self.window, 64)
