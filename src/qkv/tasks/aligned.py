@@ -17,10 +17,10 @@ MOST_TOKENS = 40
 
 
 def aligned(model: Transformer, vocabulary: Vocabulary, source: Sequence[int], written: Sequence[int]) -> list[dict[str, Any]]:
-    """Attention over ``source`` behind the prediction of each token of ``written`` after the first: last
-    cross-attention branch, mean over heads.
+    """Report section: attention weights over ``source`` behind each token of ``written`` but the first.
 
-    Empty if no branch attends to the source, or the picture would be too large.
+    Weights of the last cross-attention branch, averaged over heads. Empty if no branch attends to the source, or if
+    the picture would be too large.
     """
     if model.encoder is None or max(len(source), len(written)) > MOST_TOKENS or len(written) < 2:
         return []
@@ -33,5 +33,5 @@ def aligned(model: Transformer, vocabulary: Vocabulary, source: Sequence[int], w
 
 
 def _tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Text of each token; tokens that decode to nothing, such as the end token, by name."""
+    """Text of each token of ``ids``; tokens that decode to "", such as the end token, by their names."""
     return [tokenizer.decode([int(token)], skip_special=True).strip() or str(tokenizer.core.id_to_token(int(token))) for token in ids]

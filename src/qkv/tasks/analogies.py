@@ -34,7 +34,7 @@ class Analogy(NamedTuple):
 
 
 def analogies() -> list[Analogy]:
-    """All ordered combinations of two pairs of a group with four different words."""
+    """All analogies formed of two word pairs of the same group with four different words, in both orders."""
     found = []
     for group, text in GROUPS.items():
         pairs = [tuple(pair.split()) for pair in text.split(", ")]

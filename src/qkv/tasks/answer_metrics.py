@@ -22,8 +22,9 @@ def exact_match(answer: str, truth: str) -> float:
 
 
 def overlap(answer: str, truth: str) -> float:
-    """F1 = 2 · shared / (words of one + words of the other) over normalised words; if one has none, 1 if both have
-    none, else 0.
+    """F1 of two texts as bags of normalised words: 2 · shared / (words of one + words of the other), 0 to 1.
+
+    If a text has no words: 1 if both have none, else 0.
     """
     a, b = normalised(answer).split(), normalised(truth).split()
     if not a or not b:

@@ -28,7 +28,7 @@ def bag_of_words(texts: Sequence[str], labels: Sequence[str], unseen: Sequence[s
 
 
 def too_large(texts: Sequence[str], labels: Sequence[str]) -> str:
-    """Note if the data is too large for the bag of words, else ""."""
+    """Note for the user that the data is too large for the bag-of-words baseline; "" if it is not."""
     if len(texts) > MOST_ROWS:
         return f"the bag of words is left out: {len(texts):,} training texts are more than {MOST_ROWS:,}"
     words, classes = len({word for text in texts for word in text.lower().split()}), len(set(labels))
@@ -38,7 +38,10 @@ def too_large(texts: Sequence[str], labels: Sequence[str]) -> str:
 
 
 def bag_of_words_accuracy(texts: Sequence[str], labels: Sequence[str], unseen: Sequence[str], truth: Sequence[str]) -> float | None:
-    """Accuracy on ``unseen``, 0 to 100; None without scikit-learn, or if ``too_large``."""
+    """Accuracy of ``bag_of_words`` on ``unseen`` texts with labels ``truth``, in per cent.
+
+    None without scikit-learn, or if ``too_large``.
+    """
     if too_large(texts, labels):
         return None
     try:

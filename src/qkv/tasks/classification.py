@@ -33,7 +33,7 @@ _SHOWN = 12
 
 @implements(Classification)
 class ClassificationTask(PooledTask):
-    """-log p(label | text)."""
+    """Classification of a text or a pair of texts; loss -log p(label | text)."""
 
     loss_unit = "nats an example"
     unknown = 0
@@ -109,9 +109,7 @@ class ClassificationTask(PooledTask):
 
 
 def _baselines(material: ExampleMaterial, split: str) -> dict[str, float]:
-    """Accuracy of the most frequent training label, and of logistic regression over words if scikit-learn is
-    installed.
-    """
+    """Accuracies of baselines on ``split``, in per cent: most frequent training label, and if possible ``bag_of_words``."""
     if not material.fitted_on:
         return {}
     (texts, labels), (unseen, truth) = (

@@ -44,10 +44,13 @@ def _document_rotation(part: spec.DocumentRotation, tokenizer: Tokenizer) -> ops
 
 @implements(spec.Denoising)
 class DenoisingTask(RestorationTask):
-    """Source: the corrupted text; target: the text."""
+    """Denoising (BART): the source is a text corrupted by the spec's noises, the target is the original text."""
 
     def sizes(self, length: int) -> tuple[int, int]:
-        """Noise rarely lengthens a text; sources longer than their text are truncated."""
+        """Maximum (source, target) tokens of a window of ``length``, end tokens included; longer sources are truncated.
+
+        Noise rarely lengthens a text.
+        """
         return length + 1, length + 1
 
     def prepared(self, recipe: Recipe, tokenizer: Tokenizer) -> Tokenizer:

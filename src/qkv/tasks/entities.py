@@ -48,7 +48,7 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 
 
 def marked(words: Sequence[str], tags: Sequence[str]) -> str:
-    """Readable sentence: ``[Barack Obama](person) spoke``, or ``the/DET dog/NOUN`` if tags encode no entities."""
+    """Format a tagged sentence: ``[Barack Obama](person) spoke``, or ``the/DET dog/NOUN`` if tags encode no entities."""
     if not marks_entities([*tags, OUTSIDE]):
         return " ".join(f"{word}/{tag}" for word, tag in zip(words, tags, strict=True))
     parts, done = [], 0
@@ -59,8 +59,9 @@ def marked(words: Sequence[str], tags: Sequence[str]) -> str:
 
 
 def entity_f1(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> float:
-    """2 TP / (true + found) over whole entities, 0 to 100; 0 without entities. Equals the F1 of ``entity_scores``,
-    without seqeval.
+    """F1 over whole entities, 2 TP / (true + found), in per cent; 0 without entities.
+
+    Equals the F1 of ``entity_scores``, but does not need seqeval.
     """
     hits = total = 0
     for true, guess in zip(truth, found, strict=True):
@@ -107,7 +108,7 @@ class MostFrequent:
         self._other = _most(total)
 
     def __call__(self, words: Sequence[str]) -> list[str]:
-        """Tag for each word."""
+        """Predicted tag of each word."""
         return [self._tags.get(word, self._other) for word in words]
 
 

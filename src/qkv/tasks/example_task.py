@@ -30,7 +30,7 @@ Collate = Callable[[Sequence[Any]], Batch]
 
 
 class ExampleTask(Task):
-    """Rows with named columns, encoded one by one."""
+    """Base class of tasks on tables: rows with named columns (roles such as ``text`` and ``label``), encoded one by one."""
 
     roles: ClassVar[tuple[Role, ...]]
     """Columns that the task needs."""
@@ -54,7 +54,7 @@ class ExampleTask(Task):
         return material
 
     def _known(self, records: Records, vocabulary: Vocabulary) -> tuple[list[dict[str, Any]], list[str]]:
-        """Rows with labels known to the run, and a note about the others. Raises ``UserError`` if there are none."""
+        """(rows whose labels occurred in training, notes about the others). Raises ``UserError`` if no row is left."""
         rows = records.splits[OTHER]
         unknown = [self.unknown_label(row, vocabulary) for row in rows]
         names = list(dict.fromkeys(label for label in unknown if label is not None))
@@ -72,11 +72,14 @@ class ExampleTask(Task):
         ]
 
     def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:
-        """Label of the row that was not in training; None if all are known."""
+        """First label of the row that did not occur in training and so has no class; None if there is none."""
         return None
 
     def part(self, material: ExampleMaterial, share: float) -> ExampleMaterial:
-        """Evenly spaced ``share`` of the rows of each split of ``material``, for timing, not for training."""
+        """Copy of the data with an evenly spaced fraction ``share`` of the rows of each split, for timing an evaluation.
+
+        The training split keeps one row.
+        """
         rows = {split: _spread(found, share) for split, found in material.records.items()}
         recipe, vocabulary = material.recipe, material.vocabulary
         cut = self.cut(recipe, vocabulary)
@@ -94,32 +97,35 @@ class ExampleTask(Task):
         return records, recipe, vocabulary or self.vocabulary(recipe, records)
 
     def completed(self, recipe: Recipe, records: Records) -> Recipe:
-        """Fill in settings of the recipe, other than sizes, that the data determines."""
+        """Copy of the recipe with settings, other than sizes, that the data determines, such as the mean of the targets."""
         return recipe
 
     @abstractmethod
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
-        """Tokenizers and labels, built from the training split only."""
+        """Build the tokenizers and the list of labels, from the training split only."""
 
     @abstractmethod
     def limits(self, recipe: Recipe) -> dict[str, int]:
-        """Maximum number of tokens of each role."""
+        """Maximum number of tokens of each input role, such as {"text": 511}."""
 
     def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Cut:
-        """Truncation to the limits."""
+        """Truncation to ``limits``, which counts the truncated inputs."""
         return Cut(self.limits(recipe), recipe.model.types_read)
 
     def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Cut) -> list[Example]:
-        """Encode the rows of a split, by default as one example each."""
+        """Encode rows to examples: one per row by default, several where long rows are split into windows.
+
+        ``cut``: truncation to the model's limits, which counts truncated inputs.
+        """
         return [self.encode(row, vocabulary, cut) for row in rows]
 
     def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Example:
-        """Encode one row; called by ``examples``."""
+        """Encode one row to an example; ``cut`` truncates its inputs. Called by ``examples``."""
         raise NotImplementedError
 
     @abstractmethod
     def collator(self, recipe: Recipe) -> Collate:
-        """Function that collates the ``parts`` of examples into a batch."""
+        """Return the function that makes a batch of the ``parts`` of several examples."""
 
 
 def _spread(rows: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:
@@ -129,9 +135,9 @@ def _spread(rows: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:
 
 
 class Cut:
-    """Truncation to the model's limits, which counts truncated inputs so that they are reported.
+    """Truncation of token ids to limits by role, which counts truncated inputs for the notes to the user.
 
-    ``types_read`` maps token types to those that the model reads.
+    ``types_read`` maps token types (segment ids) to those that the model reads; by default to none.
     """
 
     def __init__(self, limits: Mapping[str, int], types_read: Callable[[Sequence[int]], list[int]] = lambda types: []):
@@ -139,18 +145,18 @@ class Cut:
         self._types_read = types_read
 
     def __call__(self, ids: np.ndarray | list[int], role: str) -> np.ndarray:
-        """Truncate the ids of ``role``."""
+        """Return the first ids, up to the limit of ``role``."""
         self._count(len(ids), role)
         return np.asarray(ids[: self.limits[role]], np.int64)
 
     def together(self, first: Sequence[int], second: Sequence[int], role: str) -> tuple[Sequence[int], Sequence[int]]:
-        """Truncate two texts to a common limit; see ``qkv.tokenizers.framing.shortened``."""
+        """Truncate two texts whose sum has the limit of ``role``; see ``qkv.tokenizers.framing.shortened``."""
         self._count(len(first) + len(second), role)
         kept = shortened((len(first), len(second)), self.limits[role])
         return first[: kept[0]], second[: kept[1]]
 
     def framed(self, found: Framed) -> Framed:
-        """Keep only the token types that the model reads."""
+        """Copy of ``found`` with its token types reduced to those that the model reads."""
         return found._replace(types=self._types_read(found.types))
 
     def _count(self, length: int, role: str) -> None:
@@ -159,12 +165,12 @@ class Cut:
             self.longest[role] = max(self.longest[role], length)
 
     def note(self, length: int, role: str) -> dict[str, str]:
-        """Note for a prediction if the input of ``length`` tokens was truncated."""
+        """Entry of a prediction that tells that its input, ``length`` tokens long, was truncated; empty if it was not."""
         most = self.limits[role]
         return {"note": f"the input has {length} tokens and the model reads {most}; the rest was not read"} if length > most else {}
 
     def notes(self, examples: int) -> list[str]:
-        """Note for each role with truncated inputs."""
+        """One message per role about truncated inputs among ``examples``."""
         return [
             f"{count:,} of {examples:,} examples were cut: their {role} is longer than the {self.limits[role]} tokens that fit "
             f"(the longest has {self.longest[role]:,})"
@@ -174,13 +180,14 @@ class Cut:
 
 
 def trained(spec: TokenizerSpec, texts: Iterable[str], specials: Sequence[str] = ()) -> Tokenizer:
-    """Train a tokenizer on separate texts, with special tokens of these roles."""
+    """Train a tokenizer on separate texts, with special tokens for the roles ``specials`` (such as "mask")."""
     return trained_on(spec, list(texts)).with_specials(specials)
 
 
 def framed_by(tokenizer: Tokenizer, texts: int) -> Tokenizer:
-    """``tokenizer`` if its template frames one text, or two; else with the special tokens ``cls`` and, for two,
-    ``sep``.
+    """Tokenizer that frames ``texts`` texts, one or two, with special tokens such as [CLS] and [SEP].
+
+    ``tokenizer`` itself if it has a template for that; else with ``cls`` and, for two texts, ``sep`` added.
     """
     marked = tokenizer.with_specials(("cls", "sep")[:texts])
     alike = marked.pair_frame == tokenizer.pair_frame if texts == 2 else marked.frame == tokenizer.frame
@@ -188,14 +195,14 @@ def framed_by(tokenizer: Tokenizer, texts: int) -> Tokenizer:
 
 
 def text_in(row: Mapping[str, Any], role: str) -> str:
-    """Text of an input row. Raises ``UserError`` if it is not a string."""
+    """Text of the column ``role`` of a row. Raises ``UserError`` if it is not a string."""
     if not isinstance(row[role], str):
         raise UserError(f"{role}: {row[role]!r} is not a text")
     return row[role]
 
 
 def column(records: Records, role: str) -> list[Any]:
-    """Values of one column in the training rows."""
+    """Values of the column ``role`` in the training rows."""
     return [row[role] for row in records.splits[TRAIN]]
 
 
@@ -214,5 +221,5 @@ def types_or_none(rows: Sequence[np.ndarray]) -> Tensor | None:
 
 
 def lengths_or_none(ids: Tensor, lengths: Tensor) -> Tensor | None:
-    """``lengths``, or None if no row is padded, which is faster."""
+    """``lengths`` (B) if a row of ``ids`` (B, N) is padded, else None, which saves masking."""
     return None if bool((lengths == ids.shape[1]).all()) else lengths

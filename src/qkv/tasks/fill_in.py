@@ -27,8 +27,9 @@ BEST = 5
 
 
 class Gapped(NamedTuple):
-    """Text with gaps. ``ids``: all tokens, with masks at ``places``; ``pieces``: text before, between and after the
-    gaps.
+    """Text with gaps.
+
+    ids: all tokens, with mask tokens at the indices ``places``. pieces: text before, between and after the gaps.
     """
 
     ids: list[int]
@@ -60,26 +61,24 @@ def filled(gapped: Gapped, words: Sequence[str]) -> str:
 
 
 def words_carry_spaces(tokenizer: Tokenizer) -> bool:
-    """True if word tokens include the preceding space."""
+    """True if tokens of words include the preceding space, as in GPT-2's vocabulary."""
     return tokenizer.token_bytes is not None and any(piece[:1] == b" " and piece[1:2].isalnum() for piece in tokenizer.token_bytes)
 
 
 def word_of(tokenizer: Tokenizer, index: int) -> str:
-    """Text of a single token."""
+    """Text of the single token ``index``."""
     word = tokenizer.decode([index])
     return word.strip(" ") or word if words_carry_spaces(tokenizer) else word
 
 
 class FillInTask(TextTask):
-    """Base class for tasks whose models predict single-token gaps. Texts are framed by the tokenizer's template, if
-    any.
-    """
+    """Base class of tasks whose models fill single-token gaps in a text, framed by the tokenizer's template, if any."""
 
     asks = ("text",)
 
     @abstractmethod
     def logits(self, model: Transformer, read: Framed, places: list[int]) -> Tensor:
-        """Logits (places, V) at the masks in ``places``. ``read.types`` is empty if the model reads no types."""
+        """Logits (len(places), V) at the mask tokens, the indices ``places`` of ``read``; its ``types`` may be empty."""
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return [self._answer(model, vocabulary.tokenizer, recipe, text_in(row, "text")) for row in rows]

@@ -58,7 +58,7 @@ class GeneratedMaterial(Material):
 
 
 class GeneratedTask(Task):
-    """Base class for tasks that generate their examples."""
+    """Base class of tasks that generate their own examples at random, such as sorting, so that the answers are exact."""
 
     def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Material:
         if self.longest(recipe) > recipe.model.context_length:
@@ -69,15 +69,15 @@ class GeneratedTask(Task):
 
     @abstractmethod
     def longest(self, recipe: Recipe) -> int:
-        """Positions of the longest training row."""
+        """Number of positions of the longest training row."""
 
     @abstractmethod
     def vocabulary(self) -> Vocabulary:
-        """Vocabulary of the generated ids."""
+        """Vocabulary of the generated symbols."""
 
     @abstractmethod
     def drawing(self, recipe: Recipe, vocabulary: Vocabulary) -> Draw:
-        """Function that draws a batch."""
+        """Return the function that generates one batch from a random generator, with the sizes in ``recipe``."""
 
 
 def tokenizer_of(words: Sequence[str]) -> Tokenizer:
@@ -86,5 +86,5 @@ def tokenizer_of(words: Sequence[str]) -> Tokenizer:
 
 
 def ids_of(tokenizer: Tokenizer, words: Sequence[str]) -> np.ndarray:
-    """Id of each word, (words,) int64."""
+    """Token id of each word, (len(words),) int64."""
     return np.asarray(tokenizer.encode(" ".join(words)), np.int64)

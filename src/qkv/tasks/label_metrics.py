@@ -12,7 +12,10 @@ Pairs = Sequence[tuple[int, int]]
 
 
 def counts(pairs: Pairs, num_classes: int) -> np.ndarray:
-    """Confusion counts: examples of class i (rows) predicted as class j (columns)."""
+    """Confusion matrix (C, C): number of examples of class i (row) predicted as class j (column).
+
+    ``pairs``: (true class, predicted class) of each example.
+    """
     table = np.zeros((num_classes, num_classes), np.int64)
     if len(pairs):
         np.add.at(table, tuple(np.array(pairs).T), 1)
@@ -25,8 +28,9 @@ _MOST_MISTAKES = 12
 
 
 def agreement(pairs: Pairs) -> dict[str, float]:
-    """Accuracy, and F1 = 2 TP / (2 TP + FP + FN) averaged over the classes that occur as truth or prediction; both 0 to
-    100.
+    """Accuracy and macro F1 of (true, predicted) classes, in per cent.
+
+    F1 = 2 TP / (2 TP + FP + FN), averaged over the classes that occur as truth or prediction.
     """
     if not len(pairs):
         return {"accuracy": float("nan"), "macro_f1": float("nan")}
@@ -37,7 +41,7 @@ def agreement(pairs: Pairs) -> dict[str, float]:
 
 
 def _by_class(pairs: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """True positives, truths and predictions per class."""
+    """(true positives, true examples, predicted examples) of each class, (C,) each."""
     true, found = pairs[:, 0], pairs[:, 1]
     some = (np.bincount(classes, minlength=num_classes) for classes in (true[true == found], true, found))
     hits, is_true, is_found = some

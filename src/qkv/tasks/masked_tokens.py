@@ -62,7 +62,7 @@ class MaskedTokensTask(FillInTask):
         return hide
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        """Sum in nats."""
+        """-Σ log p(masked token) over the batch, in nats."""
         return loss_of_vectors(model, *_asked(model, batch, tap), tap=tap)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
@@ -108,7 +108,7 @@ class MaskedTokensTask(FillInTask):
 
 
 def padding(batch: Batch) -> np.ndarray:
-    """(B, N) bool: padding positions."""
+    """Padding mask (B, N) bool: True at padding."""
     ids, lengths = batch.input.values, batch.input.lengths
     return np.zeros(ids.shape, bool) if lengths is None else np.arange(ids.shape[1]) >= lengths.numpy()[:, None]
 
@@ -135,8 +135,9 @@ def pseudo_log_likelihood(model: Transformer, ids: list[int], tokenizer: Tokeniz
 
 
 def sentences(material: TextMaterial, split: str, longest: int) -> list[list[int]]:
-    """Up to ``SENTENCES`` sentences of a split, evenly spaced and deterministic, of at least 5 words and at most
-    ``longest`` tokens.
+    """Token ids of up to ``SENTENCES`` sentences, evenly spaced over a split, for ``pseudo_log_likelihood``.
+
+    Each has at least 5 words and at most ``longest`` tokens.
     """
     found = []
     for text in _stretches(material, split, SENTENCES, 4 * longest):
@@ -154,7 +155,7 @@ def _stretches(material: TextMaterial, split: str, count: int, length: int) -> I
 
 
 def _hidden_text(material: TextMaterial, split: str, count: int) -> list[str]:
-    """Excerpts of a split with every ninth token replaced by a gap."""
+    """``count`` excerpts of a split with every ninth token replaced by a gap, as examples for the report."""
     tokenizer = material.vocabulary.tokenizer
     ids, length = material.corpus.splits[split].ids, min(48, material.recipe.model.context_length // 2)
     gap = " <mask>" if words_carry_spaces(tokenizer) else " <mask> " if tokenizer.token_bytes is None else "<mask>"

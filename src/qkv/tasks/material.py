@@ -1,4 +1,4 @@
-"""Data of a task: training batches by step, held-out batches, and the vocabulary."""
+"""Data of a task as batches: training batches by step, batches of held-out splits, and the vocabulary."""
 
 from __future__ import annotations
 
@@ -36,7 +36,11 @@ class Scale(NamedTuple):
 
 
 class Material(ABC):
-    """Data of one run. ``recipe``: with all sizes that the data determines; ``notes``: messages for the user."""
+    """Base class of the data of one run, in batches.
+
+    ``recipe``: completed with all sizes that the data determines; ``notes``: messages for the user, such as skipped
+    rows.
+    """
 
     recipe: Recipe
     vocabulary: Vocabulary
@@ -46,7 +50,7 @@ class Material(ABC):
     @property
     @abstractmethod
     def splits(self) -> tuple[str, ...]:
-        """Names of the splits."""
+        """Names of the available splits, such as ("train", "validation")."""
 
     @abstractmethod
     def batch(self, step: int) -> Batch:
@@ -54,30 +58,30 @@ class Material(ABC):
 
     @abstractmethod
     def rows(self, split: str, batches: int | None = None) -> Iterator[Batch]:
-        """Batches of a split, deterministic: the whole split once (None), or so many batches spread over it."""
+        """Iterate over batches of a split in a fixed order: all of it (None), or ``batches`` batches spread over it."""
 
     @abstractmethod
     def digest(self) -> str:
-        """Hash of the training data."""
+        """SHA-256 of the training data, in hexadecimal."""
 
     @property
     @abstractmethod
     def epoch_targets(self) -> int:
-        """Number of targets in the training split."""
+        """Number of predicted targets (such as tokens) in the training split."""
 
     def scale(self, split: str = VALIDATION) -> Scale:
-        """Properties of a split that its metrics depend on."""
+        """Averages and class names of a split with which its metrics are computed."""
         return Scale(1.0, 1.0, self.vocabulary.labels)
 
     def checked(self, split: str) -> str:
-        """``split`` if it exists. Raises ``UserError`` otherwise."""
+        """Return ``split``. Raises ``UserError`` if there is no split of that name."""
         if split not in self.splits:
             raise UserError(f"there is no split {split!r}; {nearest(split, self.splits)}")
         return split
 
 
 class TextMaterial(Material):
-    """Running text; ``change`` transforms each batch for the task, with its own random numbers."""
+    """Batches of windows of a running text; ``change`` transforms each batch for the task, such as by masking."""
 
     def __init__(
         self,
@@ -87,7 +91,10 @@ class TextMaterial(Material):
         change: Callable[[Batch, np.random.Generator], Batch] | None = None,
         length: int | None = None,
     ):
-        """``length``: window length in tokens; None takes the model's context length."""
+        """Create the data from an encoded text.
+
+        ``length``: window length in tokens; None for the model's context length.
+        """
         training = recipe.training
         self.recipe, self.corpus, self.vocabulary, self.name = with_vocabulary(recipe, vocabulary), corpus, vocabulary, corpus.name
         self._change, self._seed = change, training.seed
@@ -135,7 +142,9 @@ class TextMaterial(Material):
 
 
 class Example(NamedTuple):
-    """Encoded row. ``size``: positions in a batch; ``targets``: number of targets; ``parts``: input of the task's
+    """Encoded row of a table.
+
+    size: positions that it takes in a batch. targets: number of predicted targets. parts: input of the task's
     collator.
     """
 
@@ -145,7 +154,10 @@ class Example(NamedTuple):
 
 
 class ExampleMaterial(Material):
-    """Table of examples, encoded in memory. ``collate`` builds batches; ``records``: rows as read."""
+    """Batches of a table of examples, encoded in memory.
+
+    ``collate`` builds a batch of the ``parts`` of examples; ``records``: the rows of each split as read.
+    """
 
     def __init__(
         self,
@@ -201,7 +213,10 @@ class ExampleMaterial(Material):
 
 
 def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
-    """Fill in the sizes of ``recipe`` that the data determines. Raises SpecError if a given size is too small."""
+    """Copy of ``recipe`` with vocabulary size and number of classes filled in.
+
+    Raises ``SpecError`` if a given size is too small.
+    """
     model = recipe.model
     if model.frontend.reads_tokens:
         model = _with_frontend(model, vocabulary.target.vocab_size, ("model",))
@@ -215,7 +230,7 @@ def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
 
 
 def _with_frontend(stack: Any, vocab_size: int, path: tuple[str, ...]) -> Any:
-    """Set the vocabulary size of a stack."""
+    """Copy of a stack's spec (model or encoder, at ``path``) with the vocabulary size filled in."""
     frontend = stack.frontend
     try:
         sized = frontend.sized(vocab_size)

@@ -29,13 +29,16 @@ _FEWEST_ROWS = 256
 
 
 def language_loss(model: Transformer, signal: Signal, targets: Tensor, smoothing: float = 0.0, **how: Any) -> Tensor:
-    """-Σ log p(target) over targets (B, N) other than -100; ``how``: memory and tap."""
+    """-Σ log p(target) in nats over the targets (B, N) other than -100.
+
+    ``how``: ``memory`` and ``tap`` of the model's call.
+    """
     hidden, _ = model.features(signal, **how)
     return loss_of_vectors(model, hidden.flatten(0, 1), targets.flatten(), smoothing, how.get("tap"))
 
 
 def loss_of_vectors(model: Transformer, vectors: Tensor, targets: Tensor, smoothing: float = 0.0, tap: Tap | None = None) -> Tensor:
-    """-Σ log p(target) from the head's input ``vectors`` (T, D), over targets (T) other than -100."""
+    """-Σ log p(target) in nats, from the head's input ``vectors`` (T, D), over the targets (T) other than -100."""
     vocab = model.vocab_size
     assert vocab is not None  # a language model reads tokens
     rows = max(_FEWEST_ROWS, _SHARE // vocab)
@@ -59,10 +62,10 @@ def at_targets(vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 @implements(NextToken)
 class NextTokenTask(TextTask):
-    """-Σ log p(x_i | x_<i) over targets other than -100."""
+    """Causal language modelling: -Σ log p(x_i | x_<i) over targets other than -100."""
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        """Sum in nats."""
+        """-Σ log p(next token) over the batch, in nats."""
         return language_loss(model, batch.input, batch.targets, tap=tap)
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
@@ -78,7 +81,7 @@ class NextTokenTask(TextTask):
 
 
 def exponential(loss: float) -> float:
-    """exp(loss), infinite on overflow."""
+    """exp(loss), the perplexity of a mean loss in nats; infinity on overflow."""
     return math.exp(loss) if loss < 700 else math.inf
 
 

@@ -53,7 +53,7 @@ def write_after(
 
 
 def paired(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batch:
-    """Batch with sources for the encoder and targets for the decoder."""
+    """Batch for an encoder–decoder, of (source, target) token ids: sources for the encoder, targets for the decoder."""
     source = Signal(*padded([source for source, _ in rows]))
     ids, lengths = padded([written[:-1] for _, written in rows])
     targets, _ = padded([written[1:] for _, written in rows], IGNORED)
@@ -61,7 +61,7 @@ def paired(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batch:
 
 
 def joined(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batch:
-    """Batch with source, bos and target in one row; bos replaces the source's end token."""
+    """Batch for one sequence, of (source, target) token ids: source, bos, target; bos replaces the source's end token."""
     ids, lengths = padded([np.concatenate((source[:-1], written[:-1])) for source, written in rows])
     targets, _ = padded([np.concatenate((np.full(len(source) - 1, IGNORED), written[1:])) for source, written in rows], IGNORED)
     prefix = torch.tensor([len(source) for source, _ in rows])
@@ -69,14 +69,14 @@ def joined(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batch:
 
 
 class Marks(NamedTuple):
-    """Ids that start a target, and the id that ends it."""
+    """Special ids of targets: ``begin``, those that start a target, and ``end``, the one that ends it."""
 
     begin: tuple[int, ...]
     end: int
 
 
 def marks(vocabulary: Vocabulary, begin: Sequence[str] = ()) -> Marks:
-    """Start and end tokens of the target's tokenizer; ``begin``: contents of tokens that replace bos."""
+    """Special ids of the target's tokenizer. ``begin``: contents of special tokens used instead of bos."""
     bos, end = vocabulary.target.special("bos"), vocabulary.target.special("eos")
     if (bos is None and not begin) or end is None:
         raise UserError(

@@ -41,7 +41,7 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 @implements(Permutation)
 class PermutationTask(FillInTask):
-    """-Σ log p(x_i | the tokens before i in the order), over the targets."""
+    """Permutation language modelling (XLNet): -Σ log p(x_i | tokens before i in a random order), over the targets i."""
 
     def prepared(self, recipe: Recipe, tokenizer: Tokenizer) -> Tokenizer:
         return tokenizer.with_specials(("mask",))
@@ -69,7 +69,10 @@ class PermutationTask(FillInTask):
         return {"loss": loss, "perplexity": exponential(loss)}
 
     def logits(self, model: Transformer, read: Framed, places: list[int]) -> Tensor:
-        """Fill gaps from left to right, each with the most probable token given the text and earlier gaps."""
+        """Logits (len(places), V) at the gaps, filled from left to right.
+
+        Each gap takes its most probable token, which the later gaps then see.
+        """
         known, found, device = np.array([read.ids]), [], model.device
         mask = read.ids[places[0]]
         for number, place in enumerate(places):
@@ -85,10 +88,10 @@ class PermutationTask(FillInTask):
 
 
 def streams(batch: PermutationBatch, query: int) -> Batch:
-    """Concatenate text and queries to (B, N + T), with positions and a mask by the order.
+    """Concatenate the ids of text and query vectors to (B, N + T), with their positions and the visibility by the order.
 
-    Rows with fewer targets are padded with queries at position 0 that have no target. ``query``: id of the query
-    vector.
+    Rows with fewer than T targets are padded with queries at position 0 that have no target. ``query``: input id of
+    the query vector.
     """
     rows, length = batch.ids.shape
     wanted = batch.targets != IGNORED
@@ -108,9 +111,7 @@ def streams(batch: PermutationBatch, query: int) -> Batch:
 
 
 def _gaps(ids: np.ndarray, places: Sequence[int], number: int) -> PermutationBatch:
-    """Permutation batch in which all tokens except ``places`` are given; the gap with ``number`` is predicted after
-    earlier gaps.
-    """
+    """Batch of one row that predicts gap ``number``: the tokens outside ``places`` and the gaps before it are given."""
     chosen = np.zeros(ids.shape, bool)
     chosen[0, list(places)] = True
     priority = np.zeros(ids.shape)

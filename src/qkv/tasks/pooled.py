@@ -32,7 +32,7 @@ _MOST_EXAMINED = 2000
 
 
 class PooledTask(ExampleTask):
-    """One prediction for a text or a pair of texts.
+    """Base class of tasks with one prediction for a text or a pair of texts.
 
     Texts are framed by the tokenizer's template, as in [CLS] first [SEP] second [SEP]; without one, ``cls`` precedes
     the text (the vector used by the pooling ``first``), and ``sep`` follows each text of a pair.
@@ -46,14 +46,14 @@ class PooledTask(ExampleTask):
 
     @abstractmethod
     def answers(self, outputs: Tensor, vocabulary: Vocabulary, recipe: Recipe) -> list[dict[str, Any]]:
-        """Convert each row of the head's outputs into an answer."""
+        """Convert each row of the head's ``outputs`` (B, C) to a mapping with a readable ``answer`` and its scores."""
 
     @abstractmethod
     def shown(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
-        """Short display of the answer and the truth."""
+        """Format the answer beside the true value of ``row`` as a short text."""
 
     def tokenizer(self, recipe: Recipe, records: Records) -> Tokenizer:
-        """Tokenizer trained on the training texts, with special tokens if it has no template."""
+        """Tokenizer trained on the texts of the training split, with special tokens added if it has no template."""
         pairs = "pair" in records.splits[TRAIN][0]
         texts = [*column(records, "text"), *(column(records, "pair") if pairs else ())]
         return framed_by(trained(recipe.data.tokenizer, texts), 2 if pairs else 1)
@@ -62,7 +62,7 @@ class PooledTask(ExampleTask):
         return {"text": recipe.model.context_length - 1}
 
     def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Cut:
-        """Truncation; ``pair`` limits both texts together."""
+        """Truncation of single texts (role ``text``) and of both texts of a pair together (role ``pair``)."""
         most, tokenizer = recipe.model.context_length, vocabulary.tokenizer
         room = {"text": max(0, most - tokenizer.frame.size), "pair": max(0, most - tokenizer.pair_frame.size)}
         return Cut(room, recipe.model.types_read)
@@ -73,8 +73,9 @@ class PooledTask(ExampleTask):
     def answered(
         self, model: Any, material: Material, split: str, recipe: Recipe, most: int = _MOST_EXAMINED
     ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """First rows of a split with their predictions, generated lazily: with many classes, all would fill
-        the memory.
+        """Iterate over (row, prediction) of the first ``most`` rows of a split.
+
+        Generated lazily: with many classes, all predictions would fill the memory.
         """
         assert isinstance(material, ExampleMaterial)
         rows = material.records[split][:most]
@@ -100,8 +101,9 @@ _ROLES = {1: "text", 2: "pair"}
 
 
 def _encoded(row: Mapping[str, Any], tokenizer: Tokenizer, recipe: Recipe) -> list[list[int]]:
-    """Ids of the text, and of the second if present. Raises ``UserError`` if training had a second text and it is
-    missing.
+    """Token ids of the text of ``row``, and of its second text if present.
+
+    Raises ``UserError`` if the model was trained on pairs and the second text is missing.
     """
     if "pair" in recipe.data.columns and row.get("pair") is None:
         raise UserError("the model has learned from pairs of texts, and the second text, 'pair', is missing")
@@ -113,19 +115,19 @@ def _parts(row: Mapping[str, Any]) -> list[str]:
 
 
 def told(row: Mapping[str, Any]) -> str:
-    """Text of a row for display, or both texts."""
+    """Text of a row, or both texts of a pair, for display."""
     return " | ".join(row[role] for role in _parts(row))
 
 
 def example_of(row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut, truth: Any) -> Example:
-    """Encode a row: ids, types and truth."""
+    """Encode a row to an example with the target ``truth``; ``cut`` truncates the texts."""
     tokenizer = vocabulary.tokenizer
     ids, types = marked([tokenizer.encode(row[role]) for role in _parts(row)], tokenizer, cut)
     return Example(len(ids), 1, (ids, types, truth))
 
 
 def marked(texts: Sequence[list[int]], tokenizer: Tokenizer, cut: Cut) -> tuple[np.ndarray, np.ndarray]:
-    """Truncated and framed ids of one text or two, and their types (empty if the model reads none)."""
+    """(framed ids, token types) of one text or a pair, truncated; types are empty if the model reads none."""
     if len(texts) == 1:
         found = tokenizer.frame.around(cut(texts[0], "text").tolist())
     else:
@@ -135,5 +137,5 @@ def marked(texts: Sequence[list[int]], tokenizer: Tokenizer, cut: Cut) -> tuple[
 
 
 def outputs(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-    """Outputs of the head, (B, C)."""
+    """Outputs of the head, (B, C), one row per text."""
     return model(batch.input, tap=tap)[0]

@@ -39,11 +39,11 @@ Encode = Callable[[str], tuple[list[int], Offsets]]
 
 
 class Window(NamedTuple):
-    """Window of a context: ``ids`` of cls question sep context sep.
+    """Part of a context together with its question: ``ids`` of [CLS] question [SEP] part of the context [SEP].
 
-    types: token types, if the model reads them.   target: positions where the answer begins and ends.   question:
-        number of the question.   asked: end of the question in ``ids``.   begin, end: context in ``ids``.   offset:
-        context token at ``begin``.
+    types: token types, if the model reads them. target: positions of the answer's first and last token in ``ids``.
+    question: number of the question. asked: end of the question in ``ids``. begin, end: range of the context in
+    ``ids``. offset: index in the context of the token at ``begin``.
     """
 
     ids: np.ndarray
@@ -57,10 +57,10 @@ class Window(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Prediction of one window: best ``span`` of the context and its ``score``, log ``total`` over all spans, and the
-    score of ``none``.
+    """Prediction for one window of a context.
 
-    right: True if the higher of span and none is the target.
+    span, score: best answer span in the context and its score. total: log-sum-exp of the scores of all spans. none:
+    score of "no answer". right: True if the higher of ``score`` and ``none`` belongs to the target.
     """
 
     question: int
@@ -72,8 +72,9 @@ class Seen(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Combined prediction of a question's windows: a span of the context or None, and its probability among all
-    candidates.
+    """Prediction for a question from all of its windows: a span of the context, or None for "no answer".
+
+    probability: share of the prediction among all spans and "no answer".
     """
 
     span: Span | None
@@ -118,7 +119,10 @@ class QuestionAnsweringTask(ExampleTask):
         return Vocabulary(tokenizer, tokenizer)
 
     def limits(self, recipe: Recipe) -> dict[str, int]:
-        """Limits of question and whole row. Raises SpecError if the longest question leaves no room for a context."""
+        """Maximum tokens of the question and of the whole row.
+
+        Raises ``SpecError`` if the longest question would leave no room for a context.
+        """
         return self._limits(recipe, _MARKS)
 
     def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Cut:
@@ -132,7 +136,7 @@ class QuestionAnsweringTask(ExampleTask):
         return {"question": question, "row": most}
 
     def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Cut) -> list[Example]:
-        """One example per window of each row."""
+        """Encode rows to one example per window of a context; windows overlap, their starts are ``stride`` tokens apart."""
         found = (window for i, row in enumerate(rows) for window in self._windows(i, row, vocabulary, cut))
         return [Example(len(window.ids), 2, tuple(window)) for window in found]
 
@@ -156,7 +160,7 @@ class QuestionAnsweringTask(ExampleTask):
         return model.head.loss(_logits(model, batch, tap), batch.targets)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
-        """Outcomes are ``Seen`` windows."""
+        """Loss of a batch; its outcomes are one ``Seen`` per window."""
         logits = _logits(model, batch)
         return Observed(model.head.loss(logits, batch.targets), batch.num_targets, self._outcomes(logits, batch))
 
@@ -170,7 +174,7 @@ class QuestionAnsweringTask(ExampleTask):
         return list(map(Seen, extras["question"].tolist(), spans, *columns))
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
-        """Loss per boundary, and the share of windows with exactly the right target, span or none."""
+        """Loss per boundary (first or last token), and percentage of windows whose target (span or none) is predicted."""
         right = [window.right for window in seen.outcomes]
         return {"loss": seen.loss / max(1, seen.count), "window_accuracy": 100 * sum(right) / len(right) if right else math.nan}
 
@@ -202,7 +206,7 @@ class QuestionAnsweringTask(ExampleTask):
         )
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """``answer``, its characters [``start``, ``end``) in the context if any, and its ``probability``."""
+        """Answer each row: ``answer``, its ``probability``, and if there is one its characters [``start``, ``end``)."""
         cut, device = self.cut(recipe, vocabulary), model.device
         rows = [{name: text_in(row, name) for name in self.asks} for row in rows]
         pieces = [tuple(window) for i, row in enumerate(rows) for window in self._windows(i, row, vocabulary, cut)]
@@ -223,8 +227,9 @@ class QuestionAnsweringTask(ExampleTask):
         return answers
 
     def _joined(self, said: Iterable[Seen], questions: int, recipe: Recipe) -> list[Answer]:
-        """Combine the windows of each question. The score of none is the minimum over windows: one confident window
-        suffices.
+        """Combine the predictions ``said`` of all windows to one answer per question.
+
+        The score of "no answer" is its minimum over the windows: one window that is sure of an answer suffices.
         """
         assert isinstance(recipe.task, spec.QuestionAnswering)
         of: list[list[Seen]] = [[] for _ in range(questions)]
@@ -235,7 +240,7 @@ class QuestionAnsweringTask(ExampleTask):
     def _texts(
         self, rows: Sequence[Mapping[str, Any]], told: Sequence[Answer], tokenizer: Tokenizer
     ) -> Iterator[tuple[str, tuple[int, int] | None]]:
-        """Text of each answer and its character range in the context; "" and None without an answer."""
+        """Yield (text, character range in the context) of each answer; ("", None) for "no answer"."""
         encode = _encoder(tokenizer)
         for row, answer in zip(rows, told, strict=True):
             if answer.span is None:
@@ -268,7 +273,7 @@ def _together(seen: Sequence[Seen], may_have_none: bool) -> Answer:
 
 
 def _collated(rows: Sequence[Any], prefix: bool) -> Batch:
-    """Targets (B, 2): first and last position of the answer, or 0 and 0 (``cls``) if the window lacks it.
+    """Batch of windows; targets (B, 2): first and last position of the answer, 0 and 0 ([CLS]) without a whole answer.
 
     Extras, each (B,): ``question``, row of the table; ``begin`` and ``end``, positions of the context; ``offset``,
     context token at ``begin``. ``prefix``: set the prefix to the end of the question.

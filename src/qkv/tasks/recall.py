@@ -33,7 +33,10 @@ QUERY = "?"
 
 @implements(Recall)
 class RecallTask(GeneratedTask):
-    """-log p(symbol) after the query token. Causal models predict from their last vector (``pooling: last``)."""
+    """Recall of the first symbol after filler tokens: -log p(symbol) at the query token that ends the row.
+
+    Causal models predict from their last vector (``pooling: last``).
+    """
 
     loss_unit = "nats an example"
     examines = True
@@ -56,7 +59,7 @@ class RecallTask(GeneratedTask):
         return ids_of(vocabulary.tokenizer, [*vocabulary.labels, *(f"f{i}" for i in range(self.spec.fillers)), QUERY])
 
     def rows(self, rng: np.random.Generator, ids: np.ndarray, count: int, distance: int) -> Batch:
-        """``count`` rows with the symbol ``distance`` tokens before the query; one target per row."""
+        """Generate ``count`` rows whose symbol is ``distance`` tokens before the query; one target per row."""
         drawn, targets = recall_batch(rng, count, distance, self.spec.symbols, self.spec.fillers)
         return Batch.of(torch.from_numpy(ids[drawn]), torch.from_numpy(targets[:, -1].copy()))
 

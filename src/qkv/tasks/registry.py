@@ -10,10 +10,10 @@ from qkv.tasks.task import Task
 
 
 def build_task(spec: TaskSpec) -> Task:
-    """Build the task of a recipe."""
+    """Build the task that implements a recipe's task spec."""
     return implementation(spec, "qkv.tasks")(spec)
 
 
 def tasks() -> dict[type[TaskSpec], Any]:
-    """All tasks that a recipe can name, by spec class."""
+    """Implementation of every task that a recipe can name, by spec class."""
     return implementations(TaskSpec, "qkv.tasks")

@@ -31,10 +31,10 @@ _SHOWN = 12
 
 @implements(spec.Regression)
 class RegressionTask(PooledTask):
-    """Σ (f(text) - z)², z = (y - mean) / deviation.
+    """Regression on texts: Σ (f(text) - z)² over rows, with targets z = (y - mean) / deviation.
 
-    Mean and standard deviation are those of the training values, stored in the completed recipe. The loss is in squared
-    standard deviations, so that predicting the mean gives 1; metrics are in the units of the data.
+    Mean and standard deviation are those of the training values, stored in the completed recipe. The loss is in
+    squared standard deviations, so that predicting the mean gives 1; metrics are in the units of the data.
     """
 
     loss_unit = "squared deviations an example"
@@ -122,7 +122,7 @@ def closeness(pairs: Sequence[Sequence[float]], mean: float) -> dict[str, float]
 
 
 def _units(task: Any) -> tuple[float, float]:
-    """Mean and standard deviation from the completed recipe."""
+    """(mean, standard deviation) of the training values, from the task of the completed recipe."""
     if task.mean is None or task.deviation is None:
         raise UserError("task.mean and task.deviation are not known: give them, or open the data, whose training part decides them")
     return task.mean, task.deviation

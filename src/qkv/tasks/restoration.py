@@ -32,7 +32,10 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 class RestorationTask(TextTask):
-    """-Σ log p(y_i | y_<i, x), x a corrupted window of the text; layout as in ``qkv.tasks.pairs``."""
+    """Base class of denoising tasks: -Σ log p(y_i | y_<i, x) with x a corrupted window of a running text.
+
+    The layout of x and y is that of ``qkv.tasks.pairs``.
+    """
 
     examines = True
     asks = ("text",)
@@ -43,18 +46,24 @@ class RestorationTask(TextTask):
 
     @abstractmethod
     def damage(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Any:
-        """Function (ids (N,), rng) -> (source, target), both without end token."""
+        """Return the corruption: (ids (N,), random generator) -> (source ids, target ids), both without end token."""
 
     @abstractmethod
     def repair(self, text: str, tokenizer: Tokenizer) -> tuple[list[int], Any]:
-        """Source of an input text, without end token, and the information that ``repaired`` needs."""
+        """Encode a damaged text given by the user: source ids without end token, and information for ``repaired``."""
 
     @abstractmethod
     def repaired(self, known: Any, tokens: Sequence[int], tokenizer: Tokenizer) -> str:
-        """Whole text, once the model generated ``tokens``."""
+        """Restored text of ``repair``'s input: the generated ``tokens`` put into it.
+
+        ``known``: information from ``repair``.
+        """
 
     def window(self, recipe: Recipe) -> int:
-        """Largest window whose source and target fit. Raises ``SpecError`` if not even two tokens fit."""
+        """Largest window, in tokens, whose source and target fit the model.
+
+        Raises ``SpecError`` if not even two tokens fit.
+        """
         model = recipe.model
         most = 2 * (model.encoder or model).context_length
         for length in range(most, 1, -1):
@@ -101,7 +110,7 @@ class RestorationTask(TextTask):
         return "\n\n".join(f"{source}\n→ {found}\n  ({wanted})" for source, found, wanted in rows)
 
     def _greedy(self, recipe: Recipe) -> Generation:
-        """Greedy decoding up to the longest target in training."""
+        """Settings for greedy decoding up to the length of the longest target in training."""
         return Generation(max_new_tokens=self.sizes(self.window(recipe))[1], temperature=0.0)
 
     def _shown(self, model: Transformer, material: Material, split: str, recipe: Recipe, count: int) -> list[list[str]]:
@@ -123,7 +132,7 @@ class RestorationTask(TextTask):
 
 
 def _texts(batch: Batch) -> list[np.ndarray]:
-    """Tokens of each row, without padding."""
+    """Token ids of each row of a batch, without padding."""
     ids, lengths = batch.input.values.numpy(), batch.input.lengths
     return list(ids) if lengths is None else [row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)]
 

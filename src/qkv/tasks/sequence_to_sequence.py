@@ -33,7 +33,7 @@ _SHOWN = 8
 
 
 class SequenceToSequenceTask(ExampleTask):
-    """-Σ log p(y_i | y_<i, x) with teacher forcing.
+    """Base class of tasks that generate a target y from a source x: -Σ log p(y_i | y_<i, x) with teacher forcing.
 
         With an encoder:  source x eos         ids bos y          targets y eos
         Without:                               ids x bos y        targets (none for x) y eos,  prefix len(x) + 1
@@ -46,7 +46,7 @@ class SequenceToSequenceTask(ExampleTask):
     automatic = Defaults(("source",), "target")
 
     def completed(self, recipe: Recipe, records: Records) -> Recipe:
-        """Default to greedy decoding up to the longest target in training."""
+        """Copy of the recipe that by default decodes greedily, up to the length of the longest training target."""
         if recipe.sample != type(recipe).model_fields["sample"].default:
             return recipe
         return recipe.changed(sample=Generation(max_new_tokens=self.limits(recipe)["target"], temperature=0.0))
@@ -64,7 +64,7 @@ class SequenceToSequenceTask(ExampleTask):
 
     @property
     def _roles(self) -> tuple[str, ...]:
-        """Roles of the special tokens that targets need."""
+        """Roles, such as "bos", of the special tokens that the target's tokenizer needs."""
         return ("eos",) if self.spec.begin else ("bos", "eos")
 
     def limits(self, recipe: Recipe) -> dict[str, int]:
@@ -122,7 +122,10 @@ class SequenceToSequenceTask(ExampleTask):
     def write(
         self, model: Transformer, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[Mapping[str, Any]], cut: Cut | None = None
     ) -> list[str]:
-        """Generate the target of each row's source, with the settings of ``recipe.sample``."""
+        """Generate the target text of each row's source, with the settings of ``recipe.sample``.
+
+        ``cut`` truncates the sources.
+        """
         cut = cut or self.cut(recipe, vocabulary)
         sources = [self._source(row, vocabulary, cut) for row in rows]
         order = sorted(range(len(rows)), key=lambda i: len(sources[i]))
@@ -147,7 +150,7 @@ class SequenceToSequenceTask(ExampleTask):
     def _looked_at(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[Mapping[str, Any]], written: Sequence[str]
     ) -> list[dict[str, Any]]:
-        """Attention for the first of a few sentences that is longer than a word and fits into the picture."""
+        """Report section with the attention weights of one sentence: the first that is neither one word nor too long."""
         cut, (begin, end) = self.cut(recipe, vocabulary), marks(vocabulary, self.spec.begin)
         for row, text in zip(rows[:_AT_ONCE], written, strict=False):
             source, target = self._source(row, vocabulary, cut), cut(vocabulary.target.encode(text), "target")
@@ -158,13 +161,13 @@ class SequenceToSequenceTask(ExampleTask):
         return []
 
     def compare(self, written: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Exam:
-        """Task-specific metrics of the generated texts."""
+        """Metrics of the generated texts ``written`` against the targets of ``rows``, such as BLEU or ROUGE."""
         raise NotImplementedError
 
 
 @implements(Translation)
 class TranslationTask(SequenceToSequenceTask):
-    """Evaluated by sacreBLEU, and by BLEU over lower-cased words and punctuation, as in tutorials."""
+    """Translation, evaluated by sacreBLEU, and by BLEU over lower-cased words and punctuation, as in tutorials."""
 
     roles = (
         Role("source", "text", ("source", "src", "input", "from")),
@@ -177,7 +180,7 @@ class TranslationTask(SequenceToSequenceTask):
 
 @implements(Summarization)
 class SummarizationTask(SequenceToSequenceTask):
-    """Evaluated by ROUGE, beside that of the first sentence alone (lead-1)."""
+    """Summarisation, evaluated by ROUGE, beside the ROUGE of the text's first sentence as summary (lead-1)."""
 
     roles = (
         Role("source", "text", ("source", "text", "article", "document", "dialogue", "input")),

@@ -37,8 +37,10 @@ _AT_ONCE = 64
 
 @implements(Sorting)
 class SortingTask(GeneratedTask):
-    """-Σ_k log p(k-th smallest). Exact match equals that of greedy decoding: up to the first mistake, both read the
-    same.
+    """Sorting of numbers: -Σ_k log p(k-th smallest).
+
+    The exact match of one forward pass with teacher forcing equals that of greedy decoding: up to the first mistake
+    both read the same tokens.
     """
 
     loss_unit = "nats a number"
@@ -58,7 +60,10 @@ class SortingTask(GeneratedTask):
         return lambda rng: self.rows(rng, ids, rows, self.spec.length, recipe.model.decodes)
 
     def rows(self, rng: np.random.Generator, ids: np.ndarray, count: int, length: int, writes: bool) -> Batch:
-        """``count`` rows of ``length`` numbers; ``ids[n]``: id of the number n."""
+        """Generate ``count`` rows of ``length`` numbers.
+
+        ``ids[n]``: token id of number n; ``writes``: True for a decoding model.
+        """
         numbers, ranked = sorting_batch(rng, count, length, self.spec.high)
         if not writes:
             return Batch.of(torch.from_numpy(ids[numbers]), torch.from_numpy(ranked))
@@ -101,7 +106,7 @@ class SortingTask(GeneratedTask):
         return Exam(figures, [section | {"x_label": "numbers in a row", "y_label": "accuracy", "y_zero": True}], notes)
 
     def at_length(self, model: Transformer, material: Material, length: int) -> dict[str, float]:
-        """Metrics on rows of another length."""
+        """Metrics on newly generated rows of ``length`` numbers, which may be longer than in training."""
         ids, seen = ids_of(material.vocabulary.tokenizer, material.vocabulary.labels), Totals()
         with torch.no_grad(), evaluating(model):
             for number in range(ROWS // _AT_ONCE):
@@ -142,7 +147,7 @@ def _positions(length: int, writes: bool) -> int:
 
 
 def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-    """Logits (B, N, numbers)."""
+    """Logits (B, N, number of numbers) at each position."""
     return model(batch.input, tap=tap)[0]
 
 

@@ -20,7 +20,10 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 @implements(SpanCorruption)
 class SpanCorruptionTask(RestorationTask):
-    """Sentinels are the special tokens <extra_id_0>, <extra_id_1>, …, as many as a window has spans."""
+    """Span corruption (T5): spans of a text are replaced by sentinels, and the model generates the spans.
+
+    Sentinels are the special tokens <extra_id_0>, <extra_id_1>, …, as many as a window has spans.
+    """
 
     def sizes(self, length: int) -> tuple[int, int]:
         return lengths_of(length, self.spec.density, self.spec.mean_length)
@@ -52,7 +55,7 @@ class SpanCorruptionTask(RestorationTask):
 
 
 def sentinels(tokenizer: Tokenizer) -> list[int]:
-    """Ids of <extra_id_0>, <extra_id_1>, …, as far as they exist."""
+    """Ids of the special tokens <extra_id_0>, <extra_id_1>, …, as many as the tokenizer has."""
     found: list[int] = []
     while (index := tokenizer.core.token_to_id(f"<extra_id_{len(found)}>")) is not None:
         found.append(index)
@@ -60,7 +63,7 @@ def sentinels(tokenizer: Tokenizer) -> list[int]:
 
 
 def spans_of(tokens: Sequence[int], marks: Sequence[int], count: int) -> list[list[int]]:
-    """Tokens generated after each of the first ``count`` sentinels; empty if a sentinel was not generated."""
+    """Tokens generated after each of the first ``count`` sentinels ``marks``; [] for a sentinel not generated."""
     found: dict[int, list[int]] = {}
     current: list[int] = []
     for token in tokens:

@@ -22,9 +22,9 @@ class Span(NamedTuple):
 
 
 def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Windows [begin, end) of at most ``room`` tokens over ``length`` tokens, each ``stride`` after the previous.
+    """Ranges [begin, end) of overlapping windows over ``length`` tokens: up to ``room`` tokens, starts ``stride`` apart.
 
-    The step is at most ``room``, so that every token is covered. A context without tokens has one empty window.
+    ``stride`` is reduced to ``room`` so that every token is covered. A context without tokens has one empty window.
     """
     step, found = min(stride, room), [(0, min(room, length))]
     while found[-1][1] < length:
@@ -34,7 +34,10 @@ def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def span_of(begin: int, end: int, offsets: Offsets) -> Span | None:
-    """Shortest span of tokens that covers the characters [begin, end); None if no token does."""
+    """Shortest span of tokens that covers the characters [begin, end); None if no token does.
+
+    ``offsets``: range of each token.
+    """
     held = [i for i, (b, e) in enumerate(offsets) if max(b, begin) < min(e, end)]
     return Span(held[0], held[-1]) if held else None
 
@@ -48,10 +51,10 @@ def characters_of(span: Span, context: str, offsets: Offsets) -> tuple[int, int]
 
 
 class Best(NamedTuple):
-    """Per row (B,): most probable span, ``first`` <= ``last``, in positions of the row.
+    """Best answer span of each row; all fields (B,).
 
-    score: s_first + e_last, -∞ without a span.   total: log of Σ exp(score) over all spans.   none: s_0 + e_0, the
-        score of no answer.
+    first <= last: positions of the most probable span. score: its s_first + e_last, -∞ without a span. total:
+    log-sum-exp of the scores of all spans. none: s_0 + e_0, the score of "no answer".
     """
 
     first: Tensor
@@ -62,8 +65,9 @@ class Best(NamedTuple):
 
 
 def best_spans(logits: Tensor, begin: Tensor, end: Tensor, longest: int) -> Best:
-    """Best of all spans of at most ``longest`` positions in [begin, end) of each row. logits (B, N, 2) of first and
-    last; begin, end (B,).
+    """Best among the spans of at most ``longest`` positions inside [begin, end) of each row.
+
+    logits (B, N, 2): scores of first and last position; begin, end (B,).
     """
     place = torch.arange(logits.shape[1], device=logits.device)
     outside = (place < begin[:, None]) | (place >= end[:, None])

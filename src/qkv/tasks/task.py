@@ -42,7 +42,10 @@ def lowercase(ids: int) -> tokenizers.Tokenizer:
 
 
 class Observed(NamedTuple):
-    """Results on one batch: summed loss, number of targets, and data for metrics, one entry per row."""
+    """Results of the model on one batch.
+
+    loss: summed over the targets. count: number of targets. outcomes: data for metrics, one entry per row.
+    """
 
     loss: Tensor
     count: int
@@ -51,14 +54,14 @@ class Observed(NamedTuple):
 
 @dataclass
 class Totals:
-    """Accumulated results of batches."""
+    """Results summed over batches: loss and number of targets, and all outcomes in order."""
 
     loss: float = 0.0
     count: int = 0
     outcomes: list[Any] = field(default_factory=list)
 
     def add(self, seen: Observed) -> None:
-        """Add a batch. Losses are summed in double precision, since a split can have millions of targets."""
+        """Add the results of a batch. Losses are summed in double precision, since a split can have millions of targets."""
         self.loss += seen.loss.item()
         self.count += seen.count
         self.outcomes += seen.outcomes
@@ -66,7 +69,11 @@ class Totals:
 
 @dataclass(frozen=True)
 class Exam:
-    """Evaluation of a trained model: metrics, and report sections as plain data drawn by ``qkv.report.sections``."""
+    """Final evaluation of a trained model.
+
+    figures: metrics by name. sections: tables and charts as plain data, drawn by ``qkv.report.sections``. notes:
+    messages for the user.
+    """
 
     figures: dict[str, float]
     sections: list[dict[str, Any]] = field(default_factory=list)
@@ -92,18 +99,21 @@ class Task(ABC):
 
     @abstractmethod
     def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Material:
-        """Open the data of a recipe, with the vocabulary of an existing run, or one built from the training split."""
+        """Read the data of a recipe and build its batches.
+
+        ``vocabulary``: that of an existing run; None: from the training split.
+        """
 
     def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Material | None) -> Material:
-        """Open the whole file ``source`` as the split ``OTHER``. Baselines are fitted on ``own``, the run's own data,
-        if available.
+        """Read the whole file ``source`` as the split ``OTHER``, to evaluate a trained model on it.
 
-        Raises ``UserError`` if the task reads no files.
+        Baselines are fitted on ``own``, the run's own data, if it is available. Raises ``UserError`` if the task
+        reads no files.
         """
         raise UserError(f"the task {self.spec.kind!r} draws its own data and reads no file; leave --data out")
 
     def sized(self, recipe: Recipe) -> Recipe:
-        """Fill in all sizes of the recipe that the data determines."""
+        """Copy of the recipe with all sizes that the data determines, such as vocabulary size and number of classes."""
         return self.open(recipe).recipe
 
     @abstractmethod
@@ -111,15 +121,15 @@ class Task(ABC):
         """Training loss, summed over the batch's targets. ``tap`` observes the model's intermediate values."""
 
     def observe(self, model: Any, batch: Any) -> Observed:
-        """Reported loss and data for metrics; called without dropout and gradients."""
+        """Loss of a batch as it is reported, and data for metrics; called in evaluation mode without gradients."""
         return Observed(self.summed_loss(model, batch), batch.num_targets, [])
 
     @abstractmethod
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
-        """Metrics of accumulated results, including ``loss``."""
+        """Metrics of the results summed over a split, including ``loss``. ``scale``: averages of the split."""
 
     def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
-        """Evaluate ``model`` on a split whose batches were accumulated in ``seen``."""
+        """Evaluate ``model`` on a split whose batches have been observed and summed in ``seen``."""
         return Exam(self.figures(seen, material.scale(split)))
 
     def sample(self, model: Any, material: Material, recipe: Recipe) -> str | None:
@@ -127,7 +137,8 @@ class Task(ABC):
         return None
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Predict an answer for each row, as plain data with a readable ``answer``. Raises ``UserError`` if the task
-        has none.
+        """Predict for rows of named inputs; each result is plain data with a readable ``answer``.
+
+        Raises ``UserError`` if the task makes no predictions.
         """
         raise UserError(f"a model of the task {self.spec.kind!r} has no answer to predict; generate text with 'qkv generate'")

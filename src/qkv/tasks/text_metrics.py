@@ -14,7 +14,10 @@ _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 def metric_library(name: str) -> Any:
-    """Import a module of the extra ``metrics``. Raises ``UserError`` if it is not installed."""
+    """Import the library ``name``, of the optional dependencies ``metrics``.
+
+    Raises ``UserError`` if it is not installed.
+    """
     try:
         return import_module(name)
     except ImportError:

@@ -21,7 +21,7 @@ Changes = Callable[[Batch, np.random.Generator], Batch]
 
 
 class TextTask(Task):
-    """Windows of a running text, each transformed for the task."""
+    """Base class of tasks on running text, whose windows are transformed to batches of the task (such as masking)."""
 
     counts_training: ClassVar[bool] = False
     """True if the sampling depends on token frequencies in the training split."""
@@ -42,13 +42,13 @@ class TextTask(Task):
         return TextMaterial(recipe, corpus, vocabulary, self.changes(recipe, vocabulary.tokenizer, corpus), self.window(recipe))
 
     def window(self, recipe: Recipe) -> int:
-        """Window length in tokens."""
+        """Window length in tokens; by default the model's context length."""
         return recipe.model.context_length
 
     def prepared(self, recipe: Recipe, tokenizer: Tokenizer) -> Tokenizer:
-        """Tokenizer with the special tokens that the task needs."""
+        """Tokenizer extended by the special tokens that the task needs, such as the mask token."""
         return tokenizer
 
     def changes(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Changes | None:
-        """Function that transforms batches of text for the task; None for no change."""
+        """Return the function that transforms batches of text windows for the task, at random; None for no change."""
         return None

@@ -35,8 +35,10 @@ Pieces = Callable[[str, bool], tuple[list[int], int]]
 
 
 class Sentence(NamedTuple):
-    """Encoded sentence: truncated ``ids``, ``types`` if the model reads them, and the tag position of each word that
-    fits.
+    """Encoded sentence.
+
+    ids: truncated token ids. types: token types, if the model reads them. heads: position of the first token of each
+    word that fits, at which its tag is predicted.
     """
 
     ids: np.ndarray
@@ -46,12 +48,12 @@ class Sentence(NamedTuple):
 
 @implements(TokenClassification)
 class TokenClassificationTask(ExampleTask):
-    """-Σ log p(tag of word i | sentence), predicted at the first token of each word; other tokens have no loss.
+    """Tagging of words: -Σ log p(tag of word i | sentence), predicted at the first token of each word.
 
-    Words are encoded separately, each but the first with its preceding space, so that the ids equal those of the
-    sentence if the tokenizer splits at spaces. A separate space token belongs to the next word; the tag is predicted at
-    the first token with a character of the word. A word without tokens (control characters only, say) becomes the
-    unknown token. Sentences are framed by the tokenizer's template, if any.
+    Other tokens have no loss. Words are encoded separately, each but the first with its preceding space, so that the
+    ids equal those of the sentence if the tokenizer splits at spaces. A separate space token belongs to the next
+    word; the tag is predicted at the first token with a character of the word. A word without tokens (control
+    characters only, say) becomes the unknown token. Sentences are framed by the tokenizer's template, if any.
     """
 
     loss_unit = "nats a word"
@@ -64,7 +66,10 @@ class TokenClassificationTask(ExampleTask):
     )
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
-        """Tags of all splits: a tag missing in training cannot be learned, but its errors are counted."""
+        """Build the tokenizer from the training split, and the list of tags from all splits.
+
+        A tag missing in training cannot be learned, but its errors are counted.
+        """
         tokenizer = trained(recipe.data.tokenizer, (" ".join(row["words"]) for row in records.splits[TRAIN]))
         known = {tag for rows in records.splits.values() for row in rows for tag in row["tags"]}
         if len(known) < 2:
@@ -92,7 +97,7 @@ class TokenClassificationTask(ExampleTask):
         return model.head.loss(_logits(model, batch, tap), batch.targets, self.spec.label_smoothing)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
-        """Outcomes are (true, predicted) classes of all words of a row; predicted is -1 for truncated words."""
+        """Loss of a batch; outcomes: (true, predicted) classes of the words of each row, -1 for truncated words."""
         logits = _logits(model, batch)
         best, pairs = logits.argmax(-1), []
         for row, unread in enumerate(batch.extras["unread"]):
@@ -102,9 +107,9 @@ class TokenClassificationTask(ExampleTask):
         return Observed(model.head.loss(logits, batch.targets), batch.num_targets, pairs)
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
-        """Loss over words read, and accuracy and F1 over all words, where truncated words count as wrong.
+        """Loss over the words read; accuracy and F1 over all words, in per cent, where truncated words count as wrong.
 
-        F1 is over whole entities, or if tags encode no entities, the mean over tags.
+        F1 is over whole entities, or the mean over tags if the tags encode no entities.
         """
         pairs = [pair for row in seen.outcomes for pair in row]
         right = sum(true == found for true, found in pairs)
@@ -154,13 +159,13 @@ class TokenClassificationTask(ExampleTask):
 
 
 def _named(seen: Totals, labels: tuple[str, ...]) -> tuple[list[list[str]], list[list[str]]]:
-    """True and predicted tags of each sentence; truncated words are predicted as outside."""
+    """(true tags, predicted tags) of each sentence, by name; truncated words are predicted as O (outside of entities)."""
     truth = [[labels[true] for true, _ in row] for row in seen.outcomes]
     return truth, [[labels[found] if found >= 0 else OUTSIDE for _, found in row] for row in seen.outcomes]
 
 
 def pieces_of(tokenizer: Tokenizer) -> Pieces:
-    """Function (word, preceded by a space) -> (ids, index of the first with a character of the word).
+    """Return the encoder of a word: (word, space before it) -> (ids, index of the first id with a character of it).
 
     Raises ``UserError`` for a word without tokens if the tokenizer has no unknown token.
     """
@@ -179,7 +184,7 @@ def pieces_of(tokenizer: Tokenizer) -> Pieces:
 
 
 def reader(tokenizer: Tokenizer, cut: Cut) -> Callable[[Sequence[str]], Sentence]:
-    """Function that encodes, truncates and frames words; see ``pieces_of``."""
+    """Return the function that encodes, truncates and frames the words of a sentence; see ``pieces_of``."""
     pieces, frame = pieces_of(tokenizer), tokenizer.frame
 
     def read(words: Sequence[str]) -> Sentence:
@@ -218,7 +223,7 @@ def _words(given: Any) -> list[str]:
 
 
 def _answer(words: list[str], tags: list[str], labels: Sequence[str]) -> dict[str, Any]:
-    """Readable answer. Truncated words are outside of entities, or tagged "?" if tags encode no entities."""
+    """Readable prediction for a sentence; truncated words are outside of entities, or "?" if tags encode no entities."""
     unread = len(words) - len(tags)
     tags = tags + [OUTSIDE if marks_entities(labels) else "?"] * unread
     answer: dict[str, Any] = {"answer": marked(words, tags), "words": words, "tags": tags}
@@ -235,5 +240,5 @@ def _collated(rows: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int
 
 
 def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-    """Logits (B, N, C)."""
+    """Logits (B, N, C) of each position for the C tags."""
     return model(batch.input, tap=tap)[0]

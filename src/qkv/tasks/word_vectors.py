@@ -41,7 +41,7 @@ _NEAR = 6
 
 
 class WordVectorsTask(TextTask):
-    """Base class of word2vec objectives."""
+    """Base class of word2vec tasks, skip-gram and CBOW with negative sampling."""
 
     loss_unit = "nats a prediction"
     examines = True
@@ -49,11 +49,15 @@ class WordVectorsTask(TextTask):
     asks = ("text",)
 
     def predictions(self, present: np.ndarray) -> int:
-        """Number of predictions of words with the neighbours ``present`` (C, 2 · window)."""
+        """Number of predictions for C centre words; ``present`` (C, 2 · window): True where a neighbour exists."""
         raise NotImplementedError
 
     def predictors(self, inner: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-        """(vectors (C, P, D) that predict each word, 1 or 0 for each of them); inner (C, 2 · window, D): neighbours."""
+        """Vectors (C, P, D) that each predict the centre word, and a mask (C, P), 1 where such a vector exists, else 0.
+
+        inner (C, 2 · window, D): vectors of the neighbours; present (C, 2 · window): True where a neighbour exists.
+        P: 1 or 2 · window.
+        """
         raise NotImplementedError
 
     def changes(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Changes:
@@ -77,7 +81,7 @@ class WordVectorsTask(TextTask):
         return windows
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        """Sum in nats over the predictions.
+        """Negative-sampling loss summed over the predictions, in nats.
 
         Input (C, 2 · window): neighbours of C words, masked by ``present``; ``negatives`` (C, K): negative samples.
         """
@@ -125,7 +129,7 @@ class WordVectorsTask(TextTask):
 
 @implements(SkipGram)
 class SkipGramTask(WordVectorsTask):
-    """Each neighbour predicts the word."""
+    """Skip-gram: each neighbour's vector predicts the centre word."""
 
     def predictions(self, present: np.ndarray) -> int:
         return int(present.sum())
@@ -136,7 +140,7 @@ class SkipGramTask(WordVectorsTask):
 
 @implements(CBOW)
 class CBOWTask(WordVectorsTask):
-    """The mean of the neighbours predicts the word."""
+    """CBOW: the mean of the neighbours' vectors predicts the centre word."""
 
     def predictions(self, present: np.ndarray) -> int:
         return len(present)
@@ -147,7 +151,7 @@ class CBOWTask(WordVectorsTask):
 
 
 class Lexicon(NamedTuple):
-    """Words and their normalised vectors, (V, D). ``numbers``: row of each word."""
+    """Words and their vectors (V, D), normalised to length 1. ``numbers``: row of each word."""
 
     words: list[str]
     vectors: Tensor
@@ -155,7 +159,7 @@ class Lexicon(NamedTuple):
 
     @classmethod
     def of(cls, model: Transformer, tokenizer: Tokenizer) -> Lexicon:
-        """Words of a model. Of tokens with equal text, the first is used."""
+        """Words of a trained model with its input vectors. Of tokens with equal text, the first is used."""
         words = [tokenizer.decode([index]).strip() for index in range(tokenizer.vocab_size)]
         skipped = {"", *(words[index] for index in tokenizer.specials.values())}
         numbers = {word: index for index, word in reversed(list(enumerate(words))) if word not in skipped}
@@ -171,7 +175,7 @@ class Lexicon(NamedTuple):
         return found
 
     def nearest(self, words: Sequence[int], signs: Sequence[float], count: int = _NEAR) -> list[tuple[int, float]]:
-        """Rows nearest by cosine to Σ sign · vector, with the cosine; excludes ``words``."""
+        """Up to ``count`` (row, cosine) nearest to Σ sign · vector of the rows ``words``, which are excluded."""
         wanted = (torch.tensor(signs, device=self.vectors.device)[:, None] * self.vectors[list(words)]).sum(0)
         cosines = self.vectors @ F.normalize(wanted, dim=0)
         named = torch.zeros(len(cosines), dtype=torch.bool, device=cosines.device)
@@ -181,11 +185,11 @@ class Lexicon(NamedTuple):
         return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
     def near(self, word: str) -> list[str]:
-        """Words nearest to ``word``."""
+        """The ``_NEAR`` words nearest to ``word`` by cosine."""
         return [self.words[index] for index, _ in self.nearest([self.number(word)], [1.0])]
 
     def analogies(self) -> tuple[list[Analogy], list[bool]]:
-        """Analogies whose words all have vectors, and whether d is nearest to b - a + c."""
+        """Analogies a : b = c : d whose words all have vectors, and for each True if d is the word nearest to b - a + c."""
         asked = [analogy for analogy in analogies() if all(word in self.numbers for word in analogy[1:])]
         right = []
         for analogy in asked:
@@ -195,7 +199,7 @@ class Lexicon(NamedTuple):
 
 
 def frequent(material: Material, count: int = _SHOWN) -> list[str]:
-    """Frequent training words of at least four letters, evenly spaced by rank and deterministic."""
+    """``count`` frequent training words of at least four letters, evenly spaced by rank, for display."""
     assert isinstance(material, TextMaterial)
     tokenizer = material.vocabulary.tokenizer
     counts = np.bincount(material.corpus.train, minlength=tokenizer.vocab_size)
@@ -219,7 +223,7 @@ def _by_group(asked: Sequence[Analogy], right: Sequence[bool]) -> dict[str, Any]
 
 
 def _terms(text: str) -> tuple[list[float], list[str]]:
-    """Signs and words of ``king - man + woman``; words without a sign are added."""
+    """Parse ``king - man + woman`` to signs (1.0, -1.0, 1.0) and words; words without a sign are added."""
     signs, words, sign = [], [], 1.0
     for part in text.split():
         if part in ("+", "-"):

@@ -8,10 +8,10 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 
 class Words:
-    """Numbers the words in rows of ids.
+    """Word boundaries of a tokenizer: numbers the words in rows of token ids.
 
-    A token continues the previous word if it begins, and the previous token ends, with a letter or digit, with nothing
-    between them. Each other token, such as a space or punctuation mark, is a word of its own.
+    A token continues the previous word if it begins, and the previous token ends, with a letter or digit, with
+    nothing between them. Each other token, such as a space or punctuation mark, is a word of its own.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -26,7 +26,7 @@ class Words:
 
 
 def _ends(tokenizer: Tokenizer, index: int) -> tuple[bool, bool]:
-    """(True if a token can continue a word, True if it leaves a word open)."""
+    """(True if the token begins inside a word, True if it ends inside one), that is, with a letter or digit."""
     if tokenizer.token_bytes is not None:
         piece = tokenizer.token_bytes[index]
         return _in_word(piece[:1]), _in_word(piece[-1:])

@@ -24,7 +24,7 @@ class Draws(NamedTuple):
 
 
 def draw(rng: np.random.Generator, shape: tuple[int, ...], vocab_size: int) -> Draws:
-    """Random numbers for rows of ``shape`` (B, N)."""
+    """Draw the random numbers for rows of ``shape`` (B, N)."""
     return Draws(rng.random(shape), rng.random(shape), rng.integers(0, vocab_size, shape))
 
 
@@ -81,7 +81,11 @@ def apply(
 
 
 def of_word(uniform: np.ndarray, words: np.ndarray, free: np.ndarray) -> np.ndarray:
-    """Uniform numbers (B, N): each token gets that of its word's first token; tokens outside words get 1, which no rate exceeds."""
+    """Random numbers (B, N) in which all tokens of a word share one, so that whole words are masked together.
+
+    Each token gets the number of its word's first token in ``uniform``; tokens outside ``free`` words get 1, above
+    any rate.
+    """
     row, column = np.nonzero(free & (words >= 0))
     _, number = np.unique(words[row, column], return_inverse=True)
     _, first, word = np.unique(row * (len(row) + 1) + number, return_index=True, return_inverse=True)
