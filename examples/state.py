@@ -34,7 +34,7 @@ print("positions seen:", state.positions.tolist())
 forked = rows(state, [0, 0, 0])
 three, forked = model(torch.tensor([[20], [30], [40]]), forked)
 best_two = rows(forked, [2, 0])
-print("rows after a fork:", forked.positions.shape[0], "- and after two are kept:", best_two.positions.tolist())
+print("rows after a fork:", len(forked.positions), "- and after two are kept:", best_two.positions.tolist())
 
 # A call consumes its state: it may write into its buffers. The copies above do not share them, so the original is still
 # valid.

@@ -164,6 +164,21 @@ def check_rows(s: Subject) -> None:
     same(y, s.decoded(torch.cat((x, later[:3]), 1))[:, 6:], "the original after its forks")
 
 
+@check("join")
+@torch.no_grad()
+def check_join(s: Subject) -> None:
+    """Two batches of different lengths and capacities go on as one, as each does alone."""
+    first, second, later = s.inputs(2, 9), s.inputs(3, 4, seed=1), s.inputs(5, 5, seed=2)
+    expected = [s.decoded(torch.cat((x, more), 1))[:, x.shape[1] :] for x, more in ((first, later[:2]), (second, later[2:]))]
+    for capacities in ((None, None), (20, None), (16, 70)):
+        states = [s.call(x, s.start(len(x), capacity))[1] for x, capacity in zip((first, second), capacities, strict=True)]
+        together = tree.join(*states)
+        y, state = fed(s, later, [1, 3, 1], together)
+        same(y, torch.cat(expected), f"two batches joined, capacities {capacities}")
+        _, alone = s.call(later[2:], states[1])
+        same_state(tree.rows(state, [2, 3, 4]), alone)
+
+
 @check("rewind")
 @torch.no_grad()
 def check_rewind(s: Subject) -> None:

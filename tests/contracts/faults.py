@@ -16,7 +16,8 @@ from qkv.layers.context import Context, Memory
 from qkv.mixers import attention, key_value
 from qkv.ops import masks
 from qkv.spec import masks as mask_spec
-from qkv.state import kinds, tree
+from qkv.state import store, tree
+from qkv.state.arrival import Arrival, Counts
 
 Fault = Callable[[], AbstractContextManager[Any]]
 
@@ -82,17 +83,42 @@ def strictly_before(_: Any) -> Any:
 
 def forgetful(original: Any) -> Any:
     """Nothing is written."""
-    return lambda state, *args, **kwargs: state
+    return lambda *args: None
+
+
+def one_later(arrival: Arrival) -> Arrival:
+    """One position more before it."""
+    return Arrival(Counts(n + 1 for n in arrival.past), arrival.count, arrival.lengths, arrival.device)
+
+
+def unpadded(arrival: Arrival) -> Arrival:
+    """Padding counts as real."""
+    return Arrival(arrival.past, arrival.count, None, arrival.device)
+
+
+def capacity_dropped(state: Any) -> Any:
+    return state._replace(limit=Counts((0,) * len(state.limit)))
+
+
+def memories_cut(original: Any) -> Any:
+    """The longer of two tensors loses what the shorter has no room for."""
+
+    def joined(first: Tensor, second: Tensor) -> Tensor:
+        shape = [min(a, b) for a, b in zip(first.shape[1:], second.shape[1:], strict=True)]
+        inside = (slice(None), *(slice(size) for size in shape))
+        return torch.cat((first[inside], second[inside]))
+
+    return joined
 
 
 def one_leaf_forgotten(original: Any) -> Any:
     """The last leaf keeps its rows."""
 
     def rows(state: Any, index: Any) -> Any:
-        leaves = list(tree.tensors(state))
-        kept = leaves[-1]
-        moved = iter(original(leaf, index) if leaf is not kept else kept for leaf in leaves)
-        return tree.map_tensors(lambda _: next(moved), state)
+        held: list[Tensor] = []
+        tree.map_tensors(lambda t: held.append(t) or t, state)
+        kept = iter([*[None] * (len(held) - 1), held[-1]])
+        return tree.map_tensors(lambda t: t if (last := next(kept)) is None else last, original(state, index))
 
     return rows
 
@@ -108,32 +134,34 @@ def not_copied(original: Any) -> Any:
 
 
 def grown_empty(original: Any) -> Any:
-    def grown(state: kinds.KeyValue, needed: int, limit: int | None) -> kinds.KeyValue:
-        after = original(state, needed, limit)
-        return after if after is state else kinds.KeyValue(*(torch.zeros_like(t) for t in after))
+    def grow(self: store.Dense, needed: int) -> None:
+        held = self.keys
+        original(self, needed)
+        if self.keys is not held:
+            self.keys, self.values = torch.zeros_like(self.keys), torch.zeros_like(self.values)
 
-    return grown
+    return grow
 
 
 def grown_by_one(original: Any) -> Any:
-    def grown(state: kinds.KeyValue, needed: int, limit: int | None) -> kinds.KeyValue:
-        more = needed - state.keys.shape[2]
-        return state if more <= 0 else kinds.KeyValue(*(F.pad(t, (0, 0, 0, more)) for t in state))
+    def grow(self: store.Dense, needed: int) -> None:
+        more = needed - self.keys.shape[2]
+        if more > 0:
+            self.keys, self.values = (F.pad(t, (0, 0, 0, more)) for t in (self.keys, self.values))
 
-    return grown
+    return grow
 
 
 def grown_uninitialised(original: Any) -> Any:
     """The new room is not cleared: the poison of the test suite must come through."""
 
-    def grown(state: kinds.KeyValue, needed: int, limit: int | None) -> kinds.KeyValue:
-        after = original(state, needed, limit)
-        if after is state:
-            return state
-        held = state.keys.shape[2]
-        return kinds.KeyValue(*(torch.cat((t[:, :, :held], torch.empty_like(t[:, :, held:])), 2) for t in after))
+    def grow(self: store.Dense, needed: int) -> None:
+        held = self.keys.shape[2]
+        original(self, needed)
+        if self.keys.shape[2] > held:
+            self.keys, self.values = (torch.cat((t[:, :, :held], torch.empty_like(t[:, :, held:])), 2) for t in (self.keys, self.values))
 
-    return grown
+    return grow
 
 
 def relative_rotation(original: Any) -> Any:
@@ -250,7 +278,7 @@ def without_scale(original: Any) -> Any:
 def padding_counted(original: Any) -> Any:
     def read(self: Any, signal: Any, state: Any, *rest: Any) -> Any:
         x, context, after = original(self, signal, state, *rest)
-        return x, context, after if state is None else after._replace(positions=state.positions + signal.values.shape[1])
+        return x, context, after if state is None else after._replace(positions=Counts(n + signal.values.shape[1] for n in state.positions))
 
     return read
 

@@ -14,6 +14,7 @@ from tests.contracts.faults import (
     Fault,
     all_empty,
     argument,
+    capacity_dropped,
     clipped_early,
     documents_run_on,
     first_stream_alone,
@@ -27,12 +28,14 @@ from tests.contracts.faults import (
     keys_from_zero,
     last_key_lost,
     mask_changed,
+    memories_cut,
     memory_lost,
     memory_of,
     narrower,
     not_copied,
     not_normed,
     nothing,
+    one_later,
     one_leaf_forgotten,
     padding_counted,
     position_one_late,
@@ -43,6 +46,7 @@ from tests.contracts.faults import (
     saved_exchanged,
     strictly_before,
     tail_one_early,
+    unpadded,
     update_inverted,
     whole_memory,
     wider,
@@ -75,7 +79,7 @@ from qkv.ops.attention import top_k
 from qkv.ops.linear_attention import chunked
 from qkv.spec import masks as mask_spec
 from qkv.spec.mixers import lsh_attention as lsh_spec
-from qkv.state import kinds, tree
+from qkv.state import store, tree
 
 
 class Mutant(NamedTuple):
@@ -111,14 +115,17 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("window one too wide in mask and state", ATTENTION, window_wider_in_mask_and_ring),
     Mutant("window one too narrow", ATTENTION, mask_changed(narrower)),
     Mutant("sinks dropped", ATTENTION, mask_changed(without_sinks)),
-    Mutant("key and value not written", ATTENTION, instead(key_value, "append", forgetful)),
-    Mutant("ring not written", ATTENTION, instead(key_value, "append_ring", forgetful)),
-    Mutant("ring read one slot off", ATTENTION, result(key_value, "ring_positions", lambda held: held.roll(1, 1))),
-    Mutant("past off by one", ATTENTION, result(key_value, "_arrival", lambda a: a._replace(past=a.past + 1, start=None, end=a.end + 1))),
-    Mutant("lengths ignored in the ring", ATTENTION, argument(key_value, "append_ring", 3, lambda a: a._replace(lengths=None))),
-    Mutant("grown buffer empty", ATTENTION, instead(kinds, "_grown", grown_empty)),
-    Mutant("grown buffer not cleared", ATTENTION, instead(kinds, "_grown", grown_uninitialised)),
-    Mutant("growth by one", ATTENTION, instead(kinds, "_grown", grown_by_one)),
+    Mutant("key and value not written", ATTENTION, instead(store.Dense, "_fill", forgetful)),
+    Mutant("key and value of rows of different lengths not written", ATTENTION, instead(store.Dense, "_write", forgetful)),
+    Mutant("ring not written", ATTENTION, instead(store.Ring, "_turn", forgetful)),
+    Mutant("ring read one slot off", ATTENTION, result(store.Ring, "_held", lambda held: held.roll(1, 1))),
+    Mutant("past off by one", ATTENTION, argument(store.Dense, "append", 3, one_later)),
+    Mutant("lengths ignored in the ring", ATTENTION, argument(store.Ring, "_turn", 3, unpadded)),
+    Mutant("grown buffer empty", ATTENTION, instead(store.Dense, "_grow", grown_empty)),
+    Mutant("grown buffer not cleared", ATTENTION, instead(store.Dense, "_grow", grown_uninitialised)),
+    Mutant("growth by one", ATTENTION, instead(store.Dense, "_grow", grown_by_one)),
+    Mutant("joined batches lose room", ATTENTION, instead(store, "joined", memories_cut)),
+    Mutant("joined batches in the wrong order", ("attention", "gru"), instead(tree, "join", lambda f: lambda a, b: f(b, a))),
     Mutant("RoPE by position in the call", ATTENTION, instead(relative.Rope, "rotation", relative_rotation)),
     Mutant(
         "RoPE turned for keys only", ATTENTION, instead(positions, "rotate", lambda f: lambda x, c, s: f(x, c, s) if x.shape[1] < 4 else x)
@@ -186,7 +193,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("positions off by one", ("stack",), instead(frontend.Frontend, "_following", position_one_late)),
     Mutant("padding counted as positions", ("stack",), instead(transformer.Transformer, "_read", padding_counted)),
     Mutant("positions do not restart in a document", ("stack",), instead(frontend, "_restarted", lambda _: documents_run_on)),
-    Mutant("fixed capacity not kept", ("stack",), result(transformer.Transformer, "init_state", lambda s: s._replace(limit=s.limit * 0))),
+    Mutant("fixed capacity not kept", ("stack",), result(transformer.Transformer, "init_state", capacity_dropped)),
     Mutant("rewind does nothing", ("stack",), argument(transformer.Transformer, "rewind", 2, torch.zeros_like)),
     Mutant(
         "norm after the branch where it belongs before", ("stack",), instead(block.PreNorm, "forward", lambda _: block.PostNorm.forward)

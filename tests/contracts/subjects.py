@@ -23,6 +23,8 @@ from qkv.spec import masks
 from qkv.spec.branches import Attention, Branch, Masked
 from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.model import Model
+from qkv.state import tree
+from qkv.state.arrival import Arrival, Counts
 
 REAL = 3
 """How many vectors of a memory are real."""
@@ -31,7 +33,7 @@ REAL = 3
 class Counted(NamedTuple):
     """A branch's state with the count that its stack would keep."""
 
-    positions: Tensor
+    positions: Counts
     inner: Any
 
 
@@ -127,7 +129,7 @@ class OneBranch(Subject):
         if segments is not None:
             positions = torch.tensor([[row[:i].count(row[i]) for i in range(len(row))] for row in segments.tolist()])
         memories = {MEMORY: self._memory(x.shape[0])} if self.part.reads_memory else {}
-        return self.module(x, Context(positions, lengths, segments, end=x.shape[1], memories=memories))[0]
+        return self.module(x, Context(positions, lengths, segments, memories=memories))[0]
 
     def _memory(self, batch: int) -> Memory:
         """The same for every row, so that a row alone can stand for it: three vectors, and two of junk behind them."""
@@ -140,21 +142,17 @@ class OneBranch(Subject):
         return self.part.kind != "fixed_context"
 
     def start(self, batch: int, capacity: int | None = None) -> Counted:
-        reads = self.part.reads_memory
-        state = self.module.remember(self._memory(batch)) if reads else self.module.init_state(batch, capacity)
-        return Counted(torch.zeros(batch, dtype=torch.long), state)
+        known = {"memory": self._memory(batch)} if self.part.reads_memory else {}
+        return Counted(Counts((0,) * batch), self.module.init_state(batch, capacity, **known))
 
     def call(self, x: Tensor, state: Counted, lengths: Tensor | None = None) -> tuple[Tensor, Counted]:
-        past, count = state.positions, x.shape[1]
-        came = torch.full_like(past, count) if lengths is None else lengths
-        end = int((past + came).max())
-        level = lengths is None and past.unique().numel() == 1
-        context = Context(past[:, None] + torch.arange(count), lengths, None, past, int(past[0]) if level else None, end)
+        past, count = torch.tensor(state.positions), x.shape[1]
+        context = Context(past[:, None] + torch.arange(count), lengths, arrival=Arrival(state.positions, count, lengths))
         y, inner = self.module(x, context, state.inner)
-        return y, Counted(past + came, inner)
+        return y, Counted(Counts.of(past + (count if lengths is None else lengths)), inner)
 
     def rewind(self, state: Counted, lengths: Tensor) -> Counted:
-        return state._replace(positions=lengths)
+        return Counted(Counts.of(lengths), tree.cut(state.inner, Counts.of(lengths)))
 
     def remembered(self, state: Counted) -> Any:
         return () if self.part.reads_memory else state.inner

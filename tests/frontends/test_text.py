@@ -35,7 +35,7 @@ def built(part: Text, *branches: Branch) -> TextFrontend:
 
 
 def applied(frontend: TextFrontend, positions: Tensor | None = None) -> Tensor:
-    return frontend(Signal(IDS), Context(torch.arange(3)[None] if positions is None else positions, end=3))
+    return frontend(Signal(IDS), Context(torch.arange(3)[None] if positions is None else positions))
 
 
 @pytest.mark.parametrize("scale", [False, True])
@@ -141,7 +141,7 @@ def test_types_and_norm_are_bert_s(types: Tensor | None) -> None:
         }
     )
     expected = theirs(IDS, token_type_ids=None if types is None else types.expand(2, -1))
-    seen = frontend(Signal(IDS), Context(torch.arange(3)[None], end=3, types=types))
+    seen = frontend(Signal(IDS), Context(torch.arange(3)[None], types=types))
     torch.testing.assert_close(seen, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -149,7 +149,7 @@ def test_types_stand_beside_the_tokens_and_before_the_positions() -> None:
     """Concatenated positions leave the types half of the width; scaled are the tokens alone."""
     frontend = built(Text(vocab_size=7, types=2, join="concatenate", scale=True))
     assert frontend.types is not None
-    seen = frontend(Signal(IDS), Context(torch.arange(3)[None], end=3, types=torch.ones_like(IDS)))
+    seen = frontend(Signal(IDS), Context(torch.arange(3)[None], types=torch.ones_like(IDS)))
     torch.testing.assert_close(seen[..., : WIDTH // 2], frontend.table[IDS] * math.sqrt(WIDTH) + frontend.types[1])
 
 
@@ -162,14 +162,14 @@ def test_types_stand_beside_the_tokens_and_before_the_positions() -> None:
 )
 def test_types_that_do_not_fit_are_refused(part: Text, types: Tensor, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        built(part)(Signal(IDS), Context(torch.arange(3)[None], end=3, types=types))
+        built(part)(Signal(IDS), Context(torch.arange(3)[None], types=types))
 
 
 def test_an_id_of_minus_one_is_the_query_vector() -> None:
     """Scaled and placed as a token's vector is; without one such an id is none."""
     frontend = built(Text(vocab_size=7, query=True, scale=True))
     assert frontend.query is not None
-    context = Context(torch.arange(3)[None], end=3)
+    context = Context(torch.arange(3)[None])
     ids = IDS.clone()
     ids[0, 1] = -1
     seen, without = frontend(Signal(ids), context), frontend(Signal(IDS), context)
@@ -184,6 +184,6 @@ def test_an_id_of_minus_one_is_the_query_vector() -> None:
 def test_types_may_be_read_by_someone_behind_the_front_end() -> None:
     frontend, types = built(Text(vocab_size=7, positions=NoPositions()), RelativeAttention(by_type=True)), torch.ones_like(IDS)
     frontend.table.data.normal_()
-    assert torch.equal(frontend(Signal(IDS), Context(torch.arange(3)[None], end=3, types=types)), frontend.table[IDS])
+    assert torch.equal(frontend(Signal(IDS), Context(torch.arange(3)[None], types=types)), frontend.table[IDS])
     with pytest.raises(UserError, match="2 × 2 types are given for 2 × 3 tokens"):
-        frontend(Signal(IDS), Context(torch.arange(3)[None], end=3, types=types[:, :2]))
+        frontend(Signal(IDS), Context(torch.arange(3)[None], types=types[:, :2]))

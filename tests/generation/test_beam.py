@@ -14,7 +14,7 @@ from tests.models.test_published import VOCABULARY as PUBLISHED
 from tests.models.test_published import pair
 from transformers import GenerationConfig
 
-from qkv.generation import beam
+from qkv.generation import engine
 from qkv.generation.beam import BeamSearch, Hypothesis, beam_search
 from qkv.generation.context import first_seen
 from qkv.generation.sample import generate
@@ -262,8 +262,8 @@ def test_only_rows_of_beams_that_die_are_written(monkeypatch: pytest.MonkeyPatch
     """No copy where each beam has one child, in whatever order; else one row for each beam without a child."""
     search = BeamSearch(model("all"), PROMPTS[:2], BEAMS)
     forks: list[tuple[list[int], list[int]]] = []
-    overwrite = beam.overwrite
-    monkeypatch.setattr(beam, "overwrite", lambda state, to, source: forks.append((to, source)) or overwrite(state, to, source))
+    overwrite = engine.overwrite
+    monkeypatch.setattr(engine, "overwrite", lambda state, to, source: forks.append((to, source)) or overwrite(state, to, source))
     search.step()
     assert forks == [], "the first step forks the state of the prompts whole"
     for _ in range(10):

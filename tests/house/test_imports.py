@@ -23,7 +23,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "ops": ("system",),
     "state": (),
     "report": (),
-    "layers": ("spec", "ops"),
+    "layers": ("spec", "ops", "state"),
     "frontends": ("spec", "ops", "state", "layers"),
     "mixers": ("spec", "ops", "state", "layers"),
     "models": BELOW_MODELS,

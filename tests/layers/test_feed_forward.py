@@ -45,7 +45,7 @@ def some(length: int = LENGTH) -> Tensor:
 
 
 def applied(branch: Any, x: Tensor) -> Tensor:
-    return branch(x, Context(torch.arange(x.shape[1])[None], end=x.shape[1]))[0]
+    return branch(x, Context(torch.arange(x.shape[1])[None]))[0]
 
 
 def test_every_activation_that_a_spec_may_name_is_torch_s() -> None:

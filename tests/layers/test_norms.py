@@ -18,7 +18,7 @@ WIDTH = 6
 
 
 def context(length: int, lengths: Tensor | None = None) -> Context:
-    return Context(torch.arange(length)[None], lengths, end=length)
+    return Context(torch.arange(length)[None], lengths)
 
 
 def some(batch: int = 3, length: int = 5, seed: int = 0) -> Tensor:

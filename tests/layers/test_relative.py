@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.mixers.modules import applied, built, some
+from tests.mixers.modules import applied, built, following, some
 from tests.models.stacks import ids, model
 from torch import Tensor
 from transformers import T5Config, T5EncoderModel
@@ -18,7 +18,6 @@ from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from qkv.inspection.cost import cost
-from qkv.layers.context import Context
 from qkv.layers.relative import T5Buckets, build_relative
 from qkv.models.build import build
 from qkv.ops.masks import Sites
@@ -107,8 +106,7 @@ def test_a_piece_in_the_middle_knows_where_it_stands(part: Any, window: int | No
     ours, x = built(Attention(num_heads=3, mask=mask, relative=part)), some(2, 14)
     state = ours.init_state(2)
     for first, last in ((0, 9), (9, 13), (13, 14)):
-        context = Context(torch.arange(first, last)[None], None, None, torch.full((2,), first), first, last)
-        y, state = ours(x[:, first:last], context, state)
+        y, state = ours(x[:, first:last], following(first, last - first, 2), state)
     torch.testing.assert_close(y, applied(ours, x)[:, 13:])
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from qkv.layers.context import Context
 from qkv.mixers.registry import build_branch
 from qkv.spec.branches import Branch
+from qkv.state.arrival import Arrival, Counts
 
 WIDTH = 12
 
@@ -31,4 +32,10 @@ def applied(branch: Any, x: Tensor, lengths: Tensor | None = None, segments: Ten
     positions = torch.arange(x.shape[1])[None]
     if segments is not None:
         positions = torch.tensor([[row[:i].count(row[i]) for i in range(len(row))] for row in segments.tolist()])
-    return branch(x, Context(positions, lengths, segments, end=x.shape[1]))[0]
+    return branch(x, Context(positions, lengths, segments))[0]
+
+
+def following(past: int, count: int, rows: int, **fields: Any) -> Context:
+    """Context of ``count`` positions after ``past``, the same in all rows, with a state."""
+    arrival = Arrival(Counts((past,) * rows), count)
+    return Context(arrival.positions, arrival=arrival, **fields)

@@ -127,7 +127,7 @@ def test_it_is_attention_by_content_where_the_table_and_its_biases_are_zero() ->
 def test_what_the_caller_hides_is_hidden() -> None:
     ours, x = drawn(position_buckets=6, max_distance=11), some(2, 7, 15)
     visible = torch.ones(2, 7, 7, dtype=torch.bool).tril()
-    seen = ours(x, Context(torch.arange(7)[None], end=7, visible=visible))[0]
+    seen = ours(x, Context(torch.arange(7)[None], visible=visible))[0]
     causal = drawn(position_buckets=6, max_distance=11, mask=Causal())
     torch.testing.assert_close(seen, applied(causal, x))
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.mixers.modules import WIDTH, applied, built, some
+from tests.mixers.modules import WIDTH, applied, built, following, some
 from torch import Tensor
 
-from qkv.layers.context import Context
 from qkv.spec.branches import (
     GRU,
     LSTM,
@@ -102,8 +101,7 @@ def in_steps(branch: Any, x: Tensor) -> Tensor:
         return applied(branch, x)
     state, outs = branch.init_state(x.shape[0]), []
     for i in range(x.shape[1]):
-        past = torch.full((x.shape[0],), i)
-        y, state = branch(x[:, i : i + 1], Context(torch.tensor([[i]]), None, None, past, i, i + 1), state)
+        y, state = branch(x[:, i : i + 1], following(i, 1, x.shape[0]), state)
         outs.append(y)
     return torch.cat(outs, 1)
 

@@ -81,7 +81,7 @@ def test_a_row_s_own_prefix_is_global() -> None:
     """As a question before its text; one row has none."""
     ours = drawn(num_global=None, window=2)
     theirs, prefix, x = Published(ours), torch.tensor([4, 1, 0]), some(3, 13)
-    seen = ours(x, Context(torch.arange(13)[None], end=13, prefix=prefix))[0]
+    seen = ours(x, Context(torch.arange(13)[None], prefix=prefix))[0]
     everywhere = torch.arange(13) < prefix[:, None]
     torch.testing.assert_close(seen, theirs(x, torch.ones(3, 13), everywhere), rtol=1e-5, atol=1e-6)
 
@@ -99,8 +99,8 @@ def test_positions_may_lie_anywhere(hidden: bool) -> None:
     visible = torch.rand(2, count, count, generator=torch.Generator().manual_seed(2)) > 0.4 if hidden else None
     mixed_up = None if visible is None else visible[:, order][:, :, order]
     x = some(2, count)
-    in_order = ours(x, Context(torch.arange(count)[None], end=count, visible=visible))[0]
-    seen = ours(x[:, order], Context(order[None], end=count, visible=mixed_up))[0]
+    in_order = ours(x, Context(torch.arange(count)[None], visible=visible))[0]
+    seen = ours(x[:, order], Context(order[None], visible=mixed_up))[0]
     torch.testing.assert_close(seen, in_order[:, order])
 
 

@@ -8,13 +8,12 @@ from unittest.mock import patch
 import pytest
 import torch
 from tests.contracts.samples import describe
-from tests.mixers.modules import WIDTH, applied
+from tests.mixers.modules import WIDTH, applied, following
 from tests.mixers.modules import built as made
 from torch import Tensor
 from transformers import ReformerConfig
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
-from qkv.layers.context import Context
 from qkv.ops import lsh_attention as ops
 from qkv.ops.documents import documents
 from qkv.spec.errors import SpecError
@@ -83,9 +82,7 @@ def single(original: Any) -> Any:
 
 def exact(module: Any, x: Tensor) -> Tensor:
     """Full attention with the same vectors, from the part that remembers."""
-    count = x.shape[1]
-    context = Context(torch.arange(count)[None], past=torch.zeros(x.shape[0], dtype=torch.long), start=0, end=count)
-    return module(x, context, module.init_state(x.shape[0]))[0]
+    return module(x, following(0, x.shape[1], x.shape[0]), module.init_state(x.shape[0]))[0]
 
 
 def test_more_rounds_come_nearer_to_full_attention() -> None:

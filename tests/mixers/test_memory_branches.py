@@ -35,7 +35,7 @@ def memory(lengths: tuple[int, ...] = LENGTHS, dtype: torch.dtype = torch.float6
 
 
 def context(known: Memory | None, count: int, past: int = 0) -> Context:
-    return Context(torch.arange(past, past + count)[None], start=past, end=past + count, memories={MEMORY: known})
+    return Context(torch.arange(past, past + count)[None], memories={MEMORY: known})
 
 
 def at_once(branch: Any, x: Tensor, known: Memory) -> Tensor:
@@ -60,7 +60,7 @@ def test_each_row_reads_its_own_memory_and_none_of_its_padding(name: str) -> Non
 @torch.no_grad()
 def test_rows_take_their_memory_along(name: str, index: list[int]) -> None:
     branch, x, known = built(ALL[name]), some(4), memory()
-    y, state = branch(x[:, :3], context(None, 3), branch.remember(known))
+    y, state = branch(x[:, :3], context(None, 3), branch.init_state(4, memory=known))
     moved = tree.rows(state, index)
     later, _ = branch(x[index, 3:], context(None, 4, past=3), moved)
     torch.testing.assert_close(torch.cat((y[index], later), 1), at_once(branch, x, known)[index])
@@ -70,7 +70,7 @@ def test_rows_take_their_memory_along(name: str, index: list[int]) -> None:
 @torch.no_grad()
 def test_the_state_is_read_and_never_written(name: str) -> None:
     branch, x = built(ALL[name]), some(4)
-    state = branch.remember(memory())
+    state = branch.init_state(4, memory=memory())
     before = [t.clone() for t in tree.tensors(state)]
     for i in range(x.shape[1]):
         _, state = branch(x[:, i : i + 1], context(None, 1, past=i), state)
@@ -81,7 +81,7 @@ def test_the_state_is_read_and_never_written(name: str) -> None:
 @torch.no_grad()
 def test_the_memory_is_mapped_once_for_a_sequence_that_is_decoded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     branch, x = built(ALL[name]), some(4)
-    state = branch.remember(memory())
+    state = branch.init_state(4, memory=memory())
     expected = branch(x, context(None, 7), state)[0]
     monkeypatch.setattr(type(branch), "remember", lambda *_: pytest.fail("the memory is read again"))
     torch.testing.assert_close(branch(x, context(None, 7), state)[0], expected)
@@ -107,7 +107,7 @@ def test_the_weights_are_those_that_the_output_is_made_of(name: str) -> None:
     assert not weights[3].any()
     for row, length in enumerate(LENGTHS):
         assert not weights[row, ..., length:].any()
-    state = branch.remember(known)
+    state = branch.init_state(4, memory=known)
     values = state.vectors[:, None] if isinstance(ALL[name], AdditiveAttention) else state.values
     mixed = weights @ values.repeat_interleave(heads // values.shape[1], 1)
     torch.testing.assert_close(branch.output(mixed.transpose(1, 2).flatten(2)), at_once(branch, x, known))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.mixers.modules import applied, built, some
+from tests.mixers.modules import applied, built, following, some
 from torch import Tensor
 from transformers import XLNetConfig
 from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
@@ -60,16 +60,16 @@ def test_types_of_tokens_join_as_in_the_published_layer() -> None:
     core = theirs.rel_attn_core
     theirs.rel_attn_core = lambda *args, **options: core(*args, seg_mat=segments, **options)
     expected = their_output(theirs, x, torch.zeros(2, 6, 6, dtype=torch.bool))
-    seen = ours(x, Context(torch.arange(6)[None], end=6, types=types))[0]
+    seen = ours(x, Context(torch.arange(6)[None], types=types))[0]
     torch.testing.assert_close(seen, expected, rtol=1e-6, atol=1e-6)
-    of_one = ours(x, Context(torch.arange(6)[None], end=6, types=torch.ones(1, 6, dtype=torch.long)))[0]
+    of_one = ours(x, Context(torch.arange(6)[None], types=torch.ones(1, 6, dtype=torch.long)))[0]
     torch.testing.assert_close(applied(ours, x), of_one)
     assert not torch.allclose(seen, of_one)
 
 
 def test_types_are_not_remembered() -> None:
     ours = drawn(by_type=True)
-    context = Context(torch.zeros(1, 1, dtype=torch.long), None, None, torch.zeros(1, dtype=torch.long), 0, 1, types=torch.zeros(1, 1))
+    context = following(0, 1, 1, types=torch.zeros(1, 1))
     with pytest.raises(UserError, match="relative attention supports token types without a state only"):
         ours(some(1, 1, WIDTH), context, ours.init_state(1))
 
@@ -109,8 +109,7 @@ def test_a_state_is_the_published_memory(pieces: list[int]) -> None:
     state, outs, past = ours.init_state(2), [], 0
     with torch.no_grad():
         for count in pieces:
-            context = Context(torch.arange(past, past + count)[None], None, None, torch.full((2,), past), past, past + count)
-            y, state = ours(x[:, past : past + count], context, state)
+            y, state = ours(x[:, past : past + count], following(past, count, 2), state)
             outs.append(y)
             past += count
         hidden = (torch.arange(9) > torch.arange(4, 9)[:, None]).expand(2, -1, -1)
@@ -135,7 +134,7 @@ def test_a_permutation_sees_what_the_published_streams_see() -> None:
     visible = torch.zeros(2, 2 * count, 2 * count, dtype=torch.bool)
     visible[:, :count, :count], visible[:, count:, :count] = itself, earlier
     positions = torch.arange(count).repeat(2)[None]
-    seen = ours(torch.cat((content, query), 1), Context(positions, end=2 * count, visible=visible))[0]
+    seen = ours(torch.cat((content, query), 1), Context(positions, visible=visible))[0]
     torch.testing.assert_close(seen[:, :count], their_output(theirs, content, ~itself.expand(2, -1, -1)), rtol=1e-6, atol=1e-6)
     expected = _query_stream(theirs, query, content, ~earlier.expand(2, -1, -1))
     first = int(order[0])  # it sees nothing, which ours answers with 0
@@ -159,8 +158,8 @@ def test_positions_may_lie_anywhere() -> None:
     ours, x = drawn(mask=Full()), some(2, 5, WIDTH)
     places = torch.tensor([[3, 40, 7, 100, 11]])
     visible = torch.ones(2, 5, 5, dtype=torch.bool)
-    near = ours(x, Context(places, end=5, visible=visible))[0]
-    far = ours(x, Context(places + 1000, end=5, visible=visible))[0]
+    near = ours(x, Context(places, visible=visible))[0]
+    far = ours(x, Context(places + 1000, visible=visible))[0]
     torch.testing.assert_close(near, far)
     assert not torch.allclose(near, applied(ours, x))
 
@@ -168,5 +167,5 @@ def test_positions_may_lie_anywhere() -> None:
 def test_distances_beyond_the_furthest_are_alike() -> None:
     ours, x = drawn(mask=Full(), max_distance=2), some(2, 5, WIDTH)
     visible = torch.ones(2, 5, 5, dtype=torch.bool)
-    wide, wider = (ours(x, Context(torch.arange(5)[None] * step, end=5, visible=visible))[0] for step in (2, 7))
+    wide, wider = (ours(x, Context(torch.arange(5)[None] * step, visible=visible))[0] for step in (2, 7))
     torch.testing.assert_close(wide, wider)

@@ -19,7 +19,7 @@ from qkv.spec.model import Block
 from qkv.spec.parts import Gated, LayerNorm, NoNorm, NoResidual, Residual, RMSNorm, Scaled
 
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-HERE = Context(torch.arange(5)[None], end=5)
+HERE = Context(torch.arange(5)[None])
 
 
 def block(order: Any, **fields: Any) -> Any:

@@ -55,7 +55,7 @@ def test_no_rows_have_a_state(capacity: int | None) -> None:
     y, state = m(Signal(torch.zeros(0, 4, dtype=LONG), torch.zeros(0, dtype=LONG)), m.init_state(0, capacity))
     assert y.shape == (0, 4, VOCABULARY)
     assert state is not None
-    assert state.positions.shape == (0,)
+    assert state.positions == ()
 
 
 WRONG_LENGTHS: dict[str, tuple[Any, str]] = {

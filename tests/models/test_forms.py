@@ -82,9 +82,9 @@ def test_cross_attention_is_self_attention_over_the_concatenation_that_sees_the_
     generator = torch.Generator().manual_seed(3)
     x, memory = (torch.randn(3, size, width, dtype=torch.float64, generator=generator).requires_grad_() for size in (count, slots))
     shown = (torch.arange(slots + count) < lengths[:, None])[:, None].expand(-1, slots + count, -1)
-    context = Context(torch.arange(slots + count)[None], end=slots + count, visible=shown)
+    context = Context(torch.arange(slots + count)[None], visible=shown)
     expected = joined_attention(cross, part, width)(torch.cat((memory, x), 1), context)[0][:, slots:]
-    seen = cross(x, Context(torch.arange(count)[None], end=count, memories={MEMORY: Memory((memory,), lengths)}))[0]
+    seen = cross(x, Context(torch.arange(count)[None], memories={MEMORY: Memory((memory,), lengths)}))[0]
     torch.testing.assert_close(seen, expected)
     for got, right in zip(*(torch.autograd.grad(y.square().sum(), (x, memory)) for y in (seen, expected)), strict=True):
         torch.testing.assert_close(got, right)
@@ -295,7 +295,7 @@ def test_layer_i_reads_the_normed_output_of_encoder_layer_i() -> None:
     assert m.encoder is not None
     memory = m.encode(source)
     assert len(memory.vectors) == 3
-    context = Context(torch.arange(5)[None], end=5)
+    context = Context(torch.arange(5)[None])
     x = m.encoder.frontend(Signal(source), context)
     for vectors, block in zip(memory.vectors, m.encoder.blocks, strict=True):
         x = block(x, context)[0]

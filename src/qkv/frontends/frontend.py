@@ -17,6 +17,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.frontends import Frontend as FrontendSpec
 from qkv.spec.model import Stack as StackSpec
 from qkv.spec.register import implementation
+from qkv.state.arrival import Arrival, Counts
 
 
 class Past(NamedTuple):
@@ -26,9 +27,9 @@ class Past(NamedTuple):
         None if no mask reads it.
     """
 
-    positions: Tensor
-    limit: Tensor
-    prefix: Tensor | None
+    positions: Counts
+    limit: Counts
+    prefix: Counts | None
 
 
 class Frontend(Declared):
@@ -110,7 +111,6 @@ class Frontend(Declared):
             positions,
             lengths,
             signal.segments,
-            end=count,
             tap=tap,
             prefix=signal.prefix,
             visible=signal.visible,
@@ -127,22 +127,16 @@ class Frontend(Declared):
         if wrong:
             clause, instead = _WITH_STATE[wrong]
             raise UserError(f"{clause} cannot be joined with a state; {instead}")
-        seen, rows = past.positions, past.positions.shape[0]
-        check_rows("the state", rows, "the input", signal.num_rows)
-        count, lengths = self.count(signal), self.lengths(signal)
-        steps = torch.arange(count, device=signal.values.device)[None]
-        first = int(seen[0]) if rows else 0
-        level = lengths is None and (rows < 2 or bool((seen == first).all()))
-        end = first + count if level or not rows else int((seen + (count if lengths is None else lengths)).max())
-        limit = int(past.limit[0]) if rows else 0
-        if limit and end > limit:
-            raise UserError(f"the state holds {limit} positions and {end} are needed; give init_state a larger capacity, or none")
-        self.fits(end)
-        positions = steps + first if level else seen[:, None] + steps
-        if self.limit is not None:  # positions of padding may exceed the table
+        check_rows("the state", len(past.positions), "the input", signal.num_rows)
+        device, lengths = signal.values.device, self.lengths(signal)
+        arrival = Arrival(past.positions, self.count(signal), lengths, device)
+        _check_room(past.limit, arrival.after)
+        self.fits(arrival.end)
+        positions = arrival.positions
+        if lengths is not None and self.limit is not None:  # positions of padding may exceed the table
             positions = positions.clamp(max=self.limit - 1)
-        prefix = past.prefix if signal.prefix is None else signal.prefix
-        return Context(positions, lengths, None, seen, first if level else None, end, tap, prefix, types=signal.types)
+        prefix = past.prefix.tensor(device) if signal.prefix is None and past.prefix is not None else signal.prefix
+        return Context(positions, lengths, tap=tap, prefix=prefix, types=signal.types, arrival=arrival)
 
     def _placed(self, positions: Tensor, lengths: Tensor | None) -> Tensor:
         """Positions checked against the position table; those of padding are clamped."""
@@ -171,6 +165,15 @@ _WITH_STATE = {
     "visible": ("a table of visible keys", "read the whole sequence at once"),
 }
 """Fields of a signal that require whole rows: (description, advice)."""
+
+
+def _check_room(limits: Counts, needed: Counts) -> None:
+    """Raise ``UserError`` if a row needs more positions than the fixed capacity of its state."""
+    if any(limits):
+        over = next(((limit, end) for limit, end in zip(limits, needed, strict=True) if 0 < limit < end), None)
+        if over is not None:
+            limit, end = over
+            raise UserError(f"the state holds {limit} positions and {end} are needed; give init_state a larger capacity, or none")
 
 
 def _restarted(segments: Tensor) -> Tensor:

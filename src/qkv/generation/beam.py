@@ -1,4 +1,4 @@
-"""Batched beam search with K beams per prompt and one forward pass per token.
+"""Batched beam search with K beams per prompt and one forward pass per token: a policy of the engine.
 
 For a continuation y of n tokens, end token included,
 
@@ -17,19 +17,19 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from qkv.generation import context
-from qkv.generation.reading import read
+from qkv.generation.engine import Engine, Next, Reading, Row
+from qkv.layers.context import Memory
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
-from qkv.state.tree import overwrite, rows
 
 Ends = Callable[[int, list[int]], bool]
 """(row, its new tokens) -> True if the text is finished."""
@@ -113,7 +113,7 @@ class Beams:
 class BeamSearch:
     """Batched beam search, advanced one token per step; finished prompts leave the batch.
 
-    The prompts are encoded once and their state is forked. A beam keeps its row of the state as long as it has a child;
+    The prompts are read once and their state is forked. A beam keeps its row of the state as long as it has a child;
     rows of discarded beams are overwritten by a copy of the row that forks. Beams do not share storage, so a copy
     includes the keys and values of the prompt and of an encoder's memory. For states larger than the processor's cache
     these copies are most of the extra cost of a beam step over a sampling step.
@@ -126,88 +126,59 @@ class BeamSearch:
         generation: Generation,
         end_id: int | None = None,
         capacity: int | None = None,
-        memory: Any | None = None,
+        memory: Memory | None = None,
         ends: Ends | None = None,
     ):
         """Arguments as for ``beam_search``."""
         context.check(model, prompts, generation)
         _check(model, generation, end_id)
-        self.model, self.generation = model, generation
-        self.prompts = [list(prompt) for prompt in prompts]
-        self.running = list(range(len(prompts)))
-        """Indices of unfinished prompts."""
+        self.generation = generation
         self.beams = [Beams(generation) for _ in prompts]
-        self._end_id, self._ends, self._capacity, self._memory = end_id, ends, capacity, memory
-        self._state: Any = None
-        self._steps = 0
-        self._start: list[int] = []
-        self._device = model.device
-        self._latest = torch.zeros(0, dtype=torch.long, device=self._device)
-
-    @torch.inference_mode()
-    def step(self) -> None:
-        """Extend every beam of the running prompts by one token."""
-        if not self.running:
-            return
-        candidates = self._candidates(self._logits())
-        parents = [self.beams[row].advance(found, self._ending(row)) for row, found in zip(self.running, candidates, strict=True)]
-        self._follow(parents)
-        self._steps += 1
+        self._end_id, self._ends = end_id, ends
+        self._engine = Engine(model, self._chosen, capacity)
+        self._engine.admit(prompts, range(len(prompts)), memory)
 
     @property
-    def _width(self) -> int:
-        """Beams a prompt: 1 before the first step, num_beams after it."""
-        return self.generation.num_beams if self._steps else 1
+    def running(self) -> list[int]:
+        """Indices of unfinished prompts."""
+        return list(dict.fromkeys(row.key for row in self._engine.rows))
 
-    def _ending(self, row: int) -> Callable[[list[int]], bool]:
-        last = self._steps + 1 == self.generation.max_new_tokens
-        return lambda text: last or text[-1] == self._end_id or (self._ends is not None and self._ends(row, text))
+    def step(self) -> None:
+        """Extend every beam of the running prompts by one token."""
+        self._engine.step()
 
-    def _logits(self) -> Tensor:
-        """Next-token logits (R K, V) of the beams of the R running prompts."""
-        start = [context.first_seen(len(self.prompts[row]) + self._steps, self.model.limit) for row in self.running]
-        if self._state is None or start != self._start:
-            return self._read(start)
-        logits, self._state = self.model(self._latest[:, None], self._state)
-        return logits[:, -1]
+    def _chosen(self, rows: Sequence[Row], reading: Reading) -> list[Next]:
+        """Policy of the engine: the next beams of each prompt; none if it is done. The beams of a prompt are adjacent rows."""
+        prompts = self.running
+        width = len(rows) // len(prompts)
+        found, successors = self._candidates(prompts, at_least_single(reading.logits())), list[Next]()
+        for block, (prompt, candidates) in enumerate(zip(prompts, found, strict=True)):
+            beams = self.beams[prompt]
+            parents = beams.advance(candidates, self._ending(prompt))
+            if not beams.done:
+                successors += [Next(block * width + parent, text[-1:]) for parent, text in zip(parents, beams.texts, strict=True)]
+        return successors
 
-    def _read(self, start: list[int]) -> Tensor:
-        """Encode the visible part of each text from position 0 into a new state; return the logits."""
-        self._start = start
-        texts = [self.prompts[row] + new for row in self.running for new in self.beams[row].texts]
-        seen = [text[start[place // self._width] :] for place, text in enumerate(texts)]
-        source = [row for row in self.running for _ in range(self._width)]
-        memory = self._memory if self._memory is None or not self._steps else rows(self._memory, source)
-        prompts = [max(0, len(self.prompts[row]) - start[place // self._width]) for place, row in enumerate(source)]
-        logits, self._state = read(self.model, seen, self._capacity, memory, prompts)
-        return logits
+    def _ending(self, prompt: int) -> Callable[[list[int]], bool]:
+        """Test of whether a continuation of the prompt is finished."""
+        most, ends = self.generation.max_new_tokens, self._ends
+        return lambda text: len(text) == most or text[-1] == self._end_id or (ends is not None and ends(prompt, text))
 
-    def _candidates(self, logits: Tensor) -> list[list[Beam]]:
-        """The best 2 K continuations of each running prompt, best first."""
-        count, logits = len(self.running), at_least_single(logits)
-        before = [self.beams[row].log_probabilities for row in self.running]
+    def _candidates(self, prompts: Sequence[int], logits: Tensor) -> list[list[Beam]]:
+        """The best 2 K continuations of each prompt, best first. logits (beams of all prompts, V)."""
+        count = len(prompts)
+        before = [self.beams[prompt].log_probabilities for prompt in prompts]
         # The best 2 K of all beams contain at most 2 K tokens of one beam.
         best, tokens = logits.topk(min(2 * self.generation.num_beams, logits.shape[-1]))
-        found = (best - logits.logsumexp(-1, keepdim=True)).double().view(count, self._width, -1)
-        found = (found + torch.tensor(before, dtype=torch.float64, device=self._device)[..., None]).flatten(1)
+        found = (best - logits.logsumexp(-1, keepdim=True)).double().view(count, len(logits) // count, -1)
+        found = (found + torch.tensor(before, dtype=torch.float64, device=logits.device)[..., None]).flatten(1)
         found, place = found.topk(min(2 * self.generation.num_beams, found.shape[1]))
-        columns = found, place // tokens.shape[1], tokens.view(count, -1).gather(1, place)
-        if not bool(found[:, 0].isfinite().all()):
+        # One read from the device: float64 holds indices exactly.
+        columns = torch.stack((found, (place // tokens.shape[1]).double(), tokens.view(count, -1).gather(1, place).double()))
+        listed: list[list[list[float]]] = columns.tolist()
+        if not all(math.isfinite(row[0]) for row in listed[0]):
             raise UserError("the model's logits are not finite, so texts cannot be ranked; its weights are damaged")
-        return [[Beam(*beam) for beam in zip(*row, strict=True)] for row in zip(*(c.tolist() for c in columns), strict=True)]
-
-    def _follow(self, parents: list[list[int]]) -> None:
-        """Reorder state and latest tokens by slot; drop finished prompts."""
-        kept = [place for place, row in enumerate(self.running) if not self.beams[row].done]
-        index = [place * self._width + parent for place in kept for parent in parents[place]]
-        if len(kept) == len(self.running) and self._width == self.generation.num_beams:
-            forks = [(to, source) for to, source in enumerate(index) if to != source]
-            self._state = overwrite(self._state, [to for to, _ in forks], [source for _, source in forks])
-        elif index:
-            self._state = rows(self._state, index)
-        self.running, self._start = [self.running[place] for place in kept], [self._start[place] for place in kept]
-        latest = [text[-1] for row in self.running for text in self.beams[row].texts]
-        self._latest = torch.tensor(latest, dtype=torch.long, device=self._device)
+        return [[Beam(chance, int(parent), int(token)) for chance, parent, token in zip(*row, strict=True)] for row in zip(*listed, strict=True)]
 
 
 def beam_search(
@@ -216,7 +187,7 @@ def beam_search(
     generation: Generation,
     end_id: int | None = None,
     capacity: int | None = None,
-    memory: Any | None = None,
+    memory: Memory | None = None,
     ends: Ends | None = None,
 ) -> list[list[Hypothesis]]:
     """Return the best ``num_return`` continuations of each prompt, best first (fewer if fewer exist). K = 1 is greedy decoding.

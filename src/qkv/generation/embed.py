@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.generation.reading import padded
+from qkv.generation.padding import padded
 from qkv.layers.pooling import pooled_over
 from qkv.layers.signal import Signal
 from qkv.models.evaluating import evaluating
@@ -82,9 +82,9 @@ def _embedded(model: Transformer, texts: Sequence[Framed], how: Embedding, skipp
     ids, lengths = padded([text.ids for text in texts], device)
     kinds = [(model.spec.encoder or model.spec).types_read(text.types) for text in texts]
     types = padded(kinds, device)[0] if any(kinds) else None
-    steps = torch.arange(ids.shape[1], device=device)
+    x = at_least_single(_vectors(model, Signal(ids, lengths, types=types)))
+    steps, lengths = torch.arange(ids.shape[1], device=device), torch.tensor([len(text.ids) for text in texts], device=device)
     real = steps < lengths[:, None]
-    x = at_least_single(_vectors(model, Signal(ids, None if bool(real.all()) else lengths, types=types)))
     counted = real & (steps >= torch.minimum(lengths - 1, lengths.new_tensor(skipped))[:, None])
     if model.spec.answers is not None:  # latents or a fixed number of queries: outputs are not tokens, and none is padding
         counted = torch.ones(x.shape[:2], dtype=torch.bool, device=device)

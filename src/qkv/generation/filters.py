@@ -34,9 +34,10 @@ def filtered(logits: Tensor, generation: Generation, text: Tensor | None = None)
 
 
 def pick(logits: Tensor, generation: Generation, text: Tensor | None, uniforms: Tensor) -> Tensor:
-    """``draw(filtered(logits))``, (B,). With top-k the later filters run on k logits instead of V."""
+    """``draw(filtered(logits))``, (B,). With top-k on the CPU, the later filters run on k logits instead of V."""
     k = generation.top_k
-    if k is None or k >= logits.shape[-1]:
+    # Ties must be looked for, and other devices would be waited for.
+    if k is None or k >= logits.shape[-1] or logits.device.type != "cpu":
         return draw(filtered(logits, generation, text), uniforms)
     best, index = _heated(logits, generation, text).topk(k + 1)
     if bool((best[:, k] == best[:, k - 1]).any()):  # ties with the k-th logit are kept

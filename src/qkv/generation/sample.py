@@ -1,4 +1,4 @@
-"""Batched sampling from prompts of different lengths, one forward pass per token."""
+"""Batched sampling from prompts of different lengths: a policy of the engine."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ import torch
 from torch import Tensor
 
 from qkv.generation import context
+from qkv.generation.engine import Engine, Next, Reading, Row
 from qkv.generation.filters import filtered, pick
-from qkv.generation.reading import read
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
-from qkv.state.tree import rows
 
 
 class Sampling:
-    """Batched sampler that appends one token per row and step.
+    """Batched sampler that appends one token per row and step; a row ends after ``generation.max_new_tokens``.
 
-    The right-padded prompts are encoded in one pass; after that each row has its own position and there is no padding.
+    Prompts of different lengths are read in one pass; after that each row has its own position and there is no padding.
     Row i has its own random generator, seeded with ``generation.seed + i``, so its text does not depend on the other
     rows (up to rounding of matrix products, which may vary with the batch size). Dropout is active if the model is in
     training mode; see ``evaluating``.
@@ -36,91 +35,81 @@ class Sampling:
         """
         if generation.num_beams > 1:
             raise UserError(f"num_beams is {generation.num_beams}, but sampling has no beams; call qkv.generation.beam.beam_search")
-        context.check(model, prompts, generation)
         self.model, self.generation = model, generation
-        self.texts = [list(prompt) for prompt in prompts]
+        self.texts: list[list[int]] = []
         """Tokens of each row, prompt included."""
-        self._prompts = [len(prompt) for prompt in prompts]
-        self.running = list(range(len(prompts)))
-        """Indices of unfinished rows."""
-        self._capacity = capacity
-        self._limit = model.limit
-        self._device = model.device
-        first = secrets.randbits(32) if generation.seed is None else generation.seed
-        self._random = [random.Random(first + row) for row in self.running]
-        self._state: object | None = None
-        self._start: dict[int, int] = {}
-        self._latest = torch.zeros(len(prompts), dtype=torch.long, device=self._device)
-        self._history: Tensor | None = None
+        self._engine = Engine(model, self._chosen, capacity)
+        self._ends: list[int] = []
+        self._first = secrets.randbits(32) if generation.seed is None else generation.seed
+        self._random: list[random.Random] = []
+        self._drawn: list[tuple[int, int]] = []
+        self._history: tuple[list[int], Tensor] | None = None
+        self.admit(prompts)
 
-    @torch.inference_mode()
+    @property
+    def running(self) -> list[int]:
+        """Indices of unfinished rows."""
+        return [row.key for row in self._engine.rows]
+
+    def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        """Add rows, also while others decode; return their indices. The next step reads them."""
+        context.check(self.model, prompts, self.generation)
+        added = list(range(len(self.texts), len(self.texts) + len(prompts)))
+        self.texts += map(list, prompts)
+        self._ends += [len(prompt) + self.generation.max_new_tokens for prompt in prompts]
+        self._random += [random.Random(self._first + row) for row in added]
+        if self.generation.max_new_tokens:
+            self._engine.admit(prompts, added)
+        return added
+
     def step(self) -> list[tuple[int, int]]:
         """Sample one token for each running row, append it to its text, and return (row, token) pairs."""
-        if not self.running:
-            return []
-        self._latest = self._drawn(self._logits())
-        if self._history is not None:
-            self._history = torch.cat((self._history, self._latest[:, None]), 1)
-        drawn = list(zip(self.running, self._latest.tolist(), strict=True))
-        for row, token in drawn:
-            self.texts[row].append(token)
-        return drawn
+        self._drawn = []
+        self._engine.step()
+        return self._drawn
 
-    @torch.inference_mode()
     def drop(self, finished: Collection[int]) -> None:
         """End these rows and free their state."""
-        kept = [place for place, row in enumerate(self.running) if row not in finished]
-        if len(kept) == len(self.running):
-            return
-        index = torch.tensor(kept, dtype=torch.long, device=self._device)
-        self.running = [self.running[place] for place in kept]
-        self._state = None if self._state is None else rows(self._state, index)
-        self._latest = self._latest[index]
-        self._history = None if self._history is None else self._history[index]
+        self._engine.evict([place for place, row in enumerate(self._engine.rows) if row.key in finished])
 
-    def _logits(self) -> Tensor:
-        """Next-token logits (B, V) of the running rows."""
-        if self._state is None or self._slides():
-            return self._read()
-        logits, self._state = self.model(self._latest[:, None], self._state)
-        return logits[:, -1]
+    def _chosen(self, rows: Sequence[Row], reading: Reading) -> list[Next]:
+        """Policy of the engine: one token per row."""
+        tokens = self._tokens(rows, at_least_single(reading.logits()))
+        self._drawn = list(zip((row.key for row in rows), tokens, strict=True))
+        for key, token in self._drawn:
+            self.texts[key].append(token)
+        going = (place for place, (key, _) in enumerate(self._drawn) if len(self.texts[key]) < self._ends[key])
+        return [Next(place, tokens[place : place + 1]) for place in going]
 
-    def _slides(self) -> bool:
-        """True if the context of some row is full and must slide."""
-        limit = self._limit
-        return limit is not None and any(context.first_seen(len(self.texts[row]), limit) != self._start[row] for row in self.running)
-
-    def _read(self) -> Tensor:
-        """Encode the visible part of each text from position 0 into a new state; return the logits."""
-        self._start = {row: context.first_seen(len(self.texts[row]), self._limit) for row in self.running}
-        seen = [self.texts[row][self._start[row] :] for row in self.running]
-        prompts = [max(0, self._prompts[row] - self._start[row]) for row in self.running]
-        logits, self._state = read(self.model, seen, self._capacity, prompts=prompts)
-        if self.generation.repetition_penalty != 1.0:
-            self._history = _repeated([self.texts[row] for row in self.running], self._device)
-        return logits
-
-    def _drawn(self, logits: Tensor) -> Tensor:
-        """Select one token per row, (B,)."""
-        logits = at_least_single(logits)
+    def _tokens(self, rows: Sequence[Row], logits: Tensor) -> list[int]:
+        """Select one token per row, (B,); the only values that a step reads from the device."""
+        history = self._seen(rows, logits.device) if self.generation.repetition_penalty != 1.0 else None
         if self.generation.temperature == 0.0:
-            best, tokens = filtered(logits, self.generation, self._history).max(-1)
-            sound = best.isfinite()
+            best, tokens = filtered(logits, self.generation, history).max(-1)
+            tokens = torch.where(best.isfinite(), tokens, -1)
         else:
-            uniforms = torch.tensor([self._random[row].random() for row in self.running], dtype=torch.float64, device=self._device)
-            tokens = pick(logits, self.generation, self._history, uniforms)
-            sound = tokens < logits.shape[-1]
-        if not bool(sound.all()):
+            uniforms = torch.tensor([self._random[row.key].random() for row in rows], dtype=torch.float64, device=logits.device)
+            tokens = pick(logits, self.generation, history, uniforms)
+        found: list[int] = tokens.tolist()
+        if not 0 <= min(found) <= max(found) < logits.shape[-1]:
             raise UserError(
                 "the model's logits are not finite, so no token can be sampled; its weights are damaged or its training diverged"
             )
-        return tokens
+        return found
 
-
-def _repeated(texts: list[list[int]], device: torch.device) -> Tensor:
-    """Ids (B, N), left-padded with the row's first token, so that padding adds no new token to the penalty."""
-    longest = max(map(len, texts))
-    return torch.tensor([text[:1] * (longest - len(text)) + text for text in texts], device=device)
+    def _seen(self, rows: Sequence[Row], device: torch.device) -> Tensor:
+        """Tokens of each row in any order, (B, N): those of the last step and the latest; of new batches, all."""
+        keys = [row.key for row in rows]
+        if self._history is not None and self._history[0] == keys:
+            latest = torch.tensor([row.tokens[-1:] for row in rows], device=device)
+            seen = torch.cat((self._history[1], latest), 1)
+        else:
+            # Padded with each row's first token, so that padding adds no new token to the penalty.
+            longest = max(len(row.tokens) for row in rows)
+            texts = [row.tokens[:1] * (longest - len(row.tokens)) + row.tokens for row in rows]
+            seen = torch.tensor(texts, device=device)
+        self._history = keys, seen
+        return seen
 
 
 def stream(
@@ -131,7 +120,7 @@ def stream(
         raise UserError("stop: stop strings need a tokenizer, and only token ids are given; generate with a tokenizer or without 'stop'")
     sampling = Sampling(model, prompts, generation, capacity)
     with evaluating(model):
-        for _ in range(generation.max_new_tokens):
+        while sampling.running:
             yield [token for _, token in sampling.step()]
 
 

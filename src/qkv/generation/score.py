@@ -2,7 +2,7 @@
 
     log p(option | prompt) = Σ_i log p(option_i | prompt, option_1 … option_{i-1})
 
-The prompt is encoded once; its state is forked for the options, which are encoded in one padded batch.
+The prompt is read once; its state is forked for the options, which are read in one padded batch: a policy of the engine.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ import math
 import warnings
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from qkv.generation import context
-from qkv.generation.reading import padded, read
+from qkv.generation.engine import Engine, Next, Reading, Row
 from qkv.generation.text import prompt_ids
-from qkv.layers.signal import Signal
+from qkv.layers.context import Memory
 from qkv.models.evaluating import evaluating
-from qkv.models.transformer import State, Transformer
+from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation, Measure
-from qkv.state.tree import rows
 from qkv.tokenizers.tokenizer import Tokenizer
 
 
@@ -47,7 +46,7 @@ class Choice(NamedTuple):
 
 
 def score_texts(
-    model: Transformer, tokenizer: Tokenizer, prompt: str, options: Sequence[str], by: Measure = "sum", memory: Any | None = None
+    model: Transformer, tokenizer: Tokenizer, prompt: str, options: Sequence[str], by: Measure = "sum", memory: Memory | None = None
 ) -> list[Choice]:
     """Score the options, in their order, with probabilities softmax(score).
 
@@ -88,7 +87,7 @@ def joined_ids(tokenizer: Tokenizer, prompt: str, options: Sequence[str]) -> tup
 
 
 def score_options(
-    model: Transformer, prompt: Sequence[int], options: Sequence[Sequence[int]], memory: Any | None = None
+    model: Transformer, prompt: Sequence[int], options: Sequence[Sequence[int]], memory: Memory | None = None
 ) -> list[OptionScore]:
     """Return log p of each option's tokens after those of ``prompt``. ``memory``: encoder output of one row.
 
@@ -97,35 +96,42 @@ def score_options(
     """
     _check(model, prompt, options)
     prompt = prompt[_first_read(len(prompt), max(map(len, options)), model.limit) :]
-    with evaluating(model), torch.inference_mode():
-        logits, state = read(model, [prompt], memory=memory)
-        firsts = _picked(logits.expand(len(options), -1), torch.tensor([option[0] for option in options], device=logits.device))
-        totals = [[float(first)] for first in firsts]
-        longer = [place for place, option in enumerate(options) if len(option) > 1]
-        for place, found in zip(longer, _following(model, state, [options[place] for place in longer]), strict=True):
-            totals[place] += found
-    return [OptionScore(math.fsum(found), math.fsum(found) / len(found)) for found in totals]
+    scoring = Scoring(options)
+    engine = Engine(model, scoring)
+    engine.admit([prompt], [0], memory)
+    with evaluating(model):
+        while engine.rows:
+            engine.step()
+    return [OptionScore(math.fsum(found), math.fsum(found) / len(found)) for found in scoring.found]
 
 
-def _following(model: Transformer, state: State, options: list[Sequence[int]]) -> list[list[float]]:
-    """log p of each option's tokens after its first. ``state``: of the prompt, one row."""
-    if not options:
+class Scoring:
+    """Policy of the engine: after the prompt, one row per option, of which all tokens but the last are read."""
+
+    def __init__(self, options: Sequence[Sequence[int]]):
+        self.options = options
+        self.found: list[list[float]] = [[] for _ in options]
+        """log p of the tokens of each option."""
+
+    def __call__(self, rows: Sequence[Row], reading: Reading) -> list[Next]:
+        if not self.found[0]:
+            logits = reading.logits().expand(len(self.options), -1)
+            firsts = _picked(logits, [option[0] for option in self.options])
+            for found, first in zip(self.found, firsts, strict=True):
+                found.append(first)
+            return [Next(0, option[:-1], key) for key, option in enumerate(self.options) if len(option) > 1]
+        for place, row in enumerate(rows):  # one by one: all logits together would take options · tokens · vocabulary floats
+            self.found[row.key] += _picked(reading.all_logits(place), self.options[row.key][1:])
         return []
-    ids, lengths = padded([option[:-1] for option in options], model.device)
-    vectors, _ = model.features(Signal(ids, lengths), rows(state, [0] * len(options)))
-    found = []
-    for i, option in enumerate(options):  # one by one: all logits together would take options · tokens · vocabulary floats
-        logits = model.head(vectors[i : i + 1, : len(option) - 1])[0]
-        found.append(_picked(logits, torch.tensor(option[1:], device=logits.device)).tolist())
-    return found
 
 
-def _picked(logits: Tensor, tokens: Tensor) -> Tensor:
-    """log softmax(logits) (N, V) at ``tokens`` (N), in float64."""
+def _picked(logits: Tensor, tokens: Sequence[int]) -> list[float]:
+    """log softmax(logits) (N, V) at N tokens, in float64."""
     logits = at_least_single(logits)
     if not bool(logits.isfinite().all()):
         raise UserError("the model's logits are not finite, so options cannot be ranked; its weights are damaged")
-    return (logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1)).double()
+    at = torch.tensor(tokens, device=logits.device)[:, None]
+    return (logits.gather(-1, at)[:, 0] - logits.logsumexp(-1)).double().tolist()
 
 
 def _check(model: Transformer, prompt: Sequence[int], options: Sequence[Sequence[int]]) -> None:

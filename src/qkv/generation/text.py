@@ -110,14 +110,12 @@ def _pieces(
     sampling = Sampling(model, ids, generation, capacity)
     writers = [_Writer(tokenizer, prompt, generation.stop) for prompt in ids]
     with evaluating(model):
-        for _ in range(generation.max_new_tokens):
+        while sampling.running:
             for row, token in sampling.step():
                 piece = writers[row].feed(token)
                 if piece:
                     yield row, piece
             sampling.drop({row for row in sampling.running if writers[row].stop.ended})
-            if not sampling.running:
-                break
     for row, writer in enumerate(writers):
         rest = writer.flush()
         if rest:

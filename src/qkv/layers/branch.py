@@ -38,18 +38,10 @@ class Branch(Declared):
         self.spec, self.width = spec, width
 
     def init_state(self, batch: int, capacity: int | None = None) -> State:
-        """Initial state. ``capacity``: maximum number of positions; None for no limit."""
+        """Initial state. ``capacity``: maximum number of positions; None for no limit. See ``MemoryBranch`` for branches that
+        read a memory.
+        """
         return ()
-
-    def remember(self, memory: Memory) -> State:
-        """Initial state of a branch that reads a memory: for example the memory's keys and values, computed once."""
-        raise NotImplementedError
-
-    def known(self, context: Context, state: State | None) -> State:
-        """The given state, or ``remember`` of the context's memory if there is none."""
-        if state is not None:
-            return state
-        return self.remember(context.memories[self.memory_name])
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         raise NotImplementedError
@@ -74,6 +66,23 @@ class Branch(Declared):
     def like(self) -> Tensor:
         """A tensor with the device and dtype for a new state."""
         return next(self.parameters()) if any(True for _ in self.parameters()) else torch.empty(0)
+
+
+class MemoryBranch(Branch):
+    """Base class of branches that read a memory. Their state is what ``remember`` computes of it, once; it is read-only."""
+
+    def init_state(self, batch: int, capacity: int | None = None, memory: Memory | None = None) -> State:
+        """Initial state after ``memory``, which has one row for each of the batch."""
+        assert memory is not None, f"{self.spec.kind!r} reads a memory"
+        return self.remember(memory)
+
+    def remember(self, memory: Memory) -> State:
+        """What the branch needs of a memory, such as its keys and values."""
+        raise NotImplementedError
+
+    def known(self, context: Context, state: State | None) -> State:
+        """The given state, or ``remember`` of the context's memory if there is none."""
+        return self.remember(context.memories[self.memory_name]) if state is None else state
 
 
 def matrices(model: nn.Module) -> set[nn.Parameter]:

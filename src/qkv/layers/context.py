@@ -11,6 +11,7 @@ from torch import Tensor
 
 from qkv.layers.tap import Tap
 from qkv.ops.documents import starts_of
+from qkv.state.arrival import Arrival
 
 T = TypeVar("T")
 MEMORY = "memory"
@@ -48,18 +49,14 @@ class Context:
     lengths (B): number of real positions, the rest is right padding; None: no padding.
     segments, prefix, visible, types: see ``Signal``.
     memories: inputs of cross branches, by name; empty with a state, which holds what they need.
-    past (B): positions processed before this call; None without a state.
-    start: ``past`` as an integer if it is equal in all rows and nothing is padded, else None.
-    end: max(past + lengths).
+    arrival: place of the new positions after those read before; None without a state.
     memo: cache of ``once``.
     """
 
     positions: Tensor
     lengths: Tensor | None = None
     segments: Tensor | None = None
-    past: Tensor | None = None
-    start: int | None = 0
-    end: int = 0
+    arrival: Arrival | None = None
     tap: Tap | None = None
     prefix: Tensor | None = None
     visible: Tensor | None = None

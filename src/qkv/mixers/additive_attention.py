@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from qkv.layers.branch import Branch, State
+from qkv.layers.branch import MemoryBranch, State
 from qkv.layers.context import Context, Memory
 from qkv.layers.linear import Linear
 from qkv.ops.additive_attention.choose import additive_keys, additive_weights
@@ -23,7 +23,7 @@ class AdditiveMemory(NamedTuple):
 
 
 @implements(spec.AdditiveAttention)
-class AdditiveAttention(Branch):
+class AdditiveAttention(MemoryBranch):
     """y_i = W_o Σ_j P_ij m_j + b, P = softmax_j(v · tanh(W_q x_i + W_k m_j)) (Bahdanau et al. 2015).
 
         x (B, N, D) ─ query ───── (B, N, A) ─┐

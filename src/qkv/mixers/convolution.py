@@ -13,7 +13,7 @@ from qkv.ops.convolution import taps
 from qkv.ops.linear.choose import linear
 from qkv.spec import branches as spec
 from qkv.spec.register import implements
-from qkv.state.kinds import extended
+from qkv.state.tail import extended
 
 
 class _Gated(Branch):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from qkv.layers.branch import Branch, State
+from qkv.layers.branch import MemoryBranch, State
 from qkv.layers.context import Context, Memory
 from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear import Linear
@@ -18,18 +18,31 @@ from qkv.ops.attention.problem import Problem
 from qkv.ops.masks import Full, Sites
 from qkv.spec import cross as spec
 from qkv.spec.register import implements
+from qkv.state.arrival import Counts
 
 
 class MemoryKeys(NamedTuple):
-    """Keys (B, G, M, Dk), values (B, G, M, Dv) and unpadded lengths (B) of a memory."""
+    """Keys (B, G, M, Dk), values (B, G, M, Dv) and unpadded lengths (B) of a memory.
+
+    counts: the lengths on the host, so that no decoding step reads them; None in calls without a state.
+    """
 
     keys: Tensor
     values: Tensor
     lengths: Tensor
+    counts: Counts | None = None
+
+    def is_full(self) -> bool:
+        """True if no row is padded."""
+        count = self.keys.shape[2]
+        if self.counts is not None:
+            return self.counts.count(count) == len(self.counts)
+        # Tensors on the meta device have no values; assume no padding.
+        return self.lengths.is_meta or bool((self.lengths == count).all())
 
 
 @implements(spec.CrossAttention)
-class CrossAttention(Branch):
+class CrossAttention(MemoryBranch):
     """concat_h(softmax(Q_h K_g^T / (τ √Dk)) V_g) W_o, Q = x W_q, K = m W_k, V = m W_v (Vaswani et al. 2017).
 
         x (B, N, D) ─ query ─── q (B, H, N, Dk) ─┐
@@ -59,6 +72,10 @@ class CrossAttention(Branch):
             "output": from_heads(heads * self.value_dim, self.value_dim),
         }
 
+    def init_state(self, batch: int, capacity: int | None = None, memory: Memory | None = None) -> MemoryKeys:
+        known = super().init_state(batch, capacity, memory)
+        return known if known.lengths.is_meta else known._replace(counts=Counts.of(known.lengths))
+
     def remember(self, memory: Memory) -> MemoryKeys:
         vectors, _ = memory.grid()
         k, v = self.memory(vectors).split(self.sizes, -1)
@@ -86,8 +103,7 @@ class CrossAttention(Branch):
     def _sites(known: MemoryKeys, context: Context) -> Sites:
         count = known.keys.shape[2]
         steps = torch.arange(count, device=known.keys.device)[None]
-        # Tensors on the meta device have no values; assume no padding.
-        if known.lengths.is_meta or bool((known.lengths == count).all()):
+        if known.is_full():
             return Sites(context.positions, steps, full=True)
         return Sites(context.positions, steps.masked_fill(steps >= known.lengths[:, None], -1))
 

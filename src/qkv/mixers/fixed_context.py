@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from qkv.layers.branch import Branch, State
+from qkv.layers.branch import MemoryBranch, State
 from qkv.layers.context import Context, Memory
 from qkv.layers.linear import Linear
 from qkv.layers.pooling import pooled
@@ -13,7 +13,7 @@ from qkv.spec.register import implements
 
 
 @implements(spec.FixedContext)
-class FixedContext(Branch):
+class FixedContext(MemoryBranch):
     """W c + b with the pooled memory c (B, Dm); Dm is by default D (Cho et al. 2014). State: c."""
 
     def __init__(self, part: spec.FixedContext, width: int, memory_width: int | None = None):

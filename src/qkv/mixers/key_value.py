@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from qkv.layers.branch import Branch, State
@@ -15,11 +14,13 @@ from qkv.ops.masks import Sites
 from qkv.spec.branches import Branch as BranchSpec
 from qkv.spec.branches import MaskedAttention
 from qkv.spec.masks import AllOf, Mask
-from qkv.state.kinds import Arrival, KeyValue, append, append_ring, key_value, ring_positions
+from qkv.state.store import Store, new_store
 
 
 class KeyValueBranch(Branch):
-    """Branch with a key/value state: all positions; for a causal window mask, a ring buffer of the window and the sinks."""
+    """Branch whose state is a store of keys and values: of all positions; for a causal window mask, of the window and the
+    sinks.
+    """
 
     def __init__(self, part: BranchSpec, width: int, mask: Mask, kept: tuple[int, int, int]):
         """kept: (number of key/value heads, features per key, features per value)."""
@@ -31,15 +32,23 @@ class KeyValueBranch(Branch):
         self.plain_window = _is_plain_window(mask)
         self.rewindable = self.ring is None
 
-    def init_state(self, batch: int, capacity: int | None = None) -> KeyValue:
-        limit = None if self.ring is None else sum(self.ring)
-        return key_value(batch, self.kv_heads, (self.head_dim, self.value_dim), self.like().detach(), (capacity, limit))
+    def init_state(self, batch: int, capacity: int | None = None) -> Store:
+        return new_store(batch, self.kv_heads, (self.head_dim, self.value_dim), self.like().detach(), capacity, self.ring)
 
     def with_past(self, k: Tensor, v: Tensor, context: Context, state: State | None) -> tuple[Tensor, Tensor, State | None, Sites]:
         """Add k, v to the state; return (all visible keys, values, next state, positions of queries and keys)."""
         if state is None:
             return k, v, None, context.once(("sites", self.causal), lambda: self._whole(context))
-        return self._remembered(k, v, context, state) if self.ring is None else self._windowed(k, v, context, state)
+        arrival = context.arrival
+        assert arrival is not None
+        seen = state.append(k, v, arrival)
+        full = seen.recent and self.plain_window
+        aligned = seen.in_place and arrival.start is not None
+
+        def sites() -> Sites:
+            return Sites(context.positions, seen.positions, aligned=aligned, full=full, prefix=context.prefix)
+
+        return seen.keys, seen.values, state, context.once(("slots", id(seen.positions), aligned, full), sites)
 
     def _whole(self, context: Context) -> Sites:
         """Sites of a call without state. A causal mask alone hides right padding from real queries."""
@@ -49,41 +58,6 @@ class KeyValueBranch(Branch):
             return Sites(context.positions, context.positions, aligned=True)
         key = context.positions if valid is None else context.positions.masked_fill(~valid, -1)
         return Sites(context.positions, key, context.segments, context.segments, prefix=context.prefix, given=context.visible)
-
-    def _remembered(self, k: Tensor, v: Tensor, context: Context, state: KeyValue) -> tuple[Tensor, Tensor, KeyValue, Sites]:
-        state = append(state, k, v, _arrival(context), None if self.ring is None else sum(self.ring))
-        end = context.end
-
-        def sites() -> Sites:
-            key = torch.arange(end, device=k.device)[None]
-            return Sites(context.positions, key, aligned=context.start is not None, prefix=context.prefix)
-
-        return state.keys[:, :, :end], state.values[:, :, :end], state, context.once(("cached", end), sites)
-
-    def _windowed(self, k: Tensor, v: Tensor, context: Context, state: KeyValue) -> tuple[Tensor, Tensor, KeyValue, Sites]:
-        """Attend through the ring buffer.
-
-        Until the ring is full, slots are positions. Then a single query attends to the updated ring, and several queries
-        to the old ring followed by the new keys.
-        """
-        ring = self.ring or (1, 0)
-        arrival, full = _arrival(context), sum(ring)
-        if arrival.start is not None and arrival.end <= full:
-            return self._remembered(k, v, context, state)
-        if k.shape[2] == 1:  # the overwritten slot belongs to a position that has just left the window
-            state = append_ring(state, k, v, arrival, ring)
-            count = arrival.past + (1 if arrival.lengths is None else arrival.lengths)
-            held = context.once(("ring", ring), lambda: ring_positions(count, full, ring))[:, : state.keys.shape[2]]
-            return state.keys, state.values, state, self._around(context, held, full=arrival.start is not None and self.plain_window)
-        before = context.once(("ring", ring), lambda: ring_positions(arrival.past, full, ring))[:, : state.keys.shape[2]]
-        new = context.positions if context.valid is None else context.positions.masked_fill(~context.valid, -1)
-        keys, values = torch.cat((state.keys, k), 2), torch.cat((state.values, v), 2)
-        sites = self._around(context, torch.cat((before, new.expand(before.shape[0], -1)), 1))
-        return keys, values, append_ring(state, k, v, arrival, ring), sites
-
-    def _around(self, context: Context, held: Tensor, full: bool = False) -> Sites:
-        """Sites of the queries and of ring slots with the positions ``held``."""
-        return Sites(context.positions, held, full=full, prefix=context.prefix)
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
         kept = length if self.ring is None else min(length, sum(self.ring))
@@ -139,8 +113,3 @@ def _is_plain_window(mask: Mask) -> bool:
     """True for ``causal & window(…)``: the newest query sees every key in the ring."""
     return isinstance(mask, AllOf) and sorted(m.kind for m in mask.masks) == ["causal", "window"]
 
-
-def _arrival(context: Context) -> Arrival:
-    """The ``Arrival`` of a call's new positions."""
-    assert context.past is not None
-    return Arrival(context.past, context.lengths, context.start, context.end)

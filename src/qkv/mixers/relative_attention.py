@@ -32,7 +32,7 @@ class TypeScores(Declared):
 
     def forward(self, q: Tensor, context: Context) -> Tensor:
         """Scores (B, H, N, N), or (B, H, N, 1) without types. q (B, H, N, Dk)."""
-        if context.types is not None and context.past is not None:
+        if context.types is not None and context.arrival is not None:
             raise UserError("relative attention supports token types without a state only; process the whole sequence in one call")
         w = self.bias.view(-1, 1, self.head_dim).to(q.dtype)
         vectors = self.vectors.unflatten(1, (-1, self.head_dim)).transpose(0, 1).to(q.dtype)
@@ -94,8 +94,9 @@ class RelativeAttention(ScoredAttention):
     def _ends(self, sites: Sites, context: Context) -> tuple[int, int]:
         """Smallest and largest distance i - j of visible keys."""
         count, ahead = sites.query.shape[1], 0 if self.causal else 1
-        if context.past is not None or sites.query.is_meta or not count:
-            return -ahead * max(count - 1, 0), max(context.end - 1, 0)
+        if context.arrival is not None or sites.query.is_meta or not count:
+            end = count if context.arrival is None else context.arrival.end
+            return -ahead * max(count - 1, 0), max(end - 1, 0)
         # Positions may be given by the caller, with any values.
         span = int(sites.query.max() - sites.query.min())
         return -ahead * span, span

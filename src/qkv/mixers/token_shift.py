@@ -11,7 +11,7 @@ from qkv.layers.linear import Linear
 from qkv.ops.convolution import same_document
 from qkv.spec import branches as spec
 from qkv.spec.register import implements
-from qkv.state.kinds import extended
+from qkv.state.tail import extended
 
 
 @implements(spec.TokenShift)

@@ -26,4 +26,4 @@ class Queries(nn.Module):
         if self.count is not None:
             lengths, places = None, torch.arange(self.count, device=x.device)[None]
         q = self.positions(places, x.dtype).to(x.dtype).expand(x.shape[0], -1, -1)
-        return q, Context(places, lengths, end=places.shape[1], tap=context.tap, memories={MEMORY: known})
+        return q, Context(places, lengths, tap=context.tap, memories={MEMORY: known})

@@ -31,6 +31,8 @@ from qkv.spec.model import Layered as LayeredSpec
 from qkv.spec.model import Model
 from qkv.spec.model import Stack as StackSpec
 from qkv.spec.parts import Learned as LearnedSpec
+from qkv.state.arrival import Counts
+from qkv.state.tree import cut
 
 Embedded = tuple[Tensor, Context]
 
@@ -40,12 +42,14 @@ class State(NamedTuple):
 
     positions (B): positions read.   limit (B): fixed capacity, 0 if it grows.   blocks: state of each branch.
     prefix (B): length of the prefix, on which masks at later positions may depend.
+
+    Counts are on the host, so that decoding does not wait for the device.
     """
 
-    positions: Tensor
-    limit: Tensor
+    positions: Counts
+    limit: Counts
     blocks: tuple[tuple[Any, ...], ...]
-    prefix: Tensor
+    prefix: Counts
 
 
 class Layered(Declared):
@@ -180,7 +184,7 @@ class Latents(Layered):
             raise UserError(f"{_APART[wrong]} ({wrong}) cannot be read by latents, in which all of a row meets; leave it out")
         count = len(self.vectors.table)
         steps = torch.arange(count, device=x.device)
-        inside = Context(steps[None], end=count, tap=context.tap, memories={MEMORY: _memory(x, context.lengths)})
+        inside = Context(steps[None], tap=context.tap, memories={MEMORY: _memory(x, context.lengths)})
         z = self.vectors(steps).expand(x.shape[0], -1, -1)
         return _memory(self.norm(self.last(z, inside), inside), None)
 
@@ -252,12 +256,12 @@ class Transformer(Stack):
             check_rows("the memory", known.lengths.shape[0], "the state", batch)
 
         def begun(branch: Branch, layer: int) -> Any:
-            reads = branch.spec.reads_memory
-            return branch.remember(memories[branch.memory_name].of_layer(layer)) if reads else branch.init_state(batch, capacity)
+            known = {"memory": memories[branch.memory_name].of_layer(layer)} if branch.spec.reads_memory else {}
+            return branch.init_state(batch, capacity, **known)
 
         blocks = (tuple(begun(slot.body, i) for slot in block.branches) for i, block in enumerate(self.blocks))  # type: ignore[union-attr]
-        zeros = torch.zeros(batch, dtype=torch.long, device=self.device)
-        return State(zeros, torch.full_like(zeros, capacity or 0), tuple(blocks), torch.zeros_like(zeros))
+        none = Counts((0,) * batch)
+        return State(none, Counts((capacity or 0,) * batch), tuple(blocks), none)
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
         """Bytes of the branches' state after ``length`` positions."""
@@ -268,10 +272,11 @@ class Transformer(Stack):
         if not self.rewindable:
             stuck = next(b for b in self.branches if not b.rewindable)
             raise UserError(f"the state of {stuck.spec.kind!r} cannot be cut to a length; keep a copy of it (rows) from before")
-        check_counts("lengths", lengths, state.positions.shape[0], None, state.positions.device)
-        if bool(((lengths > state.positions) | (lengths < 0)).any()):
-            raise UserError(f"a state can only be rewound to what it has seen: {lengths.tolist()} asked, {state.positions.tolist()} seen")
-        return state._replace(positions=lengths.to(state.positions))
+        check_counts("lengths", lengths, len(state.positions), None, lengths.device)
+        left = Counts.of(lengths)
+        if any(not 0 <= length <= seen for length, seen in zip(left, state.positions, strict=True)):
+            raise UserError(f"a state can only be rewound to what it has seen: {left.tolist()} asked, {state.positions.tolist()} seen")
+        return state._replace(positions=left, blocks=cut(state.blocks, left))
 
     def forward(
         self, signal: Signal | Tensor, state: State | None = None, *, tap: Tap | None = None, memory: Memory | Memories | None = None
@@ -302,15 +307,14 @@ class Transformer(Stack):
         if memory is not None:
             raise UserError("a memory cannot be joined with a state; give it to init_state, which reads it once")
         x, context = self.embed(signal, Past(state.positions, state.limit, state.prefix if self.reads_prefix else None), tap)
-        count, x = x.shape[1], self._entering(x)
-        after = []
+        x, after = self._entering(x), []
         for block, remembered in zip(self.blocks, state.blocks, strict=True):
             x, kept = block(x, context, remembered)
             after.append(kept)
-        came = count if context.lengths is None else context.lengths
-        prefix = state.prefix if context.prefix is None else context.prefix.to(state.prefix)
+        prefix = Counts.of(signal.prefix) if self.reads_prefix and signal.prefix is not None else state.prefix
         x = tapped(tap, "norm", "norm", self.norm(x, context))
-        return x, context, State(state.positions + came, state.limit, tuple(after), prefix)
+        assert context.arrival is not None
+        return x, context, State(context.arrival.after, state.limit, tuple(after), prefix)
 
     def vectors(self, x: Tensor, context: Context) -> Tensor:
         """Input vectors of the head from the front end's x (B, N, D), through latents, blocks and norm."""
@@ -322,7 +326,7 @@ class Transformer(Stack):
         """(input of the blocks, its context) once the latents have read x; without blocks, the latents themselves."""
         if not len(self.blocks):
             (z,) = known.vectors
-            return z, Context(torch.arange(z.shape[1], device=x.device)[None], end=z.shape[1], tap=context.tap)
+            return z, Context(torch.arange(z.shape[1], device=x.device)[None], tap=context.tap)
         if self.queries is None:
             return x, replace(context, memories={MEMORY: known})
         return self.queries(x, context, known)

@@ -1,37 +1,71 @@
-"""Operations on states: trees of tuples, named tuples and tensors with the batch axis first."""
+"""Operations on states: trees of tuples, named tuples and mappings of tensors with the batch axis first, stores and counts.
+
+All other leaves, such as a fixed capacity, belong to the batch and not to a row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from qkv.state.arrival import Counts
+from qkv.state.store import Store, joined, overwritten
+
 S = TypeVar("S")
 
 
-def map_tensors(f: Callable[[Tensor], Tensor], state: S) -> S:
-    """Apply ``f`` to each tensor of the tree."""
+def _each(state: Any, tensor: Callable[..., Any], node: Callable[..., Any], *others: Any) -> Any:
+    """Tree of ``tensor(leaf)`` for tensors and ``node(leaf)`` for stores and counts. others: trees of the same structure,
+    whose leaves are further arguments.
+    """
     if isinstance(state, Tensor):
-        return f(state)  # type: ignore[return-value]
-    parts: list[Any] = [map_tensors(f, part) for part in state]  # type: ignore[attr-defined]
-    return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)  # type: ignore[call-arg,return-value]
+        return tensor(state, *others)
+    if isinstance(state, (Store, Counts)):
+        return node(state, *others)
+    if isinstance(state, Mapping):
+        return {key: _each(part, tensor, node, *(other[key] for other in others)) for key, part in state.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if not isinstance(state, (tuple, list)):
+        return state
+    parts = [_each(part, tensor, node, *rest) for part, *rest in zip(state, *others, strict=True)]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def map_tensors(f: Callable[[Tensor], Tensor], state: S) -> S:
+    """Apply ``f`` to each tensor of the tree; counts stay as they are."""
+    return _each(state, f, lambda node: node.map(f) if isinstance(node, Store) else node)
 
 
 def tensors(state: Any) -> Iterator[Tensor]:
-    """Yield all tensors, in order."""
+    """Yield all tensors, in order; counts as int64 tensors on the host."""
     if isinstance(state, Tensor):
         yield state
-    else:
-        for part in state:
+    elif isinstance(state, Store):
+        yield from state.tensors()
+    elif isinstance(state, Counts):
+        yield state.tensor()
+    elif isinstance(state, (tuple, list, Mapping)):
+        for part in state.values() if isinstance(state, Mapping) else state:  # pyright: ignore[reportUnknownVariableType]
             yield from tensors(part)
 
 
 def rows(state: S, index: Tensor | list[int]) -> S:
     """Select rows ``index``, in any order and with repeats: reorder, fork, drop. Always a copy."""
-    return map_tensors(lambda t: t.index_select(0, torch.as_tensor(index, dtype=torch.long, device=t.device)), state)
+    listed: list[int] = index.tolist() if isinstance(index, Tensor) else index
+    places: dict[torch.device, Tensor] = {}
+
+    def on(device: torch.device) -> Tensor:
+        if device not in places:
+            places[device] = torch.tensor(listed, dtype=torch.long, device=device)
+        return places[device]
+
+    def chosen(node: Store | Counts) -> Store | Counts:
+        return node.rows(listed) if isinstance(node, Counts) else node.rows(on(next(node.tensors()).device))
+
+    return _each(state, lambda t: t.index_select(0, on(t.device)), chosen)
 
 
 def overwrite(state: S, to: list[int], source: list[int]) -> S:
@@ -40,24 +74,34 @@ def overwrite(state: S, to: list[int], source: list[int]) -> S:
     ``to`` must have no repeats and no row of ``source``. Consumes ``state``: its tensors are overwritten, except
     non-contiguous ones such as expanded tensors, which are copied first.
     """
+    return _each(state, lambda t: overwritten(t, to, source), lambda node: node.overwrite(to, source)) if to else state
 
-    def written(t: Tensor) -> Tensor:
-        t = t.contiguous()
-        held = t.unbind(0)
-        # Row by row: index operations would copy twice.
-        torch._foreach_copy_([held[row] for row in to], [held[row] for row in source])  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        return t
 
-    return map_tensors(written, state) if to else state
+def join(first: S, second: S) -> S:
+    """Rows of two states of one model, one after the other. Always a copy.
+
+    Where they have room for different numbers of positions, or memories of different lengths, the smaller is padded with
+    zeros. Leaves that belong to the batch are those of the first.
+    """
+    return _each(first, joined, lambda node, other: node.join(other), second)
+
+
+def cut(state: S, lengths: Counts) -> S:
+    """State of branches that are ``rewindable``, without the positions from ``lengths`` (B) on. Consumes ``state``."""
+    return _each(state, lambda t: t, lambda node: node.cut(lengths) if isinstance(node, Store) else node)
 
 
 def nbytes(state: Any) -> int:
-    """Total bytes of all tensors."""
-    return sum(t.numel() * t.element_size() for t in tensors(state))
+    """Total bytes of all tensors; what several rows share is counted once."""
+    if isinstance(state, (Tensor, Store)):
+        return state.nbytes
+    if isinstance(state, (tuple, list)) and not isinstance(state, Counts):
+        return sum(nbytes(part) for part in state)  # pyright: ignore[reportUnknownVariableType]
+    return sum(map(nbytes, state.values())) if isinstance(state, Mapping) else 0  # pyright: ignore[reportUnknownArgumentType]
 
 
 def to(state: S, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> S:
-    """Move the state to a device, and cast its floating-point tensors to ``dtype``."""
+    """Move the state to a device, and cast its floating-point tensors to ``dtype``. Counts stay on the host."""
     return map_tensors(lambda t: t.to(device=device, dtype=dtype if t.is_floating_point() else None), state)
 
 
@@ -72,5 +116,9 @@ def load(like: S, path: str | Path) -> S:
     """Load a state written by ``save`` into a tree with the structure of ``like``."""
     from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
-    stored = iter(sorted(load_file(str(path)).items()))
-    return map_tensors(lambda _: next(stored)[1], like)
+    stored = iter(t for _, t in sorted(load_file(str(path)).items()))
+    return _each(
+        like,
+        lambda _: next(stored),
+        lambda node: node.map(lambda _: next(stored)) if isinstance(node, Store) else Counts.of(next(stored)),
+    )

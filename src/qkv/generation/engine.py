@@ -1,0 +1,220 @@
+"""Decoding engine: the one loop of sampling, beam search and scoring.
+
+    admit ── rows ── read ── policy ─┬─ no successor: the row is evicted
+               │                     ├─ one successor: its tokens are appended
+               └─────────────────────┴─ several: the row is forked
+
+``read`` is one forward pass over the tokens of each row that its state lacks: a whole prompt, or the token of the last
+step. Rows that begin, because they were just admitted or because their context slides, are read in a pass of their own and
+join the others; so rows can be admitted while others decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from qkv.generation.context import first_seen
+from qkv.generation.padding import padded
+from qkv.layers.context import Memory
+from qkv.layers.signal import Signal
+from qkv.models.transformer import State, Transformer
+from qkv.state.tree import join, overwrite, rows
+
+
+@dataclass
+class Row:
+    """One text that is being decoded.
+
+    key: the policy's name for it.   tokens: the text, prompt included.   prompt: number of prompt tokens.
+    memory: (memory of an encoder, row in it); None without an encoder.
+    start: first token that the model sees.   read: number of tokens in the state or before ``start``.
+    """
+
+    key: int
+    tokens: list[int]
+    prompt: int
+    memory: tuple[Memory, int] | None = None
+    start: int = 0
+    read: int = 0
+
+    def child(self, key: int) -> Row:
+        """A copy that another text continues."""
+        return Row(key, list(self.tokens), self.prompt, self.memory, self.start, self.read)
+
+
+class Next(NamedTuple):
+    """Successor of a row: ``tokens`` are appended to the row at place ``parent``. key: its new key; None: the parent's."""
+
+    parent: int
+    tokens: Sequence[int]
+    key: int | None = None
+
+
+class _Part(NamedTuple):
+    """Vectors (B, N, D) of the rows at ``places``; ``counts`` of the N are real."""
+
+    places: list[int]
+    vectors: Tensor
+    counts: list[int]
+
+    def last(self) -> Tensor:
+        """Vector of the last real position of each row, (B, D)."""
+        width = self.vectors.shape[1]
+        if self.counts.count(width) == len(self.counts):
+            return self.vectors[:, -1]
+        device = self.vectors.device
+        return self.vectors[torch.arange(len(self.counts), device=device), torch.tensor(self.counts, device=device) - 1]
+
+
+class Reading:
+    """Result of a forward pass: the head's input at the new tokens of each row."""
+
+    def __init__(self, model: Transformer, parts: Sequence[_Part]):
+        self.model, self.parts = model, parts
+
+    def logits(self) -> Tensor:
+        """Next-token logits (B, V) after the last token of each row."""
+        last = [part.last() for part in self.parts]
+        if len(last) > 1:
+            places = [place for part in self.parts for place in part.places]
+            last = [torch.cat(last)[inverse(places)]]
+        # The head is applied to one vector of each row only.
+        return self.model.head(last[0][:, None])[:, 0]
+
+    def all_logits(self, place: int) -> Tensor:
+        """Next-token logits (N, V) after each new token of the row at ``place``."""
+        part = next(part for part in self.parts if place in part.places)
+        i = part.places.index(place)
+        return self.model.head(part.vectors[i : i + 1, : part.counts[i]])[0]
+
+
+Policy = Callable[[Sequence[Row], Reading], Sequence[Next]]
+"""Chooses what follows: (rows, their reading) -> successors, in the order of the next batch. A row without one is evicted."""
+
+
+class Engine:
+    """Decodes rows of different lengths in one batch, until no row is left."""
+
+    def __init__(self, model: Transformer, policy: Policy, capacity: int | None = None):
+        """``capacity``: fixed number of positions of the state; None grows by doubling."""
+        self.model, self.policy, self.capacity = model, policy, capacity
+        self.rows: list[Row] = []
+        self._state: State | None = None
+        self._held = 0
+        """Number of leading rows that the state holds."""
+
+    def admit(self, texts: Sequence[Sequence[int]], keys: Sequence[int], memory: Memory | None = None) -> None:
+        """Add texts at the end of the batch; the next step reads them. ``memory``: encoder output, one row per text."""
+        for i, (text, key) in enumerate(zip(texts, keys, strict=True)):
+            self.rows.append(Row(key, list(text), len(text), None if memory is None else (memory, i)))
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Read what the state lacks, and let the policy choose what follows."""
+        if self.rows:
+            self._follow(self.policy(self.rows, self._read()))
+
+    @torch.inference_mode()
+    def evict(self, places: Collection[int]) -> None:
+        """Remove the rows at these places and free their state."""
+        kept = [place for place in range(len(self.rows)) if place not in places]
+        self._keep([place for place in kept if place < self._held])
+        self.rows = [self.rows[place] for place in kept]
+
+    def _read(self) -> Reading:
+        """Forward pass over the tokens that the state lacks."""
+        limit, count = self.model.limit, len(self.rows)
+        first = [first_seen(len(row.tokens), limit) for row in self.rows]
+        going = [place for place in range(self._held) if first[place] == self.rows[place].start]
+        begun = [place for place in range(count) if place >= self._held or first[place] != self.rows[place].start]
+        self._keep(going)
+        parts, states = [], []
+        for places, state in ((going, self._state), (begun, None)):
+            if places:
+                if state is None:
+                    self._begin(places, first)
+                part, state = self._forward(places, state)
+                parts.append(part)
+                states.append(state)
+        self._state, self._held = states[0] if len(states) == 1 else join(*states), count
+        if len(states) > 1 and going + begun != list(range(count)):
+            self._state = rows(self._state, inverse(going + begun))
+        return Reading(self.model, parts)
+
+    def _begin(self, places: Sequence[int], first: Sequence[int]) -> None:
+        for place in places:
+            self.rows[place].start = self.rows[place].read = first[place]
+
+    def _forward(self, places: list[int], state: State | None) -> tuple[_Part, State]:
+        """Read the new tokens of these rows; without a state, from the beginning."""
+        model, read = self.model, [self.rows[place] for place in places]
+        texts = [row.tokens[row.read :] for row in read]
+        counts, prefix = list(map(len, texts)), None
+        ids, lengths = padded(texts, model.device)
+        if state is None:
+            state = model.init_state(len(read), self.capacity, _memory(read))
+            if model.reads_prefix:  # the visible part of the prompt
+                prefix = torch.tensor([max(0, row.prompt - row.start) for row in read], device=model.device)
+        vectors, after = model.features(Signal(ids, lengths, prefix=prefix), state)
+        for row in read:
+            row.read = len(row.tokens)
+        assert after is not None
+        return _Part(places, vectors, counts), after
+
+    def _follow(self, successors: Sequence[Next]) -> None:
+        """Evict, reorder, fork and extend rows."""
+        before, taken = self.rows, set[int]()
+        self._keep([one.parent for one in successors])
+        self.rows = []
+        for parent, tokens, key in successors:
+            row, key = before[parent], before[parent].key if key is None else key
+            if parent in taken:
+                row = row.child(key)
+                del row.tokens[row.read :]  # what the first successor has appended
+            taken.add(parent)
+            row.key = key
+            row.tokens.extend(tokens)
+            self.rows.append(row)
+
+    def _keep(self, parents: list[int]) -> None:
+        """Make row i of the state that of ``parents[i]``; rows that stay are not copied if others can be overwritten."""
+        count, self._held = self._held, len(parents)
+        if parents == list(range(count)):
+            return
+        if not parents:
+            self._state = None
+            return
+        moved = [place for place, parent in enumerate(parents) if place != parent]
+        sources = [parents[place] for place in moved]
+        if len(parents) == count and not set(moved) & set(sources):
+            self._state = overwrite(self._state, moved, sources)
+        else:
+            self._state = rows(self._state, parents)
+
+
+def inverse(order: Sequence[int]) -> list[int]:
+    """Permutation that undoes ``order``."""
+    places = [0] * len(order)
+    for place, item in enumerate(order):
+        places[item] = place
+    return places
+
+
+def _memory(read: Sequence[Row]) -> Memory | None:
+    """Memory of the rows; a batch whose rows are all of one memory, in order, is that memory itself."""
+    found = [row.memory for row in read if row.memory is not None]
+    if not found:
+        return None
+    whole = found[0][0]
+    if all(memory is whole for memory, _ in found):
+        index = [i for _, i in found]
+        return whole if index == list(range(whole.lengths.shape[0])) else rows(whole, index)
+    joined = rows(whole, [found[0][1]])
+    for memory, i in found[1:]:
+        joined = join(joined, rows(memory, [i]))
+    return joined

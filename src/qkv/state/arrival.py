@@ -1,0 +1,106 @@
+"""Row counts on the host, and the place of a call's new positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import cached_property
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Counts(tuple[int, ...]):
+    """One integer per row, kept on the host, so that no decision waits for the device."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, values: Tensor | Iterable[int]) -> Self:
+        """Counts of an integer tensor (B), which is read, or of other integers."""
+        return cls(values.tolist() if isinstance(values, Tensor) else values)
+
+    def tolist(self) -> list[int]:
+        """The counts as a list."""
+        return list(self)
+
+    def tensor(self, device: torch.device | str | None = None) -> Tensor:
+        """The counts as int64 (B)."""
+        return torch.tensor(self, dtype=torch.long, device=device)
+
+    def rows(self, index: Sequence[int]) -> Self:
+        """Counts of the rows ``index``."""
+        return type(self)(self[row] for row in index)
+
+    def overwrite(self, to: Sequence[int], source: Sequence[int]) -> Self:
+        """Counts with rows ``source`` copied over rows ``to``."""
+        changed = list(self)
+        for a, b in zip(to, source, strict=True):
+            changed[a] = self[b]
+        return type(self)(changed)
+
+    def join(self, other: Iterable[int]) -> Self:
+        """Counts of both batches, one after the other."""
+        return type(self)((*self, *other))
+
+
+class Arrival:
+    """The N new positions of a call in each of B rows.
+
+    past (B): positions read before.   lengths (B): real positions among the N, the rest is right padding; None: all.
+    start: ``past`` of every row if it is equal in all and nothing is padded, else None.   end: max(past + lengths).
+
+    Counts are known on the host; tensors are made when first asked for, once for all layers.
+    """
+
+    def __init__(self, past: Counts, count: int, lengths: Tensor | None = None, device: torch.device | str | None = None):
+        """``count``: N.   device: device of the tensors."""
+        self.past, self.count, self.lengths, self.device = past, count, lengths, device
+        first = past[0] if past else 0
+        self.start = first if lengths is None and past.count(first) == len(past) else None
+        self.after = self._after()
+        """Positions read after the call, (B)."""
+        self.end = first + count if self.start is not None else max(self.after, default=count)
+        self._memo: dict[Hashable, Any] = {}
+
+    def _after(self) -> Counts:
+        if self.start is not None:
+            return Counts((self.start + self.count,) * len(self.past))
+        if self.lengths is None:
+            return Counts(p + self.count for p in self.past)
+        return Counts(map(int.__add__, self.past, Counts.of(self.lengths)))
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """Position of each new vector in its row, (B, N), or (1, N) if ``start`` is known."""
+        if self.start is None:
+            return self.past_tensor[:, None] + self.steps
+        return torch.arange(self.start, self.start + self.count, device=self.device)[None]
+
+    @cached_property
+    def past_tensor(self) -> Tensor:
+        """``past`` on the device: (B), or (1) if ``start`` is known."""
+        return (self.past if self.start is None else Counts((self.start,))).tensor(self.device)
+
+    @cached_property
+    def after_tensor(self) -> Tensor:
+        """``after`` on the device: (B), or (1) if ``start`` is known."""
+        return self.past_tensor + (self.count if self.lengths is None else self.lengths)
+
+    @cached_property
+    def steps(self) -> Tensor:
+        """0 … N - 1."""
+        return torch.arange(self.count, device=self.device)
+
+    @cached_property
+    def real(self) -> Tensor | None:
+        """True where a new position is no padding, (B, N); None without padding."""
+        return None if self.lengths is None else self.steps < self.lengths[:, None]
+
+    def once(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Return ``compute()``, cached under ``key`` and shared by all layers."""
+        if key not in self._memo:
+            self._memo[key] = compute()
+        return self._memo[key]

@@ -1,0 +1,244 @@
+"""Stores of keys and values: the protocol, a dense store and a ring buffer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from qkv.state.arrival import Arrival, Counts
+
+_FIRST_CAPACITY = 64
+
+
+class View(NamedTuple):
+    """Keys and values that the queries of a call may see.
+
+    keys (B, H, M, Dk), values (B, H, M, Dv), positions (B or 1, M): position in each slot, -1 if it is empty.
+    in_place: slot p holds position p, up to the end of the row.
+    recent: the slots hold exactly the latest positions that the store keeps, so a single query sees all of a plain window.
+    """
+
+    keys: Tensor
+    values: Tensor
+    positions: Tensor
+    in_place: bool = False
+    recent: bool = False
+
+
+class Store(ABC):
+    """Keys and values of the positions that B rows have read.
+
+    Mixers call ``append`` alone and attend to the view that it returns; where positions lie is the store's own affair. So
+    other stores fit without a change in a mixer, by another choice in ``new_store``:
+
+    - Paged: a pool of pages (P, H, page, D) that all rows and layers may share, and a page table per row. ``append`` takes a
+      free page where a row needs one and gathers the row's pages for the view; ``rows`` and ``join`` copy tables, not pages,
+      and count references; ``cut`` returns pages; ``nbytes`` counts each page once.
+    - Quantised: 8-bit codes with a scale per position. ``append`` encodes what is new and decodes it in the view; all
+      other methods apply to codes and scales alike.
+
+    Stores are changed in place by ``append`` and ``overwrite``, and shared by nothing else: ``rows`` and ``join`` copy what
+    a later ``append`` may write to.
+    """
+
+    @abstractmethod
+    def append(self, keys: Tensor, values: Tensor, arrival: Arrival) -> View:
+        """Store keys (B, H, N, Dk) and values (B, H, N, Dv) of the new positions; padding is not stored."""
+
+    @abstractmethod
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same store with ``change`` applied to each tensor."""
+
+    @abstractmethod
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors, in the order of ``map``."""
+
+    @abstractmethod
+    def rows(self, index: Tensor) -> Self:
+        """Store of the rows ``index``, in any order and with repeats."""
+
+    @abstractmethod
+    def overwrite(self, to: Sequence[int], source: Sequence[int]) -> Self:
+        """Copy rows ``source`` over rows ``to``, in place."""
+
+    @abstractmethod
+    def join(self, other: Self) -> Self:
+        """Store of the rows of both, one after the other."""
+
+    @abstractmethod
+    def cut(self, lengths: Counts) -> Self:
+        """Store without the positions from ``lengths`` (B) on. Called only if the branch is ``rewindable``."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(t.nbytes for t in self.tensors())
+
+
+class Dense(Store):
+    """Key/value cache, position p in slot p: keys (B, H, C, Dk) and values (B, H, C, Dv) with C slots, doubled as needed."""
+
+    def __init__(self, keys: Tensor, values: Tensor, most: int | None = None):
+        """``most``: maximum number of slots; None for no limit."""
+        self.keys, self.values, self.most = keys, values, most
+
+    def append(self, keys: Tensor, values: Tensor, arrival: Arrival) -> View:
+        end = arrival.end
+        self._grow(end)
+        if arrival.start is None:
+            self._write(keys, values, arrival.positions, arrival.real)
+        else:
+            self._fill(keys, values, arrival.start)
+        positions = arrival.once(("slots", end), lambda: torch.arange(end, device=keys.device)[None])
+        return View(self.keys[:, :, :end], self.values[:, :, :end], positions, in_place=True)
+
+    def _grow(self, needed: int) -> None:
+        """Make room for ``needed`` slots by doubling, up to ``most``."""
+        capacity = held = self.keys.shape[2]
+        if needed <= held:
+            return
+        while capacity < needed:
+            capacity *= 2
+        capacity = capacity if self.most is None else min(capacity, self.most)
+        self.keys, self.values = (padded(t, 2, capacity) for t in (self.keys, self.values))
+
+    def _fill(self, keys: Tensor, values: Tensor, first: int) -> None:
+        """Write to successive slots of all rows."""
+        count = keys.shape[2]
+        self.keys.narrow(2, first, count).copy_(keys)
+        self.values.narrow(2, first, count).copy_(values)
+
+    def _write(self, keys: Tensor, values: Tensor, slots: Tensor, real: Tensor | None) -> None:
+        """Write keys[b, :, n] and values[b, :, n] to slot slots[b, n] where real[b, n]."""
+        batch, count = keys.shape[0], keys.shape[2]
+        row = torch.arange(batch, device=slots.device)[:, None].expand(batch, count)
+        slots = slots.expand(batch, count)
+        k, v = keys.transpose(1, 2), values.transpose(1, 2)
+        if real is not None:
+            row, slots, k, v = row[real], slots[real], k[real], v[real]
+        self.keys[row, :, slots] = k.to(self.keys.dtype)
+        self.values[row, :, slots] = v.to(self.values.dtype)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return self._like(change(self.keys), change(self.values))
+
+    def _like(self, keys: Tensor, values: Tensor) -> Self:
+        return type(self)(keys, values, self.most)
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield self.keys
+        yield self.values
+
+    def rows(self, index: Tensor) -> Self:
+        return self.map(lambda t: t.index_select(0, index))
+
+    def overwrite(self, to: Sequence[int], source: Sequence[int]) -> Self:
+        self.keys, self.values = (overwritten(t, to, source) for t in (self.keys, self.values))
+        return self
+
+    def join(self, other: Self) -> Self:
+        return self._like(joined(self.keys, other.keys), joined(self.values, other.values))
+
+    def cut(self, lengths: Counts) -> Self:
+        # Later slots are overwritten before they are read.
+        return self
+
+
+class Ring(Dense):
+    """Key/value cache of the first ``sinks`` positions and the latest ``window``: position p in slot p if p < sinks, else in
+    slot sinks + (p - sinks) mod window.
+
+    Until all slots are filled, slots are positions. Then a single query attends to the updated ring, and several queries to
+    the ring before the call followed by the new keys.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, window: int, sinks: int = 0):
+        super().__init__(keys, values, window + sinks)
+        self.window, self.sinks = window, sinks
+
+    def _like(self, keys: Tensor, values: Tensor) -> Self:
+        return type(self)(keys, values, self.window, self.sinks)
+
+    def append(self, keys: Tensor, values: Tensor, arrival: Arrival) -> View:
+        full = self.window + self.sinks
+        if arrival.start is not None and arrival.end <= full:
+            return super().append(keys, values, arrival)
+        if keys.shape[2] == 1:  # the overwritten slot belongs to a position that has just left the window
+            self._turn(keys, values, arrival)
+            held = arrival.once(("ring", self.window, self.sinks), lambda: self._held(arrival.after_tensor))
+            return View(self.keys, self.values, held[:, : self.keys.shape[2]], recent=arrival.start is not None)
+        before = arrival.once(("ring", self.window, self.sinks), lambda: self._held(arrival.past_tensor))[:, : self.keys.shape[2]]
+        new = arrival.positions if arrival.real is None else arrival.positions.masked_fill(~arrival.real, -1)
+        rows = max(before.shape[0], new.shape[0])
+        positions = torch.cat((before.expand(rows, -1), new.expand(rows, -1)), 1)
+        view = View(torch.cat((self.keys, keys), 2), torch.cat((self.values, values), 2), positions)
+        self._turn(keys, values, arrival)
+        return view
+
+    def _turn(self, keys: Tensor, values: Tensor, arrival: Arrival) -> None:
+        """Write the new positions over the oldest of the window."""
+        window, sinks = self.window, self.sinks
+        self._grow(min(arrival.end, window + sinks))
+        if arrival.start is not None and keys.shape[2] == 1:
+            self._fill(keys, values, arrival.start if arrival.start < sinks else sinks + (arrival.start - sinks) % window)
+            return
+        positions, ends = arrival.positions, arrival.after_tensor[:, None]
+        # Positions of one call may share a slot; only the latest is written.
+        lasting = (positions < sinks) | (positions >= ends - window)
+        lasting = (lasting if arrival.real is None else lasting & arrival.real).expand(keys.shape[0], -1)
+        self._write(keys, values, torch.where(positions < sinks, positions, sinks + (positions - sinks) % window), lasting)
+
+    def _held(self, past: Tensor) -> Tensor:
+        """Position in each slot after ``past`` (B) positions, (B, window + sinks); -1 if empty."""
+        window, sinks = self.window, self.sinks
+        slot = torch.arange(window + sinks, device=past.device)[None]
+        past = past[:, None]
+        newest = past - 1
+        turned = newest - (newest - slot) % window
+        held = torch.where(slot < sinks, slot, turned) if sinks else turned
+        return torch.where((held >= 0) & (held < past) & ((slot < sinks) | (held >= sinks)), held, -1)
+
+    def cut(self, lengths: Counts) -> Self:
+        raise NotImplementedError("a ring buffer has overwritten earlier positions")
+
+
+def new_store(
+    batch: int, heads: int, widths: tuple[int, int], like: Tensor, capacity: int | None = None, ring: tuple[int, int] | None = None
+) -> Store:
+    """Empty store. widths: features of (a key, a value).   like: dtype and device.   capacity: fixed number of slots; None
+    to grow by doubling.   ring: (window, sinks) if no other position is ever seen again.
+    """
+    slots = _FIRST_CAPACITY if capacity is None else capacity
+    slots = slots if ring is None else min(slots, sum(ring))
+    keys, values = (like.new_zeros(batch, heads, slots, width) for width in widths)
+    return Dense(keys, values) if ring is None else Ring(keys, values, *ring)
+
+
+def padded(t: Tensor, axis: int, size: int) -> Tensor:
+    """``t`` with zeros after the end of an axis, up to ``size``."""
+    if t.shape[axis] == size:
+        return t
+    shape = list(t.shape)
+    shape[axis] = size - shape[axis]
+    return torch.cat((t, t.new_zeros(shape)), axis)
+
+
+def joined(first: Tensor, second: Tensor) -> Tensor:
+    """Rows of both; axes of different size are padded with zeros at the end."""
+    for axis in range(1, first.dim()):
+        size = max(first.shape[axis], second.shape[axis])
+        first, second = padded(first, axis, size), padded(second, axis, size)
+    return torch.cat((first, second.to(first.dtype)))
+
+
+def overwritten(t: Tensor, to: Sequence[int], source: Sequence[int]) -> Tensor:
+    """``t`` with rows ``source`` copied over rows ``to``, in place unless rows share their memory."""
+    t = t.contiguous()
+    held = t.unbind(0)
+    # Row by row: index operations would copy twice.
+    torch._foreach_copy_([held[row] for row in to], [held[row] for row in source])  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    return t

@@ -1,0 +1,17 @@
+"""State of mixers that read a fixed number of latest inputs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def extended(tail: Tensor, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return (tail and x concatenated, new tail). tail (B, T, D): the last T unpadded inputs; x (B, N, D): new inputs."""
+    kept = tail.shape[1]
+    window = torch.cat((tail, x), 1)
+    if lengths is None:
+        # A copy: a view would keep the whole sequence in memory.
+        return window, window[:, window.shape[1] - kept :].clone()
+    index = lengths[:, None] + torch.arange(kept, device=x.device)
+    return window, window.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))
