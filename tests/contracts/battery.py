@@ -168,7 +168,7 @@ def check_rows(s: Subject) -> None:
 @torch.no_grad()
 def check_join(s: Subject) -> None:
     """Two batches of different lengths and capacities go on as one, as each does alone."""
-    first, second, later = s.inputs(2, 9), s.inputs(3, 4, seed=1), s.inputs(5, 5, seed=2)
+    first, second, later = s.inputs(2, 9), s.inputs(3, 20, seed=1), s.inputs(5, 5, seed=2)
     expected = [s.decoded(torch.cat((x, more), 1))[:, x.shape[1] :] for x, more in ((first, later[:2]), (second, later[2:]))]
     for capacities in ((None, None), (20, None), (16, 70)):
         states = [s.call(x, s.start(len(x), capacity))[1] for x, capacity in zip((first, second), capacities, strict=True)]

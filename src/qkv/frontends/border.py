@@ -22,6 +22,8 @@ def check_signal(signal: Signal, count: int, axes: int) -> None:
     for name, counts, most in (("lengths", signal.lengths, signal.values.shape[1]), ("prefix lengths", signal.prefix, count)):
         if counts is not None:
             check_counts(name, counts, rows, most, device)
+    if signal.segments is None and signal.positions is None and signal.visible is None:
+        return
     each, places = ((rows, count), (1, count)), (axes,) * (axes > 1)
     tables = (
         ("segments", signal.segments, each[:1]),

@@ -63,12 +63,13 @@ class _Part(NamedTuple):
     counts: list[int]
 
     def last(self) -> Tensor:
-        """Vector of the last real position of each row, (B, D)."""
+        """Vector of the last real position of each row, (B, 1, D)."""
         width = self.vectors.shape[1]
         if self.counts.count(width) == len(self.counts):
-            return self.vectors[:, -1]
+            return self.vectors[:, -1:] if width > 1 else self.vectors
         device = self.vectors.device
-        return self.vectors[torch.arange(len(self.counts), device=device), torch.tensor(self.counts, device=device) - 1]
+        rows = torch.arange(len(self.counts), device=device)
+        return self.vectors[rows, torch.tensor(self.counts, device=device) - 1][:, None]
 
 
 class Reading:
@@ -84,7 +85,7 @@ class Reading:
             places = [place for part in self.parts for place in part.places]
             last = [torch.cat(last)[inverse(places)]]
         # The head is applied to one vector of each row only.
-        return self.model.head(last[0][:, None])[:, 0]
+        return self.model.head(last[0])[:, 0]
 
     def all_logits(self, place: int) -> Tensor:
         """Next-token logits (N, V) after each new token of the row at ``place``."""
@@ -103,6 +104,7 @@ class Engine:
     def __init__(self, model: Transformer, policy: Policy, capacity: int | None = None):
         """``capacity``: fixed number of positions of the state; None grows by doubling."""
         self.model, self.policy, self.capacity = model, policy, capacity
+        self._limit, self._device = model.limit, model.device
         self.rows: list[Row] = []
         self._state: State | None = None
         self._held = 0
@@ -128,38 +130,39 @@ class Engine:
 
     def _read(self) -> Reading:
         """Forward pass over the tokens that the state lacks."""
-        limit, count = self.model.limit, len(self.rows)
-        first = [first_seen(len(row.tokens), limit) for row in self.rows]
-        going = [place for place in range(self._held) if first[place] == self.rows[place].start]
-        begun = [place for place in range(count) if place >= self._held or first[place] != self.rows[place].start]
+        begun = self._beginning()
+        going = [place for place in range(self._held) if place not in begun]
         self._keep(going)
         parts, states = [], []
         for places, state in ((going, self._state), (begun, None)):
             if places:
-                if state is None:
-                    self._begin(places, first)
                 part, state = self._forward(places, state)
                 parts.append(part)
                 states.append(state)
-        self._state, self._held = states[0] if len(states) == 1 else join(*states), count
-        if len(states) > 1 and going + begun != list(range(count)):
+        self._state, self._held = states[0] if len(states) == 1 else join(*states), len(self.rows)
+        if len(states) > 1 and going + begun != list(range(self._held)):
             self._state = rows(self._state, inverse(going + begun))
         return Reading(self.model, parts)
 
-    def _begin(self, places: Sequence[int], first: Sequence[int]) -> None:
-        for place in places:
-            self.rows[place].start = self.rows[place].read = first[place]
+    def _beginning(self) -> list[int]:
+        """Places of rows that are read from the beginning: new ones, and those whose visible part exceeds the context."""
+        limit, new = self._limit, range(self._held, len(self.rows))
+        if limit is None:
+            return list(new)
+        return [place for place, row in enumerate(self.rows) if place in new or len(row.tokens) - row.start > limit]
 
     def _forward(self, places: list[int], state: State | None) -> tuple[_Part, State]:
         """Read the new tokens of these rows; without a state, from the beginning."""
-        model, read = self.model, [self.rows[place] for place in places]
-        texts = [row.tokens[row.read :] for row in read]
-        counts, prefix = list(map(len, texts)), None
-        ids, lengths = padded(texts, model.device)
+        model, read, prefix = self.model, [self.rows[place] for place in places], None
         if state is None:
+            for row in read:
+                row.start = row.read = first_seen(len(row.tokens), self._limit)
             state = model.init_state(len(read), self.capacity, _memory(read))
             if model.reads_prefix:  # the visible part of the prompt
-                prefix = torch.tensor([max(0, row.prompt - row.start) for row in read], device=model.device)
+                prefix = torch.tensor([max(0, row.prompt - row.start) for row in read], device=self._device)
+        texts = [row.tokens[row.read :] for row in read]
+        counts = list(map(len, texts))
+        ids, lengths = padded(texts, self._device)
         vectors, after = model.features(Signal(ids, lengths, prefix=prefix), state)
         for row in read:
             row.read = len(row.tokens)

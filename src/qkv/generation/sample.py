@@ -86,16 +86,16 @@ class Sampling:
         history = self._seen(rows, logits.device) if self.generation.repetition_penalty != 1.0 else None
         if self.generation.temperature == 0.0:
             best, tokens = filtered(logits, self.generation, history).max(-1)
-            tokens = torch.where(best.isfinite(), tokens, -1)
+            tokens = tokens + (best - best)  # NaN if the best logit is not finite
         else:
             uniforms = torch.tensor([self._random[row.key].random() for row in rows], dtype=torch.float64, device=logits.device)
             tokens = pick(logits, self.generation, history, uniforms)
-        found: list[int] = tokens.tolist()
-        if not 0 <= min(found) <= max(found) < logits.shape[-1]:
+        found: list[float] = tokens.tolist()
+        if not all(0 <= token < logits.shape[-1] for token in found):
             raise UserError(
                 "the model's logits are not finite, so no token can be sampled; its weights are damaged or its training diverged"
             )
-        return found
+        return list(map(int, found))
 
     def _seen(self, rows: Sequence[Row], device: torch.device) -> Tensor:
         """Tokens of each row in any order, (B, N): those of the last step and the latest; of new batches, all."""

@@ -30,7 +30,8 @@ class LayerNorm(Norm):
         self.eps = part.eps
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        weight = self.weight
+        return torch.layer_norm(x, weight.shape, weight, self.bias, self.eps)
 
 
 class RMSNorm(Norm):

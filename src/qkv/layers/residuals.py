@@ -42,7 +42,7 @@ class Residual(nn.Module):
         return y
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.joined(x, self.dropped(y))
+        return self.joined(x, self.dropped(y) if self.training else y)
 
 
 @implements(spec.Scaled)

@@ -72,6 +72,7 @@ class KeyValueAttention(KeyValueBranch):
         super().__init__(part, width, part.mask, (part.kv_heads, *part.dims(width)))
         self.num_heads = part.num_heads
         self.sizes = (self.num_heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim)
+        self.heads = (self.num_heads, self.kv_heads, self.kv_heads)
         self.qkv = Linear(width, sum(self.sizes), bias=part.bias)
         self.output = Linear(self.num_heads * self.value_dim, width, bias=part.ends_with_bias)
         self.query_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
@@ -91,22 +92,27 @@ class KeyValueAttention(KeyValueBranch):
 
     def projected(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Project x to q (B, H, N, Dk), k (B, G, N, Dk), v (B, G, N, Dv)."""
-        q, k, v = self.mapped(x).split(self.sizes, -1)
-        q, k, v = _heads(q, self.head_dim), _heads(k, self.head_dim), _heads(v, self.value_dim)
+        q, k, v = self._heads(self.mapped(x))
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q, context), self.key_norm(k, context)
         if context.tap is not None:
             q, k, v = (self.tapped(context, name, value) for name, value in (("q", q), ("k", k), ("v", v)))
         return q, k, v
 
+    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Split (B, N, H Dk + G Dk + G Dv) into q (B, H, N, Dk), k (B, G, N, Dk), v (B, G, N, Dv)."""
+        rows, count, _ = x.shape
+        if self.head_dim == self.value_dim:  # all heads at once: fewer operators
+            q, k, v = x.view(rows, count, -1, self.head_dim).transpose(1, 2).split(self.heads, 1)
+            return q, k, v
+        q, k, v = (
+            part.view(rows, count, heads, part.shape[2] // heads).transpose(1, 2)
+            for part, heads in zip(x.split(self.sizes, -1), self.heads, strict=True)
+        )
+        return q, k, v
+
     def ending(self) -> nn.Module:
         return self.output
-
-
-def _heads(x: Tensor, features: int) -> Tensor:
-    """(B, N, H · features) -> (B, H, N, features)."""
-    rows, count, width = x.shape
-    return x.view(rows, count, width // features, features).transpose(1, 2)
 
 
 def _is_plain_window(mask: Mask) -> bool:

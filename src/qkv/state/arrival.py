@@ -77,6 +77,8 @@ class Arrival:
         """Position of each new vector in its row, (B, N), or (1, N) if ``start`` is known."""
         if self.start is None:
             return self.past_tensor[:, None] + self.steps
+        if self.count == 1:
+            return torch.full((1, 1), self.start, dtype=torch.long, device=self.device)
         return torch.arange(self.start, self.start + self.count, device=self.device)[None]
 
     @cached_property
