@@ -66,7 +66,6 @@ from qkv.mixers import (
     convolution,
     cross_attention,
     fixed_context,
-    key_value,
     linear_attention,
     lsh_attention,
     recurrent,

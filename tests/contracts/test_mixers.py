@@ -71,7 +71,9 @@ def test_cost_says_what_is_there(part: Branch) -> None:
     for length, batch in ((1, 2), (40, 3)):
         said = share(part, Setting(WIDTH, batch, length, context_length=64, vocab_size=VOCABULARY, memory=5))
         assert said.parameters == sum(p.numel() for p in module.parameters())
-        known = module.init_state(batch, memory=Memory((torch.zeros(batch, 5, WIDTH),), torch.full((batch,), 5))) if part.reads_memory else ()
+        known = (
+            module.init_state(batch, memory=Memory((torch.zeros(batch, 5, WIDTH),), torch.full((batch,), 5))) if part.reads_memory else ()
+        )
         assert said.state == module.state_bytes(length, batch) + nbytes(known)
 
 

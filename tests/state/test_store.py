@@ -108,7 +108,9 @@ def test_a_narrower_store_takes_wider_vectors() -> None:
 
 
 def test_joined_stores_have_the_room_of_the_larger() -> None:
-    small, large = (Ring(torch.full((rows, 1, slots, 2), float(rows)), torch.zeros(rows, 1, slots, 2), 6) for rows, slots in ((1, 2), (2, 6)))
+    small, large = (
+        Ring(torch.full((rows, 1, slots, 2), float(rows)), torch.zeros(rows, 1, slots, 2), 6) for rows, slots in ((1, 2), (2, 6))
+    )
     both = small.join(large)
     assert both.keys[..., 0].tolist() == [[[1.0] * 2 + [0.0] * 4], *[[[2.0] * 6]] * 2]
     assert (both.window, both.nbytes) == (6, 2 * 3 * 6 * 2 * 4)

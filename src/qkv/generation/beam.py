@@ -178,7 +178,9 @@ class BeamSearch:
         listed: list[list[list[float]]] = columns.tolist()
         if not all(math.isfinite(row[0]) for row in listed[0]):
             raise UserError("the model's logits are not finite, so texts cannot be ranked; its weights are damaged")
-        return [[Beam(chance, int(parent), int(token)) for chance, parent, token in zip(*row, strict=True)] for row in zip(*listed, strict=True)]
+        return [
+            [Beam(chance, int(parent), int(token)) for chance, parent, token in zip(*row, strict=True)] for row in zip(*listed, strict=True)
+        ]
 
 
 def beam_search(

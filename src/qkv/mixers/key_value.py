@@ -118,4 +118,3 @@ class KeyValueAttention(KeyValueBranch):
 def _is_plain_window(mask: Mask) -> bool:
     """True for ``causal & window(…)``: the newest query sees every key in the ring."""
     return isinstance(mask, AllOf) and sorted(m.kind for m in mask.masks) == ["causal", "window"]
-
