@@ -8,7 +8,7 @@ import torch
 import qkv
 from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
-from qkv.state.tree import nbytes, rows
+from qkv.state.tree import join, nbytes, rows
 
 
 def model_of(branches: list[str]) -> Transformer:
@@ -53,6 +53,11 @@ _, both = model(Signal(ragged, lengths=torch.tensor([5, 2])), model.init_state(b
 next_logits, both = model(torch.tensor([[16], [23]]), both)
 torch.testing.assert_close(next_logits[0], logits[0], atol=1e-5, rtol=0)
 print("ragged rows:", both.positions.tolist())
+
+# Two batches can be joined; the rows go on together.
+joined = join(state, both)
+_, joined = model(torch.tensor([[17], [17], [24]]), joined)
+print("a batch of one and a batch of two, joined:", joined.positions.tolist())
 
 # The state depends on the mixer: keys and values of all positions, of a window, or sums of fixed size.
 for branch in ("attention(4)", "attention(4, num_kv_heads=1)", "attention(4, mask='causal & window(32)')", "linear_attention(4)", "gru"):

@@ -303,7 +303,11 @@ def problem(change: Callable[[Any], Any]) -> Fault:
 
 def whole_memory(original: Any) -> Any:
     """The padding of a memory counts as real."""
-    return staticmethod(lambda known, context: original(known._replace(lengths=known.lengths * 0 + known.keys.shape[2]), context))
+
+    def sites(known: Any, context: Context) -> Any:
+        return original(known._replace(lengths=torch.full((len(known.lengths),), known.keys.shape[2])), context)
+
+    return staticmethod(sites)
 
 
 def not_normed(original: Any) -> Any:

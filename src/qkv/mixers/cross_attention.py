@@ -24,21 +24,20 @@ from qkv.state.arrival import Counts
 class MemoryKeys(NamedTuple):
     """Keys (B, G, M, Dk), values (B, G, M, Dv) and unpadded lengths (B) of a memory.
 
-    counts: the lengths on the host, so that no decoding step reads them; None in calls without a state.
+    In a state the lengths are on the host, so that no decoding step reads them.
     """
 
     keys: Tensor
     values: Tensor
-    lengths: Tensor
-    counts: Counts | None = None
+    lengths: Tensor | Counts
 
     def is_full(self) -> bool:
         """True if no row is padded."""
-        count = self.keys.shape[2]
-        if self.counts is not None:
-            return self.counts.count(count) == len(self.counts)
+        count, lengths = self.keys.shape[2], self.lengths
+        if isinstance(lengths, Counts):
+            return lengths.count(count) == len(lengths)
         # Tensors on the meta device have no values; assume no padding.
-        return self.lengths.is_meta or bool((self.lengths == count).all())
+        return lengths.is_meta or bool((lengths == count).all())
 
 
 @implements(spec.CrossAttention)
@@ -74,7 +73,8 @@ class CrossAttention(MemoryBranch):
 
     def init_state(self, batch: int, capacity: int | None = None, memory: Memory | None = None) -> MemoryKeys:
         known = super().init_state(batch, capacity, memory)
-        return known if known.lengths.is_meta else known._replace(counts=Counts.of(known.lengths))
+        assert memory is not None
+        return known if memory.lengths.is_meta else known._replace(lengths=Counts.of(memory.lengths))
 
     def remember(self, memory: Memory) -> MemoryKeys:
         vectors, _ = memory.grid()
@@ -96,7 +96,8 @@ class CrossAttention(MemoryBranch):
         return q if self.query_norm is None else self.query_norm(q, context)
 
     def _problem(self, known: MemoryKeys, context: Context) -> Problem:
-        sites = context.once(("memory", id(known.lengths)), lambda: self._sites(known, context))
+        lengths = known.lengths if isinstance(known.lengths, Counts) else id(known.lengths)
+        sites = context.once(("memory", lengths, known.keys.shape[2]), lambda: self._sites(known, context))
         return Problem(Full(), sites, self.scale, None, self.part.dropout if self.training else 0.0)
 
     @staticmethod
@@ -105,7 +106,8 @@ class CrossAttention(MemoryBranch):
         steps = torch.arange(count, device=known.keys.device)[None]
         if known.is_full():
             return Sites(context.positions, steps, full=True)
-        return Sites(context.positions, steps.masked_fill(steps >= known.lengths[:, None], -1))
+        lengths = known.lengths.tensor(steps.device) if isinstance(known.lengths, Counts) else known.lengths
+        return Sites(context.positions, steps.masked_fill(steps >= lengths[:, None], -1))
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
         return 0  # the state depends on the length of the memory, not of the sequence

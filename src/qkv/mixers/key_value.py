@@ -103,7 +103,7 @@ class KeyValueAttention(KeyValueBranch):
         """Split (B, N, H Dk + G Dk + G Dv) into q (B, H, N, Dk), k (B, G, N, Dk), v (B, G, N, Dv)."""
         rows, count, _ = x.shape
         if self.head_dim == self.value_dim:  # all heads at once: fewer operators
-            q, k, v = x.view(rows, count, -1, self.head_dim).transpose(1, 2).split(self.heads, 1)
+            q, k, v = x.view(rows, count, sum(self.heads), self.head_dim).transpose(1, 2).split(self.heads, 1)
             return q, k, v
         q, k, v = (
             part.view(rows, count, heads, part.shape[2] // heads).transpose(1, 2)

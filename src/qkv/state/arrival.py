@@ -22,6 +22,11 @@ class Counts(tuple[int, ...]):
         """Counts of an integer tensor (B), which is read, or of other integers."""
         return cls(values.tolist() if isinstance(values, Tensor) else values)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes as int64."""
+        return 8 * len(self)
+
     def tolist(self) -> list[int]:
         """The counts as a list."""
         return list(self)

@@ -92,10 +92,10 @@ def cut(state: S, lengths: Counts) -> S:
 
 
 def nbytes(state: Any) -> int:
-    """Total bytes of all tensors; what several rows share is counted once."""
-    if isinstance(state, (Tensor, Store)):
+    """Total bytes of all tensors and counts; what several rows share is counted once."""
+    if isinstance(state, (Tensor, Store, Counts)):
         return state.nbytes
-    if isinstance(state, (tuple, list)) and not isinstance(state, Counts):
+    if isinstance(state, (tuple, list)):
         return sum(nbytes(part) for part in state)  # pyright: ignore[reportUnknownVariableType]
     return sum(map(nbytes, state.values())) if isinstance(state, Mapping) else 0  # pyright: ignore[reportUnknownArgumentType]
 
