@@ -66,7 +66,7 @@ def find_recipe(
 
 
 def is_text(source: str | Path) -> bool:
-    """True if ``source`` is read as a text or the name of one, not as a recipe or a run."""
+    """True if ``source`` is read as a text or the name of a known data set: no recipe file, no folder."""
     return Path(source).suffix not in SPEC_SUFFIXES and not Path(source).is_dir()
 
 
@@ -167,11 +167,15 @@ def swap(
     on_event: OnEvent | None = None,
     copy: bool = False,
 ) -> Swapped:
-    """Replace parts of a run or a published checkpoint: ``swap("runs/my", ["blocks.*.mixer=linear_attention"])``.
+    """Replace parts of a run's or a published checkpoint's model, such as ``swap("runs/my",
+    ["blocks.*.mixer=linear_attention"])``.
 
-    Weights that fit are kept; ``heal`` steps of training on ``data`` (default: the run's own) adapt the rest. The
-    result holds the new run, in the folder ``out`` (default: ``runs/`` and the name), and its metrics before, after the
-    swap and healed. ``copy``: as for ``load``. Raises ``UserError``; see ``qkv.training.swap.swap``.
+    ``changes``: dotted overrides of the model's spec. Weights that fit are kept; ``heal`` steps of training on the text
+    ``data`` (default: the
+    run's own) adapt the rest. The result holds the new run, in the folder ``out`` (default: ``runs/`` and the name),
+    and its metrics before,
+    after the swap and after that training. ``copy``: as for ``load``. Raises ``UserError``; see
+    ``qkv.training.swap.swap``.
     """
     from qkv.training.swap import swap as swap_parts
 
@@ -198,12 +202,12 @@ def load(run: str | Path, accept_changes: bool = False, copy: bool = False, **pu
 
 @overload
 def generate(run: Run | str | Path, prompt: str = "", *, ids: None = None, special: bool = False, **options: Any) -> str:
-    """Text after a text."""
+    """Generate text after ``prompt``."""
 
 
 @overload
 def generate(run: Run | str | Path, *, ids: Sequence[int], **options: Any) -> list[int]:
-    """Ids after ids."""
+    """Generate token ids after ``ids``."""
 
 
 def generate(
@@ -258,7 +262,8 @@ def evaluate(
 
 
 def predict(run: Run | str | Path, *inputs: Any) -> list[dict[str, Any]]:
-    """Predict an answer for each input, as plain data with a readable ``answer``.
+    """Predict the task's output (label, number, span, text …) for each input, as a mapping whose ``answer`` is
+    readable.
 
     An input is a text, or a mapping if the task has several inputs (``{"context": …, "question": …}``). Raises
     ``UserError``.

@@ -17,7 +17,10 @@ _ROW, _BAR = 26, 16
 
 @dataclass(frozen=True)
 class BarChart:
-    """Horizontal bars from 0, in the given order, labelled with values. ``unit``: unit of the values; ``highlight``: name of one bar."""
+    """Horizontal bar chart of (name, value) pairs, drawn from 0 in the given order and labelled with the values.
+
+    ``unit``: unit of the values; ``highlight``: name of the one bar drawn in colour.
+    """
 
     title: str
     bars: Sequence[tuple[str, float]]
@@ -44,7 +47,7 @@ class BarChart:
         }
 
     def compact(self) -> None:
-        """None: a bar chart is readable at every width."""
+        """None: a bar chart needs no variant for narrow screens."""
 
     def _rows(self) -> Iterator[Markup]:
         scale = Scale.over((value for _, value in self.bars), zero=True)

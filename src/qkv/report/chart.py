@@ -20,10 +20,11 @@ _COMPACT = 480
 
 @dataclass(frozen=True)
 class LineChart:
-    """Several lines over common axes.
+    """Line chart: several lines over common axes.
 
-    ``y_zero`` starts the vertical axis at 0. ``events``: (x, label), drawn as dotted vertical lines. ``width`` and ``height`` are in CSS
-    pixels at full size; the SVG scales to its container.
+    ``x_log`` and ``y_log``: logarithmic axes; ``y_zero``: start the vertical axis at 0. ``events``: (x, label), drawn
+    as dotted vertical lines.
+    ``width`` and ``height`` are in CSS pixels at full size; the SVG scales to its container.
     """
 
     title: str
@@ -43,16 +44,16 @@ class LineChart:
         return _Drawing(self).svg(standalone)
 
     def compact(self) -> LineChart | None:
-        """Variant of the chart for narrow screens."""
+        """Smaller variant of the chart for narrow screens; None if it is small already."""
         return replace(self, width=360, height=270) if self.width >= _COMPACT else None
 
     @cached_property
     def traces(self) -> list[Trace]:
-        """Lines as drawn, downsampled to the chart's width."""
+        """Series of points to draw, downsampled to the chart's width."""
         return [trace for i, line in enumerate(self.lines) for trace in traces(line, i, 2 * self.width, self.x_log)]
 
     def data(self) -> dict[str, Any]:
-        """Drawn values, embedded in the page and used for pointer tooltips."""
+        """Titles and drawn points as plain data, embedded in the page for the tooltips."""
         shown = [
             {"name": t.name, "colour": t.colour, "x": [_digits(x, 9) for x, _ in t.points], "y": [_digits(y, 5) for _, y in t.points]}
             for t in self.traces
@@ -66,7 +67,7 @@ def _digits(value: float, digits: int) -> float:
 
 
 class _Drawing:
-    """Layout of one chart."""
+    """Layout of one line chart: scales, margins and SVG elements."""
 
     def __init__(self, chart: LineChart) -> None:
         self.chart = chart
@@ -101,7 +102,7 @@ class _Drawing:
         return frame.svg(size, chart.title, self._description(), frame.lines(body), standalone, data_plot=plot, **axes)
 
     def _description(self) -> str:
-        """Text alternative: first, lowest, highest and last value of each line."""
+        """Text alternative of the chart: first, last, lowest and highest value of each line."""
         told = [self.chart.description] if self.chart.description else []
         for trace in self.traces:
             values = [y for _, y in trace.points if drawable(y)]
@@ -153,7 +154,7 @@ class _Drawing:
         return tag("circle", about, cx=self.px(x), cy=self.py(y), r=3.5, class_=f"point s{trace.colour % frame.COLOURS}")
 
     def _gaps(self) -> Iterator[Markup]:
-        """Bands over the full height where a line has values that cannot be drawn (NaN, infinite, not positive)."""
+        """Vertical bands at values that cannot be drawn (NaN, infinite, or not positive on a logarithmic axis)."""
         bands = [(run[0], run[-1], t.name) for t in self.traces for fits, run in runs(t.points, self.y.log) if not fits]
         covered = float("-inf")
         for (x, y), (end, _), name in sorted(bands, key=lambda band: band[0][0]):
@@ -169,7 +170,9 @@ class _Drawing:
             yield text(start - 4 if at_end else covered + 4, self.bottom - 6, what, anchor="end" if at_end else None, class_="gap-mark")
 
     def _ends(self) -> list[tuple[Trace, tuple[float, float]]]:
-        """(trace, last drawable point) of each full line, from top to bottom."""
+        """(trace, last drawable point) of each line, from top to bottom; the faint raw values behind a running mean are
+        left out.
+        """
         found = []
         for trace in self.traces:
             drawn = [point for point in trace.points if drawable(point[1], self.y.log)]
@@ -185,7 +188,9 @@ class _Drawing:
         return f"{self._line_name(trace)} {fixed(value)}" if len(self.chart.lines) > 1 else short(value)
 
     def _names_fit(self) -> bool:
-        """True if labels at the line ends fit: enough margin, and every line ends near it."""
+        """True if the names fit beside the line ends: enough margin, and every line ends near the right edge. Else a
+        legend is drawn.
+        """
         if self.chart.width < _COMPACT or len(self.ends) * 16 > self.chart.height - 70:
             return False
         return all(self.x.place(end[0]) > 0.9 and text_width(self._end_label(trace)) < self.chart.width / 4 for trace, end in self.ends)
@@ -197,7 +202,7 @@ class _Drawing:
             yield text(self.right + 9, y, label, class_=f"name s{trace.colour % frame.COLOURS}")
 
     def _legend_places(self) -> list[tuple[float, int, Trace, str]]:
-        """(x, row, trace, label) of each legend entry."""
+        """(x in pixels, row, trace, label) of each legend entry."""
         x, row, places = 0.0, 0, []
         for trace, _ in sorted(self.ends, key=lambda end: end[0].colour):
             label = frame.shortened(self._end_label(trace), self.chart.width - 24)

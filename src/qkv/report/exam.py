@@ -10,7 +10,7 @@ from qkv.report.page import Page
 from qkv.report.sections import add_sections
 
 BESIDE_THE_POINT = ("loss", "perplexity", "targets", "seconds", "bits_per_token", "bits_per_byte", "bits_per_character")
-"""Metrics that are not headline metrics of a task."""
+"""Metrics that are not shown as a task's main metrics."""
 _SHOWN = 3
 _KNOWN_AS = {"f1": "F1", "bleu": "BLEU", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 
@@ -18,26 +18,28 @@ ERRORS = frozenset({"loss", "perplexity", "rmse", "mae", "bits_per_token", "bits
 """Metrics for which lower is better."""
 
 Splits = Mapping[str, Mapping[str, Any]]
-"""Split -> ``figures`` (metrics), ``sections`` and ``notes``."""
+"""Evaluation results by split; each has ``figures`` (metrics by name), ``sections`` (details for the report) and
+``notes``.
+"""
 
 
 def words(figure: str) -> str:
-    """Display name of a metric."""
+    """Display name of the metric ``figure``: "rouge1" becomes "ROUGE-1", "exact_match" "exact match"."""
     return " ".join(_KNOWN_AS.get(word, word) for word in figure.split("_"))
 
 
 def named(figure: str) -> str:
-    """Display name of a metric as a title."""
+    """Display name of the metric ``figure``, capitalised for a title."""
     return words(figure)[:1].upper() + words(figure)[1:]
 
 
 def judged(splits: Splits) -> str:
-    """Split used for headline metrics: test, if there is one."""
+    """Name of the split whose metrics are shown first: test, if there is one, else the first; "" without splits."""
     return "test" if "test" in splits else next(iter(splits), "")
 
 
 def headline(splits: Splits) -> list[tuple[str, str, str]]:
-    """Cards (title, value, note) of the headline metrics; the note gives the values on other splits."""
+    """Report cards (title, value, note) of the task's main metrics; the note gives the values on the other splits."""
     split = judged(splits)
     figures = splits[split]["figures"] if split else {}
     chosen = [(name, value) for name, value in figures.items() if name not in BESIDE_THE_POINT and value is not None]
@@ -45,18 +47,18 @@ def headline(splits: Splits) -> list[tuple[str, str, str]]:
 
 
 def _elsewhere(splits: Splits, split: str, name: str) -> str:
-    """Values of the metric on the other splits."""
+    """Values of the metric ``name`` on all splits but ``split``, as text."""
     others = [(other, exam["figures"].get(name)) for other, exam in splits.items() if other != split]
     return ", ".join(f"{other} {fixed(value)}" for other, value in others if value is not None)
 
 
 def chosen_by(figure: str) -> str:
-    """Selection criterion of the best weights, such as ``lowest validation loss``."""
+    """Criterion that selected the best weights by the metric ``figure``, such as ``lowest validation loss``."""
     return f"{'lowest' if figure in ERRORS else 'highest'} validation {words(figure)}"
 
 
 def rows(splits: Splits) -> list[list[Any]]:
-    """One row per metric: name, then its value on each split."""
+    """Table of all metrics: one row per metric, with its display name and its value on each split."""
     names = list(dict.fromkeys(name for exam in splits.values() for name in exam["figures"]))
     return [[words(name), *(exam["figures"].get(name) for exam in splits.values())] for name in names]
 
@@ -66,7 +68,11 @@ def _parts(splits: Splits) -> str:
 
 
 def add_exam(page: Page, splits: Splits, step: int, best: str = "") -> None:
-    """Add a table of metrics of all splits, and the sections of the headline split. ``best``: metric that selected the weights."""
+    """Add evaluation results to a report page: a table of the metrics on all splits, and the detail sections of one
+    split.
+
+    ``step``: training step of the evaluated weights; ``best``: metric that selected them, "" for none.
+    """
     which = f", which had the {chosen_by(best)}," if best else ""
     with page.section("Evaluation"):
         page.prose(f"Weights of step {step:,}{which} evaluated on all of {_parts(splits)}.")
@@ -77,7 +83,9 @@ def add_exam(page: Page, splits: Splits, step: int, best: str = "") -> None:
 
 
 def exam_report(title: str, lead: str, splits: Splits, step: int, best: str = "") -> str:
-    """Self-contained HTML page of one evaluation; ``best`` as in ``add_exam``."""
+    """Self-contained HTML report of one evaluation; ``lead``: sentence below the title; ``step`` and ``best`` as in
+    ``add_exam``.
+    """
     page = Page(title)
     page.data["exam"] = {split: dict(exam["figures"]) for split, exam in splits.items()}
     page.header(lead)

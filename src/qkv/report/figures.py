@@ -21,12 +21,12 @@ def short(value: float, digits: int = 3) -> str:
 
 
 def plain(value: float, digits: int = 3) -> str:
-    """Format with ``digits`` significant digits, no trailing zeros, exponents without padding."""
+    """Format a number with ``digits`` significant digits, no trailing zeros, and exponents without padding (3e-5)."""
     return re.sub(r"e([+-])0*", lambda m: "e-" if m[1] == "-" else "e", f"{value:.{digits}g}")
 
 
 def place(value: float) -> str:
-    """Format a step or another axis position: whole numbers in full."""
+    """Format a step number or another axis position: whole numbers in full."""
     return f"{value:,.0f}" if abs(value) < 1e9 and value == round(value) else short(value, 6)
 
 
@@ -45,7 +45,7 @@ def _nonfinite(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Format bytes in powers of 1000: 48.2 MB."""
+    """Format a number of bytes in powers of 1000: 48.2 MB."""
     for unit, prefix in _UNITS:
         if value >= 0.9995 * unit:
             return f"{value / unit:.3g} {prefix}B"
@@ -53,7 +53,7 @@ def size(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration in its two largest units: 850 ms, 4.2 s, 3 min 12 s, 2 h 05 min, 3 d 4 h."""
+    """Format seconds in their two largest units: 850 ms, 4.2 s, 3 min 12 s, 2 h 05 min, 3 d 4 h."""
     if not math.isfinite(seconds):
         return "–"
     if seconds < 0.9995:
@@ -73,7 +73,7 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Format a duration as [h:]m:ss: 0:41, 12:05, 3:07:22."""
+    """Format seconds as [h:]m:ss: 0:41, 12:05, 3:07:22."""
     if not math.isfinite(seconds):
         return "–:––"
     whole = max(0, round(seconds))
@@ -91,6 +91,6 @@ def cell(value: object) -> str:
 
 
 def all_numbers(values: Iterable[object]) -> bool:
-    """True if a column holds only numbers and None, and is therefore right-aligned."""
+    """True if ``values`` of a table column are only numbers and None, so that it is right-aligned."""
     given = [value for value in values if value is not None]
     return bool(given) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in given)

@@ -14,14 +14,16 @@ COLOURS = 6
 
 @cache
 def asset(name: str) -> str:
-    """Contents of a style sheet or script in this folder."""
+    """Contents of a style sheet or script in the folder of ``qkv.report``."""
     return files("qkv.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def svg(size: tuple[float, float], title: str, description: str, body: Markup, standalone: bool, **data: object) -> Markup:
-    """SVG element that scales to its container; ``standalone`` includes its style.
+    """SVG element of ``size`` (width, height) around the drawn ``body``, which scales to its container; ``standalone``
+    includes its style sheet.
 
-    The label for screen readers holds title and description (with the values), since many ignore ``desc``.
+    The label for screen readers holds title and description (with the values), since many ignore ``desc``. ``data``:
+    further attributes.
     """
     width, height = size
     style = tag("style", Markup(asset("theme.css"))) if standalone else None
@@ -43,18 +45,20 @@ def svg(size: tuple[float, float], title: str, description: str, body: Markup, s
 
 
 def text(x: float, y: float, *content: object, anchor: str | None = None, class_: str | None = None) -> Markup:
-    """Text element with its baseline at (x, y); ``anchor`` is ``middle`` or ``end``."""
+    """SVG text element with its baseline at (x, y); ``anchor`` (``middle`` or ``end``) is the part of the text at x, by
+    default its start.
+    """
     return tag("text", *content, x=float(x), y=float(y), text_anchor=anchor, class_=class_)
 
 
 def heading(title: str, unit: str = "") -> Markup:
-    """Title of a chart and its unit."""
+    """SVG text with a chart's title and, smaller, its unit."""
     beside = tag("tspan", unit, dx=8, style="font-weight:400;font-size:12px;fill:var(--muted)") if unit else None
     return text(0, 15, title, beside, class_="title")
 
 
 def text_width(words: str, size: float = 12) -> float:
-    """Estimated width of ``words`` in a sans-serif font of ``size``, rounded up."""
+    """Estimated width in pixels of ``words`` in a sans-serif font of ``size`` pixels; rather too wide than too narrow."""
     return size * sum(_em(character) for character in words)
 
 
@@ -67,7 +71,9 @@ def _em(character: str) -> float:
 
 
 def apart(places: list[float], distance: float, low: float, high: float) -> list[float]:
-    """Move ascending ``places`` as little as needed to be ``distance`` apart and, if possible, inside [low, high]."""
+    """Move ascending positions ``places`` of labels as little as needed to be ``distance`` apart and, if possible,
+    inside [low, high].
+    """
     moved = list(places)
     for i in range(1, len(moved)):
         moved[i] = max(moved[i], moved[i - 1] + distance)
@@ -79,7 +85,7 @@ def apart(places: list[float], distance: float, low: float, high: float) -> list
 
 
 def shortened(words: str, width: float, size: float = 12) -> str:
-    """``words``, truncated with … to fit ``width``."""
+    """``words``, truncated with … to fit ``width`` pixels at font size ``size``."""
     if text_width(words, size) <= width:
         return words
     while words and text_width(words + "…", size) > width:
@@ -88,11 +94,11 @@ def shortened(words: str, width: float, size: float = 12) -> str:
 
 
 def stroke_class(series: int) -> str:
-    """CSS classes for colour and dash of a series."""
+    """CSS classes for the colour and dash pattern of the line with index ``series``."""
     dash = series // COLOURS % 3
     return f"s{series % COLOURS}" + (f" d{dash}" if dash else "")
 
 
 def lines(pieces: list[Markup]) -> Markup:
-    """Join pieces with line breaks, for readable source."""
+    """Join markup pieces with line breaks, so that the SVG source is readable."""
     return join(Markup(piece + "\n") for piece in pieces)

@@ -28,10 +28,12 @@ _MOST_CELLS = 400
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Heat map of ``values[row][column]``; None and NaN stay blank. ``low`` and ``high`` set the range of the colour scale.
+    """Heat map of ``values[row][column]``, one coloured cell each; None and NaN stay blank. ``low`` and ``high`` set
+    the range of the colour scale.
 
-    Row and column names may be empty. ``numbers`` prints the value in each cell if it fits; ``written`` gives other text per cell, such as
-    counts where colours show fractions.
+    ``rows`` and ``columns``: their names, may be empty. ``numbers`` prints the value in each cell if it fits;
+    ``written`` gives other text per
+    cell, such as counts where colours show fractions.
     """
 
     title: str
@@ -61,7 +63,7 @@ class HeatMap:
 
 
 def colour(share: float) -> tuple[int, int, int]:
-    """RGB colour (0 to 255) at position ``share`` of the scale, 0 (low) to 1 (high)."""
+    """RGB colour (0 to 255 each) at position ``share`` of the colour scale, 0 (low) to 1 (high)."""
     place = min(max(share, 0.0), 1.0) * (len(_ANCHORS) - 1)
     i = min(int(place), len(_ANCHORS) - 2)
     return tuple(round(a + (b - a) * (place - i)) for a, b in zip(_ANCHORS[i], _ANCHORS[i + 1], strict=True))  # type: ignore[return-value]
@@ -108,7 +110,7 @@ class _Drawing:
         return frame.svg(size, chart.title, f"{chart.description} {about}".strip(), frame.lines(body), standalone)
 
     def _told(self) -> str:
-        """Text alternative: all rows of a small map, the largest values of a large one."""
+        """Text alternative of the map: all values of a small map, the largest values of a large one."""
         cells = [(i, j, v) for i, row in enumerate(self.chart.values) for j, v in enumerate(row) if v is not None and drawable(v)]
         if len(cells) <= _MOST_TOLD:
             rows = [[self._value(i, j) for k, j, _ in cells if k == i] for i in range(self.height)]
@@ -117,7 +119,7 @@ class _Drawing:
         return f"Largest: {'; '.join(f'{_name(self.chart.rows, i)}, {self._value(i, j)}' for i, j, _ in largest)}."
 
     def _value(self, row: int, column: int) -> str:
-        """Column name and cell value."""
+        """Name of the column and value of the cell, as text."""
         value = self.chart.values[row][column]
         written = self.chart.written[row][column] if self.chart.written else short(value if value is not None else math.nan)
         return f"{_name(self.chart.columns, column)} {written}"
@@ -170,7 +172,7 @@ class _Drawing:
                 yield text(x, y, name, anchor="middle", class_="strong")
 
     def _key(self) -> Iterator[Markup]:
-        """Colour bar beside the map, labelled at both ends."""
+        """Legend of the colour scale: a vertical bar beside the map, labelled at both ends."""
         steps, high = 24, max(60.0, min(160.0, self.bottom - self.top))
         x = self.right + 12
         for i in range(steps):
@@ -186,7 +188,9 @@ class _Drawing:
 
 
 def png(shares: Sequence[Sequence[float | None]]) -> bytes:
-    """PNG with one pixel per value, indexed into 255 colours; None is transparent (RFC 2083)."""
+    """PNG image (RFC 2083) of a matrix of values from 0 to 1, one pixel each, coloured by the heat map's scale; None is
+    transparent.
+    """
     palette = b"".join(bytes(colour(i / 254)) for i in range(255)) + b"\0\0\0"
     pixels = (bytes(255 if s is None else round(min(max(s, 0.0), 1.0) * 254) for s in row) for row in shares)
     header = struct.pack(">IIBBBBB", len(shares[0]), len(shares), 8, 3, 0, 0, 0)

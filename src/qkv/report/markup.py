@@ -21,10 +21,10 @@ class Markup(str):
 
 
 def visible(text: object) -> str:
-    """Replace characters that XML forbids or that control a terminal by symbols: NUL by ␀, a lone surrogate by �.
+    r"""Text of an object, with characters that XML forbids or that control a terminal replaced by symbols: NUL by ␀, a
+    lone surrogate by �.
 
-
-    Line ends become ``\\n``; tabs and line ends stay.
+    Line ends become ``\n``; tabs and line ends stay.
     """
     return _HIDDEN.sub(_symbol, str(text).replace("\r\n", "\n"))
 
@@ -37,12 +37,14 @@ def _symbol(match: re.Match[str]) -> str:
 
 
 def escape(text: object) -> Markup:
-    """Escape ``text`` for elements and quoted attributes of HTML and XML."""
+    """Escape ``text`` for elements and quoted attributes of HTML and XML; ``Markup`` is returned unchanged."""
     return text if isinstance(text, Markup) else Markup(visible(text).translate(_SPECIAL))
 
 
 def tag(element: str, *children: object, **attributes: object) -> Markup:
-    """One element. Attributes and children that are ``None`` or ``False`` are omitted; ``class_`` means ``class``, ``data_x`` ``data-x``."""
+    """HTML or SVG element with the given children and attributes. Those that are ``None`` or ``False`` are omitted;
+    ``class_`` means ``class``, ``data_x`` ``data-x``.
+    """
     names = "".join(_attribute(name, value) for name, value in attributes.items() if value is not None and value is not False)
     if element in _VOID:
         return Markup(f"<{element}{names}>")
@@ -59,7 +61,7 @@ def _attribute(name: str, value: object) -> str:
 
 
 def join(children: Iterable[object]) -> Markup:
-    """Concatenate markup."""
+    """Concatenate children to markup; strings are escaped, ``None`` and ``False`` omitted."""
     return Markup("".join(escape(child) for child in children if child is not None and child is not False))
 
 
@@ -70,7 +72,7 @@ def number(value: float) -> str:
 
 
 def script_json(data: Any) -> Markup:
-    """Strict JSON that is safe inside a script element; NaN and infinities become null."""
+    """Data as strict JSON that is safe inside an HTML script element; NaN and infinities become null."""
     text = json.dumps(finite(data), separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 

@@ -21,10 +21,12 @@ _FLUSH_SECONDS = 1.0
 
 
 class MetricsLog:
-    """Append rows to ``path``, created if missing; an incomplete last line is repaired.
+    """Writer that appends rows to the JSONL file ``path``, created if missing; an incomplete last line is repaired.
 
-    Rows are buffered and written at ``flush``, at ``close`` and by a ``write`` at least one second after the previous one. Saving a
-    checkpoint calls ``flush(durable=True)`` first, so that a resumed run has every row up to its step. Raises OSError if the file cannot be
+    Rows are buffered and written at ``flush``, at ``close`` and by a ``write`` at least one second after the previous
+    one. Saving a
+    checkpoint calls ``flush(durable=True)`` first, so that a resumed run has every row up to its step. Raises OSError
+    if the file cannot be
     written; unwritten rows are kept for the next attempt. Raises UserError for a file with other contents.
     """
 
@@ -52,7 +54,9 @@ class MetricsLog:
             raise OSError(error.errno, error.strerror, str(self.path)) from None
 
     def truncate_after(self, step: int) -> None:
-        """Remove rows after ``step``, including rows without a step that follow them; the file is replaced atomically."""
+        """Remove rows of later steps than ``step``, and rows without a step that follow them; the file is replaced
+        atomically.
+        """
         self.flush()
         lines = b"".join(_kept(self.path, step))
         if len(lines) == os.fstat(self._file).st_size:
@@ -62,7 +66,7 @@ class MetricsLog:
         self._file = _open(self.path)
 
     def close(self) -> None:
-        """Flush and close; further calls do nothing."""
+        """Write all buffered rows and close the file; further calls do nothing."""
         if self._file < 0:
             return
         try:
@@ -79,7 +83,7 @@ class MetricsLog:
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Read all complete rows, with NaN and infinities restored; an incomplete last line is skipped.
+    """Rows of a run's ``metrics.jsonl``, with NaN and infinities restored; an incomplete last line is skipped.
 
     Raises UserError for an earlier line that is not a JSON object, FileNotFoundError if there is no file.
     """
@@ -114,7 +118,7 @@ def _restored(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """(line, row) of each complete line; an incomplete last line is skipped."""
+    """(line, parsed row) of each complete line of a metrics file; an incomplete last line is skipped."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             row = _row(line)
@@ -147,7 +151,7 @@ def _open(path: Path) -> int:
 
 
 def _repair(path: Path) -> None:
-    """Terminate the last line if it is complete, else remove it."""
+    """Repair the end of a metrics file: add a missing line break to a complete last line, or remove an incomplete one."""
     with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
         end = file.seek(0, os.SEEK_END)
         start = _last_line(file, end)
@@ -201,7 +205,9 @@ def _sync_folder(folder: Path) -> None:
 
 
 class TensorBoardLog:
-    """Write numbers as TensorBoard scalars and strings as text to ``folder``. Raises ImportError if TensorBoard is not installed."""
+    """Writer of rows to TensorBoard files in ``folder``: numbers as scalars, strings as text. Raises ImportError if
+    TensorBoard is not installed.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         try:
@@ -211,7 +217,7 @@ class TensorBoardLog:
         self._writer = SummaryWriter(str(folder))
 
     def write(self, **row: Any) -> None:
-        """Add one row at its ``step``; None values are skipped."""
+        """Add the values of one row at its ``step``; None values are skipped."""
         step = row.get("step")
         for key, value in row.items():
             if key == "step" or value is None:
@@ -222,5 +228,5 @@ class TensorBoardLog:
                 self._writer.add_scalar(key, value, step)
 
     def close(self) -> None:
-        """Flush and close."""
+        """Write all buffered values and close the files."""
         self._writer.close()

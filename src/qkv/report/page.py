@@ -17,22 +17,24 @@ Tone = Literal["", "good", "danger", "accent"]
 
 
 class Chart(Protocol):
-    """A chart with its data."""
+    """Interface of a chart on a page: its SVG, its values as plain data, and a variant for narrow screens."""
 
     def svg(self, standalone: bool = True) -> str: ...
 
     def data(self) -> dict[str, Any]: ...
 
     def compact(self) -> Chart | None:
-        """Variant for narrow screens; None if not needed."""
+        """Variant of the chart for narrow screens; None if not needed."""
         ...
 
 
 class Page:
-    """HTML page built from top to bottom; ``html()`` returns the page so far.
+    """HTML report page built from top to bottom: each method appends one element, ``html()`` returns the page so far.
 
     All input is escaped. The page loads nothing and runs only its own script, which the browser verifies by its hash.
-    ``data`` and the values of every chart are embedded as JSON in ``<script type="application/json" id="data">``.
+    ``refresh``: seconds
+    after which the browser reloads the page. ``data`` and the values of every chart are embedded as JSON in
+    ``<script type="application/json" id="data">``.
     """
 
     def __init__(self, title: str, refresh: int | None = None) -> None:
@@ -43,39 +45,41 @@ class Page:
         self._blocks: list[Markup] = []
 
     def header(self, lead: str = "", status: str = "", tone: Tone = "") -> None:
-        """Add the title, a status badge and one sentence below."""
+        """Append the page's title with a status badge in the colour ``tone``, and the sentence ``lead`` below."""
         pill = tag("span", status, class_=f"pill {tone}".strip()) if status else None
         headline = tag("div", tag("h1", self.title), pill, class_="headline")
         self._add(tag("header", headline, tag("p", lead) if lead else None))
 
     @contextmanager
     def section(self, heading: str) -> Iterator[None]:
-        """Context manager: content added inside is placed under ``heading``."""
+        """Context manager: what is appended inside is placed in a section under ``heading``."""
         yield from self._inside("section", tag("h2", heading))
 
     @contextmanager
     def details(self, label: str, preview: str = "", open_: bool = False) -> Iterator[None]:
-        """Context manager: content added inside is collapsed under ``label``, with the start of ``preview`` beside it."""
+        """Context manager: what is appended inside can be folded away under ``label``, shown with the start of
+        ``preview``. ``open_``: not folded at first.
+        """
         shown = " ".join(preview[:400].split())[:160]
         beside = tag("span", shown, class_="preview") if shown else None
         yield from self._inside("details", tag("summary", tag("span", label, class_="label"), beside), open=open_)
 
     def prose(self, text: str) -> None:
-        """Add paragraphs, separated by empty lines."""
+        """Append paragraphs of text; empty lines separate them."""
         for paragraph in re.split(r"\n\s*\n", text.strip()):
             self._add(tag("p", paragraph))
 
     def note(self, text: str, tone: Tone = "") -> None:
-        """Add a highlighted sentence."""
+        """Append a highlighted sentence in the colour ``tone``."""
         self._add(tag("p", text, class_=f"note {tone}".strip()))
 
     def progress(self, done: float, total: float, label: str) -> None:
-        """Add a progress bar with ``label`` below."""
+        """Append a progress bar, filled to ``done`` of ``total``, with ``label`` below."""
         bar = tag("progress", value=f"{done:g}", max=f"{total:g}", aria_label=label)
         self._add(tag("div", bar, tag("div", label, class_="beside"), class_="progress"))
 
     def cards(self, cards: Sequence[tuple[str, str, str]]) -> None:
-        """Add cards (title, value, note)."""
+        """Append a row of cards, boxes with one key figure each: (title, value, note)."""
         made = [
             tag("div", tag("dt", name), tag("dd", value, class_="value"), tag("dd", beside, class_="beside"), class_="card")
             for name, value, beside in cards
@@ -83,7 +87,7 @@ class Page:
         self._add(tag("dl", *made, class_="cards"))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Add a table; numeric columns are right-aligned. Empty ``columns``: no header."""
+        """Append a table; numeric columns are right-aligned. Empty ``columns``: no header."""
         count = max([len(columns), *(len(row) for row in rows)])
         numeric = [all_numbers([row[i] for row in rows if i < len(row)]) for i in range(count)]
         classes = ["number" if n else None for n in numeric]
@@ -96,31 +100,31 @@ class Page:
         self._add(tag("div", tag("table", head, tag("tbody", *body)), class_="scroll"))
 
     def chart(self, chart: Chart) -> None:
-        """Add a chart of full width; narrow screens show its compact variant."""
+        """Append a chart of full width; narrow screens show its compact variant."""
         self._add(self._figure(chart))
 
     def picture(self, chart: Chart, width: int) -> None:
-        """Add a chart of at most ``width`` CSS pixels."""
+        """Append a chart of at most ``width`` CSS pixels."""
         self._add(self._figure(chart, width))
 
     def charts(self, charts: Sequence[Chart]) -> None:
-        """Add several charts side by side, if they fit."""
+        """Append several charts side by side, as far as the page's width allows."""
         self._add(tag("div", *(self._figure(chart) for chart in charts), class_="charts"))
 
     def drawing(self, markup: Markup) -> None:
-        """Add markup unchanged."""
+        """Append ready markup, such as an SVG, without escaping it."""
         self._add(markup)
 
     def code(self, text: str, language: str = "") -> None:
-        """Add monospaced text; keys of ``yaml`` and comments of ``yaml`` and ``shell`` are coloured."""
+        """Append monospaced text; keys of ``yaml`` and comments of ``yaml`` and ``shell`` are coloured."""
         self._add(tag("pre", tag("code", *_coloured(text, language))))
 
     def sample(self, text: str) -> None:
-        """Add generated text: line breaks kept, control characters made visible."""
+        """Append text that the model generated: line breaks kept, control characters made visible."""
         self._add(tag("div", text, class_="sample"))
 
     def html(self) -> str:
-        """HTML of the page."""
+        """HTML source of the whole page so far."""
         script = asset("page.js")
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"

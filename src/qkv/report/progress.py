@@ -16,11 +16,14 @@ _SPEED = "_per_second"
 
 
 class Progress:
-    """Show ``description``, progress out of ``total`` ``unit``, metrics, rate and time left on standard error.
+    """Progress display on standard error: ``description``, progress out of ``total`` ``unit``, metrics, rate and time
+    left.
 
-    On a terminal this is one line, redrawn at most eight times per second; elsewhere a plain line at every tenth of the work and every ten
-    seconds, less often in long runs. ``unit="bytes"`` counts in kB and MB. Without ``total`` there is no bar and no time left. An update
-    that is not drawn costs about a microsecond.
+    On a terminal this is one line, redrawn at most eight times per second; elsewhere a plain line at every tenth of the
+    work and every ten
+    seconds, less often in long runs. ``unit="bytes"`` counts in kB and MB. Without ``total`` there is no progress bar
+    and no time left. An
+    update that is not drawn costs about a microsecond.
 
         with Progress("train", total=2000) as progress:
             for step in range(2000):
@@ -55,7 +58,9 @@ class Progress:
             self._display = None
 
     def update(self, done: int, **figures: float | str | None) -> None:
-        """Set the amount done and any metrics, such as ``loss``, ``val_loss``, ``tokens_per_second``; a metric is shown until replaced."""
+        """Set the amount of work done, and metrics to show, such as ``loss``, ``val_loss``, ``tokens_per_second``; a
+        metric is shown until replaced.
+        """
         self.done = done
         if figures:
             self.figures.update(figures)
@@ -64,16 +69,16 @@ class Progress:
             self._show(now)
 
     def advance(self, by: int) -> None:
-        """Increase the amount done."""
+        """Increase the amount of work done by ``by`` units."""
         self.update(self.done + by)
 
     def note(self, text: str) -> None:
-        """Print a message on its own line above the live one."""
+        """Print a message on its own line above the progress line."""
         if self._display is not None:
             self._display.note(visible(text))
 
     def parts(self) -> list[str]:
-        """Texts of the line except the bar, most important first."""
+        """Texts of the progress line besides its progress bar: amount done, metrics, rate, time left."""
         told = [self._amount(), *self._figures()]
         if not any(map(_is_speed, self.figures)) and self.speed.rate:
             told.append(f"{self._count(self.speed.rate)}/s" if self.unit == "bytes" else f"{short(self.speed.rate)} {self.unit}/s")
@@ -82,7 +87,7 @@ class Progress:
         return told
 
     def share(self) -> float | None:
-        """Fraction done, 0 to 1; None if the total is unknown."""
+        """Fraction of the work that is done, 0 to 1; None if the total is unknown."""
         return min(1.0, max(0.0, self.done / self.total)) if self.total else None
 
     def _show(self, now: float) -> None:
@@ -126,7 +131,7 @@ def _is_terminal(stream: Any) -> bool:
 
 
 class _Speed:
-    """Exponentially weighted rate: decayed sum of work / decayed sum of time, so that pauses count correctly."""
+    """Exponentially weighted rate of work: decayed sum of work / decayed sum of time, so that pauses count correctly."""
 
     def __init__(self, done: int) -> None:
         self.began = self._at = time.monotonic()
@@ -149,7 +154,7 @@ class _Speed:
 
 
 class _Lines:
-    """Occasional plain lines, for logs and pipes."""
+    """Progress display for logs and pipes: a plain line now and then."""
 
     def __init__(self, progress: Progress, stream: IO[str]) -> None:
         self.progress, self.stream = progress, stream
@@ -157,7 +162,7 @@ class _Lines:
         self._tenth = self._tenths()
 
     def show(self) -> float:
-        """Print if due; return the seconds until the next check."""
+        """Print a line if enough time or work has passed since the last; return the seconds until the next check."""
         now, tenth = time.monotonic(), self._tenths()
         waited = now - self._printed
         # In runs of hours, a line every ten seconds would flood the log.
@@ -181,7 +186,9 @@ class _Lines:
 
 
 class _Live:
-    """Live line on a terminal, drawn by rich from this thread only: the spinner turns when work was done."""
+    """Progress display on a terminal: one line that rich redraws, from this thread only, so that the spinner turns only
+    when work was done.
+    """
 
     def __init__(self, progress: Progress, stream: IO[str]) -> None:
         from rich.console import Console
@@ -213,7 +220,9 @@ class _Live:
 
 
 class _Line:
-    """Spinner, description, bar and parts; on a narrow terminal the last parts are dropped first."""
+    """Contents of the live progress line: spinner, description, progress bar and texts, fitted to the terminal's width
+    by dropping metrics.
+    """
 
     frames = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
     plain_frames = "|/-\\"

@@ -25,7 +25,7 @@ class Scale:
 
     @classmethod
     def over(cls, values: Iterable[float], log: bool = False, pad: float = 0.0, zero: bool = False) -> Scale:
-        """Axis that covers all drawable values plus the fraction ``pad`` at both ends; ``zero``: include 0."""
+        """Axis that covers all drawable values plus the fraction ``pad`` of its span at both ends; ``zero``: include 0."""
         drawn = [v for v in values if drawable(v, log)]
         low, high = (min(drawn), max(drawn)) if drawn else (1.0, 10.0) if log else (0.0, 1.0)
         if log:
@@ -41,18 +41,18 @@ class Scale:
         return cls(low if zero and low == 0 else low - room, high if zero and high == 0 else high + room)
 
     def place(self, value: float) -> float:
-        """Position of ``value``: 0 at ``low``, 1 at ``high``."""
+        """Position of ``value`` on the axis: 0 at ``low``, 1 at ``high``."""
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, count: int = 5) -> list[float]:
-        """About ``count`` (at least two) ascending round numbers within the axis."""
+        """Ascending round values for tick marks within the axis, about ``count``, at least two."""
         return _log_ticks(self.low, self.high, count) if self.log else _linear_ticks(self.low, self.high, count)
 
 
 def drawable(value: float | None, log: bool = False) -> bool:
-    """True if ``value`` can be drawn on an axis."""
+    """True if ``value`` can be drawn on a linear or logarithmic axis: finite, not too large, and positive if ``log``."""
     return value is not None and (1 / LARGEST <= value <= LARGEST if log else abs(value) <= LARGEST)
 
 
@@ -87,7 +87,7 @@ def _log_ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def labels(ticks: list[float], log: bool = False) -> list[str]:
-    """Tick labels; on a linear axis all have the same unit and enough decimals to differ."""
+    """Labels of tick marks; on a linear axis all have the same unit and enough decimals to differ."""
     if log or len(ticks) < 2:
         return [short(t, 6) for t in ticks]
     largest, step = max(abs(t) for t in ticks), min(b - a for a, b in pairwise(ticks))

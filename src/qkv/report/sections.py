@@ -20,7 +20,9 @@ _PAIRS = 12
 
 
 def add_sections(page: Page, sections: Sequence[Section]) -> None:
-    """Add every section under its title. Raises ``ValueError`` for an unknown kind."""
+    """Append an evaluation's detail sections to a page, each under its title; "kind" is a key of ``DRAWN``. Raises
+    ``ValueError`` for an unknown kind.
+    """
     for section in sections:
         draw = DRAWN.get(str(section.get("kind")))
         if draw is None:
@@ -32,9 +34,11 @@ def add_sections(page: Page, sections: Sequence[Section]) -> None:
 
 
 def _confusion(page: Page, section: Section) -> None:
-    """Confusion matrix ``counts[true][predicted]`` of ``labels``, coloured by the fraction of each true class, and per-class metrics.
+    """Confusion matrix ``counts[true][predicted]`` of the classes ``labels``, coloured by the fraction of each true
+    class, and per-class metrics.
 
-    With ``others``, the last row and column group the remaining classes; ``mistakes`` (true, predicted, count) then cover all classes.
+    With ``others``, the last row and column group the remaining classes; ``mistakes`` (true, predicted, count) then
+    cover all classes.
     """
     labels, counts = [str(label) for label in section["labels"]], section["counts"]
     shares = [[count / (sum(row) or 1) for count in row] for row in counts]
@@ -64,7 +68,7 @@ def _confusion(page: Page, section: Section) -> None:
 
 
 def _by_class(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[list[Any]]:
-    """Rows of class, number of examples, recall, precision and F1 in percent; None if undefined."""
+    """Table rows per class: label, number of examples, recall, precision and F1 in percent; None if undefined."""
     rows: list[list[Any]] = []
     for i, label in enumerate(labels):
         hits, true, given = counts[i][i], sum(counts[i]), sum(row[i] for row in counts)
@@ -74,7 +78,7 @@ def _by_class(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[li
 
 
 def _examples(page: Page, section: Section) -> None:
-    """Table of ``columns`` and ``rows``."""
+    """Append a table with the section's ``columns`` and ``rows``."""
     page.table(section["columns"], [[_cut(value) for value in row] for row in section["rows"]])
 
 
@@ -83,7 +87,9 @@ def _cut(value: Any) -> Any:
 
 
 def _tagged(page: Page, section: Section) -> None:
-    """Tagged sentences: ``sentences``, each with ``words``, ``tags`` and, if known, ``truth``, one tag per word."""
+    """Append tagged sentences: ``sentences``, each with ``words``, predicted ``tags`` and, if known, the true tags
+    ``truth``, one per word.
+    """
     sentences = section["sentences"]
     kinds = sorted({kind(tag) for told in sentences for tag in (*told["tags"], *(told.get("truth") or ())) if tag != "O"})
     page.drawing(legend(kinds))
@@ -92,21 +98,25 @@ def _tagged(page: Page, section: Section) -> None:
 
 
 def _alignment(page: Page, section: Section) -> None:
-    """Attention heat map of ``weights[target][source]`` with tokens ``source`` and ``target``."""
+    """Append a heat map of the cross-attention ``weights[target][source]``, with the tokens ``source`` and ``target``
+    as its axes.
+    """
     source, target = ([str(token) for token in section[name]] for name in ("source", "target"))
     width = min(960, max(320, 160 + 30 * len(source)))
     page.picture(HeatMap("Attention", section["weights"], target, source, "source", "output", low=0.0, width=width), width)
 
 
 def _curves(page: Page, section: Section) -> None:
-    """Line chart of ``lines``, each with ``name``, ``y`` and optionally its own ``x``; optional ``x_label`` and ``y_label``."""
+    """Append a line chart of ``lines``, each with ``name``, ``y`` and optionally its own ``x``; optional ``x_label``
+    and ``y_label``.
+    """
     lines = [Line(line["name"], line.get("x", section.get("x", ())), line["y"], points=True) for line in section["lines"]]
     options = {name: section[name] for name in ("x_label", "y_label", "x_log", "y_log", "y_zero") if name in section}
     page.chart(LineChart(section["title"], lines, **options))
 
 
 def _bars(page: Page, section: Section) -> None:
-    """Bar chart of ``bars``, pairs (name, value); optional ``unit`` and ``highlight``."""
+    """Append a bar chart of ``bars``, pairs (name, value); optional ``unit`` and ``highlight``."""
     options = {name: section[name] for name in ("unit", "highlight") if name in section}
     chart = BarChart(section["title"], [(str(name), value) for name, value in section["bars"]], **options)
     page.picture(chart, chart.width)

@@ -13,9 +13,10 @@ from qkv.report.scale import drawable
 
 @dataclass(frozen=True)
 class Line:
-    """Values ``y`` at positions ``x``, of equal length.
+    """Line of a chart: values ``y`` at positions ``x``, of equal length.
 
-    ``None`` means not measured and is skipped; NaN and infinities are drawn as gaps. ``smooth`` draws a running mean over the faint raw
+    ``None`` means not measured and is skipped; NaN and infinities are drawn as gaps. ``smooth`` draws a running mean
+    over the faint raw
     values; ``points`` marks each value.
     """
 
@@ -26,7 +27,7 @@ class Line:
     points: bool = False
 
     def measured(self) -> list[tuple[float, float]]:
-        """Measured (x, y) in ascending order of x. Raises ``ValueError`` for unequal lengths."""
+        """Measured points (x, y) in ascending order of x. Raises ``ValueError`` if x and y have unequal lengths."""
         if len(self.x) != len(self.y):
             raise ValueError(f"the line {self.name!r} has {len(self.x)} x values and {len(self.y)} y values")
         pairs = [(x, y) for x, y in zip(self.x, self.y, strict=True) if y is not None and drawable(x)]
@@ -35,7 +36,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Trace:
-    """Downsampled points of one drawn line: the raw values (``faint``) or the main line."""
+    """Points of one line to draw, downsampled. A smoothed line has two traces: its raw values (``faint``) and its mean.
+    ``marked``: draw each point.
+    """
 
     name: str
     colour: int
@@ -45,7 +48,7 @@ class Trace:
 
 
 def traces(line: Line, colour: int, limit: int, x_log: bool = False) -> list[Trace]:
-    """Traces of ``line``, each of at most about ``limit`` points."""
+    """Traces to draw for ``line``, each of at most about ``limit`` points; ``colour``: index of the line's colour."""
     pairs = [(x, y) for x, y in line.measured() if drawable(x, x_log)]
     raw = downsample(pairs, limit, x_log)
     if not line.smooth or len(pairs) < 8:
@@ -78,7 +81,9 @@ def _mean_around(values: list[float], i: int, half: int) -> float:
 
 
 def downsample(pairs: list[tuple[float, float]], limit: int, x_log: bool = False) -> list[tuple[float, float]]:
-    """At most ``limit`` of the points, in order: first, last, and per interval of the axis the minimum, the maximum and the ends of gaps."""
+    """At most ``limit`` of the points, in order: first, last, and in each interval of the x axis the minimum, the
+    maximum and the ends of gaps.
+    """
     if len(pairs) <= limit:
         return pairs
     per_bucket = 2 if all(drawable(y) for _, y in pairs) else 4
@@ -89,7 +94,7 @@ def downsample(pairs: list[tuple[float, float]], limit: int, x_log: bool = False
 
 
 def _buckets(pairs: list[tuple[float, float]], count: int, x_log: bool) -> Iterator[list[int]]:
-    """Indices of the points in each of ``count`` equal intervals of the axis, without empty intervals."""
+    """Indices of the points in each of ``count`` equal intervals of the x axis; empty intervals are left out."""
     place = math.log if x_log else float
     places = [place(x) for x, _ in pairs]
     scale = count / (places[-1] - places[0]) if places and places[-1] > places[0] else 0.0
@@ -105,6 +110,6 @@ def _extremes(bucket: list[int], pairs: list[tuple[float, float]]) -> set[int]:
 
 
 def runs(points: list[tuple[float, float]], log: bool = False) -> Iterator[tuple[bool, list[tuple[float, float]]]]:
-    """Maximal runs of points that can (True) or cannot (False) be drawn on an axis."""
+    """Split ``points`` into maximal runs of points that can be drawn on the y axis (True) or cannot (False)."""
     for fits, run in groupby(points, key=lambda point: drawable(point[1], log)):
         yield fits, list(run)

@@ -13,7 +13,9 @@ Rows = Sequence[Sequence[object]]
 
 
 def print_table(title: str, columns: Sequence[str], rows: Rows, stream: IO[str] | None = None) -> None:
-    """Print a table to standard output or ``stream``; numeric columns are right-aligned."""
+    """Print a table to standard output or ``stream``, styled on a terminal, else as plain text; numeric columns are
+    right-aligned.
+    """
     out: IO[str] = stream or sys.stdout
     if out.isatty():
         _print_rich(title, columns, rows, out)
@@ -42,7 +44,7 @@ def _padded(text: str, missing: int, right: bool) -> str:
 
 
 def _texts(columns: Sequence[str], rows: Rows) -> list[list[str]]:
-    """Texts of all cells, each on one line, short rows padded."""
+    """Text of every cell, on one line each; rows that are too short are filled up."""
     filled = [[*row, *[None] * (len(columns) - len(row))][: len(columns)] for row in rows]
     return [[visible(cell(value)).replace("\n", "␊").replace("\t", " ") for value in row] for row in filled]
 

@@ -11,14 +11,16 @@ _COLOURS = 6
 
 
 def legend(kinds: Sequence[str]) -> Markup:
-    """Legend of the colours and of the marking of errors."""
+    """Legend for tagged sentences: the colour of each entity type in ``kinds``, and how errors are marked."""
     shown = [tag("span", name, class_=f"kind t{i % _COLOURS}") for i, name in enumerate(kinds)]
     wrong = tag("span", tag("s", "answer"), " truth", class_="wrong")
     return tag("div", *shown, tag("span", "error: ", wrong, class_="beside"), class_="tags-legend")
 
 
 def sentence(words: Sequence[str], tags: Sequence[str], truth: Sequence[str] | None, kinds: Sequence[str]) -> Markup:
-    """One sentence. A tag that continues a span (I-) is shown by colour only; ``truth`` is shown if it differs."""
+    """Markup of one sentence with the predicted tag below each word. A tag that continues a span (I-) is shown by
+    colour only; the true tag in ``truth`` is shown where it differs.
+    """
     found = [_word(word, got, wanted or got, before, kinds) for word, got, wanted, before in _walk(words, tags, truth)]
     return tag("div", *found, class_="tagged")
 
@@ -44,6 +46,6 @@ def _word(word: str, got: str, wanted: str, before: str, kinds: Sequence[str]) -
 
 
 def kind(label: str) -> str:
-    """Entity type without the prefix B- or I-; any other tag unchanged."""
+    """Entity type of a BIO (or BIOES, BILOU) tag: B-PER and I-PER give PER; any other tag is returned unchanged."""
     head, dash, rest = label.partition("-")
     return rest if dash and head in ("B", "I", "E", "S", "L", "U") else label

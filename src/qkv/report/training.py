@@ -57,33 +57,33 @@ class TrainingRun:
     """Further sections, in the form of ``qkv.report.sections``."""
 
     def series(self, key: str) -> tuple[list[float], list[float]]:
-        """(steps, values) of ``key``."""
+        """(steps, values) of the metric ``key`` over training."""
         rows = [row for row in self.metrics if row.get(key) is not None and row.get("step") is not None]
         return [row["step"] for row in rows], [float(row[key]) for row in rows]
 
     def last(self, key: str) -> float | None:
-        """Latest finite value of ``key``."""
+        """Latest finite value of the metric ``key``; None if there is none."""
         return next((v for v in reversed(self.series(key)[1]) if math.isfinite(v)), None)
 
     @property
     def counted(self) -> str:
-        """Unit that the loss is averaged over: tokens, examples, words."""
+        """Items over which the loss is averaged: tokens, examples or words."""
         return f"{self.loss_unit.rpartition(' ')[2]}s"
 
     @property
     def measured(self) -> list[str]:
-        """Names of the validation metrics other than the loss."""
+        """Names of the validation metrics other than the loss, without the prefix "val_"."""
         names = dict.fromkeys(name for row in self.metrics if "val_loss" in row for name in row)
         return [name.removeprefix("val_") for name in names if name.startswith("val_") and name != "val_loss"]
 
     @property
     def step(self) -> int:
-        """Latest step."""
+        """Latest step in the metrics."""
         return max((int(row["step"]) for row in self.metrics if row.get("step") is not None), default=0)
 
 
 def training_report(run: TrainingRun) -> str:
-    """Self-contained HTML report; the page of a run in progress reloads twice a minute."""
+    """Self-contained HTML report of a training run; while the run is in progress, the page reloads twice a minute."""
     page = Page(run.name or "Training run", refresh=30 if run.status == "running" else None)
     page.data["run"] = _data(run)
     page.header(run.description, run.status, _TONES[run.status])
@@ -116,14 +116,16 @@ def _add_progress(page: Page, run: TrainingRun) -> None:
 
 
 def _data(run: TrainingRun) -> dict[str, Any]:
-    """Machine-readable summary; the curves are embedded separately."""
+    """Summary of the run as plain data, embedded in the page; the curves are embedded separately."""
     validations = [{"step": s, "val_loss": v} for s, v in zip(*run.series("val_loss"), strict=True)]
     told = {"name": run.name, "status": run.status, "message": run.message, "step": run.step, "figures": dict(run.figures)}
     return {**told, "cost": [list(row) for row in run.cost], "environment": dict(run.environment), "validations": validations}
 
 
 def _what_happened(run: TrainingRun) -> list[str]:
-    """The run's message, and the step of the first non-finite loss unless the message names it."""
+    """Sentences on how the run ended: its message, and the step of the first non-finite loss unless the message names
+    it.
+    """
     told = [run.message] if run.message else []
     steps, losses = run.series("loss")
     bad = next((step for step, loss in zip(steps, losses, strict=True) if not math.isfinite(loss)), None)
@@ -160,7 +162,7 @@ def _train_loss_card(run: TrainingRun) -> Card | None:
 
 
 def _task_cards(run: TrainingRun) -> list[Card]:
-    """Cards of the task's metrics: from the final evaluation, or before it from the last validation."""
+    """Report cards of the task's metrics: from the final evaluation, or before it from the last validation."""
     if run.exam:
         return headline(run.exam["splits"])
     known = [(name, run.last(f"val_{name}")) for name in run.measured if name not in _UNSEEN]
@@ -220,7 +222,9 @@ def _add_curves(page: Page, run: TrainingRun) -> None:
 
 
 def loss_chart(run: TrainingRun, width: int = 960, height: int = 360) -> LineChart:
-    """Chart of training loss (smoothed and raw) and validation loss; logarithmic if the largest loss is over twice the smallest."""
+    """Line chart of the training loss (smoothed and raw) and the validation loss; logarithmic if the largest loss is
+    over twice the smallest.
+    """
     lines = []
     steps, losses = run.series("loss")
     if steps:
@@ -235,7 +239,9 @@ def loss_chart(run: TrainingRun, width: int = 960, height: int = 360) -> LineCha
 
 
 def _spread(values: list[float]) -> float:
-    """Maximum / minimum; 0 if a value is not positive and cannot be shown on a logarithmic axis."""
+    """Ratio of the largest to the smallest finite value; 0 if a value is not positive and cannot be shown on a
+    logarithmic axis.
+    """
     known = [v for v in values if math.isfinite(v)]
     return max(known) / min(known) if known and min(known) > 0 else 0.0
 
@@ -245,7 +251,7 @@ def _small(title: str, line: Line, **options: Any) -> LineChart:
 
 
 def _figure_charts(run: TrainingRun) -> list[LineChart]:
-    """Charts of the validation metrics that are not functions of the loss."""
+    """Line charts of the validation metrics that are not functions of the loss."""
     made = []
     for name in run.measured:
         steps, values = run.series(f"val_{name}")
@@ -289,7 +295,7 @@ def _add_validations(page: Page, run: TrainingRun) -> None:
 
 
 def _spaced(items: Sequence[Any], most: int) -> list[Any]:
-    """All items, or ``most`` evenly spaced ones including the first and the last."""
+    """All items, or ``most`` evenly spaced ones that include the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
@@ -318,7 +324,7 @@ def _cut(text: str) -> str:
 
 
 def _add_commands(page: Page, run: TrainingRun) -> None:
-    """Add commands to use, evaluate or resume the run."""
+    """Append the shell commands to use, evaluate or resume the run."""
     if not run.folder:
         return
     folder = shlex.quote(run.folder)
