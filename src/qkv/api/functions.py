@@ -171,11 +171,9 @@ def swap(
     ["blocks.*.mixer=linear_attention"])``.
 
     ``changes``: dotted overrides of the model's spec. Weights that fit are kept; ``heal`` steps of training on the text
-    ``data`` (default: the
-    run's own) adapt the rest. The result holds the new run, in the folder ``out`` (default: ``runs/`` and the name),
-    and its metrics before,
-    after the swap and after that training. ``copy``: as for ``load``. Raises ``UserError``; see
-    ``qkv.training.swap.swap``.
+    ``data`` (default: the run's own) adapt the rest. The result holds the new run, in the folder ``out`` (default:
+    ``runs/`` and the name), and its metrics before, after the swap and after that training. ``copy``: as for ``load``.
+    Raises ``UserError``; see ``qkv.training.swap.swap``.
     """
     from qkv.training.swap import swap as swap_parts
 

@@ -12,8 +12,7 @@ def borders(lengths: np.ndarray, counts: np.ndarray, buckets: int) -> np.ndarray
     """Row indices at which the second and later buckets begin, chosen to minimise padding to each bucket's longest row.
 
     Rows are sorted by length; ``counts[i]`` of them have ``lengths[i]``, increasing. Exact by dynamic programming,
-    O(buckets · lengths²), up to
-    ``FINEST`` lengths; beyond, only a subset can be boundaries.
+    O(buckets · lengths²), up to ``FINEST`` lengths; beyond, only a subset can be boundaries.
     """
     if not len(lengths):
         return np.zeros(0, np.int64)

@@ -102,8 +102,7 @@ def open_corpus(data: spec.Data, tokenizer: Tokenizer | None = None) -> Corpus:
     """Open the encoded text of ``data`` from the cache, or encode it now, in memory independent of the text's size.
 
     Without a validation split of its own, the last ``validation_fraction`` of the characters is held out. The tokenizer
-    is trained on the
-    training split only, unless given. With a document separator, each document is encoded separately.
+    is trained on the training split only, unless given. With a document separator, each document is encoded separately.
 
     Raises ``UserError`` for a source that is missing, not UTF-8 or too short, and if the ids cannot be written.
     """

@@ -34,8 +34,8 @@ def pieces(blocks: Iterable[str], borders: Borders, separator: str | None) -> It
     ``Pieces`` per block.
 
     A document ends after its ``separator``. Empty documents do not count: a repeated separator belongs to the previous
-    document. Without a
-    separator all text is one document. Documents longer than ``piece_size`` continue in further pieces.
+    document. Without a separator all text is one document. Documents longer than ``piece_size`` continue in further
+    pieces.
     """
     end, rest, fresh = separator or "", "", True
     for block in blocks:

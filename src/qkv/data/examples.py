@@ -18,8 +18,7 @@ class ExampleRows:
     """Plan of training batches of separate examples: indices of the examples in the batch of each step.
 
     ``sizes`` (examples,): positions of each example in a batch. The layout of ``batching`` groups the examples of each
-    epoch.
-    Raises ``UserError`` for layouts that only handle running text.
+    epoch. Raises ``UserError`` for layouts that only handle running text.
     """
 
     def __init__(self, sizes: np.ndarray, batching: spec.Batching, batch_size: int, seed: int):

@@ -23,8 +23,7 @@ class LineChart:
     """Line chart: several lines over common axes.
 
     ``x_log`` and ``y_log``: logarithmic axes; ``y_zero``: start the vertical axis at 0. ``events``: (x, label), drawn
-    as dotted vertical lines.
-    ``width`` and ``height`` are in CSS pixels at full size; the SVG scales to its container.
+    as dotted vertical lines. ``width`` and ``height`` are in CSS pixels at full size; the SVG scales to its container.
     """
 
     title: str

@@ -32,8 +32,7 @@ class HeatMap:
     the range of the colour scale.
 
     ``rows`` and ``columns``: their names, may be empty. ``numbers`` prints the value in each cell if it fits;
-    ``written`` gives other text per
-    cell, such as counts where colours show fractions.
+    ``written`` gives other text per cell, such as counts where colours show fractions.
     """
 
     title: str

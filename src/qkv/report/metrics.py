@@ -24,10 +24,9 @@ class MetricsLog:
     """Writer that appends rows to the JSONL file ``path``, created if missing; an incomplete last line is repaired.
 
     Rows are buffered and written at ``flush``, at ``close`` and by a ``write`` at least one second after the previous
-    one. Saving a
-    checkpoint calls ``flush(durable=True)`` first, so that a resumed run has every row up to its step. Raises OSError
-    if the file cannot be
-    written; unwritten rows are kept for the next attempt. Raises UserError for a file with other contents.
+    one. Saving a checkpoint calls ``flush(durable=True)`` first, so that a resumed run has every row up to its step.
+    Raises OSError if the file cannot be written; unwritten rows are kept for the next attempt. Raises UserError for a
+    file with other contents.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

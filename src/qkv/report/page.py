@@ -32,9 +32,8 @@ class Page:
     """HTML report page built from top to bottom: each method appends one element, ``html()`` returns the page so far.
 
     All input is escaped. The page loads nothing and runs only its own script, which the browser verifies by its hash.
-    ``refresh``: seconds
-    after which the browser reloads the page. ``data`` and the values of every chart are embedded as JSON in
-    ``<script type="application/json" id="data">``.
+    ``refresh``: seconds after which the browser reloads the page. ``data`` and the values of every chart are embedded
+    as JSON in ``<script type="application/json" id="data">``.
     """
 
     def __init__(self, title: str, refresh: int | None = None) -> None:

@@ -20,10 +20,8 @@ class Progress:
     left.
 
     On a terminal this is one line, redrawn at most eight times per second; elsewhere a plain line at every tenth of the
-    work and every ten
-    seconds, less often in long runs. ``unit="bytes"`` counts in kB and MB. Without ``total`` there is no progress bar
-    and no time left. An
-    update that is not drawn costs about a microsecond.
+    work and every ten seconds, less often in long runs. ``unit="bytes"`` counts in kB and MB. Without ``total`` there
+    is no progress bar and no time left. An update that is not drawn costs about a microsecond.
 
         with Progress("train", total=2000) as progress:
             for step in range(2000):

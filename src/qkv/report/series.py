@@ -16,8 +16,7 @@ class Line:
     """Line of a chart: values ``y`` at positions ``x``, of equal length.
 
     ``None`` means not measured and is skipped; NaN and infinities are drawn as gaps. ``smooth`` draws a running mean
-    over the faint raw
-    values; ``points`` marks each value.
+    over the faint raw values; ``points`` marks each value.
     """
 
     name: str

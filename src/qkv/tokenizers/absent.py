@@ -10,7 +10,9 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 
 class AbsentTokenizer(Tokenizer):
-    """Placeholder whose every use raises ``UserError`` that gives the reason and the alternatives without a tokenizer."""
+    """Tokenizer placeholder of a model without one: every use raises ``UserError`` with the ``reason`` and what to do
+    instead.
+    """
 
     def __init__(self, reason: str):
         self.reason = reason
@@ -31,4 +33,4 @@ class AbsentTokenizer(Tokenizer):
 
 
 NO_TEXT = AbsentTokenizer("the model neither reads nor writes text, so there is no tokenizer")
-"""The tokenizer of a run without text."""
+"""Tokenizer placeholder of a run without text."""

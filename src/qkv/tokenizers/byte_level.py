@@ -7,7 +7,7 @@ from tokenizers import decoders, models
 
 
 def _symbols() -> list[str]:
-    """Printable characters that represent the 256 bytes in a byte-level vocabulary (GPT-2 2019)."""
+    """Characters that stand for the bytes 0 to 255 in a byte-level vocabulary (GPT-2 2019); all are printable."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
@@ -18,7 +18,9 @@ _BYTE_OF = {symbol: byte for byte, symbol in enumerate(SYMBOLS)}
 
 
 def token_bytes(core: tokenizers.Tokenizer) -> list[bytes] | None:
-    """Bytes of every id, or None if the text of a token depends on its neighbours (WordPiece, SentencePiece)."""
+    """Bytes that each token id decodes to, or None if the text of a token depends on its neighbours (WordPiece,
+    SentencePiece).
+    """
     if isinstance(core.decoder, decoders.ByteLevel):
         spell = _from_symbols
     elif isinstance(core.decoder, decoders.Fuse) and isinstance(core.model, models.WordLevel):

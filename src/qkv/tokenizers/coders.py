@@ -49,14 +49,16 @@ BERT_CLEANING = [
 
 
 class Units(NamedTuple):
-    """Regular expressions for units, substrings whose ids do not depend on their context, and for ``borders`` between units."""
+    """Regular expressions for units, substrings whose ids do not depend on their context (such as words), and for
+    ``borders`` between units.
+    """
 
     pattern: re.Pattern[str]
     borders: re.Pattern[str]
 
 
 def _runs(space: str) -> Units:
-    """Units for splitting at white space: a run of spaces, or of other characters."""
+    """Units of a tokenizer that splits at white space: a run of the characters ``space``, or of other characters."""
     return Units(re.compile(f"[{space}]+|[^{space}]+"), re.compile(f"(?<=[^{space}])(?=[{space}])|(?<=[{space}])(?=[^{space}])"))
 
 
@@ -78,11 +80,13 @@ UNITS: list[tuple[type, list[Any], Mapping[str, object], Units]] = [
     (models.Unigram, [None], BYTE_WORDS, BYTE_WORD_UNITS),
     (models.WordPiece, [*BERT_CLEANING], BERT_WORDS, _runs(BERT_SPACE)),
 ]
-"""(model, normalizer, pre-tokenizer, units) of the supported schemes."""
+"""(model, normalizers, pre-tokenizer, units) of the tokenizers that ``UnitCoder`` can encode."""
 
 
 class SpaceBorders:
-    """Mixin that finds borders by regular expression; default: those of byte-level words."""
+    """Mixin that finds the positions at which a text can be split for encoding by a regular expression; default:
+    between byte-level words.
+    """
 
     piece_size = 1 << 17
 
@@ -90,7 +94,9 @@ class SpaceBorders:
         self._borders = borders
 
     def border(self, text: str) -> int:
-        """Position of the last border in ``text``; 0 if there is none."""
+        """Last index at which ``text`` can be split, so that the ids of both parts are those of the whole; 0 if there
+        is none.
+        """
         for begin in (max(0, len(text) - 1024), 0):  # usually found near the end
             places = [match.start() for match in self._borders.finditer(text, begin + 1)]
             if places:
@@ -99,22 +105,24 @@ class SpaceBorders:
 
 
 class Coder(Protocol):
-    """Encoder of one tokenizer."""
+    """Interface of a fast encoder from text to ids, with the same ids as the tokenizers library."""
 
     piece_size: int
     """Preferred number of characters to encode at once."""
 
     def encode_many(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """(concatenated ids of all ``texts``, number of ids of each). Lone surrogates are not allowed."""
+        """(concatenated ids of all ``texts``, number of ids of each). Texts must not contain lone surrogates."""
         ...
 
     def border(self, text: str) -> int:
-        """Last position where ``text`` can be split; 0 if there is none."""
+        """Last index at which ``text`` can be split, so that the ids of both parts are those of the whole; 0 if there
+        is none.
+        """
         ...
 
 
 def coder_for(core: tokenizers.Tokenizer, dtype: np.dtype) -> Coder:
-    """Fastest coder that gives the ids of ``core``."""
+    """Fastest encoder that gives exactly the ids of the library's tokenizer ``core``, as arrays of ``dtype``."""
     model, normalizer, cutter = core.model, _written(core.normalizer), _written(core.pre_tokenizer)
     if not _only_specials(core):  # another added token may contain a space
         return PlainCoder(core, dtype)
@@ -140,7 +148,7 @@ def _random(model: models.Model) -> bool:
 
 
 def _only_bytes(core: tokenizers.Tokenizer) -> bool:
-    """True if every text is encoded as its bytes."""
+    """True if the vocabulary has only the 256 bytes and special tokens, so that every text is encoded as its bytes."""
     own = _own_vocab(core)
     others = own.keys() - set(SYMBOLS)
     return len(own) - len(others) == len(SYMBOLS) and (not others or (others <= special_ids(core).keys() and not _merges(core)))
@@ -165,7 +173,7 @@ def _only_specials(core: tokenizers.Tokenizer) -> bool:
 
 
 class CharacterCoder:
-    """One table look-up per character."""
+    """Encoder of character vocabularies: one table look-up per character."""
 
     piece_size = 1 << 18
 
@@ -188,7 +196,7 @@ class CharacterCoder:
 
 
 class ByteCoder:
-    """UTF-8 bytes mapped to ids."""
+    """Encoder of byte vocabularies: one table look-up per UTF-8 byte."""
 
     piece_size = 1 << 18
 
@@ -205,7 +213,9 @@ class ByteCoder:
 
 
 class UnitCoder(SpaceBorders):
-    """Cache of the library's ids of each distinct unit: natural text repeats its words, so most encodings are look-ups."""
+    """Encoder that caches the library's ids of each distinct unit (word): natural text repeats its words, so most
+    encodings are look-ups.
+    """
 
     most_remembered = 1 << 20
 
@@ -247,7 +257,9 @@ class UnitCoder(SpaceBorders):
 
 
 class PlainCoder:
-    """Library encoder for other vocabularies. Long texts are split after line breaks, where ids may still differ from the whole text's."""
+    """Encoder of other vocabularies by the library itself. Long texts are split after line breaks, where ids may still
+    differ from the whole text's.
+    """
 
     piece_size = 1 << 14
 

@@ -19,17 +19,22 @@ SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")
 """Files with tokenizer settings; later ones take precedence."""
 
 BYTE_BPE = ("GPT2", "Roberta", "Bart", "Longformer", "LED", "Mvp", "Blenderbot", "Deberta", "CodeGen")
+"""Tokenizer families whose older files vocab.json and merges.txt (byte-level BPE) are supported."""
 WORDPIECE = ("Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "LayoutLM", "Funnel", "MPNet", "Splinter", "Lxmert", "RetriBert")
-"""Families whose older vocabulary files are supported."""
+"""Tokenizer families whose older file vocab.txt (WordPiece) is supported."""
 
 BYTES = {"Perceiver": ("pad", "bos", "eos", "mask", "cls", "sep")}
-"""Families without a vocabulary file: ids of these special tokens, followed by the 256 bytes."""
+"""Tokenizer families without a vocabulary file: roles of their special tokens, which have the first ids, followed by
+the 256 bytes.
+"""
 
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model")
 
 
 class Found(NamedTuple):
-    """Content of a ``tokenizer.json``, its source file, and special tokens by role."""
+    """Tokenizer found on disk: content of its ``tokenizer.json``, name of the source, and its special tokens by role
+    ("bos", "eos", …).
+    """
 
     text: str
     source: str
@@ -37,7 +42,9 @@ class Found(NamedTuple):
 
 
 def find(path: Path) -> Found:
-    """Find the tokenizer in the file or folder ``path``. Raises ``UserError`` if there is none that can be read."""
+    """Read the tokenizer in the file or Hugging Face folder ``path``. Raises ``UserError`` if there is none that can be
+    read.
+    """
     if path.is_dir() and not (path / FILE_NAME).exists():
         settings = _settings(path)
         return Found(_from_vocabulary(path, settings).to_str(), str(path), _roles(settings))
@@ -46,7 +53,7 @@ def find(path: Path) -> Found:
 
 
 def holds_tokenizer(folder: Path) -> bool:
-    """True if ``folder`` holds any tokenizer file, readable here or not."""
+    """True if ``folder`` holds a tokenizer file of any format, also of one that cannot be read here."""
     named = any((folder / name).is_file() for name in (FILE_NAME, "vocab.json", "vocab.txt", *SENTENCEPIECE))
     return named or _family(_settings(folder), "") in BYTES
 
@@ -60,7 +67,7 @@ def _read(file: Path) -> str:
 
 
 def _tree(file: Path) -> dict[str, Any]:
-    """Mapping of a JSON file; empty if the file does not exist."""
+    """Parse a JSON file that holds a mapping; {} if the file does not exist."""
     if not file.is_file():
         return {}
     text = _read(file)
@@ -86,7 +93,7 @@ def _roles(settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _content(token: Any) -> str:
-    """Content of a special token, written as a string or as a mapping."""
+    """Text of a special token, which settings give as a string or as a mapping; "" if it is neither."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else ""
 
@@ -123,12 +130,14 @@ def _made(folder: Path, settings: dict[str, Any], families: tuple[str, ...], mak
 
 
 def _family(settings: dict[str, Any], default: str) -> str:
-    """Family of the tokenizer class named in the settings."""
+    """Tokenizer family named in the settings: "BertTokenizerFast" gives "Bert"."""
     return str(settings.get("tokenizer_class", default)).removesuffix("Fast").removesuffix("Tokenizer")
 
 
 def _bytes(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
-    """UTF-8 bytes with special tokens first (Perceiver IO, Jaegle et al. 2022); texts are framed by ``cls`` and ``sep``."""
+    """Build a byte tokenizer (Perceiver IO, Jaegle et al. 2022): special tokens have the first ids, then come the 256
+    bytes; texts are put between ``cls`` and ``sep``.
+    """
     roles = BYTES[_family(settings, "")]
     specials = [_content(settings.get(f"{role}_token")) or f"[{role.upper()}]" for role in roles]
     core = tokenizers.Tokenizer(models.BPE({token: index for index, token in enumerate([*specials, *SYMBOLS])}, []))
@@ -142,7 +151,9 @@ def _bytes(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _byte_bpe(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
-    """Byte-level BPE of GPT-2 (Radford et al. 2019) and later models."""
+    """Build the byte-level BPE tokenizer of GPT-2 (Radford et al. 2019) and later models from vocab.json and
+    merges.txt.
+    """
     vocab, merges = models.BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
     if not vocab.keys() >= set(SYMBOLS) or any(piece.endswith("</w>") for piece in vocab):
         raise UserError(f"the vocabulary in {folder} is not byte-level byte-pair encoding, and there is no {FILE_NAME} that describes it")
@@ -153,7 +164,7 @@ def _byte_bpe(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _wordpiece(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
-    """WordPiece of BERT (Devlin et al. 2019): one piece per line."""
+    """Build the WordPiece tokenizer of BERT (Devlin et al. 2019) from vocab.txt, with one piece per line."""
     vocab = {piece: index for index, piece in enumerate(_read(folder / "vocab.txt").removesuffix("\n").split("\n"))}
     unknown = _content(settings.get("unk_token")) or "[UNK]"
     core = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token=unknown))
@@ -168,7 +179,9 @@ def _wordpiece(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _add_tokens(core: tokenizers.Tokenizer, folder: Path, settings: dict[str, Any]) -> None:
-    """Add the added tokens of the files, with their ids, and mark the usual special tokens of the vocabulary."""
+    """Add to ``core`` the added tokens that the folder's files list, with their ids, and mark the usual special tokens
+    of the vocabulary as special.
+    """
     added = {int(index): {"content": content, "special": True} for content, index in _tree(folder / "added_tokens.json").items()}
     added |= {int(index): token for index, token in settings.get("added_tokens_decoder", {}).items()}
     for index, token in sorted(added.items()):

@@ -16,7 +16,11 @@ class Mark(NamedTuple):
 
 
 class Framed(NamedTuple):
-    """Framed texts. ``ids`` and token ``types``; ``begins``: start of each text; ``whole``: number of ids without truncation."""
+    """Ids of one text or two with special tokens around them, as a model reads them.
+
+    ``types``: token type (segment id) of each id; ``begins``: index of the first id of each text; ``whole``: number of
+    ids without truncation.
+    """
 
     ids: list[int]
     types: list[int]
@@ -25,19 +29,22 @@ class Framed(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Special tokens around texts. ``marks[k]`` precede text k, the last follow all texts; ``types[k]`` is the token type of text k."""
+    """Special tokens to put around one text or two, such as [CLS] … [SEP].
+
+    ``marks[k]`` precede text k, the last ones follow all texts; ``types[k]`` is the token type (segment id) of text k.
+    """
 
     marks: tuple[tuple[Mark, ...], ...] = ((), ())
     types: tuple[int, ...] = (0,)
 
     @property
     def before(self) -> tuple[int, ...]:
-        """Ids before the first text."""
+        """Ids of the special tokens before the first text."""
         return tuple(mark.id for mark in self.marks[0])
 
     @property
     def behind(self) -> tuple[int, ...]:
-        """Ids after the last text."""
+        """Ids of the special tokens after the last text."""
         return tuple(mark.id for mark in self.marks[-1])
 
     @property
@@ -46,7 +53,9 @@ class Frame(NamedTuple):
         return sum(map(len, self.marks))
 
     def around(self, *texts: Sequence[int], whole: int | None = None) -> Framed:
-        """Frame the ids of ``texts``. ``whole``: untruncated number of ids; default: nothing was truncated."""
+        """Put the special tokens around the ids of ``texts``. ``whole``: number of ids before truncation; default:
+        nothing was truncated.
+        """
         found = Framed([], [], [], self.size + sum(map(len, texts)) if whole is None else whole)
         _put(found, self.marks[0])
         for text, kind, marks in zip(texts, self.types, self.marks[1:], strict=True):
@@ -63,10 +72,11 @@ def _put(found: Framed, marks: Sequence[Mark]) -> None:
 
 
 def frame_of(core: tokenizers.Tokenizer, specials: Mapping[str, int], texts: int = 1) -> Frame:
-    """Frame of the tokenizer's template for one text or two.
+    """Special tokens that the template (post-processor) of ``core`` puts around one text or two. ``specials``: ids of
+    special tokens by role.
 
-    Default without a template (older vocabulary files): ``cls`` before and ``sep`` after, each if the tokenizer has it. Two texts:
-    ``cls`` first ``sep`` second ``sep``, where the second text and its ``sep`` have type 1.
+    Default without a template (older vocabulary files): ``cls`` before and ``sep`` after, each if the tokenizer has it.
+    Two texts: ``cls`` first ``sep`` second ``sep``, where the second text and its ``sep`` have type 1.
     """
     found = _template(core, texts) if core.num_special_tokens_to_add(texts == 2) else None
     if found is not None:
@@ -81,7 +91,9 @@ def frame_of(core: tokenizers.Tokenizer, specials: Mapping[str, int], texts: int
 
 
 def _template(core: tokenizers.Tokenizer, texts: int) -> Frame | None:
-    """Frame observed by encoding sample texts; None if all samples are unknown or the template reorders texts."""
+    """Special tokens around texts, observed by encoding samples; None if all samples are unknown words or the template
+    reorders texts.
+    """
     for text in ("a", "the", "1"):
         encoding = core.encode(text, text if texts == 2 else None, add_special_tokens=True)
         owners = encoding.sequence_ids
@@ -96,7 +108,9 @@ def _template(core: tokenizers.Tokenizer, texts: int) -> Frame | None:
 
 
 def shortened(lengths: Sequence[int], room: int) -> tuple[int, ...]:
-    """Lengths after truncating two texts to ``room`` tokens in total: the longer one first, then both to half of ``room``."""
+    """Numbers of tokens to which two texts of ``lengths`` are truncated to fit ``room`` in total: the longer one first,
+    then both to half of ``room``.
+    """
     short, long = sorted(lengths)
     if short + long > room:
         short = min(short, max(0, room) // 2)
@@ -105,6 +119,8 @@ def shortened(lengths: Sequence[int], room: int) -> tuple[int, ...]:
 
 
 def framed(frame: Frame, ids: list[int], most: int | None = None) -> Framed:
-    """Frame ``ids``, truncated at the end to at most ``most`` ids including the frame."""
+    """Put the special tokens of ``frame`` around ``ids``, truncated at the end so that there are at most ``most`` ids
+    in all.
+    """
     kept = ids if most is None else ids[: max(0, most - frame.size)]
     return frame.around(kept, whole=len(ids) + frame.size)

@@ -20,23 +20,27 @@ CONTENTS: dict[str, tuple[str, ...]] = {
     "mask": ("<mask>", "[MASK]", "<|mask|>", "<MASK>"),
     "unk": ("<unk>", "[UNK]", "<UNK>"),
 }
-"""Role -> usual contents. ``with_specials`` adds the first, except for "unk", which only a trained model provides."""
+"""Usual texts of the special token for each role. ``with_specials`` adds the first, except for "unk", which only a
+trained model provides.
+"""
 
 
 def special_ids(core: tokenizers.Tokenizer) -> dict[str, int]:
-    """Content -> id of the special tokens, ordered by id."""
+    """Id of each special token by its text, ordered by id."""
     return {token.content: index for index, token in sorted(core.get_added_tokens_decoder().items()) if token.special}
 
 
 def roles_by_content(contents: Iterable[str]) -> dict[str, str]:
-    """Role -> content for those ``contents`` whose role is known."""
+    """Roles ("bos", "eos", …) of special tokens, found by their usual texts: role -> text; others are left out."""
     given = set(contents)
     found = {role: next((content for content in known if content in given), None) for role, known in CONTENTS.items()}
     return {role: content for role, content in found.items() if content is not None}
 
 
 def missing(specials: Mapping[str, int], roles: Iterable[str]) -> list[str]:
-    """Contents to add for ``roles`` missing in ``specials``. Raises ``UserError`` for an unknown role."""
+    """Texts of the special tokens to add for those ``roles`` that ``specials`` lacks. Raises ``UserError`` for an
+    unknown role.
+    """
     wanted = list(dict.fromkeys(roles))
     for role in wanted:
         if role not in CONTENTS:
@@ -47,7 +51,9 @@ def missing(specials: Mapping[str, int], roles: Iterable[str]) -> list[str]:
 
 
 def with_added(core: tokenizers.Tokenizer, contents: Iterable[str]) -> tokenizers.Tokenizer:
-    """Copy of ``core`` with ``contents`` as special tokens, new ones at the end of the vocabulary. Raises ``UserError`` for an empty one."""
+    """Copy of ``core`` with the texts ``contents`` as special tokens; new ones get ids at the end of the vocabulary.
+    Raises ``UserError`` for an empty one.
+    """
     copy = tokenizers.Tokenizer.from_str(core.to_str())
     for content in contents:
         if not content:
@@ -62,10 +68,11 @@ def with_added(core: tokenizers.Tokenizer, contents: Iterable[str]) -> tokenizer
 
 
 def deaf(core: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Copy of ``core`` that reads special tokens in a text as plain text: "<eos>" is five ordinary characters.
+    """Tokenizer that reads special tokens in a text as plain text: "<eos>" is five ordinary characters. Changes
+    ``core`` or returns a copy.
 
-    The library's option for this is not saved in files and has no effect if the model's own pieces include the content (T5's Unigram);
-    such pieces are renamed to a string that no well-formed text contains.
+    The library's option for this is not saved in files and has no effect if the model's own pieces include the content
+    (T5's Unigram); such pieces are renamed to a string that no well-formed text contains.
     """
     core.encode_special_tokens = True
     own = core.get_vocab(with_added_tokens=False)
@@ -98,19 +105,23 @@ def _renamed(core: tokenizers.Tokenizer, contents: Iterable[str]) -> tokenizers.
 
 
 def _without_template(post_processor: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Post-processor reduced to offset handling, without adding special tokens."""
+    """Post-processor that no longer adds special tokens: the byte-level one, which only corrects offsets, is kept; else
+    None.
+    """
     return post_processor if post_processor and post_processor["type"] == "ByteLevel" else None
 
 
 def written_roles(text: str) -> dict[str, str]:
-    """Roles stored in a ``tokenizer.json`` by ``with_roles``."""
+    """Roles of special tokens that ``with_roles`` stored in the ``tokenizer.json`` ``text``: role -> text of the token."""
     if '"roles"' not in text:
         return {}
     return {role: token["content"] for token in json.loads(text)["added_tokens"] for role in token.get("roles", ())}
 
 
 def with_roles(text: str, roles: Mapping[str, str], pretty: bool) -> str:
-    """Add a key "roles" to added tokens of a ``tokenizer.json`` whose role does not follow from their content. Other tools ignore it."""
+    """Store ``roles`` of special tokens in the ``tokenizer.json`` ``text``, where they do not follow from the token's
+    text. Other tools ignore the key "roles".
+    """
     tree = json.loads(text)
     contents = [token["content"] for token in tree["added_tokens"] if token["special"]]
     told = roles_by_content(contents)

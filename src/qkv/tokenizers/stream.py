@@ -11,7 +11,8 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 
 class StreamDecoder:
-    """Incremental decoder. The concatenated results of ``feed`` and ``flush`` equal ``tokenizer.decode`` of all ids.
+    """Incremental decoder from ids to text, for streaming. The concatenated results of ``feed`` and ``flush`` equal
+    ``tokenizer.decode`` of all ids.
 
     A byte-level token may end within a character; incomplete characters are held back until complete.
     """
@@ -24,7 +25,9 @@ class StreamDecoder:
         self._given = ""
 
     def feed(self, ids: Iterable[int]) -> str:
-        """Text completed by ``ids``, possibly empty. Raises ``UserError`` for an id outside the vocabulary."""
+        """Decode further ``ids``; return the text that they complete, possibly "". Raises ``UserError`` for an id
+        outside the vocabulary.
+        """
         new = self._tokenizer.checked(ids)
         table = self._tokenizer.token_bytes
         if table is not None:
@@ -35,7 +38,7 @@ class StreamDecoder:
         return text
 
     def flush(self) -> str:
-        """Remaining text, with an incomplete character as U+FFFD; resets the decoder."""
+        """Text held back so far, with an incomplete character as U+FFFD; resets the decoder."""
         if self._tokenizer.token_bytes is not None:
             return self._utf8.decode(b"", final=True)
         rest = self._tokenizer.decode(self._ids).removeprefix(self._given)

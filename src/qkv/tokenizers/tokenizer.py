@@ -61,16 +61,20 @@ class Tokenizer:
         return found if self.unknown_id is None else {**found, "unk": self.unknown_id}
 
     def special(self, role: str) -> int | None:
-        """Id of ``role``, or None if the tokenizer lacks it. Raises ``UserError`` for an unknown role."""
+        """Id of the special token with the role ``role`` ("bos", "mask", …), or None if the tokenizer lacks it. Raises
+        ``UserError`` for an unknown role.
+        """
         found = self.specials
         if role not in found and role != "unk":
             missing(found, [role])
         return found.get(role)
 
     def with_specials(self, roles: Sequence[str], extra: Sequence[str] = ()) -> Tokenizer:
-        """Tokenizer with missing ``roles``, then ``extra`` contents, added as special tokens after its last id.
+        """Tokenizer with special tokens added after its last id: those missing for ``roles``, then those with the texts
+        ``extra``.
 
-        Returns itself if nothing is missing. Raises ``UserError`` for an unknown role, and for "unk" if every text has ids.
+        Returns itself if nothing is missing. Raises ``UserError`` for an unknown role, and for "unk" if every text has
+        ids.
         """
         contents = [*missing(self.specials, roles), *(content for content in extra if content not in self._special_ids)]
         if not contents:
@@ -91,7 +95,7 @@ class Tokenizer:
         return self.encode_array(text).tolist()
 
     def encode_array(self, text: str) -> np.ndarray:
-        """Ids of ``text`` as an array of ``dtype``."""
+        """Ids of ``text`` as an array of the tokenizer's ``dtype``."""
         return self._coder.encode_many([well_formed(text)])[0]
 
     def encode_many(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -101,10 +105,11 @@ class Tokenizer:
         return self._coder.encode_many(texts)
 
     def border(self, text: str) -> int:
-        """Last position where ``text`` can be split for encoding in parts; 0 if there is none.
+        """Last index at which ``text`` can be split for encoding in parts; 0 if there is none.
 
-        The concatenated ids of the parts equal those of the whole: characters and bytes can be split anywhere, words and BPE at white
-        space. Other vocabularies are split after line breaks and may encode the start of a part like the start of a text.
+        The concatenated ids of the parts equal those of the whole: characters and bytes can be split anywhere, words
+        and BPE at white space. Other vocabularies are split after line breaks and may encode the start of a part like
+        the start of a text.
         """
         return self._coder.border(text)
 
@@ -114,9 +119,10 @@ class Tokenizer:
         return self._coder.piece_size
 
     def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """(ids, offsets) of ``text``: ``text[begin:end]`` covers the piece of an id.
+        """(ids, offsets) of ``text``; the token of an id with the offset (begin, end) covers ``text[begin:end]``.
 
-        A token that is part of a character (bytes, BPE) has the span of the whole character, so neighbours may share a span.
+        A token that is part of a character (bytes, BPE) has the span of the whole character, so neighbours may share a
+        span.
         """
         plain = well_formed(text)
         encoding = self._library(plain)
@@ -126,7 +132,9 @@ class Tokenizer:
         return encoding.ids, [(starts[begin], starts[end]) for begin, end in encoding.offsets]
 
     def encode_framed(self, text: str, most: int | None = None) -> Framed:
-        """Ids of ``text`` with the special tokens that the model expects around it, at most ``most`` in total."""
+        """Ids of ``text`` with the special tokens that the model expects around it, truncated to at most ``most`` in
+        total.
+        """
         return framed(self.frame, self.encode(text), most)
 
     @cached_property
@@ -159,7 +167,7 @@ class Tokenizer:
         return b"".join(map(self.token_bytes.__getitem__, ids)).decode("utf-8", "replace")
 
     def checked(self, ids: Iterable[int]) -> list[int]:
-        """``ids`` as a list of ints. Raises ``UserError`` for an id outside the vocabulary."""
+        """The ``ids`` as a list of ints. Raises ``UserError`` for an id outside the vocabulary."""
         found = [int(index) for index in ids]
         wrong = next((index for index in found if not 0 <= index < self.vocab_size), None)
         if wrong is not None:
@@ -167,7 +175,7 @@ class Tokenizer:
         return found
 
     def unknown(self, text: str) -> list[str]:
-        """Distinct pieces of ``text`` that become the unknown token, in order of occurrence."""
+        """Distinct substrings of ``text`` that are encoded as the unknown token, in order of occurrence."""
         if self.unknown_id is None:
             return []
         text = well_formed(text)
@@ -176,12 +184,12 @@ class Tokenizer:
         return list(dict.fromkeys(pieces))
 
     def to_json(self, pretty: bool = False) -> str:
-        """Content of a ``tokenizer.json`` for this tokenizer, including roles."""
+        """Content of a ``tokenizer.json`` for this tokenizer, including the roles of its special tokens."""
         text = self.core.to_str(pretty=pretty)
         return text if roles_by_content(self._special_ids) == self._roles else with_roles(text, self._roles, pretty)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a ``tokenizer.json`` atomically. ``path``: file or folder."""
+        """Write a ``tokenizer.json`` atomically to the file ``path``, or into the folder ``path``."""
         target = _file_in(path)
         try:
             write_whole(target, self.to_json(pretty=True).encode())

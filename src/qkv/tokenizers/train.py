@@ -19,14 +19,15 @@ from qkv.tokenizers.tokenizer import Tokenizer, well_formed
 from qkv.tokenizers.waiting import interruptible
 
 UNKNOWN = "<unk>"
-"""Unknown token: longer than any character or punctuation mark and not a word, so that no text yields it as a token."""
+"""Unknown token: longer than any character or punctuation mark and not a word, so that no text contains it as a token."""
 
 
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY" + "BZXUOJ"
 
 
 def train(spec: spec.Tokenizer, texts: Iterable[str]) -> Tokenizer:
-    """Train the tokenizer of ``spec`` on ``texts``, independent texts read once in order. Deterministic.
+    """Train the tokenizer of ``spec`` on ``texts``, independent texts that are read once, in order. The result is
+    deterministic.
 
     Raises ``UserError`` for a kind that nothing implements.
     """
@@ -35,7 +36,7 @@ def train(spec: spec.Tokenizer, texts: Iterable[str]) -> Tokenizer:
 
 @implements(spec.Characters)
 def characters(_spec: spec.Characters, texts: Iterable[str]) -> Tokenizer:
-    """Character vocabulary: ids in code point order, then the unknown token."""
+    """Train a character tokenizer: each distinct character is a token, ids in code point order, then the unknown token."""
     seen = np.zeros(0x110000, bool)
     for text in _joined(texts):
         seen[np.frombuffer(well_formed(text).encode("utf-32-le"), np.uint32)] = True
@@ -57,20 +58,22 @@ def _joined(texts: Iterable[str]) -> Iterator[str]:
 
 @implements(spec.Bytes)
 def whole_bytes(_spec: spec.Bytes, _texts: Iterable[str]) -> Tokenizer:
-    """Byte vocabulary: the id of a byte is its value."""
+    """Build a byte tokenizer: the id of a byte is its value; nothing is trained."""
     model = models.BPE(vocab={symbol: byte for byte, symbol in enumerate(SYMBOLS)}, merges=[])
     return Tokenizer(_assembled(model, WHOLE_BYTES, decoders.ByteLevel()))
 
 
 @implements(spec.Words)
 def words(spec: spec.Words, texts: Iterable[str]) -> Tokenizer:
-    """Word vocabulary: ids by descending frequency, ties by code point, then the unknown token."""
+    """Train a word tokenizer: words, runs of spaces and punctuation marks are tokens, by descending frequency, ties by
+    code point, then the unknown token.
+    """
     return _words(spec, texts, WORDS, decoders.Fuse())
 
 
 @implements(spec.WordList)
 def word_list(spec: spec.WordList, texts: Iterable[str]) -> Tokenizer:
-    """Word vocabulary as in ``words``; without a decoder, the library decodes with a space between words."""
+    """Train a word tokenizer as ``words`` does, but drop white space; decoding puts a space between words."""
     return _words(spec, texts, WORD_LIST, None)
 
 
@@ -85,13 +88,15 @@ def _words(spec: spec.Words | spec.WordList, texts: Iterable[str], scheme: dict[
 
 @implements(spec.BPE)
 def bpe(spec: spec.BPE, texts: Iterable[str]) -> Tokenizer:
-    """Byte-level BPE of GPT-2; the vocabulary always includes all 256 bytes."""
+    """Train the byte-level BPE tokenizer of GPT-2; the vocabulary always includes all 256 bytes."""
     return _byte_pairs(BYTE_WORDS, spec.vocab_size, texts)
 
 
 @implements(spec.Code)
 def code(spec: spec.Code, texts: Iterable[str]) -> Tokenizer:
-    """Byte-level BPE whose merges stay within a name, a digit, a run of operators or a run of white space."""
+    """Train a byte-level BPE tokenizer for source code: merges stay within a name, a digit, a run of operators or a run
+    of white space.
+    """
     return _byte_pairs(CODE, spec.vocab_size, texts)
 
 
@@ -104,10 +109,11 @@ def _byte_pairs(scheme: dict[str, Any], vocab_size: int, texts: Iterable[str]) -
 
 @implements(spec.WordPiece)
 def wordpiece(spec: spec.WordPiece, texts: Iterable[str]) -> Tokenizer:
-    """WordPiece with BERT's normalisation: control characters removed, ideographs and punctuation split off, accents removed if lowercased.
+    """Train a WordPiece tokenizer with BERT's normalisation: control characters removed, ideographs and punctuation
+    split off, accents removed if lowercased.
 
-    A word with an unknown character, or of more than 100 characters, is one unknown token. Decoding puts spaces between words, except
-    before . , ? !
+    A word with an unknown character, or of more than 100 characters, is one unknown token. Decoding puts spaces between
+    words, except before . , ? !
     """
 
     def assembled(model: models.Model) -> tokenizers.Tokenizer:
@@ -124,7 +130,9 @@ def wordpiece(spec: spec.WordPiece, texts: Iterable[str]) -> Tokenizer:
 
 @implements(spec.Unigram)
 def unigram(spec: spec.Unigram, texts: Iterable[str]) -> Tokenizer:
-    """Unigram model over GPT-2's byte-level words instead of SentencePiece's characters, so that no text has unknown pieces."""
+    """Train a Unigram tokenizer over GPT-2's byte-level words instead of SentencePiece's characters, so that no text
+    has unknown pieces.
+    """
     core = _assembled(models.Unigram(), BYTE_WORDS, decoders.ByteLevel())
     core.model = models.Unigram(unigram_pieces(core, map(well_formed, texts), spec.vocab_size))
     return Tokenizer(core)
@@ -132,7 +140,9 @@ def unigram(spec: spec.Unigram, texts: Iterable[str]) -> Tokenizer:
 
 @implements(spec.AminoAcids)
 def amino_acids(_spec: spec.AminoAcids, _texts: Iterable[str]) -> Tokenizer:
-    """One-letter codes of IUPAC and IUBMB: B is D or N, Z is E or Q, J is I or L, U selenocysteine, O pyrrolysine, X any."""
+    """Build a tokenizer of amino acid letters of IUPAC and IUBMB, of which B is D or N, Z is E or Q, J is I or L, U
+    selenocysteine, O pyrrolysine, X any.
+    """
     core = _assembled(models.WordLevel(_numbered([*RESIDUES, UNKNOWN]), unk_token=UNKNOWN), CHARACTERS, decoders.Fuse())
     core.normalizer = normalizers.Sequence([normalizers.Replace(letter, letter.upper()) for letter in string.ascii_lowercase])
     return Tokenizer(core)
@@ -140,7 +150,7 @@ def amino_acids(_spec: spec.AminoAcids, _texts: Iterable[str]) -> Tokenizer:
 
 @implements(spec.TokenizerFile)
 def file(spec: spec.TokenizerFile, _texts: Iterable[str]) -> Tokenizer:
-    """Tokenizer read from a file."""
+    """Load the tokenizer from the file or folder that ``spec`` names; nothing is trained."""
     return Tokenizer.load(spec.path)
 
 

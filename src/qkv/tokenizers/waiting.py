@@ -12,8 +12,11 @@ _EVERY = 0.1
 
 
 def interruptible(work: Callable[[], T]) -> T:
-    """Run ``work`` and return its result. When called in the main thread, ``work`` runs in another thread and signals are raised here at
-    once; ``work`` then continues in the background until it or the program ends."""
+    """Run native code ``work``, which would block Ctrl-C, so that signals are still handled at once; return its result.
+
+    When called in the main thread, ``work`` runs in another thread, and continues in the background after a signal
+    until it or the program ends.
+    """
     if threading.current_thread() is not threading.main_thread():
         return work()
     found: list[T] = []

@@ -43,8 +43,8 @@ def delimited(text: Text, format: Literal["csv", "tsv"], given: Iterable[str] = 
     """Read a CSV or TSV file as a table.
 
     A column ``given`` as a number, unless it is a name in the header, means that there is no header: columns are called
-    "1", "2", … and
-    line 1 is a row; so does ``header=False``. Raises ``UserError`` for an empty file or duplicate column names.
+    "1", "2", … and line 1 is a row; so does ``header=False``. Raises ``UserError`` for an empty file or duplicate
+    column names.
     """
     records = _tab_separated(text) if format == "tsv" else partial(_records, text, Dialect(_delimiter(text), True))
     first = next(iter(records()), None)

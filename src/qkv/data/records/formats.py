@@ -42,8 +42,7 @@ def table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, k
     """Read the table of examples in the file ``source``, or in two parallel texts ``a | b``.
 
     ``option``: name of the option that gave ``source``, such as ``data.source``, for messages; ``known``: names of
-    known data sets, for
-    suggestions. Raises ``UserError`` if it is not a file or not a table.
+    known data sets, for suggestions. Raises ``UserError`` if it is not a file or not a table.
     """
     if SEPARATOR in source and not Path(source).expanduser().exists():
         return _joined(source, data, option)

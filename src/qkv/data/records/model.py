@@ -13,8 +13,7 @@ class Role(NamedTuple):
     values.
 
     ``names``: common lower-case names of such a column, most usual first. An ``optional`` role is used only if its
-    column is given; it is
-    never guessed.
+    column is given; it is never guessed.
     """
 
     name: str

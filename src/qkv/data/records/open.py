@@ -39,14 +39,11 @@ def open_records(data: spec.Data, roles: Sequence[Role], where: str = "data") ->
     """Read the examples of ``data`` as values of the task's ``roles``, in splits.
 
     ``data.source``: a named data set, a file, or two texts joined by |. ``data.validation`` and ``data.test``: further
-    files; without the
-    first, a fraction ``validation_fraction`` of the source is held out: by article for questions on articles, else
-    stratified by label.
-    ``where``: path of ``data`` in the spec, for messages.
+    files; without the first, a fraction ``validation_fraction`` of the source is held out: by article for questions on
+    articles, else stratified by label. ``where``: path of ``data`` in the spec, for messages.
 
     Raises ``UserError`` for a source that is not a table, missing or ambiguous columns, bad rows if they are to be
-    refused, and a table
-    of which more than half the rows are bad.
+    refused, and a table of which more than half the rows are bad.
     """
     tables = _tables(data, roles, where)
     choice = choose(tables["train"], roles, data.columns, where)

@@ -22,9 +22,8 @@ def hold_out(count: int, fraction: float, seed: str, labels: Sequence[Hashable] 
     least one row and not all.
 
     With ``labels`` (one per row) the split is stratified: quotas sum to ``round(fraction · count)`` by largest
-    remainders, and every label
-    keeps a row in train. With ``groups`` of more than one value, whole groups are held out until the fraction is
-    reached.
+    remainders, and every label keeps a row in train. With ``groups`` of more than one value, whole groups are held out
+    until the fraction is reached.
 
     Raises ``UserError`` for fewer than two rows.
     """
