@@ -31,7 +31,9 @@ _NAME = re.compile(r"step-(\d+)$")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """State of a run after ``step`` updates: tensors by part (``PARTS``), and the rest as plain data."""
+    """State of a run after ``step`` updates, to resume from: tensors by part (weights, optimizer, random generators),
+    and the rest as plain data.
+    """
 
     step: int
     tensors: Mapping[str, Mapping[str, Tensor]]
@@ -39,7 +41,7 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """Checkpoints of one run in ``folder``, of which the newest ``keep`` are kept."""
+    """Folder of a run's checkpoints, of which only the newest ``keep`` are kept."""
 
     def __init__(self, folder: Path, keep: int = 2):
         self.folder = folder
@@ -114,8 +116,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def newest_state(folder: Path) -> dict[str, Any] | None:
-    """State of the newest checkpoint in ``folder``, without its tensors; None if there is none. Raises UserError if it
-    was edited.
+    """Plain data of the newest checkpoint in ``folder``, without reading its tensors; None if there is none. Raises
+    UserError if it was edited.
     """
     paths = Checkpoints(folder).paths()
     return _read_state(paths[0] / "state.json")["state"] if paths else None
@@ -144,7 +146,9 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name; a tensor with several names (a tied head) under the first."""
+    """Parameters and persistent buffers of ``model`` by name; a tensor with several names (a tied head) only under the
+    first.
+    """
     seen: set[int] = set()
     found = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -155,8 +159,8 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Copy weights into ``model``. Raises UserError naming the first tensor that is missing, unknown or of the wrong
-    shape.
+    """Copy ``tensors`` into the parameters and buffers of ``model``. Raises UserError naming the first tensor that is
+    missing, unknown or of the wrong shape; ``source``: their file.
     """
     _checked(model, tensors, source)
     model.load_state_dict(dict(tensors), strict=False)  # the other names of shared tensors are not in the file
@@ -177,8 +181,8 @@ def _checked(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> d
 
 
 def take_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Assign weights to ``model``, which is on the meta device, without copying. Raises UserError as
-    ``load_weights``.
+    """Assign ``tensors`` to the parameters and buffers of ``model``, which is on the meta device, without copying.
+    Raises UserError as ``load_weights``.
     """
     own, places = _checked(model, tensors, source), places_of(model)
     for name, tensor in own.items():

@@ -25,7 +25,7 @@ def embed(
     copy: bool = False,
     **options: Any,
 ) -> np.ndarray:
-    """Embed each text: (texts, D) float32; see ``qkv.embed``. Raises ``UserError``."""
+    """Embed each text as a vector: (texts, D) float32; see ``qkv.embed`` for the parameters. Raises ``UserError``."""
     if isinstance(texts, str):
         raise UserError("one text is given where a list of texts is asked for; put it in brackets")
     if prompt is not None and prefix is not None:
@@ -40,8 +40,10 @@ def embed(
 
 
 def opened(source: Run | str | Path, copy: bool = False) -> tuple[Run, Sentence | None]:
-    """Load the run and its embedding settings. In old sentence-transformers folders the Transformer is in a
-    subfolder.
+    """Load a run, checkpoint or sentence-transformers folder: (run, embedding settings of a sentence-transformers
+    folder or None).
+
+    In old sentence-transformers folders the Transformer is in a subfolder.
     """
     if not isinstance(source, Run):
         folder = Path(source).expanduser()

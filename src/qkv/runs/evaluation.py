@@ -27,7 +27,9 @@ from qkv.tasks.task import Exam, Task, Totals
 def measure(
     model: Transformer, task: Task, batches: Iterable[Batch], number_format: str, stop: Callable[[], bool] = lambda: False
 ) -> Totals | None:
-    """Sum the task's observations over ``batches``, without dropout; None if ``stop`` became true."""
+    """Sum losses and hits of the task over ``batches``, without dropout, in the precision ``number_format`` ("fp32",
+    "bf16"); None if ``stop`` returned True.
+    """
     device = model.device
     seen = Totals()
     with evaluating(model), torch.no_grad():
@@ -40,14 +42,15 @@ def measure(
 
 
 def never() -> bool:
-    """Default stop condition: False."""
+    """Default stop condition of evaluations: never stop."""
     return False
 
 
 def examine(
     model: Any, task: Task, material: Material, recipe: Recipe, split: str, batches: int | None = None, stop: Callable[[], bool] = never
 ) -> Exam | None:
-    """Evaluate ``model`` on one split, with the number of targets and the seconds taken; None if ``stop`` became true.
+    """Evaluate ``model`` on one split: metrics with the number of targets and the seconds taken, and details for the
+    report; None if ``stop`` returned True.
 
     ``batches``: None evaluates the whole split and the task's further metrics; a number evaluates so many batches,
     evenly spaced.
@@ -62,12 +65,13 @@ def examine(
 
 
 def held_out(material: Material) -> tuple[str, ...]:
-    """Splits of the final evaluation: validation, and test if present."""
+    """Names of the splits of the final evaluation: validation, and test if present."""
     return tuple(split for split in (VALIDATION, TEST) if split in material.splits)
 
 
 def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None, data: str | None = None) -> Exam:
-    """Evaluate ``run`` on one split of its data, or on the file ``data``: figures, number of targets and seconds taken.
+    """Evaluate ``run`` on one split of its data, or on the file ``data``: metrics with the number of targets and the
+    seconds taken, and details.
 
     ``batches`` None evaluates all data and the task's further metrics; a number evaluates so many batches, evenly
     spaced. Baselines are fitted on the run's training split only, and omitted, with a note, if it is no longer
@@ -94,7 +98,7 @@ _NO_BASELINES = ", so baselines fitted on its training part are omitted"
 
 
 def _changed_since(run: Run, own: Material) -> list[str]:
-    """Note if the data ``own`` changed since training; baselines are then not fitted."""
+    """Notes for the user if the data ``own`` changed since the run was trained; baselines are then not fitted."""
     state = newest_state(run.folder / "resume")
     if state is None or state.get("corpus") in (None, own.digest()):
         return []

@@ -16,7 +16,7 @@ EXAM = "exam.json"
 
 
 def write_exam(folder: Path, step: int, exams: Mapping[str, Exam]) -> None:
-    """Write the evaluations of the weights of ``step``, by split, into the run folder atomically. Raises
+    """Write the final evaluation of the weights of ``step``, by split, into the run folder atomically. Raises
     ``UserError``.
     """
     content = {"step": step, "splits": {split: asdict(exam) for split, exam in exams.items()}}
@@ -26,7 +26,9 @@ def write_exam(folder: Path, step: int, exams: Mapping[str, Exam]) -> None:
 
 
 def read_exam(folder: Path, step: int) -> dict[str, Any] | None:
-    """Read the evaluation of the weights of ``step``; None if missing, unreadable, or of other weights."""
+    """Read the stored final evaluation of the weights of ``step`` from a run folder; None if missing, unreadable, or of
+    other weights.
+    """
     try:
         found = json.loads((folder / EXAM).read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -30,7 +30,7 @@ PARTIAL = ".partial"
 _KEY = "qkv"
 _SHA256, _SUMS = "sha256", "sums"
 _WORDS = 1 << 16
-"""64-bit words summed at once, few enough for the processor's caches."""
+"""Number of 64-bit words summed at once, few enough for the processor's caches."""
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 _IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
@@ -38,7 +38,9 @@ _IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
 
 @contextmanager
 def clear_errors(what: str) -> Iterator[None]:
-    """Turn file system errors into a UserError that begins with ``what`` ("the run folder runs/a")."""
+    """Context manager that turns file system errors into a UserError that begins with ``what`` ("the run folder
+    runs/a").
+    """
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -73,8 +75,8 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
-    """Write tensors and JSON ``metadata`` as safetensors, atomically; return the digest of both, which is stored with
-    them.
+    """Write tensors and JSON ``metadata`` to a safetensors file, atomically; return the SHA-256 of both, which is
+    stored with them.
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     found = digest(tensors, metadata, _bytes)
@@ -85,8 +87,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read tensors and metadata (with the digest as ``sha256``) written by ``write_tensors``; no metadata if by another
-    program.
+    """Read (tensors, metadata) of a safetensors file, with its hash as ``sha256``; metadata is empty if another program
+    wrote it.
 
     Raises UserError if the file is missing, damaged, edited or not a safetensors file.
     """
@@ -98,7 +100,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def map_tensors(path: Path, copy: bool = False) -> tuple[dict[str, Tensor], dict[str, Any], MappedFile | None]:
-    """As ``read_tensors``, but memory-mapped unless ``copy``; also returns the mapping.
+    """Read (tensors, metadata, mapping) of a safetensors file; the tensors are memory-mapped, or in memory if ``copy``.
 
     The content is checked by ``sums``, which take a tenth of the time of SHA-256 and still detect damage and edits.
     """
@@ -113,7 +115,7 @@ def map_tensors(path: Path, copy: bool = False) -> tuple[dict[str, Tensor], dict
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Read only the metadata written by ``write_tensors``, unchecked against the tensors. Raises UserError as
+    """Read only the metadata of a safetensors file, unchecked against its tensors. Raises UserError as
     ``read_tensors``.
     """
     with _opened(path) as file:
@@ -142,7 +144,9 @@ def _header(file: Any, path: Path) -> dict[str, Any]:
 
 
 def _check(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any], quick: bool) -> None:
-    """Raise UserError if content and header do not match. Files of other programs cannot be checked."""
+    """Raise UserError if tensors and checksum in ``header`` do not match; ``quick``: compare ``sums``, not SHA-256.
+    Files of other programs cannot be checked.
+    """
     metadata = {name: value for name, value in header.items() if name not in (_SHA256, _SUMS)}
     key, content = (_SUMS, sums) if quick else (_SHA256, _bytes)
     if header and digest(tensors, metadata, content) != header.get(key):
@@ -150,7 +154,7 @@ def _check(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any],
 
 
 def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], content: Callable[[Tensor], Any]) -> str:
-    """SHA-256 over the metadata and each tensor's name, type, shape and ``content``."""
+    """SHA-256 over the metadata and each tensor's name, type, shape and ``content`` (its bytes, or ``sums`` of them)."""
     total = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -194,7 +198,7 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to disk."""
+    """Flush a file, or the file names in a folder, to disk."""
     if path.is_dir() and os.name != "posix":
         return
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
@@ -216,7 +220,7 @@ def files_in(folder: Path) -> dict[Path, int]:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove partial files in ``folder`` left by a killed process."""
+    """Remove unfinished files in ``folder`` left by a killed process."""
     for path in folder.glob(f".*{PARTIAL}"):
         remove(path)
 

@@ -25,7 +25,9 @@ WEIGHTS = "model.safetensors"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Create and lock ``folder``. Raises UserError if it is not writable, or another process trains in it."""
+    """Context manager that creates ``folder`` and locks it. Raises UserError if it is not writable, or another process
+    trains in it.
+    """
     with clear_errors(f"the run folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY) if fcntl else None
@@ -44,7 +46,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def had_best(checkpoint: Checkpoint | None, recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """True if the newest checkpoint of a run, or its metrics, show that its best weights were saved."""
+    """True if the newest checkpoint of a run, or its metrics ``rows``, show that its best weights were once saved."""
     if checkpoint and checkpoint.state.get("standing", {}).get("best_figure") is not None:
         return True
     figures = [row.get(f"val_{recipe.training.validation.best}") for row in rows]
@@ -52,7 +54,7 @@ def had_best(checkpoint: Checkpoint | None, recipe: Recipe, rows: Sequence[Mappi
 
 
 def check_kept(folder: Path, had: bool) -> None:
-    """Raise UserError if the best weights of the run in ``folder`` were saved (``had``) but are missing."""
+    """Raise UserError if the file of the best weights in ``folder`` is missing although they were saved (``had``)."""
     path = folder / WEIGHTS
     if had and not path.exists():
         raise UserError(

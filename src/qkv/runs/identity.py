@@ -13,7 +13,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 
 MADE_WITH = "made_with"
-"""Key of ``made_with`` in the header of weights files and in the state of checkpoints."""
+"""Key of the result of ``made_with`` in the header of weights files and in the state of checkpoints."""
 
 # Free keys may change between two starts: they control when something is measured, saved or shown, not the weights.
 _DECIDING = ("data", "model", "start", "task", "training")
@@ -21,15 +21,15 @@ _FREE = {"validation", "checkpoints", "sample_every", "tensorboard"}
 
 
 def deciding(recipe: Recipe) -> dict[str, Any]:
-    """Part of a recipe that, with the text, determines every weight."""
+    """Settings of a recipe, as plain data, that together with the text determine every weight."""
     plain = recipe.to_dict()
     plain["training"] = {name: value for name, value in plain["training"].items() if name not in _FREE}
     return {name: plain[name] for name in _DECIDING}
 
 
 def essence(recipe: Recipe) -> dict[str, Any]:
-    """Part of a recipe that determines the weights, without the number of steps (a run may extend it) and without
-    defaults.
+    """Settings of a recipe that determine the weights, as plain data without the number of steps (a run may extend it)
+    and without defaults.
 
     Without defaults, versions of qkv with new fields resume the runs of older versions.
     """
@@ -39,21 +39,23 @@ def essence(recipe: Recipe) -> dict[str, Any]:
 
 
 def recipe_digest(recipe: Recipe) -> str:
-    """SHA-256 of the recipe's ``essence``."""
+    """SHA-256 of the settings that determine the weights, from ``essence``."""
     return hashlib.sha256(json.dumps(essence(recipe), sort_keys=True).encode()).hexdigest()
 
 
 def made_with(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """Origin stored with weights: the ``essence`` of their recipe, and the SHA-256 of each vocabulary file in
-    ``folder``.
+    """Recipe settings (``essence``) and the SHA-256 of each vocabulary file in ``folder``, to be stored with the
+    weights they produced.
     """
     return {"recipe": json.loads(json.dumps(essence(recipe))), "vocabulary": _vocabulary_digests(folder)}
 
 
 def edited(stored: Mapping[str, Any] | None, recipe: Recipe | None, folder: Path) -> str | None:
-    """Describe the first change to the run in ``folder`` since its weights were ``stored``; None if unchanged.
+    """Description of the first change to recipe or vocabulary in ``folder`` since the weights were written; None if
+    unchanged.
 
-    ``recipe`` None: the folder holds no spec. Weights of older versions store no origin and cannot be checked.
+    ``stored``: result of ``made_with`` stored with the weights; older versions stored none, and then nothing can be
+    checked. ``recipe`` None: the folder holds no spec.
     """
     if not stored:
         return None
@@ -86,7 +88,7 @@ def _or_default(value: Any) -> str:
 
 
 def difference(there: Any, here: Any) -> str:
-    """Describe the first path at which two trees of plain data differ, with both values; empty if they are equal."""
+    """Sentence on the first path at which two trees of plain data differ, with both values; "" if they are equal."""
     found = first_difference(there, here)
     return f"{found[0]} is {shown(found[1])} there and {shown(found[2])} here" if found else ""
 
@@ -106,6 +108,6 @@ def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any]
 
 
 def shown(value: Any) -> str:
-    """Plain data as JSON of at most 80 characters."""
+    """Plain data as JSON, truncated to 80 characters, for messages."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}..."

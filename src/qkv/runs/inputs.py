@@ -19,7 +19,9 @@ _QUOTED = 3
 
 
 class Inputs(NamedTuple):
-    """``rows``: inputs of the task; ``kept``: all ``columns`` of each row; ``notes``: messages for the user."""
+    """Inputs for prediction, read from a table: ``rows``, the task's inputs; ``kept``, all ``columns`` of each row;
+    ``notes``, sentences for the user.
+    """
 
     rows: list[dict[str, Any]]
     kept: list[Mapping[str, Any]]
@@ -28,11 +30,10 @@ class Inputs(NamedTuple):
 
 
 def read_inputs(recipe: Recipe, source: str, columns: Mapping[str, str]) -> Inputs:
-    """Read the file ``source`` as inputs for a run of ``recipe``. ``columns``: column of each input (default: as in
-    training, or guessed).
+    """Read the table in the file ``source`` as inputs for predictions of a run of ``recipe``.
 
-    Raises ``UserError`` if the task predicts nothing, the file is not a table, a column is missing, or no row is
-    usable.
+    ``columns``: column of each input (default: as in training, or guessed). Raises ``UserError`` if the task predicts
+    nothing, the file is not a table, a column is missing, or no row is usable.
     """
     task = build_task(recipe.task)
     if not task.asks:

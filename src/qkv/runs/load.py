@@ -54,7 +54,7 @@ def load(source: str | Path, accept_changes: bool = False, copy: bool = False, *
 
 
 def load_adapted(folder: Path, accept_changes: bool = False, copy: bool = False) -> Run:
-    """Load the run in ``folder`` as ``load`` does, but with its adapters, if any, unmerged."""
+    """Load the run in ``folder`` as ``load`` does, but keep adapters such as LoRA, if any, separate from the weights."""
     recipe = read_recipe(folder)
     tensors, metadata, source = _weights(folder, recipe, accept_changes, copy)
     if not accept_changes:
@@ -71,7 +71,7 @@ def load_adapted(folder: Path, accept_changes: bool = False, copy: bool = False)
 def _weights(
     folder: Path, recipe: Recipe, accept_changes: bool, copy: bool
 ) -> tuple[Mapping[str, Tensor], Mapping[str, Any], MappedFile | None]:
-    """Best weights of a run, or those of its newest checkpoint if there are none yet, with their metadata."""
+    """(tensors, metadata, mapped file) of a run's best weights, or of its newest checkpoint's if there are none yet."""
     path = folder / WEIGHTS
     if path.exists():
         return map_tensors(path, copy)
@@ -87,7 +87,9 @@ def _weights(
 
 
 def changed(run: Run) -> str | None:
-    """Describe the first change to the folder of ``run`` since its weights were stored; None if unchanged."""
+    """Description of the first change to recipe or vocabulary in the folder of ``run`` since its weights were written;
+    None if unchanged.
+    """
     path = run.folder / WEIGHTS
     if path.exists():
         return edited(read_metadata(path).get(MADE_WITH), run.recipe, run.folder)
@@ -95,10 +97,10 @@ def changed(run: Run) -> str | None:
 
 
 def accept(folder: Path) -> str | None:
-    """Accept the present spec and vocabulary of the run in ``folder``: store its weights with them, taken from the
+    """Accept an edited recipe or vocabulary of the run in ``folder``: store its weights with them, taken from the
     newest checkpoint if the best are missing.
 
-    Returns the description of ``changed``. Raises UserError if the weights do not fit the spec.
+    Returns the description of the change, from ``changed``. Raises UserError if the weights do not fit the spec.
     """
     with locked(folder):
         run, path = load_adapted(folder, accept_changes=True), folder / WEIGHTS
@@ -111,7 +113,7 @@ def accept(folder: Path) -> str | None:
 
 
 def _published(source: str | Path, options: dict[str, Any]) -> Run:
-    """Wrap a published checkpoint as a run without training."""
+    """Load a published checkpoint as a run without training."""
     found = load_published(source, **options)
     tokenizer = found.tokenizer or AbsentTokenizer.of_published(found.folder)
     return Run(found.folder, recipe_of(found), found.model, Vocabulary(tokenizer, tokenizer, found.labels), [], 0)

@@ -15,7 +15,7 @@ PLANNED, EXPECTED, TAKEN = "planned_steps", "planned_seconds", "taken_seconds"
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """Metrics rows of a run. Raises UserError if the file is malformed."""
+    """Rows of the ``metrics.jsonl`` of a run folder; empty if there is none. Raises UserError if the file is malformed."""
     try:
         return read_metrics(folder / METRICS)
     except FileNotFoundError:
@@ -25,17 +25,17 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def is_planned(folder: Path) -> bool:
-    """True if the metrics contain a plan."""
+    """True if the run's metrics contain a plan for its time budget."""
     return any(PLANNED in row for row in rows_of(folder))
 
 
 def steps_in_all(rows: list[dict[str, Any]], most: int) -> int:
-    """Total number of steps by the newest plan; ``most`` (the recipe's) without a plan."""
+    """Total number of steps by the newest plan in the metrics ``rows``; ``most`` (the recipe's number) without a plan."""
     return next((row[PLANNED] for row in reversed(rows) if PLANNED in row), most)
 
 
 def times(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Expected and actual duration of a run with a budget, as text."""
+    """(label, duration) of the expected and actual time of a run with a time budget, as text for a table."""
     told = [
         ("expected before the start" if not row["step"] else f"expected after {row['step']:,} steps", row[EXPECTED])
         for row in rows

@@ -10,12 +10,14 @@ from qkv.spec.errors import UserError
 
 
 def predict(run: Run, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Predict the task's answer for each row; see ``qkv.tasks.task.Task.predict``."""
+    """Predict the task's output for each row of inputs; see ``qkv.tasks.task.Task.predict``."""
     return task_of(run).predict(run.model, run.vocabulary, run.recipe, rows)
 
 
 def rows_for(run: Run, inputs: Sequence[Any]) -> list[dict[str, Any]]:
-    """Inputs of the task of ``run`` as mappings; each input is a mapping or a single text. Raises ``UserError``."""
+    """Inputs for ``predict`` as mappings: each of ``inputs`` is a mapping already, or the task's single text. Raises
+    ``UserError``.
+    """
     asks = task_of(run).asks
     return [_row_for(entry, asks, run.recipe.task.kind) for entry in inputs]
 

@@ -14,11 +14,11 @@ from qkv.spec.tokenizers import TokenizerFile
 from qkv.tokenizers.tokenizer import Tokenizer
 
 NOT_SAID = "not said"
-"""Data source of a checkpoint with unknown training data; name other data to train or evaluate it."""
+"""Data source in the recipe of a checkpoint with unknown training data; name other data to train or evaluate it."""
 
 
 def recipe_of(found: Published) -> Recipe:
-    """Recipe of a run that starts from this checkpoint: its model, its tokenizer, and the task of its head."""
+    """Recipe that describes a published checkpoint as a run: its model, its tokenizer, and the task of its head."""
     return Recipe(
         name=found.folder.name,
         description=f"{found.family}, published as {found.architecture}",
@@ -43,7 +43,9 @@ def _task(found: Published) -> Task:
 
 
 def pieces(folder: Path, tokenizer: Tokenizer, begin: Sequence[int]) -> tuple[str, ...]:
-    """Contents of the tokens that texts of the checkpoint in ``folder`` begin with. Raises ``UserError``."""
+    """Texts of the tokens with the ids ``begin``, which every text of the checkpoint in ``folder`` begins with. Raises
+    ``UserError`` if one is unknown.
+    """
     named = [tokenizer.core.id_to_token(index) for index in begin]
     found = tuple(piece for piece in named if piece is not None)
     if len(found) < len(named):

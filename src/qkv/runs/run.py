@@ -17,8 +17,8 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Run:
-    """Trained run. ``model`` has the best weights, those of ``step``, by held-out loss or the metric that the recipe
-    names.
+    """Trained run, loaded from its folder. ``model`` has the best weights, those of ``step``, by held-out loss or the
+    metric that the recipe names.
     """
 
     folder: Path
@@ -30,7 +30,7 @@ class Run:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Tokenizer of the text that the model generates, or reads if it generates none."""
+        """Tokenizer of the text that the model generates, or of its input if it generates none."""
         return self.vocabulary.target
 
     @property
@@ -40,12 +40,12 @@ class Run:
 
     @property
     def exam(self) -> dict[str, Any] | None:
-        """Final evaluation of these weights: ``step``, and ``figures``, ``sections`` and ``notes`` by split; None if
-        missing.
+        """Stored final evaluation of these weights: ``step``, and ``figures`` (metrics), ``sections`` and ``notes`` by
+        split; None if missing.
         """
         return read_exam(self.folder, self.step)
 
 
 def task_of(run: Run) -> Task:
-    """Task of ``run``."""
+    """Task that ``run`` was trained for, with its settings."""
     return build_task(run.recipe.task)

@@ -44,8 +44,8 @@ _SIZES = (_Size(2, 64), _Size(3, 96), _Size(4, 128), _Size(4, 192), _Size(6, 256
 
 
 class _Fit(NamedTuple):
-    """Candidate model: parameters, memory of a training step in bytes, steps expected within the budget, and expected
-    loss.
+    """Candidate model for a text: parameters, memory of a training step in bytes, steps expected within the budget, and
+    expected loss in nats per token.
     """
 
     model: Model
@@ -59,14 +59,12 @@ def automatic(source: str, overrides: Iterable[str] = (), quick: bool = False, m
     """Choose a recipe for the text ``source``, a file or a known data set, with a budget of ``MINUTES``, or of
     ``training.minutes`` in ``overrides``.
 
-    Tokenizer: characters for a short text, else byte-pair encoding with a vocabulary that grows with the text.
+    Tokenizer: characters for a short text, else byte-pair encoding with a vocabulary that grows with the text. Model
+    size: the one with the lowest ``expected_loss`` within the budget on ``machine`` (default: this one), with at most 4
+    parameters per token of the text, and a training step that fits into memory. Steps: ``EPOCHS`` epochs, or as many
+    steps as fit into the budget.
 
-    Model size: the one with the lowest ``expected_loss`` within the budget on ``machine`` (default: this one), with at
-    most 4 parameters per token of the text, and a training step that fits into memory.
-
-    Steps: ``EPOCHS`` epochs, or as many steps as fit into the budget.
-
-    Raises ``UserError`` if the text cannot be read.
+    ``quick``: the shorter form of the recipe, for a try. Raises ``UserError`` if the text cannot be read.
     """
     changes, machine = list(overrides), machine or this_machine()
 
@@ -98,10 +96,12 @@ def _chosen(source: str, minutes: float, machine: Machine) -> Recipe:
 
 
 def expected_loss(parameters: float, tokens: float, distinct: float) -> float:
-    """Reducible loss in nats per token: A / P^0.34 + B / D^0.28, A = 406.4, B = 410.7 (Hoffmann et al. 2022).
+    """Reducible loss in nats per token: A / P^0.34 + B / D^0.28, A = 406.4, B = 410.7 (Hoffmann et al. 2022), with P =
+    ``parameters``.
 
-    U = ``distinct`` tokens read R + 1 times count as D = U (1 + 15.4 (1 - exp(-R / 15.4))) unique tokens (Muennighoff
-    et al. 2023). The constants were fitted to large models on web text; only the ranking of sizes is used.
+    Of ``tokens`` trained on, U = ``distinct``: read R + 1 times, they count as D = U (1 + 15.4 (1 - exp(-R / 15.4)))
+    unique tokens (Muennighoff et al. 2023). The constants were fitted to large models on web text; only the ranking of
+    sizes is used.
     """
     repeats = max(0.0, tokens / distinct - 1)
     worth = min(tokens, distinct) * (1 + 15.4 * (1 - math.exp(-repeats / 15.4)))
@@ -127,12 +127,14 @@ def _fit(size: _Size, tokens: float, vocabulary: int, minutes: float, machine: M
 
 
 def _context(tokens: float) -> int:
-    """Context length: 128, or shorter if the held-out tenth of the text is."""
+    """Context length for a text of ``tokens`` tokens: 128, or shorter if the held-out tenth of the text is."""
     return next((length for length in (128, 64, 32, 16, 8) if tokens / 10 > 2 * length), 4)
 
 
 def _tokenizer(characters: int) -> Tokenizer:
-    """Characters, or the largest byte-pair vocabulary with at least 500 characters of text per token type."""
+    """Tokenizer for a text of that many characters: the largest byte-pair vocabulary with at least 500 characters per
+    token type, else characters.
+    """
     fitting = [vocabulary for vocabulary in _VOCABULARIES if 500 * vocabulary <= characters]
     return BPE(vocab_size=fitting[-1]) if fitting else Characters()
 
@@ -155,7 +157,7 @@ def _training(steps: int, minutes: float, machine: Machine) -> Training:
 
 
 def this_machine() -> Machine:
-    """Speed and memory figures of this machine, measured once and cached."""
+    """Measured speed and memory of this computer; measured once and cached."""
     known = stored_machine()
     if known is None:
         known = probe()

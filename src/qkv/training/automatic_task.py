@@ -42,8 +42,8 @@ _HEAD = 32
 
 
 class _Sizes(NamedTuple):
-    """Statistics of the training split: examples, total characters, and mean and 99th percentile of tokens per input
-    and output.
+    """Statistics of the training split: examples, total characters, and (mean, 99th percentile) of the tokens per input
+    and per generated output.
     """
 
     examples: int
@@ -53,7 +53,9 @@ class _Sizes(NamedTuple):
 
 
 def task_of(kind: str) -> TaskSpec:
-    """Default task of a kind. Raises ``UserError`` if the kind is not trained on a table of examples."""
+    """Spec of a task of that kind, with its default settings. Raises ``UserError`` if the kind is not trained on a
+    table of examples.
+    """
     known = {part.kind: part for part, made in tasks().items() if made.automatic is not None}
     if kind not in known:
         raise UserError(f"the task {kind!r} cannot be trained on a table of examples; {nearest(kind, known)}")
@@ -116,7 +118,7 @@ def automatic_task(
 
 
 def _within_memory(recipe: Recipe) -> Recipe:
-    """Halve the batch size until a training step on rows of the full length fits into memory."""
+    """Halve the recipe's batch size until a training step on rows of the full context length fits into memory."""
     while recipe.training.batch_size > 1 and not fits_memory(_bytes(recipe)):
         training = recipe.training.changed(batch_size=recipe.training.batch_size // 2)
         recipe = recipe.changed(data=recipe.data.changed(batching=recipe.data.batching.halved()), training=training)
@@ -124,7 +126,7 @@ def _within_memory(recipe: Recipe) -> Recipe:
 
 
 def _bytes(recipe: Recipe) -> int:
-    """Memory of a training step, without head and token embeddings; 0 if a part has no cost formula."""
+    """Memory of a training step in bytes, without head and token embeddings; 0 if a part's cost is unknown."""
 
     def counted(stack: Any) -> Any:
         return stack.changed(frontend=stack.frontend.unsized().sized(2))
@@ -162,23 +164,27 @@ def _sizes(records: Records, plan: Defaults) -> _Sizes:
 
 
 def _length(value: Any) -> int:
-    """Number of characters in a text, or in words each followed by a space."""
+    """Number of characters in a text, or in a list of words, each followed by a space."""
     return len(value) if isinstance(value, str) else sum(len(word) + 1 for word in value)
 
 
 def _context(longest: float, lengths: tuple[int, ...]) -> int:
-    """Shortest of ``lengths`` with ample room for nearly all texts, else the longest."""
+    """Context length: the shortest of ``lengths`` with ample room for nearly all texts (``longest``: 99th percentile in
+    tokens), else the longest.
+    """
     return next((length for length in lengths if 1.5 * longest + 4 <= length), lengths[-1])
 
 
 def _width(examples: int, writes: bool) -> tuple[int, int]:
-    """(width, layers), growing with the number of examples."""
+    """(width, number of layers) of the model, growing with the number of examples. ``writes``: True if it generates
+    text.
+    """
     ladder = ((2_000, (64, 2)), (10_000, (128, 2)), (100_000, (192 if not writes else 256, 3)))
     return next((size for most, size in ladder if examples < most), (256, 3))
 
 
 def _dropout(width: int, writes: bool) -> float:
-    """Dropout rate. Predicting labels overfits sooner than generating text, so small readers get more."""
+    """Dropout rate. Predicting labels overfits sooner than generating text (``writes``), so small encoders get more."""
     return 0.1 if writes or width >= 192 else 0.3
 
 

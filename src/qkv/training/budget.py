@@ -14,7 +14,11 @@ from qkv.training.setup import Setup
 
 
 class Budget:
-    """Holds the current ``plan`` of a run. ``saved``: plan stored in the checkpoint, or None."""
+    """Keeps a run within ``training.minutes``: holds its current ``plan`` of the number of steps, and revises it after
+    the first updates.
+
+    ``saved``: plan stored in the checkpoint that the run resumes from, or None.
+    """
 
     def __init__(self, setup: Setup, saved: Mapping[str, Any] | None):
         self._given, self._folder = setup.recipe.training, setup.checkpoints.folder
@@ -28,27 +32,33 @@ class Budget:
 
     @property
     def limited(self) -> bool:
-        """True if the recipe sets ``training.minutes``."""
+        """True if the recipe limits the time of the run with ``training.minutes``."""
         return self._given.minutes is not None
 
     def stage(self, done: int) -> Stage:
-        """Decision in force after ``done`` updates."""
+        """Number of steps and intervals that apply after ``done`` updates."""
         return self.plan.after(done)
 
     def begin(self, rehearse: Callable[[], Costs], spent: Callable[[], float]) -> None:
-        """Make the first plan, unless one was loaded. ``spent``: seconds since the run began."""
+        """Make the first plan before training, unless one was loaded. ``rehearse``: measures the costs of a step;
+        ``spent``: seconds since the run began.
+        """
         if not self._decided:
             costs = rehearse()
             self._keep(first_plan(self._given, costs, spent()))
             self._decided = True
 
     def saw(self, done: int, seconds: float) -> None:
-        """Record the time of update ``done``."""
+        """Record that update number ``done`` took ``seconds``; the mean over the first updates is the step's cost in
+        the revised plan.
+        """
         if done <= self.plan.check:
             self._updates, self._seconds = self._updates + 1, self._seconds + seconds
 
     def check(self, done: int, spent: float) -> bool:
-        """Make the second plan when due, unless one was loaded; True if it takes effect after update ``done``."""
+        """Revise the plan once, after update ``plan.check``, unless that was loaded; True if the revised plan takes
+        effect after update ``done``. ``spent``: seconds since the run began.
+        """
         if self.plan.asks(done):
             costs = replace(self.plan.costs, step=self._seconds / self._updates)
             self._keep(second_plan(self.plan, self._given, costs, spent))
@@ -59,7 +69,7 @@ class Budget:
         self._take(plan)
 
     def told(self, done: int) -> Planned:
-        """Event for the decision in force after ``done`` updates."""
+        """Event that announces the planned number of steps and the expected time, as of update ``done``."""
         stage = self.stage(done)
         assert self._given.minutes is not None
         decided = self.plan.check if stage is self.plan.second else 0

@@ -6,5 +6,5 @@ import time
 
 
 def seconds() -> float:
-    """Seconds since an arbitrary fixed moment."""
+    """Seconds since an arbitrary fixed moment; only differences mean something."""
     return time.perf_counter()

@@ -9,7 +9,9 @@ from qkv.spec.recipe import Recipe
 
 
 def as_asked(recipe: Recipe, quick: bool, overrides: Iterable[str]) -> Recipe:
-    """Apply the quick form (if ``quick``) and ``overrides`` to ``recipe``; its description then lists the overrides."""
+    """Apply the quick form (if ``quick``) and the dotted ``overrides`` to an automatic recipe; its description then
+    lists the overrides.
+    """
     given = list(overrides)
     found = override(recipe, [*(quick_form(recipe.quick) if quick else ()), *given])
     if not given or found.description != recipe.description:

@@ -33,9 +33,12 @@ _CLASSES = 20
 
 
 def finetuned(recipe: Recipe, start: str, adapt: str | None, examples: int) -> Recipe:
-    """Turn ``recipe``, which trains from scratch, into fine-tuning of ``start``, keeping data, batches and task.
+    """Turn ``recipe``, which trains from scratch, into fine-tuning of the model ``start``, keeping data, batches and
+    task.
 
-    Raises ``UserError`` if ``start`` does not exist or does not fit the task.
+    ``start``: a run or a published checkpoint; ``adapt``: parameters to train ("whole", "head", "lora(8)");
+    ``examples``: number of training examples. Raises ``UserError`` if ``start`` does not exist or does not fit the
+    task.
     """
     data = recipe.data.changed(tokenizer=Data.model_fields["tokenizer"].default, target_tokenizer=None)
     training = recipe.training
@@ -62,7 +65,7 @@ def finetuned(recipe: Recipe, start: str, adapt: str | None, examples: int) -> R
 
 
 def short_form(steps: int) -> dict[str, Any]:
-    """Overrides for the quick form of a recipe of ``steps`` steps."""
+    """Overrides that make the quick form, a short try, of a recipe whose full form has ``steps`` steps."""
     short = max(1, min(steps // 10, _SHORT))
     return {"training.steps": short, "training.validation.every": max(1, short // 4)}
 
@@ -101,7 +104,7 @@ def _roles(kind: str) -> tuple[Role, ...]:
 
 
 def _opened(data: Data, kind: str) -> Records | None:
-    """Read the table for that task; None if it does not fit."""
+    """Read the table with the columns of a task of that kind; None if it does not fit."""
     roles = _roles(kind)
     try:
         return open_records(
@@ -112,14 +115,14 @@ def _opened(data: Data, kind: str) -> Records | None:
 
 
 def _named(data: Data, roles: tuple[Role, ...]) -> bool:
-    """True if each role has a column of its name."""
+    """True if the table has a column named after each role, such as "source" and "target"."""
     table = named_tables(data.source)["train"] if data.source in TABLES else table_of(data.source, data, roles, "data.source")
     columns = {plain(column) for column in table.columns}
     return all(columns & {plain(name) for name in (role.name, *role.names)} for role in roles)
 
 
 def _are_values(records: Records) -> bool:
-    """True if the labels are numbers on a scale: fractions, or many distinct values."""
+    """True if the labels are numbers on a scale, for regression: fractions, or many distinct values."""
     try:
         values = {float(row["label"]) for row in records.splits["train"]}
     except ValueError:

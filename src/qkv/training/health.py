@@ -16,7 +16,9 @@ from qkv.tasks.task import Task
 
 @dataclass(frozen=True)
 class Illness:
-    """Diagnosis. ``where``: path of the first non-finite part; ``what``: description; ``remedy``: suggested fix."""
+    """Diagnosis of a non-finite loss or gradient. ``where``: path of the first part of the model with NaN or infinity;
+    ``what``: description; ``remedy``: suggested fix.
+    """
 
     where: str
     what: str
@@ -24,11 +26,11 @@ class Illness:
 
 
 def diagnose(model: Transformer, task: Task, batches: Sequence[Batch], number_format: str) -> Illness:
-    """Find the first part of ``model`` that is not finite, in order of computation.
+    """Find the first part of ``model`` that produces NaN or infinity on ``batches``, in order of computation.
 
     Checked are the weights, then the outputs of branches, then the loss, then the gradients. Gradients flow backwards,
     so their origin is the last non-finite parameter. They are those left by the failed step; the caller has restored
-    its random state.
+    its random state. ``number_format``: precision of training, "fp32" or "bf16".
     """
     broken = next((name for name, p in model.named_parameters() if not _finite(p)), None)
     if broken:
@@ -47,7 +49,7 @@ def diagnose(model: Transformer, task: Task, batches: Sequence[Batch], number_fo
 
 
 def _first_output(model: Transformer, task: Task, batches: Sequence[Batch], number_format: str) -> str:
-    """Path of the first non-finite output: front end, branches, norm, head, loss; empty if all are finite."""
+    """Path of the first part with a non-finite output: front end, branches, norm, head, loss; "" if all are finite."""
     first = _FirstBad()
     with torch.no_grad():
         for batch in batches:

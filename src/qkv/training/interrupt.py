@@ -23,13 +23,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopNow(BaseException):
-    """Raised by a signal inside ``StopRequest.at_once``. A ``BaseException``, so that no ``except Exception`` catches
-    it.
+    """Raised by a signal inside ``StopRequest.at_once``, to leave the work there. A ``BaseException``, so that no
+    ``except Exception`` catches it.
     """
 
 
 class StopRequest:
-    """Context manager in which the first SIGINT or SIGTERM sets ``stop.signal``; a second SIGINT aborts at once.
+    """Context manager that turns the first SIGINT or SIGTERM into a request to stop, recorded in ``signal``; a second
+    SIGINT aborts at once.
 
     Work that can be discarded, such as an evaluation, runs inside ``at_once``, where a signal raises ``StopNow``.
     Previous handlers are restored on exit. Outside the main thread, where Python allows no handlers, none are
@@ -43,7 +44,7 @@ class StopRequest:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Raise ``StopNow`` on a signal, also on one received before."""
+        """Context manager in which a signal raises ``StopNow``, also one received before."""
         self._at_once = True
         try:
             if self.signal is not None:

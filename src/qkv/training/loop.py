@@ -57,7 +57,9 @@ class Trainer:
     """
 
     def __init__(self, setup: Setup, checkpoint: Checkpoint | None, tell: OnEvent, since: float | None = None):
-        """``since``: value of ``qkv.training.clock`` when this start began; None for now."""
+        """``checkpoint``: state to resume from, None for a new run; ``tell``: handler of events; ``since``: value of
+        ``qkv.training.clock`` when this start of the run began, None for now.
+        """
         self.setup, self.tell = setup, tell
         self.budget = Budget(setup, checkpoint.state.get("plan") if checkpoint else None)
         self.model = setup.model
@@ -88,17 +90,17 @@ class Trainer:
 
     @property
     def training(self) -> Training:
-        """Training settings of the recipe, with the schedule of the plan."""
+        """Training settings of the recipe, with the learning-rate schedule fitted to the planned number of steps."""
         return self.budget.training
 
     @property
     def steps(self) -> int:
-        """Total number of steps under the current plan."""
+        """Total number of steps of the run under its current plan."""
         return self.budget.stage(self.now.step).steps
 
     @property
     def finished(self) -> bool:
-        """True if all steps are done, or early stopping applies."""
+        """True if all steps are done, or validation has not improved for ``patience`` times (early stopping)."""
         return self.now.step >= self.steps or self._impatient
 
     @property
@@ -107,7 +109,7 @@ class Trainer:
         return patience is not None and self.now.stale >= patience
 
     def train(self, stop: StopRequest, record: Record) -> None:
-        """Train until finished or asked to stop, save, and write the report."""
+        """Train until finished or asked to stop; then save a checkpoint and write the report."""
         self.record = record
         self._set_out()
         self._start()
@@ -129,7 +131,7 @@ class Trainer:
             self._end("stopped", f"stopped by {stop} after step {self.now.step} of {self.steps}; the same command resumes it")
 
     def _set_out(self) -> None:
-        """Compile and rehearse, if the recipe asks for it."""
+        """Compile the model, and measure costs for the time budget, if the recipe asks for it."""
         self.model.train()
         if self.training.compile:
             self._choose_paths()
@@ -160,13 +162,13 @@ class Trainer:
             buffer.copy_(value)
 
     def why_finished(self) -> str:
-        """Describe why the run is finished."""
+        """Reason why the run is finished, as a clause: all steps are done, or early stopping."""
         if self._impatient and self.now.step < self.steps:
             return f"after step {self.now.step}, {self.now.stale} validations had brought no better {self.training.validation.best} than that of step {self.now.best_step}"
         return f"all {self.steps} steps are done"
 
     def _update(self) -> None:
-        """Make, count and report one update."""
+        """Make one update, add it to the counters and report it."""
         began, step = clock.seconds(), self.now.step + 1
         steps, loss, size, rate, batches = self.steps, *self.descend(step)
         count = sum(batch.num_targets for batch in batches)
@@ -177,8 +179,8 @@ class Trainer:
         self.budget.saw(step, clock.seconds() - began)
 
     def descend(self, step: int) -> tuple[float, float, float, list[Batch]]:
-        """Make one update: gradients over the batches of ``step``, clipping, optimiser step. Returns loss, gradient
-        norm, rate multiplier and the batches.
+        """Make update number ``step``: gradients over its batches, clipping, optimiser step. Returns (loss, gradient
+        norm, multiplier of the learning rate, batches).
         """
         training, batches = self.training, self._batches(step)
         count = sum(batch.num_targets for batch in batches)
@@ -196,17 +198,19 @@ class Trainer:
 
     @property
     def done(self) -> Done:
-        """Targets and computed positions so far."""
+        """Amount trained on so far: targets, and positions computed."""
         return Done(self.now.tokens, self.now.rows, self.now.positions, self.now.sources)
 
     def _batches(self, step: int) -> list[Batch]:
-        """Batches of a step; seeds torch's generators for the step."""
+        """Batches of update number ``step``; also seeds torch's generators for it."""
         random_state.seed_step(self.training.seed, step, self.setup.device)
         many = self.training.accumulate
         return [self.setup.material.batch((step - 1) * many + i).to(self.setup.device) for i in range(many)]
 
     def _backward(self, batches: list[Batch], count: int) -> Tensor:
-        """Accumulate the gradient of the mean loss over the targets of all batches; return the summed loss."""
+        """Accumulate the gradient of the mean loss over the ``count`` targets of all batches; return the summed loss in
+        nats.
+        """
         total = torch.zeros((), device=self.setup.device)
         for batch in batches:
             with autocast(self.training.precision, self.setup.device):
@@ -216,11 +220,11 @@ class Trainer:
         return total
 
     def _seconds(self) -> float:
-        """Seconds of training, including earlier starts."""
+        """Seconds of training so far, including earlier starts of the run."""
         return self._before + clock.seconds() - self._begun
 
     def _spent(self) -> float:
-        """Seconds since the run began, including preparation."""
+        """Seconds since the run began, including preparation such as opening data."""
         return self.now.preparation + self._seconds()
 
     def _tell(self, event: Event) -> None:
@@ -228,8 +232,8 @@ class Trainer:
         self.tell(event)
 
     def _look(self, stop: StopRequest) -> None:
-        """Validate and sample if due after this step. A validation interrupted by a stop is repeated at the
-        next start.
+        """Validate and generate a sample if the recipe plans it after this step. A validation interrupted by ``stop``
+        is repeated at the next start.
         """
         step = self.now.step
         validates = step % self.budget.stage(step).validate == 0 or step == self.steps
@@ -257,7 +261,9 @@ class Trainer:
         return True
 
     def _better(self, figures: Mapping[str, float]) -> bool:
-        """True if the metric that selects the best weights is the best so far; it is then recorded."""
+        """True if the metric that selects the best weights is better in ``figures`` than ever before; it is then
+        recorded.
+        """
         name, before = self.training.validation.best, self.now.best_figure
         if name not in figures:
             raise UserError(f"training.validation.best: {name!r} is not measured in this task; {nearest(name, figures)}")
@@ -268,7 +274,7 @@ class Trainer:
         return better
 
     def save_best(self) -> None:
-        """Write the current weights as the run's best."""
+        """Write the current weights to the run folder as its best."""
         figure = {f"val_{self.training.validation.best}": self.now.best_figure}
         save_weights(self.setup.folder / WEIGHTS, self.model, {"step": self.now.step, **figure, MADE_WITH: self._made_with})
 
@@ -303,7 +309,7 @@ class Trainer:
         return by_clock or self.now.step % self.budget.stage(self.now.step).save == 0
 
     def save(self) -> None:
-        """Write a checkpoint, and flush the metrics with it."""
+        """Write a checkpoint to resume from, after flushing the metrics to disk."""
         began = clock.seconds()
         self.record.flush()
         tensors = {"weights": weights(self.model), "optimizer": self.optimizer.state_dict(), "random": random_state.capture()}
@@ -315,7 +321,9 @@ class Trainer:
         self.tell(Saved(self.now.step))
 
     def _fail(self, step: int, loss: float, size: float, batches: list[Batch]) -> NoReturn:
-        """Diagnose a non-finite loss, report it, and raise UserError. The checkpoints are kept."""
+        """Find the origin of a non-finite loss or gradient norm ``size``, report it, and raise UserError. The
+        checkpoints are kept.
+        """
         self._batches(step)  # restore the step's random state, so that dropout is the same
         ill = diagnose(self.model, self.setup.task, batches, self.training.precision)
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {size}"
@@ -328,7 +336,7 @@ class Trainer:
 
     @property
     def owes_exam(self) -> bool:
-        """True if the task has a final evaluation, and the best weights lack it."""
+        """True if the task has a final evaluation, and it is not stored yet for the best weights."""
         folder = self.setup.folder
         return self.setup.task.examines and (folder / WEIGHTS).exists() and read_exam(folder, self._best()[1]) is None
 
@@ -340,7 +348,7 @@ class Trainer:
         self._finish(stop)
 
     def _finish(self, stop: StopRequest) -> None:
-        """Save the best weights, evaluate them, and end. A stop leaves the evaluation to the next start."""
+        """Save the best weights, evaluate them, and end the run. A stop leaves the evaluation to the next start."""
         if not (self.setup.folder / WEIGHTS).exists():
             self.save_best()  # no held-out loss was finite
         if self.owes_exam and not self._examine(stop):
@@ -349,9 +357,7 @@ class Trainer:
             self._end("finished", self.why_finished() if self._impatient else "")
 
     def _examine(self, stop: StopRequest) -> bool:
-        """Evaluate the best weights, which are loaded into the model; False if stopped. Errors are reported as
-        notices.
-        """
+        """Load the best weights into the model and evaluate them; False if stopped. Errors are reported as notices."""
         setup, exams = self.setup, {}
         tensors, step = self._best()
         load_weights(self.model, tensors, setup.folder / WEIGHTS)
@@ -373,12 +379,12 @@ class Trainer:
         return True
 
     def _best(self) -> tuple[dict[str, Tensor], int]:
-        """Best weights and their step."""
+        """(tensors, step) of the run's best weights."""
         tensors, metadata = read_tensors(self.setup.folder / WEIGHTS)
         return tensors, int(metadata.get("step", 0))
 
     def _end(self, status: Status, message: str) -> None:
-        """Write the last report and send the last event."""
+        """Write the final report and send the event ``Ended``."""
         if self.budget.limited and status == "finished":
             self.record.row(step=self.now.step, **{TAKEN: self._spent()})
         self.record.report(status, message, self.done)

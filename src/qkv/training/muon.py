@@ -21,7 +21,9 @@ _STACKED = 1 << 18
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for matrices. Matrices of one shape are orthogonalised as a batch, which speeds up small models."""
+    """Optimiser Muon for matrices (A, B). Matrices of one shape are orthogonalised as a batch, which speeds up small
+    models.
+    """
 
     def __init__(self, parameters: Iterable[Tensor], spec: MuonSpec):
         settings = {"lr": spec.lr, "momentum": spec.momentum, "nesterov": spec.nesterov, "weight_decay": spec.weight_decay}
@@ -42,7 +44,7 @@ class Muon(torch.optim.Optimizer):
             p.add_(update, alpha=-rate * math.sqrt(max(1.0, p.shape[0] / p.shape[1])))
 
     def _momentum(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
-        """Update M and return U."""
+        """Update the momentum M of a parameter and return its update direction U, not yet orthogonal."""
         assert parameter.grad is not None
         remembered, momentum = self.state[parameter], group["momentum"]
         if "momentum_buffer" not in remembered:
@@ -52,7 +54,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def _of_one_shape(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Group matrices by shape, ignoring transposition; large ones stay alone."""
+    """Group matrices by shape, ignoring transposition; each large one is a group of its own."""
     found: dict[tuple[int, int], list[Tensor]] = {}
     for p in parameters:
         if p.numel() > _STACKED:

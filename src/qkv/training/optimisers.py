@@ -22,11 +22,11 @@ REMEMBERED: dict[type[torch.optim.Optimizer], set[str]] = {
     torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
     Muon: {"momentum_buffer"},
 }
-"""State tensors per optimiser class, for checks; other classes accept any."""
+"""Names of the state tensors of each optimiser class, for checks of loaded states; other classes accept any."""
 
 
 class Optimizer:
-    """Optimisers that share the parameters of one model.
+    """Optimiser of a whole model: one or several torch optimisers that share its parameters.
 
     ``state_dict`` maps ``parameter/quantity`` to a tensor, so that it fits into a safetensors file. Learning rates are
     not part of it: they follow from the spec and the step.
@@ -38,7 +38,9 @@ class Optimizer:
         self._rates = [[group["lr"] for group in part.param_groups] for part in self.parts]
 
     def scale_rates(self, factors: Mapping[str, float]) -> None:
-        """Multiply the learning rate of each parameter by its factor (default 1). Call before the first step."""
+        """Multiply the learning rate of each parameter by its factor in ``factors``, by name (default 1). Call before
+        the first step.
+        """
         for part in self.parts:
             part.param_groups[:] = [some for group in part.param_groups for some in self._by_factor(group, factors)]
         self._rates = [[group["lr"] for group in part.param_groups] for part in self.parts]
@@ -62,7 +64,7 @@ class Optimizer:
             parameter.grad = None
 
     def state_dict(self) -> dict[str, Tensor]:
-        """State tensors by ``parameter/quantity``, without copies."""
+        """State tensors (such as moments) by ``parameter/quantity``, without copies."""
         return {
             f"{self.names[parameter]}/{quantity}": value
             for part in self.parts
@@ -95,7 +97,7 @@ class Optimizer:
 
 
 def build_optimizer(spec: OptimizerSpec, model: nn.Module) -> Optimizer:
-    """Build the optimiser of ``spec`` for all trainable parameters of ``model``."""
+    """Build the optimiser that ``spec`` describes for all trainable parameters of ``model``."""
     return implementation(spec, "qkv.training")(spec, model)
 
 
@@ -108,8 +110,8 @@ def adamw(spec: AdamW, model: nn.Module) -> Optimizer:
 
 @implements(MuonSpec)
 def muon(spec: MuonSpec, model: nn.Module) -> Optimizer:
-    """Muon for matrices in blocks (of encoder and latents too); AdamW for embeddings, head, norms, biases and
-    kernels.
+    """Muon for the weight matrices of all blocks (of encoder and latents too); AdamW for embeddings, head, norms,
+    biases and convolution kernels.
     """
     named, inside = _trainable(model), matrices(model)
     maps, others = _split(named, lambda _, p: p in inside)

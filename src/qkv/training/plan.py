@@ -19,20 +19,22 @@ from qkv.training.schedules import shortened
 
 FILE = "plan.json"
 _AIM = 0.95
-"""Planned share of the minutes; the rest is a reserve for costs that the rehearsal does not measure."""
+"""Share of the time budget that is planned; the rest is a reserve for costs that are not measured beforehand."""
 _LEAST = 20
 """Minimum number of planned steps."""
 _LOOKS = 10
-"""Validations that a shortened run keeps."""
+"""Number of validations that a run shortened by its budget keeps."""
 _LOOKING = 0.25
 """Maximum share of the minutes spent on validations."""
 _CHECK = (10, 0.02)
-"""Number of first steps after which the plan is revised: so many, or this share if larger."""
+"""Number of first updates after which the plan is revised: that many, or that share of all if larger."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds per update, validation, sample, checkpoint, write of the best weights, and for the final evaluation."""
+    """Measured seconds per update, validation, sample, checkpoint, write of the best weights, and of the final
+    evaluation (``exam``).
+    """
 
     step: float
     validation: float = 0.0
@@ -44,8 +46,8 @@ class Costs:
 
 @dataclass(frozen=True)
 class Stage:
-    """Decision: number of updates, updates between validations and between checkpoints, and expected seconds of the
-    whole run.
+    """Planned number of updates (``steps``), of updates between validations (``validate``) and between checkpoints
+    (``save``), and expected seconds of the whole run.
     """
 
     steps: int
@@ -56,9 +58,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of a run: the ``first`` decision with its rehearsed ``costs``, and after update ``check`` the ``second``.
+    """Plan of a run within a time budget: how many updates to make, ``first`` from ``costs`` measured before training.
 
-    Runs without a budget have only a first.
+    After update ``check``, ``second`` replaces it, made from the measured time of the first updates. Runs without a
+    budget have only a first.
     """
 
     first: Stage
@@ -66,18 +69,18 @@ class Plan:
     check: int = 0
     second: Stage | None = None
     spent: float = 0.0
-    """Seconds of preparation before the first decision."""
+    """Seconds of preparation before the first plan was made."""
 
     def after(self, done: int) -> Stage:
-        """Decision in force after ``done`` updates."""
+        """Numbers that apply after ``done`` updates: ``second`` from update ``check`` on, before it ``first``."""
         return self.second if self.second and done >= self.check else self.first
 
     def asks(self, done: int) -> bool:
-        """True if the second decision is due."""
+        """True if the number of updates must be planned again now: after update ``check``, unless that was done."""
         return done == self.check > 0 and self.second is None
 
     def training(self, training: Training) -> Training:
-        """Adapt the warm-up of ``training`` to this plan's steps."""
+        """Settings ``training`` with the learning-rate warm-up shortened to fit this plan's number of steps."""
         return training.changed(schedule=shortened(training.schedule, self.first.steps, training.steps))
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,7 +89,7 @@ class Plan:
 
     @staticmethod
     def parse(plain: Mapping[str, Any]) -> Plan:
-        """Parse the plain data of ``to_dict``. Raises TypeError or KeyError if malformed."""
+        """Plan from the plain data of ``to_dict``. Raises TypeError or KeyError if malformed."""
         second = plain["second"]
         return Plan(
             Stage(**plain["first"]),
@@ -98,12 +101,12 @@ class Plan:
 
 
 def unlimited(training: Training) -> Plan:
-    """Plan of a run without a budget: the recipe's own numbers."""
+    """Plan of a run without a time budget: the recipe's own numbers."""
     return Plan(_whole(training), Costs(0.0))
 
 
 def first_plan(training: Training, costs: Costs, spent: float) -> Plan:
-    """Plan as many steps as fit, after ``spent`` seconds of preparation."""
+    """Plan as many steps as fit into ``training.minutes``, after ``spent`` seconds of preparation."""
     stage = _stage(training, costs, 0, spent)
     most, share = _CHECK
     check = max(most, math.ceil(share * stage.steps))
@@ -111,13 +114,15 @@ def first_plan(training: Training, costs: Costs, spent: float) -> Plan:
 
 
 def second_plan(plan: Plan, training: Training, costs: Costs, spent: float) -> Plan:
-    """Add the second decision to ``plan``, ``spent`` seconds after the start of the run."""
+    """Plan revised after its first ``check`` updates, from their measured ``costs``; ``spent``: seconds since the start
+    of the run.
+    """
     return replace(plan, second=_stage(training, costs, plan.check, spent))
 
 
 def expected(training: Training, costs: Costs, stage: Stage, done: int, spent: float) -> float:
-    """Expected seconds of the whole run, including preparation and final evaluation, if ``done`` updates took
-    ``spent``.
+    """Expected seconds of the whole run, including preparation and final evaluation, if ``done`` of its updates have
+    taken ``spent`` seconds.
     """
     ahead = spent + (stage.steps - done) * costs.step
     ahead += _times(done, stage.steps, stage.validate) * (costs.validation + costs.best)
@@ -131,7 +136,9 @@ def expected(training: Training, costs: Costs, stage: Stage, done: int, spent: f
 
 
 def read_plan(folder: Path, saved: Mapping[str, Any] | None) -> Plan | None:
-    """Read the plan from its file, unless a checkpoint was ``saved`` under a different one; None if there is none."""
+    """Read the plan from its file in ``folder``, or ``saved`` if that checkpoint was made under a different plan; None
+    if there is none.
+    """
     known = None if saved is None else Plan.parse(saved)
     try:
         found = Plan.parse(json.loads((folder / FILE).read_bytes()))
@@ -154,12 +161,16 @@ def _whole(training: Training) -> Stage:
 
 
 def _times(done: int, steps: int, every: int) -> int:
-    """Number of occurrences of something done after each ``every`` updates and after the last, beyond ``done``."""
+    """Number of future occurrences of something done after every ``every`` updates and after the last of ``steps``, if
+    ``done`` updates are over.
+    """
     return steps // every - done // every + (steps % every > 0)
 
 
 def _stage(training: Training, costs: Costs, done: int, spent: float) -> Stage:
-    """Largest number of steps that fits, at most the recipe's."""
+    """Plan the largest number of steps that fits into the time budget, at most the recipe's, if ``done`` updates have
+    taken ``spent`` seconds.
+    """
     assert training.minutes is not None
     most = 60 * _AIM * training.minutes
     least = min(training.steps, max(_LEAST, done + 1))
@@ -179,8 +190,8 @@ def _stage(training: Training, costs: Costs, done: int, spent: float) -> Stage:
 
 
 def _shorter(training: Training, costs: Costs, steps: int) -> Stage:
-    """Stage of fewer steps: more frequent validations and checkpoints, so that about ten remain, within the limit on
-    validation time.
+    """Plan of only ``steps`` steps: more frequent validations and checkpoints, so that about ten remain, within the
+    limit on validation time.
     """
     whole = _whole(training)
     if steps == whole.steps:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def capture() -> dict[str, Tensor]:
-    """States of the global generators of Python, numpy and torch."""
+    """States of the global random generators of Python, numpy and torch, as tensors."""
     _, words, spare = random.getstate()
     _, keys, position, has_spare, gauss = np.random.get_state(legacy=True)
     found = {
@@ -29,7 +29,7 @@ def capture() -> dict[str, Tensor]:
 
 
 def restore(saved: Mapping[str, Tensor]) -> None:
-    """Restore the states saved by ``capture``."""
+    """Restore the generator states saved by ``capture``."""
     spare = saved["python_spare"].tolist()
     random.setstate((3, tuple(saved["python"].tolist()), spare[0] if spare else None))
     position, has_spare = saved["numpy_position"].tolist()
@@ -43,7 +43,9 @@ def restore(saved: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def own(seed: int) -> Iterator[None]:
-    """Context manager: generators seeded with ``seed`` inside; the caller's states are restored on exit."""
+    """Context manager: the global random generators are seeded with ``seed`` inside; the caller's states are restored
+    on exit.
+    """
     before = capture()
     random.seed(seed)
     np.random.seed(seed % (1 << 32))
@@ -55,7 +57,7 @@ def own(seed: int) -> Iterator[None]:
 
 
 def seed_step(seed: int, step: int, device: torch.device) -> None:
-    """Seed torch's generators for one step, from (seed, step) alone."""
+    """Seed torch's generators for one update, from (seed, step) alone."""
     number = mix(seed, step)
     # Not torch.manual_seed, which queries every device type and takes 0.1 ms.
     torch.default_generator.manual_seed(number)
@@ -64,8 +66,8 @@ def seed_step(seed: int, step: int, device: torch.device) -> None:
 
 
 def mix(seed: int, step: int) -> int:
-    """Hash (seed, step) to 63 bits with the finaliser of SplitMix64 (Steele et al. 2014): each output bit depends on
-    all input bits.
+    """Hash (seed, step) to a seed of 63 bits with the finaliser of SplitMix64 (Steele et al. 2014): each output bit
+    depends on all input bits.
     """
     z = (seed * 0x9E3779B97F4A7C15 + step + 1) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF

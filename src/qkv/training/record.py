@@ -36,7 +36,9 @@ REPORT = "report.html"
 
 
 class Done(NamedTuple):
-    """Amount trained on so far: targets and computed positions, padding included."""
+    """Amount trained on so far: targets, rows, positions of the model's own stack and of its encoder (``sources``),
+    padding included.
+    """
 
     targets: int
     rows: int = 0
@@ -45,7 +47,9 @@ class Done(NamedTuple):
 
 
 class Record:
-    """Writer of ``metrics.jsonl`` and ``report.html``. Rows after ``step``, lost since the checkpoint, are dropped."""
+    """Writer of a run's ``metrics.jsonl`` and ``report.html``. Metrics of later steps than ``step``, from which the run
+    resumes, are dropped.
+    """
 
     def __init__(self, setup: Setup, step: int):
         self.setup = setup
@@ -59,7 +63,7 @@ class Record:
 
     @singledispatchmethod
     def add(self, event: Event) -> None:
-        """Append a metrics row for an event; events without figures are ignored."""
+        """Append a metrics row for an event; events without metrics are ignored."""
 
     @add.register
     def _(self, event: Stepped) -> None:
@@ -81,19 +85,19 @@ class Record:
         self.row(step=event.step, sample=event.text)
 
     def row(self, **values: Any) -> None:
-        """Append one row."""
+        """Append one metrics row of these values."""
         with clear_errors(str(self.path)):
             self._log.write(**values)
         if self._board:
             self._board.write(**values)
 
     def flush(self) -> None:
-        """Flush all rows to disk."""
+        """Write all buffered metrics rows to disk."""
         with clear_errors(str(self.path)):
             self._log.flush(durable=True)
 
     def close(self) -> None:
-        """Flush and close."""
+        """Write all buffered rows and close the files."""
         with clear_errors(str(self.path)):
             self._log.close()
         if self._board:
@@ -106,12 +110,12 @@ class Record:
         self.close()
 
     def report_now_and_then(self, done: Done) -> None:
-        """Write the report of a running training, at most every 20 seconds and within 2 % of the time."""
+        """Write the report of a run in progress, at most every 20 seconds and within 2 % of the time."""
         if time.perf_counter() - self._reported >= max(20.0, 50 * self._report_seconds):
             self.report("running", "", done)
 
     def report(self, status: Status, message: str, done: Done) -> Path:
-        """Write the report; return its path."""
+        """Write the HTML report into the run folder; return its path."""
         began = time.perf_counter()
         self.flush()
         path = self.setup.folder / REPORT
@@ -158,14 +162,14 @@ class Record:
 
 
 def _exam(folder: Path) -> dict[str, Any] | None:
-    """Final evaluation of the weights in a finished run's folder."""
+    """Read the stored final evaluation of the best weights from a finished run's folder; None if there is none."""
     if not (folder / WEIGHTS).exists():
         return None
     return read_exam(folder, int(read_metadata(folder / WEIGHTS).get("step", 0)))
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """Hardware and software of the run."""
+    """Processor, device, threads, and versions of Python, torch and the system, for the report."""
     return {
         "processor": processor_name(),
         "device": str(device),
@@ -177,9 +181,9 @@ def environment(device: torch.device) -> dict[str, str]:
 
 
 def _flops(setup: Setup, done: Done) -> float | None:
-    """FLOPs of all updates, padding included: the cost of one row of the mean length, times the number of rows.
+    """FLOPs of all updates so far, padding included: the cost of one row of the mean length, times the number of rows.
 
-    None if a part has no cost formula, or the run was trained by an older version that did not count rows.
+    None if a part's cost is unknown, or the run was trained by an older version that did not count rows.
     """
     training = setup.recipe.training
     if not done.rows:

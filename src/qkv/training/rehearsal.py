@@ -35,13 +35,17 @@ most a tenth of the recipe's.
 """
 _FEWEST, _MOST = 3, 50
 _BATCHES = 3
-"""Number of validation batches to time, evenly spaced."""
+"""Number of evenly spaced validation batches that are timed."""
 _ROWS = (64, 256)
-"""Sizes of two small evaluations, from whose times that of all rows is extrapolated linearly."""
+"""Numbers of rows of two small evaluations, from whose times that of all rows is extrapolated linearly."""
 
 
 def rehearse(trainer: Trainer) -> Costs:
-    """Measure the costs of a run before an update. Raises ``UserError`` for errors that the run itself would raise."""
+    """Measure the seconds that a run's steps, validations, samples, checkpoints and final evaluation take; the run is
+    left as it was.
+
+    Raises ``UserError`` for errors that the run itself would raise.
+    """
     with _as_it_was(trainer):
         step = _step(trainer)
         return Costs(step, _validation(trainer), _sample(trainer), *_files(trainer), _exams(trainer))
@@ -66,7 +70,7 @@ def _as_it_was(trainer: Trainer) -> Iterator[None]:
 
 
 def _step(trainer: Trainer) -> float:
-    """Median seconds of the next updates; a median, because the first steps of a process have outliers.
+    """Median seconds of a few updates; a median, because the first steps of a process have outliers.
 
     An update in which an op chose its implementation is repeated, since it chooses only once.
     """
@@ -85,7 +89,7 @@ def _step(trainer: Trainer) -> float:
 
 
 def _validation(trainer: Trainer) -> float:
-    """Seconds of a validation, extrapolated from a few of its batches."""
+    """Seconds of a whole validation, extrapolated from a few of its batches."""
     setup = trainer.setup
     whole = sum(1 for _ in setup.material.rows(VALIDATION, trainer.training.validation.batches))
     few = min(_BATCHES, whole)
@@ -99,7 +103,7 @@ def _validation(trainer: Trainer) -> float:
 
 
 def _sample(trainer: Trainer) -> float:
-    """Seconds of one sample; 0 if the task draws none or fails, which training will report."""
+    """Seconds to generate one sample; 0 if the task generates none or fails, which training will report."""
     setup = trainer.setup
     try:
         return _seconds(lambda: setup.task.sample(trainer.model, setup.material, setup.recipe))
@@ -108,7 +112,7 @@ def _sample(trainer: Trainer) -> float:
 
 
 def _files(trainer: Trainer) -> tuple[float, float]:
-    """Seconds to write a checkpoint, and to write the best weights."""
+    """Seconds to write (a checkpoint, the best weights)."""
     own = weights(trainer.model)
     path = trainer.setup.folder / f".rehearsal{PARTIAL}"
 
@@ -126,7 +130,7 @@ def _files(trainer: Trainer) -> tuple[float, float]:
 
 
 def _exams(trainer: Trainer) -> float:
-    """Seconds of the final evaluation."""
+    """Seconds of the final evaluation on all held-out splits; 0 if the task has none."""
     if not trainer.setup.task.examines:
         return 0.0
     return sum(_exam(trainer, split) for split in held_out(trainer.setup.material))

@@ -44,7 +44,9 @@ _DIGITS = 6
 
 @dataclass(frozen=True)
 class Finished:
-    """Facts of a finished run folder."""
+    """Facts of a finished run, read from its folder. ``corpus``: hash of its data; ``figures``: metrics of the best
+    weights by split.
+    """
 
     folder: Path
     recipe: Recipe
@@ -96,7 +98,7 @@ def record(runs: Sequence[str | Path], path: str | Path) -> Result:
 
 
 def finished(folder: Path) -> Finished:
-    """Facts of the finished run in ``folder``. Raises ``UserError`` if it is not a run, unfinished, or not yet
+    """Read the facts of the finished run in ``folder``. Raises ``UserError`` if it is not a run, unfinished, or not yet
     evaluated.
     """
     if not (folder / SPEC).is_file():
@@ -128,9 +130,7 @@ def finished(folder: Path) -> Finished:
 def _measured(
     exam: dict[str, Any] | None, rows: Sequence[dict[str, Any]], step: int, folder: Path
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Figures by split, and notes: from the final evaluation, or without one from the validation of the best
-    weights.
-    """
+    """(metrics by split, notes) of the best weights: from the final evaluation, or without one from their validation."""
     if exam is not None:
         notes = dict.fromkeys(note for split in exam["splits"].values() for note in split["notes"])
         return {split: _numbers(found["figures"]) for split, found in exam["splits"].items()}, tuple(notes)
@@ -145,8 +145,8 @@ def _numbers(figures: dict[str, Any]) -> dict[str, float]:
 
 
 def _form(runs: Sequence[Finished], path: Path) -> str:
-    """Find the form of the recipe file that all ``runs`` have. Raises ``UserError`` naming the first field that
-    differs.
+    """Form of the recipe file ``path``, "full" or "quick", that all ``runs`` were trained in. Raises ``UserError``
+    naming the first field that differs.
     """
     forms = {"full": read_recipe(path)}
     if forms["full"].quick:
@@ -161,7 +161,7 @@ def _form(runs: Sequence[Finished], path: Path) -> str:
 
 
 def _other(run: Finished, recipe: Recipe) -> str:
-    """Describe the first field in which the recipe of ``run`` differs; empty if none does."""
+    """Description of the first field in which the recipe of ``run`` differs from ``recipe``; "" if none does."""
     if run.recipe.start != recipe.start:
         return difference({"start": run.recipe.start}, {"start": recipe.start}) or ""
     theirs, ours = _asked(run.recipe), _asked(with_start(recipe, run.recipe))
@@ -201,7 +201,7 @@ def _check_alike(runs: Sequence[Finished]) -> None:
 
 
 def _draws(run: Finished) -> bool:
-    """True if the task generates its data from the seed."""
+    """True if the task generates its data from the seed, so that runs with different seeds have different data."""
     return run.recipe.task.reads == "nothing"
 
 
@@ -239,12 +239,12 @@ def _figure(values: Sequence[float]) -> Figure:
 
 
 def _machine(facts: dict[str, Any]) -> str:
-    """Machine description like ``AMD EPYC, 2 threads; cpu, 2 used``, without host name or paths."""
+    """Description of the computer, such as ``AMD EPYC, 2 threads; cpu, 2 used``, without host name or paths."""
     return f"{facts.get('processor', platform.machine())}; {facts.get('device', 'cpu')}, {facts.get('threads', '?')} used"
 
 
 def _write(path: Path, recipe: Recipe, result: Result) -> None:
-    """Write ``result`` into the file, atomically."""
+    """Write ``result`` into the recipe file, atomically; typed figures that it replaces are removed."""
     written = _plain_result(result)
     kept = [typed for typed in recipe.typed if result.form == "quick" or not result.figure(typed.figure)]
     values: dict[str, Any] = {"result": written}

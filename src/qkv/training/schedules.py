@@ -13,26 +13,30 @@ from qkv.spec.training import Constant, Cosine, InverseSquareRoot, Linear, Sched
 
 
 def multiplier(schedule: Schedule, step: int, steps: int, width: int) -> float:
-    """Multiplier of the learning rate at update ``step`` of ``steps`` in a model of ``width`` features."""
+    """Multiple of the optimiser's learning rate at update ``step`` (from 1) of ``steps``, in a model of ``width``
+    features.
+    """
     return implementation(schedule, "qkv.training")(schedule, step, steps, width)
 
 
 @implements(Constant)
 def constant(schedule: Constant, step: int, steps: int, width: int) -> float:
-    """1 after the warm-up."""
+    """Constant rate: 1 after the linear warm-up."""
     return _rise(schedule, step)
 
 
 @implements(InverseSquareRoot)
 def inverse_square_root(schedule: InverseSquareRoot, step: int, steps: int, width: int) -> float:
-    """D^-½ · min(s^-½, s · w^-3/2) (Vaswani et al. 2017); largest at s = w."""
+    """Inverse square root: D^-½ · min(s^-½, s · w^-3/2) at update s, with warm-up w and width D (Vaswani et al. 2017);
+    largest at s = w.
+    """
     return width**-0.5 * min(step**-0.5, step * schedule.warmup**-1.5)
 
 
 @implements(Cosine)
 def cosine(schedule: Cosine, step: int, steps: int, width: int) -> float:
-    """f + (1 - f) (1 + cos πp) / 2, where p is the elapsed share of the updates after the warm-up (Loshchilov & Hutter
-    2017).
+    """Cosine decay from 1 to f = ``final``: f + (1 - f) (1 + cos πp) / 2, where p is the elapsed share of the updates
+    after the warm-up (Loshchilov & Hutter 2017).
     """
     if step <= schedule.warmup:
         return _rise(schedule, step)
@@ -41,7 +45,9 @@ def cosine(schedule: Cosine, step: int, steps: int, width: int) -> float:
 
 @implements(Linear)
 def linear(schedule: Linear, step: int, steps: int, width: int) -> float:
-    """1 - (1 - f) p, where p is the elapsed share of the updates after the warm-up."""
+    """Linear decay from 1 to f = ``final``: 1 - (1 - f) p, where p is the elapsed share of the updates after the
+    warm-up.
+    """
     if step <= schedule.warmup:
         return _rise(schedule, step)
     return 1 - (1 - schedule.final) * _share(step, schedule.warmup, steps)
@@ -49,7 +55,9 @@ def linear(schedule: Linear, step: int, steps: int, width: int) -> float:
 
 @implements(WarmupStableDecay)
 def warmup_stable_decay(schedule: WarmupStableDecay, step: int, steps: int, width: int) -> float:
-    """1 until the last ``decay`` share of all updates, then linear decay to ``final`` (Hu et al. 2024)."""
+    """Warm-up, stable, decay: 1 until the last ``decay`` share of all updates, then linear decay to ``final`` (Hu et
+    al. 2024).
+    """
     stable_until = max(schedule.warmup, steps - round(schedule.decay * steps))
     if step <= stable_until:
         return _rise(schedule, step)
@@ -57,8 +65,8 @@ def warmup_stable_decay(schedule: WarmupStableDecay, step: int, steps: int, widt
 
 
 def shortened(schedule: Schedule, steps: int, most: int) -> Schedule:
-    """Adapt ``schedule``, written for ``most`` updates, to ``steps``: the warm-up keeps its share, but at least a tenth
-    of the updates.
+    """Schedule with a warm-up fitted to a run of ``steps`` updates instead of ``most``: it keeps its share, but at
+    least a tenth of the updates.
 
     The inverse square root is unchanged, because its warm-up determines all rates.
     """
@@ -68,7 +76,9 @@ def shortened(schedule: Schedule, steps: int, most: int) -> Schedule:
 
 
 def same_so_far(schedule: Schedule, done: int, steps: int, other: int, width: int) -> bool:
-    """True if the first ``done`` updates have the same rates in runs of ``steps`` and of ``other`` updates."""
+    """True if the first ``done`` updates have the same learning rates in a run of ``steps`` updates as in one of
+    ``other``.
+    """
     return all(multiplier(schedule, s, steps, width) == multiplier(schedule, s, other, width) for s in range(1, done + 1))
 
 
@@ -77,5 +87,5 @@ def _rise(schedule: Schedule, step: int) -> float:
 
 
 def _share(step: int, start: int, steps: int) -> float:
-    """Elapsed share of the updates from ``start`` to the last, at most 1."""
+    """Elapsed share of the updates from ``start`` to the last of ``steps``, at most 1."""
     return min(1.0, (step - start) / max(1, steps - start))

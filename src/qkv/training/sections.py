@@ -15,14 +15,16 @@ SECTIONS = "sections.json"
 
 
 def write_sections(folder: Path, sections: Sequence[Mapping[str, Any]]) -> None:
-    """Write ``sections``, drawn by ``qkv.report.sections``, into the run folder atomically. Raises ``UserError``."""
+    """Write further report ``sections`` (see ``qkv.report.sections``) into the run folder atomically. Raises
+    ``UserError``.
+    """
     path = folder / SECTIONS
     with clear_errors(str(path)):
         write_file(path, (json.dumps(finite(list(sections)), ensure_ascii=False, indent=1) + "\n").encode())
 
 
 def read_sections(folder: Path) -> list[dict[str, Any]]:
-    """Sections stored by ``write_sections``; empty if the file is missing or malformed."""
+    """Report sections stored in a run folder by ``write_sections``; empty if the file is missing or malformed."""
     try:
         found = json.loads((folder / SECTIONS).read_bytes())
     except (OSError, ValueError, RecursionError):

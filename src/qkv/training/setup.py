@@ -32,7 +32,9 @@ from qkv.training.vectors import start_vectors
 
 @dataclass(frozen=True)
 class Setup:
-    """Run that is ready to train. ``recipe`` has all sizes that the data determines filled in."""
+    """All that a run needs to train: recipe, opened data, task, model, checkpoints. ``recipe`` has all sizes that the
+    data determines filled in.
+    """
 
     folder: Path
     recipe: Recipe
@@ -50,10 +52,11 @@ def best_device() -> torch.device:
 
 
 def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[Setup, Checkpoint | None]:
-    """Open the data, check that ``recipe`` matches a run already in ``folder``, and build the model.
+    """Open the data, check that ``recipe`` matches a run already in ``folder``, and build the model. ``resume``: False
+    if there must be no such run.
 
-    Returns the checkpoint to resume from, its weights already in the model; None for a new run. Raises UserError if
-    recipe, data or checkpoint do not fit together; the folder is then unchanged.
+    Returns (what the run needs, checkpoint to resume from, its weights already in the model); the checkpoint is None
+    for a new run. Raises UserError if recipe, data or checkpoint do not fit together; the folder is then unchanged.
     """
     with clear_errors(f"the run folder {folder}"):
         remove_partial(folder)
@@ -94,7 +97,7 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
 
 
 def _known(folder: Path, resume: bool) -> Recipe | None:
-    """Recipe of the run in ``folder``, if there is one."""
+    """Recipe of the run in ``folder``; None if there is no run."""
     if not (folder / SPEC).exists():
         if (folder / WEIGHTS).exists():
             raise UserError(
@@ -120,8 +123,8 @@ def _check_facts(state: dict[str, Any], known: Recipe, material: Material, folde
 
 
 def check_same_recipe(old: Recipe, new: Recipe, done: int, folder: object) -> None:
-    """Raise UserError naming the first setting of ``new`` that would change the weights of the run of ``old`` in
-    ``folder``.
+    """Raise UserError naming the first setting of the recipe ``new`` that would change the weights of the run of
+    ``old`` in ``folder``.
 
     The number of steps may change if the ``done`` updates would have had the same learning rates.
     """
@@ -142,7 +145,9 @@ def check_same_recipe(old: Recipe, new: Recipe, done: int, folder: object) -> No
 
 
 def _write_identity(setup: Setup, known: Recipe | None) -> None:
-    """Write the files that make a folder a run's. The spec comes last: if it exists, the others do."""
+    """Write recipe and vocabulary, the files that make a folder a run's. The recipe comes last: if it exists, the
+    others do.
+    """
     if known == setup.recipe:
         return
     with clear_errors(f"the run folder {setup.folder}"):

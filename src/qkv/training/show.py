@@ -13,7 +13,7 @@ from qkv.training.events import Ended, Event, Notice, Planned, Started, Stepped,
 
 
 class Show:
-    """Default event handler of ``train``: ``with Show() as tell: ...``."""
+    """Default event handler of ``train``, which shows progress on standard error: ``with Show() as tell: ...``."""
 
     def __init__(self) -> None:
         self._progress: Progress | None = None
@@ -32,7 +32,7 @@ class Show:
 
     @singledispatchmethod
     def _show(self, event: Event) -> None:
-        """Ignore samples and checkpoints, which are in the report and the folder."""
+        """Show an event; by default nothing, since samples and checkpoints are in the report and the folder."""
 
     @_show.register
     def _(self, event: Started) -> None:
@@ -72,7 +72,7 @@ class Show:
 
 
 def planned_sentence(event: Planned) -> str:
-    """Describe the planned steps and their expected time."""
+    """Sentence with the planned number of steps and their expected time, and a warning if they exceed the budget."""
     fewer = f" of at most {event.most:,}" * (event.steps < event.most)
     planned = f"{'after ' + format(event.step, ',') + ' steps: ' if event.step else ''}about {duration(event.seconds)} for {event.steps:,} steps{fewer}"
     if event.seconds <= 60 * event.minutes:

@@ -10,27 +10,27 @@ from qkv.data.batch import Batch
 
 @dataclass
 class Standing:
-    """Progress of a run; part of each checkpoint. ``seconds``: training time, including earlier starts."""
+    """Counters of a run in progress, saved in each checkpoint. ``seconds``: training time, including earlier starts."""
 
     step: int = 0
     tokens: int = 0
-    """Total targets."""
+    """Number of targets trained on so far."""
     rows: int = 0
     positions: int = 0
-    """Total positions of all rows, padding included."""
+    """Number of positions of all rows so far, padding included."""
     sources: int = 0
-    """Total positions that an encoder read, padding included."""
+    """Number of positions that an encoder has read so far, padding included."""
     seconds: float = 0.0
     best_figure: float | None = None
-    """Best value of the metric ``training.validation.best``."""
+    """Best value so far of the metric ``training.validation.best``."""
     best_step: int = 0
     stale: int = 0
-    """Validations since the best one."""
+    """Number of validations since the best one."""
     looked: int = 0
-    """Last step whose validation and sample are complete."""
+    """Last step whose validation and sample are done."""
     sampling_seconds: float = 0.0
     preparation: float = 0.0
-    """Seconds before training, over all starts: data, model, rehearsal."""
+    """Seconds before training, over all starts: opening data, building the model, measuring costs."""
 
     def count(self, batches: Iterable[Batch]) -> None:
         """Add the rows and positions computed for ``batches``."""

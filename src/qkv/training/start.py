@@ -50,18 +50,21 @@ _MARKS = ("begin", "framed")
 
 
 class Start(NamedTuple):
-    """Settings that a recipe takes over. ``model`` is None if the folder holds weights without a spec."""
+    """Model and tokenizers of the run or checkpoint that a recipe fine-tunes. ``model`` is None if the folder holds
+    weights without a spec.
+    """
 
     model: Model | None
     tokenizer: TokenizerSpec
     target_tokenizer: TokenizerSpec | None
     heads: Mapping[str, Head] = MappingProxyType({})
-    """Heads of a published checkpoint, by kind."""
+    """Heads of a published checkpoint, by kind of head."""
     task: Task | None = None
 
 
 def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
-    """Fill in tokenizer and model of the start; when resuming the run ``known``, those that it began with.
+    """Fill in a recipe's tokenizer and model from its ``start``, a run or checkpoint; when resuming the run ``known``,
+    those that it began with.
 
     Raises ``UserError`` if the start does not exist, another tokenizer is given, or the model does not fit the task.
     """
@@ -77,7 +80,9 @@ def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
 
 
 def find_start(source: str) -> Start:
-    """Read the start from a run folder, a folder in Hugging Face format, or a published name. Raises ``UserError``."""
+    """Read model and tokenizers of a run folder, a folder in Hugging Face format, or a published name. Raises
+    ``UserError``.
+    """
     folder = Path(source).expanduser()
     if _is_run(folder):
         target = TokenizerFile(path=str(folder / TARGET_FILE)) if (folder / TARGET_FILE).exists() else None
@@ -112,13 +117,13 @@ def _with_tokenizers(recipe: Recipe, tokenizer: TokenizerSpec, target: Tokenizer
 
 
 def _written_alike(task: Task, start: Task) -> Task:
-    """Set the begin and end tokens of ``task`` as the start learned them, unless the recipe sets them."""
+    """Set the begin and end tokens of ``task`` as the model of ``start`` learned them, unless the recipe sets them."""
     both = [name for name in _MARKS if name in type(task).model_fields and name in type(start).model_fields]
     return task.changed(**{name: getattr(start, name) for name in both if getattr(task, name) == type(task).model_fields[name].default})
 
 
 def _described(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Model:
-    """Model of the start, with every setting of the recipe that differs from the defaults."""
+    """Model spec of the start, changed by every setting of the recipe that differs from the defaults."""
     default = Model()
     fields = [name for name in Model.model_fields if name != "head"]
     given = {name: getattr(recipe.model, name) for name in fields if getattr(recipe.model, name) != getattr(default, name)}
@@ -129,12 +134,14 @@ def _described(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Model
 
 
 def _open(frontend: Any) -> Any:
-    """Front end with an open vocabulary size, which the tokenizer sets and special tokens may enlarge."""
+    """Front end without a fixed vocabulary size, which the tokenizer then sets and special tokens may enlarge."""
     return frontend.unsized()
 
 
 def _head(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Head:
-    """Head of the recipe if given; else the start's if of the task's kind, that of its family, or a new one."""
+    """Head spec of the recipe if given; else that of the start if it suits the task, that of its family in ``heads``,
+    or a new one.
+    """
     own, kind = recipe.model.head, recipe.task.head
     if own != LanguageModelHead():
         return own
@@ -147,8 +154,8 @@ def _head(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Head:
 
 
 def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
-    """Initialise ``model`` from the start of ``recipe``; return notices. Raises ``UserError`` if the weights do not
-    fit.
+    """Copy the weights of the recipe's ``start``, a run or checkpoint, into ``model``; return notices. Raises
+    ``UserError`` if they do not fit.
     """
     if recipe.start is None:
         return []
@@ -169,8 +176,8 @@ def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
 
 @torch.no_grad()
 def _part_of_head(own: dict[str, Tensor], published: Opened, model: Transformer) -> set[str]:
-    """Copy head tensors that a published checkpoint has although it was saved with another head (a pooler); return
-    their names.
+    """Copy head tensors that a published checkpoint has although it was saved with another head (such as a pooler);
+    return their names.
     """
     found = head_tensors(published, model)
     for name, tensor in found.items():
@@ -180,7 +187,7 @@ def _part_of_head(own: dict[str, Tensor], published: Opened, model: Transformer)
 
 
 def _of_run(folder: Path) -> dict[str, Tensor]:
-    """Weights of a run, with adapters merged."""
+    """Weights of the run in ``folder`` by name, with adapters merged."""
     tensors, metadata = read_tensors(folder / WEIGHTS)
     recipe = read_recipe(folder) if (folder / SPEC).is_file() else None
     check_unedited(metadata.get(MADE_WITH), recipe, folder)
@@ -189,14 +196,14 @@ def _of_run(folder: Path) -> dict[str, Tensor]:
 
 
 def _fits(layout: Layout, own: Tensor, given: Tensor) -> bool:
-    """True if a tensor can be copied; of a table, the rows that both have."""
+    """True if the tensor ``given`` can be copied to ``own``: same shape, or a table of rows of the same width."""
     if layout.kind == "rows":
         return own.shape[1:] == given.shape[1:]
     return own.shape == given.shape
 
 
 def _new_rows(model: Transformer, own: dict[str, Tensor], tensors: dict[str, Tensor]) -> list[str]:
-    """Notices about token embeddings that have grown."""
+    """Sentences on the token embeddings that have more rows than in the start."""
     stacks = {"": model, "encoder.": model.encoder}
     paths = (f"{path}frontend.table" for path, stack in stacks.items() if stack is not None and stack.frontend.table is not None)
     tables = [path for path in paths if path in own and path in tensors]
@@ -214,7 +221,7 @@ def _check_names(own: set[str], there: set[str], source: str) -> None:
 
 @torch.no_grad()
 def _take(own: Tensor, given: Tensor, name: str, source: str, layout: Layout) -> None:
-    """Copy a tensor; of a table, the rows that both have."""
+    """Copy the tensor ``given`` to ``own``; of a table, the rows that both have."""
     if own.shape == given.shape:
         own.copy_(given)
     elif _fits(layout, own, given):

@@ -25,7 +25,9 @@ FILE = "surroundings.json"
 
 
 class Surroundings:
-    """Environment of a run, stored in ``folder``."""
+    """Environment of a run (versions, processor, op implementations chosen), stored in ``folder`` to repeat results
+    exactly.
+    """
 
     def __init__(self, folder: Path, device: torch.device):
         self.path = folder / FILE
@@ -33,7 +35,9 @@ class Surroundings:
         self._written = -1
 
     def adopt(self) -> str:
-        """Reuse the saved choices of op implementations; return a warning if the environment differs, else ""."""
+        """Reuse the op implementations chosen at an earlier start; return a warning if the environment differs, else
+        "".
+        """
         try:
             saved = json.loads(self.path.read_bytes())
             before, paths = dict(saved["facts"]), list(saved["paths"])
@@ -49,7 +53,7 @@ class Surroundings:
         return ""
 
     def keep(self) -> None:
-        """Save the choices of op implementations if there are new ones."""
+        """Save the ops' choices of implementations if there are new ones."""
         count = len(choices.all_choices())
         if count == self._written:
             return
@@ -66,8 +70,8 @@ class Surroundings:
 
 
 def read_surroundings(folder: Path) -> dict[str, Any] | None:
-    """Facts saved by the latest start of the run with checkpoints in ``folder``, with ``python`` and ``date``;
-    or None.
+    """Environment saved by the latest start of the run whose checkpoints are in ``folder``, with ``python`` and
+    ``date``; None if missing.
     """
     try:
         saved = json.loads((folder / FILE).read_bytes())
@@ -77,7 +81,7 @@ def read_surroundings(folder: Path) -> dict[str, Any] | None:
 
 
 def facts(device: torch.device) -> dict[str, Any]:
-    """Versions, processor, device and threads."""
+    """Environment that affects the last digits of results: versions, processor, device and threads, by name."""
     return {
         "qkv": version("qkv"),
         "torch": torch.__version__,

@@ -43,12 +43,12 @@ from qkv.training.start import find_start
 
 BEFORE, AFTER, HEALED = "before", "after the swap", "healed"
 _LENGTH = 256
-"""Maximum number of positions for speed measurements."""
+"""Maximum number of positions per row in speed measurements."""
 _LOOKS = 5
-"""Validations of a healing run."""
+"""Number of validations during the training after a swap."""
 _RATE = (5e-4, 768)
-"""Highest learning rate for healing a published checkpoint of this width, unless overridden; narrower models use a
-higher one.
+"""(learning rate, width): highest rate for training a published checkpoint after a swap, unless overridden; narrower
+models use a higher one.
 """
 _SAID_ELSEWHERE = ("bits_per_token", "bits_per_character", "bits_per_byte")
 
@@ -57,7 +57,8 @@ Figures = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Swapped:
-    """Run with replaced parts, the origin of its weights, and the effect on its metrics.
+    """Result of replacing parts of a model: the new run, the origin of its weights (``moved``), and the effect on its
+    metrics.
 
     ``figures``: held-out metrics of the task at each moment ("before", "after the swap", and "healed" if trained). For
     the first two also ``parameters``, ``reading`` and ``decoding`` in tokens/s, ``state`` in bytes at ``length``
@@ -78,12 +79,12 @@ class Swapped:
 
     @property
     def columns(self) -> list[str]:
-        """Column titles of ``rows``."""
+        """Column titles of the table ``rows``."""
         return ["figure", *self.figures]
 
     @property
     def rows(self) -> list[list[str]]:
-        """Table of the effect, one row per metric."""
+        """Table of the metrics before and after, one row per metric, as text."""
         return _rows(self.figures, self.length, self.memory)
 
 
@@ -96,12 +97,11 @@ def swap(
     on_event: OnEvent | None = None,
     copy: bool = False,
 ) -> Swapped:
-    """Replace parts of a run or a published checkpoint, train ``heal`` steps, and write the result as a run into
-    ``out``.
+    """Replace parts of a run's or published checkpoint's model, train ``heal`` steps to adapt it, and write the result
+    as a run into ``out``.
 
-    changes: dotted overrides, see ``qkv.spec.surgery.operated``; those of ``training`` apply to the healing.
-    data: text to train and evaluate on (default: the run's own).
-    copy: as for ``qkv.load``.
+    changes: dotted overrides, see ``qkv.spec.surgery.operated``; those of ``training`` apply to the training after the
+    swap. data: text to train and evaluate on (default: the run's own). copy: as for ``qkv.load``.
 
     See ``qkv.models.transplant`` for the weights that are kept. Raises ``UserError``; Ctrl-C saves, and ``qkv train``
     resumes.
@@ -125,7 +125,7 @@ def swap(
 
 
 def told(moved: list[Moved]) -> list[str]:
-    """Messages about kept, new and adapted weights."""
+    """Sentences on the weights that a swap kept, initialised anew or adapted."""
     total, taken = sum(one.numbers for one in moved), sum(one.taken for one in moved)
     found = [f"{taken:,} of {total:,} parameters keep their weights ({taken / max(1, total):.1%})"]
     new = [path for path, how in in_words(moved) if how == NEW]
@@ -155,8 +155,8 @@ def _recipe(old: Run, changes: list[str], heal: int, data: str | None) -> Recipe
 
 
 def _training(old: Run, heal: int) -> Any:
-    """Training settings of the run, with a constant rate that allows any number of steps, and without settings by
-    parameter name.
+    """Training settings after a swap: those of the run, with a constant rate that allows any number of steps, and
+    without settings by parameter name.
     """
     training = old.recipe.training
     steps = heal or training.steps
@@ -177,7 +177,7 @@ def _training(old: Run, heal: int) -> Any:
 
 
 def _figures(model: Transformer, setup: Setup, length: int, memory: int) -> dict[str, float]:
-    """All metrics at one moment; see ``Swapped``."""
+    """Metrics, speeds and sizes of ``model`` at one moment of a swap; see ``Swapped``."""
     recipe = setup.recipe
     seen = measure(model, setup.task, setup.material.rows(VALIDATION, recipe.training.validation.batches), recipe.training.precision)
     assert seen is not None
@@ -195,8 +195,8 @@ def _figures(model: Transformer, setup: Setup, length: int, memory: int) -> dict
 def _heal(
     setup: Setup, heal: int, figures: dict[str, dict[str, float]], measured: tuple[int, int], tell: OnEvent
 ) -> dict[str, dict[str, float]]:
-    """Save the model as a run before its first step, and train it if ``heal`` > 0; return the figures, including the
-    final ones.
+    """Save the swapped model as a run, and train it for ``heal`` steps if not 0; return ``figures`` with those after
+    the training.
     """
     folder, task_figures = setup.folder, _of_task(figures[AFTER])
     trainer = Trainer(setup, None, tell)

@@ -9,13 +9,13 @@ from qkv.tasks.task import Task
 
 
 def counted(task: Task) -> str:
-    """Unit over which a task's loss is averaged, in the plural, such as tokens or examples."""
+    """Items over which a task's loss is averaged, such as "tokens" or "examples"."""
     return f"{task.loss_unit.rpartition(' ')[2]}s"
 
 
 def usage(task: Task, folder: str | Path, opening: str = "") -> tuple[str, str]:
-    """(description, command): ``qkv predict`` for tasks with inputs to answer, else ``qkv generate``. ``opening``:
-    example input.
+    """(purpose, shell command) to use a trained run: ``qkv predict`` for tasks with inputs, else ``qkv generate``.
+    ``opening``: example input.
     """
     name = shlex.quote(str(folder))
     if not task.asks:

@@ -26,8 +26,8 @@ _TABLE = "frontend.table"
 
 
 def start_vectors(model: Transformer, spec: Model, vocabulary: Vocabulary) -> list[str]:
-    """Initialise the embeddings of ``model`` for which ``spec`` names vectors; return notices. Raises ``UserError`` on
-    a mismatch.
+    """Initialise the token embeddings of ``model`` with the pretrained word vectors that ``spec`` names, if any; return
+    notices. Raises ``UserError`` on a mismatch.
     """
     found = []
     stacks: list[tuple[str, Stack | None, Frontend | None, Tokenizer]] = [
@@ -63,15 +63,16 @@ def _fill(table: Tensor, source: str, tokenizer: Tokenizer, key: str) -> str:
 
 
 def words_of(tokenizer: Tokenizer) -> dict[int, str]:
-    """Text of each token, without special and whitespace-only tokens."""
+    """Text of each token by id, without special and whitespace-only tokens."""
     special = set(tokenizer.specials.values())
     words = {index: tokenizer.decode([index]).strip() for index in range(tokenizer.vocab_size) if index not in special}
     return {index: word for index, word in words.items() if word}
 
 
 def vectors_of(source: str, wanted: set[str], key: str) -> Mapping[str, Tensor]:
-    """Vectors (D,) of the ``wanted`` words found in a run folder or a text file of words and numbers. Raises
-    ``UserError``.
+    """Pretrained vectors (D,) of the ``wanted`` words, by word, from a run folder or a text file of words and numbers.
+
+    ``key``: name of the setting, for messages. Raises ``UserError``.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -92,8 +93,8 @@ def _of_run(folder: Path, wanted: set[str], key: str) -> dict[str, Tensor]:
 
 
 def _of_text(path: Path, wanted: set[str], key: str) -> dict[str, Tensor]:
-    """Read word2vec's text format: "words size" in the first line, then a word and its numbers per line; GloVe lacks
-    the first line.
+    """Read vectors from word2vec's text format: "words size" in the first line, then a word and its numbers per line;
+    GloVe lacks the first line.
     """
     found: dict[str, Tensor] = {}
     size = 0
