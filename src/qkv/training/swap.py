@@ -100,8 +100,9 @@ def swap(
     """Replace parts of a run's or published checkpoint's model, train ``heal`` steps to adapt it, and write the result
     as a run into ``out``.
 
-    changes: dotted overrides, see ``qkv.spec.surgery.operated``; those of ``training`` apply to the training after the
-    swap. data: text to train and evaluate on (default: the run's own). copy: as for ``qkv.load``.
+    changes: dotted overrides, see ``qkv.spec.surgery.operated``; those of ``training`` apply to the training afterwards.
+    data: text to train and evaluate on (default: the run's own).
+    copy: as for ``qkv.load``.
 
     See ``qkv.models.transplant`` for the weights that are kept. Raises ``UserError``; Ctrl-C saves, and ``qkv train``
     resumes.
