@@ -69,7 +69,7 @@ def cost_command(
 
 
 def _read(name: str, overrides: Iterable[str]) -> tuple[Model, Training]:
-    """(model, training settings) of a recipe, run or preset; a bare model gets batch size 1."""
+    """Read a recipe, model file, run or preset: (model, training settings). A model alone gets batch size 1."""
     alone = Training(batch_size=1)
     if name in PRESETS and not Path(name).exists():
         return override(preset(name), [a.below("model") for a in assignments(overrides)]), alone
@@ -80,7 +80,10 @@ def _read(name: str, overrides: Iterable[str]) -> tuple[Model, Training]:
 
 
 def _with_sizes(recipe: Recipe) -> Model:
-    """Recipe's model with its data-dependent sizes filled in: for text the tokenizer's (maximum) vocabulary size, else read from the data."""
+    """Return the recipe's model with the sizes filled in that depend on its data.
+
+    For text this is the tokenizer's (maximum) vocabulary size; other data is read.
+    """
     if recipe.start is not None:
         from qkv.training.start import with_start
 
@@ -96,7 +99,7 @@ def _with_sizes(recipe: Recipe) -> Model:
 
 
 def _open_sizes(model: Model) -> bool:
-    """True if a size depends on the data."""
+    """True if a size of ``model`` depends on data that is not known yet: vocabulary size or number of classes."""
     stacks = [model, *([model.encoder] if model.encoder else [])]
     unknown = any(stack.frontend.reads_tokens and stack.vocab_size is None for stack in stacks)
     return unknown or model.head.classes is None

@@ -58,7 +58,7 @@ def export_command(
 
 
 def _write_adapter(source: Path, folder: Path, dtype: str | None, copy: bool) -> str:
-    """Print the files written for an adapter."""
+    """Write the adapter of ``source`` to ``folder`` in PEFT's format; return the message that lists its files."""
     from qkv.interop.load import precision
     from qkv.interop.peft import save_adapter
     from qkv.runs.load import load_adapted
@@ -76,7 +76,7 @@ def _write_adapter(source: Path, folder: Path, dtype: str | None, copy: bool) ->
 
 
 def _adapted(source: str | None) -> Model | None:
-    """Spec of the model that a run started from; None if it cannot be found."""
+    """Spec of the base model of an adapter run, which it started from; None if it cannot be found."""
     from qkv.training.start import find_start
 
     try:
@@ -86,7 +86,11 @@ def _adapted(source: str | None) -> Model | None:
 
 
 class _Source(NamedTuple):
-    """A model to export, with its tokenizer and metadata."""
+    """Model to export.
+
+    tokenizer, labels, begin: tokenizer, class names, and ids that start a target.   family: published family, "" if
+    not known.   kept: tensors of the checkpoint that are passed on as they are.
+    """
 
     model: Transformer
     tokenizer: Tokenizer | None
@@ -112,7 +116,10 @@ def _read(source: Path, copy: bool) -> _Source:
 
 
 def _write(read: _Source, folder: Path, dtype: str | None, check: bool | None) -> str:
-    """Write to a temporary folder, compare, then rename it; return the family and architecture."""
+    """Export to ``folder`` by way of a temporary one; return the message with family, architecture and comparison.
+
+    ``check``: compare the logits with those of the transformers library; None: for small models only.
+    """
     from qkv.interop.check import LIMIT, compare, size_of
     from qkv.interop.load import precision
 

@@ -70,7 +70,7 @@ def generate_command(
 
 
 def _write(run: Run, prompt: str, options: dict[str, Any], count: int, stream: bool) -> None:
-    """Print ``count`` texts after ``prompt``. Raises UserError for options that do not go together."""
+    """Generate and print ``count`` texts after ``prompt``. Raises ``UserError`` for options that do not go together."""
     generation = _checked(run.recipe.sample, options)
     _check_beams(generation, options, count)
     _note_the_context(run, prompt, generation)
@@ -78,7 +78,7 @@ def _write(run: Run, prompt: str, options: dict[str, Any], count: int, stream: b
 
 
 def _reading(run: Run, special: bool) -> Run:
-    """Return ``run``; with ``special``, its tokenizer parses special tokens in the prompt."""
+    """``run``, or with ``special`` a copy whose tokenizer parses special tokens in the prompt."""
     return replace(run, vocabulary=replace(run.vocabulary, target=run.tokenizer.reading_special)) if special else run
 
 

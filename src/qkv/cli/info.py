@@ -66,7 +66,7 @@ def _stored(folder: Path) -> str:
 
 
 def _data_sets() -> str:
-    """Names of the known data sets, marking those to be downloaded or unavailable."""
+    """Names of the known data sets, with a mark at those that must be downloaded or are not available."""
     from qkv.data.named import KNOWN, NAMES
     from qkv.data.records.named import TABLES
     from qkv.system.cache import cache_folder
@@ -109,5 +109,5 @@ def _run(folder: Path) -> list[tuple[str, Any]]:
 
 
 def _pattern(model: Any) -> str:
-    """Kinds of branches in each block of the pattern."""
+    """Format the branches of the listed blocks, such as ``attention + feed_forward | gru``."""
     return " | ".join(" + ".join(branch.kind for branch in block.branches) for block in model.blocks)

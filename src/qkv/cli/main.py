@@ -131,7 +131,10 @@ def _run(args: list[str]) -> int:
 
 
 def _usage(error: Any, complaint: str) -> str:
-    """Convert typer's usage error to a sentence that suggests the nearest option and the command's help."""
+    """Convert a usage ``error`` of typer with the message ``complaint`` to a sentence.
+
+    It suggests the nearest option and names the command's help.
+    """
     context = getattr(error, "ctx", None)
     command: str = context.command_path if context else "qkv"
     option: str | None = getattr(error, "option_name", None)
@@ -175,7 +178,7 @@ def _command(name: str) -> Any:
 
 
 def _verbatim(examples: str) -> str:
-    """Format examples so that help keeps their line breaks."""
+    """Mark up the text ``examples`` so that typer's help keeps its line breaks."""
     return "\b\nExamples:\n" + textwrap.indent(examples, "  ").replace("\n\n", "\n\n\b\n")
 
 

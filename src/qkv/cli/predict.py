@@ -100,7 +100,7 @@ def _named(option: str, given: list[str] | None) -> Iterator[tuple[str, str]]:
 
 
 def _value(text: str) -> str:
-    """A literal text, or the contents of the file named after @."""
+    """Value of a text option: the text itself, or after "@" the contents of that file."""
     if not text.startswith("@"):
         return text
     path = Path(text[1:]).expanduser()
@@ -148,7 +148,7 @@ def _rows(run: Run, texts: list[str], parts: dict[str, str]) -> list[dict[str, A
 
 
 def _answers(run: Run, rows: Sequence[dict[str, Any]]) -> Iterator[list[Answer]]:
-    """Predict in groups of rows and report progress on standard error."""
+    """Predict for rows in groups, in order, with the progress on standard error."""
     from qkv.report.progress import Progress
     from qkv.runs.predict import predict
 
@@ -221,7 +221,7 @@ def _answer_table(run: Run, source: str, columns: Mapping[str, str], out: Path |
 
 
 def _written(columns: Sequence[str], kept: Sequence[Mapping[str, Any]], answers: Sequence[Answer], form: str) -> str:
-    """Rows with the prediction appended: full details as JSON lines, or the answer and its scores as CSV/TSV columns."""
+    """Format ``kept`` rows with their predictions: all details as JSON lines, or answer and scores as CSV/TSV columns."""
     names = dict.fromkeys(name for answer in answers for name in answer)
     as_named = {name: f"predicted_{name}" if name in columns else name for name in names}
     if form == "jsonl":

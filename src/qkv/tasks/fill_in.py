@@ -29,7 +29,7 @@ BEST = 5
 class Gapped(NamedTuple):
     """Text with gaps.
 
-    ids: all tokens, with mask tokens at the indices ``places``. pieces: text before, between and after the gaps.
+    ids: all tokens, with mask tokens at the indices ``places``.   pieces: text before, between and after the gaps.
     """
 
     ids: list[int]

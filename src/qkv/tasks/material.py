@@ -144,7 +144,7 @@ class TextMaterial(Material):
 class Example(NamedTuple):
     """Encoded row of a table.
 
-    size: positions that it takes in a batch. targets: number of predicted targets. parts: input of the task's
+    size: positions that it takes in a batch.   targets: number of predicted targets.   parts: input of the task's
     collator.
     """
 

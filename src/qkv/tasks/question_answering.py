@@ -41,9 +41,9 @@ Encode = Callable[[str], tuple[list[int], Offsets]]
 class Window(NamedTuple):
     """Part of a context together with its question: ``ids`` of [CLS] question [SEP] part of the context [SEP].
 
-    types: token types, if the model reads them. target: positions of the answer's first and last token in ``ids``.
-    question: number of the question. asked: end of the question in ``ids``. begin, end: range of the context in
-    ``ids``. offset: index in the context of the token at ``begin``.
+    types: token types, if the model reads them.   target: positions of the answer's first and last token in ``ids``.
+    question: number of the question.   asked: end of the question in ``ids``.   begin, end: range of the context in
+    ``ids``.   offset: index in the context of the token at ``begin``.
     """
 
     ids: np.ndarray
@@ -59,8 +59,8 @@ class Window(NamedTuple):
 class Seen(NamedTuple):
     """Prediction for one window of a context.
 
-    span, score: best answer span in the context and its score. total: log-sum-exp of the scores of all spans. none:
-    score of "no answer". right: True if the higher of ``score`` and ``none`` belongs to the target.
+    span, score: best answer span in the context and its score.   total: log-sum-exp of the scores of all spans. none:
+    score of "no answer".   right: True if the higher of ``score`` and ``none`` belongs to the target.
     """
 
     question: int

@@ -53,8 +53,8 @@ def characters_of(span: Span, context: str, offsets: Offsets) -> tuple[int, int]
 class Best(NamedTuple):
     """Best answer span of each row; all fields (B,).
 
-    first <= last: positions of the most probable span. score: its s_first + e_last, -∞ without a span. total:
-    log-sum-exp of the scores of all spans. none: s_0 + e_0, the score of "no answer".
+    first <= last: positions of the most probable span.   score: its s_first + e_last, -∞ without a span.   total:
+    log-sum-exp of the scores of all spans.   none: s_0 + e_0, the score of "no answer".
     """
 
     first: Tensor

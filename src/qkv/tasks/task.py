@@ -44,7 +44,7 @@ def lowercase(ids: int) -> tokenizers.Tokenizer:
 class Observed(NamedTuple):
     """Results of the model on one batch.
 
-    loss: summed over the targets. count: number of targets. outcomes: data for metrics, one entry per row.
+    loss: summed over the targets.   count: number of targets.   outcomes: data for metrics, one entry per row.
     """
 
     loss: Tensor
@@ -71,7 +71,7 @@ class Totals:
 class Exam:
     """Final evaluation of a trained model.
 
-    figures: metrics by name. sections: tables and charts as plain data, drawn by ``qkv.report.sections``. notes:
+    figures: metrics by name.   sections: tables and charts as plain data, drawn by ``qkv.report.sections``. notes:
     messages for the user.
     """
 

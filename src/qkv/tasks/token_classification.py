@@ -37,8 +37,8 @@ Pieces = Callable[[str, bool], tuple[list[int], int]]
 class Sentence(NamedTuple):
     """Encoded sentence.
 
-    ids: truncated token ids. types: token types, if the model reads them. heads: position of the first token of each
-    word that fits, at which its tag is predicted.
+    ids: truncated token ids.   types: token types, if the model reads them.   heads: position of the first token of
+    each word that fits, at which its tag is predicted.
     """
 
     ids: np.ndarray
