@@ -29,14 +29,16 @@ _LENGTH = 64
 
 
 def size_of(model: Transformer) -> int:
-    """Bytes of the weights in fp32."""
+    """Size of the model's weights in fp32, in bytes."""
     return 4 * sum(p.numel() for p in model.parameters())
 
 
 def compare(model: Transformer, folder: Path) -> str:
-    """Compare logits of ``model`` and of the export in ``folder``, opened by transformers, on a few random ids in fp32.
+    """Compare the logits of ``model`` with those of its export in ``folder``, opened by transformers, on a few random
+    ids in fp32.
 
-    Returns a clause for the user: the largest difference, or why nothing was compared. Raises ``UserError`` if the logits differ.
+    Returns a clause for the user: the largest difference, or why nothing was compared. Raises ``UserError`` if the
+    logits differ.
     """
     if importlib.util.find_spec("transformers") is None:
         return "not compared, as the transformers library is not installed"
@@ -73,7 +75,9 @@ def _difference(ours: Transformer, folder: Path, attention: str) -> float:
 
 
 def _ids(ours: Transformer, folder: Path) -> Tensor:
-    """Random ids (1, N) without special tokens, which other libraries may mask or pool by; the last one may be the end-of-text token."""
+    """Random token ids (1, N) for the comparison, without special tokens, which other libraries may mask or pool by;
+    for an encoder–decoder the last id is the end-of-text token.
+    """
     config, count = read_json(folder / CONFIG), ours.spec.vocab_size or 1
     special = {value for key, value in config.items() if key.endswith("_token_id") and isinstance(value, int)}
     plain = [i for i in range(min(count, 4096)) if i > 3 and i not in special] or list(range(count))
@@ -87,7 +91,9 @@ def _ids(ours: Transformer, folder: Path) -> Tensor:
 
 
 def _opened(folder: Path, attention: str) -> Any:
-    """Open with the library's own class if it knows the architecture, else with the model file that was just written."""
+    """Open the export with the transformers class of its architecture, else with the model file that was just written
+    into ``folder``.
+    """
     transformers, config = importlib.import_module("transformers"), read_json(folder / CONFIG)
     own = "auto_map" in config
     kind = transformers.AutoModelForCausalLM if own else getattr(transformers, config["architectures"][0])
@@ -96,7 +102,9 @@ def _opened(folder: Path, attention: str) -> Any:
 
 
 def _answer_of(found: Any, theirs: Any) -> Tensor:
-    """Logits; for span heads start and end logits stacked; for a body without a head, hidden states times the token table."""
+    """Logits among a transformers model's outputs; for span heads start and end logits stacked; for a model without a
+    head, hidden states times the token table.
+    """
     if "logits" in found:
         return found.logits
     if "start_logits" in found:
@@ -106,7 +114,7 @@ def _answer_of(found: Any, theirs: Any) -> Tensor:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Silence the other library's warnings and progress bars."""
+    """Context manager that silences warnings and progress bars of the transformers library."""
     logger = logging.getLogger("transformers")
     level = logger.level
     with warnings.catch_warnings(), redirect_stderr(io.StringIO()):

@@ -21,11 +21,11 @@ _MOST_JSON = 256 << 20
 
 
 class Stored(Protocol):
-    """A tensor in a file: dtype and shape are known before it is read."""
+    """Interface of a tensor in a file: dtype and shape are known before it is read."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Element type."""
+        """torch dtype in which the tensor is stored."""
         ...
 
     @property
@@ -48,7 +48,7 @@ class Stored(Protocol):
 
 
 class Unpickled:
-    """A tensor loaded from a pickle together with all others of its file."""
+    """Tensor loaded from a pickle file, together with all others of the file."""
 
     def __init__(self, tensor: Tensor):
         self.tensor = tensor
@@ -82,10 +82,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def stored_tensors(folder: Path, pickles: bool = False, copy: bool = True) -> dict[str, Stored]:
-    """All tensors of a checkpoint folder by name, from one safetensors file or the shards that its index lists.
+    """All tensors of a checkpoint folder by name, not yet read, from one safetensors file or the shards that its index
+    lists.
 
-    ``pickles``: if there is no safetensors file, read ``pytorch_model.bin`` with ``weights_only``. ``copy`` False: memory-map safetensors
-    files if the system supports it. Raises ``UserError``.
+    ``pickles``: if there is no safetensors file, read ``pytorch_model.bin`` with ``weights_only``. ``copy`` False:
+    memory-map safetensors files if the system supports it. Raises ``UserError``.
     """
     if (folder / WEIGHTS).is_file():
         return {**entries(folder / WEIGHTS, copy)}
@@ -119,7 +120,9 @@ def _of_shards(folder: Path, index: str, copy: bool) -> dict[str, Stored]:
 
 
 def _listed(folder: Path, index: str) -> dict[str, Path]:
-    """Shard of each tensor. Raises ``UserError`` for a shard name that refers outside the folder."""
+    """File (shard) of each tensor, from the index. Raises ``UserError`` for a shard name that refers outside the
+    folder.
+    """
     table = read_json(folder / index).get("weight_map")
     if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
         raise UserError(f"{folder / index} has no 'weight_map' from names to files")
@@ -143,11 +146,13 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """False for a strided view that repeats few stored elements: a copy would expand them."""
+    """True if the tensor's storage holds all its elements; False for a strided view that repeats few, which a copy
+    would expand.
+    """
     strided = tensor.layout == torch.strided and tensor.device.type == "cpu"
     return strided and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
 
 
 def held_by(tensors: Mapping[str, Stored]) -> Held:
-    """Summary of the stored tensors, to check a config against."""
+    """Number, total elements and names of the stored tensors, which bound the sizes in the config."""
     return Held(len(tensors), sum(tensor.numbers for tensor in tensors.values()), frozenset(tensors))

@@ -12,7 +12,9 @@ PICKLED = ("pytorch_model*.bin",)
 
 
 def fetch(name: str, revision: str | None = None, pickles: bool = False) -> Path:
-    """Folder with the files of the published model ``name``, downloaded if not cached. Raises ``UserError``."""
+    """Local folder with the files of the published model ``name`` on the Hugging Face Hub, downloaded if not cached.
+    Raises ``UserError``.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,

@@ -34,11 +34,12 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 @dataclass(frozen=True)
 class Published:
-    """Contents of a checkpoint folder in Hugging Face format.
+    """Loaded checkpoint in Hugging Face format: model, tokenizer, settings, and what was left out.
 
-    ``tokenizer`` is None if the folder has none; ``labels`` is empty if it names no classes. ``used`` is the number of tensors loaded.
-    ``ignored`` and ``ignored_config`` list (name, reason) of tensors and config keys that were not loaded; ``kept`` holds those ignored
-    tensors, by their published name, that an export writes back. ``begin``: ids that the decoder of an encoder–decoder starts with.
+    ``tokenizer`` is None if the folder has none; ``labels`` is empty if it names no classes. ``used`` is the number of
+    tensors loaded. ``ignored`` and ``ignored_config`` list (name, reason) of tensors and config keys that were not
+    loaded; ``kept`` holds those ignored tensors, by their published name, that an export writes back. ``begin``: ids
+    that the decoder of an encoder–decoder starts with.
     """
 
     folder: Path
@@ -56,7 +57,7 @@ class Published:
 
     @property
     def spec(self) -> Model:
-        """Spec of the model."""
+        """Spec of the loaded model."""
         return self.model.spec
 
 
@@ -109,14 +110,18 @@ def read_published(found: Opened, dtype: torch.dtype | str | None = None, pickle
 
 
 def described(source: str | Path, revision: str | None = None) -> tuple[Transformer, Family, str]:
-    """(model on the meta device, family, architecture) of a published checkpoint. Raises ``UserError``."""
+    """Build the model of a published checkpoint on the meta device, without reading weights: (model, family, name of
+    the architecture).
+
+    ``source``: folder or published name. Raises ``UserError``.
+    """
     found = opened(source, revision)
     family, architecture = found.family()
     return _empty(read_spec(family, architecture, found.config()), found.folder), family, architecture
 
 
 def _empty(spec: Model, folder: Path) -> Transformer:
-    """Model on the meta device, without storage."""
+    """Build a model on the meta device, without storage; errors name the config in ``folder``."""
     try:
         with torch.device("meta"):
             return Transformer(spec)
@@ -127,9 +132,10 @@ def _empty(spec: Model, folder: Path) -> Transformer:
 def fill(
     model: nn.Module, family: Family, architecture: str, stored: Mapping[str, Stored], dtype: torch.dtype | None, source: str
 ) -> list[tuple[str, str]]:
-    """Load the stored tensors into ``model`` one by one; return (name, reason) of the tensors ignored. ``dtype`` None: as stored.
+    """Load the stored tensors into ``model`` one by one; return (name, reason) of each tensor that is ignored.
 
-    Raises ``UserError`` for a tensor that is missing, unexpected, or not of the shape that the config gives.
+    ``dtype``: of the loaded tensors, None for as stored; ``source``: name of the checkpoint, for errors. Raises
+    ``UserError`` for a tensor that is missing, unexpected, or not of the shape that the config gives.
     """
     said = family.architectures[architecture]
     rows, reasons = family.rows(architecture), {**family.ignored, **said.ignored, **said.kept, **said.zeros}
@@ -152,7 +158,7 @@ def fill(
 
 
 def _shared(model: nn.Module, found: Sequence[Match]) -> tuple[list[Match], list[Match]]:
-    """(the first match of each tensor, further matches of tensors that are shared)."""
+    """(first match of each tensor of ``model``, further matches of tensors that are shared, such as a tied head)."""
     tensors, seen = model.state_dict(keep_vars=True), set[int]()
     first, others = list[Match](), list[Match]()
     for match in found:
@@ -217,7 +223,9 @@ def _check_zeros(zeros: Mapping[str, str], stored: Mapping[str, Stored], source:
 def _check_tied(
     model: nn.Module, found: tuple[Sequence[Match], Sequence[Match]], stored: Mapping[str, Stored], dtype: torch.dtype | None, source: str
 ) -> None:
-    """Raise ``UserError`` if a file stores a shared tensor under two names with different values. ``found``: the result of ``_shared``."""
+    """Raise ``UserError`` if a file stores a shared tensor under two names with different values. ``found``: the result
+    of ``_shared``.
+    """
     first, tied = found
     tensors = model.state_dict(keep_vars=True)
     for match in tied:
@@ -230,7 +238,9 @@ def _check_tied(
 
 
 def _read(match: Match, shape: torch.Size, stored: Mapping[str, Stored], dtype: torch.dtype | None) -> Tensor:
-    """Build the model's tensor: a view of the mapped file if the layout allows, else read each stored part directly into its place."""
+    """Tensor of the model from its stored parts: a view of the mapped file if the layout allows, else each part is read
+    directly into its place.
+    """
     own = stored[match.theirs[0]].dtype
     wanted = dtype if dtype is not None and own.is_floating_point else own
     found = _as_it_lies(match, shape, stored) if wanted == own else None
@@ -246,9 +256,10 @@ def _read(match: Match, shape: torch.Size, stored: Mapping[str, Stored], dtype: 
 
 
 def _as_it_lies(match: Match, shape: torch.Size, stored: Mapping[str, Stored]) -> Tensor | None:
-    """The model's tensor in a mapped file, without a copy; None if that is not possible.
+    """Tensor of the model as a view of a mapped file, without a copy; None if that is not possible.
 
-    A single stored tensor may be viewed with its axes in another order. Several must be consecutive parts of the model's, as q, k, v are.
+    A single stored tensor may be viewed with its axes in another order. Several must be consecutive parts of the
+    model's, as q, k, v are.
     """
     theirs = [entry for entry in (stored[name] for name in match.theirs) if isinstance(entry, Entry)]
     if len(theirs) != len(match.theirs):
@@ -265,7 +276,7 @@ def _as_it_lies(match: Match, shape: torch.Size, stored: Mapping[str, Stored]) -
 
 
 def _viewed(match: Match, entry: Entry) -> Tensor | None:
-    """The model's tensor as a view of a single mapped one; None if its numbers have to be moved."""
+    """Tensor of the model as a view of a single mapped tensor; None if its elements have to be moved."""
     theirs = torch.empty(entry.shape, device="meta")
     ours = match.way.inward([theirs], match.cut)
     lying = in_place([entry], entry.shape) if ours is theirs or ours._base is theirs else None
@@ -278,7 +289,7 @@ def _watch(model: Transformer, stored: Mapping[str, Stored]) -> None:
 
 
 def entrances(model: Transformer) -> list[nn.Module]:
-    """Front ends of the model and its encoder: every forward pass calls one of them."""
+    """Front ends of the model and its encoder; every forward pass calls one of them."""
     return [stack.frontend for stack in (model, model.encoder) if stack is not None]
 
 
@@ -287,7 +298,7 @@ def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def precision(name: str) -> torch.dtype:
-    """torch dtype of a precision's name. Raises ``UserError``."""
+    """torch dtype of a precision's name, such as "bf16". Raises ``UserError`` for an unknown name."""
     if name not in PRECISIONS:
         raise UserError(f"there is no precision {name!r}; {nearest(name, PRECISIONS)}")
     return PRECISIONS[name]
@@ -309,11 +320,11 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def labels_of(config: Config) -> tuple[str, ...]:
-    """Class names in index order; empty if the config names none."""
+    """Class names in a config, in the order of their indices; empty if it names none."""
     named = config.table("id2label").values
     return tuple(str(named[key]) for key in sorted(named, key=int)) if all(key.isdecimal() for key in named) else ()
 
 
 def _numbered(spec: Model) -> tuple[str, ...]:
-    """Default class names LABEL_0, LABEL_1, … for a config that gives none."""
+    """Default class names LABEL_0, LABEL_1, … of a model with a classification head."""
     return tuple(f"LABEL_{i}" for i in range(spec.head.classes or 0))

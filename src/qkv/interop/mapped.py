@@ -26,7 +26,9 @@ from torch import Tensor, nn
 from qkv.spec.errors import UserError
 
 CAN_MAP = os.name == "posix" and sys.byteorder == "little"
-"""False on Windows, where an open mapping blocks renaming the file, and on big-endian machines: files are little-endian."""
+"""True if files can be mapped: not on Windows, where an open mapping blocks renaming the file, nor on big-endian
+machines, since files are little-endian.
+"""
 CAN_JOIN = sys.platform == "linux" and sys.maxsize > 1 << 32
 """True if parts of a file can be mapped to given addresses; ``_map_at`` uses Linux's 64-bit signature of ``mmap``."""
 PAGE = mmap.ALLOCATIONGRANULARITY
@@ -34,7 +36,7 @@ _MAP_FIXED = 0x10
 
 
 class MappedFile:
-    """Mapping of a whole file; stays alive as long as any tensor in it."""
+    """Memory mapping of a whole file; it stays alive as long as any tensor in it."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -53,7 +55,8 @@ class MappedFile:
         raise TypeError(f"the mapping of {self.path} cannot be copied or sent to another process")
 
     def tensor(self, begin: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor | None:
-        """View of the tensor that starts at byte ``begin``; None if it is empty or not aligned to its element size.
+        """Tensor that is a view of the file from byte ``begin``; None if it is empty or not aligned to its element
+        size.
 
         Raises ``UserError`` if it would end past the end of the file.
         """
@@ -65,10 +68,11 @@ class MappedFile:
         return torch.frombuffer(self._map, dtype=dtype, count=count, offset=begin).view(*shape)
 
     def joined(self, pieces: Sequence[tuple[int, int]], dtype: torch.dtype, shape: Sequence[int]) -> Tensor | None:
-        """The concatenation of ``pieces`` of the file, each (first byte, number of bytes), as one tensor without a copy.
+        """Tensor that is the concatenation of ``pieces`` of the file, each (first byte, number of bytes), without a
+        copy.
 
-        None if the system does not support it, if a piece other than the last is not a whole number of pages long, or if pieces begin at
-        different offsets within a page. Raises ``UserError`` if one would end past the file.
+        None if the system does not support it, if a piece other than the last is not a whole number of pages long, or
+        if pieces begin at different offsets within a page. Raises ``UserError`` if one would end past the file.
         """
         before = pieces[0][0] % PAGE
         if not CAN_JOIN or before % dtype.itemsize or not all(size for _, size in pieces):
@@ -99,7 +103,7 @@ class MappedFile:
         return UserError(f"{self.path} was cut short while it was read")
 
     def holds(self, tensor: Tensor) -> bool:
-        """True if the storage of ``tensor`` lies in this mapping."""
+        """True if the memory of ``tensor`` lies in this mapping."""
         if tensor.device.type != "cpu":
             return False
         living = [(region, begin) for ref, begin in self._joined if (region := ref()) is not None]
@@ -118,7 +122,8 @@ class MappedFile:
 
 
 def _map_at(address: int, length: int, handle: int, begin: int) -> bool:
-    """Map part of an open file privately to ``address``; False if the system refuses.
+    """Map ``length`` bytes of an open file, from byte ``begin``, privately to the memory ``address``; False if the
+    system refuses.
 
     The address must lie in an existing mapping, which then owns the pages. Python's ``mmap`` does not take an address.
     """
@@ -135,7 +140,7 @@ def _system_mmap() -> Any:
 
 
 class Watch:
-    """Forward pre-hook: raise ``UserError`` if a file that the model's tensors are mapped from has changed."""
+    """Forward pre-hook of a model that raises ``UserError`` if a file that its tensors are mapped from has changed."""
 
     def __init__(self, model: nn.Module | None = None, files: Iterable[MappedFile] = ()):
         self.model = weakref.ref(model) if model is not None else lambda: None
@@ -160,12 +165,14 @@ class Watch:
 
 
 def tensors_of(model: nn.Module) -> list[Tensor]:
-    """All parameters and buffers."""
+    """All parameters and buffers of ``model``."""
     return [*model.parameters(), *model.buffers()]
 
 
 def watch(model: nn.Module, entrances: Iterable[nn.Module], files: Iterable[MappedFile]) -> None:
-    """Check before every forward pass that mapped files are unchanged. ``entrances``: modules of which each forward pass calls one."""
+    """Register hooks that check before every forward pass that the mapped ``files`` are unchanged. ``entrances``:
+    modules of which each forward pass calls one.
+    """
     tensors = tensors_of(model)
     used = [file for file in files if any(file.holds(tensor) for tensor in tensors)]
     if used:
@@ -175,7 +182,7 @@ def watch(model: nn.Module, entrances: Iterable[nn.Module], files: Iterable[Mapp
 
 
 def mapped(path: Path) -> MappedFile | None:
-    """Map the file; None if this system or file system does not support it."""
+    """Memory-map a file; None if this system or file system does not support it."""
     try:
         return MappedFile(path) if CAN_MAP else None
     except (OSError, ValueError):

@@ -8,7 +8,9 @@ from qkv.spec.model import Block, Layered, Model, Stack
 
 
 def normal(spec: Model) -> Model:
-    """Canonical ``spec``: blocks unrolled, derived sizes as numbers, settings of training alone (dropout, initialisation) reset."""
+    """Canonical form of ``spec``: blocks unrolled, derived sizes as numbers, settings of training alone (dropout,
+    initialisation) reset.
+    """
     plain = _stack(spec, spec.width)
     latents = spec.latents
     if latents is not None:

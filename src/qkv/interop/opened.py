@@ -16,22 +16,24 @@ from qkv.spec.errors import UserError
 
 
 class Opened(NamedTuple):
-    """Folder in Hugging Face format and the contents of its ``config.json``."""
+    """Folder of a checkpoint in Hugging Face format, with the contents of its ``config.json``."""
 
     folder: Path
     values: Mapping[str, Any]
 
     def config(self, held: Held | None = None) -> Config:
-        """The config, with checks against the tensors that the folder holds, if given."""
+        """Checked access to the folder's config; with ``held``, sizes larger than its weight files are refused."""
         return Config(self.values, str(self.folder / CONFIG), held)
 
     def family(self) -> tuple[Family, str]:
-        """(family, architecture). Raises ``UserError`` if no family covers the config."""
+        """(family, name of the architecture) of the config. Raises ``UserError`` if no family covers it."""
         return choose(FAMILIES, self.config())
 
 
 def opened(source: str | Path, revision: str | None = None, pickles: bool = False) -> Opened:
-    """Open a checkpoint folder, or download the published model of that name. Raises ``UserError``."""
+    """Open the checkpoint folder ``source``, or download the published model of that name; reads its config only.
+    Raises ``UserError``.
+    """
     folder = find_folder(source, revision, pickles)
     return Opened(folder, read_json(folder / CONFIG))
 

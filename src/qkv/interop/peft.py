@@ -33,13 +33,15 @@ from qkv.tokenizers.files import write_whole
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TOKENS = ("frontend.table", "encoder.frontend.table", "head.weight", "head.bias")
-"""Tensors with one row per token."""
+"""Names of tensors with one row per token of the vocabulary."""
 _PREFIX = "base_model.model."
 _TASKS = {"classification": "SEQ_CLS", "regression": "SEQ_CLS", "tokens": "TOKEN_CLS", "spans": "QUESTION_ANS"}
 
 
 class Adapter(NamedTuple):
-    """Contents of PEFT's two files. ``rows``: vocabulary size to which the base must be resized before loading the adapter, or None."""
+    """Contents of the two files of a PEFT adapter. ``rows``: vocabulary size to which the base model must be resized
+    first, or None.
+    """
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -49,11 +51,11 @@ class Adapter(NamedTuple):
 def save_adapter(
     model: Transformer, training: Training, folder: str | Path, base: str | None = None, before: Model | None = None
 ) -> Adapter:
-    """Write the adapters of ``model`` in PEFT format; return the contents. ``base``: name or folder of the adapted model, ``before``: its
-    spec, or None if unavailable; then token tables are written in full.
+    """Write the LoRA adapters of ``model`` in PEFT format; return the contents.
 
-    Raises ``UserError`` for a model without adapters, for maps that a family does not store by rows, and for a folder that cannot be
-    written.
+    ``training``: its training settings; ``base``: name or folder of the base model; ``before``: its spec, or None if
+    unavailable; then token tables are written in full. Raises ``UserError`` for a model without adapters, for maps that
+    a family does not store by rows, and for a folder that cannot be written.
     """
     found, folder = adapter(model, training, base, before), Path(folder).expanduser()
     try:
@@ -68,7 +70,9 @@ def save_adapter(
 
 
 def adapter(model: Transformer, training: Training, base: str | None = None, before: Model | None = None) -> Adapter:
-    """Convert the adapters of ``model``, trained by ``training``, to the contents of PEFT's files. Raises ``UserError``."""
+    """Convert the LoRA adapters of ``model`` to the contents of PEFT's files; parameters as for ``save_adapter``.
+    Raises ``UserError``.
+    """
     maps, part = adapters(model), training.adapt
     if not maps or not isinstance(part, LoRA):
         raise UserError(f"there is no adapter to write: the weights were trained with training.adapt={part.kind}, not lora")
@@ -90,7 +94,9 @@ def adapter(model: Transformer, training: Training, base: str | None = None, bef
 
 
 def _names(model: Transformer) -> dict[str, Match]:
-    """Name match of each tensor: the family's names, or qkv's own if no family covers the model."""
+    """Correspondence of each tensor's name in qkv to its family's published names, or to itself if no family covers the
+    model.
+    """
     plain = {name: name for name in model.state_dict() if not name.endswith((".lora_a", ".lora_b"))}
     found = covering(model.spec)
     if found is None:
@@ -101,7 +107,9 @@ def _names(model: Transformer) -> dict[str, Match]:
 
 
 def _of_map(module: LowRank, match: Match) -> dict[str, dict[str, Tensor]]:
-    """The matrices A and B of each published map. Raises ``UserError`` if the maps are not separate rows of qkv's map."""
+    """LoRA matrices A and B of each published linear map that qkv's map ``module`` holds. Raises ``UserError`` if these
+    are not separate rows of it.
+    """
     a, b = module.lora_a.detach(), module.lora_b.detach()
     parts = (b,) if isinstance(match.way, Transposed) else match.way.outward(b, match.cut)
     changes = match.way.outward(at_least_single(b) @ at_least_single(a), match.cut)
@@ -114,7 +122,7 @@ def _of_map(module: LowRank, match: Match) -> dict[str, dict[str, Tensor]]:
 
 
 def _learned_whole(model: Transformer, training: Training, names: Mapping[str, Match]) -> dict[str, Tensor]:
-    """Tensors trained in full beside the adapters, by their published names."""
+    """Tensors trained in full beside the adapters, such as a head, by their published names."""
     with torch.device("meta"):
         learner = Transformer(model.spec)
     adapt(learner, training)
@@ -126,9 +134,11 @@ def _learned_whole(model: Transformer, training: Training, names: Mapping[str, M
 
 
 def _other_tables(model: Transformer, before: Model | None, names: Mapping[str, Match], whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Token tables that the adapted model lacks or has with another number of rows, by published name; all if ``before`` is None.
+    """Token tables that the base model ``before`` lacks, or whose number of rows differs, by published name; all if
+    ``before`` is None.
 
-    Raises ``UserError`` if any other tensor, such as a position table, has changed its shape.
+    ``whole``: tensors written in any case, which are left out. Raises ``UserError`` if any other tensor, such as a
+    position table, has another shape than in the base model.
     """
     tensors, there = model.state_dict(keep_vars=True), _shapes(before)
     found, seen = dict[str, Tensor](), set[int]()
@@ -159,7 +169,9 @@ def _owner(name: str) -> str:
 
 
 def _targets(paths: Iterable[str], everything: Iterable[str]) -> list[str]:
-    """Shortest suffixes of the paths that no other map shares. PEFT adapts every map whose path ends in a target."""
+    """Shortest suffixes of the adapted maps' ``paths`` that no other map in ``everything`` ends in. PEFT adapts every
+    map whose path ends in a target.
+    """
     paths = set(paths)
     ends: set[str] = set()
     for path in paths:

@@ -13,12 +13,12 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def is_published(folder: Path) -> bool:
-    """True if ``folder`` looks like a checkpoint in Hugging Face format."""
+    """True if ``folder`` has a config.json, as a checkpoint in Hugging Face format does."""
     return (folder / CONFIG).is_file()
 
 
 def is_sentence_folder(folder: Path) -> bool:
-    """True if ``folder`` looks like a sentence-transformers model."""
+    """True if ``folder`` has a modules.json, as a sentence-transformers model does."""
     return (folder / MODULES).is_file()
 
 

@@ -35,11 +35,13 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 _PIECE = 4 << 20
-"""Bytes read at once when casting or reordering."""
+"""Number of bytes read at once when casting or reordering."""
 
 
 class Entry(NamedTuple):
-    """Location of a tensor: file, offset of its first byte, dtype and shape. ``source``: the mapping of the file, if mapped."""
+    """Tensor in a safetensors file: file, offset of its first byte, dtype and shape. ``source``: the mapping of the
+    file, if mapped.
+    """
 
     file: Path
     begin: int
@@ -59,9 +61,10 @@ class Entry(NamedTuple):
         return tensor
 
     def read_into(self, out: Tensor) -> None:
-        """Read the tensor into ``out``, which has its shape: directly if dtype and layout agree, else in pieces that fit the caches.
+        """Read the tensor into ``out``, of the same shape: directly if dtype and layout agree, else in pieces that fit
+        the caches.
 
-        Raises ``UserError``.
+        Raises ``UserError`` if the file was truncated.
         """
         if not self.numbers:
             return
@@ -92,7 +95,7 @@ class Entry(NamedTuple):
 
 
 def in_place(parts: Sequence[Entry], shape: Sequence[int]) -> Tensor | None:
-    """Tensor of ``shape`` mapped from the concatenated ``parts`` of a file; None if that needs a copy."""
+    """Tensor of ``shape`` that is a view of the mapped file, of the concatenated ``parts``; None if that needs a copy."""
     first = parts[0]
     if first.source is None or any(part.source is not first.source or part.dtype != first.dtype for part in parts):
         return None
@@ -103,7 +106,8 @@ def in_place(parts: Sequence[Entry], shape: Sequence[int]) -> Tensor | None:
 
 
 def entries(file: Path, copy: bool = True) -> dict[str, Entry]:
-    """Tensors of a file by name; only the header is read. ``copy`` False: memory-map the file if the system supports it.
+    """Tensors of a safetensors file by name; only the header is read. ``copy`` False: memory-map the file if the system
+    supports it.
 
     Raises ``UserError`` for a file that is damaged, truncated or of another format.
     """
@@ -131,7 +135,7 @@ def _entries(file: Path, header: Mapping[str, Any], start: int, source: MappedFi
 
 
 def what_else(path: Path) -> str:
-    """Guess at the real format of a refused file, as the end of a sentence."""
+    """Likely real format of a file that is not safetensors (pickle, empty, …), as the end of a sentence."""
     if path.is_dir():
         return "is a folder, not a safetensors file"
     with path.open("rb") as file:

@@ -26,7 +26,7 @@ _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "
 
 
 class Covering(NamedTuple):
-    """Published family and architecture that a spec belongs to, and its config."""
+    """Published family and architecture whose config describes a spec exactly, and that config."""
 
     family: Family
     architecture: str
@@ -34,7 +34,9 @@ class Covering(NamedTuple):
 
 
 def covering(spec: Model, first: str = "") -> Covering | None:
-    """Find a published family whose config gives exactly this spec, preferring the one named ``first``; None if there is none."""
+    """Find a published family whose config describes exactly this spec, trying the family named ``first`` first; None
+    if there is none.
+    """
     for family in sorted(FAMILIES, key=lambda family: family.name != first):
         body = family.config(spec)
         if body is None:
@@ -50,7 +52,7 @@ def covering(spec: Model, first: str = "") -> Covering | None:
 
 
 def _gives(family: Family, architecture: str, config: dict[str, Any], spec: Model) -> bool:
-    """True if the config reads back as the same model, so that nothing is lost silently."""
+    """True if ``config`` reads back as the same model as ``spec``, so that nothing is lost silently."""
     try:
         found = read_spec(family, architecture, Config(config))
     except UserError:
@@ -67,12 +69,14 @@ def save_published(
     begin: Sequence[int] = (),
     kept: Mapping[str, Tensor] | None = None,
 ) -> Covering:
-    """Write config.json, model.safetensors, generation_config.json and, given a tokenizer, its files; return the family.
+    """Write ``model`` as a checkpoint in Hugging Face format: config.json, model.safetensors, generation_config.json
+    and, given a tokenizer, its files.
 
-    ``family``: preferred family if several cover the model, such as the one it was loaded from. ``begin``: the one or two ids that the
-    decoder of an encoder–decoder starts with; default: the tokenizer's beginning-of-text token. ``kept``: ignored tensors of the loaded
-    folder, written back if files of this architecture may hold them. Raises ``UserError`` if no published family covers the model, or the
-    folder cannot be written.
+    Returns the published family and its config. ``family``: preferred family if several cover the model, such as the
+    one it was loaded from. ``labels``: class names. ``begin``: the one or two ids that the decoder of an
+    encoder–decoder starts with; default: the tokenizer's beginning-of-text token. ``kept``: ignored tensors of the
+    loaded folder, written back if files of this architecture may hold them. Raises ``UserError`` if no published family
+    covers the model, or the folder cannot be written.
     """
     found = covering(model.spec, family)
     if found is None:
@@ -97,13 +101,13 @@ def save_published(
 
 
 def _kept(kept: Mapping[str, Tensor], found: Covering, model: nn.Module) -> dict[str, Tensor]:
-    """Tensors of ``kept`` that this architecture may hold, in the model's dtype."""
+    """Tensors of ``kept`` that files of this architecture may hold, in the model's dtype."""
     reasons, dtype = found.family.kept(found.architecture), next(model.parameters()).dtype
     return {name: tensor.to(dtype) for name, tensor in kept.items() if reason_for(name, reasons) is not None}
 
 
 def published_tensors(model: nn.Module, family: Family, architecture: str, gradients: bool = False) -> dict[str, Tensor]:
-    """Tensors of the model, or their gradients, by published name; shared tensors appear once."""
+    """Tensors of the model by published name, or their ``gradients``; shared tensors appear once."""
     tensors, found, seen = model.state_dict(keep_vars=True), dict[str, Tensor](), set[int]()
     for match in matches(model, family.written(architecture)):
         tensor = tensors[match.ours]
@@ -115,7 +119,7 @@ def published_tensors(model: nn.Module, family: Family, architecture: str, gradi
 
 
 def about(model: nn.Module, tokenizer: Tokenizer | None, labels: Sequence[str]) -> dict[str, Any]:
-    """Config keys that do not depend on the spec: dtype, special tokens, class names."""
+    """Config keys that do not depend on the spec: dtype, ids of special tokens, class names."""
     first = next(model.parameters())
     found: dict[str, Any] = {"torch_dtype": _NAMES.get(first.dtype, "float32")}
     if tokenizer is not None:
@@ -126,7 +130,7 @@ def about(model: nn.Module, tokenizer: Tokenizer | None, labels: Sequence[str]) 
 
 
 def _start(model: Transformer, tokenizer: Tokenizer | None, begin: Sequence[int]) -> dict[str, int]:
-    """Config keys of the ids that the decoder of an encoder–decoder starts with."""
+    """Config keys with the ids that the decoder of an encoder–decoder starts with; empty without an encoder."""
     if model.encoder is None:
         return {}
     if not begin and tokenizer is not None and "bos" in tokenizer.specials:

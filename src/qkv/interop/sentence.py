@@ -24,13 +24,16 @@ POOLINGS = {
     "weightedmean_tokens": "weightedmean",
     "lasttoken": "lasttoken",
 }
-"""Suffixes of the keys "pooling_mode_…", in the order in which several poolings are concatenated."""
+"""Names of poolings by the suffix of their keys "pooling_mode_…", in the order in which several are concatenated."""
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """Settings of an embedding model. ``body``: folder of the Transformer. ``prompts``: texts to prepend, by name; ``default_prompt``: one of
-    these names."""
+    """Settings of a sentence-transformers model: poolings, length, prompts.
+
+    ``body``: folder of the Transformer. ``pools_prompt``: pool over the tokens of the prompt, too. ``prompts``: texts
+    to prepend, by name; ``default_prompt``: one of these names.
+    """
 
     body: Path
     poolings: tuple[str, ...]
@@ -42,7 +45,9 @@ class Sentence:
     default_prompt: str | None = None
 
     def prompt(self, name: str | None) -> str:
-        """Text of the prompt ``name``; default: the folder's default prompt, if any. Raises ``UserError`` for an unknown name."""
+        """Text of the prompt ``name``; None: of the default prompt, or "" without one. Raises ``UserError`` for an
+        unknown name.
+        """
         name = name if name is not None else self.default_prompt
         if name is None:
             return ""
@@ -53,7 +58,9 @@ class Sentence:
 
 
 def read_sentence(folder: Path) -> Sentence:
-    """Read the settings in ``folder``. Raises ``UserError`` for an unknown module or setting."""
+    """Read the settings of the sentence-transformers model in ``folder``. Raises ``UserError`` for an unknown module or
+    setting.
+    """
     modules = _modules(folder)
     kinds = [kind for kind, _ in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
@@ -67,7 +74,7 @@ def read_sentence(folder: Path) -> Sentence:
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:
-    """(kind, folder) of each module. Raises ``UserError`` for a folder outside."""
+    """(kind, folder) of each module of a sentence-transformers model. Raises ``UserError`` for a folder outside."""
     try:
         listed = json.loads((folder / MODULES).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -88,7 +95,7 @@ def _climbs(path: str) -> bool:
 
 
 def _poolings(folder: Path) -> tuple[tuple[str, ...], bool]:
-    """(names of poolings, True if prompt tokens are pooled too)."""
+    """(names of poolings, True if the prompt's tokens are pooled too) from the folder of the module Pooling."""
     config = _config(folder / "config.json")
     for size in ("word_embedding_dimension", "embedding_dimension"):
         config.has(size)
@@ -111,7 +118,7 @@ def _poolings(folder: Path) -> tuple[tuple[str, ...], bool]:
 
 
 def _reader(folder: Path) -> tuple[int | None, bool]:
-    """(maximum number of tokens, True if texts are lowercased)."""
+    """(maximum number of tokens or None, True if texts are lowercased) from the folder of the module Transformer."""
     file = next((folder / name for name in READERS if (folder / name).is_file()), None)
     if file is None:
         return None, False

@@ -17,7 +17,7 @@ _OF_LABELS = ("id2label", "label2id", "num_labels", "problem_type")
 
 
 def task_heads(published: Opened) -> dict[str, Head]:
-    """Heads by kind that the family of a checkpoint offers."""
+    """Specs of the heads that the family of a checkpoint offers, by kind, such as "classification"."""
     values = {key: value for key, value in published.values.items() if key not in _OF_LABELS}
     family, _ = published._replace(values=values).family()
     found: dict[str, Head] = {}
@@ -34,7 +34,9 @@ def task_heads(published: Opened) -> dict[str, Head]:
 
 
 def head_tensors(published: Opened, model: Transformer) -> dict[str, Tensor]:
-    """Stored tensors, in fp32, of the head of ``model`` that a checkpoint holds although saved with another head (a pooler)."""
+    """Tensors of the head of ``model``, in fp32 by name, that a checkpoint holds although it was saved with another
+    head (such as a pooler).
+    """
     family, _ = published.family()
     cover = covering(model.spec, family.name)
     if cover is None or cover.family is not family:

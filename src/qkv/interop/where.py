@@ -24,7 +24,9 @@ _MOST_LAYERS = 200
 
 
 class Place(NamedTuple):
-    """Location of a tensor: names here and in published files, shape, spec path, module and source line."""
+    """Location of a tensor: names in qkv and in published files, conversion (``way``), shape, path in the spec, module
+    class and source line.
+    """
 
     ours: str
     theirs: tuple[str, ...]
@@ -37,7 +39,9 @@ class Place(NamedTuple):
 
 
 def where(model: Transformer, name: str, family: Family | None = None, architecture: str = "") -> Place:
-    """Locate the tensor called ``name`` here or in files of ``family``. Raises ``UserError`` that suggests the nearest name."""
+    """Locate the tensor ``name`` of ``model``, by its name in qkv or in files of ``family``. Raises ``UserError`` that
+    suggests the nearest name.
+    """
     own = model.state_dict(keep_vars=True)
     table = _table(model, family, architecture)
     ours = name if name in own else next((match.ours for match in table.values() if name in match.theirs), None)
@@ -56,7 +60,10 @@ def where(model: Transformer, name: str, family: Family | None = None, architect
 
 
 def everywhere(name: str) -> list[tuple[str, Place]]:
-    """(family, place) for each family with a tensor of that name. Needs no checkpoint; sizes are examples. Raises ``UserError``."""
+    """(family, location) of the tensor with the published name ``name``, for each family that has it.
+
+    Needs no checkpoint; sizes are examples. Raises ``UserError`` if no family has it.
+    """
     layers = max((int(number) for number in re.findall(r"\d+", name)), default=0) + 1
     found, known = list[tuple[str, Place]](), set[str]()
     for family in FAMILIES:
@@ -72,7 +79,7 @@ def everywhere(name: str) -> list[tuple[str, Place]]:
 
 
 class _Sketch(Config):
-    """Config with a value for every key: sizes of 64, two heads or classes, ``count`` layers."""
+    """Config of an example model with a value for every key: sizes of 64, two heads or classes, ``count`` layers."""
 
     def __init__(self, family: Family, architecture: str, count: int):
         typical = {**family.typical, **family.architectures[architecture].typical}
@@ -90,7 +97,7 @@ class _Sketch(Config):
 
 
 def sketch(family: Family, architecture: str, layers: int) -> Transformer:
-    """Small model of the family on the meta device."""
+    """Build a small example model of the family on the meta device."""
     with torch.device("meta"):
         return Transformer(read_spec(family, architecture, _Sketch(family, architecture, min(layers, _MOST_LAYERS))))
 
@@ -115,15 +122,17 @@ def _owner(model: nn.Module, name: str) -> nn.Module:
 
 
 def source_of(module: nn.Module) -> tuple[Path, int]:
-    """(file, first line) of a module's class."""
+    """(file, first line) of the source of a module's class."""
     kind = type(module)
     return Path(inspect.getfile(kind)), inspect.getsourcelines(kind)[1]
 
 
 def spec_path(model: Transformer, name: str) -> str:
-    """Path in ``model.spec`` of the part that a tensor belongs to, accounting for the repeated block pattern.
+    """Path in ``model.spec`` of the part that the tensor ``name`` belongs to, accounting for the repeated block
+    pattern.
 
-    Example: with a pattern of two blocks, ``blocks.5.branches.0.body.qkv.weight`` belongs to ``model.blocks.1.branches.0``.
+    Example: with a pattern of two blocks, ``blocks.5.branches.0.body.qkv.weight`` belongs to
+    ``model.blocks.1.branches.0``.
     """
     stack, prefix, parts = model.spec, "model", name.split(".")
     before = {"encoder": model.spec.encoder, "latents": model.spec.latents}.get(parts[0])

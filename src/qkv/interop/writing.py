@@ -13,7 +13,9 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 
 def going_on(folder: Path, tokenizer: Tokenizer | None) -> Generation:
-    """Settings of a decoder-only model: greedy unless ``do_sample`` is set. Stops at the end-of-text token."""
+    """Generation settings of a published decoder-only model: greedy unless ``do_sample`` is set. Stops at the
+    end-of-text token.
+    """
     said = Config(_said(folder), str(folder / GENERATION))
     draws = said.flag("do_sample", False)
     end = tokenizer.specials.get("eos") if tokenizer else None
@@ -28,9 +30,11 @@ def going_on(folder: Path, tokenizer: Tokenizer | None) -> Generation:
 
 
 def answering(folder: Path, config: Config) -> Generation:
-    """Settings of an encoder–decoder: beam search with ``num_beams`` (default 1) up to the stated maximum length.
+    """Generation settings of a published encoder–decoder: beam search with ``num_beams`` (default 1) up to the stated
+    maximum length.
 
-    Stated lengths include the tokens of ``beginning``: ``max_length`` all of them, ``max_new_tokens`` those after the first.
+    Stated lengths include the tokens of ``beginning``: ``max_length`` all of them, ``max_new_tokens`` those after the
+    first.
     """
     said = Config({**config.values, **_said(folder)}, str(folder / GENERATION))
     longest = said.integer("max_new_tokens") + 1 if said.has("max_new_tokens") else said.integer("max_length", 0)
@@ -45,7 +49,9 @@ def answering(folder: Path, config: Config) -> Generation:
 
 
 def beginning(folder: Path, config: Config) -> tuple[int, ...]:
-    """Ids that the decoder of an encoder–decoder starts with: its start token and a forced first token, if any."""
+    """Ids that the decoder of a published encoder–decoder starts with: its start token and a forced first token, if
+    any.
+    """
     said = Config({**config.values, **_said(folder)}, str(folder / GENERATION))
     first = "decoder_start_token_id" if said.has("decoder_start_token_id") else "bos_token_id"
     old = said.flag("force_bos_token_to_be_generated", False) and not said.has("forced_bos_token_id")

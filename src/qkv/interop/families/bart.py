@@ -24,7 +24,9 @@ _OFFSET = 2
 
 
 def _stack(ours: str, theirs: str, last: int) -> tuple[Row, ...]:
-    """Name table of one stack; ``last``: index of the feed-forward among a block's branches."""
+    """Table of tensor names of one stack; ``ours`` and ``theirs``: its prefixes in qkv and in files; ``last``: index of
+    the feed-forward among a block's branches.
+    """
     slot, layer = f"{ours}blocks.{{i}}.branches.", f"{theirs}.layers.{{i}}."
     attention = f"{layer}self_attn."
     return (
@@ -55,10 +57,14 @@ NAMES = (
 
 
 def _spec(order: Literal["pre", "post"], last: Norm) -> Callable[[Config, Head], Model]:
-    """Function from config to spec. ``last``: final norm of a stack."""
+    """Function that converts a config and head to a model spec, for blocks of ``order`` and stacks that end with the
+    norm ``last``.
+    """
 
     def spec(config: Config, head: Head) -> Model:
-        """D = d_model; encoder and decoder have separate numbers of layers, heads and feed-forward features."""
+        """Spec of BART or mBART: D = d_model; encoder and decoder have separate numbers of layers, heads and
+        feed-forward features.
+        """
         for key, only, meaning in _fixed(order, last):
             config.fixed(key, only, meaning)
         dropout, positions = config.number("dropout", 0.1), config.size("max_position_embeddings", 1024)
@@ -88,7 +94,7 @@ def _spec(order: Literal["pre", "post"], last: Norm) -> Callable[[Config, Head],
 
 
 def _fixed(order: str, last: Norm) -> tuple[tuple[str, Any, str], ...]:
-    """Family constants stated in early config files."""
+    """(key, only supported value, what it changes) of keys in early config files that are constants of the family."""
     return (
         ("normalize_before", order == "pre", "positions of the norms in a block"),
         ("normalize_embedding", True, "the norm of the embeddings"),
@@ -100,7 +106,7 @@ def _fixed(order: str, last: Norm) -> tuple[tuple[str, Any, str], ...]:
 
 
 def _branches(config: Config, stack: str) -> tuple[Attention, CrossAttention, FeedForward]:
-    """Branches of one stack."""
+    """Self-attention, cross-attention and feed-forward of a block of ``stack``, "encoder" or "decoder"."""
     sizes = {"num_heads": config.size(f"{stack}_attention_heads", 16), "dropout": config.number("attention_dropout", 0.0)}
     feed_forward = FeedForward(
         hidden=config.size(f"{stack}_ffn_dim", 4096),
@@ -111,7 +117,7 @@ def _branches(config: Config, stack: str) -> tuple[Attention, CrossAttention, Fe
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has BART's or mBART's structure, else None; verified by converting back."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not BART's or mBART's. Callers read them back to verify them."""
     inner = spec.encoder
     match (spec.layers[:1], inner.layers[:1] if inner else (), spec.frontend):
         case (
@@ -170,7 +176,9 @@ _ZEROS = {"final_logits_bias": "only a zero bias, as in every published BART"}
 
 
 def _classes(config: Config) -> Head:
-    """W dropout(tanh(W_h x + b_h)) + b, x the decoder's last vector. The decoder input is the source shifted by one token, so x is at eos."""
+    """Classification head W dropout(tanh(W_h x + b_h)) + b on the decoder's last vector x, which is at eos: the decoder
+    input is the source shifted by one token.
+    """
     return pooled_head(config, pooling="last", hidden=config.size("d_model", 1024), dropout=config.number("classifier_dropout", 0.0))
 
 

@@ -29,7 +29,9 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """D = hidden_size, n_layer blocks, n_head heads, 4 D feed-forward features; some files use older key names."""
+    """Spec of BLOOM: D = hidden_size, n_layer blocks, n_head heads, 4 D feed-forward features; some files use older key
+    names.
+    """
     width = config.size(_said(config, "hidden_size", "n_embed"))
     if config.flag("slow_but_exact", False) and config.integer("pretraining_tp", 1) > 1:
         sentence = "the published code then omits the output biases of attention and feed-forward, which qkv adds"
@@ -53,14 +55,14 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _said(config: Config, name: str, older: str) -> str:
-    """Whichever of two key names the config has; both only if they agree."""
+    """Key name that the config uses, ``name`` or ``older``. Raises ``UserError`` if it has both with different values."""
     if config.says(older) and config.says(name):
         config.fixed(older, config.values[name], f"the value of {name}")
     return older if config.says(older) else name
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has BLOOM\'s structure, else None; verified by converting back."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not BLOOM's. Callers read them back to verify them."""
     match shape_of(spec):
         case Block(
             branches=(Attention(relative=Alibi()) as attention, FeedForward()), norm=LayerNorm() as norm

@@ -65,11 +65,13 @@ OTHER_FORM = {
     "lm_predictions.lm_head.LayerNorm.": "cls.predictions.transform.LayerNorm.",
     "lm_predictions.lm_head.bias": "cls.predictions.bias",
 }
-"""The masked language model head has two naming schemes (``legacy``) with equal computation."""
+"""Tensor names of the masked language model head in files that are not ``legacy`` -> names in those that are; the
+computation is the same.
+"""
 
 
 class Sizes(NamedTuple):
-    """Defaults of missing config keys."""
+    """Default sizes of a DeBERTa version, for missing config keys."""
 
     width: int
     layers: int
@@ -82,13 +84,13 @@ FIRST, SECOND = Sizes(768, 12, 12, 3072, 50265), Sizes(1536, 24, 24, 6144, 12810
 
 
 def spec(config: Config, head: Head) -> Model:
-    """D = hidden_size, num_hidden_layers blocks, intermediate_size feed-forward features."""
+    """Spec of DeBERTa v2 and v3: D = hidden_size, num_hidden_layers blocks, intermediate_size feed-forward features."""
     attention = _relative(config) if config.flag("relative_attention", False) else _plain(config)
     return _model(config, head, SECOND, attention)
 
 
 def first_spec(config: Config, head: Head) -> Model:
-    """Spec of the first version: as for v2, always with distances, without options of v2."""
+    """Spec of the first DeBERTa: as v2, always with relative attention, without the options of v2."""
     config.fixed("talking_head", False, "projections between heads (talking heads)")
     if not config.flag("relative_attention", False):
         raise UserError(f"{config.source}: relative_attention is false, but for the first DeBERTa qkv supports only true")
@@ -135,7 +137,7 @@ def _fixed(width: int, num_heads: int) -> tuple[tuple[str, Any, str], ...]:
 
 
 def _size(config: Config, key: str, default: int) -> int:
-    """Number of rows of a table; 0 if there is none."""
+    """Number of rows of a table, from the config key ``key``; 0 if there is no table."""
     return config.size(key, default) if config.integer(key, default) > 0 else 0
 
 
@@ -144,7 +146,7 @@ def _norm(config: Config) -> LayerNorm:
 
 
 def _plain(config: Config) -> Branch:
-    """Attention without distances. Scores are scaled by the number of terms, which must then be 1."""
+    """Attention without relative positions. Scores are scaled by the number of their terms, which must then be 1."""
     if _terms(config):
         given = config.values["pos_att_type"]
         raise UserError(
@@ -163,7 +165,7 @@ def _relative(config: Config) -> Branch:
 
 
 def _distances(config: Config, sizes: Sizes) -> dict[str, Any]:
-    """Fields common to all versions."""
+    """Fields of disentangled attention that all DeBERTa versions have."""
     terms = _terms(config)
     if not terms:
         raise UserError(
@@ -188,7 +190,9 @@ def _attention_dropout(config: Config) -> float:
 
 
 def _terms(config: Config) -> list[str]:
-    """Score terms besides content-to-content: a list of names, or a string separated by bars."""
+    """Score terms besides content-to-content ("c2p", "p2c"), which the config gives as a list or as a string separated
+    by bars.
+    """
     said = config.values.get("pos_att_type")
     terms = config.word("pos_att_type").lower().split("|") if isinstance(said, str) else config.items("pos_att_type")
     terms = [str(term).strip() for term in terms if term]
@@ -199,7 +203,7 @@ def _terms(config: Config) -> list[str]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has DeBERTa\'s structure, else None; verified by converting back."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not DeBERTa's. Callers read them back to verify them."""
     match shape_of(spec):
         case Block(
             branches=(DisentangledAttention() | Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm
@@ -226,7 +230,9 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def first_config(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has the structure of the first version, else None; verified by converting back."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not the first DeBERTa's. Callers verify them by
+    reading them back.
+    """
     found = config(spec)
     if found is None or not found["relative_attention"]:
         return None
@@ -246,13 +252,13 @@ def _relative_keys(attention: DisentangledAttention) -> dict[str, Any]:
 
 
 def _masked(config: Config) -> Head:
-    """Masked language model head; unless ``legacy``, its matrix is always the token table."""
+    """Masked language model head of the config; unless ``legacy`` is set, its matrix is always the token table."""
     tied = config.flag("tie_word_embeddings", True) or not config.flag("legacy", True)
     return LanguageModelHead(tied=tied, bias=True, transform=config.word("hidden_act", "gelu", INWARD), norm=_norm(config))
 
 
 def _classes(config: Config, sizes: Sizes) -> Head:
-    """W dropout(φ(W_h x_0 + b_h)) + b of the first position."""
+    """Classification head W dropout(φ(W_h x_0 + b_h)) + b on the first position's vector x_0."""
     width = config.size("hidden_size", sizes.width)
     config.fixed("pooler_hidden_size", width, "the width of a layer of the head")
     return heads.pooled_head(
@@ -271,7 +277,7 @@ def _classes_keys(head: Head) -> dict[str, Any] | None:
 
 
 def architectures(stem: str, sizes: Sizes) -> dict[str, Architecture]:
-    """Architectures by name, with the prefix ``stem``."""
+    """Published architectures of a DeBERTa version by name, such as ``stem`` + "ForMaskedLM"."""
     rows = (Row("head.hidden.*", "pooler.dense.*"), Row("head.output.*", "classifier.*"))
     return {
         f"{stem}ForMaskedLM": replace(heads.masked(bert.MASKED_NAMES), head=_masked),

@@ -40,7 +40,11 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """With ``new_decoder_architecture`` (40B, 11B): grouped keys and values, one or two norms. Else (7B): one norm for both branches."""
+    """Spec of Falcon: parallel attention and feed-forward.
+
+    With ``new_decoder_architecture`` (40B, 11B): grouped keys and values, one or two norms. Else (7B): one norm for
+    both branches.
+    """
     width, heads = config.size("hidden_size", 4544), config.size("num_attention_heads", 71)
     config.fixed("apply_residual_connection_post_layernorm", False, "the residual")
     config.fixed("ff_factor", 4, "the feed-forward features")
@@ -68,7 +72,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _relative(config: Config) -> Relative:
-    """ALiBi as in Falcon-RW, or RoPE. Config files with ALiBi may contain RoPE keys too."""
+    """Position encoding: ALiBi as in Falcon-RW, or RoPE. Config files with ALiBi may contain RoPE keys too."""
     rope = rope_of(config)
     return ALIBI if config.flag("alibi", False) else rope
 
@@ -82,7 +86,7 @@ def _kv_heads(config: Config, heads: int) -> int:
 
 
 def _order(config: Config, norm: LayerNorm) -> dict[str, Any]:
-    """Order of the branches, and norms per branch if there are two."""
+    """Fields of a block: order of its branches, and one norm per branch if there are two."""
     newer, parallel = config.flag("new_decoder_architecture", False), config.flag("parallel_attn", True)
     norms = config.integer("num_ln_in_parallel_attn", 2 if newer else 1)
     if norms not in ((1, 2) if newer else (1,)) or (newer and not parallel):
@@ -94,7 +98,7 @@ def _order(config: Config, norm: LayerNorm) -> dict[str, Any]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has Falcon\'s structure, else None; verified by converting back."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not Falcon's. Callers read them back to verify them."""
     match shape_of(spec):
         case Block(branches=(Attention(relative=relative) as attention, FeedForward() as feed_forward)) as block, Text() as frontend:
             norm, placed = block.norm_of(0), _relative_keys(relative)
@@ -126,7 +130,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def _relative_keys(relative: Relative) -> dict[str, Any] | None:
-    """Inverse of ``_relative``."""
+    """Config keys of a position encoding, the inverse of ``_relative``; None if configs cannot express it."""
     if relative == ALIBI:
         return {"alibi": True}
     turned = rope_config(relative) if isinstance(relative, Rope) else None

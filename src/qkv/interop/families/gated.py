@@ -35,7 +35,7 @@ IGNORED = {"model.layers.{i}.self_attn.rotary_emb.inv_freq": "computed from the 
 
 
 def attention_of(config: Config, **chosen: Any) -> Attention:
-    """Attention of a config: heads, widths, dropout and RoPE; ``chosen``: fields in which families differ."""
+    """Attention spec from a config: heads, widths, dropout and RoPE; ``chosen``: fields in which families differ."""
     heads = config.size("num_attention_heads")
     head_dim = config.size("head_dim") if config.has("head_dim") else None
     dropout = config.number("attention_dropout", 0.0)
@@ -44,7 +44,9 @@ def attention_of(config: Config, **chosen: Any) -> Attention:
 
 
 def model_of(config: Config, head: Head, attention: Attention, masks: Sequence[Mask], mlp_bias: bool = False) -> Model:
-    """Model of a config; ``masks``: one per layer, with otherwise equal attention."""
+    """Spec of a Llama-like model from a config; ``masks``: attention mask of each layer; all else in ``attention`` is
+    the same in every layer.
+    """
     norm = norm_of(config)
     activation = config.word("hidden_act", "silu", INWARD)
     feed_forward = GatedFeedForward(hidden=config.size("intermediate_size"), activation=activation, bias=mlp_bias)
@@ -63,7 +65,7 @@ def model_of(config: Config, head: Head, attention: Attention, masks: Sequence[M
 
 
 def norm_of(config: Config) -> RMSNorm:
-    """Norm used throughout the model."""
+    """RMSNorm spec from a config, used for all norms of the model."""
     return RMSNorm(eps=config.number("rms_norm_eps", 1e-6))
 
 
@@ -73,7 +75,10 @@ def windowed(size: int) -> Mask:
 
 
 def masks_of(config: Config) -> list[Mask]:
-    """Masks by layer, for configs with windows in some layers: by ``layer_types``, or all from ``max_window_layers`` on."""
+    """Attention mask of each layer, for configs with a sliding window in some layers only.
+
+    These are the layers that ``layer_types`` names; without that key all layers from number ``max_window_layers`` on.
+    """
     layers, kinds = config.layers("num_hidden_layers"), config.items("layer_types")
     used, first = config.flag("use_sliding_window", False), config.integer("max_window_layers", 28)
     if not kinds:
@@ -83,7 +88,7 @@ def masks_of(config: Config) -> list[Mask]:
 
 
 def masks_config(spec: Model) -> dict[str, Any]:
-    """Inverse of ``masks_of``."""
+    """Config keys of each layer's sliding window, the inverse of ``masks_of``."""
     sizes = [window_of(block) for block in spec.layers]
     known = {size for size in sizes if size}
     kinds = ["sliding_attention" if size else "full_attention" for size in sizes]
@@ -96,7 +101,7 @@ def masks_config(spec: Model) -> dict[str, Any]:
 
 
 def window_of(block: Block) -> int | None:
-    """Size of a block's sliding window, or None."""
+    """Size of the sliding window of a block's attention; None if it is not causal attention with a window."""
     match block.branches[0]:
         case Attention(mask=AllOf(masks=(Causal(), Window(size=size, sinks=0)))):
             return size
@@ -105,7 +110,7 @@ def window_of(block: Block) -> int | None:
 
 
 def config_of(spec: Model) -> dict[str, Any] | None:
-    """Config keys common to the families if ``spec`` has their structure, else None."""
+    """Keys of ``config.json`` that all Llama-like families share, for ``spec``; None if its structure is another."""
     match shape_of(spec):
         case Block(
             branches=(Attention(relative=Rope() as rope) as attention, GatedFeedForward() as feed_forward), norm=RMSNorm() as norm
@@ -134,14 +139,14 @@ def config_of(spec: Model) -> dict[str, Any] | None:
 
 
 def first_attention(spec: Model) -> Attention:
-    """Attention of the first block, for specs that ``config_of`` accepts."""
+    """Attention spec of the first block of a spec that ``config_of`` accepts."""
     attention = spec.layers[0].branches[0]
     assert isinstance(attention, Attention)
     return attention
 
 
 def feed_forward_bias(spec: Model) -> bool:
-    """True if the first feed-forward has biases, for specs that ``config_of`` accepts."""
+    """True if the first block's feed-forward has biases; ``spec`` is one that ``config_of`` accepts."""
     part = spec.layers[0].branches[1]
     assert isinstance(part, GatedFeedForward)
     return part.bias

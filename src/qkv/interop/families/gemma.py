@@ -30,11 +30,15 @@ SANDWICH_NAMES = (
     Row("blocks.{i}.branches.1.norm_after.weight", "model.layers.{i}.post_feedforward_layernorm.weight"),
     *gated.NAMES,
 )
-"""The first matching row applies: placed before Llama's row for the norm before the feed-forward."""
+"""Table of tensor names of Gemma 2 and 3. The first matching row applies, so the feed-forward's norm comes before
+Llama's row for it.
+"""
 
 
 def spec_of_gemma(config: Config, head: Head) -> Model:
-    """Gemma 1: equal pre-norm blocks. ``hidden_act`` "gelu" means the tanh approximation, with which the models were trained."""
+    """Spec of Gemma 1: equal pre-norm blocks. ``hidden_act`` "gelu" means the tanh approximation, with which the models
+    were trained.
+    """
     attention = _attention(config, num_heads=16, num_kv_heads=16).changed(relative=rope_of(config))
     activation = config.word("hidden_act", "gelu_pytorch_tanh", {**INWARD, "gelu": "gelu_tanh"})
     if config.has("hidden_activation") and config.word("hidden_activation", allowed=INWARD) != activation:
@@ -48,14 +52,16 @@ def spec_of_gemma(config: Config, head: Head) -> Model:
 
 
 def spec_of_gemma2(config: Config, head: Head) -> Model:
-    """Gemma 2: sandwich blocks; by default (without ``layer_types``) every second one has full attention, the others a window."""
+    """Spec of Gemma 2: sandwich blocks; by default (without ``layer_types``) every second one has full attention, the
+    others a sliding window.
+    """
     rope, cap = rope_of(config), config.optional("attn_logit_softcapping", 50.0)
     attention = _attention(config, num_heads=8, num_kv_heads=4, scaled=True).changed(softcap=cap)
     return _layered(config, head, attention, {SLIDING: rope, FULL: rope}, pattern=2, length=8192)
 
 
 def spec_of_gemma3(config: Config, head: Head) -> Model:
-    """Gemma 3: sandwich blocks; by default every sixth one has full attention."""
+    """Spec of Gemma 3: sandwich blocks; by default every sixth one has full attention, the others a sliding window."""
     config.fixed("attn_logit_softcapping", None, "the scores of attention, and the library that wrote this file does not apply it")
     attention = _attention(config, num_heads=8, num_kv_heads=4, scaled=True).changed(qk_norm=_norm(config))
     pattern = config.integer("sliding_window_pattern", config.integer("_sliding_window_pattern", 6))
@@ -63,7 +69,9 @@ def spec_of_gemma3(config: Config, head: Head) -> Model:
 
 
 def _attention(config: Config, num_heads: int, num_kv_heads: int, scaled: bool = False) -> Attention:
-    """Attention without RoPE and mask. ``scaled``: scale 1 / √query_pre_attn_scalar instead of 1 / √Dk."""
+    """Attention spec without RoPE and mask; the numbers of heads are defaults. ``scaled``: scale 1 /
+    √query_pre_attn_scalar instead of 1 / √Dk.
+    """
     config.fixed("use_bidirectional_attention", False, "the attention mask")
     head_dim = config.size("head_dim", 256)
     scalar = config.number("query_pre_attn_scalar", 256) if scaled else head_dim
@@ -84,7 +92,9 @@ def _norm(config: Config) -> RMSNorm:
 
 
 def _ropes(config: Config) -> dict[str, Rope]:
-    """RoPE of each kind of layer in Gemma 3: tables by kind, or older keys, of which ``rope_scaling`` applies to full layers only."""
+    """RoPE of each kind of layer (full, sliding) in Gemma 3: from a table per kind, or from older keys, whose
+    ``rope_scaling`` applies to full layers only.
+    """
     tables, length = config.table("rope_parameters"), config.integer("max_position_embeddings", 131072)
     bases = {FULL: config.number("rope_theta", 1e6), SLIDING: config.number("rope_local_base_freq", 1e4)}
     scalings: dict[str, Mapping[str, Any]] = {FULL: config.table("rope_scaling").values, SLIDING: {}}
@@ -97,7 +107,9 @@ def _ropes(config: Config) -> dict[str, Rope]:
 
 
 def _layered(config: Config, head: Head, attention: Attention, ropes: Mapping[str, Rope], pattern: int, length: int) -> Model:
-    """Model of two kinds of sandwich blocks, as the shortest repeating pattern."""
+    """Spec of sandwich blocks of two kinds, full and sliding window, written as their shortest repeating pattern.
+    ``pattern``: as for ``_kinds``.
+    """
     kinds, norm = _kinds(config, pattern), _norm(config)
     activation = config.word("hidden_activation", "gelu_pytorch_tanh", INWARD)
     feed_forward = GatedFeedForward(hidden=config.size("intermediate_size", 9216), activation=activation, bias=False)
@@ -112,7 +124,9 @@ def _layered(config: Config, head: Head, attention: Attention, ropes: Mapping[st
 
 
 def _kinds(config: Config, pattern: int) -> list[str]:
-    """Kind of each layer. Default: all but every ``pattern``-th have a window."""
+    """Kind of each layer, full or sliding window, from ``layer_types``; default: all but every ``pattern``-th are
+    sliding.
+    """
     layers, said = config.layers("num_hidden_layers", 26), config.items("layer_types")
     if pattern < 1:
         raise UserError(f"{config.source}: sliding_window_pattern is {pattern}, but it should be at least 1")
@@ -140,24 +154,24 @@ def _model(config: Config, head: Head, blocks: Sequence[Block], width: int, leng
 
 
 def _repeating(blocks: Sequence[Block]) -> tuple[Block, ...]:
-    """Shortest prefix of the list whose repetition gives the whole list."""
+    """Shortest prefix of ``blocks`` whose repetition gives them all."""
     periods = range(1, len(blocks) + 1)
     return tuple(blocks[: next(p for p in periods if all(block == blocks[i % p] for i, block in enumerate(blocks)))])
 
 
 def config_of_gemma(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has Gemma 1's structure, else None; verified by converting back."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not Gemma 1's. Callers read them back to verify them."""
     return _config(spec, "hidden_act")
 
 
 def config_of_gemma2(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has Gemma 2's structure, else None."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not Gemma 2's. Callers read them back to verify them."""
     found = _config(spec, "hidden_activation")
     return None if found is None else {**found, **_scores_config(spec), **_layers_config(spec)}
 
 
 def config_of_gemma3(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has Gemma 3's structure, else None."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not Gemma 3's. Callers read them back to verify them."""
     found = _config(spec, "hidden_activation")
     if found is None:
         return None
@@ -173,7 +187,9 @@ def config_of_gemma3(spec: Model) -> dict[str, Any] | None:
 
 
 def _config(spec: Model, activation: str) -> dict[str, Any] | None:
-    """Config keys common to all three versions; ``activation``: name of the activation's key."""
+    """Keys of ``config.json`` common to all three Gemma versions, or None; ``activation``: name of the activation's
+    key.
+    """
     found = gated.config_of(spec)
     if found is None:
         return None
@@ -201,7 +217,9 @@ def _kind(block: Block) -> str:
 
 
 def _capped(default: float | None) -> Architecture:
-    """Architecture whose logits are capped by ``final_logit_softcapping``; ``default``: value of a missing key."""
+    """Language model architecture with a soft cap of the logits, ``final_logit_softcapping``; ``default``: its value if
+    the key is missing.
+    """
 
     def head(config: Config) -> Head:
         return LanguageModelHead(tied=config.flag("tie_word_embeddings", True), softcap=config.optional("final_logit_softcapping", default))

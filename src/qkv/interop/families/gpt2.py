@@ -29,7 +29,7 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """D = n_embd, n_layer blocks, n_head heads, n_inner feed-forward features (default 4 D)."""
+    """Spec of GPT-2: D = n_embd, n_layer blocks, n_head heads, n_inner feed-forward features (default 4 D)."""
     width = config.size("n_embd", 768)
     norm = LayerNorm(eps=config.number("layer_norm_epsilon", 1e-5))
     for key, only, meaning in FIXED:
@@ -57,7 +57,7 @@ FIXED = (
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has GPT-2\'s structure, else None; verified by converting back."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not GPT-2's. Callers read them back to verify them."""
     match shape_of(spec):
         case Block(
             branches=(Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm

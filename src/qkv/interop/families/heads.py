@@ -14,18 +14,21 @@ from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, Regressi
 from qkv.spec.parts import Activation, LayerNorm
 
 HEAD_KEYS: Reasons = dict.fromkeys(("tie_word_embeddings", "classifier_dropout"), "part of a head that this architecture lacks")
-"""Config keys that are ignored for every head."""
+"""Config keys of heads that may be ignored in every family, with the reason."""
 Reader = Callable[[Config], Head]
 Writer = Callable[[Head], dict[str, Any] | None]
 
 
 def language_model(tied: bool, ours: str = "head.weight", theirs: str = "lm_head.weight") -> Architecture:
-    """logits = x W^T. ``tied``: default of ``tie_word_embeddings``."""
+    """Architecture with a language model head, logits = x W^T. ``tied``: default of ``tie_word_embeddings``; ``ours``
+    and ``theirs``: tensor names.
+    """
     return Architecture(_language_model(tied), _tie, (Row(ours, theirs),))
 
 
 def body(theirs: str, ignored: Reasons | None = None, kept: Reasons | None = None) -> Architecture:
-    """Body without a head, whose output is vectors; here it gets a tied head. ``theirs``: name of the token table.
+    """Architecture without a head, whose output is vectors; here it gets a tied head. ``theirs``: published name of the
+    token table.
 
     ``kept``: unused tensors of its files, such as a pooler, that an export writes back unchanged.
     """
@@ -35,7 +38,9 @@ def body(theirs: str, ignored: Reasons | None = None, kept: Reasons | None = Non
 
 
 def pooler(prefix: str) -> Reasons:
-    """Ignored tensors of the pooler (dense layer on the first position), for architectures that do not use it."""
+    """Tensors of the pooler (dense layer on the first position) with the reason for ignoring them, for architectures
+    that do not use it. ``prefix``: of the body's names.
+    """
     return {f"{prefix}pooler.dense.*": "part of the pooler, which this architecture does not use"}
 
 
@@ -54,10 +59,11 @@ def _tie(head: Head) -> dict[str, Any] | None:
 
 
 def masked(names: Mapping[str, str], activation: Activation | None = None, ignored: Reasons | None = None) -> Architecture:
-    """Masked language model head: logits = norm(φ(x W_t + b_t)) W^T + b. ``names``: own name -> published name.
+    """Architecture with a masked language model head: logits = norm(φ(x W_t + b_t)) W^T + b. ``names``: own name ->
+    published name.
 
-    φ is ``activation``, default the body's ``hidden_act``. If W is not the token table, b is stored as W's bias; its usual name exists too
-    but is ignored.
+    φ is ``activation``, default the body's ``hidden_act``. If W is not the token table, b is stored as W's bias; its
+    usual name exists too but is ignored.
     """
     rows = tuple(Row(*pair) for pair in names.items())
     bias, weight = names["head.bias"], names["head.weight"]
@@ -77,7 +83,8 @@ def masked(names: Mapping[str, str], activation: Activation | None = None, ignor
 
 
 def classification(hidden: str, output: str, ignored: Reasons | None = None) -> Architecture:
-    """Head W dropout(tanh(W_h x_0 + b_h)) + b on the first position: classification, or regression if the config has one class or says so.
+    """Architecture with the head W dropout(tanh(W_h x_0 + b_h)) + b on the first position: regression if the config has
+    one class or says so, else classification.
 
     ``hidden`` and ``output``: published names of the two layers.
     """
@@ -97,7 +104,9 @@ def _classes(head: Head) -> dict[str, Any] | None:
 
 
 def pooled_head(config: Config, **fields: Any) -> Head:
-    """Classification head for several classes, regression head for one; ``fields``: its fields. Raises ``UserError`` for other problem types."""
+    """Head on one vector per text: classification for several classes, regression for one; ``fields``: the head's
+    fields. Raises ``UserError`` for other problem types.
+    """
     count = label_count(config)
     known = {"regression": count == 1, "single_label_classification": count > 1}
     problem = config.word("problem_type", "regression" if count == 1 else "single_label_classification")
@@ -110,17 +119,19 @@ def pooled_head(config: Config, **fields: Any) -> Head:
 
 
 def problem_keys(head: ClassificationHead | RegressionHead) -> dict[str, Any]:
-    """Inverse of ``pooled_head``: config keys for the kind of head and number of classes."""
+    """Config keys for the kind of head and number of classes, the inverse of ``pooled_head``."""
     if isinstance(head, RegressionHead):
         return {**label_keys(1), "problem_type": "regression"}
     return {**label_keys(head.num_classes or 2), "problem_type": "single_label_classification"}
 
 
 def of_decoder(stem: str, tags: str | None = "score", answers: bool = True) -> dict[str, Architecture]:
-    """Heads of a decoder family other than the language model, by architecture name with the prefix ``stem``.
+    """Architectures of a decoder family for other tasks than language modelling, by name, such as ``stem`` +
+    "ForSequenceClassification".
 
-    Classification or regression: W x on the last non-padding token, without bias. Token classification and question answering as for
-    encoders; ``tags``: published name of the tagging layer, or None. ``answers`` False: no question answering head, or one with other names.
+    Classification or regression: W x on the last non-padding token, without bias. Token classification and question
+    answering as for encoders; ``tags``: published name of the tagging layer, or None. ``answers`` False: no question
+    answering head, or one with other names.
     """
     found = {f"{stem}ForSequenceClassification": Architecture(_last, _last_classes, (Row("head.output.*", "score.*"),))}
     if tags:
@@ -139,7 +150,9 @@ def _last_classes(head: Head) -> dict[str, Any] | None:
 
 
 def tagging(output: str, ignored: Reasons | None = None, body_dropout: str = "hidden_dropout_prob") -> Architecture:
-    """Token classification: W dropout(x_i) + b. ``output``: published name of the layer; ``body_dropout``: key of the body's dropout."""
+    """Architecture for token classification: W dropout(x_i) + b. ``output``: published name of the layer;
+    ``body_dropout``: config key of the body's dropout.
+    """
 
     def read(config: Config) -> Head:
         return TokenHead(num_classes=label_count(config), dropout=_dropout(config, body_dropout))
@@ -154,7 +167,9 @@ def _tags(head: Head) -> dict[str, Any] | None:
 
 
 def answering(output: str, ignored: Reasons | None = None) -> Architecture:
-    """Question answering: start and end logits per position. ``output``: published name of the layer."""
+    """Architecture for extractive question answering: start and end logits per position. ``output``: published name of
+    the layer.
+    """
     return Architecture(
         _answering, lambda head: {} if isinstance(head, SpanHead) else None, (Row("head.output.*", f"{output}.*"),), ignored or {}
     )
@@ -165,7 +180,9 @@ def _answering(config: Config) -> Head:
 
 
 def span_head(config: Config, **fields: Any) -> Head:
-    """Span head; ``fields``: its fields. Raises ``UserError`` if the config has another number of labels than two."""
+    """Head for extractive question answering; ``fields``: the head's fields. Raises ``UserError`` if the config has
+    another number of labels than two.
+    """
     count = label_count(config) if config.says("id2label") or config.says("num_labels") else 2
     if count != 2:
         raise UserError(f"{config.source}: num_labels is {count}, but a span head has 2, for start and end")
@@ -173,7 +190,7 @@ def span_head(config: Config, **fields: Any) -> Head:
 
 
 def label_count(config: Config) -> int:
-    """Number of classes: from their names, else ``num_labels``, else 2, as in transformers."""
+    """Number of classes in a config: from their names, else ``num_labels``, else 2, as in transformers."""
     named = len(config.table("id2label").values)
     return named or config.size("num_labels", 2)
 
@@ -185,5 +202,5 @@ def label_keys(count: int) -> dict[str, Any]:
 
 
 def _dropout(config: Config, body: str = "hidden_dropout_prob") -> float:
-    """Dropout before the last layer; default: that of the body."""
+    """Dropout rate before a head's last layer; default: that of the body, under the key ``body``."""
     return config.number("classifier_dropout", config.number(body, 0.1))

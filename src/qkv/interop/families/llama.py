@@ -14,14 +14,16 @@ from qkv.spec.model import Model
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Causal layers; ``attention_bias`` and ``mlp_bias`` add biases to all linear maps of attention and feed-forward."""
+    """Spec of Llama: causal layers; ``attention_bias`` and ``mlp_bias`` add biases to all linear maps of attention and
+    feed-forward.
+    """
     attention = gated.attention_of(config, bias=config.flag("attention_bias", False))
     masks = [Causal()] * config.layers("num_hidden_layers")
     return gated.model_of(config, head, attention, masks, config.flag("mlp_bias", False))
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has Llama\'s structure, else None."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not Llama's. Callers read them back to verify them."""
     found = gated.config_of(spec)
     if found is None:
         return None

@@ -28,7 +28,7 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """As RoBERTa's; layer i has a window of ``attention_window[i]`` / 2 positions to each side."""
+    """Spec of Longformer: as RoBERTa's; layer i has a window of ``attention_window[i]`` / 2 positions to each side."""
     config.fixed("attention_mode", "longformer", "the attention mask")
     config.fixed("ignore_attention_mask", False, "masking of padding")
     model = roberta.spec(config, head)
@@ -42,7 +42,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _windows(config: Config, layers: int) -> list[int]:
-    """Window to each side per layer: one number for all layers, or one per layer."""
+    """Window to each side in positions, per layer; the config gives one number for all layers, or one per layer."""
     said = config.values.get("attention_window")
     given = config.items("attention_window") if isinstance(said, list) else [config.integer("attention_window", 512)] * layers
     if len(given) != layers:
@@ -54,7 +54,7 @@ def _windows(config: Config, layers: int) -> list[int]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has Longformer\'s structure, else None; verified by converting back."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not Longformer's. Callers read them back to verify them."""
     windows, blocks = [], []
     for block in spec.layers:
         local = block.branches[0]

@@ -14,14 +14,16 @@ from qkv.spec.model import Model
 
 
 def spec(config: Config, head: Head) -> Model:
-    """``sliding_window`` null: full causal attention."""
+    """Spec of Mistral: Llama's blocks with a sliding window in every layer; full causal attention if ``sliding_window``
+    is null.
+    """
     mask = gated.windowed(config.integer("sliding_window")) if config.has("sliding_window") else Causal()
     masks = [mask] * config.layers("num_hidden_layers")
     return gated.model_of(config, head, gated.attention_of(config), masks)
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has Mistral\'s structure, else None."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not Mistral's. Callers read them back to verify them."""
     found = gated.config_of(spec)
     return None if found is None else {**found, "sliding_window": gated.window_of(spec.layers[0])}
 

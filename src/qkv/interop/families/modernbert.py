@@ -38,7 +38,9 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """D = hidden_size; ``layer_types`` selects blocks with a window of ``local_attention`` // 2 positions to each side."""
+    """Spec of ModernBERT: D = hidden_size; ``layer_types`` selects blocks with a window of ``local_attention`` // 2
+    positions to each side.
+    """
     width, norm = config.size("hidden_size", 768), _norm(config)
     kinds, ropes = _kinds(config), _ropes(config)
     reach = config.integer("local_attention", 128) // 2 + 1
@@ -80,7 +82,9 @@ def _norm(config: Config) -> LayerNorm:
 
 
 def _kinds(config: Config) -> list[str]:
-    """Kind of each layer. Default: full attention in the first and every ``global_attn_every_n_layers``-th layer after it."""
+    """Kind of each layer, full attention or sliding window. Default: full in the first and every
+    ``global_attn_every_n_layers``-th layer after it.
+    """
     layers, every, said = (
         config.layers("num_hidden_layers", 22),
         config.integer("global_attn_every_n_layers", 3),
@@ -99,7 +103,7 @@ def _kinds(config: Config) -> list[str]:
 
 
 def _ropes(config: Config) -> dict[str, Rope]:
-    """RoPE of each kind of layer: tables by kind, or keys of the first release."""
+    """RoPE of each kind of layer (full, sliding): from a table per kind, or from keys of the first release."""
     tables, length = config.table("rope_parameters"), config.integer("max_position_embeddings", 8192)
     older = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
     found = {}
@@ -115,7 +119,7 @@ def _ropes(config: Config) -> dict[str, Rope]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has ModernBERT\'s structure, else None; verified by converting back."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not ModernBERT's. Callers read them back to verify them."""
     attentions = [block.branches[0] for block in spec.layers if isinstance(block.branches[0], Attention)]
     ropes = _ropes_config(attentions)
     if not attentions or len(attentions) != len(spec.layers) or ropes is None:
@@ -153,7 +157,7 @@ def _kind(attention: Attention) -> str:
 
 
 def _ropes_config(attentions: Sequence[Attention]) -> Mapping[str, Any] | None:
-    """RoPE table for each kind of layer; None if configs cannot express it."""
+    """Config table of RoPE for each kind of layer (full, sliding); None if configs cannot express it."""
     ropes = {kind: Rope(base=base) for kind, base in BASES.items()}
     ropes |= {_kind(attention): attention.relative for attention in attentions if isinstance(attention.relative, Rope)}
     found = {}
@@ -167,7 +171,7 @@ def _ropes_config(attentions: Sequence[Attention]) -> Mapping[str, Any] | None:
 
 
 def _hidden(config: Config) -> dict[str, Any]:
-    """Layer norm(φ(x W_h + b_h)) before every output layer."""
+    """Fields of the layer norm(φ(x W_h + b_h)) that every ModernBERT head has before its output layer."""
     activation = config.word("classifier_activation", "gelu", INWARD)
     return {
         "hidden": config.size("hidden_size", 768),

@@ -36,7 +36,9 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """As BERT's, with relative biases and without token types. Only 32 rows of the bias table are ever used."""
+    """Spec of MPNet: as BERT's, with relative biases and without token types. Only 32 rows of the bias table are ever
+    used.
+    """
     config.fixed("relative_attention_num_buckets", 32, "the number of distance buckets")
     found = bert.body(config, head, reserved=RESERVED, types=0)
     return found.changed(blocks=tuple(_with(block, DISTANCES) for block in found.blocks))
@@ -48,7 +50,7 @@ def _with(block: Block, distances: T5Buckets) -> Block:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has MPNet\'s structure, else None; verified by converting back."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not MPNet's. Callers read them back to verify them."""
     match shape_of(spec):
         case (
             Block(branches=(Attention() as attention, FeedForward()), norm=LayerNorm(), order="post"),

@@ -45,7 +45,7 @@ FIXED_IN_ATTENTION = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """D = d_model, n_layers blocks, n_heads heads, 4 D feed-forward features."""
+    """Spec of MPT: D = d_model, n_layers blocks, n_heads heads, 4 D feed-forward features."""
     width, heads = config.size("d_model", 2048), config.size("n_heads", 16)
     for key, only, meaning in FIXED:
         config.fixed(key, only, meaning)
@@ -65,7 +65,9 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _attention(table: Config, heads: int, head_dim: float) -> Attention:
-    """Attention with temperature 1 / (s √Dk) for a ``softmax_scale`` s, rounded to twelve digits so that conversion back gives s."""
+    """Attention spec with temperature 1 / (s √Dk) for a ``softmax_scale`` s, rounded to twelve digits so that
+    conversion back gives s.
+    """
     for key, only, meaning in FIXED_IN_ATTENTION:
         table.fixed(key, only, meaning)
     scale = table.number("softmax_scale", head_dim**-0.5)
@@ -78,7 +80,7 @@ def _attention(table: Config, heads: int, head_dim: float) -> Attention:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has MPT\'s structure, else None; verified by converting back."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not MPT's. Callers read them back to verify them."""
     match shape_of(spec):
         case Block(
             branches=(Attention(relative=Alibi()) as attention, FeedForward()), norm=LayerNorm() as norm

@@ -29,7 +29,9 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """By default RoPE applies to a quarter of each head; without ``use_parallel_residual`` blocks are sequential pre-norm."""
+    """Spec of GPT-NeoX: by default RoPE applies to a quarter of each head; without ``use_parallel_residual`` blocks are
+    sequential pre-norm.
+    """
     norm = LayerNorm(eps=config.number("layer_norm_eps", 1e-5))
     dropout = config.number("hidden_dropout", 0.0)
     attention = Attention(
@@ -55,7 +57,9 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _rope(config: Config) -> Rope:
-    """RoPE: ``rotary_emb_base`` and ``rotary_pct`` are defaults of the RoPE table; keys of other families are refused."""
+    """RoPE of a config: ``rotary_emb_base`` and ``rotary_pct`` are defaults of the RoPE table; keys of other families
+    are refused.
+    """
     base, fraction = config.number("rotary_emb_base", BASE), config.number("rotary_pct", 0.25)
     said = "rope_scaling" if config.table("rope_scaling").values else "rope_parameters"
     table = {"rope_theta": base, FRACTION: fraction, **config.table(said).values}
@@ -67,7 +71,7 @@ def _rope(config: Config) -> Rope:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has GPT-NeoX\'s structure, else None; verified by converting back."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not GPT-NeoX's. Callers read them back to verify them."""
     match shape_of(spec):
         case Block(branches=(Attention(relative=Rope() as rope) as attention, FeedForward() as feed_forward)) as block, Text() as frontend:
             norm, turned = block.norm_of(0), rope_config(rope, partial=True)

@@ -27,7 +27,9 @@ MASKED_HEADS, MASKED_CHANNELS = 8, 256
 
 
 def _layer(theirs: str, attention: str, feed_forward: str, **options: Any) -> tuple[Row, ...]:
-    """Name table of a layer whose attention and feed-forward have these paths."""
+    """Table of tensor names of a layer, whose attention and feed-forward have these paths in qkv; ``theirs``: its
+    prefix in files; ``options``: further fields of ``Row``.
+    """
     inside = f"{theirs}.attention.self."
     rows = (
         Row(f"{attention}.norm.*", f"{inside}layernorm1.*"),
@@ -43,7 +45,7 @@ def _layer(theirs: str, attention: str, feed_forward: str, **options: Any) -> tu
 
 
 def _asks_alone(spec: Model) -> bool:
-    """True if the cross-attention to the input has a block of its own."""
+    """True if the latents' cross-attention to the input is a block of its own, without a feed-forward."""
     return spec.latents is not None and len(spec.latents.layers[0].branches) == 1
 
 
@@ -61,7 +63,7 @@ NAMES = (
 
 
 def _asking(theirs: str, feed_forward: str) -> tuple[Row, ...]:
-    """Name table of the blocks that read the latents."""
+    """Table of tensor names of the decoder, in which output queries attend to the latents."""
     layer = f"{theirs}.decoding_cross_attention"
     return (
         Row("queries.positions.table", f"{theirs}.output_position_encodings.position_embeddings"),
@@ -71,13 +73,15 @@ def _asking(theirs: str, feed_forward: str) -> tuple[Row, ...]:
 
 
 class Channels(NamedTuple):
-    """Total features of queries and keys, and of values, over all heads."""
+    """Features of an attention over all heads: of queries and keys, and of values."""
 
     keys: int
     values: int
 
     def heads(self, config: Config, count: int, **fields: Any) -> dict[str, Any]:
-        """Sizes of ``count`` heads. Raises ``UserError`` if features are not divisible."""
+        """Attention fields for ``count`` heads, with dropout and ``fields``. Raises ``UserError`` if the features are
+        not divisible by ``count``.
+        """
         for name, size in (("queries and keys", self.keys), ("values", self.values)):
             if size % count:
                 raise UserError(f"{config.source}: {size} features of {name} are not divisible by {count} heads")
@@ -86,7 +90,9 @@ class Channels(NamedTuple):
 
 
 def spec(config: Config, head: Head) -> Model:
-    """d_model token features, num_latents latents of d_latents features; one query per position for masked words, one for classes."""
+    """Spec of Perceiver IO: d_model token features, num_latents latents of d_latents features; one output query per
+    position for masked words, one for classes.
+    """
     tokens, features = config.size("d_model", 768), config.size("d_latents", 1280)
     masked = isinstance(head, LanguageModelHead)
     norm = LayerNorm()
@@ -104,7 +110,9 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _latents(config: Config, tokens: int, features: int) -> Latents:
-    """Cross-attention to the input, then self-attention layers of the latents, repeated num_blocks times with shared weights."""
+    """Spec of the latents: cross-attention to the input, then self-attention layers, repeated num_blocks times with
+    shared weights.
+    """
     reads, layers = _latent_blocks(config, tokens, features)
     rounds = config.layers("num_blocks", 1)
     return Latents(
@@ -113,7 +121,7 @@ def _latents(config: Config, tokens: int, features: int) -> Latents:
 
 
 def _latent_blocks(config: Config, tokens: int, features: int) -> tuple[Sequence[Block], Sequence[Block]]:
-    """(blocks that read the input, self-attention blocks of the latents)."""
+    """(blocks of the latents that read the input, self-attention blocks of the latents)."""
     given = {name: config.size(name) if config.has(name) else None for name in ("qk_channels", "v_channels")}
     shape = config.word("cross_attention_shape_for_attention", "kv", {"kv": tokens, "q": features})
     reading, own = (
@@ -130,7 +138,7 @@ def _latent_blocks(config: Config, tokens: int, features: int) -> tuple[Sequence
 
 
 def _blocks(residual: bool, *branches: Branch) -> tuple[Block, ...]:
-    """One block, or two if the first branch has no residual."""
+    """Blocks of these branches: one, or two if the first branch has no residual connection."""
     if residual:
         return (Block(branches=branches),)
     return (Block(branches=branches[:1], residual=NoResidual()), Block(branches=branches[1:]))
@@ -151,7 +159,7 @@ def _pooled_blocks(config: Config, width: int) -> tuple[Block, ...]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has this structure, else None; verified by converting back."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not the Perceiver's. Callers read them back to verify them."""
     if spec.latents is None or not isinstance(spec.frontend, Text):
         return None
     alone, width = _asks_alone(spec), spec.latent_width

@@ -13,13 +13,13 @@ from qkv.spec.model import Model
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Llama-like spec with biases of q, k and v; the output projection has none."""
+    """Spec of Qwen 2: Llama's, with biases of q, k and v; the output projection has none."""
     attention = gated.attention_of(config, bias=True, output_bias=False)
     return gated.model_of(config, head, attention, gated.masks_of(config))
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has Qwen 2\'s structure, else None."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not Qwen 2's. Callers read them back to verify them."""
     found = gated.config_of(spec)
     return None if found is None else {**found, **gated.masks_config(spec)}
 

@@ -14,14 +14,14 @@ from qkv.spec.model import Model
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Llama-like spec with norms of queries and keys, whose epsilon equals that of all other norms."""
+    """Spec of Qwen 3: Llama's, with norms of queries and keys, whose epsilon equals that of all other norms."""
     head_dim = config.size("head_dim", 128)
     attention = gated.attention_of(config, bias=config.flag("attention_bias", False), head_dim=head_dim, qk_norm=gated.norm_of(config))
     return gated.model_of(config, head, attention, gated.masks_of(config))
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has Qwen 3's structure, else None."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not Qwen 3's. Callers read them back to verify them."""
     found = gated.config_of(spec)
     if found is None:
         return None

@@ -42,7 +42,9 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """One layer per entry of ``attn_layers``. Without ``hash_seed`` the published code draws new rotations in every call; here the seed is 0."""
+    """Spec of the Reformer: one layer per entry of ``attn_layers``. Without ``hash_seed`` the published code draws new
+    LSH rotations in every call; here the seed is 0.
+    """
     dropout, norm = config.number("hidden_dropout_prob", 0.05), LayerNorm(eps=config.number("layer_norm_eps", 1e-12))
     feed_forward = FeedForward(
         hidden=config.size("feed_forward_size", 512), activation=config.word("hidden_act", "relu", INWARD), dropout=dropout
@@ -78,7 +80,7 @@ def _numbers(config: Config, key: str, default: Sequence[int]) -> tuple[int, ...
 
 
 def _mixers(config: Config) -> list[Branch]:
-    """Attention of each layer."""
+    """Attention spec of each layer, local or LSH, from ``attn_layers``."""
     named = config.items("attn_layers") if config.has("attn_layers") else ["local", "lsh"] * 3
     kinds: dict[str, Branch] = {}
     for kind in named:
@@ -131,7 +133,7 @@ _KINDS = {"local": _local, "lsh": _hashed}
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has the Reformer\'s structure, else None; verified by converting back."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not the Reformer's. Callers read them back to verify them."""
     match shape_of(spec):
         case Block(branches=(Attention() | LSHAttention(), FeedForward() as think), norm=LayerNorm() as norm) as block, Text() as frontend:
             pass
@@ -161,7 +163,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def _keys(mixer: Branch, width: int) -> dict[str, Any]:
-    """Config keys of a layer's attention; empty for other kinds."""
+    """Config keys of a layer's local or LSH attention; empty for other kinds."""
     match mixer:
         case Attention(mask=AllOf(masks=(Causal(), Blocks() as chunks))):
             return {
@@ -188,7 +190,9 @@ def _keys(mixer: Branch, width: int) -> dict[str, Any]:
 
 
 def _head(decodes: bool) -> Architecture:
-    """Head logits = x W^T of both streams; ``decodes``: required value of ``is_decoder``."""
+    """Architecture with the head logits = x W^T of both residual streams; ``decodes``: required value of
+    ``is_decoder``.
+    """
 
     def read(config: Config) -> Head:
         if config.flag("is_decoder", False) != decodes:

@@ -26,12 +26,12 @@ MASKED_NAMES = {
 
 
 def spec(config: Config, head: Head) -> Model:
-    """As BERT's; rows up to ``pad_token_id`` of the position table are reserved."""
+    """Spec of RoBERTa: as BERT's; rows up to ``pad_token_id`` of the position table are reserved."""
     return bert.body(config, head, reserved=config.integer("pad_token_id", 1) + 1, types=config.size("type_vocab_size", 2))
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has RoBERTa\'s structure, else None; verified by converting back."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not RoBERTa's. Callers read them back to verify them."""
     found = bert.config(spec)
     match spec.frontend:
         case Text(positions=Learned(offset=offset)) if found and offset:
@@ -41,7 +41,9 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def architectures(stem: str, prefix: str) -> dict[str, Architecture]:
-    """Architectures by name, with the prefix ``stem``; body tensors have the prefix ``prefix``."""
+    """Published architectures of RoBERTa's structure by name, such as ``stem`` + "ForMaskedLM"; ``prefix``: of the
+    body's tensor names.
+    """
     unread = pooler(prefix)
     again = {**unread, "lm_head.decoder.bias": "the same as lm_head.bias"}
     return {

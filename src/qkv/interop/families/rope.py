@@ -16,10 +16,10 @@ FRACTION = "partial_rotary_factor"
 
 
 def rope_of(config: Config, fraction: float | None = None) -> Rope:
-    """RoPE of a config. Raises ``UserError`` for unknown scalings.
+    """RoPE spec from a config's RoPE keys. Raises ``UserError`` for an unknown scaling.
 
-    ``fraction``: default fraction of a head that is rotated. None: the family rotates whole heads, and a ``partial_rotary_factor`` other
-    than 1 is refused, since libraries interpret it differently.
+    ``fraction``: default fraction of a head that is rotated. None: the family rotates whole heads, and a
+    ``partial_rotary_factor`` other than 1 is refused, since libraries interpret it differently.
     """
     base, part = config.number("rope_theta", BASE), config.number(FRACTION, 1.0 if fraction is None else fraction)
     older, newer = config.table("rope_scaling"), config.table("rope_parameters")

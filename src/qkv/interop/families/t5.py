@@ -24,7 +24,9 @@ from qkv.spec.parts import NoPositions, RMSNorm, T5Buckets
 
 
 def _stack(ours: str, theirs: str, last: int) -> tuple[Row, ...]:
-    """Name table of the blocks of one stack; ``last``: index of the feed-forward among a block's branches."""
+    """Table of tensor names of the blocks of one stack; ``ours`` and ``theirs``: its prefixes in qkv and in files;
+    ``last``: index of the feed-forward among a block's branches.
+    """
     slot, layer = f"{ours}blocks.{{i}}.branches.", f"{theirs}.block.{{i}}.layer."
     attention, feed_forward = f"{layer}0.SelfAttention.", f"{layer}{last}.DenseReluDense."
     return (
@@ -60,7 +62,9 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """D = d_model, num_heads heads of d_kv features, d_ff feed-forward features; the decoder may have another number of layers."""
+    """Spec of T5: D = d_model, num_heads heads of d_kv features, d_ff feed-forward features; the decoder may have
+    another number of layers.
+    """
     heads, head_dim, dropout = config.size("num_heads", 8), config.size("d_kv", 64), config.number("dropout_rate", 0.1)
     norm = RMSNorm(eps=config.number("layer_norm_epsilon", 1e-6))
     sizes = {"num_heads": heads, "head_dim": head_dim, "temperature": head_dim**-0.5, "bias": False, "dropout": dropout}
@@ -88,11 +92,13 @@ def spec(config: Config, head: Head) -> Model:
 
 
 ENCODERS = (["T5EncoderModel"], ["MT5EncoderModel"])
-"""Config keys without a decoder."""
+"""Values of ``architectures`` in configs of models that have an encoder only."""
 
 
 def _feed_forward(config: Config, dropout: float) -> FeedForward | GatedFeedForward:
-    """``feed_forward_proj``: an activation, optionally with the prefix "gated-"; "gated-gelu" means the tanh approximation."""
+    """Feed-forward spec from ``feed_forward_proj``: an activation, optionally with the prefix "gated-"; "gated-gelu"
+    means the tanh approximation.
+    """
     said: str = config.word("feed_forward_proj", "relu")
     name = said.removeprefix("gated-")
     if name not in INWARD:
@@ -107,7 +113,7 @@ def _feed_forward(config: Config, dropout: float) -> FeedForward | GatedFeedForw
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has T5\'s structure, else None; verified by converting back."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not T5's. Callers read them back to verify them."""
     encoder = spec.encoder or spec
     match shape_of(encoder):
         case Block(branches=(Attention(relative=T5Buckets() as relative) as attention, last), norm=RMSNorm() as norm), Text() as frontend:
@@ -156,7 +162,7 @@ def _scaled_keys(head: Head) -> dict[str, Any] | None:
 
 
 def _plain(config: Config) -> Head:
-    """Head of mT5: no scale, tied only if the file has no weights for it."""
+    """Language model head of mT5: no scale, tied only if the file has no weights for it."""
     return LanguageModelHead(tied=config.flag("tie_word_embeddings", False) and not config.beside(_HEAD))
 
 

@@ -44,11 +44,11 @@ FIXED = (
     ("untie_r", True, "sharing of biases between layers"),
 )
 LENGTH = "context_length"
-"""Config key specific to qkv: the published model has no maximum length."""
+"""Config key that only qkv writes: the published model has no maximum length."""
 
 
 def spec(config: Config, head: Head) -> Model:
-    """D = d_model, n_layer blocks, n_head heads of d_head features, d_inner feed-forward features."""
+    """Spec of XLNet: D = d_model, n_layer blocks, n_head heads of d_head features, d_inner feed-forward features."""
     for key, only, meaning in FIXED:
         config.fixed(key, only, meaning)
     width, num_heads, dropout = config.size("d_model", 1024), config.size("n_head", 16), config.number("dropout", 0.1)
@@ -78,7 +78,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys if ``spec`` has XLNet\'s structure, else None; verified by converting back."""
+    """Keys of ``config.json`` for ``spec``; None if its structure is not XLNet's. Callers read them back to verify them."""
     match shape_of(spec):
         case Block(branches=(RelativeAttention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm) as block, Text():
             pass

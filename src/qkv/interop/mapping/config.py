@@ -12,7 +12,9 @@ from qkv.spec.model import MOST_LAYERS
 
 
 class Held(NamedTuple):
-    """Contents of the weight files: number of tensors, total number of elements, names. They bound every size of the model."""
+    """Contents of the weight files beside a config: number of tensors, total number of elements, names. They bound
+    every size of the model.
+    """
 
     tensors: int
     numbers: int
@@ -20,7 +22,9 @@ class Held(NamedTuple):
 
 
 class Config:
-    """Mapping of a ``config.json``. Null counts as missing. Every method raises ``UserError`` that names ``source`` and the key."""
+    """Typed, checked access to the keys of a ``config.json``. Null counts as missing. Every method raises ``UserError``
+    that names ``source`` and the key.
+    """
 
     def __init__(self, values: Mapping[str, Any], source: str = "config.json", held: Held | None = None):
         self.values = {key: value for key, value in values.items() if value is not None}
@@ -31,11 +35,11 @@ class Config:
         self._refuse_nonfinite()
 
     def assume(self, defaults: Mapping[str, Any]) -> None:
-        """Set defaults for missing keys; null stays null."""
+        """Set the values of keys that are missing, in the family's published config class; null stays null."""
         self.defaults = defaults
 
     def has(self, key: str) -> bool:
-        """True if the key has a value: present and not null, or missing with a default."""
+        """True if the key has a value: present and not null, or missing with a default set by ``assume``."""
         self.asked.add(key)
         return key in self.values or self._assumes(key)
 
@@ -54,11 +58,13 @@ class Config:
         return self.held is not None and name in self.held.names
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A number of features, heads or table rows: at least 1 and at most the number of elements in the weight files."""
+        """Value of the key as a number of features, heads or table rows: at least 1 and at most the number of elements
+        in the weight files.
+        """
         return self._limited(key, default, self.held.numbers if self.held else None, "numbers")
 
     def layers(self, key: str, default: int | None = None) -> int:
-        """A number of layers: at least 1 and at most the number of tensors in the weight files."""
+        """Value of the key as a number of layers: at least 1 and at most the number of tensors in the weight files."""
         return self._limited(key, default, self.held.tensors if self.held else None, "tensors")
 
     def _limited(self, key: str, default: int | None, most: int | None, what: str) -> int:
@@ -71,25 +77,27 @@ class Config:
         return found
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """An integer."""
+        """Value of the key as an integer; ``default`` if missing."""
         return self._typed(key, default, (int,), "a whole number")
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number, as a float."""
+        """Value of the key as a float; ``default`` if missing."""
         return float(self._typed(key, default, (int, float), "a number"))
 
     def optional(self, key: str, default: float | None) -> float | None:
-        """A number, or None if the key is null; ``default`` only if it is absent."""
+        """Value of the key as a float, or None if it is null; ``default`` only if it is absent."""
         if key in self.nulls or (default is None and not self.has(key)):
             return None
         return self.number(key, default)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
-        """True or false."""
+        """Value of the key as a bool; ``default`` if missing."""
         return self._typed(key, default, (bool,), "true or false")
 
     def word(self, key: str, default: str | None = None, allowed: Mapping[str, Any] | None = None) -> Any:
-        """A string; with ``allowed``, the value that it maps to there."""
+        """Value of the key as a string; with ``allowed``, the value that this string maps to there. ``default`` is such
+        a string, too.
+        """
         found = self._typed(key, default, (str,), "a text")
         if allowed is None:
             return found
@@ -98,20 +106,22 @@ class Config:
         return allowed[found]
 
     def items(self, key: str) -> list[Any]:
-        """A list; empty if the key is missing."""
+        """Value of the key as a list; empty if the key is missing."""
         return list(self._typed(key, [], (list,), "a list"))
 
     def table(self, key: str) -> Config:
-        """A nested mapping; empty if the key is missing."""
+        """Value of the key as a nested mapping with checked access; empty if the key is missing."""
         return Config(self._typed(key, {}, (dict,), "a mapping"), f"{self.source}: {key}")
 
     def fixed(self, key: str, only: Any, meaning: str) -> None:
-        """Refuse every value but ``only``, the default. ``meaning``: what the key changes."""
+        """Refuse every value of the key but ``only``, which is also its default. ``meaning``: what the key changes, for
+        the error.
+        """
         if self.has(key) and self._value(key) != only:
             raise UserError(f"{self.source}: {key} is {quoted(self._value(key))}, but qkv knows only {only!r} here; it changes {meaning}")
 
     def finish(self, ignored: Iterable[str]) -> None:
-        """Refuse keys that were neither read nor listed in ``ignored``: they may change what the model computes."""
+        """Refuse keys that were neither read nor are listed in ``ignored``: they may change what the model computes."""
         unknown = sorted(self.values.keys() - self.asked - set(ignored))
         if unknown:
             known = self.asked | set(ignored)

@@ -20,15 +20,17 @@ from qkv.spec.heads import Head
 from qkv.spec.model import Model
 
 Reasons = Mapping[str, str]
-"""Name pattern -> reason why it is ignored."""
+"""Patterns of names that are ignored, each with the reason."""
 
 
 class Row(NamedTuple):
-    """One line of a name table. ``{i}`` is the layer number and ``*`` is ``weight`` or ``bias``, the same on both sides; ``theirs`` may use
-    ``{i-1}``, the previous layer number.
+    """Row of a table of tensor names: ``ours`` in qkv, ``theirs`` in published files, and the conversion ``way``
+    between the tensors.
 
-    A row applies to every tensor of the model whose name matches ``ours``. ``where``: predicate of the spec that limits the row, for
-    families that use two names for one tensor. The first row that applies is taken.
+    ``{i}`` is the layer number and ``*`` is ``weight`` or ``bias``, the same on both sides; ``theirs`` may use
+    ``{i-1}``, the previous layer number. A row applies to every tensor of the model whose name matches ``ours``.
+    ``where``: predicate of the spec that limits the row, for families that use two names for one tensor. The first row
+    that applies is taken.
     """
 
     ours: str
@@ -39,32 +41,40 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Architecture:
-    """One published architecture (a value of ``architectures``): head, its config keys and its tensor names."""
+    """Published architecture, a value of ``architectures`` in configs such as "BertForMaskedLM": a family's model with
+    one kind of head.
+
+    ``head`` reads the head's spec from a config; ``names`` maps the head's tensors.
+    """
 
     head: Callable[[Config], Head]
     config: Callable[[Head], dict[str, Any] | None]
-    """Inverse of ``head``: the config keys of a head, or None if no config gives it."""
+    """Inverse of ``head``: config keys of a head, or None if this architecture does not have that head."""
     names: tuple[Row, ...] = ()
     ignored: Reasons = field(default_factory=dict)
-    """Tensors that files of this architecture may hold and that are not loaded."""
+    """Tensors in files of this architecture that are not loaded, with the reason."""
     kept: Reasons = field(default_factory=dict)
-    """Tensors that are not loaded but written back unchanged by an export."""
+    """Tensors that are not loaded but written back unchanged by an export, with the reason."""
     zeros: Reasons = field(default_factory=dict)
-    """Tensors that are ignored if all zero and refused otherwise."""
+    """Tensors that are ignored if they are all zero and refused otherwise."""
     bare: bool = False
-    """True for a body without a head: its names have no prefix."""
+    """True for a model without a head: its tensor names lack the body's prefix."""
     typical: Mapping[str, Any] = field(default_factory=dict)
-    """Values in which published configs of this architecture differ from the family's ``typical``."""
+    """Example config values of this architecture that differ from the family's ``typical``."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """One family of published models. ``spec`` and ``config`` are inverse: ``config(spec)`` gives keys that ``spec`` reads back, or None."""
+    """Family of published models, such as BERT: how its configs and tensors convert to qkv's and back.
+
+    ``spec`` and ``config`` are inverse: ``config(spec)`` gives config keys that ``spec`` reads back, or None if the
+    family does not cover it.
+    """
 
     name: str
     model_types: tuple[str, ...]
     architectures: Mapping[str, Architecture]
-    """Architectures by name; the first is the default for a config that names none."""
+    """Architectures by name; the first is the default for configs that name none."""
     spec: Callable[[Config, Head], Model]
     config: Callable[[Model], dict[str, Any] | None]
     names: tuple[Row, ...]
@@ -73,35 +83,39 @@ class Family:
     ignored: Reasons = field(default_factory=dict)
     ignored_config: Reasons = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Defaults of the published config class for missing keys, if ``spec`` gives none or another one."""
+    """Values of missing keys in the published config class, where they differ from the defaults in ``spec``."""
     typical: Mapping[str, Any] = field(default_factory=dict)
-    """Values in which published configs of the family differ from the defaults."""
+    """Example config values of published models that differ from the defaults."""
     copies: Callable[[Model], Mapping[str, str]] = field(default=lambda spec: {})
-    """Further names under which the published library expects a shared tensor -> the name that it is written under."""
+    """Function from a spec to further names under which the published library expects a shared tensor -> the name under
+    which it is written.
+    """
     older: Mapping[str, str] = field(default_factory=dict)
-    """Substrings of tensor names: as in old files -> as written now."""
+    """Substrings of tensor names in old files -> the substrings in use now."""
 
     def rows(self, architecture: str) -> tuple[Row, ...]:
-        """Name table of body and head."""
+        """Table of tensor names of body and head for that architecture."""
         return (*self.names, *self.architectures[architecture].names)
 
     def written(self, architecture: str) -> tuple[Row, ...]:
-        """Name table used for export."""
+        """Table of tensor names for writing files of that architecture."""
         rows = self.rows(architecture)
         return without_prefix(self, rows) if self.architectures[architecture].bare else rows
 
     def written_name(self, architecture: str, name: str) -> str:
-        """Tensor name as used in an export."""
+        """Published tensor name ``name`` as written in files of that architecture, without the body's prefix if it has
+        no head.
+        """
         return name.removeprefix(self.prefix) if self.architectures[architecture].bare else name
 
     def kept(self, architecture: str) -> Reasons:
-        """Further tensors that an export may hold, by their exported names."""
+        """Names, as written, of tensors that qkv's model lacks but an export may hold, each with the reason."""
         return {self.written_name(architecture, name): reason for name, reason in self.architectures[architecture].kept.items()}
 
 
 @dataclass(frozen=True)
 class Match:
-    """One tensor of a model: its name here, its names in a file, and the conversion between them."""
+    """Correspondence of one tensor of a model: its name in qkv, its names in a file, and the conversion between them."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -110,7 +124,9 @@ class Match:
 
 
 def matches(model: nn.Module, rows: Sequence[Row]) -> list[Match]:
-    """Match each tensor of ``model``, every name of a shared one included, with its row. Raises ``LookupError`` if none applies."""
+    """Find the row of the name table for each tensor of ``model``, also for every further name of a shared one. Raises
+    ``LookupError`` if none applies.
+    """
     spec: Any = getattr(model, "spec", None)
     patterns = [(re.compile(_pattern(row.ours)), row) for row in rows if row.where is None or row.where(spec)]
     found, stored = [], layouts(model)
@@ -138,7 +154,7 @@ T = TypeVar("T")
 
 
 def named_as_now(family: Family, stored: Mapping[str, T]) -> dict[str, T]:
-    """Rename tensors of old files to today's names, unless the new name is taken."""
+    """Rename tensors of old files to the names in use now, unless the new name is taken."""
     found: dict[str, T] = {}
     for name, tensor in stored.items():
         now = functools.reduce(lambda so_far, pair: so_far.replace(*pair), family.older.items(), name)
@@ -147,7 +163,7 @@ def named_as_now(family: Family, stored: Mapping[str, T]) -> dict[str, T]:
 
 
 def without_prefix(family: Family, rows: Iterable[Row]) -> tuple[Row, ...]:
-    """Name table without the body's prefix."""
+    """Table of tensor names with the family's body prefix removed from the published names."""
 
     def bare(name: str) -> str:
         return name.removeprefix(family.prefix)
@@ -156,7 +172,9 @@ def without_prefix(family: Family, rows: Iterable[Row]) -> tuple[Row, ...]:
 
 
 def reason_for(name: str, reasons: Reasons) -> str | None:
-    """Reason why a stored tensor is ignored, or None if it is not. In patterns ``{i}`` is any number and ``*`` any text."""
+    """Reason why a stored tensor is ignored, or None if no pattern matches. In patterns ``{i}`` is any number and ``*``
+    any text.
+    """
     for pattern, reason in reasons.items():
         if re.fullmatch(re.escape(pattern).replace(r"\{i\}", r"\d+").replace(r"\*", ".*"), name):
             return reason
@@ -164,7 +182,7 @@ def reason_for(name: str, reasons: Reasons) -> str | None:
 
 
 def choose(families: Iterable[Family], config: Config) -> tuple[Family, str]:
-    """(family, architecture) named by a config. Raises ``UserError`` that suggests the nearest known name."""
+    """(family, name of the architecture) of a config. Raises ``UserError`` that suggests the nearest known name."""
     by_type = {name: family for family in families for name in family.model_types}
     family: Family = config.word("model_type", allowed=by_type)
     named = config.items("architectures")
@@ -177,7 +195,9 @@ def choose(families: Iterable[Family], config: Config) -> tuple[Family, str]:
 
 
 def read_spec(family: Family, architecture: str, config: Config) -> Model:
-    """Convert a config to a spec. Raises ``UserError`` for a key that is neither used nor ignored for a stated reason."""
+    """Model spec from a published config. Raises ``UserError`` for a key that is neither used nor ignored for a stated
+    reason.
+    """
     config.assume(family.defaults)
     try:
         spec = family.spec(config, family.architectures[architecture].head(config))
@@ -210,4 +230,4 @@ COMMON: Reasons = {
     "is_encoder_decoder": "fixed by the family",
     "chunk_size_feed_forward": "execution setting",
 }
-"""Keys of any config that do not change what a model computes. quantization_config is not among them."""
+"""Keys of any config that do not change what a model computes, with the reason. quantization_config is not among them."""

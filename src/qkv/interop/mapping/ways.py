@@ -16,34 +16,40 @@ from qkv.layers.layout import Layout
 
 
 class Cut(NamedTuple):
-    """Layout of the first axis of one of qkv's matrices: rows of each part (q, k, v), and groups of heads per part."""
+    """Layout of the rows of one of qkv's matrices: number of rows of each part (q, k, v), and number of head groups per
+    part.
+    """
 
     sizes: tuple[int, ...]
     groups: int
 
 
 def cut_of(layout: Layout) -> Cut:
-    """Rows of the parts of a tensor, and groups of heads that all of its axes with heads have."""
+    """Layout of a tensor for conversion: rows of its parts, and the number of head groups that all of its axes with
+    heads have.
+    """
     return Cut(tuple(piece.size for piece in layout.out), min((piece.heads for piece in (*layout.out, *layout.into)), default=1))
 
 
 class Way:
-    """Conversion between ``count`` tensors of a file and one of qkv's."""
+    """Base class of conversions between ``count`` tensors of a file and one of qkv's."""
 
     count: int = 1
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
-        """Convert published tensors to qkv's."""
+        """Convert published tensors to qkv's. ``cut``: layout of qkv's."""
         raise NotImplementedError
 
     def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
-        """Convert qkv's tensor to the published ones, as views if possible. On a meta tensor this gives their shapes."""
+        """Convert qkv's tensor to the published ones, as views if possible. On a meta tensor this gives their shapes.
+        ``cut``: layout of qkv's.
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Plain(Way):
-    """Identity."""
+    """Identity: qkv's tensor is stored as it is."""
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
         return theirs[0]
@@ -54,7 +60,7 @@ class Plain(Way):
 
 @dataclass(frozen=True)
 class Transposed(Way):
-    """Matrix stored as (in, out), as in GPT-2's ``Conv1D``; vectors are unchanged."""
+    """Transposition of a matrix stored as (in, out), as in GPT-2's ``Conv1D``; vectors are unchanged."""
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
         return theirs[0].t()
@@ -65,7 +71,7 @@ class Transposed(Way):
 
 @dataclass(frozen=True)
 class Joined(Way):
-    """Concatenation by rows: q, k and v as ``qkv``; gate and up as ``gate_up``."""
+    """Concatenation by rows of ``count`` published tensors: q, k and v as ``qkv``; gate and up as ``gate_up``."""
 
     count: int = 3
 
@@ -80,7 +86,9 @@ class Joined(Way):
 
 @dataclass(frozen=True)
 class Interleaved(Way):
-    """One tensor whose rows are, for each group of heads: its queries, its key, its value (GPT-NeoX, BLOOM, Falcon)."""
+    """Reordering of a tensor stored as, for each group of heads, the rows of its queries, its key and its value
+    (GPT-NeoX, BLOOM, Falcon).
+    """
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
         grouped = theirs[0].unflatten(0, (cut.groups, sum(cut.sizes) // cut.groups))
@@ -94,7 +102,7 @@ class Interleaved(Way):
 
 @dataclass(frozen=True)
 class ByHead(Way):
-    """Published shape (…, H, Dk) for qkv's (…, H Dk): XLNet's vectors and output projection."""
+    """Merging of the last two axes, published (…, H, Dk) to qkv's (…, H Dk): XLNet's vectors and output projection."""
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
         return theirs[0].flatten(-2)
@@ -105,7 +113,7 @@ class ByHead(Way):
 
 @dataclass(frozen=True)
 class JoinedByHead(Way):
-    """Concatenation by rows of tensors stored as (in, H, Dk): XLNet's projections. Every head is a group."""
+    """Concatenation by rows of ``count`` tensors stored as (in, H, Dk): XLNet's projections. Every head is a group."""
 
     count: int = 1
 
@@ -118,7 +126,9 @@ class JoinedByHead(Way):
 
 @dataclass(frozen=True)
 class Copied(Way):
-    """Two published tensors of which the second is unused: only the first is read; both are written, since the other library expects both."""
+    """Two published names of one tensor: only the first is read; both are written, since the other library expects
+    both.
+    """
 
     count: int = 2
 
@@ -131,7 +141,7 @@ class Copied(Way):
 
 @dataclass(frozen=True)
 class Broadcast(Way):
-    """Published tensor has an extra axis of size 1 at ``axis``: the Reformer's axial position tables."""
+    """Removal of an axis of size 1, at ``axis``, of the published tensor: the Reformer's axial position tables."""
 
     axis: int = 0
 

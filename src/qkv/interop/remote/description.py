@@ -18,7 +18,9 @@ _MASKS = (AllOf, AnyOf, Blocks, Causal, Fixed, Full, Strided, Window)
 
 
 def description(spec: Model) -> dict[str, Any]:
-    """Describe ``spec`` as plain data. Raises ``UserError`` that names the first unsupported part."""
+    """Describe ``spec`` as plain data, for the config of a self-contained model file. Raises ``UserError`` that names
+    the first unsupported part.
+    """
     if spec.encoder is not None or not spec.causal or not isinstance(spec.head, LanguageModelHead):
         raise UserError("self-contained model files are supported only for causal language models, and this model is not one")
     blocks = [_block(block, spec.width, f"model.blocks.{i}") for i, block in enumerate(spec.layers)]
@@ -143,4 +145,4 @@ DESCRIBED: dict[type[branches.Branch], Callable[[Any, int, str], dict[str, Any]]
     branches.FeedForward: _hidden,
     branches.GatedFeedForward: _hidden,
 }
-"""Branches supported in self-contained model files."""
+"""Function that describes each kind of branch that self-contained model files support."""

@@ -36,7 +36,7 @@ _PIECES = {
     "feed_forward": "feed_forward",
     "gated_feed_forward": "feed_forward",
 }
-"""Kind of branch -> file in ``pieces``."""
+"""File in ``pieces`` with the module of each kind of branch."""
 _HEADER = '''\
 """Language model exported by qkv, with all modules in plain torch."""
 
@@ -56,7 +56,8 @@ from .configuration_qkv import QkvConfig
 
 
 def save_remote(model: Transformer, folder: str | Path, tokenizer: Tokenizer | None = None) -> None:
-    """Write config.json, model.safetensors, the two Python files and, given a tokenizer, its files.
+    """Write a language model as a self-contained checkpoint folder: config.json, model.safetensors, two Python files
+    and, given a tokenizer, its files.
 
     Raises ``UserError`` if a part is not supported, or the folder cannot be written.
     """
@@ -91,7 +92,7 @@ def save_remote(model: Transformer, folder: str | Path, tokenizer: Tokenizer | N
 
 
 def model_source(said: dict[str, Any]) -> str:
-    """Source of the model file, with only the pieces that the description needs."""
+    """Python source of the self-contained model file, with only the modules that the description ``said`` needs."""
     kinds = [branch["kind"] for block in said["blocks"] for branch in block["branches"]]
     names = dict.fromkeys((*_ALWAYS, *(_PIECES[kind] for kind in kinds), *_LAST))
     bodies = [_body((_HERE / "pieces" / f"{name}.py").read_text(encoding="utf-8")) for name in names]
@@ -99,13 +100,15 @@ def model_source(said: dict[str, Any]) -> str:
 
 
 def _body(source: str) -> str:
-    """Source of a module without docstring and imports."""
+    """Python source of a module without its docstring and imports."""
     first = next(node for node in ast.parse(source).body if not isinstance(node, (ast.Import, ast.ImportFrom, ast.Expr)))
     return "\n".join(source.splitlines()[first.lineno - 1 :]) + "\n"
 
 
 def _tensors(model: Transformer) -> dict[str, Tensor]:
-    """Tensors by name; shared tensors appear once, under their first name, and the table of a tied head under the front end's."""
+    """Tensors of the model by name; a shared tensor appears once, under its first name, and the matrix of a tied head
+    under the token table's.
+    """
     seen, found = set[int](), dict[str, torch.Tensor]()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:

@@ -9,7 +9,7 @@ from qkv.interop.remote.pieces.common import PARTS, Part, Place, at_least_single
 
 
 def visible(mask: Part, query: Tensor, key: Tensor) -> Tensor:
-    """Visibility (B, N, M) of keys by position; query (B, N, 1), key (B, 1, M)."""
+    """Boolean attention mask (B, N, M), True where a key may be seen, by position; query (B, N, 1), key (B, 1, M)."""
     kind = mask["kind"]
     if kind in ("all_of", "any_of"):
         seen = torch.stack(torch.broadcast_tensors(*(visible(inner, query, key) for inner in mask["masks"])))
@@ -28,7 +28,7 @@ def visible(mask: Part, query: Tensor, key: Tensor) -> Tensor:
 
 
 def rotated(x: Tensor, positions: Tensor, rope: Part) -> Tensor:
-    """x (B, H, N, D) with the pairs (i, i + Dr/2) of its first Dr features rotated by position (Su et al. 2021)."""
+    """RoPE: x (B, H, N, D) with the pairs (i, i + Dr/2) of its first Dr features rotated by position (Su et al. 2021)."""
     frequencies = torch.tensor(rope["frequencies"], dtype=at_least_single(x.dtype), device=x.device)
     angles = positions[:, None, :, None] * frequencies
     cos, sin = (rope["magnitude"] * f(angles).to(x.dtype) for f in (torch.cos, torch.sin))
@@ -38,7 +38,9 @@ def rotated(x: Tensor, positions: Tensor, rope: Part) -> Tensor:
 
 
 class Attention(nn.Module):
-    """concat_h(softmax(Q_h K_g^T scale + bias, masked) V_g) W_o (Vaswani et al. 2017; shared heads: Ainslie et al. 2023)."""
+    """Multi-head attention concat_h(softmax(Q_h K_g^T scale + bias, masked) V_g) W_o (Vaswani et al. 2017; shared
+    heads: Ainslie et al. 2023).
+    """
 
     def __init__(self, part: Part, width: int):
         super().__init__()
@@ -64,7 +66,7 @@ class Attention(nn.Module):
         return self.output((weights @ v).transpose(1, 2).flatten(2))
 
     def _hidden(self, scores: Tensor, place: Place) -> Tensor:
-        """Scores with position biases, and a very small value for masked keys."""
+        """Scores with position biases, and the lowest value of their dtype at masked keys."""
         query, key = place.positions[:, :, None], place.positions[:, None, :]
         if self.part["slopes"]:
             slopes = torch.tensor(self.part["slopes"], dtype=scores.dtype, device=scores.device)

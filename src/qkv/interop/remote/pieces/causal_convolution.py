@@ -10,7 +10,9 @@ from qkv.interop.remote.pieces.common import PARTS, Part, Place, only_real
 
 
 class CausalConvolution(nn.Module):
-    """y_i = Σ_t W_t x_{i - t·dilation} + b, gated by a sigmoid half (van den Oord et al. 2016). The weight of the latest input comes first."""
+    """Causal convolution y_i = Σ_t W_t x_{i - t·dilation} + b, gated by a sigmoid half (van den Oord et al. 2016). The
+    weight of the latest input comes first.
+    """
 
     def __init__(self, part: Part, width: int):
         super().__init__()

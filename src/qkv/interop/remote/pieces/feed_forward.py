@@ -8,7 +8,7 @@ from qkv.interop.remote.pieces.common import ACTIVATIONS, PARTS, Part, Place
 
 
 class FeedForward(nn.Module):
-    """φ(x W1 + b1) W2 + b2 (Vaswani et al. 2017)."""
+    """Feed-forward network φ(x W1 + b1) W2 + b2 (Vaswani et al. 2017)."""
 
     def __init__(self, part: Part, width: int):
         super().__init__()
@@ -21,7 +21,7 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """(φ(x Wg) ⊙ x Wu) Wd (Shazeer 2020)."""
+    """Gated feed-forward network (φ(x Wg) ⊙ x Wu) Wd (Shazeer 2020)."""
 
     def __init__(self, part: Part, width: int):
         super().__init__()

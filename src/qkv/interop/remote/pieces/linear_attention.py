@@ -10,7 +10,9 @@ from qkv.interop.remote.pieces.common import PARTS, Part, Place
 
 
 class LinearAttention(nn.Module):
-    """Σ_{j<=i} φ(q_i)·φ(k_j) v_j / Σ_{j<=i} φ(q_i)·φ(k_j), φ = elu + 1 (Katharopoulos et al. 2020)."""
+    """Causal linear attention Σ_{j<=i} φ(q_i)·φ(k_j) v_j / Σ_{j<=i} φ(q_i)·φ(k_j), φ = elu + 1 (Katharopoulos et al.
+    2020).
+    """
 
     def __init__(self, part: Part, width: int):
         super().__init__()

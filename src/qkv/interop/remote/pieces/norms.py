@@ -54,7 +54,7 @@ class BatchNorm(nn.Module):
 
 
 class NoNorm(nn.Module):
-    """Identity."""
+    """Identity, for parts without a norm."""
 
     def __init__(self, part: Part, width: int):
         super().__init__()

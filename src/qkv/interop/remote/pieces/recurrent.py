@@ -13,30 +13,34 @@ Memory = tuple[Tensor, ...]
 
 
 def rnn_step(given: Tensor, held: Tensor, state: Memory) -> Memory:
-    """h' = tanh(W x + U h) (Elman 1990); given W x + b, held U h + c."""
+    """One step of an RNN: h' = tanh(W x + U h) (Elman 1990); ``given`` = W x + b, ``held`` = U h + c."""
     return (torch.tanh(given + held),)
 
 
 def gru_step(given: Tensor, held: Tensor, state: Memory) -> Memory:
-    """h' = (1 - z) ⊙ n + z ⊙ h (Cho et al. 2014); three matrices in the order r, z, n."""
+    """One step of a GRU: h' = (1 - z) ⊙ n + z ⊙ h (Cho et al. 2014); ``given`` = W x + b and ``held`` = U h + c stack
+    r, z, n.
+    """
     (xr, xz, xn), (hr, hz, hn) = given.chunk(3, -1), held.chunk(3, -1)
     z = torch.sigmoid(xz + hz)
     return ((1 - z) * torch.tanh(xn + torch.sigmoid(xr + hr) * hn) + z * state[0],)
 
 
 def lstm_step(given: Tensor, held: Tensor, state: Memory) -> Memory:
-    """m' = f ⊙ m + i ⊙ g, h' = o ⊙ tanh(m') (Hochreiter & Schmidhuber 1997); four matrices in the order i, f, g, o."""
+    """One step of an LSTM: m' = f ⊙ m + i ⊙ g, h' = o ⊙ tanh(m') (Hochreiter & Schmidhuber 1997); ``given`` and
+    ``held`` stack i, f, g, o.
+    """
     i, f, g, o = (given + held).chunk(4, -1)
     memory = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(memory), memory
 
 
 STEPS = {"rnn": (rnn_step, 1, 1), "gru": (gru_step, 3, 1), "lstm": (lstm_step, 4, 2)}
-"""Kind -> (step function, number of matrices, number of state vectors)."""
+"""(step function, number of matrices, number of state vectors) of each kind of recurrent unit."""
 
 
 class Cell(nn.Module):
-    """Weights of a cell."""
+    """Weights and biases of a recurrent unit with ``gates`` gates."""
 
     def __init__(self, gates: int, width: int, hidden: int):
         super().__init__()
@@ -47,7 +51,7 @@ class Cell(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """h_i = cell(x_i, h_{i-1}), then a linear map. Padding leaves h unchanged."""
+    """Recurrent layer h_i = step(x_i, h_{i-1}), then a linear map. Padding leaves h unchanged."""
 
     def __init__(self, part: Part, width: int):
         super().__init__()

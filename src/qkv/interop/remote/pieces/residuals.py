@@ -9,7 +9,7 @@ from qkv.interop.remote.pieces.common import PARTS, Part
 
 
 class Add(nn.Module):
-    """x + y."""
+    """Residual connection x + y of the residual stream x and a branch's output y."""
 
     def __init__(self, part: Part, width: int):
         super().__init__()
@@ -19,7 +19,7 @@ class Add(nn.Module):
 
 
 class Scaled(nn.Module):
-    """x + weight ⊙ y (Touvron et al. 2021)."""
+    """Residual connection x + weight ⊙ y, with learned weights per feature (LayerScale, Touvron et al. 2021)."""
 
     def __init__(self, part: Part, width: int):
         super().__init__()
@@ -30,7 +30,7 @@ class Scaled(nn.Module):
 
 
 class Gated(nn.Module):
-    """x + tanh(gate) y (Alayrac et al. 2022)."""
+    """Residual connection x + tanh(gate) y, with a learned scalar gate (Alayrac et al. 2022)."""
 
     def __init__(self, part: Part, width: int):
         super().__init__()
@@ -41,7 +41,7 @@ class Gated(nn.Module):
 
 
 class Replace(nn.Module):
-    """y, without the residual."""
+    """No residual connection: the branch's output y alone."""
 
     def __init__(self, part: Part, width: int):
         super().__init__()

@@ -10,7 +10,7 @@ from qkv.interop.remote.pieces.common import ACTIVATIONS, Part, Place, at_least_
 
 
 class LearnedPositions(nn.Module):
-    """Table of one vector per position."""
+    """Learned position embeddings: a table with one vector per position."""
 
     def __init__(self, part: Part, width: int):
         super().__init__()
@@ -21,7 +21,7 @@ class LearnedPositions(nn.Module):
 
 
 class Frontend(nn.Module):
-    """Ids (B, N) to vectors (B, N, D) with positions."""
+    """Token embeddings with positions: ids (B, N) to vectors (B, N, D)."""
 
     def __init__(self, part: Part, width: int):
         super().__init__()
@@ -52,7 +52,7 @@ class Frontend(nn.Module):
 
 
 class Slot(nn.Module):
-    """A branch with the norms and the residual of its block."""
+    """Branch ``j`` of a block (attention, feed-forward, …) with its norms and its residual connection."""
 
     def __init__(self, block: Part, j: int, width: int):
         super().__init__()
@@ -73,7 +73,7 @@ class Slot(nn.Module):
 
 
 class Block(nn.Module):
-    """A list of branches, sequential or parallel."""
+    """Transformer block: a list of branches, sequential or parallel."""
 
     def __init__(self, part: Part, width: int):
         super().__init__()
@@ -89,7 +89,7 @@ class Block(nn.Module):
 
 
 class Transform(nn.Module):
-    """norm(φ(x W + b)), before the logits (Devlin et al. 2019)."""
+    """Hidden layer norm(φ(x W + b)) of a language model head, before the logits (Devlin et al. 2019)."""
 
     def __init__(self, part: Part, width: int):
         super().__init__()
@@ -101,7 +101,7 @@ class Transform(nn.Module):
 
 
 class Head(nn.Module):
-    """Logits of the next token, from the head's own matrix or the token table if tied."""
+    """Language model head: logits of the next token, from its own matrix or, if tied, the token table."""
 
     def __init__(self, part: Part, width: int, vocab_size: int):
         super().__init__()

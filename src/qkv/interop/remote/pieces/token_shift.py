@@ -10,7 +10,7 @@ from qkv.interop.remote.pieces.common import PARTS, Part, Place, only_real
 
 
 class TokenShift(nn.Module):
-    """Feature group g is taken from g positions earlier, then one linear map (Yu et al. 2021)."""
+    """Token shift: feature group g is taken from g positions earlier, then one linear map (Yu et al. 2021)."""
 
     def __init__(self, part: Part, width: int):
         super().__init__()
