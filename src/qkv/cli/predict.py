@@ -221,7 +221,7 @@ def _answer_table(run: Run, source: str, columns: Mapping[str, str], out: Path |
 
 
 def _written(columns: Sequence[str], kept: Sequence[Mapping[str, Any]], answers: Sequence[Answer], form: str) -> str:
-    """Format ``kept`` rows with their predictions: all details as JSON lines, or answer and scores as CSV/TSV columns."""
+    """Format rows with their predictions: all details as JSON lines, or answer and scores as CSV/TSV columns."""
     names = dict.fromkeys(name for answer in answers for name in answer)
     as_named = {name: f"predicted_{name}" if name in columns else name for name in names}
     if form == "jsonl":

@@ -89,7 +89,7 @@ def _train(scheme: spec.Tokenizer, files: list[str], out: Path) -> None:
 
 
 def _pieces(texts: list[Text], characters: int, most: int | None) -> Iterator[str]:
-    """Pieces of the texts that end at white space; an evenly spread sample if the texts exceed what the trainer needs."""
+    """Yield pieces of ``texts`` that end at white space; an evenly spread sample if they exceed ``most`` characters."""
     from qkv.data.documents import pieces
     from qkv.tokenizers.coders import SpaceBorders
 

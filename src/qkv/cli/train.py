@@ -101,13 +101,16 @@ _OF_TABLES = (
 
 
 def _changes(overrides: list[str], tensorboard: bool, minutes: float | None) -> list[str]:
-    """Overrides, including those given as options of their own."""
+    """Overrides of the command line, those written as options (--tensorboard, --minutes) included."""
     options = {"training.tensorboard": "true" if tensorboard else None, "training.minutes": minutes}
     return [*overrides, *(f"{path}={value}" for path, value in options.items() if value is not None)]
 
 
 def _table(recipe: str, options: dict[str, Any], changes: list[str]) -> dict[str, Any]:
-    """Data options of the command line. Raises ``UserError`` for a data file given without --data."""
+    """Arguments of ``find_recipe`` for the data on the command line: a recipe or text file, or a verb with its options.
+
+    Raises ``UserError`` for a data file given without --data.
+    """
     if recipe not in VERBS and recipe != FINETUNE:
         refuse_without_verb(recipe, options)
         return {"source": recipe}
@@ -118,7 +121,10 @@ def _table(recipe: str, options: dict[str, Any], changes: list[str]) -> dict[str
 
 
 def run_and_tell(recipe: Recipe, folder: Path, note: str = "", since: float | None = None) -> Run:
-    """Train, then print the results and the next command. ``note``: printed when a new run starts; ``since``: start time of the clock."""
+    """Train with progress on the terminal, then print the results and the next command.
+
+    ``note``: printed when a new run starts; ``since``: time from which the time budget counts.
+    """
     from qkv.training.events import Event, Started
     from qkv.training.loop import train
     from qkv.training.show import Show

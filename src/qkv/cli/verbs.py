@@ -10,7 +10,10 @@ from qkv.spec.errors import UserError, nearest
 
 
 class Verb(NamedTuple):
-    """A task and its column options. ``columns``: option -> role of the column in the task."""
+    """Verb of ``qkv train VERB``.
+
+    task: kind of the task.   columns: role in the task of the column that each option names.
+    """
 
     task: str
     columns: Mapping[str, str]
@@ -58,7 +61,7 @@ def table_of(verb: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _told(given: Mapping[str, Any], begun: Mapping[str, Any]) -> str:
-    """Verb that 'finetune' stands for: from --task, else inferred from the options and the data. Raises ``UserError``."""
+    """Verb that 'finetune' stands for: named by --task, or inferred from the options and the data. Raises ``UserError``."""
     if "start" not in begun:
         raise UserError("'qkv train finetune' needs a model to start from: name a run or a published checkpoint with --from")
     if "task" in given:

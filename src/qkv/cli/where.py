@@ -40,7 +40,7 @@ def where_command(
 
 
 def _rows(place: Place, shape: bool) -> list[tuple[str, Any]]:
-    """Rows of the output table. ``shape`` False: omit the shape, which is only an example."""
+    """(title, text) rows of the output for one tensor. ``shape`` False: without its shape, which is only an example."""
     rows = [
         ("name", place.ours),
         ("published as", ", ".join(place.theirs) + (f" ({place.way})" if place.way else "")),
@@ -53,7 +53,7 @@ def _rows(place: Place, shape: bool) -> list[tuple[str, Any]]:
 
 
 def _model(path: Path) -> tuple[Transformer, Family | None, str]:
-    """(model without weights, its published family, architecture)."""
+    """Read a run or checkpoint: (model without weights, its published family or None, the family's architecture name)."""
     from qkv.interop.load import described
     from qkv.interop.save import covering
 

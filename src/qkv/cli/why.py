@@ -63,7 +63,7 @@ def _forget() -> None:
 
 
 def _one_of_each(model: Model) -> Model:
-    """``model`` reduced to one block of each kind and a small vocabulary, neither of which affects the choice."""
+    """Reduce ``model`` to one layer per listed block and a small vocabulary, which do not affect the choice of kernels."""
     from qkv.inspection.cost import cost
 
     frontend = model.frontend.changed(vocab_size=_VOCABULARY)

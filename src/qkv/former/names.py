@@ -1,4 +1,4 @@
-"""Modules and names of the version before, which still work, with a ``DeprecationWarning`` that names the new ones."""
+"""Former names of modules and functions, which still work with a ``DeprecationWarning`` that tells the new name."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ MODULES: dict[str, tuple[str, ...]] = {
 
 
 class Moved:
-    """Importer of the modules in ``MODULES``: empty ones, whose names are looked up in the new modules.
+    """Import hook for the former module names in ``MODULES``.
 
-    Finder and loader by their methods alone: ``importlib.abc`` takes 10 ms to import.
+    Each imports as an empty module whose attributes are looked up in the modules that replaced it. It has a finder's
+    and a loader's methods without their base classes, because ``importlib.abc`` takes 10 ms to import.
     """
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Spec of a moved module; None for others."""
+        """Import spec of a former module; None for all other names."""
         return ModuleSpec(fullname, self) if fullname in MODULES else None  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """None: an ordinary module."""
+        """None: the import system creates an ordinary module."""
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module a ``__getattr__`` that finds its names."""
+        """Give the module a ``__getattr__`` that looks names up in the modules that replaced it."""
         homes = MODULES[module.__name__]
 
         def found(name: str) -> Any:
@@ -48,13 +49,13 @@ class Moved:
 
 
 def install() -> None:
-    """Let the import system find moved modules."""
+    """Register the import hook with ``sys.meta_path``, once."""
     if not any(isinstance(finder, Moved) for finder in sys.meta_path):
         sys.meta_path.append(Moved())
 
 
 def renamed(module: str, names: Mapping[str, str]) -> Any:
-    """``__getattr__`` of ``module``: old name -> new name."""
+    """Make the ``__getattr__`` of ``module`` for its former names; ``names``: former name -> new name."""
 
     def found(name: str) -> Any:
         if name not in names:

@@ -53,7 +53,10 @@ def check_vocabulary(ids: Tensor, size: int, lowest: int = 0) -> None:
 
 
 def check_counts(name: str, counts: Tensor, rows: int, most: int | None, device: torch.device) -> None:
-    """Raise ``UserError`` unless ``counts`` are integers (B), from 0 to ``most`` if checking is cheap."""
+    """Raise ``UserError`` unless ``counts`` are integers (``rows``,), from 0 to ``most`` if checking is cheap.
+
+    ``name``: of the argument, for the message.
+    """
     if counts.shape != (rows,):
         raise UserError(f"{name} have the shape {_shape(counts)}, and there is one for each of {rows} rows; give ({rows},)")
     if counts.dtype not in (torch.long, torch.int):
@@ -74,13 +77,13 @@ def check_table(name: str, table: Tensor, shapes: tuple[tuple[int, ...], ...], d
 
 
 def check_rows(name: str, rows: int, beside: str, batch: int) -> None:
-    """Raise ``UserError`` if the numbers of rows differ."""
+    """Raise ``UserError`` if ``rows`` of the argument ``name`` differ from ``batch`` rows of ``beside``."""
     if rows != batch:
         raise UserError(f"{name} and {beside} are not of the same rows: {rows} and {batch}; give one row for each text in both")
 
 
 def _bounds(values: Tensor) -> tuple[int, int] | None:
-    """(smallest, largest) value if reading is cheap; None otherwise, and if empty."""
+    """(smallest, largest) value; None if ``values`` is empty or not cheap to read (on a GPU, or while tracing)."""
     if values.device.type != "cpu" or not values.numel() or torch.compiler.is_compiling() or type(values) is not Tensor:
         return None
     if values.numel() <= _FEW:

@@ -21,10 +21,10 @@ from qkv.state.arrival import Arrival, Counts
 
 
 class Past(NamedTuple):
-    """Positions read before a call.
+    """Positions that were read in earlier calls with a decoding state.
 
-    positions (B): number of positions.   limit (B): capacity of the state, 0 if it grows.   prefix (B): prefix length;
-        None if no mask reads it.
+    positions (B): number of positions.   limit (B): capacity of the state, 0 if it grows.   prefix (B): prefix
+    length; None if no mask reads it.
     """
 
     positions: Counts
@@ -33,7 +33,7 @@ class Past(NamedTuple):
 
 
 class Frontend(Declared):
-    """Base class of front ends: a signal -> vectors (B, N, D) and their context.
+    """Base class of front ends, the input layer of a model: signal -> vectors (B, N, D) and their context.
 
     Subclasses define ``forward(signal, context) -> x``, and ``count`` and ``lengths`` if positions differ from values
     (image patches). Only the front end interprets values; all later parts use x and the context.
@@ -63,20 +63,20 @@ class Frontend(Declared):
 
     @abstractmethod
     def forward(self, signal: Signal, context: Context) -> Tensor:
-        """Vectors (B, N, D) of a signal."""
+        """Embed the values of a signal: vectors (B, N, D)."""
 
     def initialise(self, std: float) -> None:
-        """Initialise the front end's own tables."""
+        """Initialise the learned tables from N(0, std²)."""
 
     def check(self, signal: Signal) -> None:
         """Raise ``UserError`` for values of an unsupported shape, precision or device."""
 
     def count(self, signal: Signal) -> int:
-        """Number of positions N per row."""
+        """Number of positions N per row, such as tokens or image patches."""
         return signal.values.shape[1]
 
     def lengths(self, signal: Signal) -> Tensor | None:
-        """Number of positions without padding per row, (B); None if all."""
+        """Number of positions of each row without padding, (B); None if no row is padded."""
         return signal.lengths
 
     @abstractmethod
@@ -86,8 +86,9 @@ class Frontend(Declared):
     def embed(
         self, signal: Signal, past: Past | None = None, tap: Tap | None = None, memories: Memories | None = None
     ) -> tuple[Tensor, Context]:
-        """(vectors (B, N, D), their context). ``past``: earlier positions; None for whole rows. Raises
-        ``UserError``.
+        """Check and embed a signal: (vectors (B, N, D), their context). Raises ``UserError``.
+
+        ``past``: positions read by earlier calls; None for whole rows.
         """
         self.check(signal)
         check_signal(signal, self.count(signal), self.axes)
@@ -95,7 +96,7 @@ class Frontend(Declared):
         return self(signal, context), context
 
     def _whole(self, signal: Signal, tap: Tap | None, memories: Memories) -> Context:
-        """Context of whole rows, without a state."""
+        """Context of a call without a state, on whole rows."""
         for memory in memories.values():
             check_rows("the memory", memory.lengths.shape[0], "the input", signal.num_rows)
         count, lengths, positions = self.count(signal), self.lengths(signal), self._places(signal)
@@ -122,7 +123,7 @@ class Frontend(Declared):
         return signal.positions if self.axes == 1 else None
 
     def _following(self, signal: Signal, past: Past, tap: Tap | None) -> Context:
-        """Context of positions that follow ``past``."""
+        """Context of a call with a state, whose positions follow ``past``."""
         wrong = next((name for name in _WITH_STATE if getattr(signal, name) is not None), None)
         if wrong:
             clause, instead = _WITH_STATE[wrong]
@@ -139,7 +140,7 @@ class Frontend(Declared):
         return Context(positions, lengths, tap=tap, prefix=prefix, types=signal.types, arrival=arrival)
 
     def _placed(self, positions: Tensor, lengths: Tensor | None) -> Tensor:
-        """Positions checked against the position table; those of padding are clamped."""
+        """Check positions against the size of the position table; positions of padding are clamped into it."""
         if self.limit is None or not positions.numel():
             return positions
         real = positions
@@ -151,7 +152,7 @@ class Frontend(Declared):
         return positions.clamp(0, self.limit - 1)
 
     def fits(self, end: int) -> None:
-        """Raise ``UserError`` if positions before ``end`` exceed the position table."""
+        """Raise ``UserError`` if the position table has fewer than ``end`` positions."""
         if self.limit is not None and end > self.limit:
             raise UserError(
                 f"{end} positions are more than the {self.limit} that the learned position table holds ({self.part.limited_by}); "
@@ -177,7 +178,7 @@ def _check_room(limits: Counts, needed: Counts) -> None:
 
 
 def _restarted(segments: Tensor) -> Tensor:
-    """Positions that restart at 0 in each document of a packed row, (B, N)."""
+    """Positions (B, N) that begin at 0 in each document of a packed row."""
     steps = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
     starts = torch.ones_like(segments, dtype=torch.bool)
     starts[:, 1:] = segments[:, 1:] != segments[:, :-1]

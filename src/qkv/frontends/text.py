@@ -22,18 +22,19 @@ from qkv.spec.register import implements
 
 @implements(Text)
 class TextFrontend(Frontend):
-    """ids (B, N) -> vectors (B, N, D): E[id] · √D if scaled, + T[type] if any, with position vectors, norm and dropout.
+    """Front end for text: token ids (B, N) -> vectors (B, N, D).
 
-    D is the width of the stack, or the front end's own. Position vectors are added with width D, or concatenated with
-    width D / 2. Types (BERT, Devlin et al. 2019) default to 0. With a query vector, id -1 selects it (XLNet, Yang et
-    al. 2019).
+    E[id], times √D if scaled, plus T[type] if there are types, with position vectors, norm and dropout. D is the
+    width of the stack, or the front end's own. Position vectors are added with width D, or concatenated with width D
+    / 2. Types (BERT, Devlin et al. 2019) default to 0. With a query vector, id -1 selects it (XLNet, Yang et al.
+    2019).
     """
 
     part: Text
     table: nn.Parameter
 
     def __init__(self, part: Text, stack: Stack, width: int, table: nn.Parameter | None = None):
-        """``table``: token embeddings shared with another front end."""
+        """Create the tables. ``table``: token embeddings shared with another front end; None for its own."""
         super().__init__(part, stack)
         if part.vocab_size is None:
             raise UserError("model.frontend.vocab_size is not known: give it, or build the model together with its tokenizer")
@@ -79,14 +80,14 @@ class TextFrontend(Frontend):
         return dropout(self.norm(x, context), self.part.dropout, self.training)
 
     def _vectors(self, ids: Tensor) -> Tensor:
-        """Token embeddings E[id], (B, N, width of the table)."""
+        """Token embeddings E[id], (B, N, width of the table); id -1 gives the query vector."""
         check_vocabulary(ids, self.table.shape[0], 0 if self.query is None else -1)
         if self.query is None:
             return F.embedding(ids, self.table)
         return torch.where(ids[..., None] < 0, self.query, F.embedding(ids.clamp(min=0), self.table))
 
     def _check(self, types: Tensor, x: Tensor) -> None:
-        """Raise ``UserError`` for types if none are read, or if their shape differs from that of the tokens."""
+        """Raise ``UserError`` for token types that the model does not read, or whose shape is not that of the tokens."""
         if not self.typed:
             raise UserError("token types are given, but the front end has none; set frontend.types, or leave them out")
         if types.shape[-1] != x.shape[1] or types.shape[0] not in (1, x.shape[0]):

@@ -19,7 +19,7 @@ MEMORY = "memory"
 
 
 class Memory(NamedTuple):
-    """Second input of a stack, e.g. the output of an encoder.
+    """Second input of a stack, such as the output of an encoder, which cross-attention reads.
 
     vectors: one tensor (B, M, D) for all layers, or one per layer.   lengths (B): number of unpadded vectors.
     """
@@ -28,11 +28,11 @@ class Memory(NamedTuple):
     lengths: Tensor
 
     def of_layer(self, i: int) -> Memory:
-        """The memory of layer ``i``."""
+        """Memory with the vectors that layer ``i`` reads."""
         return self if len(self.vectors) == 1 else Memory(self.vectors[i : i + 1], self.lengths)
 
     def grid(self) -> tuple[Tensor, Tensor]:
-        """Vectors of a single layer (B, M, D) and their padding mask (B, M), True where real."""
+        """(vectors (B, M, D), mask (B, M) that is True at unpadded vectors), for a memory of one layer."""
         (vectors,) = self.vectors
         return vectors, torch.arange(vectors.shape[1], device=vectors.device) < self.lengths[:, None]
 
@@ -65,21 +65,21 @@ class Context:
     memo: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def of_layer(self, i: int) -> Context:
-        """This context with the memories of layer ``i``."""
+        """Copy of the context with the memories that layer ``i`` reads."""
         if all(len(memory.vectors) == 1 for memory in self.memories.values()):
             return self
         return replace(self, memories={name: memory.of_layer(i) for name, memory in self.memories.items()})
 
     @property
     def valid(self) -> Tensor | None:
-        """Padding mask (B, N), True where real; None without padding."""
+        """Mask (B, N), True at positions that are not padding; None without padding."""
         if self.lengths is None:
             return None
         return self.once("valid", lambda: torch.arange(self.positions.shape[1], device=self.positions.device) < self._lengths()[:, None])
 
     @property
     def document_starts(self) -> Tensor | None:
-        """True at the first position of each document, (B, N); None if rows are not packed."""
+        """Mask (B, N), True at the first position of each document; None if rows are not packed."""
         return None if self.segments is None else starts_of(self.segments)
 
     def _lengths(self) -> Tensor:
@@ -87,7 +87,7 @@ class Context:
         return self.lengths
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Return ``compute()``, cached under ``key`` and shared by all layers."""
+        """Result of ``compute()``, computed once per forward pass: cached under ``key`` and shared by all layers."""
         if torch.compiler.is_compiling():  # the compiler merges equal subexpressions, and cannot hash a spec
             return compute()
         if key not in self.memo:

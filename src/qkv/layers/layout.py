@@ -1,4 +1,4 @@
-"""Layout of weights, declared once by the module that owns them.
+"""Layout of weights, declared by the module that owns them: the parts of their axes, such as queries, keys and values.
 
 Adapters, optimisers, the transfer of weights between models and the tables of published tensors read it.
 """
@@ -15,7 +15,7 @@ from qkv.spec.errors import UserError
 
 
 class Piece(NamedTuple):
-    """Consecutive features of one axis, such as all queries. ``head``: features per head; None without heads."""
+    """Consecutive features of an axis, such as all queries. ``head``: features per head; None if not split into heads."""
 
     name: str
     size: int
@@ -23,17 +23,17 @@ class Piece(NamedTuple):
 
     @property
     def heads(self) -> int:
-        """Number of heads, 1 without heads."""
+        """Number of heads of the piece; 1 if it is not split into heads."""
         return self.size // self.head if self.head else 1
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Meaning of the axes of one weight.
+    """Kind of a weight, and the pieces that its axes consist of.
 
     kind: ``matrix``: a linear map, stored as (out, in).   ``rows``: a row per token, position or type; a longer table
-    keeps its first rows.   ``whole``: anything else.
-    out: pieces of the first axis.   into: pieces of the last axis.   Empty: a single piece.
+    keeps its first rows.   ``whole``: anything else. out: pieces of the first axis.   into: pieces of the last
+    axis.   Empty: a single piece.
     """
 
     kind: Literal["matrix", "rows", "whole"]
@@ -45,18 +45,18 @@ MATRIX, ROWS, WHOLE = Layout("matrix"), Layout("rows"), Layout("whole")
 
 
 def matrix(**out: tuple[int, int] | int) -> Layout:
-    """Matrix whose rows are named pieces in this order: a number of features, or (features, features per head)."""
+    """Layout of a matrix whose rows are named pieces in this order: ``size``, or ``(size, features per head)``."""
     pieces = ((name, (size, None) if isinstance(size, int) else size) for name, size in out.items())
     return Layout("matrix", tuple(Piece(name, *sizes) for name, sizes in pieces))
 
 
 def from_heads(size: int, head: int) -> Layout:
-    """Matrix that reads ``size`` features, in heads of ``head``."""
+    """Layout of a matrix that reads ``size`` features in heads of ``head`` features (an output projection)."""
     return Layout("matrix", into=(Piece("heads", size, head),))
 
 
 def vector(name: str, size: int, head: int) -> Layout:
-    """Vector of ``size`` features, in heads of ``head``."""
+    """Layout of a vector of ``size`` features, ``head`` features per head, such as a bias per head."""
     return Layout("whole", (Piece(name, size, head),))
 
 
@@ -65,11 +65,12 @@ Layouts = Mapping[str, Layout]
 
 
 class Declared(nn.Module):
-    """Base class of modules that declare how their weights are stored."""
+    """Base class of modules that declare the layouts of their weights."""
 
     def layouts(self) -> Layouts:
-        """Layouts by path below this module. What is not named has the default: two-dimensional parameters are
-        matrices, embeddings of torch have rows, all other tensors are whole.
+        """Layouts of weights by their path below this module; weights not named have a default layout.
+
+        Defaults: two-dimensional parameters are matrices, embeddings of torch have rows, all other tensors are whole.
         """
         return {}
 
@@ -114,7 +115,7 @@ def _layout(model: nn.Module, name: str, tensor: Tensor, said: Layouts) -> Layou
 
 
 def _check_name(module: nn.Module, name: str) -> None:
-    """Raise ``UserError`` unless the module has the attribute; an optional part may be None."""
+    """Raise ``UserError`` unless ``module`` has the weight ``name``; an optional submodule may be None."""
     found: object = module
     for step in name.split("."):
         if found is not None and not hasattr(found, step):

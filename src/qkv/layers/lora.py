@@ -27,10 +27,11 @@ def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
 
 
 class LowRank(Linear):
-    """y = x W^T + b + s dropout(x) A^T B^T. x (…, I), W (O, I), A (R, I), B (O, R), y (…, O).
+    """Linear layer with a low-rank adapter: y = x W^T + b + s dropout(x) A^T B^T.
 
-    The attribute ``weight`` is W + s B A, so that code that uses the matrix without calling the layer is adapted too
-    (without dropout). A state dict always stores W itself as ``weight``.
+    x (…, I), W (O, I), A (R, I), B (O, R), y (…, O). The attribute ``weight`` is W + s B A, so that code that uses
+    the matrix without calling the layer is adapted too (without dropout). A state dict always stores W itself as
+    ``weight``.
     """
 
     def __init__(self, base: nn.Linear, part: LoRA):
@@ -50,7 +51,7 @@ class LowRank(Linear):
 
     @property
     def stored(self) -> nn.Parameter:
-        """Stored parameter: W, or W + s B A while merged."""
+        """Parameter that holds the weight: W, or W + s B A while the adapter is merged."""
         found = self._parameters["weight"]
         assert found is not None
         return found
@@ -62,7 +63,7 @@ class LowRank(Linear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """W + s B A."""
+        """Effective weight, W + s B A."""
         return self.stored if self.merged else merged_weight(self.stored, self.lora_a, self.lora_b, self.scale)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -81,7 +82,7 @@ class LowRank(Linear):
 
     @torch.no_grad()
     def unmerge(self) -> None:
-        """Restore W exactly."""
+        """Undo ``merge``: restore W exactly."""
         if self.base is not None:
             self.stored.data, self.base = self.base, None
 
@@ -118,14 +119,14 @@ def adapters(model: nn.Module) -> dict[str, LowRank]:
 
 
 def fold(model: nn.Module) -> None:
-    """Replace each adapter by an equivalent linear layer, in place."""
+    """Replace each adapted layer of ``model`` by an equivalent linear layer with weight W + s B A, in place."""
     for path, module in adapters(model).items():
         model.set_submodule(path, module.plain())
 
 
 @contextmanager
 def merged(model: nn.Module) -> Iterator[None]:
-    """Context manager: merge the adapters of ``model``; afterwards restore its weights exactly."""
+    """Context manager: inside, the adapters of ``model`` are merged into the weights; afterwards W is restored exactly."""
     found = [module for module in adapters(model).values() if not module.merged]
     try:
         for module in found:
@@ -137,7 +138,7 @@ def merged(model: nn.Module) -> Iterator[None]:
 
 
 def folded(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Merge adapters in a state dict: A and B are added to their weights and removed."""
+    """Copy of a state dict without adapters: each W becomes W + ``scale`` B A, and A and B are removed."""
     found = {name: tensor for name, tensor in tensors.items() if not name.endswith((f".{A}", f".{B}"))}
     for name in tensors:
         path, dot, leaf = name.rpartition(".")

@@ -13,7 +13,7 @@ from qkv.spec.register import implementation, implements
 
 
 class Norm(nn.Module):
-    """Base class of norms: ``forward(x, context)``."""
+    """Base class of normalisation layers, called with x (B, N, D) and the context, whose padding some of them read."""
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         raise NotImplementedError
@@ -93,7 +93,7 @@ class BatchNorm(Norm):
         return out.view_as(x) if valid is None else torch.zeros_like(x, dtype=out.dtype).index_put((valid,), out)
 
     def _momentum(self, context: Context) -> float:
-        """Momentum, or 0 if this forward pass was already counted: activation checkpointing runs it twice."""
+        """Momentum of the running statistics; 0 if activation checkpointing repeats a forward pass."""
         if torch.compiler.is_compiling():
             return self.momentum
         counted = ("counted", id(self)) in context.memo
@@ -103,7 +103,7 @@ class BatchNorm(Norm):
 
 @implements(spec.NoNorm)
 class NoNorm(Norm):
-    """Identity."""
+    """Identity, as a normalisation layer."""
 
     def __init__(self, part: spec.NoNorm, width: int):
         super().__init__()
@@ -113,5 +113,5 @@ class NoNorm(Norm):
 
 
 def build_norm(part: spec.Norm, width: int) -> Norm:
-    """Build the module of a norm spec."""
+    """Build the normalisation layer of a norm spec for ``width`` features."""
     return implementation(part, "qkv.layers")(part, width)

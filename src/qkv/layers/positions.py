@@ -19,17 +19,17 @@ from qkv.spec.register import implementation, implements
 
 
 class Positions(Declared):
-    """Base class of position embeddings: positions (…) -> vectors (…, D), in at least the given dtype.
+    """Base class of absolute position embeddings: integer positions (…) -> vectors (…, D).
 
-    Made by ``cls(part, length, width)``; ``length``: number of positions.
+    Made by ``cls(part, length, width)``; ``length``: number of positions, ``width``: D.
     """
 
     def initialise(self, std: float) -> None:
-        """Initialise the module's own tables."""
+        """Initialise the learned tables from N(0, std²), if there are any."""
 
     @abstractmethod
     def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Vectors of positions."""
+        """Position vectors (…, D) of ``positions`` (…), in ``dtype`` or a wider one."""
 
 
 @implements(spec.Learned)
@@ -114,7 +114,7 @@ def _no_positions(part: spec.NoPositions, length: int, width: int) -> None:
 
 
 def build_positions(part: spec.Positions, length: int, width: int) -> Positions | None:
-    """Build the module of position embeddings; None for no positions."""
+    """Build the position embeddings of a spec for ``length`` positions of ``width`` features; None if there are none."""
     return implementation(part, "qkv.layers")(part, length, width)
 
 
@@ -133,9 +133,9 @@ def resample_grid(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> 
 
 
 def rope_frequencies(part: spec.Rope, rotated: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, float]:
-    """Return (radians per position of each feature pair, scale factor of q and k), with the part's scaling applied.
+    """RoPE's (angle per position of each feature pair, in radians; factor of q and k), with the part's scaling applied.
 
-    ``rotated``: number of rotated features.
+    ``rotated``: number of rotated features per head, twice the number of pairs.
     """
     if part.scaling is None:
         return ops.inverse_frequencies(rotated, part.base, dtype=dtype), 1.0

@@ -22,31 +22,35 @@ from qkv.spec.register import implementation, implements
 
 
 class Relative(Table):
-    """Base class of relative positions in attention: a rotation of queries and keys, a bias of the scores, a term of the values.
+    """Base class of relative positions inside attention.
 
-    Each of them is optional. Made by ``cls(part, attention, widths)``: the spec, that of the attention, the features of a key and of a value.
+    Each may rotate queries and keys, add a bias to the scores, and add vectors to the values. Made by ``cls(part,
+    attention, widths)``: its spec, the attention's spec, and the features (per key, per value) of a head.
     """
 
     def rotate(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Queries (B, H, N, Dk) and keys (B, G, N, Dk) of the positions of ``context``, rotated."""
+        """Return queries (B, H, N, Dk) and keys (B, G, N, Dk) rotated by their positions in ``context`` (RoPE)."""
         return q, k
 
     def slopes(self, q: Tensor, scale: float) -> Tensor | None:
-        """Bias of the scores by m_h (j - i), as slopes m (H); None without. Unlike ``bias`` it takes no memory."""
+        """Slopes m (H) of the score bias m_h (j - i) (ALiBi), which takes no (N, M) tensor; None if there is none."""
         return None
 
     def bias(self, q: Tensor, sites: Sites, scale: float) -> Tensor | None:
-        """Term added to the scaled scores, (B or 1, H, N, M); None without. q (B, H, N, Dk); scale: factor of the scores."""
+        """Bias (B or 1, H, N, M) added to the scaled scores of queries and keys at ``sites``; None if there is none.
+
+        q (B, H, N, Dk): queries; scale: factor of the scores q · k.
+        """
         return None
 
     def values(self, sites: Sites) -> RelativeValues | None:
-        """Term added to the values; None without."""
+        """Relative position vectors added to the values (Shaw et al. 2018) at ``sites``; None if there are none."""
         return None
 
 
 @implements(parts.NoRelative)
 class NoRelative(Relative):
-    """No relative positions."""
+    """No relative positions: no rotation, bias or added values."""
 
     def __init__(self, part: parts.NoRelative, attention: branches.Attention, widths: tuple[int, int]):
         super().__init__()
@@ -54,7 +58,7 @@ class NoRelative(Relative):
 
 @implements(parts.Rope)
 class Rope(Relative):
-    """q and k rotated by angles that grow with the position (RoPE, Su et al. 2021)."""
+    """Rotary position embedding: q and k are rotated by angles proportional to their position (RoPE, Su et al. 2021)."""
 
     def __init__(self, part: parts.Rope, attention: branches.Attention, widths: tuple[int, int]):
         super().__init__()
@@ -66,14 +70,14 @@ class Rope(Relative):
         return position_ops.rotate(q, cos, sin), position_ops.rotate(k, cos, sin)
 
     def rotation(self, context: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the angles at the positions of ``context``."""
+        """(cosines, sines) of the rotation angles at the positions of ``context``."""
         frequencies, magnitude = rope_frequencies(self.part, self.part.rotated(self.head_dim), dtype)
         return position_ops.rotation(context.positions[:, None], frequencies.to(context.positions.device), magnitude)
 
 
 @implements(parts.Shaw)
 class Shaw(Relative):
-    """scale · q_i · r_c, c = clip(j - i, -k, k) (Shaw et al. 2018).
+    """Learned relative position vectors: adds scale · q_i · r_c to scores, c = clip(j - i, -k, k) (Shaw et al. 2018).
 
     Tables, shared by all heads: keys (2 k + 1, Dk), values (2 k + 1, Dv) or None. Initialised to 0.
     """
@@ -96,25 +100,26 @@ class Shaw(Relative):
 
 
 class SharedTable(Table):
-    """Base class of distance tables that the layers of a stack share if ``part.shared``."""
+    """Base class of relative positions with a learned table that all layers of a stack share if ``part.shared``."""
 
     part: Any
 
     @property
     def key(self) -> Hashable:
-        """Layers with equal keys share a table."""
+        """Settings by which layers share a table: those with equal keys use the same."""
         raise NotImplementedError
 
     def read_from(self, owner: Any) -> None:
-        """Replace the own table by that of ``owner``, which has an equal key."""
+        """Use the table of ``owner``, a layer with an equal key, in place of its own."""
         raise NotImplementedError
 
 
 @implements(parts.T5Buckets)
 class T5Buckets(Relative, SharedTable):
-    """table[bucket(j - i)], one unscaled bias per head (T5, Raffel et al. 2020). table (buckets, H), initialised to 0.
+    """Learned bias table[bucket(j - i)] per head, added to the scores unscaled (T5, Raffel et al. 2020).
 
-    Each layer has its own table; with ``shared`` all layers use that of the first.
+    table (buckets, H), initialised to 0. Each layer has its own table; with ``shared`` all layers use that of the
+    first.
     """
 
     def __init__(self, part: parts.T5Buckets, attention: branches.Attention, widths: tuple[int, int]):
@@ -141,7 +146,7 @@ class T5Buckets(Relative, SharedTable):
 
 @implements(parts.Alibi)
 class Alibi(Relative):
-    """m_h (j - i), times the scores' scale if ``part.scaled`` (Press et al. 2022).
+    """ALiBi: adds m_h (j - i) to the scores, times their scale if ``part.scaled`` (Press et al. 2022).
 
     ``rounded="bf16"``: m_h j, with m_h, j and the product rounded to bf16 (Falcon, Almazrouei et al. 2023).
     """
@@ -174,5 +179,5 @@ def share_tables(modules: Iterable[nn.Module]) -> None:
 
 
 def build_relative(part: branches.Attention, width: int) -> Relative:
-    """Build the module of an attention's relative positions."""
+    """Build the relative positions of an attention spec in a model of ``width`` features."""
     return implementation(part.relative, "qkv.layers")(part.relative, part, part.dims(width))

@@ -14,7 +14,10 @@ from qkv.spec.register import implementation, implements
 
 @implements(spec.Add)
 class Residual(nn.Module):
-    """x + dropout(y). In training, each row of y is dropped with probability ``drop_path`` (Huang et al. 2016)."""
+    """Residual connection x + dropout(y) of a branch's input x and output y; base class of the others.
+
+    In training, the y of a whole row is dropped with probability ``drop_path`` (Huang et al. 2016).
+    """
 
     def __init__(self, part: spec.Residual, width: int, dropout: float = 0.0, drop_path: float = 0.0):
         super().__init__()
@@ -22,18 +25,18 @@ class Residual(nn.Module):
         self._join(part, width)
 
     def _join(self, part: Any, width: int) -> None:
-        """Create the parameters."""
+        """Create the parameters of the connection, such as a gate, for ``width`` features; this one has none."""
 
     def read(self, x: Tensor) -> Tensor:
-        """The input of the branch."""
+        """Input of the branch: x, or for a reversible connection the stream that it reads."""
         return x
 
     def joined(self, x: Tensor, y: Tensor) -> Tensor:
-        """Combine x and y, without dropout."""
+        """Combine input x and output y of the branch, after dropout."""
         return x + y
 
     def dropped(self, y: Tensor) -> Tensor:
-        """Apply dropout and drop path to y, in training."""
+        """In training, apply dropout and drop path to the output y of the branch."""
         if self.training and self.dropout:
             y = dropout(y, self.dropout)
         if self.training and self.drop_path:
@@ -69,7 +72,7 @@ class Gated(Residual):
 
 @implements(spec.NoResidual)
 class NoResidual(Residual):
-    """y, without a residual connection."""
+    """Output y of the branch alone, without a residual connection."""
 
     def joined(self, x: Tensor, y: Tensor) -> Tensor:
         return y
@@ -77,7 +80,10 @@ class NoResidual(Residual):
 
 @implements(spec.Reversible)
 class Reversible(Residual):
-    """(a, b) -> (b, a + y), with y computed from b (RevNet, Gomez et al. 2017). x (B, N, 2 D): both streams; y (B, N, D)."""
+    """Reversible connection of two streams: (a, b) -> (b, a + y), with y computed from b (RevNet, Gomez et al. 2017).
+
+    x (B, N, 2 D): both streams; y (B, N, D).
+    """
 
     def read(self, x: Tensor) -> Tensor:
         return x.chunk(2, -1)[1]
@@ -87,11 +93,11 @@ class Reversible(Residual):
         return torch.cat((b, a + y), -1)
 
     def separated(self, x: Tensor, y: Tensor) -> Tensor:
-        """Inverse of ``joined``."""
+        """Inverse of ``joined``: the input x of the block (B, N, 2 D), from its output x and the branch's output y."""
         b, a = x.chunk(2, -1)
         return torch.cat((a - y, b), -1)
 
 
 def build_residual(part: spec.Residual, width: int, dropout: float = 0.0, drop_path: float = 0.0) -> Residual:
-    """Build the module of a residual spec."""
+    """Build the residual connection of a spec for ``width`` features."""
     return implementation(part, "qkv.layers")(part, width, dropout, drop_path)

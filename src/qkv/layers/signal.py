@@ -1,4 +1,4 @@
-"""``Signal``: what a model reads."""
+"""``Signal``: the input of a model."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Signal:
-    """B rows of values, and what a caller says of their N positions.
+    """Input of a model: B rows of N values, with optional facts about their positions.
 
-    values (B, N, …): token ids (B, N), points (B, N, 2), or whatever else the front end of the model embeds.
-    lengths (B): how many of the N are real; the rest is padding on the right. None: all.
-    positions (B or 1, N): place of each value, where that is not its place in the row; of several axes (B or 1, N, axes), for a front end
-        that has so many.
-    segments (B, N): document numbers of packed rows; only vectors of one document exchange information.
-    types (B or 1, N): type of each value, such as first and second text, where the model reads types; 0 where none are given.
-    prefix (B): how many first positions of each row see each other, where the mask has a prefix; read in one call.
-    visible (B, N, N): which keys a query may see, joined with every mask by "and".
+    values (B, N, …): token ids (B, N), points (B, N, 2), or other values that the model's front end embeds. lengths
+    (B): number of values without padding, which is on the right; None: no padding. positions (B or 1, N): position of
+    each value, by default its index in the row; (B or 1, N, axes) for front ends with several axes. segments (B, N):
+    document number in packed rows; only positions of the same document exchange information. types (B or 1, N): type
+    of each value, such as 0 for the first and 1 for the second text; default: 0. prefix (B): number of first
+    positions of each row that see each other under a mask with a prefix; must be read in one call. visible (B, N, N):
+    True where a query (second axis) may see a key (third axis); combined with every mask by "and".
 
     All but values and visible are int64 or int32.
     """
@@ -35,25 +34,25 @@ class Signal:
 
     @classmethod
     def of(cls, values: Self | Tensor) -> Self:
-        """``values`` as a signal of which nothing else is said, unless it is one."""
+        """Wrap ``values`` as a signal without further facts; a signal is returned unchanged."""
         return values if isinstance(values, cls) else cls(values)  # type: ignore[arg-type]
 
     @property
     def num_rows(self) -> int:
-        """B."""
+        """Number of rows, B."""
         return self.values.shape[0]
 
     @property
     def num_positions(self) -> int:
-        """B · N, padding included."""
+        """Number of values in all rows, B · N, padding included."""
         return self.values.shape[:2].numel()
 
     @property
     def num_read(self) -> int:
-        """Real positions, padding left out."""
+        """Number of values in all rows, padding not included."""
         return self.num_positions if self.lengths is None else int(self.lengths.sum())
 
     def to(self, device: torch.device | str) -> Self:
-        """The same signal on ``device``."""
+        """Copy of the signal on ``device``."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: value.to(device) for name, value in own.items() if value is not None})

@@ -33,7 +33,7 @@ class Recorder:
     """Tap that keeps every value of some points by its path: ``Recorder("weights").seen["blocks.0.branches.0.weights"]``."""
 
     def __init__(self, *points: str):
-        """Raises ``ValueError`` for a point that does not exist."""
+        """Record ``points``, names in ``POINTS``. Raises ``ValueError`` for an unknown one."""
         unknown = [point for point in points if point not in POINTS]
         if unknown:
             raise ValueError(f"there is no point {unknown[0]!r}; there are {', '.join(POINTS)}")
@@ -45,12 +45,12 @@ class Recorder:
 
 
 def receives(tap: Tap | None, point: str) -> bool:
-    """True if ``tap`` receives a point."""
+    """True if ``tap`` is given and receives the values of ``point``."""
     return tap is not None and point in getattr(tap, "points", USUAL)
 
 
 def tapped(tap: Tap | None, point: str, path: str, value: Tensor) -> Tensor:
-    """``value``, or what the tap replaces it by."""
+    """Pass ``value`` to the tap, if it receives ``point``; return the tap's replacement, or ``value`` if there is none."""
     if tap is None or not receives(tap, point):
         return value
     replaced = tap(path, value)

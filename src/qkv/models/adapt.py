@@ -21,16 +21,16 @@ _HEAD = "head."
 
 
 class Adapting:
-    """Base class of selections of trainable parameters: all of them. Made by ``cls(part)``."""
+    """Base class of selections of trainable parameters; selects all. Made by ``cls(part)``."""
 
     def __init__(self, part: Any):
         self.part = part
 
     def add(self, model: nn.Module) -> None:
-        """Add the adapters, in place; initialised by the default random numbers."""
+        """Add adapters, if there are any, to ``model`` in place, initialised by torch's default random generator."""
 
     def learning(self, model: Transformer, names: list[str]) -> set[str]:
-        """Names of the trainable parameters. Raises ``UserError``."""
+        """Subset of the parameter ``names`` that is trained. Raises ``UserError`` if the model has no such parameters."""
         return set(names)
 
 
@@ -39,7 +39,7 @@ implements(spec.Whole)(Adapting)
 
 @implements(spec.HeadOnly)
 class HeadOnly(Adapting):
-    """The head."""
+    """Selection of the head's parameters."""
 
     def learning(self, model: Transformer, names: list[str]) -> set[str]:
         found = _of_head(names)
@@ -53,7 +53,7 @@ class HeadOnly(Adapting):
 
 @implements(spec.Last)
 class Last(Adapting):
-    """The head, the final norm and the last blocks."""
+    """Selection of the head, the final norm and the last blocks."""
 
     part: spec.Last
 
@@ -67,7 +67,7 @@ class Last(Adapting):
 
 @implements(spec.LoRA)
 class LoRA(Adapting):
-    """Low-rank matrices beside linear layers of the blocks, and a new head."""
+    """Selection of low-rank matrices beside linear layers of the blocks, and of a head other than a language model's."""
 
     part: spec.LoRA
 
@@ -84,10 +84,10 @@ def _way(part: spec.Adapt) -> Adapting:
 
 
 def adapt(model: Transformer, training: Training) -> None:
-    """Add the adapters of ``training.adapt``, initialised from ``training.seed`` alone, and freeze all but the
-    trainable parameters.
+    """Add the adapters of ``training.adapt`` and freeze all parameters but the trainable ones, in place.
 
-    Raises ``UserError`` if a target or a pattern matches nothing, or no parameter would be trainable.
+    The adapters are initialised from ``training.seed`` alone. Raises ``UserError`` if a target or a pattern matches
+    nothing, or no parameter would be trainable.
     """
     add_adapters(model, training)
     names = [name for name, _ in model.named_parameters()]
@@ -122,7 +122,7 @@ def _ends(path: str, target: str) -> bool:
 
 
 def _near(target: str, maps: Iterable[str]) -> str:
-    """Suggestion: the closest path ending with as many names."""
+    """Suggestion for an error message: the path in ``maps`` closest to ``target``."""
     count = target.count(".") + 1
     return nearest(target, {".".join(path.split(".")[-count:]) for path in maps})
 
@@ -162,8 +162,9 @@ def _nearest_path(pattern: str, names: Iterable[str]) -> str:
 
 
 def rate_factors(rates: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
-    """Learning-rate factor of each name by the first matching pattern, default 1. Raises ``UserError`` for a pattern
-    without matches.
+    """Learning-rate factor of each parameter name: that of the first matching pattern in ``rates``, by default 1.
+
+    Raises ``UserError`` for a pattern that matches no name.
     """
     names = list(names)
     matching(rates, names, "training.rates")
@@ -171,7 +172,7 @@ def rate_factors(rates: Mapping[str, float], names: Iterable[str]) -> dict[str, 
 
 
 def learned_sentence(model: nn.Module, training: Training) -> str:
-    """Message with the number of trainable parameters; empty if all are trainable."""
+    """Message with the number of trainable parameters; "" if all are trainable."""
     every: list[Any] = list(model.parameters())
     learning = sum(p.numel() for p in every if p.requires_grad)
     total = sum(p.numel() for p in every)

@@ -26,7 +26,7 @@ from qkv.spec.model import Block as BlockSpec
 
 
 class Slot(nn.Module):
-    """Branch ``j`` of a block, with norms and residual connection."""
+    """Place of branch ``j`` in a block: the branch f with its norms and residual connection."""
 
     def __init__(self, block: BlockSpec, j: int, width: int, name: str, memory_width: int | None = None):
         super().__init__()
@@ -36,20 +36,20 @@ class Slot(nn.Module):
         self.residual = build_residual(block.residual, width, block.dropout, block.drop_path)
 
     def computed(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
-        """f(x), observed by the tap."""
+        """Return (f(x), next state); the tap, if any, may replace f(x)."""
         y, state = self.body(x, context, state)
         return tapped(context.tap, "output", self.name, y), state
 
 
 class PreNorm(Slot):
-    """x + f(norm x). With two reversible streams, the branch reads one and is added to the other."""
+    """Pre-norm: x + f(norm x). With two reversible streams, the branch reads one and is added to the other."""
 
     def __init__(self, block: BlockSpec, j: int, width: int, name: str, memory_width: int | None = None):
         super().__init__(block, j, width, name, memory_width)
         self.norm = build_norm(block.norm_of(j), width)
 
     def added(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
-        """f(norm x)."""
+        """Return (f(norm x), next state): the term that is added to x."""
         return self.computed(self.norm(x, context), context, state)
 
     def forward(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
@@ -58,7 +58,7 @@ class PreNorm(Slot):
 
 
 class PostNorm(PreNorm):
-    """norm(x + f(x))."""
+    """Post-norm: norm(x + f(x))."""
 
     def forward(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
         y, state = self.computed(x, context, state)
@@ -66,14 +66,14 @@ class PostNorm(PreNorm):
 
 
 class Sandwich(PreNorm):
-    """x + norm_after(f(norm x))."""
+    """Sandwich norm: x + norm_after(f(norm x))."""
 
     def __init__(self, block: BlockSpec, j: int, width: int, name: str, memory_width: int | None = None):
         super().__init__(block, j, width, name, memory_width)
         self.norm_after = build_norm(block.norm_of(j), width)
 
     def added(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
-        """norm_after(f(norm x))."""
+        """Return (norm_after(f(norm x)), next state): the term that is added to x."""
         y, state = self.computed(self.norm(x, context), context, state)
         return self.norm_after(y, context), state
 
@@ -93,7 +93,7 @@ ORDERS: dict[str, type[Slot]] = {"pre": PreNorm, "post": PostNorm, "sandwich": S
 
 
 class Block(nn.Module):
-    """x (B, N, D) -> (B, N, D); the state is a tuple with one entry per branch."""
+    """Block of residual branches, x (B, N, D) -> (B, N, D); its state is a tuple with one entry per branch."""
 
     def __init__(self, spec: BlockSpec, width: int, name: str, memory_width: int | None = None):
         super().__init__()
@@ -122,5 +122,5 @@ class Block(nn.Module):
 
 
 def _stream(branch: nn.Module, point: str, x: Tensor, context: Context) -> Tensor:
-    """Residual stream before or after a branch, possibly replaced by the tap."""
+    """Residual stream x at ``point``, "before" or "after" a branch, or the tap's replacement."""
     return x if context.tap is None else tapped(context.tap, point, f"{branch.name}.{point}", x)

@@ -31,10 +31,10 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Te
 
 @untraced("a gradient taken in the forward pass cannot be traced")
 def chunked_cross_entropy(hidden: Tensor, head: nn.Module, targets: Tensor, rows: int, smoothing: float = 0.0) -> Tensor:
-    """``cross_entropy(head(hidden), targets, smoothing)``, ``rows`` positions at a time. hidden (T, D), targets (T) ->
-    ().
+    """Compute ``cross_entropy(head(hidden), targets, smoothing)`` for ``rows`` positions at a time, to save memory.
 
-    Value and gradient are equal up to the order of summation. ``head`` must act on each position separately.
+    hidden (T, D), targets (T) -> (). Value and gradient are equal up to the order of summation. ``head`` must act on
+    each position separately.
     """
     parameters = [p for p in head.parameters() if p.requires_grad]
     if not torch.is_grad_enabled():
@@ -50,7 +50,7 @@ def _shares(hidden: Tensor, targets: Tensor, rows: int) -> Any:
 
 
 class _Chunked(torch.autograd.Function):
-    """Compute gradients in the forward pass; the backward pass only scales them."""
+    """Cross entropy whose gradients are computed in the forward pass; the backward pass only scales them."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, targets: Tensor, head: Head, rows: int, smoothing: float, *parameters: Tensor) -> Tensor:

@@ -27,30 +27,32 @@ _NOWHERE = Context(torch.zeros(1, 1, dtype=torch.long))
 
 
 class Head(Declared):
-    """Base class of heads. Made by ``cls(part, width, table)``; ``table`` (V, D): token embeddings, None without tokens."""
+    """Base class of heads, the output layers of a model. Made by ``cls(part, width, table)``.
+
+    ``table`` (V, D): the model's token embeddings, which a tied head uses; None without tokens.
+    """
 
     def initialise(self, std: float) -> None:
-        """Initialise the head's own tables."""
+        """Initialise the head's own tables from N(0, std²), if it has any."""
 
     @abstractmethod
     def forward(self, x: Tensor, lengths: Tensor | None) -> Tensor:
-        """Outputs for vectors x (B, N, D) of rows with ``lengths`` (B); None: without padding."""
+        """Outputs of the head for vectors x (B, N, D); ``lengths`` (B): unpadded positions, None without padding."""
 
     @abstractmethod
     def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
-        """Random targets of ``rows`` inputs of ``length`` positions, on the CPU, for measurements."""
+        """Random targets on the CPU for ``rows`` rows of ``length`` positions, for measurements of speed and memory."""
 
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Summed loss of targets: ``cross_entropy`` over the last axis of the outputs."""
+        """Loss summed over the targets: by default ``cross_entropy`` over the last axis of the outputs."""
         return cross_entropy(outputs.flatten(0, -2), targets.flatten(), smoothing)
 
 
 @implements(spec.LanguageModelHead)
 class LanguageModelHead(Head):
-    """logits = (scale · f(x)) W^T + b, optionally cap · tanh(logits / cap) (Gemma 2, 2024). x (B, N, D), W (V, D) ->
-    (B, N, V).
+    """Language model head: logits = (scale · f(x)) W^T + b, optionally cap · tanh(logits / cap) (Gemma 2, 2024).
 
-    f: the identity, or norm(φ(x W_t + b_t)) (Devlin et al. 2019).
+    x (B, N, D), W (V, D) -> (B, N, V). f: the identity, or norm(φ(x W_t + b_t)) (Devlin et al. 2019).
     """
 
     def __init__(self, part: spec.LanguageModelHead, width: int, table: nn.Parameter):
@@ -78,7 +80,7 @@ class LanguageModelHead(Head):
 
 
 class _Transform(nn.Module):
-    """norm(φ(x W + b)) of (…, D)."""
+    """Hidden layer before the logits: norm(φ(x W + b)), x (…, D)."""
 
     def __init__(self, part: spec.LanguageModelHead, activation: str, width: int):
         super().__init__()
@@ -90,7 +92,10 @@ class _Transform(nn.Module):
 
 
 class Pool(nn.Module):
-    """(B, N, D) -> (B, D), see ``qkv.layers.pooling``; ``attention``: Σ_i softmax_i(w·x_i) x_i without padding."""
+    """Pooling of the unpadded vectors of each row, (B, N, D) -> (B, D), see ``qkv.layers.pooling``.
+
+    ``attention``: Σ_i softmax_i(w·x_i) x_i with learned w.
+    """
 
     def __init__(self, how: str, width: int):
         super().__init__()
@@ -107,7 +112,10 @@ class Pool(nn.Module):
 
 
 class Answer(Head):
-    """Base class of other heads: y = dropout(g(x)) W^T + b, g the identity or norm(φ(x W_h + b_h)). (B, N, D) -> (B, N, C), or pooled (B, C)."""
+    """Base class of all other heads: y = dropout(g(x)) W^T + b, (B, N, D) -> (B, N, C), or pooled (B, C).
+
+    g: the identity or norm(φ(x W_h + b_h)).
+    """
 
     def __init__(self, part: _Answering, width: int, outputs: int, pool: Pool | None = None):
         super().__init__()
@@ -127,7 +135,7 @@ class Answer(Head):
 
 @implements(spec.ClassificationHead)
 class Classifier(Answer):
-    """Logits (B, C) of each row."""
+    """Classification head: logits (B, C) of each row, from its pooled vector."""
 
     def __init__(self, part: spec.ClassificationHead, width: int, table: object):
         super().__init__(part, width, _known(part.num_classes), Pool(part.pooling, width))
@@ -138,7 +146,7 @@ class Classifier(Answer):
 
 @implements(spec.TokenHead)
 class Tagger(Answer):
-    """Logits (B, N, C) of each position."""
+    """Token classification head: logits (B, N, C) of each position."""
 
     def __init__(self, part: spec.TokenHead, width: int, table: object):
         super().__init__(part, width, _known(part.num_classes))
@@ -149,7 +157,7 @@ class Tagger(Answer):
 
 @implements(spec.SpanHead)
 class SpanFinder(Answer):
-    """Logits (B, N, 2) of start and end. Targets (B, 2)."""
+    """Span head: logits (B, N, 2) of the span's first and last position. Targets (B, 2)."""
 
     def __init__(self, part: spec.SpanHead, width: int, table: object):
         super().__init__(part, width, 2)
@@ -163,7 +171,7 @@ class SpanFinder(Answer):
 
 @implements(spec.RegressionHead)
 class Regressor(Answer):
-    """Value (B, 1) of each row."""
+    """Regression head: value (B, 1) of each row, from its pooled vector."""
 
     def __init__(self, part: spec.RegressionHead, width: int, table: object):
         super().__init__(part, width, 1, Pool(part.pooling, width))
@@ -172,7 +180,7 @@ class Regressor(Answer):
         return torch.randn(rows, generator=generator)
 
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Σ (y - target)²; labels of numbers are not smoothed."""
+        """Squared error Σ (y - target)²; ``smoothing`` is ignored, as targets are numbers."""
         return (at_least_single(outputs[:, 0]) - targets).square().sum()
 
 

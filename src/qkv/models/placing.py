@@ -10,7 +10,7 @@ Place = tuple[nn.Module, str]
 
 
 def places_of(model: nn.Module) -> dict[str, list[Place]]:
-    """All (module, attribute) places of each tensor, by each of its names; shared tensors have several."""
+    """Modules and attributes that hold each tensor of the state dict, by its name; shared tensors have several."""
     by_tensor: dict[int, list[Place]] = {}
     names = model.state_dict(keep_vars=True)
     for name, tensor in names.items():

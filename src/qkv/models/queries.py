@@ -11,7 +11,7 @@ from qkv.spec.model import Queries as QueriesSpec
 
 
 class Queries(nn.Module):
-    """(B, Q, D): one query per input position, or ``count`` per row (Perceiver IO, Jaegle et al. 2022)."""
+    """Output queries (B, Q, D) made of position embeddings: one per input position, or ``count`` per row (Perceiver IO)."""
 
     def __init__(self, part: QueriesSpec, width: int, context_length: int):
         super().__init__()
@@ -21,7 +21,10 @@ class Queries(nn.Module):
         self.positions = positions
 
     def forward(self, x: Tensor, context: Context, known: Memory) -> tuple[Tensor, Context]:
-        """(queries, their context) for an input x (B, N, Dm); ``known``: output of the latents."""
+        """Return (queries (B, Q, D), their context) for an input x (B, N, Dm).
+
+        ``known``: output of the latents, which the context gives to cross-attention.
+        """
         lengths, places = context.lengths, context.positions
         if self.count is not None:
             lengths, places = None, torch.arange(self.count, device=x.device)[None]

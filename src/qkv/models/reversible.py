@@ -29,8 +29,9 @@ Slots = Sequence[tuple[Any, Context]]
 
 @untraced("a backward pass that computes again cannot be traced")
 def through_reversible(slots: Slots, x: Tensor) -> Tensor:
-    """Both streams x (B, N, 2 D) after ``slots``. Gradients reach x, all parameters and the memory's vectors; once
-    only.
+    """Apply the branches ``slots`` to both streams x (B, N, 2 D), with a backward pass that recomputes activations.
+
+    Gradients reach x, all parameters and the memory's vectors; the backward pass can run only once.
     """
     learned = {id(p): p for slot, _ in slots for p in slot.parameters() if p.requires_grad}
     memories = {
@@ -40,7 +41,7 @@ def through_reversible(slots: Slots, x: Tensor) -> Tensor:
 
 
 class _Surroundings:
-    """Saved precision and random state, for recomputation."""
+    """Autocast precision and random state at the time of the forward pass, for recomputation."""
 
     def __init__(self, x: Tensor, random: bool):
         self.kind = x.device.type
@@ -49,14 +50,14 @@ class _Surroundings:
         self.states = (torch.get_rng_state(), *get_device_states(x)) if random else None
 
     def precision(self) -> AbstractContextManager[Any]:
-        """Autocast as saved, without the cache of rounded weights, since each graph needs its own."""
+        """Context manager: autocast as saved, without its cache of rounded weights, as each graph needs its own."""
         if not torch.amp.is_autocast_available(self.kind):
             return nullcontext()
         return torch.autocast(self.kind, self.dtype, enabled=self.lowered, cache_enabled=False)
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Context manager that restores the saved random state inside."""
+        """Context manager: inside, random numbers repeat those of the forward pass; afterwards the state is restored."""
         with self.precision():
             if self.states is None:
                 yield
@@ -69,7 +70,7 @@ class _Surroundings:
 
 
 class _Reversible(torch.autograd.Function):
-    """``leaves``: tensors other than x that need gradients."""
+    """Autograd function of a sequence of reversible branches. ``leaves``: tensors other than x that need gradients."""
 
     @staticmethod
     def forward(ctx: Any, slots: Slots, x: Tensor, *leaves: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ class _Reversible(torch.autograd.Function):
 
 @torch.enable_grad()
 def _computed(slot: PreNorm, b: Tensor, context: Context, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """(b, branch output, leaves), detached from earlier computation.
+    """Compute a branch from detached inputs: (b, branch output, leaves), for gradients of this branch alone.
 
     The graph is built in the forward pass too, then discarded: without a graph, ops may choose other implementations
     and draw other random numbers.
@@ -120,7 +121,7 @@ def _computed(slot: PreNorm, b: Tensor, context: Context, leaves: Sequence[Tenso
 
 
 def _gradients(y: Tensor, leaves: list[Tensor], grad: Tensor) -> Sequence[Tensor | None]:
-    """Gradients; None for leaves that y does not depend on."""
+    """Gradients of y with respect to ``leaves``, for ``grad`` of y; None for leaves that y does not depend on."""
     if not y.requires_grad:
         return [None] * len(leaves)
     return torch.autograd.grad(y, leaves, grad.to(y.dtype), allow_unused=True)

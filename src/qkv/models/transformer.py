@@ -38,12 +38,10 @@ Embedded = tuple[Tensor, Context]
 
 
 class State(NamedTuple):
-    """Decoding state of a model.
+    """Decoding state of a model (for attention the KV cache).
 
-    positions (B): positions read.   limit (B): fixed capacity, 0 if it grows.   blocks: state of each branch.
-    prefix (B): length of the prefix, on which masks at later positions may depend.
-
-    Counts are on the host, so that decoding does not wait for the device.
+    positions (B): number of positions read.   limit (B): fixed capacity, 0 if it grows.   blocks: state of each
+    branch. prefix (B): length of the prefix, on which masks at later positions may depend.
     """
 
     positions: Counts
@@ -53,7 +51,10 @@ class State(NamedTuple):
 
 
 class Layered(Declared):
-    """Blocks in sequence and a norm, x (B, N, D) -> (B, N, D). Subclasses compute x; they call ``lay``."""
+    """Base class of modules with blocks in sequence and a final norm, x (B, N, D) -> (B, N, D).
+
+    Subclasses call ``lay`` to build the blocks, and compute x.
+    """
 
     blocks: nn.ModuleList
     norm: Norm
@@ -62,8 +63,9 @@ class Layered(Declared):
     """Activation checkpointing: recompute each block's activations in the backward pass."""
 
     def lay(self, spec: LayeredSpec, width: int, name: str, memory_width: int | None = None) -> None:
-        """Build blocks and norm. ``memory_width``: features of the vectors that cross branches read (default:
-        ``width``).
+        """Build blocks and norm; ``name``: path of the blocks in the model, such as "encoder.blocks".
+
+        ``memory_width``: features of the vectors that cross-attention reads; default: ``width``.
         """
         self.blocks = nn.ModuleList(Block(block, width, f"{name}.{i}", memory_width) for i, block in enumerate(spec.layers))
         share_tables(self.blocks.modules())
@@ -72,7 +74,7 @@ class Layered(Declared):
 
     @property
     def walked(self) -> Sequence[nn.Module]:
-        """Blocks in order of execution."""
+        """Blocks in order of execution; repeated ones appear several times."""
         return list(self.blocks)
 
     @property
@@ -88,7 +90,7 @@ class Layered(Declared):
             yield x
 
     def last(self, x: Tensor, context: Context) -> Tensor:
-        """Vectors after the last block. Reversible blocks store no activations, unless there is a tap."""
+        """Vectors (B, N, D) after the last block. Reversible blocks store no activations, unless there is a tap."""
         if self.reversible and torch.is_grad_enabled() and context.tap is None:
             slots = [(slot, context.of_layer(i)) for i, block in enumerate(self.walked) for slot in block.branches]  # type: ignore[union-attr]
             return through_reversible(slots, self._entering(x))
@@ -97,7 +99,7 @@ class Layered(Declared):
         return x
 
     def _entering(self, x: Tensor) -> Tensor:
-        """Input of the first block: x, or two copies for the two reversible streams."""
+        """Input of the first block: x, or for reversible blocks x twice, as both streams (B, N, 2 D)."""
         return torch.cat((x, x), -1) if self.reversible else x
 
     def _through(self, block: nn.Module, x: Tensor, context: Context) -> Tensor:
@@ -110,8 +112,9 @@ class Stack(Layered):
     """Front end, blocks and norm: a signal of B rows -> vectors (B, N, D)."""
 
     def __init__(self, spec: StackSpec, width: int, table: nn.Parameter | None = None, path: str = "", memory_width: int | None = None):
-        """``table``: token embeddings shared with another stack.   path: name prefix, such as "encoder.".
-        memory_width: see ``lay``.
+        """Build the stack. ``table``: token embeddings shared with another stack; None for its own.
+
+        path: prefix of names, such as "encoder.".   memory_width: see ``lay``.
         """
         super().__init__()
         self.path = path
@@ -130,36 +133,39 @@ class Stack(Layered):
 
     @property
     def vocab_size(self) -> int | None:
-        """Vocabulary size of the input; None without tokens."""
+        """Vocabulary size of the input; None if the input is not tokens."""
         return self.frontend.vocab_size
 
     def embed(self, signal: Signal, past: Past | None = None, tap: Tap | None = None, memories: Memories | None = None) -> Embedded:
-        """(vectors (B, N, D) of a signal, their context); observed by the tap as ``frontend``."""
+        """Embed a signal: (vectors (B, N, D), their context); a tap receives the vectors as ``frontend``."""
         x, context = self.frontend.embed(signal, past, tap, memories)
         return tapped(context.tap, "frontend", f"{self.path}frontend", x), context
 
 
 class Encoder(Stack):
-    """Encoder of an encoder–decoder."""
+    """Encoder of an encoder–decoder: front end, blocks and norm."""
 
     def __init__(self, spec: EncoderSpec, width: int, table: nn.Parameter | None):
         super().__init__(spec, width, table if spec.share_embedding else None, "encoder.")
         self.each_layer = spec.memory == "layers"
 
     def forward(self, signal: Signal | Tensor, tap: Tap | None = None) -> Memory:
-        """Memory of a source; the output of each layer passes through the final norm."""
+        """Encode a source to the memory that cross-attention reads.
+
+        Its vectors are the last layer's output, or each layer's, all through the final norm.
+        """
         x, context = self.embed(Signal.of(signal), tap=tap)
         kept = list(self.through(x, context)) if self.each_layer else [self.last(x, context)]
         return Memory(tuple(self.norm(x, context) for x in kept), _real(x, context.lengths))
 
 
 class Latents(Layered):
-    """M learned vectors through blocks whose cross branches read the input (Perceiver, Jaegle et al. 2021).
+    """M learned vectors that read the input through cross-attention (Perceiver, Jaegle et al. 2021).
 
         m (B, N, Dm) ────────── memory ─┐
         table (M, Dz) ── z (B, M, Dz) ─ blocks ─ norm ─ (B, M, Dz)
 
-    Padding of the input is ignored; all latents are real.
+    Padding of the input is ignored; no latent is padding.
     """
 
     def __init__(self, spec: LatentsSpec, width: int, memory_width: int):
@@ -176,8 +182,9 @@ class Latents(Layered):
         return [self.blocks[i] for i in self.walk]
 
     def forward(self, x: Tensor, context: Context) -> Memory:
-        """Latents after reading x (B, N, Dm). Raises ``UserError`` for packed or masked rows, which latents
-        would mix.
+        """Latent vectors after reading x (B, N, Dm), as a memory.
+
+        Raises ``UserError`` for packed or masked rows, whose documents the latents would mix.
         """
         wrong = next((name for name in _APART if getattr(context, name) is not None), None)
         if wrong:
@@ -194,7 +201,7 @@ def _memory(x: Tensor, lengths: Tensor | None) -> Memory:
 
 
 def _real(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Number of vectors in each row without padding, (B)."""
+    """Number of unpadded vectors in each row of x (B, N, D), (B)."""
     return lengths if lengths is not None else torch.full(x.shape[:1], x.shape[1], device=x.device)
 
 
@@ -226,7 +233,7 @@ class Transformer(Stack):
 
     @property
     def every_branch(self) -> list[Branch]:
-        """All branches, those of encoder or latents first."""
+        """Branches of all stacks in order: those of the encoder or latents first."""
         return [*(branch for before in (self.encoder, self.latents) if before for branch in before.branches), *self.branches]
 
     def recompute_blocks(self, on: bool) -> None:
@@ -237,17 +244,20 @@ class Transformer(Stack):
 
     @property
     def rewindable(self) -> bool:
-        """True if the state can be cut to fewer positions."""
+        """True if positions at the end of the state can be dropped, see ``rewind``."""
         return all(branch.rewindable for branch in self.branches)
 
     def encode(self, signal: Signal | Tensor, tap: Tap | None = None) -> Memory:
-        """Encode a source into its memory."""
+        """Run the encoder on a source; the result is the ``memory`` argument of other methods."""
         if self.encoder is None:
             raise UserError("the model has no encoder to read a source with; give model.encoder, or join source and target in one sequence")
         return self.encoder(signal, tap)
 
     def init_state(self, batch: int, capacity: int | None = None, memory: Memory | Memories | None = None) -> State:
-        """Initial decoding state. ``capacity``: fixed buffer size; None: buffers double as needed."""
+        """Empty decoding state of ``batch`` rows. ``capacity``: fixed number of positions; None: buffers grow.
+
+        ``memory``: output of ``encode``, if the model has an encoder.
+        """
         self._needs_decoding()
         if capacity is not None and capacity < 1:
             raise UserError(f"a state with a capacity of {capacity} holds no position; give at least 1, or none to let it grow")
@@ -264,11 +274,14 @@ class Transformer(Stack):
         return State(none, Counts((capacity or 0,) * batch), tuple(blocks), none)
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
-        """Bytes of the branches' state after ``length`` positions."""
+        """Bytes of the decoding state of ``batch`` rows after ``length`` positions."""
         return sum(branch.state_bytes(length, batch) for branch in self.branches)
 
     def rewind(self, state: State, lengths: Tensor) -> State:
-        """State cut to ``lengths`` (B) positions of each row. Raises if a branch cannot do so."""
+        """State reduced to the first ``lengths`` (B) positions of each row; its buffers are those of ``state``.
+
+        Raises ``UserError`` if a branch cannot drop positions, see ``rewindable``.
+        """
         if not self.rewindable:
             stuck = next(b for b in self.branches if not b.rewindable)
             raise UserError(f"the state of {stuck.spec.kind!r} cannot be cut to a length; keep a copy of it (rows) from before")
@@ -281,7 +294,7 @@ class Transformer(Stack):
     def forward(
         self, signal: Signal | Tensor, state: State | None = None, *, tap: Tap | None = None, memory: Memory | Memories | None = None
     ) -> tuple[Tensor, State | None]:
-        """(outputs of the head, next state). ``signal``: ids (B, N), or a ``Signal``.
+        """Return (outputs of the head, next state; None without a state). ``signal``: ids (B, N), or a ``Signal``.
 
         ``memory``: the encoder's output, for calls without a state; with a state, pass it to ``init_state``.
         """
@@ -291,14 +304,14 @@ class Transformer(Stack):
     def features(
         self, signal: Signal | Tensor, state: State | None = None, *, tap: Tap | None = None, memory: Memory | Memories | None = None
     ) -> tuple[Tensor, State | None]:
-        """(input vectors of the head (B, N, D), next state). With latents or queries, N is their number."""
+        """Return (input vectors of the head (B, N, D), next state). With latents or queries, N is their number."""
         x, _, state = self._read(Signal.of(signal), state, tap, memory)
         return x, state
 
     def _read(
         self, signal: Signal, state: State | None, tap: Tap | None, memory: Memory | Memories | None
     ) -> tuple[Tensor, Context, State | None]:
-        """(input vectors of the head, context of the signal's positions, next state)."""
+        """Return (input vectors of the head, context of the signal's positions, next state)."""
         if state is None:
             x, context = self.embed(signal, tap=tap, memories=self._memories(memory))
             if context.prefix is not None and self.spec.causal and not self.reads_prefix:
@@ -323,7 +336,7 @@ class Transformer(Stack):
         return tapped(context.tap, "norm", "norm", self.norm(self.last(x, context), context))
 
     def _asking(self, x: Tensor, context: Context, known: Memory) -> tuple[Tensor, Context]:
-        """(input of the blocks, its context) once the latents have read x; without blocks, the latents themselves."""
+        """Return (input of the blocks, its context) once the latents have read x; without blocks, the latents."""
         if not len(self.blocks):
             (z,) = known.vectors
             return z, Context(torch.arange(z.shape[1], device=x.device)[None], tap=context.tap)
@@ -340,7 +353,7 @@ class Transformer(Stack):
             )
 
     def _memories(self, memory: Memory | Memories | None) -> Memories:
-        """Memories for cross branches, by name. Raises ``UserError`` for a missing or an unused memory."""
+        """Memories for cross-attention, by name. Raises ``UserError`` if one is missing or given but not read."""
         given = {MEMORY: memory} if isinstance(memory, Memory) else memory or {}
         if self.spec.latents:
             if given:

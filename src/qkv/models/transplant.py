@@ -22,7 +22,10 @@ KEPT, NEW = "kept", "initialised at random"
 
 
 class Moved(NamedTuple):
-    """Transfer of one tensor of the new model: ``numbers`` in all, ``taken`` from the old model, and a description."""
+    """Record of the transfer of one tensor to the new model.
+
+    path: its name.   how: description.   numbers: its size.   taken: how many of its numbers come from the old model.
+    """
 
     path: str
     how: str
@@ -31,7 +34,7 @@ class Moved(NamedTuple):
 
 
 def transplant(old: nn.Module, new: nn.Module) -> list[Moved]:
-    """Transfer the weights of ``old`` to ``new``; return a record per tensor (once for shared tensors)."""
+    """Copy the weights of ``old`` that fit to ``new``, in place; return one record per tensor (one if it is shared)."""
     theirs, before, after = old.state_dict(), layouts(old), layouts(new)
     found, seen = [], set[int]()
     for name, own in new.state_dict(keep_vars=True).items():
@@ -43,8 +46,9 @@ def transplant(old: nn.Module, new: nn.Module) -> list[Moved]:
 
 
 def in_words(moved: list[Moved]) -> list[tuple[str, str]]:
-    """(path, description) in the model's order; equal entries of several layers are merged: ``blocks.*``,
-    ``blocks.{0,2}``.
+    """Format records as (path, description) in the model's order.
+
+    Equal entries of several layers are merged to ``blocks.*`` or ``blocks.{0,2}``.
     """
     layers: dict[tuple[str, str], list[str]] = {}
     every: dict[str, set[str]] = {}  # layers of each stack, by path prefix
@@ -87,7 +91,10 @@ def _names(layout: Layout) -> set[str]:
 
 
 def _by_piece(name: str, own: Tensor, given: Tensor, before: tuple[Piece, ...], after: tuple[Piece, ...]) -> Moved:
-    """Transfer pieces, such as queries, keys and values, separately, each from the piece of its name."""
+    """Transfer the pieces of a tensor, such as queries, keys and values, each from the old tensor's piece of that name.
+
+    own, given: new and old tensor; before, after: their pieces.
+    """
     ways: dict[str, list[str]] = {}
     taken = 0
     there = {piece.name: (piece, rows) for piece, rows in zip(before, given.split([p.size for p in before]), strict=True)}
@@ -104,7 +111,10 @@ def _by_piece(name: str, own: Tensor, given: Tensor, before: tuple[Piece, ...], 
 
 
 def _regrouped(own: Tensor, given: Tensor, was: int | None, width: int | None) -> tuple[Tensor | None, str]:
-    """(``given`` with as many heads as ``own``, description); None if the sizes are incompatible."""
+    """Fit ``given`` to the number of heads of ``own``: (tensor, description); (None, reason) if impossible.
+
+    was, width: features per head of ``given`` and ``own``; None without heads.
+    """
     if own.shape == given.shape:
         return given, KEPT if was == width else f"{KEPT}, cut into heads of {width} in the place of {was}"
     if width is None or was != width:

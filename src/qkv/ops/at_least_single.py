@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def single_or_wider(dtype: torch.dtype) -> torch.dtype:
-    """float32 for float16, bfloat16 and integers, float64 for float64."""
+    """dtype for sums and softmaxes of ``dtype``: float64 for float64, float32 for all others."""
     return torch.promote_types(dtype, torch.float32)
 
 

@@ -20,7 +20,7 @@ from qkv.ops.remembered import recall, remember
 
 @dataclass(frozen=True)
 class Choice:
-    """Implementation (``twin``) of ``op`` used in ``case``, with the reason."""
+    """Implementation (``twin``) selected for the operator ``op`` in a case (shape, precision), with the reason."""
 
     op: str
     case: str
@@ -43,14 +43,14 @@ _chosen: dict[tuple[str, str], Choice] = {}
 
 
 def chosen(op: str, case: str) -> Choice | None:
-    """The choice for (op, case), if it has been made: a lookup of 0.2 µs, for calls that are made many times a step."""
+    """Choice for (op, case) if one has been made in this process, else None: a lookup of 0.2 µs, for frequent calls."""
     return _chosen.get((op, case))
 
 
 def choose(op: str, case: str, decide: Callable[[], Choice], among: Container[str] = ()) -> Choice:
-    """Return the choice for (op, case); ``decide`` is called once per process.
+    """Return the choice for (op, case); ``decide`` is called if this process has none yet.
 
-    among: names of the candidates, if ``decide`` measures; such a choice is cached for later processes.
+    among: names of the candidates, if ``decide`` measures; such a choice is also cached for later processes.
     """
     found = _chosen.get((op, case))
     if found is None:
@@ -72,9 +72,10 @@ def _measured(op: str, case: str, decide: Callable[[], Choice], among: Container
 
 
 def fastest(op: str, case: str, plain: str, runs: Mapping[str, Callable[[], object]], what: str) -> Choice:
-    """Time ``runs`` and choose the fastest, or ``plain`` if runs in turns do not confirm a small speed-up.
+    """Time ``runs`` by name and choose the fastest; ``plain`` unless a small speed-up is confirmed by alternating runs.
 
-    A candidate that raises RuntimeError is unavailable; if all do, the error of ``plain`` is raised.
+    ``what``: description of the timed work, for the reason. A candidate that raises RuntimeError is unavailable; if
+    all do, the error of ``plain`` is raised.
     """
     found = timing.race(runs)
     if not found.seconds:
@@ -90,7 +91,7 @@ def fastest(op: str, case: str, plain: str, runs: Mapping[str, Callable[[], obje
 
 
 def _confirmed(ratios: list[float]) -> float:
-    """Median of sorted ``ratios`` if they show a speed-up beyond chance, else 1."""
+    """Median of the sorted time ``ratios`` if they show a speed-up beyond chance (sign test), else 1."""
     middle = median(ratios)
     return middle if middle > SMALLEST and sum(ratio > 1 for ratio in ratios) >= WON * len(ratios) else 1.0
 
@@ -111,12 +112,12 @@ def all_choices() -> list[Choice]:
 
 
 def snapshot() -> list[dict[str, object]]:
-    """The choices as plain data."""
+    """All choices of this process as plain data, for ``restore``."""
     return [asdict(choice) for choice in _chosen.values()]
 
 
 def restore(saved: list[dict[str, object]]) -> None:
-    """Replace choices by those of an earlier process."""
+    """Take over the choices ``saved`` by ``snapshot`` in an earlier process."""
     for item in saved:
         choice = Choice(**item)  # type: ignore[arg-type]
         _chosen[choice.op, choice.case] = choice

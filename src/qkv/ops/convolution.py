@@ -14,8 +14,8 @@ from torch import Tensor
 def taps(window: Tensor, kernel_size: int, dilation: int, segments: Tensor | None = None, ahead: int = 0) -> Tensor:
     """Concatenate the K inputs of each output, latest first: (B, (K-1)·dilation + N, D) -> (B, N, K·D).
 
-    ``window``: the sequence, extended by (K-1)·dilation positions of which ``ahead`` follow it and the others precede it.
-    segments (B, N): inputs of other documents are read as 0.
+    ``window``: N positions, with (K-1)·dilation more, of which ``ahead`` follow them and the others precede them.
+    segments (B, N): document numbers; inputs of other documents are read as 0.
     """
     span = (kernel_size - 1) * dilation
     length = window.shape[1] - span
@@ -27,7 +27,7 @@ def taps(window: Tensor, kernel_size: int, dilation: int, segments: Tensor | Non
 
 
 def same_document(segments: Tensor, back: int) -> Tensor:
-    """True if the position ``back`` earlier (``-back`` later) is in the same document, (B, N)."""
+    """Mask (B, N): True if the position ``back`` earlier (for a negative number, later) is in the same document."""
     if back < 0:
         return same_document(segments.flip(1), -back).flip(1)
     if back == 0:

@@ -21,16 +21,16 @@ class Documents(NamedTuple):
     table: Tensor
 
     def apart(self, x: Tensor) -> Tensor:
-        """Unpack x (B, N, …) to (documents, M, …)."""
+        """Unpack rows to one per document: (B, N, …) -> (documents, M, …)."""
         return x.flatten(0, 1)[self.table]
 
     def together(self, x: Tensor) -> Tensor:
-        """Pack x (documents, M, …) to (B, N, …)."""
+        """Pack documents to rows, the inverse of ``apart``: (documents, M, …) -> (B, N, …)."""
         return x[self.number, self.offset]
 
 
 def starts_of(segments: Tensor) -> Tensor:
-    """True at the first token of each document, (B, N). ``segments`` (B, N): a document is a run of equal numbers."""
+    """Mask (B, N): True at the first token of each document, a run of equal numbers in ``segments`` (B, N)."""
     starts = torch.ones_like(segments, dtype=torch.bool)
     starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
     return starts

@@ -26,7 +26,7 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
 
 
 def _kept(x: Tensor, level: int) -> Tensor:
-    """Boolean mask of x: False with probability level / 2¹⁶."""
+    """Dropout mask of the shape of x: False with probability level / 2¹⁶."""
     drawn = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
     return drawn[: x.numel()].view(x.shape) >= level - _LEVELS // 2
 

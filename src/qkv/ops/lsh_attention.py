@@ -25,10 +25,11 @@ SELF = -1e5
 
 @dataclass(frozen=True)
 class Hashing:
-    """Parameters of LSH attention.
+    """Parameters of the hashing in LSH attention.
 
-    rounds: hash rounds.   factors: their product is the number of buckets.   chunk: positions per chunk.
-    before, after: neighbouring chunks attended to.   seed: of the random rotations.
+    rounds: number of hash rounds, each with its own random rotations.   factors: their product is the number of
+    buckets. chunk: positions per chunk.   before, after: number of neighbouring chunks attended to.   seed: of the
+    random rotations.
     """
 
     rounds: int
@@ -43,8 +44,8 @@ class Hashing:
 class Row:
     """Positions and visibility of a batch of rows.
 
-    lengths (B): unpadded positions.   positions (B, N).   mask: visibility predicate; ``prefix`` (B): its prefix lengths.
-    given (B, N, N): visible keys, combined with the mask by logical and.
+    lengths (B): number of unpadded positions.   positions (B, N).   mask: visibility predicate; ``prefix`` (B): its
+    prefix lengths. given (B, N, N): visible keys, combined with the mask by logical and.
     """
 
     lengths: Tensor
@@ -63,7 +64,10 @@ def rotations(hashing: Hashing, num_heads: int, head_dim: int) -> Tensor:
 
 @torch.no_grad()
 def buckets(x: Tensor, hashing: Hashing) -> Tensor:
-    """Buckets h_r of x (B, H, N, Dk): (B, H, rounds, N). With several factors, the first is the least significant digit."""
+    """LSH bucket of each vector of x in each hash round: (B, H, N, Dk) -> (B, H, rounds, N).
+
+    With several factors, the bucket number has one digit per factor, the first the least significant.
+    """
     turned = torch.einsum("bhnd,hdrf->bhrnf", x, rotations(hashing, x.shape[1], x.shape[3]).to(x))
     found, unit = torch.zeros((), dtype=torch.long, device=x.device), 1
     for part, factor in zip(turned.split([factor // 2 for factor in hashing.factors], -1), hashing.factors, strict=True):
@@ -73,7 +77,10 @@ def buckets(x: Tensor, hashing: Hashing) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, row: Row, hashing: Hashing, dropout: float = 0.0) -> Tensor:
-    """O (B, H, N, Dv). Equal to full attention if all visible keys are in the chunks attended to."""
+    """LSH attention output O (B, H, N, Dv): each query attends to keys in its own and neighbouring chunks of each round.
+
+    Equal to full attention if these chunks contain all visible keys.
+    """
     real = torch.arange(q.shape[2], device=q.device) < row.lengths[:, None]
     sorted_by = buckets(q, hashing).masked_fill(~real[:, None, None], 2**62).argsort(dim=-1, stable=True)
     queries, keys, there = _chunks(sorted_by, row.lengths, hashing)
@@ -88,9 +95,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, row: Row, hashing: Hashing, dropo
 
 
 def _chunks(sorted_by: Tensor, lengths: Tensor, hashing: Hashing) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (query positions (B, H, C, chunk), key positions (B, H, C, met · chunk), mask of unpadded keys) of C chunks.
+    """Split the positions sorted by LSH bucket into C chunks, over all hash rounds.
 
-    The chunk before the first of a round is the last unpadded chunk of the round before, so that padding has no effect.
+    Returns (query positions (B, H, C, chunk), positions of the keys in the ``met`` = before + 1 + after chunks that
+    each chunk attends to (B, H, C, met · chunk), mask of unpadded keys). The chunk before the first of a round is the
+    last unpadded chunk of the round before, so that padding has no effect.
     """
     size, count = hashing.chunk, sorted_by.shape[-1]
     each = -(-count // size)
@@ -114,7 +123,7 @@ def _at(x: Tensor, places: Tensor) -> Tensor:
 
 
 def _visible(row: Row, queries: Tensor, keys: Tensor, there: Tensor) -> Tensor:
-    """Visibility of the keys of each chunk, (B, H, C, chunk, met · chunk)."""
+    """Mask (B, H, C, chunk, met · chunk): True for keys that the queries of a chunk see. ``there``: unpadded keys."""
     repeated = queries.shape[1] * queries.shape[2]
     positions = row.positions[:, None].expand(-1, queries.shape[1], -1)
     at = [positions.gather(2, places.flatten(2)).view(-1, places.shape[-1]) for places in (queries, keys)]
@@ -128,7 +137,10 @@ def _visible(row: Row, queries: Tensor, keys: Tensor, there: Tensor) -> Tensor:
 
 
 def _met(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, itself: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
-    """Return (outputs (…, n, Dv), log-sum-exp (…, n)) of n queries; 0 for a query without visible keys."""
+    """Attend to the keys that the chunks met: (outputs (…, n, Dv), log-sum-exp of the scores (…, n)) of n queries.
+
+    ``itself``: True where key and query are the same position. A query without visible keys gives 0.
+    """
     scores = at_least_single(q @ k.transpose(-1, -2))
     scores = scores.masked_fill(itself, SELF).masked_fill(~visible, -torch.inf)
     blind = ~visible.any(-1, keepdim=True)

@@ -15,9 +15,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Grid:
-    """Index tensors that broadcast to (B, H, N, M): row, head, query position, key position.
+    """Index tensors that broadcast to (B, H, N, M), the arguments of a mask predicate.
 
-    prefix: prefix length of each row; 0 for none.
+    batch: row; head; query, key: positions; prefix: prefix length of each row, 0 for none.
     """
 
     batch: Tensor
@@ -28,7 +28,7 @@ class Grid:
 
 
 class Span(NamedTuple):
-    """Closed position ranges of a block of queries and a block of keys."""
+    """Ranges of positions, ends included, of a block of queries and a block of keys."""
 
     first_query: int
     last_query: int
@@ -37,10 +37,10 @@ class Span(NamedTuple):
 
 
 class Mask:
-    """Mask predicate, with two bounds on whole blocks that allow skipping work."""
+    """Base class of mask predicates, with two bounds on whole blocks that allow skipping work."""
 
     def allowed(self, grid: Grid) -> Tensor:
-        """Visibility, broadcastable to (B, H, N, M)."""
+        """Visibility as booleans that broadcast to (B, H, N, M): True where the query sees the key."""
         raise NotImplementedError
 
     def may_see(self, span: Span) -> bool:
@@ -60,7 +60,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class Full(Mask):
-    """Every key."""
+    """Mask under which all keys are visible."""
 
     def allowed(self, grid: Grid) -> Tensor:
         return torch.ones((), dtype=torch.bool, device=grid.query.device)
@@ -71,7 +71,7 @@ class Full(Mask):
 
 @dataclass(frozen=True)
 class Causal(Mask):
-    """Keys at or before the query."""
+    """Mask under which keys at or before the query are visible."""
 
     def allowed(self, grid: Grid) -> Tensor:
         return grid.key <= grid.query
@@ -85,7 +85,7 @@ class Causal(Mask):
 
 @dataclass(frozen=True)
 class Window(Mask):
-    """Keys less than ``size`` positions away, and the first ``sinks`` keys."""
+    """Mask under which keys less than ``size`` positions away and the first ``sinks`` keys are visible."""
 
     size: int
     sinks: int = 0
@@ -105,7 +105,7 @@ class Window(Mask):
 
 @dataclass(frozen=True)
 class Prefix(Mask):
-    """The first ``length`` keys; None: the prefix of each row."""
+    """Mask under which the first ``length`` keys are visible; None: the prefix of each row."""
 
     length: int | None = None
 
@@ -121,7 +121,7 @@ class Prefix(Mask):
 
 @dataclass(frozen=True)
 class Strided(Mask):
-    """Keys at a distance that is a multiple of ``stride``."""
+    """Mask under which keys at a distance that is a multiple of ``stride`` are visible."""
 
     stride: int
 
@@ -131,7 +131,7 @@ class Strided(Mask):
 
 @dataclass(frozen=True)
 class Fixed(Mask):
-    """Keys in the query's block of ``stride``, and the last ``summary`` keys of every block."""
+    """Mask under which keys in the query's block of ``stride`` and the last ``summary`` keys of every block are visible."""
 
     stride: int
     summary: int = 1
@@ -143,7 +143,7 @@ class Fixed(Mask):
 
 @dataclass(frozen=True)
 class Blocks(Mask):
-    """Keys in the query's block of ``size``, the ``back`` blocks before it and the ``ahead`` blocks after it."""
+    """Mask under which keys in the query's block of ``size``, ``back`` blocks before and ``ahead`` after are visible."""
 
     size: int
     back: int = 0
@@ -160,7 +160,7 @@ class Blocks(Mask):
 
 @dataclass(frozen=True)
 class Explicit(Mask):
-    """Visibility as a boolean tensor (B or 1, H or 1, positions, positions), e.g. the adjacency matrix of a graph."""
+    """Mask given as a boolean tensor (B or 1, H or 1, positions, positions), such as the adjacency matrix of a graph."""
 
     table: Tensor
 
@@ -230,7 +230,7 @@ class Sites:
     given: Tensor | None = None
 
     def grid(self, num_heads: int) -> Grid:
-        """Index tensors for mask predicates."""
+        """Index tensors of all (row, head, query, key), the arguments of mask predicates."""
         device = self.query.device
         rows = max(self.query.shape[0], self.key.shape[0])
         return Grid(
@@ -252,12 +252,12 @@ class Sites:
         return seen.expand(*torch.broadcast_shapes(seen.shape, (1, 1, self.query.shape[1], self.key.shape[1])))
 
     def span(self) -> Span:
-        """Position ranges of ``aligned`` sites."""
+        """Ranges of the positions of queries and keys, for ``aligned`` sites."""
         num_queries, num_keys = self.query.shape[1], self.key.shape[1]
         return Span(num_keys - num_queries, num_keys - 1, 0, num_keys - 1)
 
     def part(self, queries: slice, keys: slice) -> Sites:
-        """The sites restricted to slices of queries and keys."""
+        """Positions of a part of the queries and keys."""
         return Sites(
             self.query[:, queries],
             self.key[:, keys],

@@ -24,31 +24,37 @@ def sinusoid_2d(rows: Tensor, columns: Tensor, width: int, base: float = 10000.0
 
 
 def inverse_frequencies(width: int, base: float, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-    """base^(-2i/D), i < D/2, in radians per position."""
+    """RoPE's angles per position of each feature pair, base^(-2i/D) radians for i < D/2 with D = ``width``."""
     return base ** (-torch.arange(0, width, 2, device=device, dtype=dtype) / width)
 
 
 def linear_scaling(frequencies: Tensor, factor: float) -> Tensor:
-    """θ / factor (position interpolation, Chen et al. 2023)."""
+    """Position interpolation: frequencies θ / factor (Chen et al. 2023)."""
     return frequencies / factor
 
 
 def ntk_base(base: float, width: int, factor: float) -> float:
-    """base · factor^(D / (D - 2)): keeps the highest frequency and divides the lowest by ``factor``; D = 2 is unchanged."""
+    """Base of NTK-aware scaling, base · factor^(D / (D - 2)) with D = ``width``; unchanged for D = 2.
+
+    Keeps the highest frequency and divides the lowest by ``factor``.
+    """
     return base if width == 2 else base * factor ** (width / (width - 2))
 
 
 def llama3_scaling(frequencies: Tensor, factor: float, original_length: int, low: float, high: float) -> Tensor:
-    """θ / factor for wavelengths above original_length / low, θ below original_length / high, interpolated between (Llama 3)."""
+    """Llama 3's scaling of frequencies θ: θ / factor for long wavelengths, θ for short ones, interpolated between.
+
+    Long: above original_length / low; short: below original_length / high.
+    """
     turns = original_length * frequencies / (2 * math.pi)
     share = ((turns - low) / (high - low)).clamp(0, 1)
     return (1 - share) * frequencies / factor + share * frequencies
 
 
 def yarn_scaling(frequencies: Tensor, factor: float, original_length: int, base: float, betas: tuple[float, float]) -> Tensor:
-    """θ / factor for low frequencies, θ for high ones, a linear ramp over the index between (YaRN, Peng et al. 2023).
+    """YaRN's scaling: θ / factor for low frequencies, θ for high ones, a linear ramp between (Peng et al. 2023).
 
-    ``betas`` (fast, slow): rotations within ``original_length`` at which the ramp begins and ends.
+    ``betas`` (fast, slow): rotations within ``original_length`` at which the ramp over the index begins and ends.
     """
     pairs = frequencies.shape[0]
 
@@ -63,7 +69,7 @@ def yarn_scaling(frequencies: Tensor, factor: float, original_length: int, base:
 
 
 def rotation(positions: Tensor, frequencies: Tensor, magnitude: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Return magnitude · (cos, sin) of p·θ, each (…, 2·pairs) with all angles repeated."""
+    """RoPE's magnitude · (cos, sin) of position · frequency, each (…, 2 · pairs): all angles, then all again."""
     angles = positions[..., None].to(frequencies.dtype) * frequencies
     angles = torch.cat((angles, angles), -1)
     return magnitude * angles.cos(), magnitude * angles.sin()
@@ -79,7 +85,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def alibi_slopes(num_heads: int, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-    """m_h = 2^(-8 h / H), h = 1..H, if H is a power of two (ALiBi, Press et al. 2022).
+    """ALiBi's slopes (H,): m_h = 2^(-8 h / H), h = 1..H, if H is a power of two (Press et al. 2022).
 
     Else the slopes of the next lower power of two, followed by every other slope of the next higher one.
     """
@@ -93,12 +99,12 @@ def alibi_slopes(num_heads: int, device: torch.device | None = None, dtype: torc
 
 
 def yarn_magnitude(factor: float) -> float:
-    """0.1 ln(factor) + 1: factor of cos and sin; logits are scaled by its square (YaRN, Peng et al. 2023)."""
+    """YaRN's factor of cos and sin, 0.1 ln(factor) + 1; logits are scaled by its square (Peng et al. 2023)."""
     return 0.1 * math.log(factor) + 1.0
 
 
 def clipped_distances(query: Tensor, key: Tensor, reach: int) -> Tensor:
-    """clip(j - i, -reach, reach) + reach, in [0, 2 reach]. Positions query (…, N), key (…, M) -> (…, N, M)."""
+    """Relative positions clip(j - i, -reach, reach) + reach, in [0, 2 reach]: query (…, N), key (…, M) -> (…, N, M)."""
     return (key[..., None, :] - query[..., :, None]).clamp(-reach, reach) + reach
 
 

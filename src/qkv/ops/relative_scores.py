@@ -12,7 +12,7 @@ from qkv.ops.positions import inverse_frequencies
 
 
 def by_query(q: Tensor, vectors: Tensor, index: Tensor) -> Tensor:
-    """q_i · vectors[index_ij], (B, H, N, M)."""
+    """Scores q_i · vectors[index_ij] of queries with relative position vectors, (B, H, N, M)."""
     rows, heads, count, width = q.shape
     # One product per head for all rows, so that the vectors are not copied for each row.
     scores = q.transpose(0, 1).reshape(heads, rows * count, width) @ vectors.transpose(-1, -2)
@@ -21,7 +21,7 @@ def by_query(q: Tensor, vectors: Tensor, index: Tensor) -> Tensor:
 
 
 def by_key(k: Tensor, vectors: Tensor, index: Tensor) -> Tensor:
-    """k_j · vectors[index_ij], (B, H, N, M)."""
+    """Scores k_j · vectors[index_ij] of keys with relative position vectors, (B, H, N, M)."""
     return by_query(k, vectors, index.transpose(-1, -2)).transpose(-1, -2)
 
 

@@ -22,7 +22,7 @@ _read: dict[Path, dict[str, dict[str, Any]]] = {}
 
 
 def surroundings() -> dict[str, Any]:
-    """Versions, processor, settings and threads: everything besides op and case that affects a timing."""
+    """Facts on which timings depend besides op and case: versions, processor, settings and number of threads."""
     try:
         qkv = version("qkv")
     except PackageNotFoundError:  # imported from its source
@@ -44,7 +44,7 @@ def remembered_file() -> Path:
 
 
 def recall(op: str, case: str) -> dict[str, Any] | None:
-    """Fields of the cached choice besides op and case; None if there is none."""
+    """Cached choice of an earlier process for (op, case), as fields of ``Choice``; None if there is none."""
     path = remembered_file()
     if path not in _read:
         _read[path] = _load(path)
@@ -52,7 +52,7 @@ def recall(op: str, case: str) -> dict[str, Any] | None:
 
 
 def remember(op: str, case: str, fields: dict[str, Any]) -> None:
-    """Add a choice to the cache file, keeping those that other processes have added."""
+    """Add the choice for (op, case) to the cache file, keeping those that other processes have added."""
     path = remembered_file()
     _read[path] = {**_load(path), _key(op, case): fields}
     with contextlib.suppress(OSError):
@@ -60,7 +60,7 @@ def remember(op: str, case: str, fields: dict[str, Any]) -> None:
 
 
 def forget() -> None:
-    """Remove the cache file of these surroundings. Raises OSError if that fails."""
+    """Remove the cache file of this processor and these settings. Raises OSError if that fails."""
     path = remembered_file()
     _read.pop(path, None)
     path.unlink(missing_ok=True)

@@ -19,7 +19,10 @@ _FEWEST_PAIRS = 5
 
 @dataclass
 class Race:
-    """Timing results. seconds: fastest run of each candidate; failed: error message of each candidate that cannot run."""
+    """Result of timing several candidates, by name.
+
+    seconds: fastest run of each candidate; failed: error message of each candidate that cannot run.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
@@ -53,9 +56,10 @@ def race(runs: Mapping[str, Callable[[], object]], repeats: int = 4, budget: flo
 
 
 def duel(a: Callable[[], object], b: Callable[[], object], pairs: int = 16, budget: float = 0.4) -> list[float]:
-    """Ratios time of ``a`` / time of ``b`` of runs in turns, sorted.
+    """Sorted ratios time of ``a`` / time of ``b``, measured in alternating runs.
 
-    Other work on the machine slows both runs of a pair alike. At most ``pairs`` pairs; after ``budget`` seconds at least five.
+    Other work on the machine slows both runs of a pair alike. At most ``pairs`` pairs; after ``budget`` seconds at
+    least five.
     """
     ratios: list[float] = []
     began = time.perf_counter()

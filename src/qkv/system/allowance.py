@@ -50,7 +50,10 @@ def _cores() -> int:
 
 
 def _quotas_v2(groups: Path, membership: Path) -> Iterator[float]:
-    """Parse ``max 100000`` or ``150000 100000``: microseconds of CPU time per period."""
+    """CPU quotas in cores of the process's control groups (version 2), from files with ``150000 100000``.
+
+    The numbers are microseconds of CPU time and of the period; "max" is no limit.
+    """
     for text in _values(groups, membership, "", "cpu.max"):
         quota, _, period = text.partition(" ")
         yield from _quota(quota, period)
@@ -68,7 +71,7 @@ def _quota(quota: str, period: str) -> Iterator[float]:
 
 
 def _values(top: Path, membership: Path, controller: str, name: str) -> list[str]:
-    """Contents of the file ``name`` in the process's control group and its parents."""
+    """Contents of the file ``name`` in the process's control group under ``top`` and in its parents."""
     found = []
     path = _group(membership, controller)
     for folder in (path, *path.parents):

@@ -10,7 +10,7 @@ import platformdirs
 
 
 def cache_folder() -> Path:
-    """``QKV_CACHE`` if it is set, else the system's cache folder of the user."""
+    """Folder for cached data: ``QKV_CACHE`` if it is set, else the user's cache folder of the operating system."""
     return Path(os.environ.get("QKV_CACHE") or platformdirs.user_cache_dir("qkv")).expanduser()
 
 

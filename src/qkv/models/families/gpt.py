@@ -7,7 +7,7 @@ from qkv.spec.model import Block, Model, Text
 
 
 def gpt(width: int, num_layers: int, num_heads: int, context_length: int, dropout: float = 0.0, vocab_size: int = 50257) -> Model:
-    """A pre-norm stack of ``num_layers`` blocks whose feed-forward is 4 D wide; 50,257 is GPT-2's byte-pair vocabulary."""
+    """Spec of a pre-norm decoder with a feed-forward of 4 · ``width`` features; 50,257 is GPT-2's vocabulary size."""
     branches = (Attention(num_heads=num_heads, dropout=dropout), FeedForward(hidden=4 * width, activation="gelu_tanh"))
     return Model(
         width=width,
@@ -19,13 +19,17 @@ def gpt(width: int, num_layers: int, num_heads: int, context_length: int, dropou
 
 
 def gpt2() -> Model:
-    """D 768, 12 layers, 12 heads, 1,024 positions: 124,439,808 parameters (Radford et al. 2019)."""
+    """Spec of GPT-2 small: width 768, 12 layers, 12 heads, 1,024 positions, 124,439,808 parameters (Radford et al.
+
+    2019).
+    """
     return gpt(width=768, num_layers=12, num_heads=12, context_length=1024, dropout=0.1)
 
 
 def gpt3() -> Model:
-    """D 12288, 96 layers, 96 heads, feed-forward 49152, 2,048 positions: 174,604,259,328 parameters (Brown et al. 2020).
+    """Spec of GPT-3: width 12288, 96 layers, 96 heads, 2,048 positions, 174,604,259,328 parameters (Brown et al. 2020).
 
-    The paper alternates dense and banded layers without naming the band's width; here every layer is dense. Masks have no parameters.
+    The paper alternates dense and banded layers without naming the band's width; here every layer is dense. Masks
+    have no parameters.
     """
     return gpt(width=12288, num_layers=96, num_heads=96, context_length=2048)

@@ -12,17 +12,23 @@ from qkv.spec.parts import NoNorm, Sinusoidal
 
 
 def vanilla(width: int, num_layers: int, num_heads: int, hidden: int, dropout: float, vocab_size: int = 37000) -> Model:
-    """A post-norm stack of ``num_layers`` blocks; 37,000 is the paper's English–German vocabulary, 512 positions are trained."""
+    """Spec of a post-norm decoder with 512 positions; 37,000 is the paper's English–German vocabulary size."""
     block = Block(branches=(Attention(num_heads=num_heads), FeedForward(hidden=hidden, activation="relu")), order="post", dropout=dropout)
     frontend = Text(vocab_size=vocab_size, positions=Sinusoidal(), dropout=dropout, scale=True)
     return Model(width=width, num_layers=num_layers, context_length=512, frontend=frontend, blocks=(block,), norm=NoNorm())
 
 
 def base() -> Model:
-    """D 512, 6 layers, 8 heads, feed-forward 2048, dropout 0.1 (Vaswani et al. 2017, Table 3)."""
+    """Spec of the base model: width 512, 6 layers, 8 heads, feed-forward 2048, dropout 0.1 (Vaswani et al.
+
+    2017, Table 3).
+    """
     return vanilla(width=512, num_layers=6, num_heads=8, hidden=2048, dropout=0.1)
 
 
 def big() -> Model:
-    """D 1024, 6 layers, 16 heads, feed-forward 4096, dropout 0.3 (Vaswani et al. 2017, Table 3)."""
+    """Spec of the big model: width 1024, 6 layers, 16 heads, feed-forward 4096, dropout 0.3 (Vaswani et al.
+
+    2017, Table 3).
+    """
     return vanilla(width=1024, num_layers=6, num_heads=16, hidden=4096, dropout=0.3)

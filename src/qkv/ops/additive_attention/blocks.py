@@ -19,7 +19,10 @@ BLOCK = 1 << 22
 
 
 def scores(q: Tensor, keys: Tensor, v: Tensor, block: int = BLOCK) -> Tensor:
-    """S (B, N, M) of projected q = W_q x (B, N, A) and keys = W_k m (B, M, A); v (A)."""
+    """Additive attention scores S (B, N, M) of projected q = W_q x (B, N, A) and keys = W_k m (B, M, A); v (A).
+
+    ``block``: number of queries computed at once.
+    """
     return _Scores.apply(q, keys, v, block)  # type: ignore[no-any-return]
 
 

@@ -14,7 +14,7 @@ _LARGEST = 1 << 26
 
 
 def additive_keys(memory: Tensor, w_k: Tensor) -> Tensor:
-    """W_k m: memory (B, M, Dk), w_k (A, Dk) -> (B, M, A)."""
+    """Project a memory once per sequence, W_k m: memory (B, M, Dk), w_k (A, Dk) -> keys (B, M, A)."""
     return linear(memory, w_k)
 
 

@@ -19,7 +19,7 @@ BLOCK = 256
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BLOCK) -> Tensor:
-    """O (B, H, N, Dv) for aligned sites; see ``reference`` for the shapes."""
+    """Attention output O (B, H, N, Dv) for aligned sites; see ``reference`` for the shapes. ``block``: queries at once."""
     of_band = sdpa.attention if problem.softcap is None else products.attention
     seen: dict[int, list[slice]] = {}
     for queries, keys, _ in blocks(problem, q.shape[2], k.shape[2], block):
@@ -38,14 +38,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BL
 
 
 def _beside(parts: list[Problem]) -> Problem:
-    """Merge problems with equal queries: concatenate their keys."""
+    """Merge attention problems with the same queries to one whose keys are those of all, side by side."""
     first = parts[0]
     added = None if first.added is None else torch.cat([part.added for part in parts if part.added is not None], 3)
     return replace(first, sites=replace(first.sites, key=torch.cat([part.sites.key for part in parts], 1)), added=added)
 
 
 def _joined(parts: list[slice]) -> list[slice]:
-    """Merge adjacent slices."""
+    """Merge slices that are adjacent, in ascending order."""
     joined: list[slice] = []
     for part in parts:
         if joined and joined[-1].stop == part.start:

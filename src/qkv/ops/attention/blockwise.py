@@ -31,7 +31,10 @@ BLOCK = 256
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BLOCK) -> Tensor:
-    """O (B, H, N, Dv), without dropout, soft cap and a gradient of ``problem.added``; see ``reference`` for the shapes."""
+    """Attention output O (B, H, N, Dv); see ``reference`` for the shapes.
+
+    Not for dropout, a soft cap or a gradient of ``problem.added``. ``block``: queries and keys at once.
+    """
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
@@ -39,7 +42,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BL
 
 
 def blocks(problem: Problem, num_queries: int, num_keys: int, block: int) -> Iterator[tuple[slice, slice, bool]]:
-    """Yield (queries, keys, all visible) for each block with at least one visible pair."""
+    """Yield (queries, keys, whole) for each block with a visible pair; whole: True if every query sees every key."""
     offset = num_keys - num_queries
     for first in range(0, num_queries, block):
         queries = slice(first, min(first + block, num_queries))

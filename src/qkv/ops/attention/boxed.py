@@ -20,7 +20,7 @@ TWINS = ("tiled", "sdpa, oneDNN")
 
 
 def attention(twin: str, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
-    """O (B, H, N, Dv) by one of ``TWINS``; see ``reference`` for the shapes."""
+    """Attention output O (B, H, N, Dv) by the implementation ``twin`` of ``TWINS``; see ``reference`` for the shapes."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
@@ -37,7 +37,7 @@ def _bands(q: Tensor, causal: bool) -> list[tiled.Band]:
 
 @torch.library.custom_op("qkv::attention", mutates_args=())
 def _forward(q: Tensor, k: Tensor, v: Tensor, twin: str, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """Return (O, log-sum-exp or an empty tensor, for the backward pass)."""
+    """Return (O, log-sum-exp of each query's scores); the second is empty if the backward pass does not need it."""
     if twin == "tiled":
         out = tiled.forward(q, k, v, _bands(q, causal), scale)
         return out, q.new_empty(0, dtype=torch.float32)

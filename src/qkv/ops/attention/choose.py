@@ -34,7 +34,7 @@ _MOST_SCORES = 1 << 25
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
-    """O (B, H, N, Dv) by the selected implementation; see ``reference`` for shapes and equation."""
+    """Attention output O (B, H, N, Dv) by the selected implementation; see ``reference`` for shapes and equation."""
     twin = choice(q, k, v, problem).twin
     if torch.compiler.is_compiling() and twin in boxed.TWINS:
         return boxed.attention(twin, q, k, v, problem)
@@ -42,7 +42,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
 
 
 def choice(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Choice:
-    """Select the implementation for these shapes, with the reason."""
+    """Implementation selected for these shapes and this mask, with the reason; may time the candidates."""
     num_queries, num_keys = q.shape[2], k.shape[2]
     if problem.values is not None:
         return _fixed("relative values", "reference", "relative values need the attention weights, so all of them are stored")
@@ -86,7 +86,7 @@ def _sees_a_band(problem: Problem, num_queries: int, num_keys: int) -> bool:
 
 
 def _is_plain(problem: Problem, num_queries: int, num_keys: int) -> bool:
-    """True for causal or full self-attention without additional terms."""
+    """True for causal or full self-attention without ALiBi, an added bias or cached keys."""
     sites = problem.sites
     if problem.slopes is not None or problem.added is not None or not sites.aligned or num_queries != num_keys:
         return False
@@ -94,21 +94,21 @@ def _is_plain(problem: Problem, num_queries: int, num_keys: int) -> bool:
 
 
 def _timed(dtype: torch.dtype, length: int, training: bool) -> Choice:
-    """The fastest implementation at this length, rounded up to a power of two, at most 1,024."""
+    """Fastest implementation of plain attention at ``length`` rounded up to a power of two, at most 1,024; timed once."""
     case, size = _case(dtype, length, training)
     return chosen("attention", case) or choose("attention", case, lambda: _measured(case, dtype, size, training), TWINS)
 
 
 @lru_cache
 def _case(dtype: torch.dtype, length: int, training: bool) -> tuple[str, int]:
-    """Name of the timed case and its number of positions."""
+    """(name of the timed case, number of positions timed) for ``length`` positions."""
     size = min(1 << (length - 1).bit_length(), _LONGEST_TIMED)
     more = "+" if size == _LONGEST_TIMED else ""
     return f"{'training' if training else 'inference'}, {str(dtype).removeprefix('torch.')}, {size}{more} positions", size
 
 
 def _timed_irregular(dtype: torch.dtype, length: int, training: bool) -> Choice:
-    """The faster of the two implementations for arbitrary masks, at this length rounded up to a power of two."""
+    """Faster of the two implementations for arbitrary masks, at ``length`` rounded up to a power of two; timed once."""
     size = min(1 << (length - 1).bit_length(), _LONGEST_TIMED)
     precision = str(dtype).removeprefix("torch.")
     case = f"any mask, {'training' if training else 'inference'}, {precision}, {size} positions"

@@ -16,9 +16,9 @@ from qkv.ops.onednn import allowed
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
-    """O (B, H, N, Dv) for aligned, non-empty, causal or full sites with Dk = Dv, without ALiBi, soft cap and dropout.
+    """Attention output O (B, H, N, Dv) for causal or full self-attention with Dk = Dv; see ``reference`` for the shapes.
 
-    See ``reference`` for the shapes.
+    Not for ALiBi, a soft cap, dropout, or empty input.
     """
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
@@ -34,7 +34,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tupl
 
 
 def backward(grad: Tensor, saved: tuple[Tensor, ...], causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dQ, dK, dV). ``saved``: q, k, v and the results of ``forward``."""
+    """Gradients (dQ, dK, dV). ``saved``: q, k, v and both results of ``forward``."""
     with allowed():
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, *saved, 0.0, causal, scale=scale)
 

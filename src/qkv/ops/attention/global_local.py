@@ -21,11 +21,11 @@ from qkv.ops.masks import Grid, Mask, Sites
 
 @dataclass(frozen=True)
 class Places:
-    """Positions and global tokens of N tokens.
+    """Positions of N tokens, and the choice of global ones among them.
 
-    sites: positions of queries and keys; a key at -1 is padding.   chosen (B or 1, N): True for global tokens.
-    index (B or 1, g): indices of global tokens, filled up with others to the largest number per row.
-    consecutive: True if positions increase by 1 within each document, so that a window is a band.
+    sites: positions of queries and keys; a key at -1 is padding.   chosen (B or 1, N): True for global tokens. index
+    (B or 1, g): indices of global tokens; rows with fewer than g are filled up with other tokens. consecutive: True
+    if positions increase by 1 within each document, so that a window is a band.
     """
 
     sites: Sites
@@ -34,7 +34,7 @@ class Places:
     consecutive: bool
 
     def picked(self) -> Tensor:
-        """True where ``index`` is a global token, (B or 1, g)."""
+        """Mask (B or 1, g): True where ``index`` is a global token, False where it fills up a row."""
         return self.chosen.gather(1, self.index)
 
 
@@ -56,13 +56,16 @@ def taken(x: Tensor, index: Tensor) -> Tensor:
 
 
 def place(chosen: Tensor, count: int, sites: Sites, consecutive: bool) -> Places:
-    """Build ``Places``. ``count``: largest number of global tokens in a row."""
+    """Build ``Places`` of the tokens ``chosen`` (B or 1, N) as global. ``count``: largest number of them in a row, g."""
     index = chosen.long().argsort(dim=1, descending=True, stable=True)[:, :count]
     return Places(sites, chosen, index, consecutive)
 
 
 def windowed(q: Tensor, k: Tensor, v: Tensor, places: Places, window: int, block: int, given: tuple[float, float]) -> Tensor:
-    """O (B, H, N, Dv). given: (scale, dropout)."""
+    """Attention output O (B, H, N, Dv) for tokens within ``window`` positions and global ones.
+
+    ``block``: number of queries at once; given: (scale of the scores, dropout probability).
+    """
     count = q.shape[2]
     # Without consecutive positions any key may be in the window.
     reach, block = (window, block) if places.consecutive else (count, max(count, 1))
@@ -80,14 +83,14 @@ def windowed(q: Tensor, k: Tensor, v: Tensor, places: Places, window: int, block
 
 
 def _near(places: Places, queries: slice, keys: slice, window: int) -> Tensor:
-    """True for keys of a band that are in the query's window and not global, (B or 1, queries, keys)."""
+    """Mask (B or 1, queries, keys): True for keys within ``window`` of the query that are not global."""
     part = places.sites.part(queries, keys)
     near = (part.query[:, :, None] - part.key[:, None, :]).abs() <= window
     return _seen(part) & near & ~places.chosen[:, None, keys]
 
 
 def _global(places: Places, queries: slice) -> Tensor:
-    """Visibility of the global keys, (B or 1, queries, g)."""
+    """Mask (B or 1, queries, g): True for global keys that the query sees."""
     sites, index = places.sites, places.index
     rows = max(t.shape[0] for t in (sites.query, sites.key, index, *(t for t in (sites.key_segment, sites.given) if t is not None)))
     index = index.expand(rows, -1)
@@ -99,7 +102,7 @@ def _global(places: Places, queries: slice) -> Tensor:
 
 
 def _seen(sites: Sites) -> Tensor:
-    """True for unpadded keys of the query's document that the caller does not hide, (B or 1, N, M)."""
+    """Mask (B or 1, N, M): True for unpadded keys of the query's document that the caller's own mask allows."""
     seen = (sites.key >= 0)[:, None, :].expand(-1, sites.query.shape[1], -1)
     if sites.query_segment is not None and sites.key_segment is not None:
         seen = seen & (sites.query_segment[:, :, None] == sites.key_segment[:, None, :])

@@ -39,7 +39,10 @@ def largest(scores: Tensor, k: int, positions: Tensor) -> Tensor:
 
 
 def _by_position(scores: Tensor, positions: Tensor, least: Tensor, slack: Tensor, k: int) -> Tensor:
-    """Indices (…, k) with ties broken by position, for rows where more than k scores are >= least - slack (…)."""
+    """Indices (…, k) of the largest scores in rows with ties at the k-th, which are broken by position.
+
+    least: k-th largest score; slack: rounding tolerance, both (…). Scores >= least - slack are candidates.
+    """
     above, near = scores > (least + slack)[..., None], scores >= (least - slack)[..., None]
     order = positions.argsort(dim=-1, stable=True)
     in_order = (near & ~above).gather(-1, order)

@@ -19,16 +19,14 @@ class RelativeValues:
 
 @dataclass(frozen=True)
 class Problem:
-    """Arguments of attention besides q, k and v. None: not used.
+    """Arguments of attention besides q, k and v, the same for all implementations. None: not used.
 
-    mask, sites: visibility predicate, and positions of queries and keys.
-    scale: factor of the dot products, 1 / (temperature √Dk).
-    slopes (H): ALiBi slopes; slope · (i - j) is subtracted from the scores.
-    dropout: probability that a weight is set to 0; the others are divided by 1 - dropout.
-    added (B or 1, H or 1, N, M): differentiable term added to the scaled scores.
-    top_k: number of largest scores per query that keep a weight.
-    values: relative position vectors added to the values.
-    softcap: c; scaled scores s become c · tanh(s / c) before other terms are added.
+    mask, sites: visibility predicate, and positions of queries and keys. scale: factor of the dot products, 1 /
+    (temperature √Dk). slopes (H): ALiBi slopes; slope · (i - j) is subtracted from the scores. dropout: probability
+    that a weight is set to 0; the others are divided by 1 - dropout. added (B or 1, H or 1, N, M): differentiable
+    term added to the scaled scores. top_k: number of largest scores per query that keep a weight. values: relative
+    position vectors added to the values. softcap: c; scaled scores s become c · tanh(s / c) before other terms are
+    added.
     """
 
     mask: Mask
@@ -54,11 +52,11 @@ class Problem:
         return slope if self.added is None else slope + self.added
 
     def part(self, queries: slice, keys: slice) -> Problem:
-        """The problem restricted to slices of queries and keys."""
+        """Arguments for a part of the queries and keys."""
         added = None if self.added is None else self.added[:, :, queries, keys]
         values = None if self.values is None else replace(self.values, index=self.values.index[:, queries, keys])
         return replace(self, sites=self.sites.part(queries, keys), added=added, values=values)
 
     def chooses(self, num_keys: int) -> bool:
-        """True if ``top_k`` is smaller than ``num_keys``."""
+        """True if only some of ``num_keys`` scores get a weight: ``top_k`` is given and smaller."""
         return self.top_k is not None and self.top_k < num_keys

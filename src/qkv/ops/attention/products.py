@@ -14,7 +14,7 @@ from qkv.ops.dropout import dropout
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
-    """O (B, H, N, Dv); see ``reference`` for the shapes."""
+    """Attention output O (B, H, N, Dv) for any ``problem``; see ``reference`` for the shapes."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))

@@ -45,7 +45,7 @@ def weights(q: Tensor, k: Tensor, problem: Problem) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
-    """O (B, H, N, Dv)."""
+    """Attention output O (B, H, N, Dv) for any ``problem``; see the module's docstring for the shapes."""
     p = F.dropout(weights(q, k, problem), problem.dropout)
     out = p @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
     if problem.values is None:

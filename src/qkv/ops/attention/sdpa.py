@@ -11,7 +11,7 @@ from qkv.ops.masks import AllOf, Causal
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
-    """O (B, H, N, Dv), without a soft cap; see ``reference`` for the shapes."""
+    """Attention output O (B, H, N, Dv) for problems without a soft cap; see ``reference`` for the shapes."""
     sites, grouped = problem.sites, q.shape[1] != k.shape[1]
     options = {"scale": problem.scale, "dropout_p": problem.dropout, "enable_gqa": grouped}
     if problem.slopes is None and problem.added is None:
@@ -30,7 +30,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
 
 
 def is_causal_here(problem: Problem) -> bool:
-    """True if at this length the mask hides exactly the later keys."""
+    """True if the mask equals the causal mask at the length of ``problem.sites``."""
     mask, span = problem.mask, problem.sites.span()
     if isinstance(mask, AllOf):
         return any(isinstance(m, Causal) for m in mask.masks) and all(isinstance(m, Causal) or m.sees_all(span) for m in mask.masks)

@@ -27,9 +27,10 @@ from qkv.ops.onednn import allowed, available
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int | None = None) -> Tensor:
-    """O (B, H, N, Dv), without ALiBi, soft cap and dropout; see ``reference`` for the shapes.
+    """Attention output O (B, H, N, Dv); see ``reference`` for the shapes. ``block``: number of queries at once.
 
-    Requires aligned sites and a mask that is equal for all rows and heads and shows each query at least one key.
+    Not for ALiBi, a soft cap or dropout. Requires aligned sites and a mask that is equal for all rows and heads and
+    shows each query at least one key.
     """
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
@@ -61,7 +62,7 @@ class Band:
                 self.masked.append((slice(start - self.keys.start, keys.stop - self.keys.start), hidden))
 
     def weights(self, q: Tensor, k: Tensor) -> Tensor:
-        """Attention weights P (B·H, queries, keys) of scaled q."""
+        """Attention weights P (B·H, queries, keys) of this block; q is already multiplied by the scale."""
         scores = _product(q[:, self.queries], k[:, self.keys].transpose(1, 2))
         for tile, hidden in self.masked:
             scores[:, :, tile].masked_fill_(hidden, -torch.inf)
@@ -69,7 +70,7 @@ class Band:
 
 
 def bands(problem: Problem, num_queries: int, num_keys: int, block: int | None = None) -> Iterator[Band]:
-    """Yield the blocks of queries with visible keys. Default block size: a quarter of the queries, from 64 to 256."""
+    """Yield each block of queries with its range of visible keys. Default block: a quarter of the queries, 64 to 256."""
     block = block or min(max(num_queries // 4, 64), 256)
     tiles: dict[int, list[tuple[slice, bool]]] = {}
     for queries, keys, whole in blocks(problem, num_queries, num_keys, block):
@@ -79,7 +80,7 @@ def bands(problem: Problem, num_queries: int, num_keys: int, block: int | None =
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, parts: list[Band], scale: float) -> Tensor:
-    """O (B, H, N, Dv). K/V heads must equal query heads."""
+    """Attention output O (B, H, N, Dv) over ``parts``. K/V heads must equal query heads."""
     out = q.new_zeros(q.shape[0] * q.shape[1], q.shape[2], v.shape[-1])
     with torch.autocast(q.device.type, enabled=False):
         q_, k_, v_ = _joined(q * scale), _joined(k), _joined(v)
@@ -89,7 +90,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, parts: list[Band], scale: float) ->
 
 
 def backward(grad: Tensor, inputs: tuple[Tensor, Tensor, Tensor], parts: list[Band], scale: float) -> tuple[Tensor, ...]:
-    """Return (dQ, dK, dV)."""
+    """Gradients (dQ, dK, dV) from ``grad`` of O and ``inputs`` (q, k, v)."""
     with torch.autocast(grad.device.type, enabled=False):
         q, k, v = _joined(inputs[0] * scale), _joined(inputs[1]), _joined(inputs[2])
         grad = _joined(grad)
@@ -107,7 +108,7 @@ def backward(grad: Tensor, inputs: tuple[Tensor, Tensor, Tensor], parts: list[Ba
 
 
 def _joined(t: Tensor) -> Tensor:
-    """(B, H, N, D) -> (B·H, N, D)."""
+    """Merge batch and heads: (B, H, N, D) -> (B·H, N, D)."""
     return t.reshape(-1, *t.shape[2:])
 
 

@@ -20,7 +20,10 @@ BLOCK = 1 << 22
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BLOCK) -> Tensor:
-    """O (B, H, N, Dv), without ``problem.values``; see ``reference`` for the shapes."""
+    """Attention output O (B, H, N, Dv) with ``problem.top_k`` keys per query; see ``reference`` for the shapes.
+
+    Not for ``problem.values``. ``block``: number of queries at once.
+    """
     rows = max(1, block // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
     parts = [slice(first, min(first + rows, q.shape[2])) for first in range(0, q.shape[2], rows)]
     outs = [_block(q[:, :, part], k, v, problem.part(part, slice(None))) for part in parts]

@@ -55,9 +55,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def choice(kind: str, transposed: bool = False) -> Choice:
-    """The choice for "training" or "training, small" (forward and backward), "few rows" or "many rows" (forward only).
+    """Implementation for matrix products of a kind: "training", "training, small", "few rows" or "many rows".
 
-    transposed: the weights are stored (I, O), as views of a mapped file can be.
+    The first two are timed forward and backward, the others forward only. transposed: the weights are stored (I, O),
+    as views of a mapped file can be.
     """
     case = kind + _IN_OUT if transposed else kind
 
@@ -76,7 +77,10 @@ def choice(kind: str, transposed: bool = False) -> Choice:
 
 
 def row_choice(inner: int, outer: int, transposed: bool = False) -> Choice:
-    """The choice for one row and this weight shape; matrix-vector products are timed per shape, as they depend on it most."""
+    """Implementation for one row (a matrix–vector product) with this weight shape; timed once per shape.
+
+    transposed: the weights are stored (I, O).
+    """
     size = inner * outer
     case = f"one row, {inner} to {outer}{_IN_OUT * transposed}"
 
@@ -91,7 +95,7 @@ def row_choice(inner: int, outer: int, transposed: bool = False) -> Choice:
 
 
 def _ones(outer: int, inner: int, transposed: bool) -> Tensor:
-    """Weights that map ones to ones."""
+    """Weight (outer, inner) of equal numbers that maps ones to ones, so that repeated products stay finite."""
     shape = (inner, outer) if transposed else (outer, inner)
     weight = torch.full(shape, 1 / inner)
     return weight.t() if transposed else weight
@@ -115,7 +119,7 @@ def _decided(case: str, runs: dict[str, Callable[[], object]], what: str) -> Cho
 
 
 def _each(twin: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weights: list[Tensor]) -> Callable[[], object]:
-    """Run that maps x by each of the weights."""
+    """Return the function to time: it maps x by each of ``weights`` with ``twin``."""
 
     def run() -> None:
         with torch.no_grad():
@@ -126,7 +130,7 @@ def _each(twin: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, we
 
 
 def _chain(twin: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weights: list[Tensor]) -> Callable[[], object]:
-    """Run that maps x by the weights one after the other, and computes the gradients."""
+    """Return the function to time: it maps x by all ``weights`` in succession with ``twin``, and computes the gradients."""
     x, weights = x.detach().requires_grad_(), [weight.detach().requires_grad_() for weight in weights]
 
     def run() -> None:

@@ -28,7 +28,7 @@ _forward = operator.linear if operator.available() else _permitted
 
 
 def _by_weight(a: Tensor, weight: Tensor) -> Tensor:
-    """a W. The operator has no derivative, which second derivatives need."""
+    """Product a W. A function of its own, because the operator has no derivative, which second derivatives need."""
     return _product(a, weight) if torch.is_grad_enabled() else _forward(a, weight.t(), None)
 
 
@@ -85,7 +85,7 @@ class _Linear(torch.autograd.Function):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
+    """y = x W^T + b with gradients: x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
     if torch.compiler.is_compiling():
         return _boxed_forward(x, weight, bias)
     if torch.is_grad_enabled():

@@ -15,7 +15,7 @@ def available() -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (…, I), weight (O, I), bias (O) or None -> (…, O). No gradient."""
+    """y = x W^T + b without gradients: x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
     if bias is not None:
         bias = bias.contiguous()  # the operator does not look at its stride
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")

@@ -26,12 +26,12 @@ def autocast(asked: str, device: torch.device) -> torch.autocast:
 
 
 def runs_in(asked: str, device: torch.device) -> str:
-    """Precision of matrix products, "bf16" or "fp32". ``asked``: lowest precision allowed."""
+    """Precision of matrix products on ``device``, "bf16" or "fp32". ``asked``: lowest precision that the user allows."""
     return choice(device).twin if asked == "bf16" else "fp32"
 
 
 def choice(device: torch.device) -> Choice:
-    """The choice of precision if bf16 is allowed."""
+    """Faster precision of matrix products on ``device`` where bf16 is allowed; timed once."""
     name = device.type if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
     case = f"bf16 allowed, {name}"
     return choose("precision", case, lambda: _measured(case, device), ("bf16", "fp32"))

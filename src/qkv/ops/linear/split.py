@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (…, I) with one row, weight (O, I), bias (O) or None -> (…, O). No gradient."""
+    """y = x W^T + b of one row, without gradients: x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
     parts = torch.get_num_threads()
     outputs, inner = weight.shape
     rest = outputs % parts

@@ -18,7 +18,10 @@ def linear_attention(
     segments: Tensor | None = None,
     chunk: int = 64,
 ) -> tuple[Tensor, State]:
-    """Return (O (B, H, N, Dv), state); see ``reference`` for the shapes. segments (B, N): the state is reset at each document."""
+    """Return (O (B, H, N, Dv), state after the last position); see ``reference`` for the shapes.
+
+    segments (B, N): document numbers; the state is reset at each document.   chunk: positions per chunk.
+    """
     if state is None:
         state = (q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]), q.new_zeros(*q.shape[:2], q.shape[-1]))
     outs = []

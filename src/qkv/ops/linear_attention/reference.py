@@ -23,16 +23,19 @@ def feature(x: Tensor) -> Tensor:
 
 
 def mean(above: Tensor, below: Tensor) -> Tensor:
-    """above (…, Dv) / below (…), the sum of the weights; ``above``, which is next to 0 too, where all of them vanish.
+    """Divide the weighted sum ``above`` (…, Dv) by the sum of the weights ``below`` (…); undivided if that is nearly 0.
 
-    There 1 / below and its square, by which gradients are multiplied, would exceed the largest number.
+    There ``above`` is nearly 0 too, and 1 / below and its square, a factor of the gradients, would overflow.
     """
     exact = torch.finfo(below.dtype)
     return above / below.where(below > exact.tiny / exact.eps, 1.0)[..., None]
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, state: State | None = None, valid: Tensor | None = None) -> tuple[Tensor, State]:
-    """Return (O (B, H, N, Dv), state) of φ(q) and φ(k). valid (B, N): unpadded positions."""
+    """Return (O (B, H, N, Dv), state after the last position). valid (B, N): True at unpadded positions.
+
+    q, k, v: see the module's docstring; ``state``: of earlier positions, None at the start.
+    """
     if valid is not None:
         k = k * valid[:, None, :, None]
     s, z = state or (q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]), q.new_zeros(*q.shape[:2], q.shape[-1]))

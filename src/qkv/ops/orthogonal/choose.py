@@ -31,7 +31,7 @@ def orthogonal(g: Tensor) -> Tensor:
 
 
 def choice(rows: int, columns: int, device: torch.device) -> Choice:
-    """The choice for matrices of this shape, ``rows`` ≤ ``columns``."""
+    """Choice of precision for matrices of this shape, ``rows`` ≤ ``columns``; timed once."""
     m, n = min(rows, _ROWS), min(columns, _COLUMNS)
     case = f"{m} × {n}{' and larger' if m * n == _ROWS * _COLUMNS else ''}"
 

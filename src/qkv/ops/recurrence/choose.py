@@ -35,7 +35,10 @@ def recur(
 
 
 def _lowered(cell: str, dtype: torch.dtype, autocast: bool) -> Choice:
-    """The implementation for inputs below fp32; torch's kernels support these on some processors only, not always faster."""
+    """Choice of the implementation for inputs of ``dtype`` below fp32, timed once.
+
+    Torch's kernels support these precisions on some processors only, and are not always faster.
+    """
     training = torch.is_grad_enabled()
     precision = f"{'autocast to ' * autocast}{str(dtype).removeprefix('torch.')}"
     case = f"{'training' if training else 'inference'}, {precision}"

@@ -22,12 +22,12 @@ Memory = tuple[Tensor, ...]
 
 
 def rnn(given: Tensor, held: Tensor, state: Memory) -> Memory:
-    """One step; ``given`` is W x + b and ``held`` is U h + c, each (B, K E)."""
+    """Elman cell, one step: new state (h,). ``given`` is W x + b and ``held`` is U h + c, each (B, K E)."""
     return ((given + held).tanh(),)
 
 
 def gru(given: Tensor, held: Tensor, state: Memory) -> Memory:
-    """One step, see ``rnn``."""
+    """GRU, one step: new state (h,); see ``rnn`` for the arguments."""
     (h,) = state
     (xr, xz, xn), (hr, hz, hn) = given.chunk(3, -1), held.chunk(3, -1)
     r, z = (xr + hr).sigmoid(), (xz + hz).sigmoid()
@@ -36,7 +36,7 @@ def gru(given: Tensor, held: Tensor, state: Memory) -> Memory:
 
 
 def lstm(given: Tensor, held: Tensor, state: Memory) -> Memory:
-    """One step, see ``rnn``."""
+    """LSTM, one step: new state (h, m); see ``rnn`` for the arguments."""
     i, f, g, o = (given + held).chunk(4, -1)
     m = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
     return o.sigmoid() * m.tanh(), m
@@ -48,9 +48,10 @@ STEPS: dict[str, Callable[[Tensor, Tensor, Memory], Memory]] = {"rnn": rnn, "gru
 def recur(
     cell: str, x: Tensor, state: Memory, weights: Weights, starts: Tensor | None = None, lengths: Tensor | None = None
 ) -> tuple[Tensor, Memory]:
-    """Return (all h (B, N, E), state after each row's last unpadded position).
+    """Run "rnn", "gru" or "lstm" over x: (all h (B, N, E), state after each row's last unpadded position).
 
-    starts (B, N): True where a new document begins and the state is reset to 0.   lengths (B): unpadded positions; None for all.
+    starts (B, N): True where a new document begins and the state is reset to 0.   lengths (B): unpadded positions;
+    None for all.
     """
     w, u, b, c = weights
     given, hs, step = x @ w.t() + b, [], STEPS[cell]
