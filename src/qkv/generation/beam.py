@@ -36,7 +36,11 @@ Ends = Callable[[int, list[int]], bool]
 
 
 class Hypothesis(NamedTuple):
-    """Finished continuation: tokens (with the end token, if any), log p / length ** length_penalty, log p in nats."""
+    """Finished continuation of a prompt.
+
+    tokens: ids, with the end token if it has one.   score: log p / length ** length_penalty.   log_probability: log p
+    in nats.
+    """
 
     tokens: list[int]
     score: float
@@ -44,7 +48,11 @@ class Hypothesis(NamedTuple):
 
 
 class Beam(NamedTuple):
-    """Unfinished continuation. ``parent``: slot (0 to K - 1) of the beam that it extends."""
+    """Unfinished continuation of a prompt.
+
+    log_probability: in nats.   parent: slot (0 to K - 1) of the beam that it extends.   token: id by which it extends
+    it.
+    """
 
     log_probability: float
     parent: int
@@ -52,7 +60,10 @@ class Beam(NamedTuple):
 
 
 class Beams:
-    """K beams and the best K hypotheses (best first) of one prompt. An empty slot has log p = -inf."""
+    """State of the search for one prompt: K unfinished beams in slots, and the best K finished hypotheses, best first.
+
+    A slot without a beam has log p = -inf.
+    """
 
     def __init__(self, generation: Generation):
         self.generation = generation
@@ -61,7 +72,10 @@ class Beams:
         self.finished: list[Hypothesis] = []
 
     def advance(self, candidates: Iterable[Beam], ends: Callable[[list[int]], bool]) -> list[int]:
-        """Select the next K beams from ``candidates`` (best first); return the parent slot of each."""
+        """Select the next K beams from ``candidates`` (best first), keep finished ones; return their parent slots.
+
+        ``ends``: test of whether the tokens of a continuation are finished.
+        """
         width, going = self.generation.num_beams, []
         for rank, beam in enumerate(candidates):
             if beam.log_probability == -math.inf:
@@ -79,7 +93,10 @@ class Beams:
         del self.finished[self.generation.num_beams :]
 
     def _settle(self, going: list[tuple[Beam, list[int]]]) -> list[int]:
-        """Assign beams to slots. The best child keeps its parent's slot, so that only forks copy state."""
+        """Assign beams to slots; return the parent slot of each.
+
+        The best child keeps its parent's slot, so that only forks copy state.
+        """
         width, alone = self.generation.num_beams, len(self.texts) == 1
         slots: list[tuple[Beam, list[int]] | None] = [None] * width
         late = []
@@ -140,7 +157,7 @@ class BeamSearch:
 
     @property
     def running(self) -> list[int]:
-        """Indices of unfinished prompts."""
+        """Indices of the prompts whose search has not ended."""
         return list(dict.fromkeys(row.key for row in self._engine.rows))
 
     def step(self) -> None:
@@ -148,7 +165,10 @@ class BeamSearch:
         self._engine.step()
 
     def _chosen(self, rows: Sequence[Row], reading: Reading) -> list[Next]:
-        """Policy of the engine: the next beams of each prompt; none if it is done. The beams of a prompt are adjacent rows."""
+        """Successors of all rows, for the engine: the next K beams of each prompt, none if its search has ended.
+
+        The beams of a prompt are adjacent rows.
+        """
         prompts = self.running
         width = len(rows) // len(prompts)
         found, successors = self._candidates(prompts, at_least_single(reading.logits())), list[Next]()
@@ -160,12 +180,12 @@ class BeamSearch:
         return successors
 
     def _ending(self, prompt: int) -> Callable[[list[int]], bool]:
-        """Test of whether a continuation of the prompt is finished."""
+        """Return the test of whether a continuation of the prompt is finished: by the end token or by ``ends``."""
         most, ends = self.generation.max_new_tokens, self._ends
         return lambda text: len(text) == most or text[-1] == self._end_id or (ends is not None and ends(prompt, text))
 
     def _candidates(self, prompts: Sequence[int], logits: Tensor) -> list[list[Beam]]:
-        """The best 2 K continuations of each prompt, best first. logits (beams of all prompts, V)."""
+        """Best 2 K continuations of each prompt by log probability, best first. logits (beams of all prompts, V)."""
         count = len(prompts)
         before = [self.beams[prompt].log_probabilities for prompt in prompts]
         # The best 2 K of all beams contain at most 2 K tokens of one beam.

@@ -21,7 +21,10 @@ from qkv.spec.model import Model
 
 
 def first_seen(length: int, limit: int | None) -> int:
-    """s(n): index of the first visible token of a text of ``length`` tokens. ``limit``: L, or None for unbounded positions."""
+    """Index s(n) of the first token that the model still sees of a text of n = ``length`` tokens.
+
+    ``limit``: number of positions L; None for unbounded positions.
+    """
     if limit is None or length <= limit:
         return 0
     hop = limit - limit // 2
@@ -29,16 +32,17 @@ def first_seen(length: int, limit: int | None) -> int:
 
 
 def learned_reach(spec: Model) -> int | None:
-    """Longest text whose rotary distances all occur in training; None if the model has no such limit.
+    """Length in tokens beyond which rotary attention meets distances that training never showed; None for no such limit.
 
-    This is the context length of training, unless the mask of every branch with rotary positions is a window within it.
+    This is the context length of training, unless the mask of every branch with rotary positions is a window within
+    it.
     """
     known = all(branch.extrapolates(spec.context_length) for block in spec.blocks for branch in block.branches)
     return None if known else spec.context_length
 
 
 def check(model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation) -> None:
-    """Raise UserError if ``model`` cannot generate from these prompts."""
+    """Raise ``UserError`` if ``model`` cannot generate from these prompts (token ids) with these settings."""
     spec, known = model.spec, model.vocab_size
     if not spec.decodes:
         path = dotted(("model", *spec.first_not_decoding()))

@@ -77,7 +77,7 @@ def embed_texts(
 
 
 def _embedded(model: Transformer, texts: Sequence[Framed], how: Embedding, skipped: int) -> Tensor:
-    """Pooled embeddings (B, D · poolings) of one batch."""
+    """Pooled embeddings (B, D · poolings) of a batch. ``skipped``: number of first tokens left out of the pooling."""
     device = model.device
     ids, lengths = padded([text.ids for text in texts], device)
     kinds = [(model.spec.encoder or model.spec).types_read(text.types) for text in texts]
@@ -93,7 +93,7 @@ def _embedded(model: Transformer, texts: Sequence[Framed], how: Embedding, skipp
 
 
 def _vectors(model: Transformer, signal: Signal) -> Tensor:
-    """Input of the head, (B, N, D); for encoder–decoders the encoder's last output."""
+    """Final hidden states of a batch (B, N, D): the head's input, or the encoder's output of an encoder–decoder."""
     return model.features(signal)[0] if model.encoder is None else model.encode(signal).vectors[-1]
 
 
@@ -113,7 +113,7 @@ def _read(tokenizer: Tokenizer, text: str, how: Embedding, prompt: str, most: in
 
 
 def _prompt_tokens(tokenizer: Tokenizer, prompt: str, how: Embedding) -> int:
-    """Number of leading tokens that belong to the prompt and to special tokens before it."""
+    """Number of first tokens to leave out of the pooling: those of the prompt and special tokens before it."""
     ids = _read(tokenizer, "", how, prompt, None).ids
     ends = (tokenizer.specials.get("sep"), tokenizer.specials.get("eos"))
     return len(ids) - (ids[-1] in ends)

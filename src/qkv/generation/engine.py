@@ -28,11 +28,11 @@ from qkv.state.tree import join, overwrite, rows
 
 @dataclass
 class Row:
-    """One text that is being decoded.
+    """Text that is being decoded, a row of the batch.
 
-    key: the policy's name for it.   tokens: the text, prompt included.   prompt: number of prompt tokens.
-    memory: (memory of an encoder, row in it); None without an encoder.
-    start: first token that the model sees.   read: number of tokens in the state or before ``start``.
+    key: number by which the policy knows it.   tokens: ids of the text, prompt included.   prompt: number of prompt
+    tokens. memory: (memory of an encoder, row in it); None without an encoder. start: index of the first token that
+    the model sees.   read: number of tokens in the state or before ``start``.
     """
 
     key: int
@@ -43,12 +43,15 @@ class Row:
     read: int = 0
 
     def child(self, key: int) -> Row:
-        """A copy that another text continues."""
+        """Copy with another ``key``, which continues as a text of its own."""
         return Row(key, list(self.tokens), self.prompt, self.memory, self.start, self.read)
 
 
 class Next(NamedTuple):
-    """Successor of a row: ``tokens`` are appended to the row at place ``parent``. key: its new key; None: the parent's."""
+    """Successor of a row: a text that continues it.
+
+    parent: index of the row in the batch.   tokens: ids appended to it.   key: its new key; None: the parent's.
+    """
 
     parent: int
     tokens: Sequence[int]
@@ -56,14 +59,14 @@ class Next(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Vectors (B, N, D) of the rows at ``places``; ``counts`` of the N are real."""
+    """Result of a forward pass over the rows at ``places``: vectors (B, N, D), of which ``counts`` (B) are not padding."""
 
     places: list[int]
     vectors: Tensor
     counts: list[int]
 
     def last(self) -> Tensor:
-        """Vector of the last real position of each row, (B, 1, D)."""
+        """Vector of the last unpadded position of each row, (B, 1, D)."""
         width = self.vectors.shape[1]
         if self.counts.count(width) == len(self.counts):
             return self.vectors[:, -1:] if width > 1 else self.vectors
@@ -73,7 +76,7 @@ class _Part(NamedTuple):
 
 
 class Reading:
-    """Result of a forward pass: the head's input at the new tokens of each row."""
+    """Result of a forward pass over all rows: the head's input vectors at the new tokens."""
 
     def __init__(self, model: Transformer, parts: Sequence[_Part]):
         self.model, self.parts = model, parts
@@ -99,10 +102,10 @@ Policy = Callable[[Sequence[Row], Reading], Sequence[Next]]
 
 
 class Engine:
-    """Decodes rows of different lengths in one batch, until no row is left."""
+    """Decoding engine: advances rows of different lengths in one batch as the policy decides, until no row is left."""
 
     def __init__(self, model: Transformer, policy: Policy, capacity: int | None = None):
-        """``capacity``: fixed number of positions of the state; None grows by doubling."""
+        """Create an engine without rows. ``capacity``: fixed number of positions of the state; None grows by doubling."""
         self.model, self.policy, self.capacity = model, policy, capacity
         self._limit, self._device = model.limit, model.device
         self.rows: list[Row] = []
@@ -111,25 +114,28 @@ class Engine:
         """Number of leading rows that the state holds."""
 
     def admit(self, texts: Sequence[Sequence[int]], keys: Sequence[int], memory: Memory | None = None) -> None:
-        """Add texts at the end of the batch; the next step reads them. ``memory``: encoder output, one row per text."""
+        """Add texts (token ids) with their keys at the end of the batch; the next step reads them.
+
+        ``memory``: encoder output, one row per text.
+        """
         for i, (text, key) in enumerate(zip(texts, keys, strict=True)):
             self.rows.append(Row(key, list(text), len(text), None if memory is None else (memory, i)))
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Read what the state lacks, and let the policy choose what follows."""
+        """Run one forward pass over the tokens not yet read, and continue with the policy's choice of successors."""
         if self.rows:
             self._follow(self.policy(self.rows, self._read()))
 
     @torch.inference_mode()
     def evict(self, places: Collection[int]) -> None:
-        """Remove the rows at these places and free their state."""
+        """Remove the rows at the indices ``places`` and free their state."""
         kept = [place for place in range(len(self.rows)) if place not in places]
         self._keep([place for place in kept if place < self._held])
         self.rows = [self.rows[place] for place in kept]
 
     def _read(self) -> Reading:
-        """Forward pass over the tokens that the state lacks."""
+        """Run the forward pass over the tokens that the state does not contain yet."""
         begun = self._beginning()
         going = [place for place in range(self._held) if place not in begun]
         self._keep(going)
@@ -145,14 +151,14 @@ class Engine:
         return Reading(self.model, parts)
 
     def _beginning(self) -> list[int]:
-        """Places of rows that are read from the beginning: new ones, and those whose visible part exceeds the context."""
+        """Indices of the rows that must be read from the start: new rows, and those whose context window slides."""
         limit, new = self._limit, range(self._held, len(self.rows))
         if limit is None:
             return list(new)
         return [place for place, row in enumerate(self.rows) if place in new or len(row.tokens) - row.start > limit]
 
     def _forward(self, places: list[int], state: State | None) -> tuple[_Part, State]:
-        """Read the new tokens of these rows; without a state, from the beginning."""
+        """Run the model on the new tokens of the rows at ``places``; without a state, from the start of their context."""
         model, read, prefix = self.model, [self.rows[place] for place in places], None
         if state is None:
             for row in read:
@@ -170,7 +176,7 @@ class Engine:
         return _Part(places, vectors, counts), after
 
     def _follow(self, successors: Sequence[Next]) -> None:
-        """Evict, reorder, fork and extend rows."""
+        """Replace the rows by their successors: evict, reorder, fork and extend them."""
         before, taken = self.rows, set[int]()
         self._keep([one.parent for one in successors])
         self.rows = []
@@ -185,7 +191,10 @@ class Engine:
             self.rows.append(row)
 
     def _keep(self, parents: list[int]) -> None:
-        """Make row i of the state that of ``parents[i]``; rows that stay are not copied if others can be overwritten."""
+        """Reorder the state so that its row i is the former row ``parents[i]``, which may repeat.
+
+        Rows that stay are not copied if others can be overwritten.
+        """
         count, self._held = self._held, len(parents)
         if parents == list(range(count)):
             return
@@ -209,7 +218,10 @@ def inverse(order: Sequence[int]) -> list[int]:
 
 
 def _memory(read: Sequence[Row]) -> Memory | None:
-    """Memory of the rows; a batch whose rows are all of one memory, in order, is that memory itself."""
+    """Encoder output of the rows, one row each; None without an encoder.
+
+    If the rows are all of one memory, in order, it is returned itself.
+    """
     found = [row.memory for row in read if row.memory is not None]
     if not found:
         return None

@@ -34,7 +34,10 @@ def filtered(logits: Tensor, generation: Generation, text: Tensor | None = None)
 
 
 def pick(logits: Tensor, generation: Generation, text: Tensor | None, uniforms: Tensor) -> Tensor:
-    """``draw(filtered(logits))``, (B,). With top-k on the CPU, the later filters run on k logits instead of V."""
+    """Sample one token id per row from the filtered logits, (B,); equals ``draw(filtered(logits), uniforms)``.
+
+    With top-k on the CPU, the later filters run on k logits instead of V.
+    """
     k = generation.top_k
     # Ties must be looked for, and other devices would be waited for.
     if k is None or k >= logits.shape[-1] or logits.device.type != "cpu":
@@ -76,7 +79,7 @@ def repetition_penalty(logits: Tensor, text: Tensor, penalty: float) -> Tensor:
 
 
 def temperature(logits: Tensor, value: float) -> Tensor:
-    """(logits - max) / value, for value > 0. Values below 1 sharpen the distribution."""
+    """Scale logits by temperature: (logits - max) / value, value > 0. Values below 1 sharpen the distribution."""
     if value == 1.0:
         return logits
     # The shift leaves probabilities unchanged and avoids overflow to inf at small temperatures.
@@ -121,7 +124,7 @@ def min_p(logits: Tensor, p: float) -> Tensor:
 
 
 def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
-    """Sample one token per row, (B,), from softmax(logits): its inverse CDF at ``uniforms`` (B,) in [0, 1), float64.
+    """Sample one token id per row, (B,), from softmax(logits): its inverse CDF at ``uniforms`` (B,) in [0, 1), float64.
 
     A row depends on its own logits and uniform number alone. Rows with NaN or infinite logits return V.
     """

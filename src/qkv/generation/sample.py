@@ -29,7 +29,7 @@ class Sampling:
     """
 
     def __init__(self, model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation, capacity: int | None = None):
-        """``capacity``: fixed number of positions of the state; None grows by doubling.
+        """Start after ``prompts``. ``capacity``: fixed number of positions of the state; None grows by doubling.
 
         Raises ``UserError`` for invalid prompts, a model that cannot generate, and num_beams > 1.
         """
@@ -48,11 +48,11 @@ class Sampling:
 
     @property
     def running(self) -> list[int]:
-        """Indices of unfinished rows."""
+        """Indices of the rows that have not ended."""
         return [row.key for row in self._engine.rows]
 
     def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:
-        """Add rows, also while others decode; return their indices. The next step reads them."""
+        """Add prompts, also while other rows decode; return their row indices. The next step reads them."""
         context.check(self.model, prompts, self.generation)
         added = list(range(len(self.texts), len(self.texts) + len(prompts)))
         self.texts += map(list, prompts)
@@ -69,11 +69,11 @@ class Sampling:
         return self._drawn
 
     def drop(self, finished: Collection[int]) -> None:
-        """End these rows and free their state."""
+        """End the rows with indices ``finished`` and free their state."""
         self._engine.evict([place for place, row in enumerate(self._engine.rows) if row.key in finished])
 
     def _chosen(self, rows: Sequence[Row], reading: Reading) -> list[Next]:
-        """Policy of the engine: one token per row."""
+        """Successors of all rows, as a policy of the engine: each row with one sampled token."""
         tokens = self._tokens(rows, at_least_single(reading.logits()))
         self._drawn = list(zip((row.key for row in rows), tokens, strict=True))
         for key, token in self._drawn:
@@ -82,7 +82,7 @@ class Sampling:
         return [Next(place, tokens[place : place + 1]) for place in going]
 
     def _tokens(self, rows: Sequence[Row], logits: Tensor) -> list[int]:
-        """Select one token per row, (B,); the only values that a step reads from the device."""
+        """Sample one token id per row; the only values that a step reads from the device."""
         history = self._seen(rows, logits.device) if self.generation.repetition_penalty != 1.0 else None
         if self.generation.temperature == 0.0:
             best, tokens = filtered(logits, self.generation, history).max(-1)
@@ -98,7 +98,10 @@ class Sampling:
         return list(map(int, found))
 
     def _seen(self, rows: Sequence[Row], device: torch.device) -> Tensor:
-        """Tokens of each row in any order, (B, N): those of the last step and the latest; of new batches, all."""
+        """Tokens of each row in any order (B, N), for the repetition penalty.
+
+        Made of those of the last step and the latest token; of all tokens for a new batch.
+        """
         keys = [row.key for row in rows]
         if self._history is not None and self._history[0] == keys:
             latest = torch.tensor([row.tokens[-1:] for row in rows], device=device)

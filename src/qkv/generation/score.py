@@ -29,14 +29,18 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 
 class OptionScore(NamedTuple):
-    """Sum and mean of an option's token log probabilities, in nats."""
+    """Log probability of an option after the prompt, in nats: ``sum`` over its tokens, and ``mean``."""
 
     sum: float
     mean: float
 
 
 class Choice(NamedTuple):
-    """Scored option: text, softmax(score) over the options, log p in nats, number of tokens, score."""
+    """Result for an option.
+
+    text: the option.   probability: softmax(score) over the options.   log_probability: log p in nats.   tokens:
+    their number.   score: log p, total or per token or character.
+    """
 
     text: str
     probability: float
@@ -89,10 +93,11 @@ def joined_ids(tokenizer: Tokenizer, prompt: str, options: Sequence[str]) -> tup
 def score_options(
     model: Transformer, prompt: Sequence[int], options: Sequence[Sequence[int]], memory: Memory | None = None
 ) -> list[OptionScore]:
-    """Return log p of each option's tokens after those of ``prompt``. ``memory``: encoder output of one row.
+    """Log probability of each option's tokens (ids) after those of ``prompt``. ``memory``: encoder output of one row.
 
-    With bounded positions, a prompt too long for the longest option is truncated from the left, for all options alike,
-    with a ``UserWarning``. Raises ``UserError`` for empty options, ids outside the vocabulary and options that do not fit.
+    With bounded positions, a prompt too long for the longest option is truncated from the left, for all options
+    alike, with a ``UserWarning``. Raises ``UserError`` for empty options, ids outside the vocabulary and options that
+    do not fit.
     """
     _check(model, prompt, options)
     prompt = prompt[_first_read(len(prompt), max(map(len, options)), model.limit) :]
@@ -106,7 +111,7 @@ def score_options(
 
 
 class Scoring:
-    """Policy of the engine: after the prompt, one row per option, of which all tokens but the last are read."""
+    """Policy of the engine for multiple choice: one row per option after the prompt, read up to its last token but one."""
 
     def __init__(self, options: Sequence[Sequence[int]]):
         self.options = options
@@ -126,7 +131,7 @@ class Scoring:
 
 
 def _picked(logits: Tensor, tokens: Sequence[int]) -> list[float]:
-    """log softmax(logits) (N, V) at N tokens, in float64."""
+    """Log probabilities of given tokens: log softmax(logits) (N, V) at N ``tokens``, in float64."""
     logits = at_least_single(logits)
     if not bool(logits.isfinite().all()):
         raise UserError("the model's logits are not finite, so options cannot be ranked; its weights are damaged")
@@ -150,7 +155,10 @@ def _check(model: Transformer, prompt: Sequence[int], options: Sequence[Sequence
 
 
 def _first_read(length: int, longest: int, limit: int | None) -> int:
-    """Number of leading prompt tokens to drop; the last token of an option is predicted and needs no position."""
+    """Number of first prompt tokens to drop, so that the prompt and the longest option fit ``limit`` positions.
+
+    The last token of an option is predicted and needs no position.
+    """
     if limit is None or length + longest - 1 <= limit:
         return 0
     if longest > limit:

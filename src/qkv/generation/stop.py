@@ -19,7 +19,7 @@ class StopStrings:
         self._waiting = ""
 
     def feed(self, piece: str) -> str:
-        """Add a piece; return the text that is now certain to precede any stop string."""
+        """Add a piece of text; return the text that can no longer belong to a stop string."""
         if self.ended:
             return ""
         text = self._waiting + piece
@@ -32,7 +32,7 @@ class StopStrings:
         return text[:kept]
 
     def flush(self) -> str:
-        """Return the text held back, at the end of the stream."""
+        """Text that is still held back when the stream ends."""
         rest, self._waiting = self._waiting, ""
         return rest
 

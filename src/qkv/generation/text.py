@@ -85,7 +85,7 @@ def best_texts(
 
 
 class _Writer:
-    """Stream decoder and stop strings of one row."""
+    """Decoder of one row's token stream to text, up to a stop string."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int], stop: Sequence[str]):
         self.decoder, self.stop = StreamDecoder(tokenizer), StopStrings(stop)
@@ -102,7 +102,7 @@ class _Writer:
 def _pieces(
     model: Transformer, tokenizer: Tokenizer, prompts: Sequence[str], generation: Generation, capacity: int | None
 ) -> Iterator[tuple[int, str]]:
-    """Yield (row, piece of text) as the rows grow."""
+    """Yield (row, piece of text) while sampling, as soon as the piece is certain."""
     if generation.num_beams > 1:
         yield from _searched(model, tokenizer, prompts, generation, capacity)
         return
@@ -125,7 +125,7 @@ def _pieces(
 def _searched(
     model: Transformer, tokenizer: Tokenizer, prompts: Sequence[str], generation: Generation, capacity: int | None
 ) -> Iterator[tuple[int, str]]:
-    """Yield (row, best text) once the search has ended."""
+    """Yield (row, best text) of each prompt at the end of the beam search."""
     if generation.num_return > 1:
         raise UserError(
             f"num_return is {generation.num_return}, but one text per prompt is returned; "
@@ -136,7 +136,7 @@ def _searched(
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """Tokenize the prompt, or a line break if it is empty. Raises ``UserError`` for unknown characters or words."""
+    """Token ids of the prompt, or of a line break if it is empty. Raises ``UserError`` for unknown characters or words."""
     unknown = tokenizer.unknown(prompt or "\n")
     if unknown and not prompt:
         raise UserError("the prompt is empty, and the tokenizer has no token for a line break to start from; give a prompt")

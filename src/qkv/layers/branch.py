@@ -18,11 +18,11 @@ State = Any
 
 
 class Branch(Declared):
-    """Base class of residual branches, (B, N, D) -> (B, N, D). The base is stateless, as position-wise branches are.
+    """Base class of residual branches, (B, N, D) -> (B, N, D); without a decoding state, as position-wise branches are.
 
-    State contract of causal branches: a sequence split anywhere and fed in pieces, with the state passed along, gives the
-    outputs and the final state of one call. A call consumes its state and may overwrite its buffers. ``state=None``
-    processes a whole sequence and returns None as state.
+    State contract of causal branches: a sequence split anywhere and fed in pieces, with the state passed along, gives
+    the outputs and the final state of one call. A call consumes its state and may overwrite its buffers.
+    ``state=None`` processes a whole sequence and returns None as state.
     """
 
     causal: bool = True
@@ -38,8 +38,9 @@ class Branch(Declared):
         self.spec, self.width = spec, width
 
     def init_state(self, batch: int, capacity: int | None = None) -> State:
-        """Initial state. ``capacity``: maximum number of positions; None for no limit. See ``MemoryBranch`` for branches that
-        read a memory.
+        """Empty decoding state of ``batch`` rows. ``capacity``: maximum number of positions; None for no limit.
+
+        For branches that read a memory, see ``MemoryBranch``.
         """
         return ()
 
@@ -47,16 +48,16 @@ class Branch(Declared):
         raise NotImplementedError
 
     def tapped(self, context: Context, point: str, value: Tensor) -> Tensor:
-        """``value`` of a point of this branch, or what the tap replaces it by."""
+        """``value`` at a point of this branch, or its replacement if the context has a tap that gives one."""
         return tapped(context.tap, point, f"{self.name}.{point}", value)
 
     def observed(self, context: Context, point: str, compute: Callable[[], Tensor]) -> None:
-        """Show the tap a point that is computed for it alone."""
+        """Pass the tap a value that only taps need: ``compute()`` is called only if a tap receives ``point``."""
         if context.tap is not None and receives(context.tap, point):
             context.tap(f"{self.name}.{point}", compute())
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
-        """Bytes of the state after ``length`` positions, without the part that belongs to a memory."""
+        """Bytes of the decoding state of ``batch`` rows after ``length`` positions, without the part from a memory."""
         return 0
 
     def ending(self) -> nn.Module | None:
@@ -64,29 +65,32 @@ class Branch(Declared):
         return None
 
     def like(self) -> Tensor:
-        """A tensor with the device and dtype for a new state."""
+        """Tensor whose device and dtype a new state takes."""
         return next(self.parameters()) if any(True for _ in self.parameters()) else torch.empty(0)
 
 
 class MemoryBranch(Branch):
-    """Base class of branches that read a memory. Their state is what ``remember`` computes of it, once; it is read-only."""
+    """Base class of branches that read a memory, such as an encoder's output.
+
+    The state is computed of it once and not changed.
+    """
 
     def init_state(self, batch: int, capacity: int | None = None, memory: Memory | None = None) -> State:
-        """Initial state after ``memory``, which has one row for each of the batch."""
+        """Decoding state computed from ``memory``, which has ``batch`` rows."""
         assert memory is not None, f"{self.spec.kind!r} reads a memory"
         return self.remember(memory)
 
     def remember(self, memory: Memory) -> State:
-        """What the branch needs of a memory, such as its keys and values."""
+        """Compute from a memory what every call needs, such as its keys and values."""
         raise NotImplementedError
 
     def known(self, context: Context, state: State | None) -> State:
-        """The given state, or ``remember`` of the context's memory if there is none."""
+        """``state``, or without one what ``remember`` computes from the memory in ``context``."""
         return self.remember(context.memories[self.memory_name]) if state is None else state
 
 
 def matrices(model: nn.Module) -> set[nn.Parameter]:
-    """Weight matrices of all branches of ``model``, as declared by their layouts."""
+    """Weight matrices in the branches of ``model``; tables, biases and norms are not among them."""
     found = layouts(model)
     return {p for name, p in _in_branches(model) if found[name].kind == "matrix"}
 
@@ -100,7 +104,7 @@ def linear_maps(model: nn.Module) -> list[str]:
 
 
 def _in_branches(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """(name, parameter) of all branches; parameters that branches share have each of their names."""
+    """Yield (name, parameter) of all branches; a parameter shared by branches appears under each of its names."""
     for path, branch in model.named_modules():
         if isinstance(branch, Branch):
             yield from branch.named_parameters(path, remove_duplicate=False)

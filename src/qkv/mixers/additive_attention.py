@@ -15,7 +15,7 @@ from qkv.spec.register import implements
 
 
 class AdditiveMemory(NamedTuple):
-    """Projected memory W_k m (B, M, A), memory vectors m (B, M, Dm), unpadded lengths (B)."""
+    """Memory as additive attention reads it: keys W_k m (B, M, A), vectors m (B, M, Dm), number of unpadded ones (B)."""
 
     keys: Tensor
     vectors: Tensor
@@ -54,7 +54,7 @@ class AdditiveAttention(MemoryBranch):
         return self.output(weights @ known.vectors), state
 
     def _weights(self, x: Tensor, known: AdditiveMemory) -> Tensor:
-        """Attention weights P (B, N, M), in the dtype of the memory."""
+        """Attention weights P (B, N, M) of the positions x (B, N, D) over the memory, in its dtype."""
         p = additive_weights(x, known.keys, self.query.weight, self.score.weight[0], known.lengths)
         return p.to(known.vectors.dtype)
 

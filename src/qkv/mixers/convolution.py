@@ -17,7 +17,10 @@ from qkv.state.tail import extended
 
 
 class _Gated(Branch):
-    """W [taps] + b; if gated, a ⊙ σ(g) of the two halves (GLU, Dauphin et al. 2017). weight (E, K·D), E = 2 D if gated, else D."""
+    """Base class of convolutions: W [taps] + b of a position's K inputs (taps); if gated, a ⊙ σ(g) of the two halves.
+
+    weight (E, K·D), E = 2 D if gated (GLU, Dauphin et al. 2017), else D.
+    """
 
     def __init__(self, part: spec.Convolution | spec.CausalConvolution, width: int):
         super().__init__(part, width)

@@ -91,7 +91,7 @@ class CrossAttention(MemoryBranch):
         return self.output(out.transpose(1, 2).flatten(2)), state
 
     def _queries(self, x: Tensor, context: Context) -> Tensor:
-        """Queries (B, H, N, Dk)."""
+        """Project x (B, N, D) to queries (B, H, N, Dk)."""
         q = self.query(x).unflatten(-1, (self.part.num_heads, self.head_dim)).transpose(1, 2)
         return q if self.query_norm is None else self.query_norm(q, context)
 

@@ -40,7 +40,7 @@ class DistanceVectors(SharedTable):
         self.table, self.norm, self.owner = None, None, (owner,)
 
     def forward(self, context: Context) -> Tensor:
-        """Return P (2 S, D)."""
+        """Position vectors P (2 S, D), normalised and with dropout."""
         held = self.owner[0] if self.owner else self
         assert held.table is not None
         assert held.norm is not None
@@ -110,7 +110,7 @@ class DisentangledAttention(ScoredAttention):
         return self.position_query(vectors) if self.position_query is not None else self._part_of_qkv(vectors, 0)
 
     def _part_of_qkv(self, vectors: Tensor, number: int) -> Tensor:
-        """Project with the content's query (0) or key (1) projection."""
+        """Project distance vectors (2 S, D) with the query (0) or key (1) rows of the content's projection matrix."""
         bias = (self.query_bias, None)[number] if self.qkv.bias is None else self.qkv.bias.split(self.sizes)[number]
         return F.linear(vectors, self.qkv.weight.split(self.sizes)[number], bias)
 

@@ -19,13 +19,15 @@ from qkv.spec.register import implements
 
 @implements(spec.GlobalLocalAttention)
 class GlobalLocalAttention(Branch):
-    """concat_h(O_h) W_o. Local queries attend to their window and the global keys; global queries, with other projections, to all keys.
+    """Longformer's attention: a window around each position, and some global positions (Beltagy et al. 2020).
+
+    Local queries attend to their window and the global keys; global queries, with other projections, to all keys.
 
         x (B, N, D) ─┬─ qkv ── q, k, v (B, H, N, Dk) ────────── window ∪ global ─┐
                      ├─ global_key_value ── k', v' (B, H, N, Dk) ─┐              ├─ output ─ (B, N, D)
           x at g ────┴─ global_query ── q' (B, H, g, Dk) ─────────┴─ all ─ at g ─┘
 
-    Longformer, Beltagy et al. 2020. Bidirectional and stateless.
+    Bidirectional and stateless.
     """
 
     causal = False
@@ -74,7 +76,7 @@ class GlobalLocalAttention(Branch):
         return tuple(t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in x.split(self.part.num_heads * self.head_dim, -1))
 
     def _places(self, context: Context) -> Places:
-        """Positions, and which of them are global."""
+        """Positions of the call's tokens, with the choice of global ones."""
         positions, valid = context.positions, context.valid
         key = positions if valid is None else positions.masked_fill(~valid, -1)
         sites = Sites(positions, key, context.segments, context.segments, given=context.visible)
@@ -90,7 +92,7 @@ class GlobalLocalAttention(Branch):
         return place(chosen, count, sites, in_place or _consecutive(positions, context.segments))
 
     def _number(self, context: Context) -> Tensor | int | None:
-        """Number of leading global positions: equal for all rows, per row (B, 1), or None."""
+        """Number of first positions that are global: for all rows, per row (B, 1), or None without prefixes."""
         if self.part.num_global is not None:
             return self.part.num_global
         return None if context.prefix is None else context.prefix[:, None]
@@ -100,7 +102,7 @@ class GlobalLocalAttention(Branch):
 
 
 def _of_global(places: Places, rows: int) -> Sites:
-    """Sites of the global queries of each row, with all keys."""
+    """Positions of the global queries of each row and of all keys."""
     sites, index = places.sites, places.index.expand(rows, -1)
 
     def at(t: Tensor) -> Tensor:
@@ -112,7 +114,7 @@ def _of_global(places: Places, rows: int) -> Sites:
 
 
 def _in_place(positions: Tensor) -> bool:
-    """True if vector i has position i; assumed on the meta device, which has no values."""
+    """True if the vector at index i has position i; assumed on the meta device, which has no values."""
     return positions.is_meta or torch.equal(positions, torch.arange(positions.shape[1], device=positions.device).expand_as(positions))
 
 

@@ -18,12 +18,13 @@ from qkv.state.store import Store, new_store
 
 
 class KeyValueBranch(Branch):
-    """Branch whose state is a store of keys and values: of all positions; for a causal window mask, of the window and the
-    sinks.
+    """Base class of branches whose state is a store of keys and values (KV cache).
+
+    It holds all positions, or for a causal window mask those of the window and the sinks.
     """
 
     def __init__(self, part: BranchSpec, width: int, mask: Mask, kept: tuple[int, int, int]):
-        """kept: (number of key/value heads, features per key, features per value)."""
+        """Create the branch. kept: what a position stores, as (number of key/value heads, features per key, per value)."""
         super().__init__(part, width)
         self.kv_heads, self.head_dim, self.value_dim = kept
         self.mask = build_mask(mask)
@@ -36,7 +37,7 @@ class KeyValueBranch(Branch):
         return new_store(batch, self.kv_heads, (self.head_dim, self.value_dim), self.like().detach(), capacity, self.ring)
 
     def with_past(self, k: Tensor, v: Tensor, context: Context, state: State | None) -> tuple[Tensor, Tensor, State | None, Sites]:
-        """Add k, v to the state; return (all visible keys, values, next state, positions of queries and keys)."""
+        """Append k and v to the state; return (visible keys, their values, next state, positions of queries and keys)."""
         if state is None:
             return k, v, None, context.once(("sites", self.causal), lambda: self._whole(context))
         arrival = context.arrival
@@ -51,7 +52,10 @@ class KeyValueBranch(Branch):
         return seen.keys, seen.values, state, context.once(("slots", id(seen.positions), aligned, full), sites)
 
     def _whole(self, context: Context) -> Sites:
-        """Sites of a call without state. A causal mask alone hides right padding from real queries."""
+        """Positions of queries and keys in a call without a state.
+
+        A causal mask alone hides right padding from real queries.
+        """
         valid = context.valid
         special = context.segments is not None or context.prefix is not None or context.visible is not None
         if not special and (valid is None or self.causal):
@@ -65,10 +69,13 @@ class KeyValueBranch(Branch):
 
 
 class KeyValueAttention(KeyValueBranch):
-    """Self-attention base: q/k/v projection, output projection and key/value state. Subclasses compute the scores."""
+    """Base class of self-attention: q/k/v projection, output projection and KV cache.
+
+    Subclasses compute scores and output.
+    """
 
     def __init__(self, part: MaskedAttention, width: int, terms: int = 1):
-        """terms: number of dot products summed in a score; the sum is divided by √(terms · Dk)."""
+        """Create the projections. terms: number of dot products summed in a score; the sum is divided by √(terms · Dk)."""
         super().__init__(part, width, part.mask, (part.kv_heads, *part.dims(width)))
         self.num_heads = part.num_heads
         self.sizes = (self.num_heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim)
@@ -87,7 +94,7 @@ class KeyValueAttention(KeyValueBranch):
         }
 
     def mapped(self, x: Tensor) -> Tensor:
-        """Concatenated queries, keys and values of all heads, (B, N, (H + G) Dk + G Dv)."""
+        """Project x to queries, keys and values of all heads side by side, (B, N, (H + G) Dk + G Dv)."""
         return self.qkv(x)
 
     def projected(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,5 +123,5 @@ class KeyValueAttention(KeyValueBranch):
 
 
 def _is_plain_window(mask: Mask) -> bool:
-    """True for ``causal & window(…)``: the newest query sees every key in the ring."""
+    """True for a mask ``causal & window(…)``, under which the newest query sees every key in the ring buffer."""
     return isinstance(mask, AllOf) and sorted(m.kind for m in mask.masks) == ["causal", "window"]

@@ -76,7 +76,7 @@ class LSHAttention(KeyValueBranch):
 
 
 def _of_documents(row: ops.Row, found: Documents) -> ops.Row:
-    """Unpack the documents of packed rows into one row each."""
+    """Unpack packed rows: one row per document, for LSH attention, which sorts whole rows."""
     count = row.positions.shape[1]
     origin, place = found.table[:, 0] // count, found.table % count
     prefix = None if row.prefix is None else row.prefix[origin]
@@ -85,6 +85,6 @@ def _of_documents(row: ops.Row, found: Documents) -> ops.Row:
 
 
 def _itself(sites: Sites, q: Tensor) -> Tensor:
-    """Score term (B or 1, 1, N, M) by which a position attends to itself only if it sees no other key."""
+    """Score term (B or 1, 1, N, M), very negative at the query's own key, so that it is used only if it is the only one."""
     same = sites.query[:, None, :, None] == sites.key[:, None, None, :]
     return torch.zeros(same.shape, dtype=q.dtype, device=q.device).masked_fill(same, ops.SELF)

@@ -1,4 +1,4 @@
-"""From a mask's spec to its predicate."""
+"""Building of mask predicates from mask specs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from qkv.spec.register import implementation, implements
 
 
 def build_mask(part: spec.Mask) -> ops.Mask:
-    """The predicate of a mask spec."""
+    """Build the predicate of a mask spec."""
     return implementation(part, "qkv.mixers")(part)
 
 
 def _by_name(predicate: type[ops.Mask]) -> Callable[[spec.Mask], ops.Mask]:
-    """A predicate whose fields are those of the spec, by name."""
+    """Return the builder of a ``predicate`` class whose fields have the same names as the spec's."""
     return lambda part: predicate(**{name: getattr(part, name) for name in type(part).model_fields})
 
 

@@ -1,4 +1,4 @@
-"""Scores and weights of attention as taps see them."""
+"""Attention scores and weights computed for taps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from qkv.ops.attention.problem import Problem
 
 
 def observe(branch: Branch, q: Tensor, k: Tensor, problem: Problem, context: Context) -> None:
-    """Show the tap scores and weights (B, H, N, M), if it receives them: computed for it by the reference. q (B, H, N, Dk), k (B, G, M, Dk)."""
+    """Pass attention scores and weights (B, H, N, M) to the tap, if it receives them.
+
+    They are computed for it by the reference. q (B, H, N, Dk), k (B, G, M, Dk).
+    """
     if context.tap is not None:
         branch.observed(context, "scores", lambda: reference.scores(q, k, problem))
         branch.observed(context, "weights", lambda: reference.weights(q, k, problem))

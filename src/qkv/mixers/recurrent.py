@@ -19,7 +19,7 @@ from qkv.spec.register import implements
 
 
 class Cell(Declared):
-    """Weights of a recurrent cell of one direction. gates: number of (E, ·) matrices."""
+    """Weights of a recurrent cell of one direction. gates: number of input matrices (E, D) and of recurrent ones (E, E)."""
 
     def __init__(self, part: spec.Recurrent, width: int, hidden: int):
         super().__init__()
@@ -47,7 +47,7 @@ class Cell(Declared):
         return {"input_weight": gates, "hidden_weight": gates}
 
     def empty(self, batch: int) -> Memory:
-        """Initial state: zeros."""
+        """Initial state of ``batch`` rows: zeros."""
         return tuple(self.hidden_weight.detach().new_zeros(batch, self.hidden) for _ in range(self.leaves))
 
     def forward(self, x: Tensor, state: Memory, starts: Tensor | None, lengths: Tensor | None) -> tuple[Tensor, Memory]:
@@ -59,13 +59,13 @@ class Cell(Declared):
 @implements(spec.GRU)
 @implements(spec.LSTM)
 class Recurrent(Branch):
-    """y_i = V h_i + b, h_i = cell(x_i, h_{i-1}).
+    """Recurrent unit y_i = V h_i + b with h_i = cell(x_i, h_{i-1}).
 
         x (B, N, D) ─┬─ cell, forward ──── h (B, N, E / 2) ─┐
                      └─ cell, backward ─── h (B, N, E / 2) ─┴─ output ─ (B, N, D)       direction "both"
 
-    The backward cell runs from the last unpadded position to the first. A single direction has all E features.
-    State (direction "forward" only): h (B, E), and c (B, E) for an LSTM. The other directions are stateless.
+    The backward cell runs from the last unpadded position to the first. A single direction has all E features. State
+    (direction "forward" only): h (B, E), and c (B, E) for an LSTM. The other directions are stateless.
     """
 
     rewindable = False
@@ -90,7 +90,7 @@ class Recurrent(Branch):
         return self.output(sides[0] if len(sides) == 1 else torch.cat(sides, -1)), state
 
     def _directed(self, cell: nn.Module, direction: str, x: Tensor, context: Context) -> Tensor:
-        """All h of one direction, (B, N, E), from a zero state."""
+        """Hidden states of one direction, (B, N, E), from an initial state of 0."""
         start = tuple(t.to(x.dtype) for t in cell.empty(x.shape[0]))  # type: ignore[operator]
         if direction == "forward":
             return cell(x, start, context.document_starts, None)[0]

@@ -16,5 +16,5 @@ def build_branch(part: BranchSpec, width: int, memory_width: int | None = None) 
 
 
 def branches() -> dict[type[BranchSpec], type[Branch]]:
-    """The module of every branch that a block can list, by the type of its spec."""
+    """Module class of every branch that a block can list, by spec class."""
     return implementations(BranchSpec, *_PACKAGES)

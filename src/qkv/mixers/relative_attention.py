@@ -18,7 +18,10 @@ from qkv.spec.register import implements
 
 
 class TypeScores(Declared):
-    """(q_i + w) · e_s, s = 0 if tokens i and j have the same type, else 1 (XLNet). w (H Dk), initialised to 0; e (2, H Dk)."""
+    """Scores (q_i + w) · e_s by token type: s = 0 if tokens i and j have the same type, else 1 (XLNet).
+
+    w (H Dk), initialised to 0; e (2, H Dk).
+    """
 
     def __init__(self, size: int, head_dim: int):
         super().__init__()
@@ -76,14 +79,17 @@ class RelativeAttention(ScoredAttention):
         return q + u, self.scale * added
 
     def _by_distance(self, q: Tensor, r: Tensor, index: Tensor) -> Tensor:
-        """q_i · W_r r_{i-j}, (B, H, N, M). A single query is multiplied by W_r first, which is R times cheaper."""
+        """Position scores q_i · W_r r_{i-j}, (B, H, N, M). r (R, D): sinusoids of distances; index: that of each pair.
+
+        A single query is multiplied by W_r first, which is R times cheaper.
+        """
         if q.shape[2] == 1:
             weight = self.position.weight.unflatten(0, (-1, self.head_dim)).to(q.dtype)
             return by_query(q @ weight, r.expand(q.shape[1], -1, -1), index)
         return by_query(q, self.position(r).unflatten(-1, (-1, self.head_dim)).transpose(0, 1), index)
 
     def _distances(self, sites: Sites, context: Context) -> tuple[Tensor, Tensor]:
-        """Return (all distances (R), index of each pair's distance (B or 1, N, M)). Distances of hidden keys are clamped."""
+        """Return (all distances (R), index of each pair's distance (B or 1, N, M)); those of hidden keys are clamped."""
         first, last = self._ends(sites, context)
         distance = sites.query[:, :, None] - sites.key[:, None, :]
         if self.part.max_distance is not None:

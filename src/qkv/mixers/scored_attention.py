@@ -39,5 +39,8 @@ class ScoredAttention(KeyValueAttention):
         return self.output(out.transpose(1, 2).flatten(2)), state
 
     def scored(self, q: Tensor, k: Tensor, sites: Sites, context: Context) -> tuple[Tensor, Tensor]:
-        """Return (queries for the dot product (B, H, N, Dk), term added to the scaled scores (B, H, N, M)). k (B, G, M, Dk)."""
+        """Return (queries of the dot product (B, H, N, Dk), term added to the scaled scores (B, H, N, M)).
+
+        k (B, G, M, Dk).
+        """
         raise NotImplementedError

@@ -41,7 +41,9 @@ class State(NamedTuple):
     """Decoding state of a model (for attention the KV cache).
 
     positions (B): number of positions read.   limit (B): fixed capacity, 0 if it grows.   blocks: state of each
-    branch. prefix (B): length of the prefix, on which masks at later positions may depend.
+    branch.   prefix (B): length of the prefix, on which masks at later positions may depend.
+
+    Counts are on the host, so that decoding does not wait for the device.
     """
 
     positions: Counts

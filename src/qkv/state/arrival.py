@@ -1,4 +1,4 @@
-"""Row counts on the host, and the place of a call's new positions."""
+"""New positions of a call (``Arrival``), and integers per row that are known on the host (``Counts``)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ T = TypeVar("T")
 
 
 class Counts(tuple[int, ...]):
-    """One integer per row, kept on the host, so that no decision waits for the device."""
+    """One integer per row, such as its length, kept as Python integers so that reading it need not wait for the device."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, values: Tensor | Iterable[int]) -> Self:
-        """Counts of an integer tensor (B), which is read, or of other integers."""
+        """Counts from an integer tensor (B), which is copied from its device, or from other integers."""
         return cls(values.tolist() if isinstance(values, Tensor) else values)
 
     @property
     def nbytes(self) -> int:
-        """Bytes as int64."""
+        """Size in bytes as an int64 tensor."""
         return 8 * len(self)
 
     def tolist(self) -> list[int]:
@@ -36,11 +36,11 @@ class Counts(tuple[int, ...]):
         return torch.tensor(self, dtype=torch.long, device=device)
 
     def rows(self, index: Sequence[int]) -> Self:
-        """Counts of the rows ``index``."""
+        """Counts of the rows with indices ``index``."""
         return type(self)(self[row] for row in index)
 
     def overwrite(self, to: Sequence[int], source: Sequence[int]) -> Self:
-        """Counts with rows ``source`` copied over rows ``to``."""
+        """Copy of the counts in which the rows ``to`` have those of the rows ``source``."""
         changed = list(self)
         for a, b in zip(to, source, strict=True):
             changed[a] = self[b]
@@ -61,7 +61,7 @@ class Arrival:
     """
 
     def __init__(self, past: Counts, count: int, lengths: Tensor | None = None, device: torch.device | str | None = None):
-        """``count``: N.   device: device of the tensors."""
+        """Describe a call. ``past``: positions read before by each row.   ``count``: N.   device: device of the tensors."""
         self.past, self.count, self.lengths, self.device = past, count, lengths, device
         first = past[0] if past else 0
         self.start = first if lengths is None and past.count(first) == len(past) else None
@@ -79,7 +79,7 @@ class Arrival:
 
     @cached_property
     def positions(self) -> Tensor:
-        """Position of each new vector in its row, (B, N), or (1, N) if ``start`` is known."""
+        """Position in its row of each new token, (B, N), or (1, N) if ``start`` is known."""
         if self.start is None:
             return self.past_tensor[:, None] + self.steps
         if self.count == 1:
@@ -98,16 +98,16 @@ class Arrival:
 
     @cached_property
     def steps(self) -> Tensor:
-        """0 … N - 1."""
+        """Tensor of 0 to N - 1."""
         return torch.arange(self.count, device=self.device)
 
     @cached_property
     def real(self) -> Tensor | None:
-        """True where a new position is no padding, (B, N); None without padding."""
+        """Mask (B, N): True where a new position is not padding; None without padding."""
         return None if self.lengths is None else self.steps < self.lengths[:, None]
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Return ``compute()``, cached under ``key`` and shared by all layers."""
+        """Result of ``compute()``, computed once per forward pass: cached under ``key`` and shared by all layers."""
         if key not in self._memo:
             self._memo[key] = compute()
         return self._memo[key]

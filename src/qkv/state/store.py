@@ -51,7 +51,7 @@ class Store(ABC):
 
     @abstractmethod
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """The same store with ``change`` applied to each tensor."""
+        """Copy of the store with ``change`` applied to each of its tensors."""
 
     @abstractmethod
     def tensors(self) -> Iterator[Tensor]:
@@ -59,28 +59,28 @@ class Store(ABC):
 
     @abstractmethod
     def rows(self, index: Tensor) -> Self:
-        """Store of the rows ``index``, in any order and with repeats."""
+        """Copy with the rows ``index``, in any order and with repeats."""
 
     @abstractmethod
     def overwrite(self, to: Sequence[int], source: Sequence[int]) -> Self:
-        """Copy rows ``source`` over rows ``to``, in place."""
+        """Replace the rows ``to`` by copies of the rows ``source``, in place; returns the store."""
 
     @abstractmethod
     def join(self, other: Self) -> Self:
-        """Store of the rows of both, one after the other."""
+        """Copy with the rows of this store, then those of ``other``."""
 
     @abstractmethod
     def cut(self, lengths: Counts) -> Self:
-        """Store without the positions from ``lengths`` (B) on. Called only if the branch is ``rewindable``."""
+        """Drop the positions from ``lengths`` (B) on; returns the store. Called only if the branch is ``rewindable``."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
+        """Total size of its tensors in bytes."""
         return sum(t.nbytes for t in self.tensors())
 
 
 class Dense(Store):
-    """Key/value cache, position p in slot p: keys (B, H, C, Dk) and values (B, H, C, Dv) with C slots, doubled as needed."""
+    """Key/value cache with position p in slot p: keys (B, H, C, Dk), values (B, H, C, Dv); C slots, doubled as needed."""
 
     def __init__(self, keys: Tensor, values: Tensor, most: int | None = None):
         """``most``: maximum number of slots; None for no limit."""
@@ -149,11 +149,11 @@ class Dense(Store):
 
 
 class Ring(Dense):
-    """Key/value cache of the first ``sinks`` positions and the latest ``window``: position p in slot p if p < sinks, else in
-    slot sinks + (p - sinks) mod window.
+    """Ring buffer of keys and values: holds the first ``sinks`` positions (attention sinks) and the latest ``window``.
 
-    Until all slots are filled, slots are positions. Then a single query attends to the updated ring, and several queries to
-    the ring before the call followed by the new keys.
+    Position p is in slot p if p < sinks, else in slot sinks + (p - sinks) mod window. Until all slots are filled,
+    slots are positions. Then a single query attends to the updated ring, and several queries to the ring before the
+    call followed by the new keys.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, window: int, sinks: int = 0):
@@ -180,7 +180,7 @@ class Ring(Dense):
         return view
 
     def _turn(self, keys: Tensor, values: Tensor, arrival: Arrival) -> None:
-        """Write the new positions over the oldest of the window."""
+        """Write the keys and values of the new positions over the oldest ones in the window."""
         window, sinks = self.window, self.sinks
         self._grow(min(arrival.end, window + sinks))
         if arrival.start is not None and keys.shape[2] == 1:
@@ -193,7 +193,7 @@ class Ring(Dense):
         self._write(keys, values, torch.where(positions < sinks, positions, sinks + (positions - sinks) % window), lasting)
 
     def _held(self, past: Tensor) -> Tensor:
-        """Position in each slot after ``past`` (B) positions, (B, window + sinks); -1 if empty."""
+        """Position held in each slot after ``past`` (B) positions were read, (B, window + sinks); -1 if it is empty."""
         window, sinks = self.window, self.sinks
         slot = torch.arange(window + sinks, device=past.device)[None]
         past = past[:, None]
@@ -219,7 +219,7 @@ def new_store(
 
 
 def padded(t: Tensor, axis: int, size: int) -> Tensor:
-    """``t`` with zeros after the end of an axis, up to ``size``."""
+    """Extend an axis of ``t`` to ``size`` by zeros at its end."""
     if t.shape[axis] == size:
         return t
     shape = list(t.shape)
@@ -228,7 +228,7 @@ def padded(t: Tensor, axis: int, size: int) -> Tensor:
 
 
 def joined(first: Tensor, second: Tensor) -> Tensor:
-    """Rows of both; axes of different size are padded with zeros at the end."""
+    """Concatenate the rows of two tensors; other axes of different size are padded with zeros at the end."""
     for axis in range(1, first.dim()):
         size = max(first.shape[axis], second.shape[axis])
         first, second = padded(first, axis, size), padded(second, axis, size)
@@ -236,7 +236,7 @@ def joined(first: Tensor, second: Tensor) -> Tensor:
 
 
 def overwritten(t: Tensor, to: Sequence[int], source: Sequence[int]) -> Tensor:
-    """``t`` with rows ``source`` copied over rows ``to``, in place unless rows share their memory."""
+    """``t`` with the rows ``to`` replaced by copies of the rows ``source``; in place unless its rows share memory."""
     t = t.contiguous()
     held = t.unbind(0)
     # Row by row: index operations would copy twice.

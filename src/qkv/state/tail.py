@@ -7,7 +7,11 @@ from torch import Tensor
 
 
 def extended(tail: Tensor, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return (tail and x concatenated, new tail). tail (B, T, D): the last T unpadded inputs; x (B, N, D): new inputs."""
+    """Prepend the latest inputs to new ones: (tail and x concatenated (B, T + N, D), next tail (B, T, D)).
+
+    tail (B, T, D): the last T unpadded inputs; x (B, N, D): new inputs; ``lengths`` (B): how many of them are not
+    padding.
+    """
     kept = tail.shape[1]
     window = torch.cat((tail, x), 1)
     if lengths is None:

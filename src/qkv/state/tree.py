@@ -19,8 +19,9 @@ S = TypeVar("S")
 
 
 def _each(state: Any, tensor: Callable[..., Any], node: Callable[..., Any], *others: Any) -> Any:
-    """Tree of ``tensor(leaf)`` for tensors and ``node(leaf)`` for stores and counts. others: trees of the same structure,
-    whose leaves are further arguments.
+    """Apply functions to the leaves of a tree: ``tensor`` to tensors, ``node`` to stores and counts.
+
+    others: trees of the same structure, whose leaves are further arguments.
     """
     if isinstance(state, Tensor):
         return tensor(state, *others)
@@ -87,12 +88,12 @@ def join(first: S, second: S) -> S:
 
 
 def cut(state: S, lengths: Counts) -> S:
-    """State of branches that are ``rewindable``, without the positions from ``lengths`` (B) on. Consumes ``state``."""
+    """Drop the positions from ``lengths`` (B) on from a state of ``rewindable`` branches. Consumes ``state``."""
     return _each(state, lambda t: t, lambda node: node.cut(lengths) if isinstance(node, Store) else node)
 
 
 def nbytes(state: Any) -> int:
-    """Total bytes of all tensors and counts; what several rows share is counted once."""
+    """Total size in bytes of all tensors and counts; storage shared by several rows is counted once."""
     if isinstance(state, (Tensor, Store, Counts)):
         return state.nbytes
     if isinstance(state, (tuple, list)):
@@ -106,7 +107,7 @@ def to(state: S, device: torch.device | str | None = None, dtype: torch.dtype | 
 
 
 def save(state: Any, path: str | Path) -> None:
-    """Write the tensors as safetensors, numbered in order."""
+    """Write the tensors of a state to a safetensors file, numbered in order."""
     from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
     save_file({f"{i:05d}": t.contiguous().clone() for i, t in enumerate(tensors(state))}, str(path))
