@@ -19,7 +19,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs, targets and further data of one forward pass.
+    """Batch: inputs, targets and further data of one forward pass.
 
     signals: inputs by name: ``INPUT`` for the model's own stack, ``SOURCE`` for its encoder.
     targets: (B, N), the next id at each position or ``IGNORED``; or other targets of the task.

@@ -21,8 +21,8 @@ _SORTED_TOGETHER = 64
 
 @implements(spec.LengthBuckets)
 class LengthBuckets(Layout):
-    """One document per row, sorted by length into ``buckets``; an epoch shuffles the rows of each bucket, then the
-    batches.
+    """Batching of text with one document per row and rows of similar length, in ``buckets``, together; an epoch
+    shuffles the rows of each bucket, then the batches.
 
     A document of more than ``length`` targets continues in further rows. A single token has no target, and no row.
     Batches may span two buckets, so that at most one batch of an epoch is not full.
@@ -118,8 +118,8 @@ class LengthBuckets(Layout):
 
 @implements(spec.TokenBuckets)
 class TokenBuckets(LengthBuckets):
-    """One document per row; each batch has documents of similar length that fill about ``tokens`` positions, padding
-    included. An epoch uses every document once.
+    """Batching of text with one document per row; each batch has documents of similar length that fill about ``tokens``
+    positions, padding included. An epoch uses every document once.
     """
 
     def __init__(self, batching: spec.TokenBuckets, split: Split, batch_size: int, length: int, seed: int):

@@ -89,12 +89,12 @@ class Corpus:
 
     @property
     def train(self) -> np.ndarray:
-        """Ids of the training split."""
+        """Token ids of the training split, (tokens,)."""
         return self.splits[TRAIN].ids
 
     @property
     def validation(self) -> np.ndarray:
-        """Ids of the validation split."""
+        """Token ids of the validation split, (tokens,)."""
         return self.splits[VALIDATION].ids
 
 
@@ -179,7 +179,7 @@ def _parts(source: Source, fraction: float) -> dict[str, _Part]:
 
 
 def _build(folder: Path, name: str, parts: dict[str, _Part], tokenizer: Tokenizer, data: spec.Data) -> None:
-    """Write the ids and documents of all splits to ``folder``, and last the counts."""
+    """Encode all splits of a text and write their ids and document starts to ``folder``, and last the counts."""
     counts = {}
     with progress(f"encoding {name}", sum(part.stop - part.start for part in parts.values())) as advance:
         for split, part in parts.items():
@@ -202,14 +202,14 @@ def _sample(part: _Part, separator: str | None, most: int | None) -> Iterator[st
 
 
 class _Writer:
-    """Encodes pieces of one split and appends their ids and document boundaries."""
+    """Encoder of one split that appends the ids and the document starts to two files."""
 
     def __init__(self, tokenizer: Tokenizer, ids: BinaryIO, documents: BinaryIO):
         self._tokenizer, self._ids, self._documents = tokenizer, ids, documents
         self._count = dict.fromkeys(Counts.__dataclass_fields__, 0)
 
     def write(self, pieces: Pieces) -> int:
-        """Encode and write pieces; return the number of characters."""
+        """Encode pieces of text and append their ids; return the number of characters."""
         if not pieces.texts:
             return 0
         ids, lengths = self._tokenizer.encode_many(pieces.texts)
@@ -237,7 +237,9 @@ class _Writer:
 
 
 def _load(folder: Path) -> dict[str, Split] | None:
-    """Load the splits that ``_build`` wrote; None if missing, truncated or inconsistent with the counts."""
+    """Open the encoded splits in a cache folder, memory-mapped; None if missing, truncated or inconsistent with their
+    counts.
+    """
     try:
         found = json.loads((folder / "counts.json").read_text(encoding="utf-8"))
         return {name: _split(folder, name, Counts(**found["splits"][name]), np.dtype(found["dtype"])) for name in found["splits"]}

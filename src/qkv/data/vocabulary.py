@@ -49,7 +49,7 @@ class Vocabulary:
 
     @cached_property
     def classes(self) -> dict[str, int]:
-        """Class index of each label."""
+        """Index of each class by its label."""
         return {label: i for i, label in enumerate(self.labels)}
 
     @property

@@ -16,7 +16,7 @@ from qkv.spec.register import implements
 
 @implements(spec.RandomCrops)
 class RandomCrops(Layout):
-    """Training rows at random positions of the text, drawn with replacement; held-out text is cut into consecutive
+    """Batching of text as windows at random positions, drawn with replacement; held-out text is cut into consecutive
     windows. Separate examples are drawn with replacement, too.
     """
 
@@ -42,8 +42,8 @@ class RandomCrops(Layout):
 
 @implements(spec.Packed)
 class Packed(RandomCrops):
-    """Text cut into consecutive windows of ``length`` targets, each used once per epoch in random order; an incomplete
-    last window is skipped in training.
+    """Batching of text as consecutive windows of ``length`` targets, each used once per epoch in random order; an
+    incomplete last window is skipped in training.
     """
 
     for_examples = False

@@ -24,7 +24,9 @@ from qkv.spec.errors import UserError
 LIMIT = 2 << 30
 """Size limit in bytes of fp32 weights for the default comparison, which holds two copies in memory."""
 TOLERANCE = 1e-4
-"""Tolerance: maximum difference / maximum logit. fp32 rounding gives about 1e-6; a wrong rotation in an untrained model, 5e-4."""
+"""Tolerance: maximum difference / maximum logit. fp32 rounding gives about 1e-6; a wrong rotation in an untrained
+model, 5e-4.
+"""
 _LENGTH = 64
 
 

@@ -35,15 +35,15 @@ class Stored(Protocol):
 
     @property
     def numbers(self) -> int:
-        """Number of elements."""
+        """Number of elements of the tensor."""
         ...
 
     def read(self) -> Tensor:
-        """Read the tensor into new memory."""
+        """Read the tensor from its file into new memory."""
         ...
 
     def read_into(self, out: Tensor) -> None:
-        """Read the tensor into ``out``, which has its shape."""
+        """Read the tensor from its file into ``out``, which has its shape."""
         ...
 
 
@@ -64,7 +64,7 @@ class Unpickled:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds a mapping. Raises ``UserError``."""
+    """Read a JSON file that holds a mapping. Raises ``UserError`` if it is missing, damaged or holds something else."""
     try:
         size = path.stat().st_size
         tree = json.loads(path.read_text(encoding="utf-8")) if size <= _MOST_JSON else None

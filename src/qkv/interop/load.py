@@ -70,14 +70,14 @@ def load_published(
 ) -> Published:
     """Load the checkpoint in a local folder or, if there is no such folder, the published model of that name.
 
-    ``dtype``: "fp32", "bf16", "fp16" or a torch dtype; default: the dtype of most numbers in the files. ``revision``: branch, tag or commit
-    of a published model. ``pickles``: if there are no safetensors files, read tensors (and nothing else) from ``pytorch_model.bin``. Peak
-    memory while loading is the weights plus a few tensors.
+    ``dtype``: "fp32", "bf16", "fp16" or a torch dtype; default: the dtype of most numbers in the files. ``revision``:
+    branch, tag or commit of a published model. ``pickles``: if there are no safetensors files, read tensors (and
+    nothing else) from ``pytorch_model.bin``. Peak memory while loading is the weights plus a few tensors.
 
-    Tensors of safetensors files are memory-mapped if ``dtype`` leaves them as stored: read on first use and never written back. A matrix
-    stored (in, out) becomes a transposed view. If the file is modified or truncated later, the next call of the model raises
-    ``UserError``. ``copy`` reads everything into memory instead, contiguous; this is always done on Windows, where a mapped file cannot be
-    renamed. Raises ``UserError``.
+    Tensors of safetensors files are memory-mapped if ``dtype`` leaves them as stored: read on first use and never
+    written back. A matrix stored (in, out) becomes a transposed view. If the file is modified or truncated later, the
+    next call of the model raises ``UserError``. ``copy`` reads everything into memory instead, contiguous; this is
+    always done on Windows, where a mapped file cannot be renamed. Raises ``UserError``.
     """
     return read_published(opened(source, revision, pickles), dtype, pickles, copy)
 
@@ -191,7 +191,7 @@ def _ignored(
 
 
 def _kept(family: Family, architecture: str, stored: Mapping[str, Stored], dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """Ignored tensors that an export writes back unchanged, by their published names."""
+    """Stored tensors that qkv's model lacks but an export writes back unchanged, by their published names."""
     reasons = family.kept(architecture)
     named = {family.written_name(architecture, name): tensor for name, tensor in stored.items()}
     return {name: _cast(tensor.read(), dtype) for name, tensor in named.items() if reason_for(name, reasons) is not None}

@@ -39,7 +39,9 @@ def opened(source: str | Path, revision: str | None = None, pickles: bool = Fals
 
 
 def find_folder(source: str | Path, revision: str | None = None, pickles: bool = False) -> Path:
-    """Return ``source`` if it is a folder, else download the published model of that name and return its folder. Raises ``UserError``."""
+    """Folder of a published checkpoint: ``source`` itself, or where the published model of that name was downloaded to.
+    Raises ``UserError``.
+    """
     folder = Path(source).expanduser()
     if folder.is_dir():
         if not is_published(folder):

@@ -1,10 +1,10 @@
 """Export LoRA adapters in the format of the PEFT library: adapter_config.json and adapter_model.safetensors.
 
-Linear maps get their published name if a family covers the model, else their name in qkv. PEFT names the two matrices of a map
-``base_model.model.<path>.lora_A.weight`` (R, I) and ``….lora_B.weight`` (O, R). If a family stores one of qkv's maps as several (q, k, v),
-each gets the same A and its own rows of B. Modules trained in full beside the adapter, such as a head, are stored under their names and
-listed in ``modules_to_save``. Token tables whose number of rows differs from the adapted model's are stored under their names only, as PEFT
-does after ``resize_token_embeddings``.
+Linear maps get their published name if a family covers the model, else their name in qkv. PEFT names the two matrices
+of a map ``base_model.model.<path>.lora_A.weight`` (R, I) and ``….lora_B.weight`` (O, R). If a family stores one of
+qkv's maps as several (q, k, v), each gets the same A and its own rows of B. Modules trained in full beside the adapter,
+such as a head, are stored under their names and listed in ``modules_to_save``. Token tables whose number of rows
+differs from the adapted model's are stored under their names only, as PEFT does after ``resize_token_embeddings``.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     8 bytes n, little-endian │ n bytes of JSON: name -> {dtype, shape, data_offsets} │ the tensors' bytes
 
-Tensors are mapped if qkv's are views of one or can be mapped from several of them. Others, such as tensors that are cast, are read from the
-file in pieces, not through the mapping, whose touched pages would count as memory besides the weights.
+Tensors are mapped if qkv's are views of one or can be mapped from several of them. Others, such as tensors that are
+cast, are read from the file in pieces, not through the mapping, whose touched pages would count as memory besides the
+weights.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Entry(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """Number of elements."""
+        """Number of elements of the tensor."""
         return math.prod(self.shape)
 
     def read(self) -> Tensor:

@@ -139,7 +139,9 @@ def _start(model: Transformer, tokenizer: Tokenizer | None, begin: Sequence[int]
 
 
 def tokenizer_config(tokenizer: Tokenizer, spec: Model) -> dict[str, Any]:
-    """Contents of tokenizer_config.json for the transformers library: a generic tokenizer class and the special tokens by role."""
+    """Contents of tokenizer_config.json for the transformers library: a generic tokenizer class and the special tokens
+    by role.
+    """
     roles = {f"{role}_token": tokenizer.core.id_to_token(index) for role, index in tokenizer.specials.items()}
     return {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": spec.context_length, **roles}
 

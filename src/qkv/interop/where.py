@@ -115,7 +115,9 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 def _owner(model: nn.Module, name: str) -> nn.Module:
-    """Innermost module that holds the tensor and is none of torch's: for a linear map, the branch, norm or head that uses it."""
+    """Innermost module that holds the tensor and is none of torch's: for a linear map, the branch, norm or head that
+    uses it.
+    """
     path = name.split(".")[:-1]
     chain = [model.get_submodule(".".join(path[:end])) for end in range(len(path), -1, -1)]
     return next(m for m in chain if not isinstance(m, nn.Linear) and not type(m).__module__.startswith("torch."))

@@ -13,8 +13,8 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 
 def going_on(folder: Path, tokenizer: Tokenizer | None) -> Generation:
-    """Generation settings of a published decoder-only model: greedy unless ``do_sample`` is set. Stops at the
-    end-of-text token.
+    """Generation settings of a published decoder-only model: greedy unless ``do_sample`` is set. Generation stops at
+    the end-of-text token.
     """
     said = Config(_said(folder), str(folder / GENERATION))
     draws = said.flag("do_sample", False)

@@ -30,7 +30,9 @@ class BarChart:
     width: int = 480
 
     def svg(self, standalone: bool = True) -> str:
-        """SVG element; ``standalone`` includes its style, else the surrounding page must include ``theme.css``."""
+        """SVG of the chart, as text; ``standalone``: with its style sheet, else the surrounding page must include
+        ``theme.css``.
+        """
         height = 34 + _ROW * max(1, len(self.bars))
         told = [self.description] if self.description else []
         told += [f"{name}: {short(value, 4)}." for name, value in self.bars]
@@ -38,7 +40,7 @@ class BarChart:
         return frame.svg((self.width, height), self.title, " ".join(told) or "No values yet.", body, standalone)
 
     def data(self) -> dict[str, Any]:
-        """Values of the chart, embedded in the page."""
+        """Title, names and values of the bars as plain data, embedded in the report page."""
         return {
             "title": self.title,
             "unit": self.unit,

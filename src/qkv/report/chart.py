@@ -39,7 +39,9 @@ class LineChart:
     height: int = 360
 
     def svg(self, standalone: bool = True) -> str:
-        """SVG element; ``standalone`` includes its style, else the surrounding page must include ``theme.css``."""
+        """SVG of the chart, as text; ``standalone``: with its style sheet, else the surrounding page must include
+        ``theme.css``.
+        """
         return _Drawing(self).svg(standalone)
 
     def compact(self) -> LineChart | None:
@@ -218,7 +220,7 @@ class _Drawing:
 
 
 def _from_zero(scale: Scale) -> Scale:
-    """Extend an axis that starts just above 0, such as steps, to 0."""
+    """Extend an axis that starts just above 0, such as one of steps, to 0; others are returned unchanged."""
     return Scale(0.0, scale.high) if not scale.log and 0 < scale.low < 0.05 * scale.high else scale
 
 

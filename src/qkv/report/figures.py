@@ -10,7 +10,9 @@ _UNITS = [(1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "
 
 
 def short(value: float, digits: int = 3) -> str:
-    """Format with ``digits`` significant digits and, from ten thousand, a suffix: 1.23M, 48.2k, 9,876, 0.0123, 3e-5."""
+    """Format a number with ``digits`` significant digits and, from ten thousand, a suffix: 1.23M, 48.2k, 9,876, 0.0123,
+    3e-5.
+    """
     if not math.isfinite(value):
         return _nonfinite(value)
     rounded = float(f"{value:.{digits}g}")
@@ -31,7 +33,7 @@ def place(value: float) -> str:
 
 
 def fixed(value: float, digits: int = 4) -> str:
-    """Format a loss or another metric: ``digits`` significant digits, trailing zeros kept."""
+    """Format a loss or another metric with ``digits`` significant digits, trailing zeros kept: 1.230."""
     if not math.isfinite(value):
         return _nonfinite(value)
     if value == 0 or not 1e-3 <= abs(value) < 1e4:
@@ -82,7 +84,7 @@ def clock(seconds: float) -> str:
 
 
 def cell(value: object) -> str:
-    """Format a table cell: integers in full, floats with four digits, booleans as yes/no, None as empty."""
+    """Format a value for a table cell: integers in full, floats with four digits, booleans as yes/no, None as ""."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -49,16 +49,18 @@ class HeatMap:
     width: int = 360
 
     def svg(self, standalone: bool = True) -> str:
-        """SVG element; ``standalone`` includes its style, else the surrounding page must include ``theme.css``."""
+        """SVG of the map, as text; ``standalone``: with its style sheet, else the surrounding page must include
+        ``theme.css``.
+        """
         return _Drawing(self).svg(standalone)
 
     def data(self) -> dict[str, Any]:
-        """Values of the map, embedded in the page."""
+        """Title, names and values of the map as plain data, embedded in the report page."""
         told = {"title": self.title, "rows": list(self.rows), "columns": list(self.columns), "values": [list(row) for row in self.values]}
         return told | ({"written": [list(row) for row in self.written]} if self.written else {})
 
     def compact(self) -> None:
-        """None: there is no variant for narrow screens."""
+        """None: a heat map has no variant for narrow screens."""
 
 
 def colour(share: float) -> tuple[int, int, int]:
@@ -69,7 +71,7 @@ def colour(share: float) -> tuple[int, int, int]:
 
 
 def _name(names: Sequence[str], number: int) -> str:
-    """Name of a row or column; default: its number, counted from 1."""
+    """Name of the row or column with index ``number``; default: its number, counted from 1."""
     return names[number] if number < len(names) else str(number + 1)
 
 

@@ -15,7 +15,7 @@ _SHAPES = {"rect", "path", "line", "circle", "image"}
 
 
 class Markup(str):
-    """String that is already valid markup."""
+    """String of HTML or SVG, which is inserted without escaping."""
 
     __slots__ = ()
 
@@ -66,7 +66,7 @@ def join(children: Iterable[object]) -> Markup:
 
 
 def number(value: float) -> str:
-    """Format a coordinate with at most one decimal."""
+    """Format a coordinate in an SVG, with at most one decimal."""
     text = f"{value:.1f}"
     return text[:-2] if text.endswith(".0") else text
 
@@ -78,7 +78,7 @@ def script_json(data: Any) -> Markup:
 
 
 def finite(data: Any) -> Any:
-    """``data`` with NaN and infinities replaced by None."""
+    """Copy of ``data`` (nested dicts and lists) with NaN and infinities replaced by None, since JSON has none."""
     if isinstance(data, float):
         return data if math.isfinite(data) else None
     if isinstance(data, dict):

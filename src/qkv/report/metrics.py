@@ -36,7 +36,7 @@ class MetricsLog:
         self._file = _open(self.path)
 
     def write(self, **row: Any) -> None:
-        """Append one row. Values: numbers, strings, booleans, None, or 0-dimensional arrays and tensors."""
+        """Append one row of metrics. Values: numbers, strings, booleans, None, or 0-dimensional arrays and tensors."""
         self._waiting += _encode(row)
         if time.monotonic() - self._flushed >= _FLUSH_SECONDS:
             self.flush()

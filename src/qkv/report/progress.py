@@ -107,7 +107,7 @@ class Progress:
         return "  ".join([*told, *self._figures()])
 
     def _figures(self) -> list[str]:
-        """Metrics as text, in order of first use, speeds last."""
+        """Metrics as text for the progress line, in order of first use, speeds last."""
         known = [(name, value) for name, value in self.figures.items() if value is not None]
         return [_figure(name, value) for name, value in sorted(known, key=lambda item: _is_speed(item[0]))]
 

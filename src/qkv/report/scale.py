@@ -57,7 +57,9 @@ def drawable(value: float | None, log: bool = False) -> bool:
 
 
 def _linear_ticks(low: float, high: float, count: int) -> list[float]:
-    """Multiples of the smallest step 1, 2 or 5 · 10^k that gives few enough ticks; at least two."""
+    """Tick values of a linear axis: multiples of the smallest step 1, 2 or 5 · 10^k that gives about ``count`` of them;
+    at least two.
+    """
     span = high - low
     power = math.floor(math.log10(span / count))
     ladder = [(mantissa, exponent) for exponent in (power - 1, power, power + 1) for mantissa in (1, 2, 5)]
@@ -97,7 +99,9 @@ def labels(ticks: list[float], log: bool = False) -> list[str]:
 
 
 def _unit(largest: float) -> tuple[float, str]:
-    """(unit, suffix) of tick labels: thousands from 10k, powers of ten for very small and very large values."""
+    """(unit, suffix) of the tick labels of an axis up to ``largest``: thousands from 10k, powers of ten for very small
+    and very large values.
+    """
     if 1e-3 <= largest < 1e4:
         return 1.0, ""
     exponent = math.floor(math.log10(largest))

@@ -57,7 +57,8 @@ def traces(line: Line, colour: int, limit: int, x_log: bool = False) -> list[Tra
 
 
 def smoothed(pairs: list[tuple[float, float]], limit: int, x_log: bool = False, share: float = 0.03) -> list[tuple[float, float]]:
-    """Running mean at about ``limit`` positions; the window is the fraction ``share`` of the series, narrower at the start and at gaps.
+    """Smooth a series (x, y) by a running mean at about ``limit`` positions; its window is the fraction ``share`` of
+    the series, narrower at the start and at gaps.
 
     The window is centred, so that drops of the loss are not delayed; at the end it only looks back.
     """

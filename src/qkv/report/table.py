@@ -26,7 +26,7 @@ def print_table(title: str, columns: Sequence[str], rows: Rows, stream: IO[str] 
 
 
 def format_table(title: str, columns: Sequence[str], rows: Rows) -> str:
-    """Table as plain text: title, empty line, column names, one line per row."""
+    """Format a table as plain text: title, empty line, column names, one line per row."""
     from rich.cells import cell_len
 
     texts = [[visible(name) for name in columns], *_texts(columns, rows)]

@@ -26,14 +26,15 @@ _MOST_SAMPLES, _LONGEST_SAMPLE = 24, 6000
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """Plain data of a run for its report.
+    """Data of a training run that its HTML report shows.
 
 
-    ``metrics`` are the rows of ``metrics.jsonl``: ``step``, ``time`` (seconds trained so far), ``loss`` and ``val_loss`` (in ``loss_unit``),
-    further ``val_`` metrics of the task, ``lr``, ``grad_norm``, ``tokens_per_second``, ``event``; all are optional. ``samples`` are
-    ``{"step", "text"}``; default: ``sample`` of the rows. ``figures`` may hold ``total_steps``, ``parameters``, ``flops`` (total), ``tokens``
-    (total), ``characters_per_token`` (of the validation text) and ``clip_norm``; missing ones are omitted from the report. ``message``: why
-    a run stopped or failed; ``usage``: (purpose, command) to use the run. ``exam``: ``step`` and ``splits``, the evaluation of the best
+    ``metrics`` are the rows of ``metrics.jsonl``: ``step``, ``time`` (seconds trained so far), ``loss`` and
+    ``val_loss`` (in ``loss_unit``), further ``val_`` metrics of the task, ``lr``, ``grad_norm``, ``tokens_per_second``,
+    ``event``; all are optional. ``samples`` are ``{"step", "text"}``; default: ``sample`` of the rows. ``figures`` may
+    hold ``total_steps``, ``parameters``, ``flops`` (total), ``tokens`` (total), ``characters_per_token`` (of the
+    validation text) and ``clip_norm``; missing ones are omitted from the report. ``message``: why a run stopped or
+    failed; ``usage``: (purpose, command) to use the run. ``exam``: ``step`` and ``splits``, the evaluation of the best
     weights.
     """
 

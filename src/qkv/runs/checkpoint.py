@@ -102,8 +102,8 @@ class Checkpoints:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read one checkpoint folder. Raises UserError naming the file that is missing, damaged, edited or from another
-    step.
+    """Read the checkpoint in the folder ``path``. Raises UserError naming the file that is missing, damaged, edited or
+    from another step.
     """
     state = _read_state(path / "state.json")
     tensors = {}

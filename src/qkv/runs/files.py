@@ -66,7 +66,7 @@ def _error_number(text: str) -> int | None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write ``content`` to ``path`` atomically."""
+    """Write ``content`` to the file ``path`` atomically: it has the old content or the new one, never a part."""
 
     def write(partial: Path) -> None:
         partial.write_bytes(content)
@@ -168,7 +168,8 @@ def _bytes(content: Tensor) -> Any:
 
 
 def sums(content: Tensor) -> bytes:
-    """Two checksums over the bytes as 64-bit words, modulo 2^64: the sum of words, and the sum of words times position.
+    """Fast checksum of a tensor's bytes as 64-bit words, modulo 2^64: the sum of words, and the sum of words times
+    position.
 
     They detect every change of one word and every exchange of two.
     """

@@ -19,14 +19,14 @@ class AbsentTokenizer(Tokenizer):
 
     @classmethod
     def of_published(cls, folder: Path) -> AbsentTokenizer:
-        """Placeholder for a published folder without a tokenizer."""
+        """Tokenizer placeholder for a published checkpoint folder that holds no tokenizer."""
         return cls(
             f'{folder} holds no tokenizer, so no text can be read or written; give ids (qkv generate --ids "1 2 3", '
             "qkv.generate(run, ids=[1, 2, 3])), or put its tokenizer.json there"
         )
 
     def __getattr__(self, name: str) -> Any:
-        """Raise ``UserError`` for any attribute of a tokenizer."""
+        """Raise ``UserError`` with the reason for any use of the tokenizer."""
         if name.startswith("__"):
             raise AttributeError(name)
         raise UserError(self.reason)

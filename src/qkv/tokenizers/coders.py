@@ -1,6 +1,7 @@
 """Fast encoding of text to arrays of ids with numpy. Each coder gives exactly the ids of the tokenizers library.
 
-A coder also knows its **borders**: positions where a text can be split so that the concatenated ids of the parts are those of the whole.
+A coder also knows its **borders**: positions where a text can be split so that the concatenated ids of the parts are
+those of the whole.
 """
 
 from __future__ import annotations
@@ -159,12 +160,14 @@ def _merges(core: tokenizers.Tokenizer) -> list[Any]:
 
 
 def _own_vocab(core: tokenizers.Tokenizer) -> dict[str, int]:
-    """Vocabulary without special tokens, which never occur in texts."""
+    """Vocabulary (token -> id) of the library's model without special tokens, which never occur in texts."""
     return core.get_vocab(with_added_tokens=False)
 
 
 def _written(part: Any) -> dict[str, object] | None:
-    """Serialised form of a component of the library's tokenizer."""
+    """Settings of a component of the library's tokenizer (normalizer, pre-tokenizer), as plain data; None if it has
+    none.
+    """
     return None if part is None else json.loads(part.__getstate__())
 
 

@@ -9,7 +9,7 @@ import tokenizers
 
 
 class Mark(NamedTuple):
-    """A special token and its token type (segment id)."""
+    """Special token around a text: its id and its token type (segment id)."""
 
     id: int
     type: int = 0
@@ -49,7 +49,7 @@ class Frame(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of special tokens."""
+        """Number of special tokens that are put around the texts."""
         return sum(map(len, self.marks))
 
     def around(self, *texts: Sequence[int], whole: int | None = None) -> Framed:

@@ -1,4 +1,6 @@
-"""Deterministic vocabulary training with the tokenizers library, whose trainers iterate over hash tables in varying order."""
+"""Deterministic vocabulary training with the tokenizers library, whose trainers iterate over hash tables in varying
+order.
+"""
 
 from __future__ import annotations
 

@@ -28,12 +28,12 @@ _CHARACTER = re.compile("[\\ud800-\\udbff][\\udc00-\\udfff]|(?s:.)")  # a surrog
 
 
 class Tokenizer:
-    """Conversion between text and ids.
+    """Tokenizer: conversion between text and token ids.
 
-    Special tokens are neither added to texts nor parsed in them: "<eos>" in a text is plain text, so that neither data nor users can
-    inject control tokens. ``reading_special`` parses them, as the transformers library does by default. A lone surrogate, which UTF-8
-    cannot encode, is read as U+FFFD. ``core``: the library's tokenizer; ``dtype``: smallest unsigned type for all ids; ``roles``: role ->
-    content of special tokens with unusual contents.
+    Special tokens are neither added to texts nor parsed in them: "<eos>" in a text is plain text, so that neither data
+    nor users can inject control tokens. ``reading_special`` parses them, as the transformers library does by default. A
+    lone surrogate, which UTF-8 cannot encode, is read as U+FFFD. ``core``: the library's tokenizer; ``dtype``: smallest
+    unsigned type for all ids; ``roles``: role -> content of special tokens with unusual contents.
     """
 
     def __init__(self, core: tokenizers.Tokenizer, roles: Mapping[str, str] | None = None):
@@ -115,7 +115,7 @@ class Tokenizer:
 
     @property
     def piece_size(self) -> int:
-        """Preferred number of characters to encode at once."""
+        """Preferred number of characters to encode at once, for splitting long texts."""
         return self._coder.piece_size
 
     def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -207,7 +207,9 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str, source: str = "the text", roles: Mapping[str, str] | None = None) -> Tokenizer:
-        """Tokenizer from the content of a ``tokenizer.json``. ``source``: name for error messages; ``roles``: roles not stored in it."""
+        """Tokenizer from the content of a ``tokenizer.json``. ``source``: name for error messages; ``roles``: roles not
+        stored in it.
+        """
         try:
             return cls(tokenizers.Tokenizer.from_str(text), {**(roles or {}), **written_roles(text)})
         except Exception as error:  # the library raises nothing more precise

@@ -141,7 +141,7 @@ def _bytes(recipe: Recipe) -> int:
 
 
 def name_of(source: str) -> str:
-    """Name for a run on a file, or on the first of two files: its base name without extensions."""
+    """Name for a run on the file ``source``, or on the first of two files "a | b": its base name without extensions."""
     name = Path(source.partition("|")[0].strip()).name
     return name.removesuffix(".gz").rpartition(".")[0] or name
 
@@ -234,7 +234,7 @@ def _writer(width: int, layers: int, sizes: _Sizes, plan: Defaults) -> Model:
 
 
 def _training(sizes: _Sizes, width: int, machine: Machine, writes: bool) -> tuple[Training, LengthBuckets | TokenBuckets]:
-    """Training settings for ``_EPOCHS`` epochs within the budget, and batches of similar lengths."""
+    """(training settings for ``_EPOCHS`` epochs within the budget, batches of similar lengths)."""
     tokens = max(1.0, sizes.read[0] + sizes.written[0]) + 2
     batch = 32 if sizes.examples >= 1000 else 16
     positions = max(256, round(batch * tokens * 2 / 256) * 256) if writes else 0

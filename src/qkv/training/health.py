@@ -60,7 +60,7 @@ def _first_output(model: Transformer, task: Task, batches: Sequence[Batch], numb
 
 
 class _FirstBad:
-    """Tap that records the path of the first non-finite value."""
+    """Observer of a forward pass (tap) that records the path of the first non-finite value."""
 
     points = ("frontend", "output", "norm", "head")
 

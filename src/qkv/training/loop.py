@@ -50,7 +50,7 @@ _OVERHEAD = 0.02
 
 
 class Trainer:
-    """One run, from its checkpoint (if any) to its end.
+    """Training of one run, from its checkpoint (if any) to its end.
 
     Each step is a pure function of the weights, the optimiser's state, the seed and the step number: its batches and
     dropout do not depend on earlier steps. An interrupted run therefore resumes bit for bit.

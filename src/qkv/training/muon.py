@@ -31,7 +31,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update all matrices that have gradients."""
+        """Update all matrices that have gradients; ``closure`` is not used."""
         for group in self.param_groups:
             for matrices in _of_one_shape(p for p in group["params"] if p.grad is not None):
                 self._update(matrices, group)

@@ -52,7 +52,7 @@ class Optimizer:
         return [{**group, "params": some, "lr": group["lr"] * factor} for factor, some in members.items()]
 
     def step(self, multiplier: float = 1.0) -> None:
-        """Make one update, at ``multiplier`` times each group's learning rate."""
+        """Make one update of the parameters, at ``multiplier`` times each group's learning rate."""
         for part, rates in zip(self.parts, self._rates, strict=True):
             for group, rate in zip(part.param_groups, rates, strict=True):
                 group["lr"] = rate * multiplier
@@ -73,7 +73,9 @@ class Optimizer:
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load a saved state, bit for bit. Raises UserError for a name or a shape that does not fit this model."""
+        """Load state tensors from ``state_dict``, bit for bit. Raises UserError for a name or a shape that does not fit
+        this model.
+        """
         owners = {self.names[p]: (part, p) for part in self.parts for group in part.param_groups for p in group["params"]}
         found: dict[Tensor, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
@@ -103,15 +105,15 @@ def build_optimizer(spec: OptimizerSpec, model: nn.Module) -> Optimizer:
 
 @implements(AdamW)
 def adamw(spec: AdamW, model: nn.Module) -> Optimizer:
-    """AdamW (Loshchilov & Hutter 2019) with weight decay on matrices and tables only."""
+    """Build AdamW (Loshchilov & Hutter 2019) for a model, with weight decay on matrices and tables only."""
     named = _trainable(model)
     return Optimizer([_adamw(spec, named)], named)
 
 
 @implements(MuonSpec)
 def muon(spec: MuonSpec, model: nn.Module) -> Optimizer:
-    """Muon for the weight matrices of all blocks (of encoder and latents too); AdamW for embeddings, head, norms,
-    biases and convolution kernels.
+    """Build Muon for the weight matrices of all blocks (of encoder and latents too), with AdamW for embeddings, head,
+    norms, biases and convolution kernels.
     """
     named, inside = _trainable(model), matrices(model)
     maps, others = _split(named, lambda _, p: p in inside)

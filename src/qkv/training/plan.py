@@ -72,7 +72,9 @@ class Plan:
     """Seconds of preparation before the first plan was made."""
 
     def after(self, done: int) -> Stage:
-        """Numbers that apply after ``done`` updates: ``second`` from update ``check`` on, before it ``first``."""
+        """Planned steps and intervals that apply after ``done`` updates: ``second`` from update ``check`` on, before it
+        ``first``.
+        """
         return self.second if self.second and done >= self.check else self.first
 
     def asks(self, done: int) -> bool:
@@ -84,7 +86,7 @@ class Plan:
         return training.changed(schedule=shortened(training.schedule, self.first.steps, training.steps))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plan as plain data."""
+        """Plan as plain data, for its file and for checkpoints."""
         return asdict(self)
 
     @staticmethod

@@ -137,7 +137,9 @@ def _exams(trainer: Trainer) -> float:
 
 
 def _exam(trainer: Trainer, split: str) -> float:
-    """Seconds of the final evaluation on one split; 0 if it fails, which the evaluation itself will report."""
+    """Expected seconds of the final evaluation on one split, from small parts of it; 0 if it fails, which the
+    evaluation itself will report.
+    """
     setup, material, task = trainer.setup, trainer.setup.material, trainer.setup.task
 
     def take(part: Material) -> float:

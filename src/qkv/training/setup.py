@@ -47,7 +47,7 @@ class Setup:
 
 
 def best_device() -> torch.device:
-    """Accelerator if available, else the CPU."""
+    """Device to train on: the accelerator if there is one, else the CPU."""
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 

@@ -33,6 +33,6 @@ class Standing:
     """Seconds before training, over all starts: opening data, building the model, measuring costs."""
 
     def count(self, batches: Iterable[Batch]) -> None:
-        """Add the rows and positions computed for ``batches``."""
+        """Add the rows and positions computed for ``batches`` to the counters."""
         for rows, positions, sources in (batch.computed for batch in batches):
             self.rows, self.positions, self.sources = self.rows + rows, self.positions + positions, self.sources + sources

@@ -97,7 +97,7 @@ def find_start(source: str) -> Start:
 
 
 def _published_task(published: Opened) -> Task:
-    """Task with the begin and end tokens that a published encoder–decoder uses."""
+    """Text-to-text task with the begin and end tokens that a published encoder–decoder uses."""
     begin = beginning(published.folder, published.config())
     return Translation(begin=pieces(published.folder, Tokenizer.load(published.folder), begin), framed=True)
 

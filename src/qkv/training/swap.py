@@ -74,7 +74,7 @@ class Swapped:
 
     @property
     def kept(self) -> float:
-        """Share of the new model's parameters that come from the old one."""
+        """Fraction of the new model's parameters that come from the old one."""
         return sum(one.taken for one in self.moved) / max(1, sum(one.numbers for one in self.moved))
 
     @property
@@ -100,9 +100,8 @@ def swap(
     """Replace parts of a run's or published checkpoint's model, train ``heal`` steps to adapt it, and write the result
     as a run into ``out``.
 
-    changes: dotted overrides, see ``qkv.spec.surgery.operated``; those of ``training`` apply to the training afterwards.
-    data: text to train and evaluate on (default: the run's own).
-    copy: as for ``qkv.load``.
+    changes: dotted overrides, see ``qkv.spec.surgery.operated``; those of ``training`` apply to the training
+    afterwards. data: text to train and evaluate on (default: the run's own). copy: as for ``qkv.load``.
 
     See ``qkv.models.transplant`` for the weights that are kept. Raises ``UserError``; Ctrl-C saves, and ``qkv train``
     resumes.
@@ -136,7 +135,9 @@ def told(moved: list[Moved]) -> list[str]:
 
 
 def _recipe(old: Run, changes: list[str], heal: int, data: str | None) -> Recipe:
-    """Recipe of the new run: the old one's with other parts, the same tokenizer, and a training of ``heal`` steps."""
+    """Recipe of the run after a swap: the old one's with the parts replaced, the same tokenizer, and a training of
+    ``heal`` steps.
+    """
     if not 0 <= heal <= LARGEST:
         raise UserError(f"heal: {quoted(heal)} steps are asked for; give 0 for none, or at most {LARGEST:,}")
     source = data or old.recipe.data.source
@@ -226,7 +227,7 @@ def _of_task(figures: Figures) -> dict[str, float]:
 
 
 def _best_figures(folder: Path) -> dict[str, float]:
-    """Held-out metrics of the run's best weights."""
+    """Held-out metrics of a run's best weights, measured when they were saved."""
     run = load(folder)
     row = next(row for row in reversed(run.metrics) if row.get("step") == run.step and "val_loss" in row)
     return {name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")}
@@ -258,7 +259,7 @@ def _shown(name: str, value: float | None) -> str:
 
 
 def _sections(figures: Mapping[str, Figures], measured: tuple[int, int]) -> list[dict[str, Any]]:
-    """Report sections: a table of the metrics, and the losses as bars."""
+    """Sections for the run's report: a table of the metrics before and after the swap, and the losses as bars."""
     rows = _rows(figures, *measured)
     table = {"kind": "examples", "title": "Effect of the swap", "columns": ["figure", *figures], "rows": rows}
     bars = [(moment, of["loss"]) for moment, of in figures.items()]

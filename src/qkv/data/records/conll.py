@@ -18,12 +18,13 @@ NOTHING = re.compile(r"(?!)")
 
 
 def conll(text: Text) -> Table:
-    """Table with one row per sentence; columns "1", "2", … hold lists with one string per token.
+    """Read a CoNLL file as a table with one row per sentence; columns "1", "2", … hold lists with one string per token.
 
-    Default columns: words first, tags last. Fields are separated by tabs if the first line has one, else by white space. Blank lines end
-    a sentence; ``-DOCSTART-`` lines and, in tab-separated files, comment lines (# and no tab) are skipped. Ten fields, the first one 1,
-    mean CoNLL-U (universaldependencies.org/format): words are FORM, tags are UPOS, and ranges such as 1-2 and empty nodes such as 1.1 are
-    skipped. Raises ``UserError`` for a file without tokens or with only one column.
+    Default columns: words first, tags last. Fields are separated by tabs if the first line has one, else by white
+    space. Blank lines end a sentence; ``-DOCSTART-`` lines and, in tab-separated files, comment lines (# and no tab)
+    are skipped. Ten fields, the first one 1, mean CoNLL-U (universaldependencies.org/format): words are FORM, tags are
+    UPOS, and ranges such as 1-2 and empty nodes such as 1.1 are skipped. Raises ``UserError`` for a file without tokens
+    or with only one column.
     """
     first = next((line for line in lines(text) if line.strip() and not line.startswith((DOCUMENT, "#"))), None)
     if first is None:

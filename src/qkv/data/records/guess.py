@@ -49,7 +49,7 @@ class _Guess:
 
     @cached_property
     def profiles(self) -> dict[str, Profile]:
-        """Profiles of the columns, computed only if names are not sufficient."""
+        """Statistics of each column's values, computed only if names are not sufficient."""
         return profiles(self.table)
 
     @property

@@ -44,7 +44,9 @@ def _lines(text: Text) -> Iterator[Row | BadRow]:
 
 
 def _elements(text: Text) -> Iterator[Row | BadRow]:
-    """Elements of a JSON list with their first lines. Raises ``UserError`` if the list itself is broken."""
+    """Rows of a JSON list of objects, with the line at which each begins. Raises ``UserError`` if the list itself is
+    broken.
+    """
     content = "".join(text.blocks())
     decoder = json.JSONDecoder()
     seen, line, at = 0, 1, content.index("[") + 1

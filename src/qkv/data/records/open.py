@@ -66,8 +66,8 @@ def open_records(data: spec.Data, roles: Sequence[Role], where: str = "data") ->
 def open_rows(data: spec.Data, roles: Sequence[Role], source: str, split: str) -> Records:
     """Read all rows of the file ``source`` as the single split ``split``, with the settings ``data`` of a trained run.
 
-    A column that ``data`` names but the file lacks is chosen again, with a note; so is the format if the extension differs.
-    Raises ``UserError`` like ``open_records``.
+    A column that ``data`` names but the file lacks is chosen again, with a note; so is the format if the extension
+    differs. Raises ``UserError`` like ``open_records``.
     """
     if source in TABLES:
         raise UserError(f"{source!r} is a named data set with its own splits; name a file, all of whose rows are evaluated")
@@ -163,7 +163,7 @@ def _groups(rows: list[dict[str, Any]], groups: list[str], roles: Sequence[Role]
 
 
 def _digest(data: spec.Data, roles: Sequence[Role], tables: dict[str, Table], choice: Choice) -> str:
-    """Hash of the contents of all files and of all settings that affect how they are read."""
+    """Hash of the contents of all files and of all settings that affect how the examples are read from them."""
     content = {split: [table.digest, table.columns, table.header] for split, table in tables.items()}
     fraction = None if "validation" in tables else data.validation_fraction
     parts = [

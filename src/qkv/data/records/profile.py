@@ -57,7 +57,7 @@ class Profile:
 
     @property
     def length(self) -> float:
-        """Mean number of characters of a value."""
+        """Mean number of characters of the column's non-empty values."""
         return self.characters / max(self.filled, 1)
 
     @property

@@ -66,5 +66,5 @@ def lines(text: Text) -> Iterator[str]:
 
 
 def head(text: Text) -> str:
-    """Beginning of the text, for format detection."""
+    """First ``HEAD`` characters of the text, from which its format is detected."""
     return "".join(text.blocks(0, HEAD))

@@ -1,4 +1,5 @@
-"""BART (Lewis et al. 2019) and mBART (Liu et al. 2020): encoder–decoder, learned positions with offset 2, a norm of the embeddings.
+"""BART (Lewis et al. 2019) and mBART (Liu et al. 2020): encoder–decoder, learned positions with offset 2, a norm of the
+embeddings.
 
 BART's blocks are post-norm and its stacks end without a norm; mBART's are pre-norm and end with one.
 """
@@ -117,7 +118,7 @@ def _branches(config: Config, stack: str) -> tuple[Attention, CrossAttention, Fe
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of ``config.json`` for ``spec``; None if its structure is not BART's or mBART's. Callers read them back to verify them."""
+    """Config keys for ``spec``; None if its structure is not BART's or mBART's. Callers read them back to verify them."""
     inner = spec.encoder
     match (spec.layers[:1], inner.layers[:1] if inner else (), spec.frontend):
         case (
@@ -167,7 +168,9 @@ _TABLE = "model.shared.weight"
 
 
 def _copies(spec: Model) -> dict[str, str]:
-    """Further names of the shared token table: newer versions of transformers read three tables of an untied model."""
+    """Further names of the shared token table to write -> its own name: newer versions of transformers read three
+    tables of an untied model.
+    """
     apart = isinstance(spec.head, LanguageModelHead) and not spec.head.tied
     return {f"model.{stack}.embed_tokens.weight": _TABLE for stack in ("encoder", "decoder")} if apart else {}
 

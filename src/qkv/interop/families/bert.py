@@ -1,4 +1,6 @@
-"""BERT (Devlin et al. 2019): bidirectional post-norm blocks, learned positions and token types, a norm of the embeddings."""
+"""BERT (Devlin et al. 2019): bidirectional post-norm blocks, learned positions and token types, a norm of the
+embeddings.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,7 @@ FIXED = (
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of ``config.json`` for ``spec``; None if its structure is not BERT's. Callers read them back to verify them."""
+    """Config keys for ``spec``; None if its structure is not BERT's. Callers read them back to verify them."""
     found = keys(spec)
     types = spec.frontend.types if isinstance(spec.frontend, Text) else 0
     return {**found, "type_vocab_size": types} if found and types else None

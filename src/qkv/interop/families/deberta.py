@@ -1,6 +1,8 @@
-"""DeBERTa, v2 and v3 (He et al. 2021; 2023): BERT's blocks with disentangled attention and one shared table of distances.
+"""DeBERTa, v2 and v3 (He et al. 2021; 2023): BERT's blocks with disentangled attention and one shared table of
+distances.
 
-The first version has one vector per distance and no key bias; later ones may use buckets, a norm of the table, and content projections.
+The first version has one vector per distance and no key bias; later ones may use buckets, a norm of the table, and
+content projections.
 
 Two differences in training only: the published classification head also applies dropout to the first position's vector
 (``pooler_dropout``, 0 in published models), and padding vectors are set to 0, which has no effect on other positions.
@@ -203,7 +205,7 @@ def _terms(config: Config) -> list[str]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of ``config.json`` for ``spec``; None if its structure is not DeBERTa's. Callers read them back to verify them."""
+    """Config keys for ``spec``; None if its structure is not DeBERTa's. Callers read them back to verify them."""
     match shape_of(spec):
         case Block(
             branches=(DisentangledAttention() | Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm
@@ -230,8 +232,8 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def first_config(spec: Model) -> dict[str, Any] | None:
-    """Keys of ``config.json`` for ``spec``; None if its structure is not the first DeBERTa's. Callers verify them by
-    reading them back.
+    """Config keys for ``spec``; None if its structure is not the first DeBERTa's. Callers read them back to verify
+    them.
     """
     found = config(spec)
     if found is None or not found["relative_attention"]:

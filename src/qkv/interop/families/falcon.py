@@ -1,4 +1,6 @@
-"""Falcon (Almazrouei et al. 2023): parallel attention and feed-forward, few key/value heads, norms with biases, linear maps without."""
+"""Falcon (Almazrouei et al. 2023): parallel attention and feed-forward, few key/value heads, norms with biases, linear
+maps without.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,7 @@ def _order(config: Config, norm: LayerNorm) -> dict[str, Any]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of ``config.json`` for ``spec``; None if its structure is not Falcon's. Callers read them back to verify them."""
+    """Config keys for ``spec``; None if its structure is not Falcon's. Callers read them back to verify them."""
     match shape_of(spec):
         case Block(branches=(Attention(relative=relative) as attention, FeedForward() as feed_forward)) as block, Text() as frontend:
             norm, placed = block.norm_of(0), _relative_keys(relative)

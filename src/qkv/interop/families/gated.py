@@ -70,7 +70,7 @@ def norm_of(config: Config) -> RMSNorm:
 
 
 def windowed(size: int) -> Mask:
-    """Causal window: a position sees itself and the ``size`` - 1 positions before it."""
+    """Causal sliding-window mask: a position sees itself and the ``size`` - 1 positions before it."""
     return Causal() & Window(size=size)
 
 

@@ -1,7 +1,8 @@
-"""Gemma 1, 2 and 3, text models (Gemma Team 2024, 2024, 2025): token vectors times √D, norms scaled by 1 + weight, wide heads.
+"""Gemma 1, 2 and 3, text models (Gemma Team 2024, 2024, 2025): token vectors times √D, norms scaled by 1 + weight, wide
+heads.
 
-Gemma 2 adds norms after branches, soft caps of scores and logits, and a window in every other layer. Gemma 3 uses norms of queries and keys
-instead of caps; its layers with a window have a different RoPE.
+Gemma 2 adds norms after branches, soft caps of scores and logits, and a window in every other layer. Gemma 3 uses norms
+of queries and keys instead of caps; its layers with a window have a different RoPE.
 """
 
 from __future__ import annotations
@@ -160,18 +161,18 @@ def _repeating(blocks: Sequence[Block]) -> tuple[Block, ...]:
 
 
 def config_of_gemma(spec: Model) -> dict[str, Any] | None:
-    """Keys of ``config.json`` for ``spec``; None if its structure is not Gemma 1's. Callers read them back to verify them."""
+    """Config keys for ``spec``; None if its structure is not Gemma 1's. Callers read them back to verify them."""
     return _config(spec, "hidden_act")
 
 
 def config_of_gemma2(spec: Model) -> dict[str, Any] | None:
-    """Keys of ``config.json`` for ``spec``; None if its structure is not Gemma 2's. Callers read them back to verify them."""
+    """Config keys for ``spec``; None if its structure is not Gemma 2's. Callers read them back to verify them."""
     found = _config(spec, "hidden_activation")
     return None if found is None else {**found, **_scores_config(spec), **_layers_config(spec)}
 
 
 def config_of_gemma3(spec: Model) -> dict[str, Any] | None:
-    """Keys of ``config.json`` for ``spec``; None if its structure is not Gemma 3's. Callers read them back to verify them."""
+    """Config keys for ``spec``; None if its structure is not Gemma 3's. Callers read them back to verify them."""
     found = _config(spec, "hidden_activation")
     if found is None:
         return None

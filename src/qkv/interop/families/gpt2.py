@@ -1,4 +1,6 @@
-"""GPT-2 (Radford et al. 2019): pre-norm blocks, learned positions, q, k and v in one matrix, matrices stored as (in, out)."""
+"""GPT-2 (Radford et al. 2019): pre-norm blocks, learned positions, q, k and v in one matrix, matrices stored as (in,
+out).
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ FIXED = (
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of ``config.json`` for ``spec``; None if its structure is not GPT-2's. Callers read them back to verify them."""
+    """Config keys for ``spec``; None if its structure is not GPT-2's. Callers read them back to verify them."""
     match shape_of(spec):
         case Block(
             branches=(Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm

@@ -196,7 +196,7 @@ def label_count(config: Config) -> int:
 
 
 def label_keys(count: int) -> dict[str, Any]:
-    """Config keys for ``count`` unnamed classes."""
+    """Config keys ``id2label`` and ``label2id`` for ``count`` unnamed classes."""
     names = [f"LABEL_{i}" for i in range(count)]
     return {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": {name: i for i, name in enumerate(names)}}
 

@@ -23,7 +23,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of ``config.json`` for ``spec``; None if its structure is not Llama's. Callers read them back to verify them."""
+    """Config keys for ``spec``; None if its structure is not Llama's. Callers read them back to verify them."""
     found = gated.config_of(spec)
     if found is None:
         return None

@@ -1,7 +1,7 @@
 """Longformer (Beltagy et al. 2020): RoBERTa's structure with window attention and global positions.
 
-Global positions: the first one if the head pools, else the prefix of a call, such as a question, if any. In training, transformers also
-applies dropout to the first position's vector before the classification head.
+Global positions: the first one if the head pools, else the prefix of a call, such as a question, if any. In training,
+transformers also applies dropout to the first position's vector before the classification head.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _windows(config: Config, layers: int) -> list[int]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of ``config.json`` for ``spec``; None if its structure is not Longformer's. Callers read them back to verify them."""
+    """Config keys for ``spec``; None if its structure is not Longformer's. Callers read them back to verify them."""
     windows, blocks = [], []
     for block in spec.layers:
         local = block.branches[0]

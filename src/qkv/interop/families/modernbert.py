@@ -1,7 +1,7 @@
 """ModernBERT (Warner et al. 2024): bidirectional pre-norm blocks, most with a window; RoPE, gated feed-forward.
 
-Embeddings are normalised, so the first block has no attention norm. In training, transformers also applies dropout to the output of
-attention if ``attention_dropout`` is not 0.
+Embeddings are normalised, so the first block has no attention norm. In training, transformers also applies dropout to
+the output of attention if ``attention_dropout`` is not 0.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _ropes(config: Config) -> dict[str, Rope]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of ``config.json`` for ``spec``; None if its structure is not ModernBERT's. Callers read them back to verify them."""
+    """Config keys for ``spec``; None if its structure is not ModernBERT's. Callers read them back to verify them."""
     attentions = [block.branches[0] for block in spec.layers if isinstance(block.branches[0], Attention)]
     ropes = _ropes_config(attentions)
     if not attentions or len(attentions) != len(spec.layers) or ropes is None:

@@ -1,4 +1,5 @@
-"""MPNet (Song et al. 2020), the body of many sentence models: RoBERTa's structure without token types, with a bias of scores by distance.
+"""MPNet (Song et al. 2020), the body of many sentence models: RoBERTa's structure without token types, with a bias of
+scores by distance.
 
 All layers share one table of biases. Positions start after the padding row, which is row 1 for any ``pad_token_id``.
 """
@@ -50,7 +51,7 @@ def _with(block: Block, distances: T5Buckets) -> Block:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of ``config.json`` for ``spec``; None if its structure is not MPNet's. Callers read them back to verify them."""
+    """Config keys for ``spec``; None if its structure is not MPNet's. Callers read them back to verify them."""
     match shape_of(spec):
         case (
             Block(branches=(Attention() as attention, FeedForward()), norm=LayerNorm(), order="post"),

@@ -1,4 +1,6 @@
-"""GPT-NeoX (Black et al. 2022) and Pythia (Biderman et al. 2023): parallel attention and feed-forward, each with its own norm."""
+"""GPT-NeoX (Black et al. 2022) and Pythia (Biderman et al. 2023): parallel attention and feed-forward, each with its
+own norm.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def _rope(config: Config) -> Rope:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of ``config.json`` for ``spec``; None if its structure is not GPT-NeoX's. Callers read them back to verify them."""
+    """Config keys for ``spec``; None if its structure is not GPT-NeoX's. Callers read them back to verify them."""
     match shape_of(spec):
         case Block(branches=(Attention(relative=Rope() as rope) as attention, FeedForward() as feed_forward)) as block, Text() as frontend:
             norm, turned = block.norm_of(0), rope_config(rope, partial=True)

@@ -1,7 +1,9 @@
-"""Perceiver IO for text (Jaegle et al. 2022): latents read the input once, then attend to each other; queries read the latents.
+"""Perceiver IO for text (Jaegle et al. 2022): latents read the input once, then attend to each other; queries read the
+latents.
 
-Norms before the branches have torch's default epsilon; norms of cross-attention inputs are here the final norms of front end and latents.
-If the queries have no residual, attention and feed-forward are two blocks, of which only the second has one.
+Norms before the branches have torch's default epsilon; norms of cross-attention inputs are here the final norms of
+front end and latents. If the queries have no residual, attention and feed-forward are two blocks, of which only the
+second has one.
 """
 
 from __future__ import annotations
@@ -159,7 +161,7 @@ def _pooled_blocks(config: Config, width: int) -> tuple[Block, ...]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of ``config.json`` for ``spec``; None if its structure is not the Perceiver's. Callers read them back to verify them."""
+    """Config keys for ``spec``; None if its structure is not the Perceiver's. Callers read them back to verify them."""
     if spec.latents is None or not isinstance(spec.frontend, Text):
         return None
     alone, width = _asks_alone(spec), spec.latent_width

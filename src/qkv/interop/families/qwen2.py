@@ -1,4 +1,6 @@
-"""Qwen 2 and 2.5 (Yang et al. 2024): Llama's blocks with biases of queries, keys and values only, a window in some layers."""
+"""Qwen 2 and 2.5 (Yang et al. 2024): Llama's blocks with biases of queries, keys and values only, a window in some
+layers.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of ``config.json`` for ``spec``; None if its structure is not Qwen 2's. Callers read them back to verify them."""
+    """Config keys for ``spec``; None if its structure is not Qwen 2's. Callers read them back to verify them."""
     found = gated.config_of(spec)
     return None if found is None else {**found, **gated.masks_config(spec)}
 

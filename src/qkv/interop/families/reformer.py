@@ -1,5 +1,6 @@
-"""Reformer (Kitaev et al. 2020): reversible blocks of local or LSH attention and feed-forward, axial positions of two axes, a head on both
-streams."""
+"""Reformer (Kitaev et al. 2020): reversible blocks of local or LSH attention and feed-forward, axial positions of two
+axes, a head on both streams.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +134,7 @@ _KINDS = {"local": _local, "lsh": _hashed}
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of ``config.json`` for ``spec``; None if its structure is not the Reformer's. Callers read them back to verify them."""
+    """Config keys for ``spec``; None if its structure is not the Reformer's. Callers read them back to verify them."""
     match shape_of(spec):
         case Block(branches=(Attention() | LSHAttention(), FeedForward() as think), norm=LayerNorm() as norm) as block, Text() as frontend:
             pass

@@ -1,7 +1,8 @@
-"""RoBERTa (Liu et al. 2019): BERT's structure with reserved first rows of the position table; XLM-RoBERTa is the same under another name.
+"""RoBERTa (Liu et al. 2019): BERT's structure with reserved first rows of the position table; XLM-RoBERTa is the same
+under another name.
 
-Position p uses row p + pad_token_id + 1. In training, the classification head of transformers also applies dropout to the first position's
-vector.
+Position p uses row p + pad_token_id + 1. In training, the classification head of transformers also applies dropout to
+the first position's vector.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of ``config.json`` for ``spec``; None if its structure is not RoBERTa's. Callers read them back to verify them."""
+    """Config keys for ``spec``; None if its structure is not RoBERTa's. Callers read them back to verify them."""
     found = bert.config(spec)
     match spec.frontend:
         case Text(positions=Learned(offset=offset)) if found and offset:

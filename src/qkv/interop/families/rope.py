@@ -1,4 +1,6 @@
-"""RoPE settings of published configs: ``rope_parameters``, or the older ``rope_theta`` with ``rope_scaling``; conversion in both directions."""
+"""RoPE settings of published configs: ``rope_parameters``, or the older ``rope_theta`` with ``rope_scaling``;
+conversion in both directions.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,8 @@ SCALINGS: dict[str, Callable[[Config, Config], RopeScaling | None]] = {
 def rope_config(rope: Rope, partial: bool = False) -> dict[str, Any] | None:
     """Config keys of a RoPE, in the older form that every version reads; None if configs cannot express it.
 
-    ``partial``: the caller writes the fraction under its family's key. Otherwise a fraction has no key that all libraries support.
+    ``partial``: the caller writes the fraction under its family's key. Otherwise a fraction has no key that all
+    libraries support.
     """
     if rope.fraction != 1.0 and not partial:
         return None

@@ -1,5 +1,6 @@
-"""T5 (Raffel et al. 2020) and mT5 (Xue et al. 2021): pre-norm encoder–decoder without biases, unscaled scores, and one learned relative bias
-table per stack. T5 1.1, Flan-T5 and T0 have a gated feed-forward and an untied head. The encoder may be published alone.
+"""T5 (Raffel et al. 2020) and mT5 (Xue et al. 2021): pre-norm encoder–decoder without biases, unscaled scores, and one
+learned relative bias table per stack. T5 1.1, Flan-T5 and T0 have a gated feed-forward and an untied head. The
+encoder may be published alone.
 
 In training, transformers also applies dropout to the outputs of the final norms.
 """
@@ -113,7 +114,7 @@ def _feed_forward(config: Config, dropout: float) -> FeedForward | GatedFeedForw
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of ``config.json`` for ``spec``; None if its structure is not T5's. Callers read them back to verify them."""
+    """Config keys for ``spec``; None if its structure is not T5's. Callers read them back to verify them."""
     encoder = spec.encoder or spec
     match shape_of(encoder):
         case Block(branches=(Attention(relative=T5Buckets() as relative) as attention, last), norm=RMSNorm() as norm), Text() as frontend:
@@ -144,7 +145,8 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def _scaled(config: Config) -> Head:
-    """Language model head; if tied, vectors are scaled by d_model^-½ unless ``scale_decoder_outputs`` is false, as in later files.
+    """Language model head of T5; if tied, vectors are scaled by d_model^-½ unless ``scale_decoder_outputs`` is false,
+    as in later files.
 
     Later files mark every head as tied; if the scale is off and the file has weights for the head, it is untied.
     """

@@ -1,8 +1,8 @@
 """XLNet (Yang et al. 2019): post-norm blocks with relative attention by distance and token type; no absolute positions.
 
-This is the content stream with full attention. The query stream is appended to the sequence (``qkv.tasks.permutation``) and starts from the
-front end's ``query``. Heads that pool the last position use the last non-padding one; transformers pads on the left. In training,
-transformers also applies dropout to the sinusoids of distances and to the head's input.
+This is the content stream with full attention. The query stream is appended to the sequence (``qkv.tasks.permutation``)
+and starts from the front end's ``query``. Heads that pool the last position use the last non-padding one; transformers
+pads on the left. In training, transformers also applies dropout to the sinusoids of distances and to the head's input.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of ``config.json`` for ``spec``; None if its structure is not XLNet's. Callers read them back to verify them."""
+    """Config keys for ``spec``; None if its structure is not XLNet's. Callers read them back to verify them."""
     match shape_of(spec):
         case Block(branches=(RelativeAttention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm) as block, Text():
             pass

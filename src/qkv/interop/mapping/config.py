@@ -54,7 +54,7 @@ class Config:
         return self.defaults[key] if self._assumes(key) else self.values[key]
 
     def beside(self, name: str) -> bool:
-        """True if the weight files hold a tensor of that name."""
+        """True if the weight files beside the config hold a tensor of that name."""
         return self.held is not None and name in self.held.names
 
     def size(self, key: str, default: int | None = None) -> int:

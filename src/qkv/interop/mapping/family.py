@@ -1,4 +1,6 @@
-"""Published families: conversion of config to spec and back, and tables of tensor names that are read in both directions."""
+"""Published families: conversion of config to spec and back, and tables of tensor names that are read in both
+directions.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ class Family:
     config: Callable[[Model], dict[str, Any] | None]
     names: tuple[Row, ...]
     prefix: str = ""
-    """Prefix of the body's tensor names in files of models with a head; files of the body alone, and old files, omit it."""
+    """Prefix of the body's tensor names in files of models with a head; files of the body alone, and old files, omit
+    it.
+    """
     ignored: Reasons = field(default_factory=dict)
     ignored_config: Reasons = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)

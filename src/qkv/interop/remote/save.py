@@ -1,7 +1,7 @@
 """Export a language model that no published family covers, with its own model file.
 
-The transformers library opens it with ``trust_remote_code=True``: ``modeling_qkv.py`` contains the model's modules in plain torch,
-independent of qkv.
+The transformers library opens it with ``trust_remote_code=True``: ``modeling_qkv.py`` contains the model's modules in
+plain torch, independent of qkv.
 """
 
 from __future__ import annotations
