@@ -80,7 +80,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _note(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: str | None = None) -> None:
-    """Print a warning of the package as one line, and others as Python does."""
+    """Replacement of ``warnings.showwarning``: prints warnings of the package as one line, others as Python does."""
     own = Path(filename).is_relative_to(_PACKAGE)
     text = f"note: {message}\n" if own else warnings.formatwarning(message, category, filename, lineno, line)
     with contextlib.suppress(OSError, ValueError):

@@ -113,7 +113,7 @@ def _value(text: str) -> str:
 
 
 def _texts(inputs: Sequence[str]) -> list[str]:
-    """Inputs, with a single '-' replaced by the lines of standard input."""
+    """Texts given as arguments, or the lines of standard input if the only one is "-"."""
     if list(inputs) == ["-"]:
         try:
             lines = sys.stdin.buffer.read().decode("utf-8").splitlines()
@@ -128,7 +128,7 @@ def _texts(inputs: Sequence[str]) -> list[str]:
 
 
 def _rows(run: Run, texts: list[str], parts: dict[str, str]) -> list[dict[str, Any]]:
-    """One mapping of input fields per text; ``parts`` are common to all."""
+    """Input fields of each prediction, one mapping per text; ``parts``: fields common to all."""
     from qkv.runs.predict import predict, rows_for
     from qkv.runs.run import task_of
 

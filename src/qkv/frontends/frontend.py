@@ -58,7 +58,7 @@ class Frontend(Declared):
 
     @property
     def vocab_size(self) -> int | None:
-        """Vocabulary size V; None without tokens."""
+        """Vocabulary size V; None if the input is not tokens."""
         return None if self.table is None else self.table.shape[0]
 
     @abstractmethod
@@ -81,7 +81,7 @@ class Frontend(Declared):
 
     @abstractmethod
     def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
-        """Rows of ``length`` random values on the CPU, for measurements."""
+        """Signal of ``rows`` rows of ``length`` random values on the CPU, for measurements of speed and memory."""
 
     def embed(
         self, signal: Signal, past: Past | None = None, tap: Tap | None = None, memories: Memories | None = None

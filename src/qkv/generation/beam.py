@@ -146,7 +146,7 @@ class BeamSearch:
         memory: Memory | None = None,
         ends: Ends | None = None,
     ):
-        """Arguments as for ``beam_search``."""
+        """Start the search; arguments as for ``beam_search``."""
         context.check(model, prompts, generation)
         _check(model, generation, end_id)
         self.generation = generation
@@ -161,7 +161,7 @@ class BeamSearch:
         return list(dict.fromkeys(row.key for row in self._engine.rows))
 
     def step(self) -> None:
-        """Extend every beam of the running prompts by one token."""
+        """Run one forward pass and extend every beam of the unfinished prompts by one token."""
         self._engine.step()
 
     def _chosen(self, rows: Sequence[Row], reading: Reading) -> list[Next]:

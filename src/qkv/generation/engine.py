@@ -210,7 +210,7 @@ class Engine:
 
 
 def inverse(order: Sequence[int]) -> list[int]:
-    """Permutation that undoes ``order``."""
+    """Inverse permutation: position of each index in ``order``."""
     places = [0] * len(order)
     for place, item in enumerate(order):
         places[item] = place

@@ -52,7 +52,7 @@ def pick(logits: Tensor, generation: Generation, text: Tensor | None, uniforms: 
 
 
 def _heated(logits: Tensor, generation: Generation, text: Tensor | None) -> Tensor:
-    """Apply the repetition penalty and a positive temperature."""
+    """Apply the repetition penalty for the tokens of ``text``, and a positive temperature."""
     if generation.repetition_penalty != 1.0 and text is not None:
         logits = repetition_penalty(logits, text, generation.repetition_penalty)
     return temperature(logits, generation.temperature) if generation.temperature > 0.0 else logits

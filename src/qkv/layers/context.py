@@ -43,14 +43,12 @@ Memories = Mapping[str, Memory]
 
 @dataclass(frozen=True)
 class Context:
-    """Frozen context of a forward pass over (B, N, D).
+    """Frozen context of a forward pass over (B, N, D): facts about its positions that branches read beside x.
 
-    positions (B or 1, N): position of each vector in its row (for packed rows: in its document).
-    lengths (B): number of real positions, the rest is right padding; None: no padding.
-    segments, prefix, visible, types: see ``Signal``.
-    memories: inputs of cross branches, by name; empty with a state, which holds what they need.
-    arrival: place of the new positions after those read before; None without a state.
-    memo: cache of ``once``.
+    positions (B or 1, N): position of each vector in its row (for packed rows: in its document). lengths (B): number
+    of positions that are not padding, which is on the right; None: no padding. segments, prefix, visible, types: see
+    ``Signal``. memories: inputs of cross-attention, by name; empty with a state, which holds what they need. arrival:
+    place of the new positions after those read before; None without a state. memo: cache of ``once``.
     """
 
     positions: Tensor

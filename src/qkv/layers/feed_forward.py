@@ -16,7 +16,7 @@ from qkv.spec.register import implements
 
 @implements(spec.FeedForward)
 class FeedForward(Branch):
-    """φ(x W1 + b1) W2 + b2 (Vaswani et al. 2017)."""
+    """Feed-forward branch φ(x W1 + b1) W2 + b2 (Vaswani et al. 2017)."""
 
     def __init__(self, part: spec.FeedForward, width: int):
         super().__init__(part, width)
@@ -35,7 +35,7 @@ class FeedForward(Branch):
 
 @implements(spec.GatedFeedForward)
 class GatedFeedForward(Branch):
-    """(φ(x Wg) ⊙ x Wu) Wd (GLU variants, Shazeer 2020). Wg and Wu are one matrix."""
+    """Gated feed-forward branch (φ(x Wg) ⊙ x Wu) Wd (GLU variants, Shazeer 2020). Wg and Wu are stored as one matrix."""
 
     def __init__(self, part: spec.GatedFeedForward, width: int):
         super().__init__(part, width)

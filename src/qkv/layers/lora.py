@@ -58,7 +58,7 @@ class LowRank(Linear):
 
     @property
     def merged(self) -> bool:
-        """True if A and B are merged into the weight."""
+        """True while W is replaced by W + s B A, see ``merge``."""
         return self.base is not None
 
     @property

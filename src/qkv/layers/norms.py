@@ -21,7 +21,7 @@ class Norm(nn.Module):
 
 @implements(spec.LayerNorm)
 class LayerNorm(Norm):
-    """(x - mean) / sqrt(var + eps) * weight + bias over D (Ba et al. 2016)."""
+    """Layer norm: (x - mean) / sqrt(var + eps) * weight + bias over D (Ba et al. 2016)."""
 
     def __init__(self, part: spec.LayerNorm, width: int):
         super().__init__()
@@ -35,7 +35,7 @@ class LayerNorm(Norm):
 
 
 class RMSNorm(Norm):
-    """x / sqrt(mean(x²) + eps) * weight over D (Zhang & Sennrich 2019)."""
+    """RMS norm: x / sqrt(mean(x²) + eps) * weight over D (Zhang & Sennrich 2019)."""
 
     def __init__(self, part: spec.RMSNorm, width: int):
         super().__init__()
@@ -49,7 +49,7 @@ class RMSNorm(Norm):
 
 
 class ZeroCentredRMSNorm(Norm):
-    """x / sqrt(mean(x²) + eps) * (1 + weight) over D (Gemma, 2024), computed in fp32 or wider."""
+    """RMS norm with x / sqrt(mean(x²) + eps) * (1 + weight) over D (Gemma, 2024), computed in fp32 or wider."""
 
     def __init__(self, part: spec.RMSNorm, width: int):
         super().__init__()

@@ -50,7 +50,7 @@ class Residual(nn.Module):
 
 @implements(spec.Scaled)
 class Scaled(Residual):
-    """x + weight ⊙ y (LayerScale, Touvron et al. 2021)."""
+    """Residual connection with a learned factor per feature: x + weight ⊙ y (LayerScale, Touvron et al. 2021)."""
 
     def _join(self, part: spec.Scaled, width: int) -> None:
         self.weight = nn.Parameter(torch.full((width,), part.initial))
@@ -61,7 +61,7 @@ class Scaled(Residual):
 
 @implements(spec.Gated)
 class Gated(Residual):
-    """x + tanh(gate) y (Flamingo, Alayrac et al. 2022)."""
+    """Residual connection with a learned gate: x + tanh(gate) y (Flamingo, Alayrac et al. 2022)."""
 
     def _join(self, part: spec.Gated, width: int) -> None:
         self.gate = nn.Parameter(torch.tensor(part.initial))

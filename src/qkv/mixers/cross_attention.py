@@ -22,7 +22,7 @@ from qkv.state.arrival import Counts
 
 
 class MemoryKeys(NamedTuple):
-    """Keys (B, G, M, Dk), values (B, G, M, Dv) and unpadded lengths (B) of a memory.
+    """Memory as cross-attention reads it: keys (B, G, M, Dk), values (B, G, M, Dv), number of unpadded ones (B).
 
     In a state the lengths are on the host, so that no decoding step reads them.
     """
@@ -32,7 +32,7 @@ class MemoryKeys(NamedTuple):
     lengths: Tensor | Counts
 
     def is_full(self) -> bool:
-        """True if no row is padded."""
+        """True if no row of the memory is padded."""
         count, lengths = self.keys.shape[2], self.lengths
         if isinstance(lengths, Counts):
             return lengths.count(count) == len(lengths)

@@ -151,7 +151,7 @@ def matching(patterns: Iterable[str], names: Iterable[str], key: str) -> set[str
 
 
 def meets(pattern: str, name: str) -> bool:
-    """True if ``pattern`` matches the path ``name``."""
+    """True if ``pattern`` matches the path ``name``: ``*`` is any text, and a module's path includes all below it."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 

@@ -81,7 +81,7 @@ class Layered(Declared):
 
     @property
     def branches(self) -> list[Branch]:
-        """All branches of all blocks, in order."""
+        """Branches of all blocks in order, such as attention and feed-forward of each layer."""
         return [slot.body for block in self.blocks for slot in block.branches]  # type: ignore[union-attr]
 
     def through(self, x: Tensor, context: Context) -> Iterator[Tensor]:
@@ -111,7 +111,7 @@ class Layered(Declared):
 
 
 class Stack(Layered):
-    """Front end, blocks and norm: a signal of B rows -> vectors (B, N, D)."""
+    """Stack of front end, blocks and final norm: a signal of B rows -> vectors (B, N, D)."""
 
     def __init__(self, spec: StackSpec, width: int, table: nn.Parameter | None = None, path: str = "", memory_width: int | None = None):
         """Build the stack. ``table``: token embeddings shared with another stack; None for its own.
@@ -130,7 +130,7 @@ class Stack(Layered):
 
     @property
     def limit(self) -> int | None:
-        """Maximum number of positions; None if unlimited."""
+        """Maximum number of positions of a row; None if unlimited."""
         return self.frontend.limit
 
     @property

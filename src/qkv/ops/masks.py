@@ -44,11 +44,11 @@ class Mask:
         raise NotImplementedError
 
     def may_see(self, span: Span) -> bool:
-        """False only if no query in the span sees any key in it."""
+        """Bound for skipping blocks: False only if no query in the span sees any key in it."""
         return True
 
     def sees_all(self, span: Span) -> bool:
-        """True only if every query in the span sees every key in it."""
+        """Bound for whole blocks: True only if every query in the span sees every key in it."""
         return False
 
     def __and__(self, other: Mask) -> Mask:
@@ -172,7 +172,7 @@ class Explicit(Mask):
 
 @dataclass(frozen=True)
 class AllOf(Mask):
-    """Intersection: keys visible under all of ``masks``."""
+    """Mask under which keys visible under all of ``masks`` are visible (intersection)."""
 
     masks: tuple[Mask, ...]
 
@@ -191,7 +191,7 @@ class AllOf(Mask):
 
 @dataclass(frozen=True)
 class AnyOf(Mask):
-    """Union: keys visible under any of ``masks``."""
+    """Mask under which keys visible under any of ``masks`` are visible (union)."""
 
     masks: tuple[Mask, ...]
 
@@ -242,7 +242,7 @@ class Sites:
         )
 
     def visible(self, mask: Mask, num_heads: int) -> Tensor:
-        """Dense form of ``mask`` for these sites: booleans (B or 1, H or 1, N, M)."""
+        """Visibility under ``mask`` as a tensor of booleans (B or 1, H or 1, N, M): True where the query sees the key."""
         grid = self.grid(num_heads)
         seen = mask.allowed(grid) & (grid.key >= 0)
         if self.query_segment is not None and self.key_segment is not None:

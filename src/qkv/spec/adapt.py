@@ -57,5 +57,5 @@ class LoRA(Adapt, kind="lora"):
 
     @property
     def scale(self) -> float:
-        """Scale s of B A x."""
+        """Factor s of the low-rank term B A x."""
         return self.alpha / (self.rank**0.5 if self.use_rslora else self.rank)

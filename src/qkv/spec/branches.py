@@ -94,7 +94,7 @@ class DotProduct(Branch):
 
     @property
     def kv_heads(self) -> int:
-        """G, the number of key/value heads."""
+        """Number of key/value heads, G; by default that of the query heads."""
         return self.num_kv_heads or self.num_heads
 
     def dims(self, width: int) -> tuple[int, int]:
@@ -245,7 +245,7 @@ class Recurrent(Branch):
 
     @property
     def gates(self) -> int:
-        """Number of input matrices of a cell."""
+        """Number of input matrices of the cell: 1 (RNN), 3 (GRU) or 4 (LSTM)."""
         return len(self.gate_names)
 
     @property
@@ -285,7 +285,7 @@ class LSTM(Recurrent, kind="lstm"):
 
 
 class FeedForward(Branch, kind="feed_forward"):
-    """φ(x W1 + b1) W2 + b2 (Vaswani et al. 2017)."""
+    """Feed-forward network φ(x W1 + b1) W2 + b2 at each position (Vaswani et al. 2017)."""
 
     hidden: int | None = Field(default=None, gt=0, description="default: 4 width")
     activation: Activation = "gelu"
@@ -305,7 +305,7 @@ class FeedForward(Branch, kind="feed_forward"):
 
 
 class GatedFeedForward(Branch, kind="gated_feed_forward"):
-    """(φ(x Wg) ⊙ x Wu) Wd: GLU, ReGLU, GEGLU, SwiGLU by activation (Shazeer 2020)."""
+    """Gated feed-forward network (φ(x Wg) ⊙ x Wu) Wd: GLU, ReGLU, GEGLU, SwiGLU by activation (Shazeer 2020)."""
 
     hidden: int | None = Field(default=None, gt=0, description="default: 8/3 width, rounded up to a multiple of 32")
     activation: Activation = "silu"

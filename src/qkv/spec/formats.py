@@ -12,7 +12,7 @@ FORMAT = 2
 
 
 def newer(data: dict[str, Any]) -> list[Problem]:
-    """Problem of a file whose format this version does not know."""
+    """Error for a file written in a later format than this version reads; empty for all others."""
     given = data.get("format")
     if not isinstance(given, int) or given <= FORMAT:
         return []
@@ -21,7 +21,7 @@ def newer(data: dict[str, Any]) -> list[Problem]:
 
 
 def with_present_names(data: Any) -> Any:
-    """Plain data of a recipe in the present format: the key ``results`` becomes ``typed`` and ``published``, with a warning."""
+    """Migrate a recipe's plain data to the present format: ``results`` becomes ``typed``, ``published``, with a warning."""
     if not isinstance(data, dict):
         return data
     fields = {**cast("dict[str, Any]", data)}

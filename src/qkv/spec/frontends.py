@@ -15,7 +15,7 @@ WIDEST, MOST_TOKENS = 1_000_000, 100_000_000
 
 
 class Frontend(Part, slot=True):
-    """Base class of front ends: the part of a model that maps input (tokens, pixels, audio) to position vectors."""
+    """Base class of front ends: the part of a model that maps input (tokens, pixels, audio) to one vector per position."""
 
     reads_tokens: ClassVar[bool] = False
     """True if it has a table of token vectors."""

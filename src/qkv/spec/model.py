@@ -44,12 +44,12 @@ class Block(Spec):
     norms: Seq[Norm] = Field(default=(), description="one norm per branch; default: norm for all")
 
     def norm_of(self, i: int) -> Norm:
-        """Norm of branch ``i``."""
+        """Norm of branch ``i``: its own among ``norms``, or the block's."""
         return self.norms[i] if self.norms else self.norm
 
     @property
     def reversible(self) -> bool:
-        """True if the input of a branch can be recomputed from its output."""
+        """True if the block's residual connections are reversible: a branch's input can be recomputed from its output."""
         return self.residual.reversible
 
     def problems(self) -> list[Problem]:
@@ -94,7 +94,7 @@ class Layered(Spec):
 
     @property
     def depth(self) -> int:
-        """Number of layers."""
+        """Number of layers, repeated blocks included."""
         return self.num_layers or len(self.blocks) if self.blocks else 0
 
     @property
@@ -175,11 +175,11 @@ class Reader(Spec):
 
     @property
     def position_limit(self) -> int | None:
-        """Maximum number of positions of a row; None if unlimited."""
+        """Maximum number of positions of a row, such as the rows of a position table; None if unlimited."""
         return self.frontend.limit(self.context_length)
 
     def frontend_width(self, width: int) -> int:
-        """Width of the front end's vectors at model width ``width``."""
+        """Features of the front end's vectors in a model of ``width`` features."""
         return self.frontend.own_width(width)
 
 

@@ -28,7 +28,7 @@ MEASURED_ON = (("data", "columns"),)
 
 
 class Assignment(NamedTuple):
-    """One override: path, value and its original text."""
+    """Override of one value: path, new value, original text, and the characters of the value as typed."""
 
     path: tuple[str, ...]
     value: Any
@@ -37,7 +37,7 @@ class Assignment(NamedTuple):
 
     @classmethod
     def of(cls, path: str, value: Any) -> Assignment:
-        """Create the assignment of a Python value."""
+        """Assignment of a Python value to a dotted ``path``."""
         return cls(tuple(path.split(".")), value, f"{path}={value}")
 
     @property
@@ -55,7 +55,7 @@ class Assignment(NamedTuple):
 
 
 def assignments(overrides: Iterable[str | Assignment]) -> Iterator[Assignment]:
-    """Parse each ``path=value``. Raises ``SpecError``."""
+    """Parse overrides written as ``path=value``; assignments pass unchanged. Raises ``SpecError``."""
     for text in [overrides] if isinstance(overrides, str) else overrides:
         if isinstance(text, Assignment):
             yield text
@@ -181,7 +181,7 @@ class _Miss(NamedTuple):
 
 
 class _Search:
-    """Search for all places that the path of an assignment matches."""
+    """Search for all places in plain data that the path of an assignment matches, and the reasons for misses."""
 
     def __init__(self, assignment: Assignment, top: type[Spec]):
         self.assignment, self.top = assignment, top

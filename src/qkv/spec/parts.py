@@ -23,7 +23,7 @@ class Norm(Part, slot=True):
 
 
 class LayerNorm(Norm, kind="layer_norm"):
-    """(x - mean) / sqrt(var + eps) * weight + bias, over the features of one position (Ba et al. 2016)."""
+    """Layer norm: (x - mean) / sqrt(var + eps) * weight + bias, over the features of one position (Ba et al. 2016)."""
 
     eps: float = Field(default=1e-5, gt=0)
     bias: bool = True
@@ -77,7 +77,7 @@ class Residual(Part, slot=True):
 
 
 class Add(Residual, kind="add"):
-    """x + f(x)."""
+    """Plain residual connection, x + f(x)."""
 
 
 class Scaled(Residual, kind="scaled"):
@@ -93,7 +93,7 @@ class Gated(Residual, kind="gated"):
 
 
 class NoResidual(Residual, kind="none"):
-    """f(x), without a residual connection."""
+    """No residual connection: f(x) alone."""
 
     keeps_input = False
 
@@ -266,7 +266,7 @@ class Rope(Relative, kind="rope"):
     scaling: RopeScaling | None = None
 
     def rotated(self, head_dim: int) -> int:
-        """Number of features per head that are rotated, Dr, of ``head_dim``."""
+        """Number of features per head that are rotated, Dr = ``fraction`` · ``head_dim``."""
         return int(head_dim * self.fraction)
 
     def head_problems(self, head_dim: int) -> list[Problem]:
@@ -320,4 +320,4 @@ class T5Buckets(Relative, kind="t5"):
 
 
 class NoRelative(Relative, kind="none"):
-    """No relative positions."""
+    """No relative positions in attention."""

@@ -86,7 +86,7 @@ def _error(source: str, line: int, sentence: str) -> SpecError:
 
 
 class _Reader:
-    """Composes one document from PyYAML's events."""
+    """Reader of one document: composes plain data and line numbers from PyYAML's events."""
 
     def __init__(self, source: str, text: str):
         self.source, self.text = source, text

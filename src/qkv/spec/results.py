@@ -12,7 +12,7 @@ Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Figure(Spec):
-    """Value of a metric over the seeds of a result."""
+    """Value of a metric: mean and spread over the seeds of a result."""
 
     mean: float
     spread: float | None = Field(default=None, description="maximum minus minimum over the seeds; omitted for one seed")

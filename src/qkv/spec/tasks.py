@@ -37,7 +37,7 @@ class Task(Part, slot=True):
         return []
 
     def published(self) -> Self:
-        """The task of a published model, with the settings that training data would decide."""
+        """Task for a published model: settings that the training data would determine are set to neutral values."""
         return self
 
 
@@ -244,7 +244,7 @@ class CBOW(WordVectors, kind="cbow"):
 
 
 class Generated(Task):
-    """Base class of tasks that generate their own data."""
+    """Base class of tasks that generate their own data, such as sorting."""
 
     reads: ClassVar[Reads] = "nothing"
 

@@ -32,7 +32,7 @@ class Counts(tuple[int, ...]):
         return list(self)
 
     def tensor(self, device: torch.device | str | None = None) -> Tensor:
-        """The counts as int64 (B)."""
+        """Copy the counts to a tensor (B), int64, on ``device``."""
         return torch.tensor(self, dtype=torch.long, device=device)
 
     def rows(self, index: Sequence[int]) -> Self:
@@ -47,15 +47,16 @@ class Counts(tuple[int, ...]):
         return type(self)(changed)
 
     def join(self, other: Iterable[int]) -> Self:
-        """Counts of both batches, one after the other."""
+        """Counts of the rows of both, one after the other."""
         return type(self)((*self, *other))
 
 
 class Arrival:
-    """The N new positions of a call in each of B rows.
+    """Place of a call's N new positions in each of B rows.
 
-    past (B): positions read before.   lengths (B): real positions among the N, the rest is right padding; None: all.
-    start: ``past`` of every row if it is equal in all and nothing is padded, else None.   end: max(past + lengths).
+    past (B): positions read before.   lengths (B): number of the N that are not padding, which is on the right; None:
+    all. start: ``past`` of every row if it is equal in all and nothing is padded, else None.   end: max(past +
+    lengths).
 
     Counts are known on the host; tensors are made when first asked for, once for all layers.
     """
@@ -88,12 +89,12 @@ class Arrival:
 
     @cached_property
     def past_tensor(self) -> Tensor:
-        """``past`` on the device: (B), or (1) if ``start`` is known."""
+        """Number of positions read before the call, on the device: (B), or (1) if ``start`` is known."""
         return (self.past if self.start is None else Counts((self.start,))).tensor(self.device)
 
     @cached_property
     def after_tensor(self) -> Tensor:
-        """``after`` on the device: (B), or (1) if ``start`` is known."""
+        """Number of positions read after the call, on the device: (B), or (1) if ``start`` is known."""
         return self.past_tensor + (self.count if self.lengths is None else self.lengths)
 
     @cached_property

@@ -15,11 +15,11 @@ _FIRST_CAPACITY = 64
 
 
 class View(NamedTuple):
-    """Keys and values that the queries of a call may see.
+    """Keys and values that the queries of a call may see, in M slots.
 
     keys (B, H, M, Dk), values (B, H, M, Dv), positions (B or 1, M): position in each slot, -1 if it is empty.
-    in_place: slot p holds position p, up to the end of the row.
-    recent: the slots hold exactly the latest positions that the store keeps, so a single query sees all of a plain window.
+    in_place: True if slot p holds position p, up to the end of the row. recent: True if the slots hold exactly the
+    latest positions that the store keeps, so that a single query sees all of a plain window.
     """
 
     keys: Tensor
@@ -47,7 +47,7 @@ class Store(ABC):
 
     @abstractmethod
     def append(self, keys: Tensor, values: Tensor, arrival: Arrival) -> View:
-        """Store keys (B, H, N, Dk) and values (B, H, N, Dv) of the new positions; padding is not stored."""
+        """Store keys (B, H, N, Dk) and values (B, H, N, Dv) except padding; return all that the queries may see."""
 
     @abstractmethod
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
@@ -55,7 +55,7 @@ class Store(ABC):
 
     @abstractmethod
     def tensors(self) -> Iterator[Tensor]:
-        """All tensors, in the order of ``map``."""
+        """Iterate over its tensors, in the order of ``map``."""
 
     @abstractmethod
     def rows(self, index: Tensor) -> Self:
@@ -83,7 +83,10 @@ class Dense(Store):
     """Key/value cache with position p in slot p: keys (B, H, C, Dk), values (B, H, C, Dv); C slots, doubled as needed."""
 
     def __init__(self, keys: Tensor, values: Tensor, most: int | None = None):
-        """``most``: maximum number of slots; None for no limit."""
+        """Hold ``keys`` and ``values``, whose slots are the first capacity.
+
+        ``most``: maximum number of slots; None for no limit.
+        """
         self.keys, self.values, self.most = keys, values, most
 
     def append(self, keys: Tensor, values: Tensor, arrival: Arrival) -> View:
@@ -107,7 +110,7 @@ class Dense(Store):
         self.keys, self.values = (padded(t, 2, capacity) for t in (self.keys, self.values))
 
     def _fill(self, keys: Tensor, values: Tensor, first: int) -> None:
-        """Write to successive slots of all rows."""
+        """Write keys and values (B, H, N, …) to the slots from ``first`` on, the same in all rows."""
         count = keys.shape[2]
         self.keys.narrow(2, first, count).copy_(keys)
         self.values.narrow(2, first, count).copy_(values)
@@ -209,8 +212,10 @@ class Ring(Dense):
 def new_store(
     batch: int, heads: int, widths: tuple[int, int], like: Tensor, capacity: int | None = None, ring: tuple[int, int] | None = None
 ) -> Store:
-    """Empty store. widths: features of (a key, a value).   like: dtype and device.   capacity: fixed number of slots; None
-    to grow by doubling.   ring: (window, sinks) if no other position is ever seen again.
+    """Create an empty store of keys and values for ``batch`` rows: a ring buffer if ``ring`` is given, else dense.
+
+    widths: features of (a key, a value).   like: tensor with its dtype and device.   capacity: fixed number of slots;
+    None to grow by doubling.   ring: (window, sinks) if no other position is ever seen again.
     """
     slots = _FIRST_CAPACITY if capacity is None else capacity
     slots = slots if ring is None else min(slots, sum(ring))

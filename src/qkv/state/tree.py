@@ -36,12 +36,12 @@ def _each(state: Any, tensor: Callable[..., Any], node: Callable[..., Any], *oth
 
 
 def map_tensors(f: Callable[[Tensor], Tensor], state: S) -> S:
-    """Apply ``f`` to each tensor of the tree; counts stay as they are."""
+    """Apply ``f`` to each tensor of a state, those in stores included; counts are unchanged."""
     return _each(state, f, lambda node: node.map(f) if isinstance(node, Store) else node)
 
 
 def tensors(state: Any) -> Iterator[Tensor]:
-    """Yield all tensors, in order; counts as int64 tensors on the host."""
+    """Iterate over the tensors of a state, in order; counts as int64 tensors on the host."""
     if isinstance(state, Tensor):
         yield state
     elif isinstance(state, Store):
@@ -79,10 +79,10 @@ def overwrite(state: S, to: list[int], source: list[int]) -> S:
 
 
 def join(first: S, second: S) -> S:
-    """Rows of two states of one model, one after the other. Always a copy.
+    """Concatenate the rows of two states of the same model. Always a copy.
 
-    Where they have room for different numbers of positions, or memories of different lengths, the smaller is padded with
-    zeros. Leaves that belong to the batch are those of the first.
+    Where they have room for different numbers of positions, or memories of different lengths, the smaller is padded
+    with zeros. Leaves that belong to the batch are those of the first.
     """
     return _each(first, joined, lambda node, other: node.join(other), second)
 

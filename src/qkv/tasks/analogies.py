@@ -24,7 +24,7 @@ GROUPS: dict[str, str] = {
 
 
 class Analogy(NamedTuple):
-    """``a`` is to ``b`` as ``c`` is to ``d``."""
+    """Analogy "a is to b as c is to d" of two pairs in the same ``group``, such as "capital"."""
 
     group: str
     a: str

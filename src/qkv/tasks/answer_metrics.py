@@ -17,7 +17,7 @@ def normalised(text: str) -> str:
 
 
 def exact_match(answer: str, truth: str) -> float:
-    """1 if both are equal when normalised, else 0."""
+    """Exact match of an answer with a reference: 1 if both are equal when normalised, else 0."""
     return float(normalised(answer) == normalised(truth))
 
 

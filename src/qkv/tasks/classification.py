@@ -128,7 +128,7 @@ def _collated(rows: Sequence[tuple[np.ndarray, np.ndarray, int]]) -> Batch:
 
 
 def _natural(label: str) -> tuple[int, float, str]:
-    """Sort key: numbers by value, then words alphabetically."""
+    """Sort key of class names: numbers by value, then words alphabetically."""
     try:
         return 0, float(label), label
     except ValueError:

@@ -129,7 +129,7 @@ class ExampleTask(Task):
 
 
 def _spread(rows: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:
-    """Evenly spaced ``share`` of ``rows``, at least one."""
+    """Evenly spaced fraction ``share`` of ``rows``, at least one row."""
     count = max(1, round(share * len(rows)))
     return [rows[i * len(rows) // count] for i in range(count)]
 
@@ -207,7 +207,7 @@ def column(records: Records, role: str) -> list[Any]:
 
 
 def padded(rows: Sequence[np.ndarray], filler: int = 0) -> tuple[Tensor, Tensor]:
-    """Pad rows on the right: (B, longest) int64, and lengths (B)."""
+    """Pad rows of different length on the right with ``filler``: (ids (B, longest) int64, lengths (B))."""
     lengths = np.array([len(row) for row in rows], np.int64)
     found = np.full((len(rows), max(1, int(lengths.max(initial=0)))), filler, np.int64)
     for place, row in enumerate(rows):
@@ -216,7 +216,7 @@ def padded(rows: Sequence[np.ndarray], filler: int = 0) -> tuple[Tensor, Tensor]
 
 
 def types_or_none(rows: Sequence[np.ndarray]) -> Tensor | None:
-    """Token types (B, longest), padded with 0; None if the model reads none."""
+    """Token types of the rows, (B, longest), padded with 0; None if the rows have none, as the model reads none."""
     return padded(rows)[0] if any(len(row) for row in rows) else None
 
 

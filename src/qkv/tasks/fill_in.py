@@ -56,7 +56,7 @@ def read_gaps(text: str, tokenizer: Tokenizer, marks: Sequence[int]) -> Gapped:
 
 
 def filled(gapped: Gapped, words: Sequence[str]) -> str:
-    """Insert ``words`` into the gaps."""
+    """Text with ``words`` inserted in the gaps."""
     return gapped.pieces[0] + "".join(word + piece for word, piece in zip(words, gapped.pieces[1:], strict=True))
 
 

@@ -70,7 +70,7 @@ def confusion(labels: Sequence[str], pairs: Pairs) -> dict[str, Any]:
 
 
 def _mistakes(labels: Sequence[str], pairs: np.ndarray) -> list[list[Any]]:
-    """Most frequent mistakes over all classes: truth, prediction, count."""
+    """Rows of a table of the most frequent mistakes: true class, predicted class, count."""
     wrong = pairs[pairs[:, 0] != pairs[:, 1]]
     each, times = np.unique(wrong, axis=0, return_counts=True)
     order = np.argsort(-times, kind="stable")[:_MOST_MISTAKES]

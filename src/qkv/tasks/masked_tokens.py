@@ -41,7 +41,10 @@ _ROWS = 1024
 
 @implements(MaskedTokens)
 class MaskedTokensTask(FillInTask):
-    """-Σ log p(x_i | x with the targets masked), over the targets; the head is evaluated only there."""
+    """Masked language modelling: -Σ log p(x_i | x with the targets masked), over the targets i.
+
+    The head is evaluated only at targets.
+    """
 
     examines = True
 

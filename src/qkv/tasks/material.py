@@ -199,7 +199,7 @@ class ExampleMaterial(Material):
         return self._collate([examples[i].parts for i in index])
 
     def digest(self) -> str:
-        """SHA-256 of all examples of both splits."""
+        """SHA-256, in hexadecimal, of all encoded examples of the training and validation splits."""
         total = hashlib.sha256()
         for split in (TRAIN, VALIDATION):
             for example in self.examples[split]:

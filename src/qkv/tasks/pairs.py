@@ -28,7 +28,7 @@ from qkv.tokenizers.special import special_ids
 
 
 def pair_loss(model: Transformer, batch: Batch, smoothing: float, tap: Tap | None = None) -> Tensor:
-    """-Σ log p(y_i | y_<i, x) with teacher forcing, in nats."""
+    """-Σ log p(y_i | y_<i, x) of the batch's targets y with teacher forcing, in nats; ``smoothing``: label smoothing."""
     memory = None if batch.source is None else model.encode(batch.source, tap)
     hidden, _ = model.features(batch.input, tap=tap, memory=memory)
     return loss_of_vectors(model, *at_targets(hidden, batch.targets), smoothing, tap)

@@ -83,16 +83,19 @@ class Answer(NamedTuple):
 
 @implements(spec.QuestionAnswering)
 class QuestionAnsweringTask(ExampleTask):
-    """-log p(first token of the answer) - log p(last token), each a softmax over the positions of
+    """Extractive question answering: -log p(first token of the answer) - log p(last token), by windows of the context.
+
+    Each probability is a softmax over the positions of
 
         cls question sep context sep
 
     or of the tokenizer's own template for two texts, whose first token then replaces ``cls``. The prefix of a row, if
     the model reads one, ends before the first ``sep``.
 
-    A long context is split into windows. The target of a window without the whole answer is ``cls``, also for questions
-    without an answer (Devlin et al. 2019). The answer is the span with the highest s_first + e_last over all windows;
-    or none, if allowed, when s_cls + e_cls is higher in every window. Training uses the first of several answers.
+    A long context is split into windows. The target of a window without the whole answer is ``cls``, also for
+    questions without an answer (Devlin et al. 2019). The answer is the span with the highest s_first + e_last over
+    all windows; or none, if allowed, when s_cls + e_cls is higher in every window. Training uses the first of several
+    answers.
     """
 
     loss_unit = "nats a question"
@@ -252,7 +255,7 @@ class QuestionAnsweringTask(ExampleTask):
 
 @lru_cache(maxsize=4)
 def _encoder(tokenizer: Tokenizer) -> Encode:
-    """``encode_offsets`` with a cache, since many questions share a context."""
+    """Return the tokenizer's ``encode_offsets`` with a cache, since many questions share a context."""
     return lru_cache(maxsize=64)(tokenizer.encode_offsets)
 
 

@@ -138,7 +138,7 @@ def _texts(batch: Batch) -> list[np.ndarray]:
 
 
 def _pairs(batch: Batch, end: int) -> list[Pair]:
-    """Source and target of each row, each with its end token."""
+    """(source, target) token ids of each row of a batch, each with its ``end`` token."""
     found = []
     for row in range(batch.input.num_rows):
         if batch.source is None:

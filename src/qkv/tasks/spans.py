@@ -43,7 +43,7 @@ def span_of(begin: int, end: int, offsets: Offsets) -> Span | None:
 
 
 def characters_of(span: Span, context: str, offsets: Offsets) -> tuple[int, int]:
-    """Character range [begin, end) of a span, without surrounding white space."""
+    """Character range [begin, end) of a span of tokens in ``context``, without surrounding white space."""
     begin, end = offsets[span.first][0], offsets[span.last][1]
     text = context[begin:end]
     begin += len(text) - len(text.lstrip())

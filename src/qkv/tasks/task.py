@@ -21,7 +21,10 @@ __all__ = ["Exam", "Observed", "Scale", "Task", "Totals"]
 
 
 class Defaults(NamedTuple):
-    """Settings of a task for recipes that are chosen for a table: roles of the columns that the model reads and writes."""
+    """Settings of a task for recipes that are chosen automatically for a table.
+
+    reads, writes: roles of the columns that the model reads, and of the text that it generates.
+    """
 
     reads: tuple[str, ...]
     writes: str = ""
@@ -37,7 +40,7 @@ class Defaults(NamedTuple):
 
 
 def lowercase(ids: int) -> tokenizers.Tokenizer:
-    """Tokenizer of tasks for which case matters little."""
+    """WordPiece tokenizer of ``ids`` tokens, which lower-cases, for tasks in which case matters little."""
     return tokenizers.WordPiece(vocab_size=ids)
 
 
@@ -81,7 +84,7 @@ class Exam:
 
 
 class Task(ABC):
-    """Base class of tasks: data, loss, metrics and readable predictions."""
+    """Base class of tasks: reading of the data, loss, metrics and readable predictions."""
 
     loss_unit: str = "nats a token"
     """Unit of the loss, for charts and tables."""
@@ -133,7 +136,7 @@ class Task(ABC):
         return Exam(self.figures(seen, material.scale(split)))
 
     def sample(self, model: Any, material: Material, recipe: Recipe) -> str | None:
-        """Example output for display during training; None if there is none."""
+        """Text with example outputs of the model on the data, shown during training; None if there is none."""
         return None
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -168,7 +168,7 @@ class Lexicon(NamedTuple):
         return cls(words, F.normalize(at_least_single(table.detach()), dim=1), numbers)
 
     def number(self, word: str) -> int:
-        """Row of ``word``. Raises ``UserError`` if it has no vector."""
+        """Row of ``word`` in the vectors. Raises ``UserError`` if it has no vector."""
         found = self.numbers.get(word, self.numbers.get(word.lower()))
         if found is None:
             raise UserError(f"the word {word!r} has no vector; {nearest(word, list(self.numbers))}")

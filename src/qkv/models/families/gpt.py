@@ -19,17 +19,14 @@ def gpt(width: int, num_layers: int, num_heads: int, context_length: int, dropou
 
 
 def gpt2() -> Model:
-    """Spec of GPT-2 small: width 768, 12 layers, 12 heads, 1,024 positions, 124,439,808 parameters (Radford et al.
-
-    2019).
-    """
+    """Spec of GPT-2 small (2019): width 768, 12 layers, 12 heads, 1,024 positions, 124,439,808 parameters."""
     return gpt(width=768, num_layers=12, num_heads=12, context_length=1024, dropout=0.1)
 
 
 def gpt3() -> Model:
-    """Spec of GPT-3: width 12288, 96 layers, 96 heads, 2,048 positions, 174,604,259,328 parameters (Brown et al. 2020).
+    """Spec of GPT-3 (2020): width 12288, 96 layers, 96 heads, 2,048 positions, 174,604,259,328 parameters.
 
-    The paper alternates dense and banded layers without naming the band's width; here every layer is dense. Masks
-    have no parameters.
+    The paper (Brown et al. 2020) alternates dense and banded layers without naming the band's width; here every layer
+    is dense. Masks have no parameters.
     """
     return gpt(width=12288, num_layers=96, num_heads=96, context_length=2048)

@@ -19,16 +19,10 @@ def vanilla(width: int, num_layers: int, num_heads: int, hidden: int, dropout: f
 
 
 def base() -> Model:
-    """Spec of the base model: width 512, 6 layers, 8 heads, feed-forward 2048, dropout 0.1 (Vaswani et al.
-
-    2017, Table 3).
-    """
+    """Spec of the paper's base model (Table 3): width 512, 6 layers, 8 heads, feed-forward 2048, dropout 0.1."""
     return vanilla(width=512, num_layers=6, num_heads=8, hidden=2048, dropout=0.1)
 
 
 def big() -> Model:
-    """Spec of the big model: width 1024, 6 layers, 16 heads, feed-forward 4096, dropout 0.3 (Vaswani et al.
-
-    2017, Table 3).
-    """
+    """Spec of the paper's big model (Table 3): width 1024, 6 layers, 16 heads, feed-forward 4096, dropout 0.3."""
     return vanilla(width=1024, num_layers=6, num_heads=16, hidden=4096, dropout=0.3)

@@ -17,13 +17,13 @@ Parameters = tuple[Tensor, Tensor, Tensor]
 
 
 def scores(q: Tensor, memory: Tensor, parameters: Parameters) -> Tensor:
-    """Scores S (B, N, M)."""
+    """Additive attention scores S (B, N, M); ``parameters``: (W_q, W_k, v), shapes in the module's docstring."""
     w_q, w_k, v = parameters
     return ((q @ w_q.t())[:, :, None] + (memory @ w_k.t())[:, None]).tanh() @ v
 
 
 def normalised(s: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """Weights P (B, N, M) of scores S. lengths (B): unpadded keys; None for all."""
+    """Attention weights P (B, N, M): softmax of the scores S over the first ``lengths`` (B) keys; None for all."""
     if lengths is None:
         return s.softmax(-1)
     real = (torch.arange(s.shape[2], device=s.device) < lengths[:, None])[:, None]
@@ -33,5 +33,5 @@ def normalised(s: Tensor, lengths: Tensor | None = None) -> Tensor:
 
 
 def weights(q: Tensor, memory: Tensor, parameters: Parameters, lengths: Tensor | None = None) -> Tensor:
-    """Weights P (B, N, M)."""
+    """Attention weights P (B, N, M) over the first ``lengths`` (B) vectors of the memory; None for all."""
     return normalised(scores(q, memory, parameters), lengths)

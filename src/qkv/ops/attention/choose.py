@@ -78,7 +78,7 @@ def _fixed(case: str, twin: str, reason: str) -> Choice:
 
 
 def _sees_a_band(problem: Problem, num_queries: int, num_keys: int) -> bool:
-    """True if the mask hides at least two thirds of the (query, key) blocks."""
+    """True if the mask, such as a window, hides at least two thirds of the (query, key) blocks."""
     if not problem.sites.aligned or num_queries < 4 * banded.BLOCK:
         return False
     visible = sum(1 for _ in blockwise.blocks(problem, num_queries, num_keys, banded.BLOCK))

@@ -40,7 +40,7 @@ class Problem:
     softcap: float | None = None
 
     def capped(self, scores: Tensor) -> Tensor:
-        """Soft-capped scores c · tanh(s / c), |·| < c (Gemma 2, 2024)."""
+        """Scores after the soft cap, c · tanh(s / c), between -c and c (Gemma 2, 2024); unchanged without one."""
         return scores if self.softcap is None else self.softcap * (scores / self.softcap).tanh()
 
     def bias(self) -> Tensor | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def available() -> bool:
-    """True if this build of torch has the operator."""
+    """True if this build of torch has oneDNN's fused linear operator."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 

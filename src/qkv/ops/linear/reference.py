@@ -10,5 +10,5 @@ from torch.nn import functional as F
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``torch.nn.functional.linear``, for any dtype, device and autocast."""
+    """y = x W^T + b by ``torch.nn.functional.linear``, for any dtype, device and autocast."""
     return F.linear(x, weight, bias)

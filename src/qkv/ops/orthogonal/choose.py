@@ -22,7 +22,7 @@ _TOGETHER = 2
 
 
 def orthogonal(g: Tensor) -> Tensor:
-    """Orthogonalise each matrix of g (K, M, N) or (M, N); see ``reference``."""
+    """Orthogonalise each matrix of g (K, M, N) or (M, N) for Muon, in the faster precision; see ``reference``."""
     if g.shape[-2] > g.shape[-1]:
         return orthogonal(g.mT).mT
     if g.dtype != torch.float32:

@@ -28,5 +28,5 @@ def orthogonal(g: Tensor) -> Tensor:
 
 
 def norms(g: Tensor) -> Tensor:
-    """The Frobenius norm of each matrix, (…, 1, 1)."""
+    """Frobenius norm of each matrix of g (…, M, N), as (…, 1, 1)."""
     return g.norm(dim=(-2, -1), keepdim=True).clamp(min=SMALLEST)
