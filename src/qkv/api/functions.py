@@ -41,7 +41,8 @@ def find_recipe(
 
     ``source`` is a recipe (``.yaml``, ``.yml``, ``.json``), a run folder, or a text: a file or the name of a known data
     set. For a text, a recipe is chosen automatically; with ``resume``, the recipe of an existing run on it is used.
-    ``quick`` selects the quick form. The run's folder is ``out``, by default ``runs/`` and the recipe's name.
+    ``quick``: the recipe's shorter form, for a try. The run's folder is ``out``, by default ``runs/`` and the recipe's
+    name.
 
     With a ``task``, such as "classification", ``source`` is a table of examples: a file, two texts "a.txt | b.txt", or
     the name of a known data set, and a recipe for the task is chosen. ``data``: fields of ``qkv.spec.data.Data``:

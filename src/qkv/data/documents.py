@@ -18,7 +18,9 @@ class Borders(Protocol):
         ...
 
     def border(self, text: str) -> int:
-        """Last index of ``text`` at which it may be split; 0 if there is none."""
+        """Last index of ``text`` at which it may be split, so that both sides can be tokenised separately; 0 if there
+        is none.
+        """
         ...
 
 

@@ -55,7 +55,7 @@ class Unpickled:
         self.dtype, self.shape, self.numbers = tensor.dtype, tuple(tensor.shape), tensor.numel()
 
     def read(self) -> Tensor:
-        """Copy of the tensor."""
+        """Copy of the tensor, which is in memory already."""
         return self.tensor.clone()
 
     def read_into(self, out: Tensor) -> None:
@@ -146,7 +146,7 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """True if the tensor's storage holds all its elements; False for a strided view that repeats few, which a copy
+    """True if the file stores every element of the tensor; False for a strided view that repeats a few, which a copy
     would expand.
     """
     strided = tensor.layout == torch.strided and tensor.device.type == "cpu"

@@ -94,9 +94,7 @@ def adapter(model: Transformer, training: Training, base: str | None = None, bef
 
 
 def _names(model: Transformer) -> dict[str, Match]:
-    """Correspondence of each tensor's name in qkv to its family's published names, or to itself if no family covers the
-    model.
-    """
+    """Names of each tensor of ``model`` in qkv and in its family's files; the same name if no family covers the model."""
     plain = {name: name for name in model.state_dict() if not name.endswith((".lora_a", ".lora_b"))}
     found = covering(model.spec)
     if found is None:

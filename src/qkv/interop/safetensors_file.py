@@ -96,7 +96,9 @@ class Entry(NamedTuple):
 
 
 def in_place(parts: Sequence[Entry], shape: Sequence[int]) -> Tensor | None:
-    """Tensor of ``shape`` that is a view of the mapped file, of the concatenated ``parts``; None if that needs a copy."""
+    """View of a mapped file as one tensor of ``shape``: its stored tensors ``parts`` laid end to end; None if that
+    needs a copy or the file is not mapped.
+    """
     first = parts[0]
     if first.source is None or any(part.source is not first.source or part.dtype != first.dtype for part in parts):
         return None

@@ -74,7 +74,9 @@ def read_sentence(folder: Path) -> Sentence:
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:
-    """(kind, folder) of each module of a sentence-transformers model. Raises ``UserError`` for a folder outside."""
+    """(kind, folder) of each module of the sentence-transformers model in ``folder``. Raises ``UserError`` for a module
+    outside of it.
+    """
     try:
         listed = json.loads((folder / MODULES).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -53,8 +53,8 @@ class MetricsLog:
             raise OSError(error.errno, error.strerror, str(self.path)) from None
 
     def truncate_after(self, step: int) -> None:
-        """Remove rows of later steps than ``step``, and rows without a step that follow them; the file is replaced
-        atomically.
+        """Remove metrics rows of later steps than ``step``, and rows without a step that follow them; the file is
+        replaced atomically.
         """
         self.flush()
         lines = b"".join(_kept(self.path, step))
@@ -216,7 +216,7 @@ class TensorBoardLog:
         self._writer = SummaryWriter(str(folder))
 
     def write(self, **row: Any) -> None:
-        """Add the values of one row at its ``step``; None values are skipped."""
+        """Write one row of metrics to TensorBoard at its ``step``; None values are skipped."""
         step = row.get("step")
         for key, value in row.items():
             if key == "step" or value is None:

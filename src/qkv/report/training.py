@@ -28,7 +28,6 @@ _MOST_SAMPLES, _LONGEST_SAMPLE = 24, 6000
 class TrainingRun:
     """Data of a training run that its HTML report shows.
 
-
     ``metrics`` are the rows of ``metrics.jsonl``: ``step``, ``time`` (seconds trained so far), ``loss`` and
     ``val_loss`` (in ``loss_unit``), further ``val_`` metrics of the task, ``lr``, ``grad_norm``, ``tokens_per_second``,
     ``event``; all are optional. ``samples`` are ``{"step", "text"}``; default: ``sample`` of the rows. ``figures`` may

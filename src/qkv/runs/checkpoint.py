@@ -146,8 +146,8 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers of ``model`` by name; a tensor with several names (a tied head) only under the
-    first.
+    """Parameters and persistent buffers of ``model`` by name, without copies; a tensor with several names (a tied head)
+    only under the first.
     """
     seen: set[int] = set()
     found = {}

@@ -50,8 +50,8 @@ BERT_CLEANING = [
 
 
 class Units(NamedTuple):
-    """Regular expressions for units, substrings whose ids do not depend on their context (such as words), and for
-    ``borders`` between units.
+    """Regular expressions for splitting text: ``pattern`` of units, substrings whose ids do not depend on their context
+    (such as words), and ``borders``, the places between units.
     """
 
     pattern: re.Pattern[str]

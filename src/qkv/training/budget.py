@@ -56,8 +56,10 @@ class Budget:
             self._updates, self._seconds = self._updates + 1, self._seconds + seconds
 
     def check(self, done: int, spent: float) -> bool:
-        """Revise the plan once, after update ``plan.check``, unless that was loaded; True if the revised plan takes
-        effect after update ``done``. ``spent``: seconds since the run began.
+        """Revise the plan if ``done`` is ``plan.check``, the update after which this is to be done once, and no revised
+        plan was loaded.
+
+        True if a revised plan takes effect after update ``done``. ``spent``: seconds since the run began.
         """
         if self.plan.asks(done):
             costs = replace(self.plan.costs, step=self._seconds / self._updates)

@@ -9,8 +9,8 @@ from qkv.spec.recipe import Recipe
 
 
 def as_asked(recipe: Recipe, quick: bool, overrides: Iterable[str]) -> Recipe:
-    """Apply the quick form (if ``quick``) and the dotted ``overrides`` to an automatic recipe; its description then
-    lists the overrides.
+    """Apply ``overrides``, and before them the shorter quick form (if ``quick``), to an automatic recipe; its
+    description then lists the overrides.
     """
     given = list(overrides)
     found = override(recipe, [*(quick_form(recipe.quick) if quick else ()), *given])

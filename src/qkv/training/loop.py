@@ -95,7 +95,7 @@ class Trainer:
 
     @property
     def steps(self) -> int:
-        """Total number of steps of the run under its current plan."""
+        """Total number of steps of the run, as planned at present."""
         return self.budget.stage(self.now.step).steps
 
     @property

@@ -138,8 +138,8 @@ def expected(training: Training, costs: Costs, stage: Stage, done: int, spent: f
 
 
 def read_plan(folder: Path, saved: Mapping[str, Any] | None) -> Plan | None:
-    """Read the plan from its file in ``folder``, or ``saved`` if that checkpoint was made under a different plan; None
-    if there is none.
+    """Read a run's time plan from its file in ``folder``; if the plan ``saved`` in the checkpoint differs from it,
+    return that one. None if there is neither.
     """
     known = None if saved is None else Plan.parse(saved)
     try:

@@ -145,8 +145,8 @@ def _numbers(figures: dict[str, Any]) -> dict[str, float]:
 
 
 def _form(runs: Sequence[Finished], path: Path) -> str:
-    """Form of the recipe file ``path``, "full" or "quick", that all ``runs`` were trained in. Raises ``UserError``
-    naming the first field that differs.
+    """Form of the recipe file ``path`` that all ``runs`` were trained in: "full", or "quick", its shorter form. Raises
+    ``UserError`` naming the first field that differs.
     """
     forms = {"full": read_recipe(path)}
     if forms["full"].quick:
@@ -244,7 +244,7 @@ def _machine(facts: dict[str, Any]) -> str:
 
 
 def _write(path: Path, recipe: Recipe, result: Result) -> None:
-    """Write ``result`` into the recipe file, atomically; typed figures that it replaces are removed."""
+    """Write ``result`` into the recipe file, atomically; figures typed there by hand that it replaces are removed."""
     written = _plain_result(result)
     kept = [typed for typed in recipe.typed if result.form == "quick" or not result.figure(typed.figure)]
     values: dict[str, Any] = {"result": written}

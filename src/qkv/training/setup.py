@@ -97,7 +97,9 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
 
 
 def _known(folder: Path, resume: bool) -> Recipe | None:
-    """Recipe of the run in ``folder``; None if there is no run."""
+    """Recipe of the run in ``folder``; None if there is no run. Raises ``UserError`` if there is one and ``resume`` is
+    False.
+    """
     if not (folder / SPEC).exists():
         if (folder / WEIGHTS).exists():
             raise UserError(

@@ -35,8 +35,8 @@ class Surroundings:
         self._written = -1
 
     def adopt(self) -> str:
-        """Reuse the op implementations chosen at an earlier start; return a warning if the environment differs, else
-        "".
+        """Make ops use the implementations chosen at an earlier start of the run; return a warning if the environment
+        differs, else "".
         """
         try:
             saved = json.loads(self.path.read_bytes())
@@ -53,7 +53,7 @@ class Surroundings:
         return ""
 
     def keep(self) -> None:
-        """Save the ops' choices of implementations if there are new ones."""
+        """Save which implementation each op has chosen by measurement, if there are new choices since the last call."""
         count = len(choices.all_choices())
         if count == self._written:
             return

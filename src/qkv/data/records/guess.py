@@ -154,7 +154,9 @@ class _Guess:
             raise self._no_header(f"it contains {number!r}")
 
     def _not_a_row(self, column: str, role: Role) -> None:
-        """Raise ``UserError`` if the name of a label column is also one of its values, so that line 1 is a row."""
+        """Raise ``UserError`` if the name of a label column is also one of its values: line 1 is then a row, not a
+        header.
+        """
         if self.table.header and role.kind == "label" and column in self.profiles[column].distinct:
             raise self._no_header(f"{column!r} is also a value of its column")
 

@@ -117,14 +117,14 @@ FIXED = (
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys for ``spec``; None if its structure is not BERT's. Callers read them back to verify them."""
+    """Keys of config.json for ``spec``; None if its structure is not BERT's. Callers read them back to verify."""
     found = keys(spec)
     types = spec.frontend.types if isinstance(spec.frontend, Text) else 0
     return {**found, "type_vocab_size": types} if found and types else None
 
 
 def keys(spec: Model) -> dict[str, Any] | None:
-    """Keys of ``config.json`` for BERT's structure except token types; None if ``spec`` has another structure."""
+    """Keys of config.json for BERT's structure except token types; None if ``spec`` has another structure."""
     match shape_of(spec):
         case Block(
             branches=(Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm, order="post"

@@ -62,7 +62,7 @@ def _said(config: Config, name: str, older: str) -> str:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys for ``spec``; None if its structure is not BLOOM's. Callers read them back to verify them."""
+    """Keys of config.json for ``spec``; None if its structure is not BLOOM's. Callers read them back to verify."""
     match shape_of(spec):
         case Block(
             branches=(Attention(relative=Alibi()) as attention, FeedForward()), norm=LayerNorm() as norm

@@ -205,7 +205,7 @@ def _terms(config: Config) -> list[str]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys for ``spec``; None if its structure is not DeBERTa's. Callers read them back to verify them."""
+    """Keys of config.json for ``spec``; None if its structure is not DeBERTa's. Callers read them back to verify."""
     match shape_of(spec):
         case Block(
             branches=(DisentangledAttention() | Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm
@@ -232,9 +232,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def first_config(spec: Model) -> dict[str, Any] | None:
-    """Config keys for ``spec``; None if its structure is not the first DeBERTa's. Callers read them back to verify
-    them.
-    """
+    """Keys of config.json for ``spec``; None if its structure is not the first DeBERTa's. Callers read them back to verify."""
     found = config(spec)
     if found is None or not found["relative_attention"]:
         return None

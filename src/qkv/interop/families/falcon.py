@@ -100,7 +100,7 @@ def _order(config: Config, norm: LayerNorm) -> dict[str, Any]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys for ``spec``; None if its structure is not Falcon's. Callers read them back to verify them."""
+    """Keys of config.json for ``spec``; None if its structure is not Falcon's. Callers read them back to verify."""
     match shape_of(spec):
         case Block(branches=(Attention(relative=relative) as attention, FeedForward() as feed_forward)) as block, Text() as frontend:
             norm, placed = block.norm_of(0), _relative_keys(relative)

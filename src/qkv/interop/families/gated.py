@@ -110,7 +110,7 @@ def window_of(block: Block) -> int | None:
 
 
 def config_of(spec: Model) -> dict[str, Any] | None:
-    """Keys of ``config.json`` that all Llama-like families share, for ``spec``; None if its structure is another."""
+    """Keys of config.json that all Llama-like families share, for ``spec``; None if it has another structure."""
     match shape_of(spec):
         case Block(
             branches=(Attention(relative=Rope() as rope) as attention, GatedFeedForward() as feed_forward), norm=RMSNorm() as norm

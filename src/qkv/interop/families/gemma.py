@@ -161,18 +161,18 @@ def _repeating(blocks: Sequence[Block]) -> tuple[Block, ...]:
 
 
 def config_of_gemma(spec: Model) -> dict[str, Any] | None:
-    """Config keys for ``spec``; None if its structure is not Gemma 1's. Callers read them back to verify them."""
+    """Keys of config.json for ``spec``; None if its structure is not Gemma 1's. Callers read them back to verify."""
     return _config(spec, "hidden_act")
 
 
 def config_of_gemma2(spec: Model) -> dict[str, Any] | None:
-    """Config keys for ``spec``; None if its structure is not Gemma 2's. Callers read them back to verify them."""
+    """Keys of config.json for ``spec``; None if its structure is not Gemma 2's. Callers read them back to verify."""
     found = _config(spec, "hidden_activation")
     return None if found is None else {**found, **_scores_config(spec), **_layers_config(spec)}
 
 
 def config_of_gemma3(spec: Model) -> dict[str, Any] | None:
-    """Config keys for ``spec``; None if its structure is not Gemma 3's. Callers read them back to verify them."""
+    """Keys of config.json for ``spec``; None if its structure is not Gemma 3's. Callers read them back to verify."""
     found = _config(spec, "hidden_activation")
     if found is None:
         return None

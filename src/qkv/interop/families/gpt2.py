@@ -59,7 +59,7 @@ FIXED = (
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys for ``spec``; None if its structure is not GPT-2's. Callers read them back to verify them."""
+    """Keys of config.json for ``spec``; None if its structure is not GPT-2's. Callers read them back to verify."""
     match shape_of(spec):
         case Block(
             branches=(Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm

@@ -54,7 +54,7 @@ def _windows(config: Config, layers: int) -> list[int]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys for ``spec``; None if its structure is not Longformer's. Callers read them back to verify them."""
+    """Keys of config.json for ``spec``; None if its structure is not Longformer's. Callers read them back to verify."""
     windows, blocks = [], []
     for block in spec.layers:
         local = block.branches[0]

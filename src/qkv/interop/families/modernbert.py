@@ -119,7 +119,7 @@ def _ropes(config: Config) -> dict[str, Rope]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys for ``spec``; None if its structure is not ModernBERT's. Callers read them back to verify them."""
+    """Keys of config.json for ``spec``; None if its structure is not ModernBERT's. Callers read them back to verify."""
     attentions = [block.branches[0] for block in spec.layers if isinstance(block.branches[0], Attention)]
     ropes = _ropes_config(attentions)
     if not attentions or len(attentions) != len(spec.layers) or ropes is None:

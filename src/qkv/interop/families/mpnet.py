@@ -51,7 +51,7 @@ def _with(block: Block, distances: T5Buckets) -> Block:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys for ``spec``; None if its structure is not MPNet's. Callers read them back to verify them."""
+    """Keys of config.json for ``spec``; None if its structure is not MPNet's. Callers read them back to verify."""
     match shape_of(spec):
         case (
             Block(branches=(Attention() as attention, FeedForward()), norm=LayerNorm(), order="post"),

@@ -80,7 +80,7 @@ def _attention(table: Config, heads: int, head_dim: float) -> Attention:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys for ``spec``; None if its structure is not MPT's. Callers read them back to verify them."""
+    """Keys of config.json for ``spec``; None if its structure is not MPT's. Callers read them back to verify."""
     match shape_of(spec):
         case Block(
             branches=(Attention(relative=Alibi()) as attention, FeedForward()), norm=LayerNorm() as norm

@@ -73,7 +73,7 @@ def _rope(config: Config) -> Rope:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys for ``spec``; None if its structure is not GPT-NeoX's. Callers read them back to verify them."""
+    """Keys of config.json for ``spec``; None if its structure is not GPT-NeoX's. Callers read them back to verify."""
     match shape_of(spec):
         case Block(branches=(Attention(relative=Rope() as rope) as attention, FeedForward() as feed_forward)) as block, Text() as frontend:
             norm, turned = block.norm_of(0), rope_config(rope, partial=True)

@@ -21,7 +21,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys for ``spec``; None if its structure is not Qwen 3's. Callers read them back to verify them."""
+    """Keys of config.json for ``spec``; None if its structure is not Qwen 3's. Callers read them back to verify."""
     found = gated.config_of(spec)
     if found is None:
         return None

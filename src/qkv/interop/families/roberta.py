@@ -32,7 +32,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys for ``spec``; None if its structure is not RoBERTa's. Callers read them back to verify them."""
+    """Keys of config.json for ``spec``; None if its structure is not RoBERTa's. Callers read them back to verify."""
     found = bert.config(spec)
     match spec.frontend:
         case Text(positions=Learned(offset=offset)) if found and offset:

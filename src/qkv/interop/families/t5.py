@@ -114,7 +114,7 @@ def _feed_forward(config: Config, dropout: float) -> FeedForward | GatedFeedForw
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys for ``spec``; None if its structure is not T5's. Callers read them back to verify them."""
+    """Keys of config.json for ``spec``; None if its structure is not T5's. Callers read them back to verify."""
     encoder = spec.encoder or spec
     match shape_of(encoder):
         case Block(branches=(Attention(relative=T5Buckets() as relative) as attention, last), norm=RMSNorm() as norm), Text() as frontend:

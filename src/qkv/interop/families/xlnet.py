@@ -78,7 +78,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Config keys for ``spec``; None if its structure is not XLNet's. Callers read them back to verify them."""
+    """Keys of config.json for ``spec``; None if its structure is not XLNet's. Callers read them back to verify."""
     match shape_of(spec):
         case Block(branches=(RelativeAttention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm) as block, Text():
             pass

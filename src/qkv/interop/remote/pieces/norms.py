@@ -10,7 +10,7 @@ from qkv.interop.remote.pieces.common import PARTS, Part, at_least_single
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / sqrt(var + eps) * weight + bias (Ba et al. 2016)."""
+    """Layer norm (x - mean) / sqrt(var + eps) * weight + bias (Ba et al. 2016)."""
 
     def __init__(self, part: Part, width: int):
         super().__init__()
@@ -23,7 +23,7 @@ class LayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x²) + eps) * weight (Zhang & Sennrich 2019), or * (1 + weight) if zero-centred."""
+    """RMS norm x / sqrt(mean(x²) + eps) * weight (Zhang & Sennrich 2019), or * (1 + weight) if zero-centred."""
 
     def __init__(self, part: Part, width: int):
         super().__init__()
@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """(x - mean) / sqrt(var + eps) * weight + bias with the training statistics (Ioffe & Szegedy 2015)."""
+    """Batch norm (x - mean) / sqrt(var + eps) * weight + bias with the training statistics (Ioffe & Szegedy 2015)."""
 
     running_mean: Tensor
     running_var: Tensor
