@@ -14,10 +14,11 @@ from tests.tasks.running import BYTE_PAIRS, PAIR, SEES_ALL, VECTORS, opened, rec
 from tests.tasks.tables import material_of, model_of, recipe_for, rows_of, translating, write_table
 
 from qkv.data.corpus import TRAIN
+from qkv.data.padding import lengths_or_none, padded
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
-from qkv.tasks.example_task import Cut, lengths_or_none, padded, text_in, trained
+from qkv.tasks.example_task import Cut, text_in, trained
 from qkv.tasks.material import ExampleMaterial
 from qkv.tasks.registry import build_task
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.generation.padding import padded
+from qkv.data.padding import batch_of
 from qkv.layers.pooling import pooled_over
 from qkv.layers.signal import Signal
 from qkv.models.evaluating import evaluating
@@ -79,9 +79,9 @@ def embed_texts(
 def _embedded(model: Transformer, texts: Sequence[Framed], how: Embedding, skipped: int) -> Tensor:
     """Pooled embeddings (B, D · poolings) of a batch. ``skipped``: number of first tokens left out of the pooling."""
     device = model.device
-    ids, lengths = padded([text.ids for text in texts], device)
+    ids, lengths = batch_of([text.ids for text in texts], device)
     kinds = [(model.spec.encoder or model.spec).types_read(text.types) for text in texts]
-    types = padded(kinds, device)[0] if any(kinds) else None
+    types = batch_of(kinds, device)[0] if any(kinds) else None
     x = at_least_single(_vectors(model, Signal(ids, lengths, types=types)))
     steps, lengths = torch.arange(ids.shape[1], device=device), torch.tensor([len(text.ids) for text in texts], device=device)
     real = steps < lengths[:, None]

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from qkv.data.padding import batch_of
 from qkv.generation.context import first_seen
-from qkv.generation.padding import padded
 from qkv.layers.context import Memory
 from qkv.layers.signal import Signal
 from qkv.models.transformer import State, Transformer
@@ -168,7 +168,7 @@ class Engine:
                 prefix = torch.tensor([max(0, row.prompt - row.start) for row in read], device=self._device)
         texts = [row.tokens[row.read :] for row in read]
         counts = list(map(len, texts))
-        ids, lengths = padded(texts, self._device)
+        ids, lengths = batch_of(texts, self._device)
         vectors, after = model.features(Signal(ids, lengths, prefix=prefix), state)
         for row in read:
             row.read = len(row.tokens)

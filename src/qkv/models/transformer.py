@@ -84,19 +84,22 @@ class Layered(Declared):
         """Branches of all blocks in order, such as attention and feed-forward of each layer."""
         return [slot.body for block in self.blocks for slot in block.branches]  # type: ignore[union-attr]
 
-    def through(self, x: Tensor, context: Context) -> Iterator[Tensor]:
-        """Yield the vectors after each block, for all positions at once; x (B, N, D): input of the first block."""
-        x = self._entering(x)
-        for i, block in enumerate(self.walked):
-            x = self._through(block, x, context.of_layer(i))
-            yield x
+    def through(self, x: Tensor, context: Context, state: Sequence[Any] | None = None) -> Iterator[tuple[Tensor, Any]]:
+        """Yield (vectors after a block, next state of its branches) for each block; x (B, N, D): input of the first.
+
+        state: state of each block; None: all positions at once.
+        """
+        x, walked = self._entering(x), self.walked
+        for i, (block, known) in enumerate(zip(walked, state or (None,) * len(walked), strict=True)):
+            x, after = self._through(block, x, context.of_layer(i), known)
+            yield x, after
 
     def last(self, x: Tensor, context: Context) -> Tensor:
         """Vectors (B, N, D) after the last block. Reversible blocks store no activations, unless there is a tap."""
         if self.reversible and torch.is_grad_enabled() and context.tap is None:
             slots = [(slot, context.of_layer(i)) for i, block in enumerate(self.walked) for slot in block.branches]  # type: ignore[union-attr]
             return through_reversible(slots, self._entering(x))
-        for after in self.through(x, context):
+        for after, _ in self.through(x, context):
             x = after
         return x
 
@@ -104,10 +107,10 @@ class Layered(Declared):
         """Input of the first block: x, or for reversible blocks x twice, as both streams (B, N, 2 D)."""
         return torch.cat((x, x), -1) if self.reversible else x
 
-    def _through(self, block: nn.Module, x: Tensor, context: Context) -> Tensor:
-        if self.recompute and torch.is_grad_enabled():
-            return checkpoint(lambda x: block(x, context)[0], x, use_reentrant=False)  # type: ignore[no-any-return]
-        return block(x, context)[0]
+    def _through(self, block: nn.Module, x: Tensor, context: Context, state: Any) -> tuple[Tensor, Any]:
+        if self.recompute and state is None and torch.is_grad_enabled():
+            return checkpoint(block, x, context, use_reentrant=False)  # type: ignore[no-any-return]
+        return block(x, context, state)  # type: ignore[no-any-return]
 
 
 class Stack(Layered):
@@ -157,7 +160,7 @@ class Encoder(Stack):
         Its vectors are the last layer's output, or each layer's, all through the final norm.
         """
         x, context = self.embed(Signal.of(signal), tap=tap)
-        kept = list(self.through(x, context)) if self.each_layer else [self.last(x, context)]
+        kept = [x for x, _ in self.through(x, context)] if self.each_layer else [self.last(x, context)]
         return Memory(tuple(self.norm(x, context) for x in kept), _real(x, context.lengths))
 
 
@@ -322,14 +325,14 @@ class Transformer(Stack):
         if memory is not None:
             raise UserError("a memory cannot be joined with a state; give it to init_state, which reads it once")
         x, context = self.embed(signal, Past(state.positions, state.limit, state.prefix if self.reads_prefix else None), tap)
-        x, after = self._entering(x), []
-        for block, remembered in zip(self.blocks, state.blocks, strict=True):
-            x, kept = block(x, context, remembered)
-            after.append(kept)
+        states = []
+        for after, kept in self.through(x, context, state.blocks):
+            x = after
+            states.append(kept)
         prefix = Counts.of(signal.prefix) if self.reads_prefix and signal.prefix is not None else state.prefix
         x = tapped(tap, "norm", "norm", self.norm(x, context))
         assert context.arrival is not None
-        return x, context, State(context.arrival.after, state.limit, tuple(after), prefix)
+        return x, context, State(context.arrival.after, state.limit, tuple(states), prefix)
 
     def vectors(self, x: Tensor, context: Context) -> Tensor:
         """Input vectors of the head from the front end's x (B, N, D), through latents, blocks and norm."""

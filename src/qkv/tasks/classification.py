@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from qkv.data.batch import Batch
+from qkv.data.padding import lengths_or_none, padded
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal
@@ -22,7 +23,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Classification
 from qkv.tasks.baselines import bag_of_words_accuracy, too_large
-from qkv.tasks.example_task import Collate, Cut, column, lengths_or_none, padded, types_or_none
+from qkv.tasks.example_task import Collate, Cut, column, types_or_none
 from qkv.tasks.label_metrics import agreement, confusion
 from qkv.tasks.material import Example, ExampleMaterial, Material
 from qkv.tasks.pooled import PAIR, TEXT, PooledTask, example_of, outputs, told

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from qkv.data.batch import Batch
 from qkv.data.corpus import TRAIN
+from qkv.data.padding import padded
 from qkv.data.records.kept import release_tables
 from qkv.data.records.model import Records, Role
 from qkv.data.records.open import open_records, open_rows
@@ -206,20 +206,6 @@ def column(records: Records, role: str) -> list[Any]:
     return [row[role] for row in records.splits[TRAIN]]
 
 
-def padded(rows: Sequence[np.ndarray], filler: int = 0) -> tuple[Tensor, Tensor]:
-    """Pad rows of different length on the right with ``filler``: (ids (B, longest) int64, lengths (B))."""
-    lengths = np.array([len(row) for row in rows], np.int64)
-    found = np.full((len(rows), max(1, int(lengths.max(initial=0)))), filler, np.int64)
-    for place, row in enumerate(rows):
-        found[place, : len(row)] = row
-    return torch.from_numpy(found), torch.from_numpy(lengths)
-
-
 def types_or_none(rows: Sequence[np.ndarray]) -> Tensor | None:
     """Token types of the rows, (B, longest), padded with 0; None if the rows have none, as the model reads none."""
     return padded(rows)[0] if any(len(row) for row in rows) else None
-
-
-def lengths_or_none(ids: Tensor, lengths: Tensor) -> Tensor | None:
-    """``lengths`` (B) if a row of ``ids`` (B, N) is padded, else None, which saves masking."""
-    return None if bool((lengths == ids.shape[1]).all()) else lengths

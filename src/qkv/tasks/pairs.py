@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from qkv.data.batch import IGNORED, Batch
+from qkv.data.padding import lengths_or_none, padded
 from qkv.data.vocabulary import Vocabulary
 from qkv.generation.beam import beam_search
 from qkv.layers.signal import Signal
@@ -22,7 +23,6 @@ from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation
-from qkv.tasks.example_task import lengths_or_none, padded
 from qkv.tasks.next_token import at_targets, loss_of_vectors
 from qkv.tokenizers.special import special_ids
 

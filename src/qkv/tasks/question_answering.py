@@ -13,6 +13,7 @@ from torch import Tensor
 
 from qkv.data.batch import INPUT, Batch
 from qkv.data.corpus import TRAIN, VALIDATION
+from qkv.data.padding import lengths_or_none, padded
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal
@@ -25,7 +26,7 @@ from qkv.spec.errors import Problem, SpecError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.tasks.answer_metrics import answer_scores
-from qkv.tasks.example_task import Collate, Cut, ExampleTask, framed_by, lengths_or_none, padded, text_in, trained, types_or_none
+from qkv.tasks.example_task import Collate, Cut, ExampleTask, framed_by, text_in, trained, types_or_none
 from qkv.tasks.material import Example, ExampleMaterial, Material
 from qkv.tasks.spans import Offsets, Span, best_spans, characters_of, span_of, windows
 from qkv.tasks.task import Defaults, Exam, Observed, Scale, Totals, lowercase

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from qkv.data.batch import Batch
+from qkv.data.padding import lengths_or_none, padded
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal
@@ -21,7 +22,7 @@ from qkv.spec import tasks as spec
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
-from qkv.tasks.example_task import Collate, Cut, column, lengths_or_none, padded, types_or_none
+from qkv.tasks.example_task import Collate, Cut, column, types_or_none
 from qkv.tasks.material import Example, Material
 from qkv.tasks.pooled import PAIR, TEXT, PooledTask, example_of, outputs, told
 from qkv.tasks.task import Defaults, Exam, Observed, Scale, Totals, lowercase

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from qkv.data.batch import IGNORED, Batch
 from qkv.data.corpus import TRAIN, VALIDATION
+from qkv.data.padding import lengths_or_none, padded
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal
@@ -23,7 +24,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import TokenClassification
 from qkv.tasks.entities import OUTSIDE, MostFrequent, entity_f1, entity_scores, marked, marks_entities
-from qkv.tasks.example_task import Collate, Cut, ExampleTask, lengths_or_none, padded, trained, types_or_none
+from qkv.tasks.example_task import Collate, Cut, ExampleTask, trained, types_or_none
 from qkv.tasks.label_metrics import agreement
 from qkv.tasks.material import Example, ExampleMaterial, Material
 from qkv.tasks.task import Defaults, Exam, Observed, Scale, Totals

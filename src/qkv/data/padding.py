@@ -1,0 +1,31 @@
+"""Batches of rows of different lengths, padded on the right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def padded(rows: Sequence[Sequence[int] | np.ndarray], filler: int = 0) -> tuple[Tensor, Tensor]:
+    """Pad rows of different length on the right with ``filler``: (ids (B, longest) int64, lengths (B))."""
+    lengths = np.array([len(row) for row in rows], np.int64)
+    found = np.full((len(rows), max(1, int(lengths.max(initial=0)))), filler, np.int64)
+    for place, row in enumerate(rows):
+        found[place, : len(row)] = row
+    return torch.from_numpy(found), torch.from_numpy(lengths)
+
+
+def lengths_or_none(ids: Tensor, lengths: Tensor) -> Tensor | None:
+    """``lengths`` (B) if a row of ``ids`` (B, N) is padded, else None, which saves masking."""
+    return None if bool((lengths == ids.shape[1]).all()) else lengths
+
+
+def batch_of(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Ids (B, N) on ``device``, padded on the right with 0, and lengths (B); None if no row is padded."""
+    if min(map(len, texts)) == max(map(len, texts)):
+        return torch.tensor(texts, device=device), None
+    ids, lengths = padded(texts)
+    return ids.to(device), lengths.to(device)
