@@ -14,7 +14,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "qkv.training.run": ("qkv.runs.run", "qkv.runs.load", "qkv.runs.evaluation", "qkv.runs.predict"),
     "qkv.training.embed": ("qkv.runs.embed",),
 }
-"""Modules that moved, and those that hold their names now."""
+"""Former module names, and the modules in which their names are now."""
 
 
 class Moved:

@@ -98,7 +98,7 @@ class Reading:
 
 
 Policy = Callable[[Sequence[Row], Reading], Sequence[Next]]
-"""Chooses what follows: (rows, their reading) -> successors, in the order of the next batch. A row without one is evicted."""
+"""Function (rows, their forward pass) -> successors, in the order of the next batch; a row without one is evicted."""
 
 
 class Engine:
@@ -111,7 +111,7 @@ class Engine:
         self.rows: list[Row] = []
         self._state: State | None = None
         self._held = 0
-        """Number of leading rows that the state holds."""
+        """Number of first rows that the state contains; rows after them have not been read."""
 
     def admit(self, texts: Sequence[Sequence[int]], keys: Sequence[int], memory: Memory | None = None) -> None:
         """Add texts (token ids) with their keys at the end of the batch; the next step reads them.

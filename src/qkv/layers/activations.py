@@ -1,4 +1,4 @@
-"""Register of activation functions; ``quick_gelu`` is x σ(1.702 x) (Hendrycks & Gimpel 2016)."""
+"""Activation functions by name; ``quick_gelu`` is x σ(1.702 x) (Hendrycks & Gimpel 2016)."""
 
 from __future__ import annotations
 

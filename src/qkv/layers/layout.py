@@ -61,7 +61,7 @@ def vector(name: str, size: int, head: int) -> Layout:
 
 
 Layouts = Mapping[str, Layout]
-"""Layouts by path: that of a parameter, or of a module, whose weight has the layout and whose bias its first axis."""
+"""Layouts by path of a parameter, or of a module: then its ``weight`` has the layout, and its ``bias`` that of the first axis."""
 
 
 class Declared(nn.Module):

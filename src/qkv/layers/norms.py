@@ -68,7 +68,7 @@ def _rms_norm(part: spec.RMSNorm, width: int) -> Norm:
 
 @implements(spec.BatchNorm)
 class BatchNorm(Norm):
-    """(x - mean) / sqrt(var + eps) * weight + bias, with mean and var per feature over all unpadded tokens of the batch.
+    """Batch norm: (x - mean) / sqrt(var + eps) * weight + bias, per feature over all unpadded tokens of the batch.
 
     In evaluation mode running statistics are used (Ioffe & Szegedy 2015).
     """

@@ -82,7 +82,7 @@ class Axial(Positions):
 
 @implements(spec.Sinusoidal)
 class Sinusoidal(Positions):
-    """PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(p / base^(2i/D)) (Vaswani et al. 2017)."""
+    """Sinusoidal embeddings: PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(p / base^(2i/D)) (Vaswani et al. 2017)."""
 
     def __init__(self, part: spec.Sinusoidal, length: int, width: int):
         super().__init__()
@@ -94,7 +94,7 @@ class Sinusoidal(Positions):
 
 @implements(spec.LearnedSinusoidal)
 class LearnedSinusoidal(Positions):
-    """W2 φ(W1 PE(p) + b1) + b2 with sinusoidal PE(p) (Wang et al. 2022)."""
+    """Learned function of a sinusoid: W2 φ(W1 PE(p) + b1) + b2 with sinusoidal PE(p) (Wang et al. 2022)."""
 
     def __init__(self, part: spec.LearnedSinusoidal, length: int, width: int):
         super().__init__()

@@ -18,7 +18,7 @@ from qkv.spec.register import implements
 
 @implements(spec.Attention)
 class Attention(KeyValueAttention):
-    """concat_h(softmax(Q_h K_g^T / (τ √Dk) + bias, masked) V_g) W_o (Vaswani et al. 2017).
+    """Self-attention: concat_h(softmax(Q_h K_g^T / (τ √Dk) + bias, masked) V_g) W_o (Vaswani et al. 2017).
 
         x (B, N, D) ─ qkv ─┬ q (B, H, N, Dk) ─ rotate ─┐
                            ├ k (B, G, N, Dk) ─ rotate ─┤ state: (B, G, slots, Dk | Dv)

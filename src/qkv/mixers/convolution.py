@@ -49,7 +49,7 @@ class _Gated(Branch):
 
 @implements(spec.CausalConvolution)
 class CausalConvolution(_Gated):
-    """y_i = Σ_t W_t x_{i - t·dilation} + b, optionally gated (WaveNet, van den Oord et al. 2016).
+    """Causal convolution y_i = Σ_t W_t x_{i - t·dilation} + b, optionally gated (WaveNet, van den Oord et al. 2016).
 
     The weight holds the latest tap first. State: the last (K - 1)·dilation inputs.
     """
@@ -72,7 +72,7 @@ class CausalConvolution(_Gated):
 
 @implements(spec.Convolution)
 class Convolution(_Gated):
-    """y_i = Σ_t W_t x_{i + t - ⌊K/2⌋} + b, t < K, optionally gated (ConvS2S, Gehring et al. 2017).
+    """Centred convolution y_i = Σ_t W_t x_{i + t - ⌊K/2⌋} + b, t < K, optionally gated (ConvS2S, Gehring et al. 2017).
 
     The weight holds the latest tap first. Padding and other documents are read as 0. Bidirectional and stateless.
     """

@@ -42,13 +42,14 @@ class MemoryKeys(NamedTuple):
 
 @implements(spec.CrossAttention)
 class CrossAttention(MemoryBranch):
-    """concat_h(softmax(Q_h K_g^T / (τ √Dk)) V_g) W_o, Q = x W_q, K = m W_k, V = m W_v (Vaswani et al. 2017).
+    """Cross-attention: concat_h(softmax(Q_h K_g^T / (τ √Dk)) V_g) W_o, Q = x W_q, K = m W_k, V = m W_v.
 
         x (B, N, D) ─ query ─── q (B, H, N, Dk) ─┐
         m (B, M, Dm) ─ memory ┬ k (B, G, M, Dk) ─┤ state: k, v, lengths
                               └ v (B, G, M, Dv) ─┴ attention ─ (B, N, H Dv) ─ output ─ (B, N, D)
 
-    Dm is the memory's width, by default D. A row with an empty memory gives 0. The state is read-only.
+    Vaswani et al. 2017. Dm is the memory's width, by default D. A row with an empty memory gives 0. The state is
+    read-only.
     """
 
     def __init__(self, part: spec.CrossAttention, width: int, memory_width: int | None = None):

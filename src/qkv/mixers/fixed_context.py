@@ -14,7 +14,7 @@ from qkv.spec.register import implements
 
 @implements(spec.FixedContext)
 class FixedContext(MemoryBranch):
-    """W c + b with the pooled memory c (B, Dm); Dm is by default D (Cho et al. 2014). State: c."""
+    """Pooled memory at every position: W c + b with c (B, Dm); Dm is by default D (Cho et al. 2014). State: c."""
 
     def __init__(self, part: spec.FixedContext, width: int, memory_width: int | None = None):
         super().__init__(part, width)

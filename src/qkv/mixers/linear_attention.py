@@ -16,7 +16,7 @@ from qkv.spec.register import implements
 
 @implements(spec.LinearAttention)
 class LinearAttention(Branch):
-    """φ(Q) S / (φ(Q) z), S = Σ_{j<=i} φ(k_j)^T v_j, z = Σ_{j<=i} φ(k_j) (Katharopoulos et al. 2020).
+    """Linear attention: φ(Q) S / (φ(Q) z), S = Σ_{j<=i} φ(k_j)^T v_j, z = Σ_{j<=i} φ(k_j) (Katharopoulos et al. 2020).
 
     State: S (B, H, Dk, Dv) and z (B, H, Dk), independent of the length.
     """

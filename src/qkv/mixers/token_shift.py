@@ -16,7 +16,7 @@ from qkv.state.tail import extended
 
 @implements(spec.TokenShift)
 class TokenShift(Branch):
-    """y_i = W concat_g(x_{i-g}[group g]) + b over G feature groups; inputs before the start are 0.
+    """Token shift: y_i = W concat_g(x_{i-g}[group g]) + b over G feature groups; inputs before the start are 0.
 
     Causal form of S²-MLP (Yu et al. 2021). State: the last G - 1 inputs, (B, G - 1, D).
     """

@@ -79,7 +79,7 @@ def dotted(path: Iterable[str | int]) -> str:
 
 
 _LISTED = 60
-"""Names that a sentence lists."""
+"""Maximum number of names that a message lists."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

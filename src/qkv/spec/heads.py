@@ -39,9 +39,10 @@ class Head(Part, slot=True):
 
 
 class LanguageModelHead(Head, kind="language_model"):
-    """logits = scale · f(x) W^T + bias, optionally soft-capped: cap · tanh(logits / cap).
+    """Language model head: logits = scale · f(x) W^T + bias, optionally soft-capped: cap · tanh(logits / cap).
 
-    f is the identity, or with ``transform`` norm(φ(x W_t + b_t)) (BERT, Devlin et al. 2019; without b_t in ModernBERT).
+    f is the identity, or with ``transform`` norm(φ(x W_t + b_t)) (BERT, Devlin et al. 2019; without b_t in
+    ModernBERT).
     """
 
     per_position = predicts_tokens = True

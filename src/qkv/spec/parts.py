@@ -30,9 +30,10 @@ class LayerNorm(Norm, kind="layer_norm"):
 
 
 class RMSNorm(Norm, kind="rms_norm"):
-    """x / sqrt(mean(x²) + eps) * weight, over the features of one position (Zhang & Sennrich 2019).
+    """RMS norm: x / sqrt(mean(x²) + eps) * weight, over the features of one position (Zhang & Sennrich 2019).
 
-    ``zero_centred``: the factor is 1 + weight, initialised to weight 0, so that weight decay pulls it to 1 (Gemma, 2024).
+    ``zero_centred``: the factor is 1 + weight, initialised to weight 0, so that weight decay pulls it to 1 (Gemma,
+    2024).
     """
 
     eps: float = Field(default=1e-6, gt=0)
@@ -46,7 +47,10 @@ class RMSNorm(Norm, kind="rms_norm"):
 
 
 class BatchNorm(Norm, kind="batch_norm"):
-    """(x - mean) / sqrt(var + eps) * weight + bias, per feature over all unpadded tokens of the batch; running statistics in evaluation."""
+    """Batch norm: (x - mean) / sqrt(var + eps) * weight + bias, per feature over all unpadded tokens of the batch.
+
+    In evaluation, running statistics are used.
+    """
 
     over_batch = True
     eps: float = Field(default=1e-5, gt=0)
@@ -71,7 +75,7 @@ class Residual(Part, slot=True):
     """Base class of residual connections, which combine the input x and the output f(x) of a branch."""
 
     keeps_input: ClassVar[bool] = True
-    """True if x reaches the output beside f(x)."""
+    """True if the output contains the input x beside f(x)."""
     reversible: ClassVar[bool] = False
     """True if there are two streams, and the input can be recomputed from the output."""
 
@@ -81,13 +85,16 @@ class Add(Residual, kind="add"):
 
 
 class Scaled(Residual, kind="scaled"):
-    """x + weight * f(x) with one learned weight per feature, initialised to ``initial`` (LayerScale, Touvron et al. 2021)."""
+    """LayerScale: x + weight * f(x), one learned weight per feature, initially ``initial`` (Touvron et al. 2021)."""
 
     initial: float = 1e-1
 
 
 class Gated(Residual, kind="gated"):
-    """x + tanh(gate) * f(x) with one learned gate, initialised to ``initial`` (Flamingo, Alayrac et al. 2022)."""
+    """Residual connection x + tanh(gate) * f(x), one learned gate, initially ``initial`` (Flamingo, Alayrac et al.
+
+    2022).
+    """
 
     initial: float = 0.0
 
@@ -99,11 +106,12 @@ class NoResidual(Residual, kind="none"):
 
 
 class Reversible(Residual, kind="reversible"):
-    """Two streams, both initially the input: (a, b) -> (b, a + f(b)) (RevNet, Gomez et al. 2017; Reformer, Kitaev et al. 2020).
+    """Reversible connection of two streams, both initially the input: (a, b) -> (b, a + f(b)).
 
-    Training recomputes the input of each branch from its output and stores the activations of one branch at a time.
-    With attention f and feed-forward g: y1 = x1 + f(x2), y2 = x2 + g(y1). All blocks of a stack must be reversible, or none;
-    final norm and head read both streams concatenated, twice the model's width.
+    RevNet, Gomez et al. 2017; Reformer, Kitaev et al. 2020. Training recomputes the input of each branch from its
+    output and stores the activations of one branch at a time. With attention f and feed-forward g: y1 = x1 + f(x2),
+    y2 = x2 + g(y1). All blocks of a stack must be reversible, or none; final norm and head read both streams
+    concatenated, twice the model's width.
     """
 
     reversible = True
@@ -182,13 +190,13 @@ class Axial(Positions, kind="axial"):
 
 
 class Sinusoidal(Positions, kind="sinusoidal"):
-    """PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(p / base^(2i/D)) (Vaswani et al. 2017)."""
+    """Sinusoidal embeddings: PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(p / base^(2i/D)) (Vaswani et al. 2017)."""
 
     base: float = Field(default=10000.0, gt=1)
 
 
 class LearnedSinusoidal(Positions, kind="learned_sinusoidal"):
-    """W2 φ(W1 PE(p) + b1) + b2: a feed-forward network of the sinusoid PE(p) (Wang et al. 2022)."""
+    """Learned function of a sinusoid: W2 φ(W1 PE(p) + b1) + b2 with the sinusoid PE(p) (Wang et al. 2022)."""
 
     base: float = Field(default=10000.0, gt=1)
     hidden: int | None = Field(default=None, gt=0, description="default: the width of the position vectors")
@@ -207,7 +215,7 @@ class Relative(Part, slot=True):
     causal_only: ClassVar[bool] = False
     """True if they are defined for causal attention only."""
     extrapolates: ClassVar[bool] = True
-    """False if distances beyond those of training give scores that training never showed."""
+    """False if distances greater than those of training give scores that training never showed."""
 
     def head_problems(self, head_dim: int) -> list[Problem]:
         """Errors for ``head_dim`` features per key, such as RoPE on an odd number of them; empty if none."""
@@ -225,13 +233,16 @@ class LinearScaling(RopeScaling, kind="linear"):
 
 
 class NTKScaling(RopeScaling, kind="ntk"):
-    """base * factor^(Dk / (Dk - 2)): keeps high frequencies and stretches low ones (NTK-aware interpolation, 2023)."""
+    """NTK-aware scaling: base * factor^(Dk / (Dk - 2)) keeps high frequencies and stretches low ones (2023)."""
 
     factor: float = Field(gt=1)
 
 
 class YarnScaling(RopeScaling, kind="yarn"):
-    """YaRN: interpolates low frequencies, keeps high ones, and scales q and k by 0.1 ln(factor) + 1 (Peng et al. 2023)."""
+    """YaRN: interpolates low frequencies, keeps high ones, and scales q and k by 0.1 ln(factor) + 1 (Peng et al. 2023).
+
+    ``original_length``: positions in the original training; the context becomes ``factor`` times as long.
+    """
 
     factor: float = Field(gt=1)
     original_length: int = Field(gt=0)
@@ -242,7 +253,11 @@ class YarnScaling(RopeScaling, kind="yarn"):
 
 
 class Llama3Scaling(RopeScaling, kind="llama3"):
-    """Divides low frequencies by ``factor``, with a smooth transition to high ones (Llama 3.1, 2024)."""
+    """Llama 3's scaling: low frequencies divided by ``factor``, with a smooth transition to unchanged high ones (2024).
+
+    Low: wavelengths above ``original_length`` (positions in the original training) / ``low_frequency_factor``; high:
+    below ``original_length`` / ``high_frequency_factor``.
+    """
 
     factor: float = Field(gt=1)
     original_length: int = Field(gt=0)
@@ -277,10 +292,10 @@ class Rope(Relative, kind="rope"):
 
 
 class Alibi(Relative, kind="alibi"):
-    """-m_h (i - j) added to the logits, slopes m_h = 2^(-8h/H) (Press et al. 2022).
+    """ALiBi: -m_h (i - j) added to the logits, slopes m_h = 2^(-8h/H) (Press et al. 2022).
 
-    ``scaled``: divided by temperature √Dk, like the products q · k. ``rounded``: adds m_h j instead, with m_h, j and the
-    product in bf16; the difference m_h i is equal for all keys and cancels in the softmax. Falcon-RW uses both.
+    ``scaled``: divided by temperature √Dk, like the products q · k. ``rounded``: adds m_h j instead, with m_h, j and
+    the product in bf16; the difference m_h i is equal for all keys and cancels in the softmax. Falcon-RW uses both.
     """
 
     causal_only = True
@@ -291,9 +306,10 @@ class Alibi(Relative, kind="alibi"):
 
 
 class Shaw(Relative, kind="shaw"):
-    """q_i · r_c / (temperature √Dk) added to the logits, c = clip(j - i, -k, k), with r shared by all heads (Shaw et al. 2018).
+    """Learned vectors r of relative positions: q_i · r_c / (temperature √Dk) added to the logits (Shaw et al. 2018).
 
-    With ``values`` a second learned vector of c is added to each value.
+    c = clip(j - i, -k, k); r is shared by all heads. With ``values`` a second learned vector of c is added to each
+    value.
     """
 
     max_distance: int = Field(default=16, gt=0, description="k: larger distances are clipped to it")

@@ -236,7 +236,10 @@ class WordVectors(Task):
 
 
 class SkipGram(WordVectors, kind="skip_gram"):
-    """Skip-gram: -Σ over neighbour pairs (i, o) of [log σ(u_o·v_i) + Σ over negatives n of log σ(-u_n·v_i)]."""
+    """Skip-gram: -Σ over neighbour pairs (i, o) of [log σ(u_o·v_i) + Σ over negatives n of log σ(-u_n·v_i)].
+
+    v: input vectors; u: output vectors.
+    """
 
 
 class CBOW(WordVectors, kind="cbow"):
@@ -267,7 +270,10 @@ class Sorting(Generated, kind="sorting"):
 
 
 class Recall(Generated, kind="recall"):
-    """Recall of the symbol that precedes a number of filler tokens; measures memory as accuracy by distance."""
+    """Recall of the symbol that precedes a number of filler tokens; measures memory as accuracy by distance.
+
+    ``symbols``, ``fillers``: number of different symbols and of different filler tokens.
+    """
 
     distances: Seq[int] = Field(
         default=(1, 2, 4, 8, 16, 32, 64), min_length=1, description="numbers of filler tokens between symbol and question; one per batch"

@@ -83,10 +83,7 @@ class Dense(Store):
     """Key/value cache with position p in slot p: keys (B, H, C, Dk), values (B, H, C, Dv); C slots, doubled as needed."""
 
     def __init__(self, keys: Tensor, values: Tensor, most: int | None = None):
-        """Hold ``keys`` and ``values``, whose slots are the first capacity.
-
-        ``most``: maximum number of slots; None for no limit.
-        """
+        """Hold ``keys`` and ``values``, empty slots included. ``most``: maximum number of slots; None for no limit."""
         self.keys, self.values, self.most = keys, values, most
 
     def append(self, keys: Tensor, values: Tensor, arrival: Arrival) -> View:

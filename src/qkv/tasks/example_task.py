@@ -78,7 +78,7 @@ class ExampleTask(Task):
     def part(self, material: ExampleMaterial, share: float) -> ExampleMaterial:
         """Copy of the data with an evenly spaced fraction ``share`` of the rows of each split, for timing an evaluation.
 
-        The training split keeps one row.
+        Of the training split, one row is encoded.
         """
         rows = {split: _spread(found, share) for split, found in material.records.items()}
         recipe, vocabulary = material.recipe, material.vocabulary
@@ -170,7 +170,7 @@ class Cut:
         return {"note": f"the input has {length} tokens and the model reads {most}; the rest was not read"} if length > most else {}
 
     def notes(self, examples: int) -> list[str]:
-        """One message per role about truncated inputs among ``examples``."""
+        """One message per role about the truncated inputs, with their number out of ``examples``."""
         return [
             f"{count:,} of {examples:,} examples were cut: their {role} is longer than the {self.limits[role]} tokens that fit "
             f"(the longest has {self.longest[role]:,})"

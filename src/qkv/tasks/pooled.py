@@ -97,7 +97,7 @@ class PooledTask(ExampleTask):
 
 
 _ROLES = {1: "text", 2: "pair"}
-"""Names of one text and of two in truncation notes."""
+"""Roles of one text and of two in messages about truncation."""
 
 
 def _encoded(row: Mapping[str, Any], tokenizer: Tokenizer, recipe: Recipe) -> list[list[int]]:

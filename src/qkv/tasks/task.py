@@ -28,9 +28,9 @@ class Defaults(NamedTuple):
 
     reads: tuple[str, ...]
     writes: str = ""
-    """Empty unless the model generates text."""
+    """Role of the generated text; empty if the model generates none."""
     tokenizer: Callable[[int], tokenizers.Tokenizer] = lambda ids: tokenizers.BPE(vocab_size=ids)
-    """From a vocabulary size."""
+    """Function from a vocabulary size to the spec of the tokenizer."""
     lengths: tuple[int, ...] = (32, 64, 128, 256, 512)
     """Candidate context lengths."""
     fields: Mapping[str, Any] = MappingProxyType({})

@@ -24,17 +24,18 @@ Factors = Annotated[tuple[int, ...], BeforeValidator(_as_factors, json_schema_in
 
 
 class LSHAttention(Masked, SparseAttention, kind="lsh_attention"):
-    """softmax(q_i · k_j, j in a chunk near i's) V with k_j = q_j / |q_j|, one projection for queries and keys (Kitaev et al. 2020).
+    """LSH attention (Reformer): softmax(q_i · k_j, j in a chunk near i's) V, k_j = q_j / |q_j| (Kitaev et al. 2020).
 
-    In each of ``num_hashes`` rounds a random rotation R per head assigns a vector to the bucket argmax(qR ; -qR). Positions
-    are sorted by bucket and cut into chunks. A position attends to its own chunk, the ``chunks_before`` and the
-    ``chunks_after`` it. Rounds are combined by their log-sum-exp. A position attends to itself only if it sees no other key.
+    Queries and keys have one projection. In each of ``num_hashes`` rounds a random rotation R per head assigns a
+    vector to the bucket argmax(qR ; -qR). Positions are sorted by bucket and cut into chunks. A position attends to
+    its own chunk, the ``chunks_before`` and the ``chunks_after`` it. Rounds are combined by their log-sum-exp. A
+    position attends to itself only if it sees no other key.
 
-    Rows of up to one chunk, and decoding with a state, use full attention, which hashing approximates. So for longer rows
-    decoding and a single forward pass differ. The keys selected depend on the whole row, which is sorted as a whole, but
-    under a causal mask no later key or value is read. A task that decodes rows longer than a chunk is therefore refused
-    unless ``inexact_decoding`` is true. The paper divides keys found in several rounds by their count; here, as in the
-    published models, each counts every time.
+    Rows of up to one chunk, and decoding with a state, use full attention, which hashing approximates. So for longer
+    rows decoding and a single forward pass differ. The keys selected depend on the whole row, which is sorted as a
+    whole, but under a causal mask no later key or value is read. A task that decodes rows longer than a chunk is
+    therefore refused unless ``inexact_decoding`` is true. The paper divides keys found in several rounds by their
+    count; here, as in the published models, each counts every time.
     """
 
     num_hashes: int = Field(default=2, gt=0, description="hash rounds; more approximate full attention better")

@@ -14,13 +14,14 @@ from qkv.spec.parts import NoNorm, Norm
 
 
 class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
-    """softmax((q_i · k_j + q_i · a_d + b_d · k_j) / (temperature √(f Dk))) V (DeBERTa, He et al. 2021).
+    """DeBERTa's attention: softmax((q_i · k_j + q_i · a_d + b_d · k_j) / (temperature √(f Dk))) V (He et al. 2021).
 
-    a = P W_a and b = P W_b with learned vectors P (2 S, D) of the distance bucket d = clip(bucket(i - j) + S, 0, 2 S - 1);
-    f is the number of terms. With ``position_buckets`` S: one bucket per distance up to S / 2, then logarithmic up to
-    ``max_distance``; without: S = ``max_distance``. ``share_projections``: W_a = W_k and W_b = W_q, biases included
-    (DeBERTa-v3). ``key_bias`` false: k and a have no bias (first DeBERTa). ``qk_norm`` applies to q and k, not to a and b.
-    With ``shared`` all layers of a stack with equal settings use one table P, as in the published models.
+    a = P W_a and b = P W_b with learned vectors P (2 S, D) of the distance bucket d = clip(bucket(i - j) + S, 0, 2 S
+    - 1); f is the number of terms. With ``position_buckets`` S: one bucket per distance up to S / 2, then logarithmic
+    up to ``max_distance``; without: S = ``max_distance``. ``share_projections``: W_a = W_k and W_b = W_q, biases
+    included (DeBERTa-v3). ``key_bias`` false: k and a have no bias (first DeBERTa). ``qk_norm`` applies to q and k,
+    not to a and b. With ``shared`` all layers of a stack with equal settings use one table P, as in the published
+    models.
     """
 
     mask: Mask = Full()
@@ -77,11 +78,11 @@ class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
 
 
 class RelativeAttention(MaskedAttention, kind="relative_attention"):
-    """softmax(((q_i + u) · k_j + (q_i + v) · W_r r_{i-j}) / (temperature √Dk)) V (Transformer-XL, Dai et al. 2019).
+    """Transformer-XL's attention (2019): softmax(((q_i + u) · k_j + (q_i + v) · W_r r_{i-j}) / (temperature √Dk)) V.
 
     r is a sinusoid of D features; u and v are learned per head. The mask ``causal & window(n)`` corresponds to
-    Transformer-XL's memory of n - 1 positions. ``by_type`` adds (q_i + w) · e_s to the scores, s = 0 if both tokens have the
-    same type, else 1 (XLNet, Yang et al. 2019).
+    Transformer-XL's memory of n - 1 positions. ``by_type`` adds (q_i + w) · e_s to the scores, s = 0 if both tokens
+    have the same type, else 1 (XLNet, Yang et al. 2019).
     """
 
     bias: bool = False
