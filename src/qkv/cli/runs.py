@@ -30,7 +30,10 @@ def run_folder(path: Path) -> Path:
 
 
 def run_or_published(path: Path) -> Path:
-    """Return ``path`` if it is a run folder, a Hugging Face folder, or may be the name of a published model. Raises UserError."""
+    """Return ``path`` if it is a run folder, a Hugging Face folder, or could be the name of a published model.
+
+    Raises ``UserError`` for anything else.
+    """
     if is_published(path):
         return path
     mistyped = nearest(str(path), _runs_in(path.parent)).startswith("did you mean")
@@ -38,7 +41,10 @@ def run_or_published(path: Path) -> Path:
 
 
 def output_file(option: str, path: Path, *sources: str | Path | None) -> Path:
-    """Return ``path`` if it is writable as a file and none of ``sources``. Raises UserError before anything slow starts."""
+    """Return ``path`` if a file can be written there and it is none of the input files ``sources``.
+
+    Raises ``UserError`` that names ``option``, before anything slow starts.
+    """
     if path.is_dir():
         raise UserError(f"{option}: {str(path)!r} is a folder; name a file")
     if path.exists() and not path.is_file():

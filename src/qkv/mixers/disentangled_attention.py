@@ -21,7 +21,10 @@ from qkv.spec.register import implements
 
 
 class DistanceVectors(SharedTable):
-    """Relative position embeddings P (2 S, D), one normalised vector per distance bucket; with ``shared``, one table per stack."""
+    """Relative position embeddings P (2 S, D), one normalised vector per distance bucket.
+
+    With ``shared``, all layers of a stack use one table.
+    """
 
     def __init__(self, part: spec.DisentangledAttention, width: int):
         super().__init__()
@@ -49,11 +52,11 @@ class DistanceVectors(SharedTable):
 
 @implements(spec.DisentangledAttention)
 class DisentangledAttention(ScoredAttention):
-    """softmax((q_i · k_j + q_i · a_d + b_d · k_j) / (τ √(f Dk)), masked) V, d = clip(bucket(i - j) + S, 0, 2 S - 1) (He et al. 2021).
+    """DeBERTa's attention: softmax((q_i · k_j + q_i · a_d + b_d · k_j) / (τ √(f Dk)), masked) V (He et al. 2021).
 
-    Position keys a = P W_a and position queries b = P W_b, (2 S, H, Dk). f: number of terms, at most 3. If queries and
-    values have biases but keys do not, they are ``query_bias`` (H Dk) and ``value_bias`` (G Dv), initialised to 0.
-    State: keys and values, as in ``Attention``.
+    d = clip(bucket(i - j) + S, 0, 2 S - 1). Position keys a = P W_a and position queries b = P W_b, (2 S, H, Dk). f:
+    number of terms, at most 3. If queries and values have biases but keys do not, they are ``query_bias`` (H Dk) and
+    ``value_bias`` (G Dv), initialised to 0. State: keys and values, as in ``Attention``.
     """
 
     def __init__(self, part: spec.DisentangledAttention, width: int):

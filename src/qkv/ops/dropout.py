@@ -10,10 +10,10 @@ _LEVELS = 1 << 16
 
 
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
-    """Set each element to 0 with probability ``p``, else divide it by 1 - p (Srivastava et al. 2014). Identity unless ``training``.
+    """Set each element to 0 with probability ``p``, else divide it by 1 - p. Identity unless ``training``.
 
-    On CPU, torch draws one random number per element. Here each 64-bit draw of torch's generator decides four elements,
-    with p rounded to a multiple of 2⁻¹⁶.
+    On CPU, torch draws one random number per element. Here each 64-bit draw of torch's generator decides four
+    elements, with p rounded to a multiple of 2⁻¹⁶ (dropout: Srivastava et al. 2014).
     """
     if not training or p == 0.0:
         return x

@@ -59,7 +59,7 @@ class Branch(Part, slot=True):
         return False
 
     def extrapolates(self, length: int) -> bool:
-        """False if rows longer than the training ``length`` contain distances whose parameters were never trained."""
+        """False if rows longer than the training ``length`` contain distances that training never showed (as for RoPE)."""
         return True
 
     def width_problems(self, width: int) -> list[Problem]:
@@ -148,15 +148,16 @@ class Masked(Branch):
 
 
 class MaskedAttention(Masked, DotProduct):
-    """Base class of masked self-attention."""
+    """Base class of self-attention with an attention mask."""
 
 
 class Attention(MaskedAttention, kind="attention"):
-    """concat_h(softmax(Q_h K_g^T / (temperature √Dk) + bias, masked) V_g) W_o (Vaswani et al. 2017).
+    """Self-attention: concat_h(softmax(Q_h K_g^T / (temperature √Dk) + bias, masked) V_g) W_o (Vaswani et al. 2017).
 
-    ``top_k`` keeps only the k largest logits of each query, ties broken by position (Gupta et al. 2021); 1 is hard attention.
-    ``softcap`` bounds logits to (-c, c) before the relative bias and the mask are applied (Gemma 2, 2024).
-    ``num_kv_heads`` < ``num_heads``: grouped-query attention (Ainslie et al. 2023); 1: multi-query attention (Shazeer 2019).
+    ``top_k`` keeps only the k largest logits of each query, ties broken by position (Gupta et al. 2021); 1 is hard
+    attention. ``softcap`` bounds logits to (-c, c) before the relative bias and the mask are applied (Gemma 2, 2024).
+    ``num_kv_heads`` < ``num_heads``: grouped-query attention (Ainslie et al. 2023); 1: multi-query attention (Shazeer
+    2019).
     """
 
     relative: Relative = NoRelative()
@@ -185,7 +186,10 @@ class Attention(MaskedAttention, kind="attention"):
 
 
 class LinearAttention(Branch, kind="linear_attention"):
-    """φ(Q) S / (φ(Q) z), S = Σ_{j<=i} φ(k_j) v_j^T, z = Σ_{j<=i} φ(k_j), φ = elu + 1 (Katharopoulos et al. 2020)."""
+    """Linear attention: φ(Q) S / (φ(Q) z), S = Σ_{j<=i} φ(k_j) v_j^T, z = Σ_{j<=i} φ(k_j), φ = elu + 1.
+
+    Katharopoulos et al. 2020. Causal; the state has a fixed size.
+    """
 
     num_heads: int = Field(default=4, gt=0)
     chunk: int = Field(default=64, gt=0, description="positions per chunk of the parallel form")
@@ -196,7 +200,7 @@ class LinearAttention(Branch, kind="linear_attention"):
 
 
 class TokenShift(Branch, kind="token_shift"):
-    """Features in ``groups`` equal groups, group g shifted by g positions, then a linear map (causal S²-MLP, Yu et al. 2021)."""
+    """Shift of feature groups, group g by g positions, then a linear map (causal S²-MLP, Yu et al. 2021)."""
 
     groups: int = Field(default=2, gt=1)
 
@@ -207,7 +211,10 @@ class TokenShift(Branch, kind="token_shift"):
 
 
 class CausalConvolution(Branch, kind="causal_convolution"):
-    """y_i = Σ_t W_t x_{i - t·dilation} + b, t < kernel_size, with a sigmoid gate (WaveNet 2016; GLU, Dauphin et al. 2017)."""
+    """Causal convolution y_i = Σ_t W_t x_{i - t·dilation} + b, t < kernel_size (WaveNet 2016).
+
+    ``gated``: half of the outputs times the sigmoid of the other half (GLU, Dauphin et al. 2017).
+    """
 
     kernel_size: int = Field(default=3, gt=0)
     dilation: int = Field(default=1, gt=0)
@@ -220,7 +227,10 @@ class CausalConvolution(Branch, kind="causal_convolution"):
 
 
 class Convolution(Branch, kind="convolution"):
-    """y_i = Σ_t W_t x_{i + t - ⌊K/2⌋} + b, t < kernel_size K, with a sigmoid gate (ConvS2S, Gehring et al. 2017). Not causal."""
+    """Centred convolution y_i = Σ_t W_t x_{i + t - ⌊K/2⌋} + b, t < kernel_size K (ConvS2S, Gehring et al. 2017).
+
+    Not causal. ``gated``: half of the outputs times the sigmoid of the other half.
+    """
 
     kernel_size: int = Field(default=3, gt=0)
     gated: bool = True
@@ -265,17 +275,17 @@ class Recurrent(Branch):
 
 
 class RNN(Recurrent, kind="rnn"):
-    """h_i = tanh(W x_i + U h_{i-1} + b), then a linear map to the width (Elman 1990)."""
+    """Elman RNN: h_i = tanh(W x_i + U h_{i-1} + b), then a linear map to the width (1990)."""
 
 
 class GRU(Recurrent, kind="gru"):
-    """h_i = (1 - z) ⊙ n + z ⊙ h_{i-1} with reset and update gates (Cho et al. 2014), then a linear map to the width."""
+    """GRU: h_i = (1 - z) ⊙ n + z ⊙ h_{i-1} with reset and update gates, then a linear map (Cho et al. 2014)."""
 
     gate_names = ("reset", "update", "new")
 
 
 class LSTM(Recurrent, kind="lstm"):
-    """m_i = f ⊙ m_{i-1} + i ⊙ g, h_i = o ⊙ tanh(m_i), then a linear map to the width (Hochreiter & Schmidhuber 1997).
+    """LSTM: m_i = f ⊙ m_{i-1} + i ⊙ g, h_i = o ⊙ tanh(m_i), then a linear map (Hochreiter & Schmidhuber 1997).
 
     The forget gate (Gers et al. 2000) has an initial bias of 1.
     """
@@ -324,9 +334,10 @@ class GatedFeedForward(Branch, kind="gated_feed_forward"):
 
 
 class MemoryLayer(Branch, kind="memory_layer"):
-    """Σ_h softmax(x W_h K_h^T / √k) V_h with learned keys K_h and values V_h (Sukhbaatar et al. 2019).
+    """Attention to learned keys K_h and values V_h: Σ_h softmax(x W_h K_h^T / √k) V_h (Sukhbaatar et al. 2019).
 
-    With an activation φ instead of softmax: φ(x W_h K_h^T) V_h; for W_h = I a feed-forward network (Geva et al. 2021).
+    With an activation φ instead of softmax: φ(x W_h K_h^T) V_h; for W_h = I a feed-forward network (Geva et al.
+    2021).
     """
 
     num_slots: int | None = Field(default=None, gt=0, description="slots per head; default: 4 width")

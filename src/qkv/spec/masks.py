@@ -138,13 +138,16 @@ class Prefix(Mask, kind="prefix"):
 
 
 class Strided(Mask, kind="strided"):
-    """Key j is visible to query i if (i - j) is a multiple of ``stride`` (Child et al. 2019)."""
+    """Key j is visible to query i if (i - j) is a multiple of ``stride`` (Sparse Transformer, Child et al. 2019)."""
 
     stride: int = Field(gt=0)
 
 
 class Fixed(Mask, kind="fixed"):
-    """Key j is visible to query i in the same block of ``stride``, or if j is among the last ``summary`` of its block (Child et al. 2019)."""
+    """Key j is visible to query i in the same block of ``stride``, or as one of the last ``summary`` of its block.
+
+    Fixed pattern of the Sparse Transformer (Child et al. 2019).
+    """
 
     stride: int = Field(gt=0)
     summary: int = Field(default=1, gt=0)

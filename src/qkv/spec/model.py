@@ -250,7 +250,10 @@ class Latents(Layered):
 
 
 class Queries(Spec):
-    """Output queries, made of position vectors only, with which the model's own blocks read latents (Perceiver IO, Jaegle et al. 2022)."""
+    """Output queries, made of position embeddings only, with which the model's own blocks read latents.
+
+    Perceiver IO, Jaegle et al. 2022.
+    """
 
     count: int | None = Field(default=None, gt=0, description="queries per row; default: one per input position")
     positions: Positions = Learned()

@@ -96,7 +96,10 @@ def quick_form(values: Mapping[str, Any]) -> list[Assignment]:
 
 
 def parsed(top: type[S], data: dict[str, Any], chosen: Iterable[Assignment], source: str = "", lines: Lines | None = None) -> S:
-    """Parse ``data`` from ``source`` with the overrides ``chosen``. Raises ``SpecError``, naming the override that causes it."""
+    """Parse plain ``data`` with the overrides ``chosen`` applied. Raises ``SpecError`` that names the override at fault.
+
+    ``source``: name of the file for messages; ``lines``: line number in it of each path.
+    """
     origins: dict[SpecPath, str] = {}
     try:
         data, origins = apply(data, chosen, top)
@@ -118,7 +121,10 @@ def _to_blame(path: SpecPath, origins: dict[SpecPath, str]) -> str | None:
 
 
 def apply(data: Mapping[str, Any], chosen: Iterable[Assignment], top: type[Spec]) -> tuple[dict[str, Any], dict[SpecPath, str]]:
-    """Apply assignments to a copy of the plain ``data`` of a ``top``; return it with the override text of each path set."""
+    """Apply assignments to a copy of the plain ``data`` of a spec ``top``.
+
+    Returns (the changed data, the text of the override that set each path).
+    """
     root = {"": deepcopy(dict(data))}
     origins: dict[SpecPath, str] = {}
     for assignment in chosen:
