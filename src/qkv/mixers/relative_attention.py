@@ -48,11 +48,13 @@ class TypeScores(Declared):
 
 @implements(spec.RelativeAttention)
 class RelativeAttention(ScoredAttention):
-    """softmax(((q_i + u) · k_j + (q_i + v) · W_r r_{i-j} + (q_i + w) · e_s) / (τ √Dk), masked) V (Dai et al. 2019; Yang et al. 2019).
+    """Self-attention with relative position scores (Transformer-XL, Dai et al. 2019; XLNet, Yang et al. 2019).
+
+        softmax(((q_i + u) · k_j + (q_i + v) · W_r r_{i-j} + (q_i + w) · e_s) / (τ √Dk), masked) V
 
     r_d is a sinusoid of D features, sines first; u, v and w (H Dk) are initialised to 0. The last term exists if
-    ``by_type``: s = 0 if i and j have the same type, else 1. Without types it is equal for all keys and has no effect.
-    State: keys and values, as in ``Attention``. Position terms are recomputed; key types are not stored.
+    ``by_type``: s = 0 if i and j have the same type, else 1. Without types it is equal for all keys and has no
+    effect. State: keys and values, as in ``Attention``. Position terms are recomputed; key types are not stored.
     """
 
     def __init__(self, part: spec.RelativeAttention, width: int):
