@@ -39,7 +39,7 @@ class Records:
 
     - ``splits``: "train", "validation" and, if given, "test"; a row maps the name of a role to its value: text and
       label are strings, number is a float, words and tags are lists of strings of the same length, answers is a list
-      of ``{"text": str, "start": int}`` with ``start`` in characters of the context, empty if the question has no answer
+      of ``{"text": str, "start": int}`` with ``start`` in characters of the context, empty without an answer
     - ``columns``: column used for each role
     - ``bad``: skipped rows
     - ``digest``: hash of the content and of how it was read

@@ -118,7 +118,7 @@ def _branches(config: Config, stack: str) -> tuple[Attention, CrossAttention, Fe
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not BART's or mBART's. Callers read them back to verify."""
+    """Keys of config.json for ``spec``; None if its structure is not BART's or mBART's."""
     inner = spec.encoder
     match (spec.layers[:1], inner.layers[:1] if inner else (), spec.frontend):
         case (

@@ -232,7 +232,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def first_config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not the first DeBERTa's. Callers read them back to verify."""
+    """Keys of config.json for ``spec``; None if its structure is not the first DeBERTa's."""
     found = config(spec)
     if found is None or not found["relative_attention"]:
         return None

@@ -161,7 +161,7 @@ def _pooled_blocks(config: Config, width: int) -> tuple[Block, ...]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not the Perceiver's. Callers read them back to verify."""
+    """Keys of config.json for ``spec``; None if its structure is not the Perceiver's."""
     if spec.latents is None or not isinstance(spec.frontend, Text):
         return None
     alone, width = _asks_alone(spec), spec.latent_width

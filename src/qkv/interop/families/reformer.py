@@ -134,7 +134,7 @@ _KINDS = {"local": _local, "lsh": _hashed}
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Keys of config.json for ``spec``; None if its structure is not the Reformer's. Callers read them back to verify."""
+    """Keys of config.json for ``spec``; None if its structure is not the Reformer's."""
     match shape_of(spec):
         case Block(branches=(Attention() | LSHAttention(), FeedForward() as think), norm=LayerNorm() as norm) as block, Text() as frontend:
             pass
