@@ -1,4 +1,4 @@
-"""Heads: from the final vectors to the model's outputs. Each is called with x (B, N, D) and lengths (B) or None."""
+"""Heads, which map the final vectors to the model's outputs. Each is called with x (B, N, D) and lengths (B) or None."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ _APART = {"segments": "packed documents", "visible": "a table of visible keys", 
 
 
 class Transformer(Stack):
-    """A signal of B rows -> the head's outputs; for a language model ids (B, N) -> logits (B, N, V).
+    """Complete model: a signal of B rows -> the head's outputs; a language model: ids (B, N) -> logits (B, N, V).
 
     A row may be split anywhere and the state passed along: the logits equal those of one call, also for rows of
     different lengths. With an encoder, ``encode`` the source first and pass its memory, once to ``init_state``, or to

@@ -30,9 +30,9 @@ class View(NamedTuple):
 
 
 class Store(ABC):
-    """Keys and values of the positions that B rows have read.
+    """Base class of KV caches: keys and values of the positions that B rows have read.
 
-    Mixers call ``append`` alone and attend to the view that it returns; where positions lie is the store's own affair. So
+    Mixers call ``append`` alone and attend to the view that it returns; the slots of positions are internal to the store. So
     other stores fit without a change in a mixer, by another choice in ``new_store``:
 
     - Paged: a pool of pages (P, H, page, D) that all rows and layers may share, and a page table per row. ``append`` takes a
