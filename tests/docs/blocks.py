@@ -15,7 +15,7 @@ _FILE = re.compile(r"# (\S+\.(?:yaml|json|txt))\n")
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block: what it is written in, its text, and the line it begins in."""
+    """Fenced code block with its language, text and first line."""
 
     page: Path
     language: str
@@ -24,12 +24,12 @@ class Block:
 
     @property
     def where(self) -> str:
-        """For messages and as a file name of tracebacks."""
+        """Page and line, for messages and tracebacks."""
         return f"{self.page.relative_to(ROOT).as_posix()}:{self.line}"
 
     @property
     def file(self) -> str:
-        """The name in a first comment such as ``# small.yaml``, "" if there is none."""
+        """File named in a first comment such as ``# small.yaml``; "" without one."""
         found = _FILE.match(self.text)
         return found[1] if found else ""
 

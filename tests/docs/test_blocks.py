@@ -1,7 +1,7 @@
-"""Every code block of every page is run, in the order of the page, in a folder with a text of the reader's own.
+"""Execution of every code block of every page, in order, in a folder with a sample text and tables.
 
-``yaml`` is written to the file that its first line names and read. ``python`` goes on in one namespace. Of ``bash``, lines that
-begin with ``qkv`` are commands; those that begin with ``make`` must be targets. Training is cut to two steps of two rows.
+``yaml`` is written to the file named in its first line and read. ``python`` blocks of a page share a namespace. In ``bash``, lines
+with ``qkv`` are executed and lines with ``make`` must name targets. Training is shortened to two steps of two rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHORT = (
     "training.validation.batches=1",
     "sample.max_new_tokens=2",
 )
-# Languages that hold nothing to run: output, and what Sphinx reads.
+# Languages without code to run: output and Sphinx directives.
 SHOWN = ("text", "{toctree}", "{include}", "{eval-rst}", "{raw}")
 ELSEWHERE = ("pip install", ".ci/run")
 WITH_CODE = [page for page in PAGES if any(block.language not in SHOWN for block in blocks(page))]
@@ -39,7 +39,7 @@ WITH_CODE = [page for page in PAGES if any(block.language not in SHOWN for block
 
 @pytest.fixture
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of somebody who follows the page: a text, and training that is over soon."""
+    """Current folder with a sample text and tables, a cache, and shortened training."""
     train = loop.train
 
     def short(recipe: Recipe, *args: Any, **kwargs: Any) -> Any:

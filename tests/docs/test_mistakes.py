@@ -1,4 +1,4 @@
-"""What ``docs/mistakes.md`` says and no other test shows."""
+"""Statements of ``docs/mistakes.md`` that no other test covers."""
 
 from __future__ import annotations
 

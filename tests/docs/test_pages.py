@@ -1,4 +1,4 @@
-"""What the pages say of the project is so: links, parts, rooms, commands, versions, tests that they name."""
+"""Checks of what pages state: links, kinds of parts, packages, commands, versions, names of tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from qkv.spec.training import Optimizer, Schedule
 
 
 def own(slot: type[Part]) -> set[str]:
-    """The kinds that qkv itself brings."""
+    """Kinds defined in the package."""
     return {kind for kind, part in slot.kinds().items() if part.__module__.startswith("qkv.")}
 
 
@@ -54,7 +54,7 @@ KINDS: dict[str, set[str]] = {
     "Optimisers": own(Optimizer),
     "Schedules": own(Schedule),
 }
-"""What there is of each sort, by the heading under which the pages list it."""
+"""Kinds by the heading under which pages list them."""
 
 
 def named(page: Path) -> str:

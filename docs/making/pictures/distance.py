@@ -38,7 +38,7 @@ def scores(relative: object, heads: int) -> Tensor:
         rotated = part.relative.kind == "rope" and name.endswith("bias")
         weight.fill_(HEAD**-0.25 if rotated else 0.0)
     tap = Recorder("scores")
-    context = Context(torch.arange(LENGTH)[None], tap=tap, end=LENGTH)
+    context = Context(torch.arange(LENGTH)[None], tap=tap)
     branch(torch.zeros(1, LENGTH, HEAD, dtype=torch.float64), context)
     (found,) = tap.seen.values()
     return found[0, :, -1].flip(-1)

@@ -59,7 +59,7 @@ def graph(order: str) -> list[Node]:
             module.register_forward_hook(lambda _, given, out, name=name: record(name, given, out))
     x = torch.randn(1, 4, 8)
     made[id(x)] = nodes[0]
-    block(x, Context(torch.arange(4)[None], end=4))
+    block(x, Context(torch.arange(4)[None]))
     return nodes
 
 

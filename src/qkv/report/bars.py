@@ -39,6 +39,10 @@ class BarChart:
         body = frame.lines([frame.heading(self.title, self.unit), *self._rows()])
         return frame.svg((self.width, height), self.title, " ".join(told) or "No values yet.", body, standalone)
 
+    def _repr_svg_(self) -> str:
+        """SVG for notebooks."""
+        return self.svg()
+
     def data(self) -> dict[str, Any]:
         """Title, names and values of the bars as plain data, embedded in the report page."""
         return {

@@ -44,6 +44,10 @@ class LineChart:
         """
         return _Drawing(self).svg(standalone)
 
+    def _repr_svg_(self) -> str:
+        """SVG for notebooks."""
+        return self.svg()
+
     def compact(self) -> LineChart | None:
         """Smaller variant of the chart for narrow screens; None if it is small already."""
         return replace(self, width=360, height=270) if self.width >= _COMPACT else None

@@ -54,6 +54,10 @@ class HeatMap:
         """
         return _Drawing(self).svg(standalone)
 
+    def _repr_svg_(self) -> str:
+        """SVG for notebooks."""
+        return self.svg()
+
     def data(self) -> dict[str, Any]:
         """Title, names and values of the map as plain data, embedded in the report page."""
         told = {"title": self.title, "rows": list(self.rows), "columns": list(self.columns), "values": [list(row) for row in self.values]}
