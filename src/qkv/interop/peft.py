@@ -94,7 +94,9 @@ def adapter(model: Transformer, training: Training, base: str | None = None, bef
 
 
 def _names(model: Transformer) -> dict[str, Match]:
-    """Names of each tensor of ``model`` in qkv and in its family's files; the same name if no family covers the model."""
+    """Names of each tensor of ``model`` in qkv and in its family's files; the same name if no family covers the
+    model.
+    """
     plain = {name: name for name in model.state_dict() if not name.endswith((".lora_a", ".lora_b"))}
     found = covering(model.spec)
     if found is None:

@@ -23,6 +23,8 @@ def is_sentence_folder(folder: Path) -> bool:
 
 
 def may_be_name(text: str) -> bool:
-    """True if ``text`` has the form of a published name, "gpt2" or "owner/name", and is not a path into a local folder."""
+    """True if ``text`` has the form of a published name, "gpt2" or "owner/name", and is not a path into a local
+    folder.
+    """
     owner, slash, _ = text.partition("/")
     return bool(_NAME.fullmatch(text)) and not (slash and Path(owner).exists())

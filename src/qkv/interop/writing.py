@@ -1,4 +1,6 @@
-"""Generation settings of a published checkpoint, from ``generation_config.json`` or, in older folders, ``config.json``."""
+"""Generation settings of a published checkpoint, from ``generation_config.json`` or, in older folders,
+``config.json``.
+"""
 
 from __future__ import annotations
 

@@ -58,7 +58,9 @@ def heading(title: str, unit: str = "") -> Markup:
 
 
 def text_width(words: str, size: float = 12) -> float:
-    """Estimated width in pixels of ``words`` in a sans-serif font of ``size`` pixels; rather too wide than too narrow."""
+    """Estimated width in pixels of ``words`` in a sans-serif font of ``size`` pixels; rather too wide than too
+    narrow.
+    """
     return size * sum(_em(character) for character in words)
 
 

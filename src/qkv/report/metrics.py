@@ -150,7 +150,9 @@ def _open(path: Path) -> int:
 
 
 def _repair(path: Path) -> None:
-    """Repair the end of a metrics file: add a missing line break to a complete last line, or remove an incomplete one."""
+    """Repair the end of a metrics file: add a missing line break to a complete last line, or remove an incomplete
+    one.
+    """
     with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
         end = file.seek(0, os.SEEK_END)
         start = _last_line(file, end)

@@ -129,7 +129,9 @@ def _is_terminal(stream: Any) -> bool:
 
 
 class _Speed:
-    """Exponentially weighted rate of work: decayed sum of work / decayed sum of time, so that pauses count correctly."""
+    """Exponentially weighted rate of work: decayed sum of work / decayed sum of time, so that pauses count
+    correctly.
+    """
 
     def __init__(self, done: int) -> None:
         self.began = self._at = time.monotonic()

@@ -10,7 +10,9 @@ from itertools import pairwise
 from qkv.report.figures import short
 
 LARGEST = 1e100
-"""Larger values are drawn as infinite, and logarithmic axes end at its inverse, so that spans and ratios stay finite."""
+"""Larger values are drawn as infinite, and logarithmic axes end at its inverse, so that spans and ratios stay
+finite.
+"""
 
 _MANTISSAS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0))
 
@@ -25,7 +27,9 @@ class Scale:
 
     @classmethod
     def over(cls, values: Iterable[float], log: bool = False, pad: float = 0.0, zero: bool = False) -> Scale:
-        """Axis that covers all drawable values plus the fraction ``pad`` of its span at both ends; ``zero``: include 0."""
+        """Axis that covers all drawable values plus the fraction ``pad`` of its span at both ends; ``zero``: include
+        0.
+        """
         drawn = [v for v in values if drawable(v, log)]
         low, high = (min(drawn), max(drawn)) if drawn else (1.0, 10.0) if log else (0.0, 1.0)
         if log:
@@ -52,7 +56,9 @@ class Scale:
 
 
 def drawable(value: float | None, log: bool = False) -> bool:
-    """True if ``value`` can be drawn on a linear or logarithmic axis: finite, not too large, and positive if ``log``."""
+    """True if ``value`` can be drawn on a linear or logarithmic axis: finite, not too large, and positive if
+    ``log``.
+    """
     return value is not None and (1 / LARGEST <= value <= LARGEST if log else abs(value) <= LARGEST)
 
 

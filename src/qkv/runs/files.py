@@ -154,7 +154,9 @@ def _check(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any],
 
 
 def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], content: Callable[[Tensor], Any]) -> str:
-    """SHA-256 over the metadata and each tensor's name, type, shape and ``content`` (its bytes, or ``sums`` of them)."""
+    """SHA-256 over the metadata and each tensor's name, type, shape and ``content`` (its bytes, or ``sums`` of
+    them).
+    """
     total = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]

@@ -54,7 +54,9 @@ def load(source: str | Path, accept_changes: bool = False, copy: bool = False, *
 
 
 def load_adapted(folder: Path, accept_changes: bool = False, copy: bool = False) -> Run:
-    """Load the run in ``folder`` as ``load`` does, but keep adapters such as LoRA, if any, separate from the weights."""
+    """Load the run in ``folder`` as ``load`` does, but keep adapters such as LoRA, if any, separate from the
+    weights.
+    """
     recipe = read_recipe(folder)
     tensors, metadata, source = _weights(folder, recipe, accept_changes, copy)
     if not accept_changes:

@@ -15,7 +15,9 @@ PLANNED, EXPECTED, TAKEN = "planned_steps", "planned_seconds", "taken_seconds"
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """Rows of the ``metrics.jsonl`` of a run folder; empty if there is none. Raises UserError if the file is malformed."""
+    """Rows of the ``metrics.jsonl`` of a run folder; empty if there is none. Raises UserError if the file is
+    malformed.
+    """
     try:
         return read_metrics(folder / METRICS)
     except FileNotFoundError:
@@ -30,7 +32,9 @@ def is_planned(folder: Path) -> bool:
 
 
 def steps_in_all(rows: list[dict[str, Any]], most: int) -> int:
-    """Total number of steps by the newest plan in the metrics ``rows``; ``most`` (the recipe's number) without a plan."""
+    """Total number of steps by the newest plan in the metrics ``rows``; ``most`` (the recipe's number) without a
+    plan.
+    """
     return next((row[PLANNED] for row in reversed(rows) if PLANNED in row), most)
 
 

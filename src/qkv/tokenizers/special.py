@@ -112,7 +112,9 @@ def _without_template(post_processor: dict[str, Any] | None) -> dict[str, Any] |
 
 
 def written_roles(text: str) -> dict[str, str]:
-    """Roles of special tokens that ``with_roles`` stored in the ``tokenizer.json`` ``text``: role -> text of the token."""
+    """Roles of special tokens that ``with_roles`` stored in the ``tokenizer.json`` ``text``: role -> text of the
+    token.
+    """
     if '"roles"' not in text:
         return {}
     return {role: token["content"] for token in json.loads(text)["added_tokens"] for role in token.get("roles", ())}

@@ -1,4 +1,6 @@
-"""``Tokenizer``: convert text to ids and back with a ``tokenizers.Tokenizer``, saved as a standard ``tokenizer.json``."""
+"""``Tokenizer``: convert text to ids and back with a ``tokenizers.Tokenizer``, saved as a standard
+``tokenizer.json``.
+"""
 
 from __future__ import annotations
 

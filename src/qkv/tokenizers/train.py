@@ -19,7 +19,9 @@ from qkv.tokenizers.tokenizer import Tokenizer, well_formed
 from qkv.tokenizers.waiting import interruptible
 
 UNKNOWN = "<unk>"
-"""Unknown token: longer than any character or punctuation mark and not a word, so that no text contains it as a token."""
+"""Unknown token: longer than any character or punctuation mark and not a word, so that no text contains it as a
+token.
+"""
 
 
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY" + "BZXUOJ"
@@ -36,7 +38,9 @@ def train(spec: spec.Tokenizer, texts: Iterable[str]) -> Tokenizer:
 
 @implements(spec.Characters)
 def characters(_spec: spec.Characters, texts: Iterable[str]) -> Tokenizer:
-    """Train a character tokenizer: each distinct character is a token, ids in code point order, then the unknown token."""
+    """Train a character tokenizer: each distinct character is a token, ids in code point order, then the unknown
+    token.
+    """
     seen = np.zeros(0x110000, bool)
     for text in _joined(texts):
         seen[np.frombuffer(well_formed(text).encode("utf-32-le"), np.uint32)] = True

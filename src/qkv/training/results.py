@@ -130,7 +130,9 @@ def finished(folder: Path) -> Finished:
 def _measured(
     exam: dict[str, Any] | None, rows: Sequence[dict[str, Any]], step: int, folder: Path
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(metrics by split, notes) of the best weights: from the final evaluation, or without one from their validation."""
+    """(metrics by split, notes) of the best weights: from the final evaluation, or without one from their
+    validation.
+    """
     if exam is not None:
         notes = dict.fromkeys(note for split in exam["splits"].values() for note in split["notes"])
         return {split: _numbers(found["figures"]) for split, found in exam["splits"].items()}, tuple(notes)

@@ -53,7 +53,9 @@ class Table:
 
 
 def lines(text: Text) -> Iterator[str]:
-    """Lines of a text, each with its line break; only a line feed ends a line. Raises ``UserError`` for invalid UTF-8."""
+    """Lines of a text, each with its line break; only a line feed ends a line. Raises ``UserError`` for invalid
+    UTF-8.
+    """
     parts: list[str] = []
     for block in text.blocks():
         first, *others = block.split("\n")

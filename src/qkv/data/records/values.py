@@ -182,7 +182,9 @@ def _answer(answer: dict[str, Any], name: str) -> tuple[str, int | None]:
 
 
 def _place(answer: str, start: int | None, context: str) -> int:
-    """Index of ``answer`` in ``context``: ``start`` if it is there, else its nearest occurrence; -1 if there is none."""
+    """Index of ``answer`` in ``context``: ``start`` if it is there, else its nearest occurrence; -1 if there is
+    none.
+    """
     if start is None:
         return context.find(answer)
     if start >= 0 and context.startswith(answer, start):

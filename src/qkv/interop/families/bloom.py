@@ -55,7 +55,9 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _said(config: Config, name: str, older: str) -> str:
-    """Key name that the config uses, ``name`` or ``older``. Raises ``UserError`` if it has both with different values."""
+    """Key name that the config uses, ``name`` or ``older``. Raises ``UserError`` if it has both with different
+    values.
+    """
     if config.says(older) and config.says(name):
         config.fixed(older, config.values[name], f"the value of {name}")
     return older if config.says(older) else name

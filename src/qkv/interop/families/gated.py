@@ -1,4 +1,6 @@
-"""Common parts of Llama-like families: pre-norm blocks of rotary attention and gated feed-forward, RMSNorm, few biases."""
+"""Common parts of Llama-like families: pre-norm blocks of rotary attention and gated feed-forward, RMSNorm, few
+biases.
+"""
 
 from __future__ import annotations
 

@@ -119,7 +119,9 @@ class Family:
 
 @dataclass(frozen=True)
 class Match:
-    """Correspondence of one tensor of a model: its name in qkv, its names in a file, and the conversion between them."""
+    """Correspondence of one tensor of a model: its name in qkv, its names in a file, and the conversion between
+    them.
+    """
 
     ours: str
     theirs: tuple[str, ...]
@@ -234,4 +236,6 @@ COMMON: Reasons = {
     "is_encoder_decoder": "fixed by the family",
     "chunk_size_feed_forward": "execution setting",
 }
-"""Keys of any config that do not change what a model computes, with the reason. quantization_config is not among them."""
+"""Keys of any config that do not change what a model computes, with the reason. quantization_config is not among
+them.
+"""

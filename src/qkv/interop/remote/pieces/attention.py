@@ -28,7 +28,9 @@ def visible(mask: Part, query: Tensor, key: Tensor) -> Tensor:
 
 
 def rotated(x: Tensor, positions: Tensor, rope: Part) -> Tensor:
-    """RoPE: x (B, H, N, D) with the pairs (i, i + Dr/2) of its first Dr features rotated by position (Su et al. 2021)."""
+    """RoPE: x (B, H, N, D) with the pairs (i, i + Dr/2) of its first Dr features rotated by position (Su et al.
+    2021).
+    """
     frequencies = torch.tensor(rope["frequencies"], dtype=at_least_single(x.dtype), device=x.device)
     angles = positions[:, None, :, None] * frequencies
     cos, sin = (rope["magnitude"] * f(angles).to(x.dtype) for f in (torch.cos, torch.sin))
