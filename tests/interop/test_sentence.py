@@ -251,7 +251,7 @@ def test_a_run_is_embedded_too(tmp_path: Path) -> None:
         ("1_Pooling/config.json", {"pooling_mode_cls_token": 1}, "true or false"),
         ("sentence_bert_config.json", {"max_seq_length": 0}, "at least 1"),
         ("config_sentence_transformers.json", {"prompts": {"query": 7}}, "should be a text"),
-        ("config_sentence_transformers.json", {"truncate_dim": 4}, "how many numbers a vector has"),
+        ("config_sentence_transformers.json", {"truncate_dim": 4}, "the size of the vectors"),
     ],
     ids=[
         "dense",

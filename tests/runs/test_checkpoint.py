@@ -161,7 +161,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(
     assert found is not None
     assert same(found, a_checkpoint(10))
     assert len(notices) == 1
-    assert notices[0] == f"{error.value}; going on from the checkpoint before it, step 10"
+    assert notices[0] == f"{error.value}; resuming from the previous checkpoint, step 10"
     saved.save(a_checkpoint(20))  # the torn one is replaced
     assert same(read_checkpoint(newest), a_checkpoint(20))
 

@@ -169,7 +169,7 @@ def test_samples_that_cannot_be_drawn_cost_a_notice_and_not_the_run(text: Path, 
     train(recipe, tmp_path / "run", on_event=events.append)
     notices = [e.text for e in events if isinstance(e, Notice)]
     assert len(notices) == 1
-    assert notices[0].startswith("no samples are drawn during training: ")
+    assert notices[0].startswith("no samples are generated during training: ")
 
 
 def test_tensorboard_gets_the_same_figures(text: Path, tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_a_torn_checkpoint_costs_only_the_steps_since_the_one_before(text: Path,
     train(recipe, tmp_path / "run", on_event=events.append)
     assert isinstance(events[0], Notice)
     assert events[0].text.startswith(f"{torn} is cut short")
-    assert "going on from the checkpoint before it, step 7" in events[0].text
+    assert "resuming from the previous checkpoint, step 7" in events[0].text
     assert differences(straight, tmp_path / "run") == []
 
 

@@ -121,7 +121,7 @@ def test_a_stop_while_healing_leaves_a_run_that_goes_on(trained: Run, tmp_path: 
         if isinstance(event, Stepped) and event.step == 3:
             signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(Interrupted, match=r"'qkv train .*' goes on from there"):
+    with pytest.raises(Interrupted, match=r"'qkv train .*' resumes it"):
         swap(trained, LINEAR, tmp_path / "run", heal=6, on_event=stop)
     assert load(tmp_path / "run").recipe.training.steps == 6
     assert read_sections(tmp_path / "run")[0]["columns"] == ["figure", BEFORE, AFTER]

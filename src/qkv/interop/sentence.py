@@ -126,7 +126,7 @@ def _reader(folder: Path) -> tuple[int | None, bool]:
         return None, False
     config = _config(file)
     most, lower = (config.integer("max_seq_length") if config.has("max_seq_length") else None), config.flag("do_lower_case", False)
-    config.fixed("transformer_task", "feature-extraction", "what is asked of the model")
+    config.fixed("transformer_task", "feature-extraction", "the task of the model")
     config.finish(("model_args", "tokenizer_args", "config_args", "modality_config", "module_output_name", "processing_kwargs"))
     if most is not None and most < 1:
         raise UserError(f"{file}: max_seq_length is {most}, but it should be at least 1")
@@ -143,7 +143,7 @@ def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
     if wrong is not None:
         raise UserError(f"{config.source}: the prompt {wrong!r} is {prompts[wrong]!r}, but it should be a text")
     default: str | None = config.word("default_prompt_name") if config.has("default_prompt_name") else None
-    config.fixed("truncate_dim", None, "how many numbers a vector has")
+    config.fixed("truncate_dim", None, "the size of the vectors")
     config.finish(("__version__", "similarity_fn_name", "model_type"))
     return {str(name): text for name, text in prompts.items()}, default
 

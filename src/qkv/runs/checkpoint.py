@@ -92,7 +92,7 @@ class Checkpoints:
                 refused.append(error)
                 continue
             for error in refused:
-                notice(f"{error}; going on from the checkpoint before it, step {checkpoint.step}")
+                notice(f"{error}; resuming from the previous checkpoint, step {checkpoint.step}")
             return checkpoint
         if self.paths() != paths:  # a training in progress replaced them by newer ones
             return self.load(notice)

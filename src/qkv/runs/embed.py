@@ -27,7 +27,7 @@ def embed(
 ) -> np.ndarray:
     """Embed each text as a vector: (texts, D) float32; see ``qkv.embed`` for the parameters. Raises ``UserError``."""
     if isinstance(texts, str):
-        raise UserError("one text is given where a list of texts is asked for; put it in brackets")
+        raise UserError("a single text is given, but a list of texts is required; put it in brackets")
     if prompt is not None and prefix is not None:
         raise UserError("both a prompt and a prefix are given; the prompt is one of the model's own, the prefix one of yours: give one")
     run, said = opened(source, copy)

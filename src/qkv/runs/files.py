@@ -50,7 +50,7 @@ def clear_errors(what: str) -> Iterator[None]:
 def _reason(error: OSError | SafetensorError) -> str:
     number = error.errno if isinstance(error, OSError) else _error_number(str(error))
     if number in _FULL:
-        return "the disk is full; free some space and give the same command again"
+        return "the disk is full; free some space and run the same command again"
     if number == errno.EFBIG:
         return "it is larger than the system allows a file to be here"
     if number in _FORBIDDEN:

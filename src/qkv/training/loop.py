@@ -294,7 +294,7 @@ class Trainer:
         except StopNow:
             return
         except UserError as error:
-            self.tell(Notice(f"no samples are drawn during training: {error}"))
+            self.tell(Notice(f"no samples are generated during training: {error}"))
             text = None
         if text is None:
             self._samples = False

@@ -86,8 +86,8 @@ class Optimizer:
             if quantity not in REMEMBERED.get(type(part), {quantity}):
                 kept = ", ".join(sorted(REMEMBERED[type(part)]))
                 raise UserError(
-                    f"the optimiser state {key!r} is of another rule: here {type(part).__name__} updates this parameter and keeps {kept}; "
-                    "the run was begun with another version or recipe, so train it anew in another folder"
+                    f"the optimiser state {key!r} belongs to another optimiser: here {type(part).__name__} updates this parameter and keeps {kept}; "
+                    "the run was started with another version or recipe, so train it again in another folder"
                 )
             if tensor.dim() and tensor.shape != parameter.shape:
                 raise UserError(f"the optimiser state {key!r} has the shape {list(tensor.shape)}, its parameter {list(parameter.shape)}")

@@ -73,7 +73,7 @@ def stale(path: str | Path) -> str:
     recipe = read_recipe(path)
     if recipe.result is None or recipe.result.recipe == result_digest(read_recipe(path, quick=recipe.result.form == "quick")):
         return ""
-    return f"{path}: the recipe was changed after its result was recorded; train it again and record it, or take the change back"
+    return f"{path}: the recipe was changed after its result was recorded; train it again and record it, or undo the change"
 
 
 def record(runs: Sequence[str | Path], path: str | Path) -> Result:
@@ -122,7 +122,7 @@ def finished(folder: Path) -> Finished:
         raise UserError(f"the run in {folder} does not record its duration: its metrics.jsonl has no times")
     surroundings = read_surroundings(folder / "resume")
     if surroundings is None:
-        raise UserError(f"the run in {folder} does not say on which machine, with which versions and when it was trained; train it anew")
+        raise UserError(f"the run in {folder} does not record the machine, versions and date of its training; train it again")
     figures, notes = _measured(exam, rows, best_step, folder)
     return Finished(folder, recipe, state["corpus"], step, best_step, minutes, figures, notes, surroundings)
 
@@ -191,7 +191,7 @@ def _check_alike(runs: Sequence[Finished]) -> None:
     seeds = [run.recipe.training.seed for run in runs]
     twice = next((seed for seed in seeds if seeds.count(seed) > 1), None)
     if twice is not None:
-        raise UserError(f"two of the runs have the seed {twice}; give one run a seed")
+        raise UserError(f"two of the runs have the seed {twice}; give each run its own seed")
     other = next((run for run in runs if run.corpus != runs[0].corpus and not _draws(run)), None)
     if other is not None:
         raise UserError(

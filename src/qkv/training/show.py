@@ -40,7 +40,7 @@ class Show:
         self._progress = Progress("train", event.steps, done=event.step)
         self._progress.__enter__()
         if event.step:
-            self._progress.note(f"going on after step {event.step:,} of {event.steps:,}")
+            self._progress.note(f"resuming after step {event.step:,} of {event.steps:,}")
 
     @_show.register
     def _(self, event: Planned) -> None:

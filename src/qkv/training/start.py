@@ -170,7 +170,7 @@ def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
     for name in sorted(stack | head if fits else stack):
         _take(own[name], tensors[name], name, recipe.start, stored[name])
     some = _part_of_head(own, published, model) if published and not fits else set()
-    rest = "" if fits else f"; its head is initialised at random{', but for ' * bool(some)}{', '.join(sorted(some))}"
+    rest = "" if fits else f"; its head is initialised at random{', except ' * bool(some)}{', '.join(sorted(some))}"
     return [f"the model starts with the weights of {recipe.start!r}{rest}", *_new_rows(model, own, tensors)]
 
 
@@ -216,7 +216,9 @@ def _check_names(own: set[str], there: set[str], source: str) -> None:
     if missing:
         raise UserError(f"start: the model has {missing[0]!r}, and the run {source!r} does not; {nearest(missing[0], left or there)}")
     if left:
-        raise UserError(f"start: the run {source!r} has {left[0]!r}, and the model has no place for it; describe the model as that run's")
+        raise UserError(
+            f"start: the run {source!r} has {left[0]!r}, and the model has no place for it; give the model the settings of that run"
+        )
 
 
 @torch.no_grad()

@@ -216,9 +216,9 @@ def _heal(
             figures = {**figures, HEALED: _best_figures(folder)}
             write_sections(folder, _sections(figures, measured))
         status = "finished" if heal and not stop else "stopped"
-        record.report(status, "" if status == "finished" else f"'qkv train {folder}' goes on from here", trainer.done)
+        record.report(status, "" if status == "finished" else f"'qkv train {folder}' resumes from here", trainer.done)
     if stop.signal:
-        raise Interrupted(stop.signal, f"stopped by {stop} after step {trainer.now.step}; 'qkv train {folder}' goes on from there")
+        raise Interrupted(stop.signal, f"stopped by {stop} after step {trainer.now.step}; 'qkv train {folder}' resumes it")
     return figures
 
 

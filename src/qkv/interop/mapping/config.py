@@ -159,4 +159,4 @@ def _nonfinite(value: Any) -> Iterator[int | float]:
 
 def _near(key: str, known: Iterable[str]) -> str:
     clause = nearest(key, known)
-    return clause if clause.startswith("did you mean") else "nothing there is named alike"
+    return clause if clause.startswith("did you mean") else "there is no similar name"
