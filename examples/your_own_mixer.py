@@ -84,3 +84,8 @@ with torch.no_grad():
         outs.append(logits)
 torch.testing.assert_close(torch.cat(outs, 1), whole, atol=1e-5, rtol=0)
 print(f"20 + 1 + 1 + 11 positions give the same outputs as 33 at once; the state takes {model.state_bytes(33, batch=2):,} bytes")
+
+# Its cost is counted on the module itself; nothing has to be declared.
+counted = qkv.cost(model.spec, batch_size=8, length=32)
+part = counted.parts["leaky_mean"]
+print(f"cost of leaky_mean: {part.parameters:,} parameters, {part.flops / 1e6:.1f} MFLOPs, {part.saved / 1e3:.0f} kB for the backward pass")

@@ -20,8 +20,6 @@ import qkv
 from qkv.data.batch import Batch
 from qkv.data.vocabulary import Vocabulary
 from qkv.frontends.frontend import Frontend
-from qkv.inspection.cost_formulas import linear
-from qkv.inspection.shares import Setting, Share, formula
 from qkv.layers.context import Context
 from qkv.layers.linear import Linear
 from qkv.layers.signal import Signal
@@ -61,14 +59,7 @@ class PointFrontend(Frontend):
         return Signal(torch.randn(rows, length, self.part.axes, generator=generator))
 
 
-# 3. Its cost, for `qkv cost`.
-@formula(Points)
-def points(part: Points, at: Setting) -> Share:
-    """Cost of one linear map."""
-    return linear(part.axes, at.width, True, at)
-
-
-# 4. The task. Its vocabulary holds the scaler that converts raw points to model inputs.
+# 3. The task. Its vocabulary holds the scaler that converts raw points to model inputs.
 class Shapes(TaskSpec, kind="shapes"):
     """Classification of points by the shape that they trace."""
 

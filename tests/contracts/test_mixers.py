@@ -11,16 +11,12 @@ import torch
 from tests.contracts.battery import CHECKS, NOT_OF_DECODING, assert_kept, failures
 from tests.contracts.memory_references import MEMORY_REFERENCES
 from tests.contracts.references import REFERENCES
-from tests.contracts.samples import BIDIRECTIONAL, SAMPLES, VOCABULARY, WIDTH, describe
+from tests.contracts.samples import BIDIRECTIONAL, SAMPLES, WIDTH, describe
 from tests.contracts.subjects import OneBranch
 
-from qkv.inspection import cost as _registers_the_formulas  # noqa: F401
-from qkv.inspection.shares import FORMULAS, Setting, share
-from qkv.layers.context import Memory
 from qkv.mixers.registry import branches, build_branch
 from qkv.spec.branches import Branch
 from qkv.spec.errors import UserError
-from qkv.state.tree import nbytes
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = {describe(part): part for parts in SAMPLES.values() for part in parts}
@@ -33,13 +29,12 @@ def registered() -> dict[str, type[Branch]]:
 
 @pytest.mark.parametrize("kind", Branch.kinds())
 def test_every_kind_is_under_contract(kind: str) -> None:
-    """A new part is tested by being registered: it needs a module, samples, its equation as loops, and a cost."""
+    """A new part is tested by being registered: it needs a module, samples and its equation as loops."""
     assert kind in registered(), f"{kind!r} is a spec that no module implements"
     samples = [*SAMPLES.get(kind, ()), *(part for part in BIDIRECTIONAL if part.kind == kind)]
     assert samples, f"{kind!r} needs samples in tests/contracts/samples.py"
     assert {type(part) for part in samples} == {registered()[kind]}
     assert kind in {**REFERENCES, **MEMORY_REFERENCES}, f"{kind!r} needs its equation in tests/contracts/references.py"
-    assert registered()[kind] in FORMULAS, f"{kind!r} needs a cost formula in qkv.inspection"
 
 
 @pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="there is no docs folder yet")
@@ -65,23 +60,10 @@ def test_what_sees_later_positions_fails(part: Branch) -> None:
     assert not wrong, "it must fail for being bidirectional, not for being wrong"
 
 
-@pytest.mark.parametrize("part", [*PARTS.values(), *BIDIRECTIONAL], ids=describe)
-def test_cost_says_what_is_there(part: Branch) -> None:
-    module = build_branch(part, WIDTH)
-    for length, batch in ((1, 2), (40, 3)):
-        said = share(part, Setting(WIDTH, batch, length, context_length=64, vocab_size=VOCABULARY, memory=5))
-        assert said.parameters == sum(p.numel() for p in module.parameters())
-        known = (
-            module.init_state(batch, memory=Memory((torch.zeros(batch, 5, WIDTH),), torch.full((batch,), 5))) if part.reads_memory else ()
-        )
-        assert said.state == module.state_bytes(length, batch) + nbytes(known)
-
-
 def test_a_missing_kind_is_noticed() -> None:
     class Unknown(Branch):
         """Registered nowhere."""
 
-    assert Unknown not in FORMULAS
     with pytest.raises(UserError, match="no module implements"):
         build_branch(Unknown(), WIDTH)
 

@@ -22,11 +22,10 @@ ALLOWED = {
     "interop/remote/description.py": "a self-contained file holds copies of some parts and refuses all others",
     "interop/peft.py": "the format describes low-rank matrices and nothing else",
     "training/start.py": "a file with low-rank matrices is merged by their names",
-    "inspection/measure.py": "shape of the products whose implementation is reported",
 }
 """Files that check for the class of a part, with the reason."""
-FOLDERS = ("interop/families/", "inspection/cost", "inspection/visible")
-"""Families of published models compare whole specs, and each cost formula is that of one part."""
+FOLDERS = ("interop/families/",)
+"""Families of published models compare whole specs."""
 
 
 @cache

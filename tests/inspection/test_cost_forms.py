@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.inspection.strategies import HEADS, encoder_decoders, latent_models
 
 from qkv.inspection.cost import Cost, cost
-from qkv.inspection.losses import loss_by_head, random_batch
+from qkv.inspection.losses import random_batch, summed_loss
 from qkv.inspection.measure import Update, check, count_flops
 from qkv.models.build import build
 from qkv.spec.branches import GRU, LSTM, Attention, Convolution, FeedForward
@@ -23,7 +23,6 @@ from qkv.spec.model import Block, Encoder, Latents, Model, Queries, Text
 from qkv.spec.parts import Learned, Sinusoidal
 from qkv.spec.training import Training
 from qkv.state.tree import nbytes
-from qkv.tasks.next_token import language_loss
 from qkv.training.optimisers import build_optimizer
 
 TEXT = Text(vocab_size=50, positions=Sinusoidal())
@@ -51,6 +50,7 @@ def not_counted(counted: Cost) -> int:
     return found
 
 
+@settings(max_examples=6)
 @given(model=encoder_decoders())
 def test_parameters_of_an_encoder_decoder_are_those_of_the_built_one(model: Model) -> None:
     with torch.device("meta"):
@@ -58,7 +58,7 @@ def test_parameters_of_an_encoder_decoder_are_those_of_the_built_one(model: Mode
     assert cost(model).parameters == sum(p.numel() for p in built.parameters())
 
 
-@settings(max_examples=25)
+@settings(max_examples=6)
 @given(model=encoder_decoders(), batch=st.integers(1, 3), length=st.integers(1, 12), source=st.integers(1, 9))
 def test_the_state_holds_what_is_needed_of_the_memory(model: Model, batch: int, length: int, source: int) -> None:
     built = build(model)
@@ -67,14 +67,14 @@ def test_the_state_holds_what_is_needed_of_the_memory(model: Model, batch: int, 
     assert cost(model, batch, source_length=source).state_bytes(length) == nbytes(state)
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(model=encoder_decoders(), batch=st.integers(1, 3), length=st.integers(2, 12), source=st.integers(2, 9))
 def test_forward_flops_of_an_encoder_decoder_are_those_of_torchs_counter(model: Model, batch: int, length: int, source: int) -> None:
     counted = cost(model, batch, length, source_length=source)
     assert counted.forward_flops == count_flops(counted)[0] + not_counted(counted)
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(model=latent_models())
 def test_parameters_of_a_model_with_latents_are_those_of_the_built_one(model: Model) -> None:
     with torch.device("meta"):
@@ -82,7 +82,7 @@ def test_parameters_of_a_model_with_latents_are_those_of_the_built_one(model: Mo
     assert cost(model).parameters == sum(p.numel() for p in built.parameters())
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(model=latent_models(), batch=st.integers(1, 3), length=st.integers(2, 12))
 def test_flops_of_a_model_with_latents_are_those_of_torchs_counter(model: Model, batch: int, length: int) -> None:
     counted = cost(model, batch, length)
@@ -109,6 +109,20 @@ def test_what_latents_cost_grows_with_the_input_times_their_number() -> None:
     assert all(first == second for first, second in slopes)
     few, more, most = (slope for slope, _ in slopes)
     assert more - few == most - more == 24 * 8 * 2 * 2 * 32  # scores and sums of values, 32 features each
+
+
+@pytest.mark.parametrize("memory", ["last", "layers"])
+def test_a_deep_encoder_decoder_costs_what_its_layers_cost(memory: str) -> None:
+    """Middle layers stand for each other: everything grows by equal steps, and parameters are those of the built model."""
+    five, nine, many = (model_of(num_layers=n, encoder=ENCODER.changed(memory=memory, num_layers=n)) for n in (5, 9, 13))
+    counted = [cost(model, 2) for model in (five, nine, many)]
+    for figure in ("parameters", "forward_flops", "train_flops", "state_bytes"):
+        a, b, c = (found() if callable(found := getattr(one, figure)) else found for one in counted)
+        assert c - b == b - a > 0, figure
+    with torch.device("meta"):
+        assert counted[2].parameters == sum(p.numel() for p in build(many).parameters())
+    a, b, c = (one.memory.activations for one in counted)
+    assert c - b == b - a > 0
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -168,12 +182,12 @@ CASES = [*((name, False, "fp32") for name in MEASURED), ("cross attention", True
 def test_what_is_predicted_is_what_is_measured(name: str, recompute: bool, precision: str) -> None:
     training = Training(recompute=recompute)
     counted = cost(MEASURED[name], 16, 24, precision, training)
-    rows = check(counted, lambda m: Update(m, loss_by_head(language_loss), build_optimizer(training.optimizer, m), 1, precision))
+    rows = check(counted, lambda m: Update(m, summed_loss, build_optimizer(training.optimizer, m), 1, precision))
     found = {row.quantity: row.error for row in rows}
     assert found["parameters"] == 0
     assert abs(found["FLOPs, forward"]) <= 0.05
     assert abs(found["FLOPs, training step"]) <= 0.05
-    assert abs(found["peak memory, training step"]) <= 0.2
+    assert abs(found["peak memory, training step"]) <= 0.15
     assert found.get("decoding state", 0) == 0
     assert ("decoding state" in found) == counted.writes
 

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from transformers import LongformerConfig
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
-from qkv.inspection.cost_sparse import global_local_attention
-from qkv.inspection.shares import Setting
+from qkv.inspection.cost import cost
 from qkv.layers.context import Context
 from qkv.ops.attention import global_local, reference
 from qkv.ops.attention.problem import Problem
 from qkv.ops.masks import Explicit, Sites
 from qkv.spec.mixers.sparse_attention import GlobalLocalAttention
+from qkv.spec.model import Block, Model, Text
+from qkv.spec.parts import NoPositions
 
 
 class Published(nn.Module):
@@ -118,7 +119,8 @@ def test_the_blocks_are_dense_attention_under_the_mask(block: int) -> None:
 
 def test_cost_follows_the_window_and_not_the_length() -> None:
     part = GlobalLocalAttention(window=64, num_heads=2)
-    flops = [global_local_attention(part, Setting(32, 1, length, length, 9)).attended for length in (1024, 2048, 4096)]
+    model = Model(width=32, frontend=Text(vocab_size=9, positions=NoPositions()), blocks=(Block(branches=(part,)),), context_length=4096)
+    flops = [cost(model, 1, length).total.attended for length in (1024, 2048, 4096)]
     assert flops[1] / flops[0] == pytest.approx(2, rel=0.05)
     assert flops[2] / flops[1] == pytest.approx(2, rel=0.05)
 

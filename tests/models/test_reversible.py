@@ -144,7 +144,10 @@ def test_what_is_counted() -> None:
     assert counted.parameters == sum(p.numel() for p in build(deep).parameters())
     assert counted.forward_flops == count_flops(counted)[0]
     assert counted.train_flops == count_flops(counted)[1]
-    assert counted.memory.activations == cost(shallow, 2).memory.activations
+    # For each branch the state of the random generator is saved, and nothing else.
+    more = sum(len(block.branches) for block in deep.layers) - sum(len(block.branches) for block in shallow.layers)
+    states = more * torch.get_rng_state().nbytes
+    assert counted.memory.activations - cost(shallow, 2).memory.activations <= states
     assert cost(deep, 2, training=Training(recompute=True)).memory.activations == counted.memory.activations
 
 

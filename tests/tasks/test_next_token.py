@@ -13,13 +13,13 @@ from torch.nn import functional as F
 
 from qkv.data.batch import Batch
 from qkv.layers.signal import Signal
+from qkv.models import language_loss
 from qkv.models.build import build
 from qkv.models.cross_entropy import chunked_cross_entropy, cross_entropy
 from qkv.models.heads import LanguageModelHead
 from qkv.spec.heads import LanguageModelHead as HeadSpec
 from qkv.spec.model import Model, Text
 from qkv.spec.tasks import NextToken
-from qkv.tasks import next_token
 from qkv.tasks.registry import build_task
 from qkv.tasks.task import Scale, Totals
 
@@ -111,7 +111,7 @@ def test_memory_does_not_grow_with_the_number_of_positions() -> None:
 
 @pytest.mark.parametrize("most_logits", [1 << 24, 1], ids=["whole", "shares"])
 def test_the_task_sums_nats_over_real_targets(most_logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(next_token, "_MOST_LOGITS", most_logits)
+    monkeypatch.setattr(language_loss, "_MOST_LOGITS", most_logits)
     model = build(Model(width=8, num_layers=1, context_length=6, frontend=Text(vocab_size=5))).double()
     ids = torch.randint(5, (3, 6))
     targets = torch.randint(5, (3, 6))

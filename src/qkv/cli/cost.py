@@ -170,17 +170,16 @@ def _probed() -> Machine:
 
 
 def _checked(counted: Cost, machine: Machine | None) -> list[Row]:
-    from qkv.inspection.losses import loss_by_head
+    from qkv.inspection.losses import summed_loss
     from qkv.inspection.measure import Update, check
-    from qkv.tasks.next_token import language_loss
     from qkv.training.optimisers import build_optimizer
 
-    training, loss = counted.training, loss_by_head(language_loss)
+    training = counted.training
     if counted.learned:
         raise UserError("--check measures full training only; leave out training.adapt and training.frozen")
     return check(
         counted,
-        lambda model: Update(model, loss, build_optimizer(training.optimizer, model), training.accumulate, counted.precision),
+        lambda model: Update(model, summed_loss, build_optimizer(training.optimizer, model), training.accumulate, counted.precision),
         machine,
     )
 

@@ -1,35 +1,41 @@
-"""Cost estimates from a spec, before anything is built: parameters, FLOPs, memory, state and time. Imports no torch."""
+"""Cost estimates of a spec before anything is trained: parameters, FLOPs, memory, state and time.
+
+They are counted on the model itself, which is built and run without memory (``qkv.inspection.counted``). This module imports no torch before
+a cost is asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from qkv.inspection import cost_attention, cost_formulas, cost_heads, cost_lsh, cost_memory, cost_relative, cost_sparse
 from qkv.inspection.cost_checks import PRECISIONS, check
-from qkv.inspection.cost_sums import Blocks, added, by_name, sums, walked
 from qkv.inspection.machine import Machine
-from qkv.inspection.shares import FLOAT, Setting, Share, share
-from qkv.inspection.training_memory import Memory, Stage, partly, training_memory
-from qkv.spec.adapt import Whole
-from qkv.spec.branches import Branch
+from qkv.inspection.shares import FLOAT, Blocks, Share, added
 from qkv.spec.errors import UserError
-from qkv.spec.heads import LanguageModelHead
-from qkv.spec.model import Block, Encoder, Latents, Layered, Model, Stack
-from qkv.spec.parts import Add, Learned, NoResidual
+from qkv.spec.model import Model, Stack
 from qkv.spec.training import Training
 
 if TYPE_CHECKING:
-    from qkv.inspection.learned import Trained
+    from qkv.inspection.counted import Trained
 
-__all__ = ["BUILT_IN", "PRECISIONS", "Cost", "Memory", "Speed", "cost"]
+__all__ = ["PRECISIONS", "Cost", "Memory", "Speed", "cost"]
 
-BUILT_IN = (cost_attention, cost_formulas, cost_heads, cost_lsh, cost_memory, cost_relative, cost_sparse)
-ENCODER, LATENTS = "encoder ", "latents' "
-"""Name prefixes of the parts of encoders and of latents."""
+ENCODER = "encoder "
+"""Name prefix of the parts of an encoder."""
 _COUNTERS = 24
 """Bytes per row of a state's counters: position, limit and prefix."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a training step. ``activations``: saved for the backward pass. ``peak``: maximum at any time."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    peak: int
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class Cost:
     parts: by name, in order of execution: embedding, each kind of branch, norm, residual, final norm, head; those of an
     encoder first, prefixed ``encoder``.
     blocks: branches of each block, including their norms and residuals.   encoder, latents: the same for their blocks.
-    learned: numbers of trainable parameters; None: all.
+    memory: bytes of a training step.   learned: numbers of trainable parameters; None: all.
     """
 
     model: Model
@@ -59,6 +65,7 @@ class Cost:
     attention: str
     parts: dict[str, Share]
     blocks: Blocks
+    memory: Memory
     encoder: Blocks = ()
     source_length: int = 0
     irregular: str = "sdpa"
@@ -78,7 +85,7 @@ class Cost:
     @property
     def writes(self) -> bool:
         """True if the model generates tokens."""
-        return self.model.decodes and isinstance(self.model.head, LanguageModelHead)
+        return self.model.decodes and self.model.head.predicts_tokens
 
     @property
     def parameters(self) -> int:
@@ -106,47 +113,6 @@ class Cost:
         repeated = (*self.encoder, *self.latents, *self.blocks) if self.training.recompute else self.blocks if self.model.reversible else ()
         again = sum(branch.flops - branch.ending for block in repeated for branch in block)
         return self.training.accumulate * (3 * self.total.flops + again)
-
-    @property
-    def memory(self) -> Memory:
-        """Memory of a training step. With frozen parameters, activations are an upper bound, as if all were trained."""
-        ending = Stage((added(self.parts["final norm"], self.parts["head"]),), 0)
-        whole = training_memory(
-            [*self._reading(), *self._writing()],
-            ending,
-            FLOAT * _table(self.model, self.model.frontend_width(self.model.width), self.model.vocab_size),
-            self.total,
-            self.training,
-        )
-        return partly(whole, self.learned, self.training) if self.learned else whole
-
-    def _reading(self) -> list[Stage]:
-        """Stages of the encoder."""
-        if not self.encoder:
-            return []
-        stream = FLOAT * self.batch_size * self.source_length * self.model.width
-        first, norm = self.parts["encoder embedding"], self.parts["encoder final norm"]
-        return [Stage((first,), 0, stream), *(Stage(block, stream) for block in self.encoder), Stage((norm,), stream)]
-
-    def _writing(self) -> list[Stage]:
-        """Stages of the model's own stack; their backward passes also hold the gradient of the memory."""
-        stream = FLOAT * self.batch_size * (self.model.answers or self.length) * self.model.width
-        read = self.model.latents.count * self.model.latent_width if self.model.latents else self.source_length * self.model.width
-        beside = FLOAT * self.batch_size * read
-        stages = [Stage((self.parts["embedding"],), 0, stream + beside), *self._through_latents()]
-        if not self.model.reversible:
-            return [*stages, *(Stage(block, stream, beside) for block in self.blocks)]
-        # Both streams and their gradients, and one branch at a time.
-        return [*stages, *(Stage((branch,), 4 * stream, beside, reversible=True) for block in self.blocks for branch in block)]
-
-    def _through_latents(self) -> list[Stage]:
-        """Stages of the latents; their backward passes also hold the gradient of the front end's vectors."""
-        if not self.model.latents:
-            return []
-        stream = FLOAT * self.batch_size * self.model.latents.count * self.model.latent_width
-        beside = FLOAT * self.tokens * self.model.frontend_width(self.model.width)
-        norm = self.parts[f"{LATENTS}final norm"]
-        return [*(Stage(block, stream, beside) for block in self.latents), Stage((norm,), stream, beside)]
 
     def state_bytes(self, length: int | None = None) -> int:
         """Bytes of the batch's decoding state with a capacity of ``length`` positions."""
@@ -229,50 +195,32 @@ def cost(
     """Estimate the cost of ``model`` on ``batch_size`` rows of ``length`` positions (default: its context length).
 
     source_length: positions per source (default: the encoder's context length).
-    training: optimiser, accumulation and recomputation; its batch size and precision are ignored.
+    training: optimiser, accumulation, recomputation and trained parameters; its batch size and precision are ignored.
     attention: implementation of causal and full attention in training (see ``qkv why``), which affects memory: "sdpa",
         "sdpa, oneDNN" or "tiled".   irregular: the same for other masks: "sdpa" or "products".
 
     Raises ``UserError`` if the vocabulary size is unknown, a size is not positive, ``length`` exceeds a learned position
-    table, or a part has no registered formula.
+    table, or a part reads values of tensors.
     """
     length = model.context_length if length is None else length
     source = _source_length(model, source_length)
     check(model, batch_size, {"length": length, **({"source length": source} if model.encoder else {})}, precision)
-    at = Setting(
-        model.width,
-        batch_size,
-        length,
-        model.context_length,
-        model.vocab_size or 0,
-        PRECISIONS[precision],
-        attention=attention,
-        irregular=irregular,
-    )
-    read, reading = _encoder(model.encoder, at, source) if model.encoder else ({}, ())
-    parts = {**read, "embedding": share(model.frontend, replace(at, width=model.frontend_width(model.width)))}
-    at, (through, latents) = replace(at, memory=source), ({}, ())
-    if model.latents:
-        through, latents = _latents(model.latents, _inside(model, at))
-        at = replace(at, length=model.answers or length, memory=model.latents.count, memory_width=model.latent_width)
-    blocks = _blocks(model, at)
-    parts |= {**through, **_queries(model, at), **by_name(blocks)}
-    leaving = replace(at, width=model.leaving(model.width))
-    parts |= {"final norm": share(model.norm, leaving), "head": share(model.head, leaving)}
     training = training or Training()
-    learned = _learned(model, training)
-    return Cost(
-        model, batch_size, length, precision, training, attention, parts, sums(blocks), reading, source, irregular, learned, latents
-    )
+    from qkv.inspection.counted import Asked, counted
 
-
-def _learned(model: Model, training: Training) -> Trained | None:
-    """Count trainable parameters on the model itself, which imports torch; None, without torch, if all are trained."""
-    if training.adapt == Whole() and not training.frozen:
-        return None
-    from qkv.inspection.learned import learned
-
-    return learned(model, training)
+    asked = Asked(model, batch_size, length, source, precision, attention, irregular, training)
+    found = counted(asked)
+    learned = found.trained if asked.partly else None
+    again = training.recompute or model.reversible
+    branches = (*found.encoder, *found.latents, *found.blocks)
+    most = max((sum(branch.saved for branch in block) for block in branches), default=0) if again else 0
+    weights, gradients = FLOAT * (added(*found.parts.values()).parameters + found.trained.added), FLOAT * found.trained.parameters
+    optimizer = FLOAT * training.optimizer.numbers(found.trained.parameters, found.trained.matrices)
+    beside = gradients if training.accumulate > 1 else 0
+    peak = weights + optimizer + max(beside + found.peak, gradients)
+    memory = Memory(weights, gradients, optimizer, found.kept + most, peak)
+    sizes = {"encoder": found.encoder, "latents": found.latents, "source_length": source, "irregular": irregular, "learned": learned}
+    return Cost(model, batch_size, length, precision, training, attention, found.parts, found.blocks, memory, **sizes)
 
 
 def _source_length(model: Model, given: int | None) -> int:
@@ -282,92 +230,6 @@ def _source_length(model: Model, given: int | None) -> int:
     if given is not None:
         raise UserError(f"a source length of {given} is given, but the model has no encoder; leave it out")
     return 0
-
-
-def _encoder(encoder: Encoder, at: Setting, length: int) -> tuple[dict[str, Share], Blocks]:
-    """Parts and blocks of an encoder, without state and decoding steps."""
-    ids = at.vocab_size if encoder.share_embedding else encoder.vocab_size or 0
-    at = replace(at, length=length, context_length=encoder.context_length, vocab_size=ids)
-    embedding, blocks = share(encoder.frontend, at), _blocks(encoder, at)
-    if encoder.share_embedding:
-        embedding = replace(embedding, parameters=embedding.parameters - _table(encoder, at.width, ids))
-    norms = added(*[share(encoder.norm, at)] * (len(encoder.layers) if encoder.memory == "layers" else 1))
-    if encoder.memory == "layers":
-        norms = replace(norms, parameters=share(encoder.norm, at).parameters)
-    parts = {"embedding": embedding, **by_name(blocks), "final norm": norms}
-    once = {f"{ENCODER}{name}": replace(part, state=0, step=0, step_calls=0) for name, part in parts.items()}
-    return once, sums(blocks)
-
-
-def _inside(model: Model, at: Setting) -> Setting:
-    """``Setting`` of the latents, whose memory is the front end's output."""
-    assert model.latents is not None
-    sizes = {"width": model.latent_width, "length": model.latents.count, "context_length": model.latents.count}
-    return replace(at, **sizes, memory=at.length, memory_width=model.frontend_width(model.width))
-
-
-def _latents(latents: Latents, at: Setting) -> tuple[dict[str, Share], Blocks]:
-    """Parts and blocks of latents: table and branches; only those that read the input depend on its length, in O(N M)."""
-    blocks = walked(_blocks(latents, at), latents.walk)
-    parts = {"embedding": share(Learned(), at), **by_name(blocks), "final norm": share(latents.norm, at)}
-    return {f"{LATENTS}{name}": part for name, part in parts.items()}, sums(blocks)
-
-
-def _queries(model: Model, at: Setting) -> dict[str, Share]:
-    """Output queries, the blocks' input instead of the front end's vectors."""
-    if model.queries is None:
-        return {}
-    return {"queries": share(model.queries.positions, replace(at, context_length=model.queries.count or model.context_length))}
-
-
-def _blocks(stack: Layered, at: Setting) -> list[list[dict[str, Share]]]:
-    """All blocks of a stack. The first branch that reads the memory saves it for the others."""
-    found, shared, tables = [], False, at.shared_tables
-    known: dict[tuple[int, bool, frozenset[Hashable]], list[dict[str, Share]]] = {}
-    for i, block in enumerate(stack.layers):
-        key = i % len(stack.blocks), shared, tables
-        if key not in known:
-            known[key] = _block(block, replace(at, shared_memory=shared, shared_tables=tables))
-        found.append(known[key])
-        tables |= _tables(block.branches)
-        shared = not _layered(stack) and (shared or any(branch.reads_memory for branch in block.branches))
-    return found
-
-
-def _tables(branches: Sequence[Branch]) -> frozenset[Hashable]:
-    """Tables that these branches share with later ones."""
-    return frozenset(cost_attention.shared_table(branch) for branch in branches) - {None}
-
-
-def _layered(stack: Layered) -> bool:
-    """True if each layer reads a different memory."""
-    return isinstance(stack, Model) and stack.encoder is not None and stack.encoder.memory == "layers"
-
-
-def _block(block: Block, at: Setting) -> list[dict[str, Share]]:
-    """Shares of each branch of a block, of its norms and of its residual, by name."""
-    found: list[dict[str, Share]] = []
-    for i, branch in enumerate(block.branches):
-        parallel, last = block.order == "parallel", i == len(block.branches) - 1
-        # In bf16 each branch has its own rounded copy of the shared input.
-        shared = parallel and i > 0 and not block.norms
-        tables = at.shared_tables | _tables(block.branches[:i])
-        part = share(branch, replace(at, shared_input=shared and at.item == FLOAT, shared_tables=tables))
-        if not last or _keeps_result(block):
-            part = replace(part, ending=0)
-        norms = 0 if shared else 2 if block.order == "sandwich" else 1
-        drawn = Share(saved=at.tokens * at.width * at.item if block.dropout else 0)
-        found.append(
-            {branch.kind: part, "norm": added(*[share(block.norm_of(i), at)] * norms), "residual": share(block.residual, at) + drawn}
-        )
-    return found
-
-
-def _keeps_result(block: Block) -> bool:
-    """True if the backward pass needs the output of the block's last branch."""
-    return (
-        block.order in ("post", "sandwich") or not isinstance(block.residual, (Add, NoResidual)) or bool(block.dropout or block.drop_path)
-    )
 
 
 def _table(stack: Stack, width: int, vocab_size: int | None) -> int:

@@ -22,6 +22,8 @@ def check(model: Model, batch_size: int, lengths: dict[str, int], precision: str
     for stack, path, length in zip((model, model.encoder), ("model", "model.encoder"), lengths.values(), strict=False):
         assert stack is not None
         _check_frontend(stack, path, length)
+    if getattr(model.head, "num_classes", 0) is None:
+        raise UserError("model.head.num_classes is unknown without the data; give it, as in head.num_classes=2")
 
 
 def _check_frontend(stack: Stack, path: str, length: int) -> None:

@@ -2,45 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from qkv.data.batch import Batch
-from qkv.inspection.cost import Cost
 from qkv.layers.context import Memory
+from qkv.layers.tap import Tap
+from qkv.models.language_loss import language_loss
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 
-LanguageLoss = Callable[..., Tensor]
-"""(model, signal, targets, memory=…) -> summed loss of a language model."""
+
+class Sizes(Protocol):
+    """Rows and positions of a batch; ``source_length``: of an encoder's input."""
+
+    @property
+    def batch_size(self) -> int:
+        """Rows."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Positions of a row."""
+        ...
+
+    @property
+    def source_length(self) -> int:
+        """Positions of a source."""
+        ...
 
 
-def random_batch(model: Transformer, cost: Cost) -> Batch:
+def random_batch(model: Transformer, sizes: Sizes) -> Batch:
     """Random signals for the front ends, targets for the model's head; without padding."""
     generator = torch.Generator().manual_seed(0)
-    read = model.frontend.random(cost.batch_size, cost.length, generator)
-    source = model.encoder and model.encoder.frontend.random(cost.batch_size, cost.source_length, generator)
-    return Batch.of(read, model.head.random(cost.batch_size, cost.length, generator), source)
+    read = model.frontend.random(sizes.batch_size, sizes.length, generator)
+    source = model.encoder and model.encoder.frontend.random(sizes.batch_size, sizes.source_length, generator)
+    return Batch.of(read, model.head.random(sizes.batch_size, sizes.length, generator), source)
 
 
 def memory_of(model: Transformer, batch: Batch) -> Memory | None:
-    """Keyword arguments of a model call: the memory of the batch's encoded sources, if any."""
+    """Memory of the batch's encoded sources, if any."""
     return None if batch.source is None else model.encode(batch.source)
 
 
-def loss_by_head(language: LanguageLoss) -> Callable[[Transformer, Batch], tuple[Tensor, int]]:
-    """Return a function (model, batch) -> (summed loss, number of targets).
-
-    The loss is ``language`` for heads that predict tokens, else the head's own.
-    """
-
-    def loss(model: Transformer, batch: Batch) -> tuple[Tensor, int]:
-        memory, count = memory_of(model, batch), batch.targets.numel()
-        if model.spec.head.predicts_tokens:
-            return language(model, batch.input, batch.targets, memory=memory), count
-        answer = at_least_single(model(batch.input, memory=memory)[0])
-        return model.head.loss(answer, batch.targets), count
-
-    return loss
+def summed_loss(model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, int]:
+    """(summed loss, number of targets): of a language model for heads that predict tokens, else the head's own."""
+    memory, count = memory_of(model, batch), batch.targets.numel()
+    if model.spec.head.predicts_tokens:
+        return language_loss(model, batch.input, batch.targets, memory=memory, tap=tap), count
+    answer = at_least_single(model(batch.input, memory=memory, tap=tap)[0])
+    return model.head.loss(answer, batch.targets), count

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,15 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from qkv.data.batch import Batch
 from qkv.inspection.cost import Cost
+from qkv.inspection.counted import HERE
 from qkv.inspection.losses import memory_of, random_batch
 from qkv.inspection.machine import Machine, usable_memory
 from qkv.inspection.memory import LiveBytes
 from qkv.models.build import build
 from qkv.models.transformer import State, Transformer
-from qkv.ops.attention import choose, reference
-from qkv.ops.attention.problem import Problem
-from qkv.ops.masks import Causal, Sites
-from qkv.spec.branches import Attention
+from qkv.ops.choices import assuming
 from qkv.spec.errors import UserError
 from qkv.state.tree import nbytes
 
@@ -78,7 +75,7 @@ class Row:
 def check(cost: Cost, update_of: Callable[[Transformer], Update], machine: Machine | None = None) -> list[Row]:
     """Build the model of ``cost`` and compare estimates with measurements; with ``machine`` also tokens per second.
 
-    ``update_of``: creates the training step of a model. Memory is estimated for the attention implementation that this
+    ``update_of``: creates the training step of a model. Memory is estimated for the attention implementations that this
     machine selects. Raises ``UserError`` if a training step does not fit the machine's memory.
     """
     _fits(cost)
@@ -87,7 +84,7 @@ def check(cost: Cost, update_of: Callable[[Transformer], Update], machine: Machi
     # One step fills the optimiser's state and lets every operation choose its path.
     update(batch)
     model.recompute_blocks(cost.training.recompute)
-    memory = cost.at(attention=attention_path(cost), irregular=attention_path(cost, irregular=True)).memory
+    memory = cost.at(attention=HERE, irregular=HERE).memory
     forward, training = count_flops(cost)
     rows = [
         Row("parameters", "", cost.parameters, sum(p.numel() for p in model.parameters())),
@@ -110,18 +107,6 @@ def _fits(cost: Cost) -> None:
         )
 
 
-def attention_path(cost: Cost, irregular: bool = False) -> str:
-    """Attention implementation that this machine selects at the model's shape in training: causal, or with irregular masks."""
-    parts = [part for block in cost.model.blocks for part in block.branches if isinstance(part, Attention)]
-    if not parts:
-        return cost.irregular if irregular else cost.attention
-    dtype = torch.bfloat16 if cost.precision == "bf16" else torch.float32
-    shape = (cost.batch_size, parts[0].num_heads, cost.length, parts[0].dims(cost.model.width)[0])
-    q = torch.empty(1, dtype=dtype).expand(shape)
-    positions = torch.arange(cost.length)[None]
-    return choose.choice(q, q, q, Problem(Causal(), Sites(positions, positions, aligned=not irregular), 1.0)).twin
-
-
 def count_flops(cost: Cost) -> tuple[int, int]:
     """Return FLOPs (forward, training step) by torch's FLOP counter.
 
@@ -132,7 +117,7 @@ def count_flops(cost: Cost) -> tuple[int, int]:
         model = build(cost.model)
     batch = random_batch(model, cost).to("meta")
     model.recompute_blocks(cost.training.recompute)
-    with _reference_attention(), torch.device("meta"):
+    with assuming(_reference), torch.device("meta"):
         with FlopCounterMode(display=False) as forward, torch.no_grad():
             model(batch.input, memory=memory_of(model, batch))
         with FlopCounterMode(display=False) as training:
@@ -141,14 +126,9 @@ def count_flops(cost: Cost) -> tuple[int, int]:
     return forward.get_total_flops(), cost.training.accumulate * training.get_total_flops()
 
 
-@contextlib.contextmanager
-def _reference_attention() -> Iterator[None]:
-    usual = dict(choose.TWINS)
-    choose.TWINS.update(dict.fromkeys(usual, reference.attention))
-    try:
-        yield
-    finally:
-        choose.TWINS.update(usual)
+def _reference(op: str, case: str, among: Collection[str]) -> str | None:
+    """The reference of attention; torch's implementation of what would be timed."""
+    return "reference" if op == "attention" else next(iter(among), None)
 
 
 def peak_bytes(update: Update, batch: Batch) -> int:

@@ -6,7 +6,9 @@ Measured choices can differ between processes, and with them the last bits of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from statistics import median
 
@@ -40,25 +42,46 @@ SMALLEST, WON = 1.02, 0.8
 """A confirmed speed-up: median of the ratios above the first, and at least this share of them above one (sign test)."""
 
 _chosen: dict[tuple[str, str], Choice] = {}
+Assumption = Callable[[str, str, Collection[str]], str | None]
+"""(op, case, candidates if they would be timed) -> name of the implementation, or None for the one that shapes decide."""
+_assumed: ContextVar[Assumption | None] = ContextVar("assumed", default=None)
+
+
+@contextmanager
+def assuming(assumption: Assumption) -> Iterator[None]:
+    """Use the implementations that ``assumption`` names; nothing is timed or stored. For counting costs and for measurements."""
+    token = _assumed.set(assumption)
+    try:
+        yield
+    finally:
+        _assumed.reset(token)
+
+
+def _assumption() -> Assumption | None:
+    return None if torch.compiler.is_compiling() else _assumed.get()  # the compiler cannot trace context variables
 
 
 def chosen(op: str, case: str) -> Choice | None:
-    """Choice for (op, case) if one has been made in this process, else None: a lookup of 0.2 µs, for frequent calls."""
-    return _chosen.get((op, case))
+    """Choice for (op, case) if one has been made in this process, else None: a lookup of 0.3 µs, for frequent calls."""
+    return _chosen.get((op, case)) if _assumption() is None else None
 
 
-def choose(op: str, case: str, decide: Callable[[], Choice], among: Container[str] = ()) -> Choice:
+def choose(op: str, case: str, decide: Callable[[], Choice], among: Collection[str] = ()) -> Choice:
     """Return the choice for (op, case); ``decide`` is called if this process has none yet.
 
     among: names of the candidates, if ``decide`` measures; such a choice is also cached for later processes.
     """
+    assumption = _assumption()
+    if assumption is not None:
+        twin = assumption(op, case, among)
+        return decide() if twin is None else Choice(op, case, twin, "assumed")
     found = _chosen.get((op, case))
     if found is None:
         found = _chosen[op, case] = _measured(op, case, decide, among) if among else decide()
     return found
 
 
-def _measured(op: str, case: str, decide: Callable[[], Choice], among: Container[str]) -> Choice:
+def _measured(op: str, case: str, decide: Callable[[], Choice], among: Collection[str]) -> Choice:
     fields = recall(op, case)
     if fields is not None and fields["twin"] in among:
         return Choice(op, case, **fields)
@@ -104,6 +127,12 @@ def told(what: str, found: timing.Race) -> str:
 
 def _as_it_is(tensor: Tensor) -> Tensor:
     return tensor
+
+
+def made(op: str, case: str) -> str | None:
+    """Implementation chosen for (op, case) in this process; None if it has not been asked for."""
+    found = _chosen.get((op, case))
+    return None if found is None else found.twin
 
 
 def all_choices() -> list[Choice]:

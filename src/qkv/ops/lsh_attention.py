@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.ops.at_least_single import at_least_single
+from qkv.ops.counting import Unseen, declares
 from qkv.ops.masks import Mask, Sites
 
 SELF = -1e5
@@ -76,6 +77,7 @@ def buckets(x: Tensor, hashing: Hashing) -> Tensor:
     return found
 
 
+@declares(lambda q, *others: Unseen(q.shape[:3].numel() * q.shape[2] * q.element_size()))
 def attention(q: Tensor, k: Tensor, v: Tensor, row: Row, hashing: Hashing, dropout: float = 0.0) -> Tensor:
     """LSH attention output O (B, H, N, Dv): each query attends to keys in its own and neighbouring chunks of each round.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -13,13 +14,15 @@ T = TypeVar("T")
 
 
 def untraced(reason: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorator: ``torch.compiler.disable(reason=…)``, applied at the first call, since applying it imports ``torch._dynamo``."""
+    """Decorator: ``torch.compiler.disable(reason=…)``, applied once the compiler is imported, since applying it imports the compiler."""
 
     def mark(function: Callable[P, T]) -> Callable[P, T]:
         made: list[Callable[P, T]] = []
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            if "torch._dynamo" not in sys.modules:
+                return function(*args, **kwargs)
             if not made:
                 made.append(torch.compiler.disable(function, reason=reason))  # type: ignore[arg-type]
             return made[0](*args, **kwargs)

@@ -15,6 +15,10 @@ class Optimizer(Part, slot=True):
 
     lr: float
 
+    def numbers(self, parameters: int, matrices: int) -> int:
+        """Numbers that it stores for ``parameters``, ``matrices`` of them in matrices of blocks. By default two of each, as Adam."""
+        return 2 * parameters
+
 
 class AdamW(Optimizer, kind="adamw"):
     """Adam with decoupled weight decay, on matrices only (Loshchilov & Hutter 2019)."""
@@ -34,6 +38,9 @@ class Muon(Optimizer, kind="muon"):
     nesterov: bool = True
     weight_decay: float = Field(default=0.0, ge=0)
     others: AdamW = AdamW(lr=3e-3, weight_decay=0.0)
+
+    def numbers(self, parameters: int, matrices: int) -> int:
+        return matrices + self.others.numbers(parameters - matrices, 0)
 
 
 class Schedule(Part, slot=True):

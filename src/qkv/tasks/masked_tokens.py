@@ -18,6 +18,7 @@ from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.cross_entropy import cross_entropy
 from qkv.models.evaluating import evaluating
+from qkv.models.language_loss import loss_of_vectors
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import single_or_wider
 from qkv.spec.recipe import Recipe
@@ -25,7 +26,7 @@ from qkv.spec.register import implements
 from qkv.spec.tasks import MaskedTokens
 from qkv.tasks.fill_in import FillInTask, words_carry_spaces
 from qkv.tasks.material import Material, TextMaterial
-from qkv.tasks.next_token import at_targets, exponential, loss_of_vectors
+from qkv.tasks.next_token import at_targets, exponential
 from qkv.tasks.objectives.masked import mask_tokens
 from qkv.tasks.task import Exam, Observed, Scale, Totals
 from qkv.tasks.text_task import Changes

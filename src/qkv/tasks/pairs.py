@@ -20,10 +20,11 @@ from qkv.generation.beam import beam_search
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
+from qkv.models.language_loss import loss_of_vectors
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation
-from qkv.tasks.next_token import at_targets, loss_of_vectors
+from qkv.tasks.next_token import at_targets
 from qkv.tokenizers.special import special_ids
 
 

@@ -24,6 +24,7 @@ from qkv.data.batch import IGNORED, Batch
 from qkv.data.corpus import Corpus
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
+from qkv.models.language_loss import loss_of_vectors
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.recipe import Recipe
@@ -31,7 +32,7 @@ from qkv.spec.register import implements
 from qkv.spec.tasks import Permutation
 from qkv.tasks.fill_in import FillInTask
 from qkv.tasks.masked_tokens import padding
-from qkv.tasks.next_token import at_targets, exponential, loss_of_vectors
+from qkv.tasks.next_token import at_targets, exponential
 from qkv.tasks.objectives.permutation import PermutationBatch, arrange, permutation_targets
 from qkv.tasks.task import Observed, Scale, Totals
 from qkv.tasks.text_task import Changes

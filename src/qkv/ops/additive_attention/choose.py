@@ -7,6 +7,7 @@ from torch import Tensor
 
 from qkv.ops.additive_attention import blocks, reference
 from qkv.ops.choices import Choice, choose
+from qkv.ops.counting import Unseen, declares
 from qkv.ops.linear.choose import linear
 
 # Above this many tanh values they are recomputed in the backward pass, which then takes about 10 % longer.
@@ -18,6 +19,11 @@ def additive_keys(memory: Tensor, w_k: Tensor) -> Tensor:
     return linear(memory, w_k)
 
 
+def _declared(q: Tensor, keys: Tensor, *others: Tensor) -> Unseen:
+    return Unseen(q.shape[:2].numel() * keys.shape[1] * keys.element_size())
+
+
+@declares(_declared)
 def additive_scores(q: Tensor, keys: Tensor, w_q: Tensor, v: Tensor) -> Tensor:
     """S_ij = v · tanh(W_q q_i + keys_j): q (B, N, Dq), keys (B, M, A) of ``additive_keys``, w_q (A, Dq), v (A) -> (B, N, M)."""
     q = linear(q, w_q)

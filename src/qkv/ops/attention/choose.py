@@ -11,7 +11,9 @@ from torch import Tensor
 from qkv.ops import onednn
 from qkv.ops.attention import banded, blockwise, boxed, fused_onednn, products, reference, sdpa, tiled, top_k
 from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.visible import scores
 from qkv.ops.choices import Choice, choose, chosen, fastest
+from qkv.ops.counting import declares
 from qkv.ops.masks import Causal, Full, Sites
 
 TWINS: dict[str, Callable[[Tensor, Tensor, Tensor, Problem], Tensor]] = {
@@ -33,6 +35,7 @@ _LONGEST_TIMED = 1024
 _MOST_SCORES = 1 << 25
 
 
+@declares(scores)
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
     """Attention output O (B, H, N, Dv) by the selected implementation; see ``reference`` for shapes and equation."""
     twin = choice(q, k, v, problem).twin

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.problem import Problem
+from qkv.ops.counting import Unseen, declares
 from qkv.ops.masks import Grid, Mask, Sites
 
 
@@ -61,6 +62,16 @@ def place(chosen: Tensor, count: int, sites: Sites, consecutive: bool) -> Places
     return Places(sites, chosen, index, consecutive)
 
 
+def _scores(q: Tensor, k: Tensor, v: Tensor, places: Places, window: int, *others: object) -> Unseen:
+    """Pairs of the bands that are neither in a window nor global are hidden."""
+    rows, count, chosen = q.shape[:2].numel(), q.shape[2], places.index.shape[1]
+    pair = 2 * rows * (q.shape[3] + v.shape[3])
+    near = [min(count, i + window + 1) - max(0, i - window) for i in range(count)]
+    visible = sum(near) + sum(count - seen for seen in near[:chosen])
+    return Unseen(rows * count * count * q.element_size(), hidden=lambda computed: max(computed - pair * visible, 0))
+
+
+@declares(_scores)
 def windowed(q: Tensor, k: Tensor, v: Tensor, places: Places, window: int, block: int, given: tuple[float, float]) -> Tensor:
     """Attention output O (B, H, N, Dv) for tokens within ``window`` positions and global ones.
 

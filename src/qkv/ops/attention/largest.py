@@ -30,8 +30,10 @@ def largest(scores: Tensor, k: int, positions: Tensor) -> Tensor:
     # Queries with fewer than k visible keys have no ties to break.
     tied = (following >= least - slack) & least.isfinite()
     places, at = places[..., :k], positions[:, None, None].expand_as(scores)
+    if scores.is_meta:  # without values: as if there were no ties
+        return places
     decoding = scores.shape[2] == 1 and scores.device.type != "cpu"
-    if torch.compiler.is_compiling() or scores.is_meta or decoding:  # no branch on data can be traced, or should wait for the device
+    if torch.compiler.is_compiling() or decoding:  # no branch on data can be traced, or should wait for the device
         return torch.where(tied[..., None], _by_position(scores, at, least, slack, k), places)
     if bool(tied.any()):
         places = places.masked_scatter(tied[..., None], _by_position(scores[tied], at[tied], least[tied], slack[tied], k))

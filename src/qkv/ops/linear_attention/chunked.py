@@ -5,10 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from qkv.ops.counting import Unseen, declares
 from qkv.ops.linear_attention.reference import State, mean
 from qkv.ops.linear_attention.reference import linear_attention as whole
 
 
+def _scores(q: Tensor, k: Tensor, v: Tensor, *others: object, chunk: int = 64) -> Unseen:
+    """Half of each chunk's scores is hidden; a matrix of all scores is never computed."""
+    rows, count = q.shape[:2].numel(), q.shape[2]
+    whole, rest = divmod(count, chunk)
+    hidden = whole * (chunk * (chunk - 1) // 2) + rest * (rest - 1) // 2
+    flops = 2 * rows * (q.shape[3] + v.shape[3]) * hidden
+    return Unseen(rows * count * count * q.element_size(), hidden=lambda computed: flops)
+
+
+@declares(_scores)
 def linear_attention(
     q: Tensor,
     k: Tensor,

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from qkv.ops.choices import Choice, choose, fastest
-from qkv.ops.recurrence import reference, torch_loop, widened
+from qkv.ops.counting import Unseen, declares
+from qkv.ops.recurrence import reference, sizes, torch_loop, widened
 from qkv.ops.recurrence.reference import Memory, Weights
 
 TWINS: dict[str, Callable[..., tuple[Tensor, Memory]]] = {"torch": torch_loop.recur, "torch, fp32": widened.recur}
@@ -16,12 +17,19 @@ _ROWS, _POSITIONS, _WIDTH = 8, 16, 128
 _GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 
 
+# Operators of a position, as a share of calls from Python: torch's loop calls them from C++, and the LSTM of the CPU is one operator.
+_CALLS = {"rnn": 3, "gru": 8, "lstm": 1}
+
+
+@declares(lambda cell, x, *others: Unseen(calls=_CALLS[cell] * x.shape[1]))
 def recur(
     cell: str, x: Tensor, state: Memory, weights: Weights, starts: Tensor | None = None, lengths: Tensor | None = None
 ) -> tuple[Tensor, Memory]:
     """Return (all h (B, N, E), state after each row's last unpadded position); see ``reference`` for shapes and equations."""
     if x.shape[1] == 0 or x.shape[0] == 0:
         return reference.recur(cell, x, state, weights)
+    if x.is_meta and x.device.type == "cpu":  # without values; a loop over positions would take long
+        return sizes.recur(cell, x, state, weights)
     if starts is not None:
         reason = "the hidden state is reset at each document"
         choose(cell, "packed documents", lambda: Choice(cell, "packed documents", "reference", reason))

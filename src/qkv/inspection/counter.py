@@ -1,0 +1,202 @@
+"""Counting of FLOPs, saved bytes and live memory while a model runs on tensors without values."""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from qkv.inspection import blank
+from qkv.inspection.flops import flops
+from qkv.ops.counting import Unseen, observed
+
+
+@dataclass
+class Tally:
+    """What one part does in a forward pass; see ``Share``. declared: scores of its operations, evaluated after the run."""
+
+    flops: int = 0
+    attended: int = 0
+    masked: int = 0
+    skipped: int = 0
+    ending: int = 0
+    saved: int = 0
+    scores: int = 0
+    calls: int = 0
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Part of a run between two marks. rise: peak of live bytes above those at its start; change: at its end."""
+
+    label: Hashable
+    rise: int
+    change: int
+
+
+class Counter(TorchDispatchMode):
+    """Dispatch mode: every operator runs without values, and counts for the innermost part that is being computed.
+
+    tallies: by part.   segments: live memory over time, between the marks of ``mark``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tallies: defaultdict[Hashable, Tally] = defaultdict(Tally)
+        self.segments: list[Segment] = []
+        self.declared: list[tuple[Tally, int, Unseen]] = []
+        self._scopes: list[Hashable] = []
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        self._kept: dict[int, Tally | None] = {}
+        self._since: defaultdict[Hashable, int] = defaultdict(int)
+        self._inside = self._executed = 0
+        self.now = self._peak = self._began = 0
+        self.backward = False
+        self._entered = ExitStack()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or torch would import its compiler, which takes a second
+
+    def __enter__(self) -> Self:
+        self._entered.enter_context(observed(self._declare))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._entered.__exit__(*error)
+        if error[0] is None:
+            self._evaluate()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = blank.run(func, args, kwargs or {})
+        if not self.backward and self._scopes:
+            tally, done = self.tallies[self._scopes[-1]], flops(func, args, kwargs or {}, out)
+            tally.calls += 1
+            tally.flops += done
+            self._executed += done
+            self._since[self._scopes[-1]] += done
+        for value in tree_iter(out):
+            if isinstance(value, Tensor):
+                self._meet(value)
+        return out
+
+    def _meet(self, tensor: Tensor) -> None:
+        """Count the memory of a tensor, once per storage, until its last tensor is freed."""
+        storage = _storage(tensor)
+        key = storage._cdata
+        if key in self._alive:
+            return
+        size = storage.nbytes()
+
+        def gone(_: object) -> None:
+            del self._alive[key]
+            self.now -= size
+            tally = self._kept.pop(key, None)
+            if tally is not None and not self.backward:  # not saved for the backward pass after all, as in a loss by chunks
+                tally.saved -= size
+
+        self._alive[key] = weakref.ref(storage, gone)
+        self.now += size
+        self._peak = max(self._peak, self.now)
+
+    def watch(self, module: nn.Module, key: Callable[[], Hashable]) -> None:
+        """Count what ``module`` computes for the part ``key()``."""
+
+        def enter(*_: Any) -> None:
+            self._scopes.append(key())
+
+        def leave(*_: Any) -> None:
+            self._scopes.pop()
+
+        module.register_forward_pre_hook(enter)
+        module.register_forward_hook(leave, always_call=True)
+
+    def mark(self, label: Hashable) -> None:
+        """End a segment and begin the next. ``label``: of the segment that ends."""
+        self.segments.append(Segment(label, self._peak - self._began, self.now - self._began))
+        self._began = self._peak = self.now
+
+    def start(self, known: Iterator[Tensor]) -> None:
+        """Forget what was counted. ``known``: weights, which are not counted as saved."""
+        self.tallies.clear()
+        self.segments.clear()
+        self.declared.clear()
+        self._since.clear()
+        self._kept = {_storage(tensor)._cdata: None for tensor in known}
+        self.backward, self._began, self._peak = False, self.now, self.now
+
+    @contextmanager
+    def saving(self, outside: Hashable) -> Iterator[None]:
+        """Context manager: count what autograd saves, for the part that saves it first. outside: part of what no part computes."""
+
+        def pack(tensor: Tensor) -> Tensor:
+            if self.backward:
+                return tensor
+            self._since.clear()
+            storage = _storage(tensor)
+            if storage._cdata not in self._kept:
+                tally = self._kept[storage._cdata] = self.tallies[self._scopes[-1] if self._scopes else outside]
+                tally.saved += storage.nbytes()
+            return tensor
+
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            yield
+
+    def end_block(self) -> None:
+        """Attribute the FLOPs since autograd last saved something, which recomputation can leave out."""
+        for key, done in self._since.items():
+            self.tallies[key].ending += done
+        self._since.clear()
+
+    def _declare(self, operation: Callable[[], Any], scores: Unseen) -> Any:
+        if self.backward or self._inside or not self._scopes:
+            return operation()
+        before, self._inside = self._executed, 1
+        try:
+            return operation()
+        finally:
+            self._inside = 0
+            self.declared.append((self.tallies[self._scopes[-1]], self._executed - before, scores))
+
+    def _evaluate(self) -> None:
+        """Add declared scores to their parts. Outside of the mode, since masks are evaluated with values."""
+        for tally, executed, found in self.declared:
+            full = executed if found.full is None else max(found.full, executed)
+            tally.calls += found.calls
+            tally.flops += full - executed
+            tally.skipped += full - executed
+            tally.attended += full if found.stored else 0
+            tally.masked += found.hidden(executed)
+            tally.scores = max(tally.scores, found.stored)
+        self.declared.clear()
+
+
+class Mark(torch.autograd.Function):
+    """Identity that calls ``reached`` when the backward pass comes to it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, reached: Callable[[], None]) -> Tensor:
+        """A view of x."""
+        ctx.reached = reached
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None]:
+        """The gradient, unchanged."""
+        ctx.reached()
+        return grads[0], None
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    return (tensor.body if isinstance(tensor, blank.Blank) else tensor).untyped_storage()

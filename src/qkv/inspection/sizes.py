@@ -1,0 +1,80 @@
+"""Layers that stand for all layers of a stack, so that a deep model is built and run with few."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qkv.spec.model import Latents, Layered, Model
+
+_FEW = 3
+"""First, middle and last layer of each kind: the first saves what layers share, the last begins their gradients."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Layers in order of execution. runs: for each, the index of the executed one that stands for it."""
+
+    runs: tuple[int, ...]
+
+    @property
+    def times(self) -> list[int]:
+        """Number of layers that each executed one stands for."""
+        return [self.runs.count(i) for i in range(max(self.runs, default=-1) + 1)]
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """Model with few layers, and the layers of its stacks that stand for those of the whole."""
+
+    model: Model
+    blocks: Plan
+    encoder: Plan
+    latents: Plan
+
+
+def reduced(model: Model, whole: bool = False) -> Reduced:
+    """The model with at most three layers of each kind. ``whole``: keep all layers."""
+    encoder, latents, changes = model.encoder, model.latents, dict[str, Any]()
+    if encoder and encoder.memory == "layers":  # layer i of the model reads layer i of the encoder
+        plan = beside = _plan(list(zip(model.layers, encoder.layers, strict=True)), whole)
+    else:
+        plan, beside = _plan(model.layers, whole), _plan(encoder.layers if encoder else (), whole)
+    if encoder:
+        changes["encoder"] = encoder.changed(**_listed(encoder, beside))
+    rounds = latents.rounds if latents and whole else min(latents.rounds, _FEW) if latents else 1
+    if latents:
+        changes["latents"] = latents.changed(rounds=rounds)
+    small = model.changed(**_listed(model, plan), **changes)
+    return Reduced(small, Plan(plan), Plan(beside), _rounds(latents, rounds) if latents else Plan(()))
+
+
+def _plan(layers: Sequence[Hashable], whole: bool) -> tuple[int, ...]:
+    """For each layer, the index of the one that stands for it among those that are executed."""
+    places: dict[Hashable, list[int]] = {}
+    for i, layer in enumerate(layers):
+        places.setdefault(layer, []).append(i)
+    stands = {i: i if whole or len(same) <= _FEW or i in (same[0], same[-1]) else same[1] for same in places.values() for i in same}
+    order = {i: place for place, i in enumerate(sorted(set(stands.values())))}
+    return tuple(order[stands[i]] for i in range(len(layers)))
+
+
+def _listed(stack: Layered, plan: tuple[int, ...]) -> dict[str, Any]:
+    """Changes of a stack that leave its executed layers."""
+    if len(set(plan)) == len(plan):
+        return {}
+    return {"num_layers": None, "blocks": tuple(stack.layers[plan.index(i)] for i in range(max(plan) + 1))}
+
+
+def _rounds(latents: Latents, rounds: int) -> Plan:
+    """Steps of the walk; those of a middle round stand for all others between the first and the last."""
+    each = latents.depth - latents.once
+
+    def stands(step: int) -> int:
+        turn, place = divmod(step - latents.once, each)
+        if step < latents.once or turn == 0:
+            return step
+        return latents.once + (rounds - 1 if turn == latents.rounds - 1 else 1) * each + place
+
+    return Plan(tuple(stands(step) for step in range(len(latents.walk))))

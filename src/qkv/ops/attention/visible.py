@@ -1,0 +1,57 @@
+"""Number of visible (query, key) pairs of a mask, counted from its predicate without building the whole matrix."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from qkv.ops.attention.problem import Problem
+from qkv.ops.counting import Unseen
+from qkv.ops.masks import Mask, Sites, Span
+
+_BLOCK = 256
+_MOST = 1 << 22
+"""Above this many pairs, visible pairs are estimated from evenly spaced queries."""
+
+
+@lru_cache(maxsize=256)
+def visible_pairs(mask: Mask, num_queries: int, num_keys: int) -> int:
+    """Visible pairs of the last ``num_queries`` of ``num_keys`` positions. A prefix of unknown length is half of the row."""
+    offset = num_keys - num_queries
+    if mask.sees_all(Span(offset, num_keys - 1, 0, num_keys - 1)):
+        return num_queries * num_keys
+    if num_queries * num_keys > _MOST:
+        count = max(_MOST // num_keys, 1)
+        queries = offset + (2 * torch.arange(count) + 1) * num_queries // (2 * count)
+        return _seen(mask, queries, slice(0, num_keys), num_keys) * num_queries // count
+    found = 0
+    for first in range(offset, num_keys, _BLOCK):
+        queries = torch.arange(first, min(first + _BLOCK, num_keys))
+        for start in range(0, num_keys, _BLOCK):
+            keys = slice(start, min(start + _BLOCK, num_keys))
+            span = Span(first, int(queries[-1]), keys.start, keys.stop - 1)
+            if mask.sees_all(span):
+                found += len(queries) * (keys.stop - keys.start)
+            elif mask.may_see(span):
+                found += _seen(mask, queries, keys, num_keys)
+    return found
+
+
+def _seen(mask: Mask, queries: Tensor, keys: slice, length: int) -> int:
+    keys_at = torch.arange(keys.start, keys.stop)
+    sites = Sites(queries[None], keys_at[None], prefix=torch.tensor([length // 2]))
+    return int(mask.allowed(sites.grid(1)).expand(1, 1, len(queries), len(keys_at)).sum())
+
+
+def scores(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Unseen:
+    """Unseen of one call of attention; see ``reference`` for the shapes. Sites that are not aligned are counted as if they were."""
+    rows, num_queries, num_keys = q.shape[:2].numel(), q.shape[2], k.shape[2]
+    pair, every = 2 * rows * (q.shape[3] + v.shape[3]), num_queries * num_keys
+    mask, full = problem.mask, problem.sites.full
+
+    def hidden(computed: int) -> int:
+        return 0 if full else pair * (every - visible_pairs(mask, num_queries, num_keys))
+
+    return Unseen(rows * every * q.element_size(), pair * every, hidden)

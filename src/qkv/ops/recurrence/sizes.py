@@ -1,0 +1,47 @@
+"""Recurrent cells on tensors without values: all positions at once, with the FLOPs of torch's kernels and the memory that they keep.
+
+Operators and their order are those of torch's loops over positions, so that autograd saves as much. The LSTM of the CPU is one operator of
+oneDNN, which keeps a workspace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qkv.ops.recurrence.reference import Memory, Weights
+
+WORKSPACE = 16
+"""Numbers per feature that oneDNN's LSTM keeps for the backward pass, measured."""
+
+
+def recur(cell: str, x: Tensor, state: Memory, weights: Weights) -> tuple[Tensor, Memory]:
+    """Return (all h (B, N, E), final state), without values; see ``reference`` for the shapes."""
+    w, u, b, c = weights
+    given = F.linear(x.transpose(0, 1), w, b).flatten(0, 1)
+    before = given.sum().expand(len(given), u.shape[1])  # the states before each position: a gradient reaches them, and nothing is stored
+    h = _CELLS[cell](given, torch.addmm(c, before.to(u.dtype), u.t()), before)
+    hs = h.view(x.shape[1], x.shape[0], -1)
+    return hs.transpose(0, 1), tuple(hs[-1] for _ in state)
+
+
+def _rnn(given: Tensor, held: Tensor, before: Tensor) -> Tensor:
+    return held.add_(given).tanh_().clone()
+
+
+def _gru(given: Tensor, held: Tensor, before: Tensor) -> Tensor:
+    (xr, xz, xn), (hr, hz, hn) = given.unsafe_chunk(3, -1), held.unsafe_chunk(3, -1)
+    r, z = hr.add_(xr).sigmoid_(), hz.add_(xz).sigmoid_()
+    n = xn.add(hn.mul_(r)).tanh_()
+    return (before - n).mul_(z).add_(n).clone()
+
+
+def _lstm(given: Tensor, held: Tensor, before: Tensor) -> Tensor:
+    workspace = given.new_empty(len(given), WORKSPACE * before.shape[1])
+    return held.add_(given)[:, : before.shape[1]] * workspace[:, : before.shape[1]]
+
+
+_CELLS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"rnn": _rnn, "gru": _gru, "lstm": _lstm}
