@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.ops.attention import choose
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.masks import Causal, Mask, Sites, Window
 from qkv.report.table import print_table
 from side_by_side import Times, in_turns, parser, say_where
@@ -49,10 +49,10 @@ def masks(name: str) -> dict[str, Mask]:
     return {key: mask for key, mask in both.items() if name in (key, "both")}
 
 
-def problem_of(mask: Mask, length: int) -> Problem:
+def problem_of(mask: Mask, length: int) -> AttentionProblem:
     """Self-attention problem of a mask and a length."""
     positions = torch.arange(length)[None]
-    return Problem(mask, Sites(positions, positions, aligned=True), DIM**-0.5)
+    return AttentionProblem(mask, Sites(positions, positions, aligned=True), DIM**-0.5)
 
 
 def torch_side(mask_name: str, length: int) -> Run:
@@ -79,7 +79,7 @@ def sides(mask_name: str, mask: Mask, length: int, dtype: torch.dtype) -> dict[s
     return {**found, "chosen": partial(_problem_last, choose.attention, problem)}
 
 
-def _problem_last(twin: Callable[..., Tensor], problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _problem_last(twin: Callable[..., Tensor], problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return twin(q, k, v, problem)
 
 

@@ -65,8 +65,8 @@ class Found(NamedTuple):
 
 def figures(run: Run) -> dict[str, float]:
     """Metrics of the final evaluation."""
-    assert run.exam is not None
-    splits: dict[str, Any] = run.exam["splits"]
+    assert run.evaluation is not None
+    splits: dict[str, Any] = run.evaluation["splits"]
     return splits.get("test", splits["validation"])["figures"]
 
 

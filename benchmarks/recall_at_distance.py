@@ -83,9 +83,9 @@ def measured(recipe: Recipe, model: Any) -> list[tuple[float, float]]:
     """(accuracy, gradient norm) at each distance; default: of an untrained model."""
     task = build_task(recipe.task)
     assert isinstance(task, RecallTask)
-    material = task.open(recipe)
-    model = model or build(material.recipe.model, recipe.training.seed)
-    return [task.at_distance(model, material.vocabulary, distance) for distance in sorted(set(task.spec.distances))]
+    dataset = task.open(recipe)
+    model = model or build(dataset.recipe.model, recipe.training.seed)
+    return [task.at_distance(model, dataset.vocabulary, distance) for distance in sorted(set(task.spec.distances))]
 
 
 def page(found: list[Curves]) -> str:

@@ -32,12 +32,12 @@ class Found(NamedTuple):
 
     name: str
     run: Run
-    exam: dict[str, Any]
+    evaluation: dict[str, Any]
     published: float | None
 
     def row(self) -> tuple[object, ...]:
         """Row of the table."""
-        figures, steps = self.exam["figures"], self.run.recipe.training.steps
+        figures, steps = self.evaluation["figures"], self.run.recipe.training.steps
         seconds = max(row["time"] for row in self.run.metrics if row.get("loss") is not None)
         parameters = sum(p.numel() for p in self.run.model.parameters())
         scores = (f"{figures[name]:.2f}" for name in ("bleu", "bleu_tokenized"))
@@ -56,19 +56,19 @@ def arguments(names: list[str]) -> argparse.Namespace:
     return options.parse_args()
 
 
-def examined(name: str, asked: argparse.Namespace) -> Found:
+def evaluated(name: str, asked: argparse.Namespace) -> Found:
     """Train one recipe to its end and read its evaluation."""
     changes = [f"training.seed={asked.seed}", *([f"data.source={asked.data}"] if asked.data else []), *(SMOKE if asked.smoke else ())]
     recipe = qkv.read_recipe(RECIPES / f"multi30k_{name}.yaml", changes, quick=asked.quick)
     run = qkv.train(recipe, out=asked.runs / (f"{name}_quick" if asked.quick else name))
-    assert run.exam is not None
-    splits = run.exam["splits"]
+    assert run.evaluation is not None
+    splits = run.evaluation["splits"]
     return Found(name, run, splits.get("test", splits["validation"]), recipe.published[0].value if recipe.published else None)
 
 
 def signatures(found: list[Found]) -> list[str]:
     """Distinct sacreBLEU signatures."""
-    return list(dict.fromkeys(note for f in found for note in f.exam["notes"] if note.startswith("BLEU:")))
+    return list(dict.fromkeys(note for f in found for note in f.evaluation["notes"] if note.startswith("BLEU:")))
 
 
 def page(found: list[Found]) -> str:
@@ -85,7 +85,7 @@ def page(found: list[Found]) -> str:
     shown.chart(LineChart("Held-out loss", lines, "step", "nats a token"))
     for f in found:
         with shown.details(f"Output of the {f.name.replace('_', ' ')}"):
-            for section in (s for s in f.exam["sections"] if s["kind"] == "examples"):
+            for section in (s for s in f.evaluation["sections"] if s["kind"] == "examples"):
                 shown.table(section["columns"], section["rows"])
     return shown.html()
 
@@ -95,7 +95,7 @@ def main() -> None:
     names = sorted(path.stem.removeprefix("multi30k_") for path in RECIPES.glob("multi30k_*.yaml"))
     asked = arguments(names)
     say_where()
-    found = sorted((examined(name, asked) for name in asked.only), key=lambda f: f.exam["figures"]["bleu_tokenized"])
+    found = sorted((evaluated(name, asked) for name in asked.only), key=lambda f: f.evaluation["figures"]["bleu_tokenized"])
     print_table("\nGerman to English, test split", list(COLUMNS), [f.row() for f in found])
     print(*signatures(found), sep="\n")
     asked.out.write_text(page(found), encoding="utf-8")

@@ -6,7 +6,7 @@ python examples/masks.py
 import torch
 
 from qkv.mixers.masks import build_mask
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.attention.reference import attention, weights
 from qkv.ops.masks import Sites
 from qkv.spec.branches import Attention
@@ -53,7 +53,7 @@ print(f"causal | prefix(5): causal {parsed('causal | prefix(5)').causal}, so a m
 # Masked logits are set to -inf, never multiplied, and a query without visible keys gets output 0, not NaN. Query 0 here
 # precedes every key:
 sites = Sites(query=torch.tensor([[0, 3]]), key=torch.tensor([[1, 2, 3]]))
-problem = Problem(build_mask(Causal()), sites, scale=1.0)
+problem = AttentionProblem(build_mask(Causal()), sites, scale=1.0)
 q, k, v = torch.ones(1, 1, 2, 4), torch.ones(1, 1, 3, 4), torch.arange(3.0)[None, None, :, None]
 print("weights of a query without visible keys:", weights(q, k, problem)[0, 0, 0].tolist())
 print("outputs of both queries:", attention(q, k, v, problem).flatten().tolist())

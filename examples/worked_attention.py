@@ -5,7 +5,7 @@ python examples/worked_attention.py
 
 import torch
 
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.attention.reference import attention, weights
 from qkv.ops.masks import Full, Sites
 
@@ -46,7 +46,7 @@ show("output", shares @ values, 3)
 # The same in one call, with a model's shapes: (batch, heads, positions, width). A problem holds the mask, the positions
 # of queries and keys, and the scale.
 sites = Sites(query=torch.tensor([[5]]), key=torch.arange(6)[None])
-problem = Problem(mask=Full(), sites=sites, scale=1 / 4**0.5)
+problem = AttentionProblem(mask=Full(), sites=sites, scale=1 / 4**0.5)
 q, k, v = query[None, None, None], keys[None, None], values[None, None]
 torch.testing.assert_close(weights(q, k, problem)[0, 0, 0], shares)
 torch.testing.assert_close(attention(q, k, v, problem)[0, 0, 0], shares @ values)

@@ -64,8 +64,8 @@ def test_a_model_that_is_there_is_changed_for_a_table(qkv: Call, here: Path, sta
     assert f"from {start}" in said.err
     assert f"starts with the weights of '{start}'" in said.err
     assert ("parameters are trainable" in said.err) == (adapt != "whole")
-    exam = json.loads((folder / "exam.json").read_text())["splits"]["validation"]["figures"]
-    assert exam["targets"] == 8
+    evaluation = json.loads((folder / "evaluation.json").read_text())["splits"]["validation"]["figures"]
+    assert evaluation["targets"] == 8
     answered = qkv("predict", folder, "film good plot", "--json")
     assert json.loads(answered.out)["answer"] in ("1", "5")
     again = qkv(*typed, *SHORT, "--out", folder)
@@ -76,7 +76,7 @@ def test_more_steps_tell_good_from_bad_and_go_back_to_the_other_library(qkv: Cal
     typed = ("train", "classify", "--from", "bert", "--data", "reviews.csv", "--text", "review", "--out", "learned")
     said = qkv(*typed, "training.steps=60", "training.optimizer.lr=0.005")
     assert said.code == 0, said.err
-    assert json.loads((here / "learned" / "exam.json").read_text())["splits"]["validation"]["figures"]["accuracy"] == 100.0
+    assert json.loads((here / "learned" / "evaluation.json").read_text())["splits"]["validation"]["figures"]["accuracy"] == 100.0
     assert "BERT (BertForSequenceClassification)" in qkv("export", "learned", "--out", "back").out
 
 

@@ -23,7 +23,7 @@ SHORT = ("training.steps=12", "training.validation.every=6", "model.width=32")
 
 
 class Case(NamedTuple):
-    """What is typed after ``qkv train``, the columns that come of it, a figure of the exam, and what is asked of the run."""
+    """What is typed after ``qkv train``, the columns that come of it, a figure of the evaluation, and what is asked of the run."""
 
     typed: tuple[str, ...]
     columns: dict[str, str]
@@ -93,8 +93,8 @@ def test_a_verb_trains_examines_and_answers(qkv: Call, here: Path, verb: str) ->
     assert "chosen for this data and this machine" in said.err
     assert "held out for validation" in said.err
     assert f"qkv predict {folder}" in said.out
-    exam = json.loads((folder / "exam.json").read_text())
-    assert list(exam["splits"]) == ["validation"]
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    assert list(evaluation["splits"]) == ["validation"]
     assert case.figure in said.out
     assert case.figure in (folder / "report.html").read_text()
     answered = qkv("predict", folder, *case.asked, "--json")
@@ -104,11 +104,11 @@ def test_a_verb_trains_examines_and_answers(qkv: Call, here: Path, verb: str) ->
     assert (again.code, "is finished" in again.err) == (0, True), again.err
 
 
-def test_the_exam_is_what_evaluate_says(qkv: Call, stars: Path, tmp_path: Path) -> None:
+def test_the_evaluation_is_what_evaluate_says(qkv: Call, stars: Path, tmp_path: Path) -> None:
     figures = json.loads(qkv("evaluate", stars, "--json", "--report", tmp_path / "page.html").out)
-    exam = json.loads((stars / "exam.json").read_text())["splits"]["validation"]["figures"]
-    assert exam["accuracy"] == figures["accuracy"] == 100.0
-    assert exam["loss"] == pytest.approx(figures["loss"])
+    evaluation = json.loads((stars / "evaluation.json").read_text())["splits"]["validation"]["figures"]
+    assert evaluation["accuracy"] == figures["accuracy"] == 100.0
+    assert evaluation["loss"] == pytest.approx(figures["loss"])
     assert "Confusion matrix" in (tmp_path / "page.html").read_text()
 
 
@@ -126,7 +126,7 @@ def test_parts_of_ones_own_and_the_short_form(qkv: Call, here: Path) -> None:
     data = ("--data", "reviews.csv", "--validation", "reviews.csv", "--test", "reviews.csv")
     said = qkv("train", "classify", *data, "--quick", "model.width=32")
     assert said.code == 0, said.err
-    assert list(json.loads((here / "runs" / "reviews-quick" / "exam.json").read_text())["splits"]) == ["validation", "test"]
+    assert list(json.loads((here / "runs" / "reviews-quick" / "evaluation.json").read_text())["splits"]) == ["validation", "test"]
     assert ["metric", "validation", "test"] in [line.split() for line in said.out.splitlines()]
 
 
@@ -150,8 +150,8 @@ def test_a_table_is_learned_from_in_python(here: Path) -> None:
     import qkv
 
     run = qkv.train("reviews.csv", "python", SHORT, task="classification", columns={"text": "review"}, bad_rows="skip")
-    assert run.exam is not None
-    assert run.exam["splits"]["validation"]["figures"]["targets"] == 8
+    assert run.evaluation is not None
+    assert run.evaluation["splits"]["validation"]["figures"]["targets"] == 8
     assert set(qkv.predict(run, "a good film")[0]["probabilities"]) == {"1", "5"}
     with pytest.raises(qkv.UserError, match="name the task too"):
         qkv.train("reviews.csv", columns={"text": "review"})
@@ -289,17 +289,17 @@ def test_a_task_on_running_text_answers_a_table_too(qkv: Call, here: Path) -> No
     assert (row["id"], row["answer"][:9]) == ("7", "the quick")
 
 
-def test_a_lost_exam_is_taken_again(qkv: Call, stars: Path, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_evaluation_is_taken_again(qkv: Call, stars: Path, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tables)
     copy = Path(shutil.copytree(stars, tmp_path / "copy"))
-    before = json.loads((copy / "exam.json").read_text())
-    (copy / "exam.json").unlink()
+    before = json.loads((copy / "evaluation.json").read_text())
+    (copy / "evaluation.json").unlink()
     (copy / "report.html").unlink()
     said = qkv("train", copy)
     assert said.code == 0, said.err
     assert "is finished" in said.err
     assert "evaluating the weights of step" in said.err
-    after = json.loads((copy / "exam.json").read_text())
+    after = json.loads((copy / "evaluation.json").read_text())
     for figures in (before["splits"]["validation"]["figures"], after["splits"]["validation"]["figures"]):
         figures.pop("seconds")
     assert after == before

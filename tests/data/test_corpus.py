@@ -18,7 +18,7 @@ from tokenizers import models
 from qkv.data import corpus as module
 from qkv.data import text as text_module
 from qkv.data.corpus import Corpus, open_corpus
-from qkv.data.named import KNOWN, Known, Published
+from qkv.data.named import KNOWN, Known, PublishedFile
 from qkv.spec import tokenizers as schemes
 from qkv.spec.data import Data, LengthBuckets, Packed, RandomCrops
 from qkv.spec.errors import UserError
@@ -278,7 +278,7 @@ def test_a_source_with_its_own_held_out_part_keeps_it(tmp_path: Path, monkeypatc
     for name, content in (("train.txt", b"learn this"), ("valid.txt", b"predict that")):
         (tmp_path / "two").mkdir(exist_ok=True)
         (tmp_path / "two" / f"{name}.gz").write_bytes(gzip.compress(content))
-        files.append(Published(name, "http://127.0.0.1:9/", len(content), hashlib.sha256(content).hexdigest()))
+        files.append(PublishedFile(name, "http://127.0.0.1:9/", len(content), hashlib.sha256(content).hexdigest()))
     monkeypatch.setitem(KNOWN, "two", Known(*files))
     monkeypatch.setenv("QKV_DATA", str(tmp_path))
     corpus = open_corpus(Data(source="two", tokenizer=schemes.Bytes()))

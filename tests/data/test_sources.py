@@ -18,7 +18,7 @@ from tests.data.corpora import inside
 
 from qkv.data import download as downloading
 from qkv.data import named, sources
-from qkv.data.named import KNOWN, Known, Published
+from qkv.data.named import KNOWN, Known, PublishedFile
 from qkv.data.sources import resolve
 from qkv.spec.errors import UserError
 
@@ -71,7 +71,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, url: str, content: bytes = CONTENT) -> None:
-    file = Published("plays.txt", url, len(content), hashlib.sha256(content).hexdigest())
+    file = PublishedFile("plays.txt", url, len(content), hashlib.sha256(content).hexdigest())
     monkeypatch.setitem(KNOWN, "plays", Known(file))
 
 

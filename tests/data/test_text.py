@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.data import text as module
-from qkv.data.text import Text
+from qkv.data.text import TextSource
 from qkv.spec.errors import UserError
 
 SAMPLE = "Zwölf\r\nBoxkämpfer — 漢字 👍🏽\x00\n\n" * 5
@@ -20,7 +20,7 @@ SAMPLE = "Zwölf\r\nBoxkämpfer — 漢字 👍🏽\x00\n\n" * 5
 @given(content=st.text(max_size=50), block=st.integers(1, 7), start=st.integers(0, 20), length=st.integers(0, 40))
 def test_blocks_of_any_size_join_to_the_text(content: str, block: int, start: int, length: int) -> None:
     content = content.lstrip("\ufeff")
-    text = Text.of_string(content, "x")
+    text = TextSource.of_string(content, "x")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK", block)
         assert "".join(text.blocks()) == content
@@ -36,12 +36,12 @@ def test_gzip_is_told_by_its_first_bytes(tmp_path: Path) -> None:
     plain.write_bytes(SAMPLE.encode())
     packed.write_bytes(gzip.compress(SAMPLE.encode()))
     for path in (plain, packed):
-        assert "".join(Text.of_file(path).blocks()) == SAMPLE
-    assert Text.of_file(plain).digest() == Text.of_file(packed).digest()
+        assert "".join(TextSource.of_file(path).blocks()) == SAMPLE
+    assert TextSource.of_file(plain).digest() == TextSource.of_file(packed).digest()
 
 
 def test_a_byte_order_mark_is_dropped_at_the_beginning_only() -> None:
-    text = Text.of_string("\ufeffa\ufeffb", "x")
+    text = TextSource.of_string("\ufeffa\ufeffb", "x")
     assert "".join(text.blocks()) == "a\ufeffb"
     assert text.characters() == 3
 
@@ -64,7 +64,7 @@ def test_what_is_not_utf8_is_refused_with_its_place(
     for name, data in (("plain", content), ("packed", gzip.compress(content))):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(UserError) as caught:
-            Text.of_file(tmp_path / name).characters()
+            TextSource.of_file(tmp_path / name).characters()
         assert str(caught.value) == f"{tmp_path / name} is not UTF-8 text: {sentence}; convert the file to UTF-8"
 
 
@@ -73,12 +73,12 @@ def test_a_damaged_gzip_file_is_refused(damage: object, tmp_path: Path) -> None:
     path = tmp_path / "x.gz"
     path.write_bytes(damage(gzip.compress(SAMPLE.encode() * 50)))  # type: ignore[operator]
     with pytest.raises(UserError, match=r"x\.gz is a damaged gzip file: "):
-        Text.of_file(path).characters()
+        TextSource.of_file(path).characters()
 
 
 def test_a_file_that_went_away_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"gone\.txt cannot be read: No such file or directory"):
-        Text.of_file(tmp_path / "gone.txt").characters()
+        TextSource.of_file(tmp_path / "gone.txt").characters()
 
 
 def test_a_file_is_closed_when_reading_stops_early(tmp_path: Path) -> None:
@@ -90,5 +90,5 @@ def test_a_file_is_closed_when_reading_stops_early(tmp_path: Path) -> None:
         opened.append(path.open("rb"))
         return opened[-1]
 
-    assert next(Text("x", remembered).blocks(0, 3)) == SAMPLE[:3]  # type: ignore[arg-type]
+    assert next(TextSource("x", remembered).blocks(0, 3)) == SAMPLE[:3]  # type: ignore[arg-type]
     assert [file.closed for file in opened] == [True]

@@ -12,7 +12,7 @@ from tests.generation.test_beam import translator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qkv.generation.beam import beam_search
-from qkv.generation.engine import Engine, Next, Reading, Row
+from qkv.generation.engine import DecodedRow, Engine, Next, Reading
 from qkv.generation.sample import Sampling, generate
 from qkv.layers.context import Memory
 from qkv.layers.signal import Signal
@@ -106,7 +106,7 @@ class Greedy:
     def __init__(self, most: dict[int, int]):
         self.most = most
 
-    def __call__(self, rows: Sequence[Row], reading: Reading) -> list[Next]:
+    def __call__(self, rows: Sequence[DecodedRow], reading: Reading) -> list[Next]:
         best = reading.logits().argmax(-1).tolist()
         going = [place for place, row in enumerate(rows) if len(row.tokens) - row.prompt + 1 < self.most[row.key]]
         return [Next(place, [best[place]]) for place in going]

@@ -116,13 +116,13 @@ def even_clock() -> Iterator[None]:
 
 
 def figures(case: Case, out: Path) -> dict[str, Any]:
-    """Train ``case`` in the folder ``out``: losses of steps, validations and samples, the exam, and what ``qkv cost`` counts."""
+    """Train ``case`` in the folder ``out``: losses of steps, validations and samples, the evaluation, and what ``qkv cost`` counts."""
     import qkv
 
     with even_clock():
         _typed(*case.typed, "--out", str(out))
         run = qkv.load(out)
-        exam = run.exam or {"figures": qkv.evaluate(run, batches=4)}  # a task without an exam of its own
+        exam = run.evaluation or {"figures": qkv.evaluate(run, batches=4)}  # a task without further metrics
         counted = json.loads(_typed("cost", str(out), "--json"))
     return _steady(
         {

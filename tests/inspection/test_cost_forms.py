@@ -38,7 +38,7 @@ def model_of(*blocks: Block, **fields: Any) -> Model:
 def not_counted(counted: Cost) -> int:
     """Torch's counter leaves out products of a matrix and a vector: the scores of additive attention times v."""
     model, found = counted.model, 0
-    own = (model.layers, model.width, model.answers or counted.length, counted.source_length)
+    own = (model.layers, model.width, model.num_outputs or counted.length, counted.source_length)
     stacks = [own]
     if model.latents:
         inside = ([model.latents.layers[i] for i in model.latents.walk], model.latent_width, model.latents.count, counted.length)

@@ -11,7 +11,7 @@ from tests.inspection.test_cost import model_of
 from qkv.inspection.cost import Cost, cost
 from qkv.inspection.losses import random_batch, summed_loss
 from qkv.inspection.machine import Machine
-from qkv.inspection.measure import Row, Update, check, peak_bytes
+from qkv.inspection.measure import Measurement, Update, check, peak_bytes
 from qkv.inspection.memory import LiveBytes
 from qkv.models.build import build
 from qkv.ops.choices import assuming
@@ -149,7 +149,7 @@ def test_what_would_not_fit_is_not_built(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(("predicted", "measured", "error"), [(110, 100, 0.1), (90, 100, -0.1), (0, 0, 0), (1, 0, 1)])
 def test_errors_are_shares_of_what_was_measured(predicted: int, measured: int, error: float) -> None:
-    assert Row("", "", predicted, measured).error == pytest.approx(error)
+    assert Measurement("", "", predicted, measured).error == pytest.approx(error)
 
 
 class TestLiveBytes:

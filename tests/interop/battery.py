@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from qkv.generation.beam import beam_search
 from qkv.generation.sample import generate
-from qkv.interop.load import Published, load_published
+from qkv.interop.load import PublishedModel, load_published
 from qkv.interop.mapping.family import Family
 from qkv.interop.registry import FAMILIES
 from qkv.layers.signal import Signal
@@ -42,7 +42,7 @@ class Pair:
     case: Case
     theirs: Any
     folder: Path
-    published: Published
+    published: PublishedModel
     rows: list[list[int]]
     targets: list[list[int]]
     """What an encoder–decoder's decoder reads."""
@@ -70,7 +70,7 @@ def made(case: Case, folder: Path) -> Pair:
     return Pair(case, theirs, folder, published, *rows_of(case, published, generator))
 
 
-def rows_of(case: Case, published: Published, generator: torch.Generator) -> tuple[list[list[int]], list[list[int]]]:
+def rows_of(case: Case, published: PublishedModel, generator: torch.Generator) -> tuple[list[list[int]], list[list[int]]]:
     """(rows, targets), random."""
     highest = published.spec.vocab_size or 0
     rows = [torch.randint(4, highest, (length,), generator=generator).tolist() for length in case.lengths]

@@ -17,7 +17,7 @@ from tests.interop.folders import TEXT, tiny
 import qkv
 from qkv.cli.main import main
 from qkv.interop import mapped, safetensors_file
-from qkv.interop.load import Published, load_published
+from qkv.interop.load import PublishedModel, load_published
 from qkv.interop.mapped import MappedFile
 from qkv.interop.save import save_published
 from qkv.models.build import build
@@ -34,7 +34,7 @@ PAGE = mapped.PAGE
 needs_joining = pytest.mark.skipif(not mapped.CAN_JOIN, reason="this system maps no part of a file at a given address")
 
 
-def mapped_names(published: Published) -> set[str]:
+def mapped_names(published: PublishedModel) -> set[str]:
     """The parameters that lie in the file, found by the system's own list of mappings."""
     spans = []
     for line in Path("/proc/self/maps").read_text().splitlines():

@@ -14,7 +14,7 @@ from transformers.models.longformer.modeling_longformer import LongformerSelfAtt
 from qkv.inspection.cost import cost
 from qkv.layers.context import Context
 from qkv.ops.attention import global_local, reference
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.masks import Explicit, Sites
 from qkv.spec.mixers.sparse_attention import GlobalLocalAttention
 from qkv.spec.model import Block, Model, Text
@@ -114,7 +114,7 @@ def test_the_blocks_are_dense_attention_under_the_mask(block: int) -> None:
     sites = Sites(places[None], places[None])
     seen = global_local.windowed(q, k, v, global_local.place(chosen, 2, sites, True), 3, block, (0.5, 0.0))
     table = ((places[:, None] - places).abs() <= 3) | (places < 2)
-    torch.testing.assert_close(seen, reference.attention(q, k, v, Problem(Explicit(table[None, None]), sites, 0.5)))
+    torch.testing.assert_close(seen, reference.attention(q, k, v, AttentionProblem(Explicit(table[None, None]), sites, 0.5)))
 
 
 def test_cost_follows_the_window_and_not_the_length() -> None:

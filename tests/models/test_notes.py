@@ -15,7 +15,7 @@ from qkv.models.build import build
 from qkv.models.families.presets import preset
 from qkv.models.transformer import Transformer
 from qkv.ops.attention import blockwise, reference
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.masks import Blocks, Causal, Full, Prefix, Sites
 from qkv.spec import branches, parts
 from qkv.spec.model import Block, Model, Text
@@ -30,9 +30,9 @@ def rounded(values: Tensor, digits: int) -> list[float]:
     return [round(v, digits) + 0.0 for v in values.flatten().tolist()]
 
 
-def one_query(scale: float) -> Problem:
+def one_query(scale: float) -> AttentionProblem:
     """A single query that sees all six words."""
-    return Problem(Full(), Sites(torch.tensor([[5]]), torch.arange(6)[None], aligned=True), scale)
+    return AttentionProblem(Full(), Sites(torch.tensor([[5]]), torch.arange(6)[None], aligned=True), scale)
 
 
 def attended(scale: float) -> tuple[Tensor, Tensor]:
@@ -67,13 +67,13 @@ def test_the_dot_products_of_chasing_cat_and_mouse() -> None:
 def test_attention_matrices_of_eight_heads_at_1024_tokens_take_33_5_megabytes_a_layer() -> None:
     steps = torch.arange(1024)[None]
     q = torch.zeros(1, 8, 1024, 1)
-    weights = reference.weights(q, q, Problem(Full(), Sites(steps, steps, aligned=True), 1.0))
+    weights = reference.weights(q, q, AttentionProblem(Full(), Sites(steps, steps, aligned=True), 1.0))
     assert weights.numel() * weights.element_size() == 33_554_432
 
 
-def causal_problem(count: int) -> Problem:
+def causal_problem(count: int) -> AttentionProblem:
     steps = torch.arange(count)[None]
-    return Problem(Causal(), Sites(steps, steps, aligned=True), 1.0)
+    return AttentionProblem(Causal(), Sites(steps, steps, aligned=True), 1.0)
 
 
 def test_a_mask_multiplied_into_the_logits_turns_hidden_keys_into_certain_ones_and_zeros_into_nan() -> None:
@@ -104,7 +104,7 @@ def test_true_minus_infinity_works_where_a_row_without_keys_is_handled() -> None
     assert rounded((hidden - 1e9).softmax(-1), 3) == [0.333, 0.333, 0.333]
     assert (hidden - torch.inf).softmax(-1).isnan().all()
     steps = torch.arange(3)[None]
-    blind = Problem(Blocks(1) & Prefix(1), Sites(steps, steps, aligned=True), 1.0)
+    blind = AttentionProblem(Blocks(1) & Prefix(1), Sites(steps, steps, aligned=True), 1.0)
     q = torch.randn(1, 1, 3, 4, requires_grad=True)
     out = reference.attention(q, q, torch.ones(1, 1, 3, 4), blind)
     assert out[0, 0, :, 0].tolist() == [1.0, 0.0, 0.0]
@@ -193,5 +193,5 @@ def test_the_running_maximum_is_what_keeps_online_softmax_finite(shift: float) -
     expected = float((scores.double().softmax(-1) * values).sum())
     places = Sites(torch.tensor([[3]]), torch.arange(4)[None], aligned=True)
     q, k, v = torch.ones(1, 1, 1, 1), scores[None, None, :, None], values[None, None, :, None]
-    assert blockwise.attention(q, k, v, Problem(Full(), places, 1.0), block=1).item() == pytest.approx(expected, rel=1e-5)
+    assert blockwise.attention(q, k, v, AttentionProblem(Full(), places, 1.0), block=1).item() == pytest.approx(expected, rel=1e-5)
     assert online_without_maximum(scores, values).isfinite() == (shift == 0.0)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
-from qkv.models.transplant import Moved, in_words, transplant
+from qkv.models.transplant import Transferred, in_words, transplant
 from qkv.spec.model import Model
 
 D, H = 24, 6
@@ -36,7 +36,7 @@ def attention(groups: int, **fields: object) -> dict[str, object]:
     return {"kind": "attention", "num_heads": H, "num_kv_heads": groups, **fields}
 
 
-def ways(moved: list[Moved]) -> dict[str, str]:
+def ways(moved: list[Transferred]) -> dict[str, str]:
     return dict(in_words(moved))
 
 
@@ -129,8 +129,8 @@ def test_some_layers_are_named() -> None:
     assert found["blocks.*.branches.0.body.output.weight"] == "kept"
     assert found["blocks.0.branches.0.body.qkv.weight"] == "kept"
     assert found["blocks.1.branches.0.body.cells.0.input_weight"] == "initialised at random"
-    three = [Moved(f"blocks.{i}.a", "kept" if i == 1 else "initialised at random", 1, 0) for i in range(3)]
-    assert in_words([*three, Moved("encoder.blocks.0.a", "kept", 1, 1)]) == [
+    three = [Transferred(f"blocks.{i}.a", "kept" if i == 1 else "initialised at random", 1, 0) for i in range(3)]
+    assert in_words([*three, Transferred("encoder.blocks.0.a", "kept", 1, 1)]) == [
         ("blocks.{0,2}.a", "initialised at random"),
         ("blocks.1.a", "kept"),
         ("encoder.blocks.*.a", "kept"),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.ops.attention.problem import Problem, RelativeValues
+from qkv.ops.attention.problem import AttentionProblem, RelativeValues
 from qkv.ops.masks import AllOf, AnyOf, Blocks, Causal, Explicit, Fixed, Full, Mask, Prefix, Sites, Strided, Window
 from qkv.ops.positions import alibi_slopes, clipped_distances
 
@@ -67,12 +67,14 @@ class Case:
     def keys(self) -> int:
         return self.queries + 5 if self.sites in ("aligned, fewer queries", "ring") else self.queries
 
-    def problem(self) -> Problem:
+    def problem(self) -> AttentionProblem:
         slopes = alibi_slopes(self.heads[0]) if self.alibi else None
         places = sites(self.sites, self.queries, self.keys)
         added = random(1, self.heads[0], self.queries, self.keys) if self.added else None
         values = RelativeValues(random(5, self.widths[1]), clipped_distances(places.query, places.key, 2)) if self.values else None
-        return Problem(MASKS[self.mask], places, self.widths[0] ** -0.5, slopes, self.dropout, added, self.top_k, values, self.softcap)
+        return AttentionProblem(
+            MASKS[self.mask], places, self.widths[0] ** -0.5, slopes, self.dropout, added, self.top_k, values, self.softcap
+        )
 
     def inputs(self, dtype: torch.dtype = torch.float64, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, N, Dk), k (B, G, M, Dk), v (B, G, M, Dv)."""
@@ -143,7 +145,7 @@ def sees(mask: Mask, row: int, head: int, i: int, j: int) -> bool:
     raise TypeError(f"no sentence is known for {type(mask).__name__}")
 
 
-def by_loops(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
+def by_loops(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
     """O (B, H, N, Dv), one query at a time, each over the list of keys that it sees."""
     out = []
     for row in range(q.shape[0]):
@@ -153,7 +155,7 @@ def by_loops(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
     return torch.stack(out).view(*q.shape[:3], v.shape[-1])
 
 
-def one_query(q: Tensor, keys: Tensor, values: Tensor, problem: Problem, where: tuple[int, int, int]) -> Tensor:
+def one_query(q: Tensor, keys: Tensor, values: Tensor, problem: AttentionProblem, where: tuple[int, int, int]) -> Tensor:
     row, head, n = where
     places = problem.sites
     i = int(places.query[row % places.query.shape[0], n])

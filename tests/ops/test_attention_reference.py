@@ -11,7 +11,7 @@ from tests.ops.attention_cases import MASKS, SITES, Case, by_loops
 from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradients
 
 from qkv.ops.attention import reference
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.masks import Causal, Explicit, Full, Sites
 
 
@@ -134,7 +134,7 @@ def at(count: int) -> Sites:
 def test_without_order_among_the_keys_their_permutation_changes_nothing() -> None:
     q, k, v = Case(queries=7).inputs()
     order = torch.randperm(7, generator=torch.Generator().manual_seed(2))
-    problem = Problem(Full(), at(7), 0.4)
+    problem = AttentionProblem(Full(), at(7), 0.4)
     assert_same(reference.attention(q, k[:, :, order], v[:, :, order], problem), reference.attention(q, k, v, problem))
 
 
@@ -147,7 +147,7 @@ def test_temperature_towards_zero_is_a_lookup_in_a_dictionary() -> None:
     places = Sites(torch.arange(4)[None], torch.arange(8)[None], aligned=True)
     off = []
     for temperature in (1.0, 0.1, 0.01, 0.001):
-        out = reference.attention(queries, keys, values, Problem(Full(), places, 1 / (temperature * 16**0.5)))
+        out = reference.attention(queries, keys, values, AttentionProblem(Full(), places, 1 / (temperature * 16**0.5)))
         off.append(float((out.flatten() - asked).abs().max()))
     assert off == sorted(off, reverse=True)
     assert off[0] > 0.5
@@ -156,7 +156,7 @@ def test_temperature_towards_zero_is_a_lookup_in_a_dictionary() -> None:
 
 def test_large_temperature_is_the_mean() -> None:
     q, k, v = Case(queries=6, heads=(2, 2)).inputs()
-    out = reference.attention(q, k, v, Problem(Full(), at(6), 1e-12))
+    out = reference.attention(q, k, v, AttentionProblem(Full(), at(6), 1e-12))
     assert_same(out, v.mean(2, keepdim=True).expand_as(out), 1e-10)
 
 
@@ -167,7 +167,7 @@ def test_dot_products_have_variance_dk_and_one_after_scaling(width: int) -> None
     dots = q @ k.mT
     assert float(dots.var()) == pytest.approx(width, rel=0.05)
     # The logarithm of the weights is the scaled score less a number a row.
-    log = reference.weights(q, k, Problem(Full(), at(512), width**-0.5)).log()
+    log = reference.weights(q, k, AttentionProblem(Full(), at(512), width**-0.5)).log()
     assert float(log.var(-1).mean()) == pytest.approx(1.0, rel=0.05)
 
 
@@ -175,12 +175,12 @@ def test_scores_far_beyond_the_range_of_exp_stay_finite() -> None:
     q = torch.tensor([[[[1e4]]]])
     k, v = torch.tensor([[[[1.0], [2.0], [-3.0]]]]), torch.tensor([[[[1.0], [2.0], [3.0]]]])
     places = Sites(torch.tensor([[2]]), torch.arange(3)[None], aligned=True)
-    assert reference.attention(q, k, v, Problem(Full(), places, 1.0)).item() == 2.0
+    assert reference.attention(q, k, v, AttentionProblem(Full(), places, 1.0)).item() == 2.0
 
 
 def test_dropout_takes_whole_weights_and_keeps_the_mean() -> None:
     q, k = (torch.randn(1, 1, 64, 8, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
-    plain, dropped = (Problem(Causal(), at(64), 0.3, dropout=p) for p in (0.0, 0.4))
+    plain, dropped = (AttentionProblem(Causal(), at(64), 0.3, dropout=p) for p in (0.0, 0.4))
     weights = reference.weights(q, k, plain)
     torch.manual_seed(0)
     seen = reference.attention(q, k, torch.eye(64)[None, None], dropped)
@@ -195,5 +195,5 @@ def test_a_table_of_one_row_and_head_serves_all() -> None:
     q, k, v = case.inputs()
     one = case.problem()
     assert isinstance(one.mask, Explicit)
-    wide = Problem(Explicit(one.mask.table.expand(2, 4, -1, -1)), one.sites, one.scale)
+    wide = AttentionProblem(Explicit(one.mask.table.expand(2, 4, -1, -1)), one.sites, one.scale)
     assert_same(reference.attention(q, k, v, wide), reference.attention(q, k, v, one))

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from qkv.ops import choices
 from qkv.ops.attention import banded, blockwise, choose, fused_onednn, products, reference, sdpa, tiled, top_k
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.choices import Choice
 from qkv.ops.masks import Causal, Full, Mask, Sites, Window
 
-Twin = Callable[[Tensor, Tensor, Tensor, Problem], Tensor]
+Twin = Callable[[Tensor, Tensor, Tensor, AttentionProblem], Tensor]
 
 SMALL_BLOCKS: dict[str, Twin] = {
     "sdpa": sdpa.attention,
@@ -121,7 +121,7 @@ def test_blocks_of_their_own_choice_equal_the_reference(twin: str, mask: str) ->
 @pytest.mark.parametrize("mask", [Causal() & Window(100), Causal() & Window(70, sinks=3), Window(40)])
 def test_a_band_longer_than_its_blocks_equals_the_reference(mask: Causal) -> None:
     steps = torch.arange(2100)[None]
-    problem = Problem(mask, Sites(steps, steps, aligned=True), 0.5)
+    problem = AttentionProblem(mask, Sites(steps, steps, aligned=True), 0.5)
     inputs = [torch.randn(1, 1, 2100, 4, generator=torch.Generator().manual_seed(s)) for s in range(3)]
     assert choose.choice(*inputs, problem).twin == "banded"
     expected = outputs_and_gradients(partial(reference.attention, problem=problem), [t.double() for t in inputs])
@@ -132,7 +132,7 @@ def test_sites_said_to_be_fully_visible() -> None:
     """``full`` lets a path leave the mask out; that is right where the mask shows everything."""
     q, k, v = Case(queries=1, sites="ring", heads=(2, 2)).inputs()
     held = torch.tensor([[3, 0, 1, 2, 4, 5], [5, 4, 3, 2, 1, 0]])
-    told, untold = (Problem(Causal(), Sites(torch.tensor([[5], [5]]), held, full=full), 0.5) for full in (True, False))
+    told, untold = (AttentionProblem(Causal(), Sites(torch.tensor([[5], [5]]), held, full=full), 0.5) for full in (True, False))
     assert_same(sdpa.attention(q, k, v, told), reference.attention(q, k, v, untold))
 
 
@@ -144,10 +144,10 @@ def test_what_is_added_has_a_gradient(twin: str) -> None:
         problem, inputs = case.problem(), [*case.inputs(), random(*shape)]
         f = choose.attention if twin == "chosen" else {**SMALL_BLOCKS, "reference": reference.attention}[twin]
 
-        def run(q: Tensor, k: Tensor, v: Tensor, added: Tensor, f: Twin = f, problem: Problem = problem) -> Tensor:
+        def run(q: Tensor, k: Tensor, v: Tensor, added: Tensor, f: Twin = f, problem: AttentionProblem = problem) -> Tensor:
             return f(q, k, v, replace(problem, added=added))
 
-        def loops(q: Tensor, k: Tensor, v: Tensor, added: Tensor, problem: Problem = problem) -> Tensor:
+        def loops(q: Tensor, k: Tensor, v: Tensor, added: Tensor, problem: AttentionProblem = problem) -> Tensor:
             return by_loops(q, k, v, replace(problem, added=added.expand(-1, 4, -1, -1)))
 
         assert_all_same(outputs_and_gradients(run, inputs), outputs_and_gradients(loops, inputs))
@@ -167,7 +167,7 @@ def test_a_path_without_a_gradient_for_what_is_added_is_not_chosen_for_one(fresh
 @pytest.mark.parametrize("twin", ["sdpa", "banded", "reference", "top k"])
 def test_dropout_takes_whole_weights_and_keeps_the_mean(twin: str) -> None:
     steps = torch.arange(64)[None]
-    plain, dropped = (Problem(Causal() & Window(30), Sites(steps, steps, aligned=True), 0.3, dropout=p) for p in (0.0, 0.4))
+    plain, dropped = (AttentionProblem(Causal() & Window(30), Sites(steps, steps, aligned=True), 0.3, dropout=p) for p in (0.0, 0.4))
     q, k = (torch.randn(1, 1, 64, 8, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
     torch.manual_seed(0)
     seen = choose.TWINS[twin](q, k, torch.eye(64)[None, None], dropped)
@@ -293,7 +293,7 @@ def test_the_work_of_a_window_follows_the_window() -> None:
 
     def looked_at(mask: Mask, length: int) -> int:
         steps = torch.arange(length)[None]
-        return sum(1 for _ in blockwise.blocks(Problem(mask, Sites(steps, steps, aligned=True), 1.0), length, length, 16))
+        return sum(1 for _ in blockwise.blocks(AttentionProblem(mask, Sites(steps, steps, aligned=True), 1.0), length, length, 16))
 
     window = Causal() & Window(20, sinks=2)
     assert looked_at(window, 640) <= 2 * looked_at(window, 320) + 8
@@ -327,4 +327,4 @@ def test_the_error_in_bf16_is_at_most_twice_that_of_the_reference(twin: str) -> 
 def test_nothing_in_gives_nothing_out(shape: tuple[int, ...]) -> None:
     steps = torch.arange(shape[2])[None]
     q = torch.zeros(shape)
-    assert choose.attention(q, q, q, Problem(Causal(), Sites(steps, steps, aligned=True), 1.0)).shape == shape
+    assert choose.attention(q, q, q, AttentionProblem(Causal(), Sites(steps, steps, aligned=True), 1.0)).shape == shape

@@ -12,7 +12,7 @@ from tests.ops.clock import inject, quickest
 from qkv.ops import choices
 from qkv.ops import onednn as permission
 from qkv.ops.attention import choose as attention
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.linear import choose as linear
 from qkv.ops.linear import operator
 from qkv.ops.masks import Causal, Full, Sites
@@ -66,7 +66,7 @@ def test_causal_attention_takes_the_quickest_path(monkeypatch: pytest.MonkeyPatc
     called = watched(monkeypatch, attention.TWINS)
     q, positions = torch.ones(2, 8, 64, 16, dtype=dtype), torch.arange(64)[None]
     with torch.set_grad_enabled(training):
-        attention.attention(q, q, q, Problem(Causal(), Sites(positions, positions, aligned=True), 0.25))
+        attention.attention(q, q, q, AttentionProblem(Causal(), Sites(positions, positions, aligned=True), 0.25))
     assert called == [name if name in races[0] else "sdpa"]
     assert ("sdpa, oneDNN" in races[0]) == (dtype == torch.float32 and permission.available())
 
@@ -76,7 +76,7 @@ def test_attention_under_any_mask_takes_the_quicker_path(monkeypatch: pytest.Mon
     inject(monkeypatch, quickest(name))
     called = watched(monkeypatch, attention.TWINS)
     q, positions = torch.ones(1, 2, 8, 16), torch.arange(8)[None]
-    attention.attention(q, q, q, Problem(Full(), Sites(positions, positions.masked_fill(positions > 5, -1)), 0.25))
+    attention.attention(q, q, q, AttentionProblem(Full(), Sites(positions, positions.masked_fill(positions > 5, -1)), 0.25))
     assert called == [name]
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.report.scale import LARGEST, Scale, drawable, labels
+from qkv.report.scale import LARGEST, AxisScale, drawable, labels
 
 SUFFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 finite = st.floats(-1e100, 1e100, allow_nan=False)
@@ -24,7 +24,7 @@ def parsed(label: str) -> float:
 
 @given(st.lists(finite | common, min_size=1, max_size=5), st.integers(2, 10), st.booleans())
 def test_linear_ticks_are_round_rising_and_inside(values: list[float], count: int, zero: bool) -> None:
-    scale = Scale.over(values, pad=0.05, zero=zero)
+    scale = AxisScale.over(values, pad=0.05, zero=zero)
     ticks = scale.ticks(count)
     assert scale.low < scale.high
     assert all(scale.low <= v <= scale.high for v in values)
@@ -40,7 +40,7 @@ def test_linear_ticks_are_round_rising_and_inside(values: list[float], count: in
 
 @given(st.lists(common, min_size=1, max_size=5), st.integers(2, 10))
 def test_linear_labels_differ_and_say_the_tick(values: list[float], count: int) -> None:
-    ticks = Scale.over(values, pad=0.05).ticks(count)
+    ticks = AxisScale.over(values, pad=0.05).ticks(count)
     shown = labels(ticks)
     assert len(set(shown)) == len(ticks)
     for tick, label in zip(ticks, shown, strict=True):
@@ -49,7 +49,7 @@ def test_linear_labels_differ_and_say_the_tick(values: list[float], count: int) 
 
 @given(st.lists(positive | st.floats(0.5, 20), min_size=1, max_size=5), st.integers(3, 8))
 def test_log_ticks_are_rising_and_inside(values: list[float], count: int) -> None:
-    scale = Scale.over(values, log=True, pad=0.05)
+    scale = AxisScale.over(values, log=True, pad=0.05)
     ticks = scale.ticks(count)
     assert 2 <= len(ticks) <= 2 * count + 2
     assert ticks == sorted(set(ticks))
@@ -72,13 +72,13 @@ def test_log_ticks_are_rising_and_inside(values: list[float], count: int) -> Non
     ],
 )
 def test_labels_as_people_write_them(values: list[float], log: bool, expected: list[str]) -> None:
-    ticks = Scale.over(values, log=log).ticks(4)
+    ticks = AxisScale.over(values, log=log).ticks(4)
     assert labels(ticks, log) == expected
 
 
 @pytest.mark.parametrize("log", [False, True])
 def test_places_are_the_inverse_of_the_axis(log: bool) -> None:
-    scale = Scale(2.0, 32.0, log)
+    scale = AxisScale(2.0, 32.0, log)
     assert (scale.place(2), scale.place(32)) == (0, 1)
     assert scale.place(8) == pytest.approx(0.5 if log else 0.2)
 
@@ -86,7 +86,7 @@ def test_places_are_the_inverse_of_the_axis(log: bool) -> None:
 @pytest.mark.parametrize("values", [[], [math.nan], [math.inf, -math.inf], [5.0], [0.0, 0.0], [1e9, 1e9 + 1e-7], [-1e100, 1e100]])
 @pytest.mark.parametrize("log", [False, True])
 def test_degenerate_values_have_an_axis(values: list[float], log: bool) -> None:
-    scale = Scale.over(values, log=log, pad=0.05)
+    scale = AxisScale.over(values, log=log, pad=0.05)
     assert scale.low < scale.high
     assert all(math.isfinite(t) for t in scale.ticks())
 

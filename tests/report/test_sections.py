@@ -1,4 +1,4 @@
-"""What an exam shows, drawn from its plain data."""
+"""What an evaluation shows, drawn from its plain data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.report.checks import HOSTILE, page_data, read_page
 
-from qkv.report.exam import exam_report, headline, rows, words
+from qkv.report.evaluation import evaluation_report, headline, rows, words
 from qkv.report.page import Page
 from qkv.report.sections import DRAWN, add_sections
 from qkv.report.training import TrainingRun, training_report
@@ -32,7 +32,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
 
 
 def drawn(*sections: dict[str, Any]) -> str:
-    page = Page("exam")
+    page = Page("evaluation")
     add_sections(page, sections)
     return page.html()
 
@@ -133,12 +133,12 @@ def test_the_figures_of_all_splits_stand_in_one_table() -> None:
 
 def test_the_test_part_is_what_counts() -> None:
     assert headline(SPLITS) == [("Accuracy, test", "79.00", "validation 81.00"), ("ROUGE-L, test", "3.000", "")]
-    page = exam_report("runs/a", "A lead.", SPLITS, 7)
+    page = evaluation_report("runs/a", "A lead.", SPLITS, 7)
     text = read_page(page).text
     for shown in ("runs/a", "A lead.", "step 7", "the validation and the test splits", "A bars"):
         assert shown in text
     assert text.count("Of 2018.") == 1
-    assert page_data(page)["exam"]["test"]["accuracy"] == 79.0
+    assert page_data(page)["evaluation"]["test"]["accuracy"] == 79.0
 
 
 def test_the_report_of_a_run_speaks_its_tasks_language() -> None:
@@ -155,8 +155,10 @@ def test_the_report_of_a_run_speaks_its_tasks_language() -> None:
     assert "token" not in text.lower()
     assert "Perplexity" not in text
     assert "Evaluation" not in text
-    examined = TrainingRun("stars", metrics=metrics, loss_unit="nats an example", best="accuracy", exam={"step": 7, "splits": SPLITS})
-    found = read_page(training_report(examined)).text
+    evaluated = TrainingRun(
+        "stars", metrics=metrics, loss_unit="nats an example", best="accuracy", evaluation={"step": 7, "splits": SPLITS}
+    )
+    found = read_page(training_report(evaluated)).text
     for shown in (
         "79.00",
         "Accuracy, test",

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from qkv.runs import files
-from qkv.runs.checkpoint import Checkpoint, Checkpoints, load_weights, read_checkpoint, save_weights
+from qkv.runs.checkpoint import Checkpoint, CheckpointStore, load_weights, read_checkpoint, save_weights
 from qkv.runs.files import clear_errors, map_tensors, read_tensors, sums, write_file, write_tensors
 from qkv.spec.errors import UserError
 from qkv.training import random_state
@@ -48,15 +48,15 @@ def same(a: Checkpoint, b: Checkpoint) -> bool:
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Checkpoints:
+def saved(tmp_path: Path) -> CheckpointStore:
     """Two checkpoints, of steps 10 and 20."""
-    checkpoints = Checkpoints(tmp_path / "resume")
+    checkpoints = CheckpointStore(tmp_path / "resume")
     for step in (10, 20):
         checkpoints.save(a_checkpoint(step))
     return checkpoints
 
 
-def loaded(checkpoints: Checkpoints) -> tuple[Checkpoint | None, list[str]]:
+def loaded(checkpoints: CheckpointStore) -> tuple[Checkpoint | None, list[str]]:
     notices: list[str] = []
     return checkpoints.load(notices.append), notices
 
@@ -65,27 +65,27 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def test_what_is_read_is_what_was_written(saved: Checkpoints) -> None:
+def test_what_is_read_is_what_was_written(saved: CheckpointStore) -> None:
     found, notices = loaded(saved)
     assert found is not None
     assert same(found, a_checkpoint(20))
     assert notices == []
 
 
-def test_equal_checkpoints_are_equal_files(saved: Checkpoints, tmp_path: Path) -> None:
-    other = Checkpoints(tmp_path / "other")
+def test_equal_checkpoints_are_equal_files(saved: CheckpointStore, tmp_path: Path) -> None:
+    other = CheckpointStore(tmp_path / "other")
     other.save(a_checkpoint(20))
     assert tree(other.folder / "step-00000020") == tree(saved.folder / "step-00000020")
 
 
-def test_only_the_newest_two_stay(saved: Checkpoints) -> None:
+def test_only_the_newest_two_stay(saved: CheckpointStore) -> None:
     saved.save(a_checkpoint(30))
     assert [p.name for p in saved.paths()] == ["step-00000030", "step-00000020"]
     assert sorted(p.name for p in saved.folder.iterdir()) == ["step-00000020", "step-00000030"]
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:
-    assert loaded(Checkpoints(tmp_path / "nothing")) == (None, [])
+    assert loaded(CheckpointStore(tmp_path / "nothing")) == (None, [])
 
 
 def cut(path: Path) -> None:
@@ -149,7 +149,7 @@ DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
 
 @pytest.mark.parametrize(("name", "damage", "sentence"), DAMAGE, ids=[f"{n}-{d.__name__}" for n, d, _ in DAMAGE])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(
-    saved: Checkpoints, name: str, damage: Callable[[Path], object], sentence: str
+    saved: CheckpointStore, name: str, damage: Callable[[Path], object], sentence: str
 ) -> None:
     newest = saved.paths()[0]
     damage(newest / name)
@@ -166,7 +166,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(
     assert same(read_checkpoint(newest), a_checkpoint(20))
 
 
-def test_without_a_good_checkpoint_the_error_names_the_newest(saved: Checkpoints) -> None:
+def test_without_a_good_checkpoint_the_error_names_the_newest(saved: CheckpointStore) -> None:
     for path in saved.paths():
         cut(path / "weights.safetensors")
     before = tree(saved.folder)
@@ -178,7 +178,7 @@ def test_without_a_good_checkpoint_the_error_names_the_newest(saved: Checkpoints
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("fails_at", range(8))
 def test_a_full_disk_at_any_point_leaves_the_good_checkpoint(
-    saved: Checkpoints, monkeypatch: pytest.MonkeyPatch, number: int, fails_at: int
+    saved: CheckpointStore, monkeypatch: pytest.MonkeyPatch, number: int, fails_at: int
 ) -> None:
     before, calls, real = tree(saved.folder), 0, os.fsync
 
@@ -196,17 +196,17 @@ def test_a_full_disk_at_any_point_leaves_the_good_checkpoint(
     assert all(p.name.startswith("step-") for p in saved.folder.iterdir())
 
 
-def test_a_real_limit_of_the_system_is_a_sentence_too(saved: Checkpoints) -> None:
+def test_a_real_limit_of_the_system_is_a_sentence_too(saved: CheckpointStore) -> None:
     # The weights are larger than this process may make a file, so the write inside safetensors fails.
     script = """
 import resource, sys, torch
 from pathlib import Path
 from qkv.spec.errors import UserError
-from qkv.runs.checkpoint import Checkpoint, Checkpoints
+from qkv.runs.checkpoint import Checkpoint, CheckpointStore
 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
 tensors = {"weights": {"w": torch.zeros(100_000)}, "optimizer": {}, "random": {}}
 try:
-    Checkpoints(Path(sys.argv[1])).save(Checkpoint(30, tensors, {}))
+    CheckpointStore(Path(sys.argv[1])).save(Checkpoint(30, tensors, {}))
 except UserError as error:
     print(error)
 """
@@ -219,7 +219,7 @@ except UserError as error:
     assert hasattr(signal, "SIGXFSZ")
 
 
-def test_a_read_only_folder_is_a_sentence(saved: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_folder_is_a_sentence(saved: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -234,7 +234,7 @@ def test_a_read_only_folder_is_a_sentence(saved: Checkpoints, monkeypatch: pytes
 def test_a_file_in_the_way_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "resume").write_text("mine")
     with pytest.raises(UserError, match="a file stands where a folder is needed"):
-        Checkpoints(tmp_path / "resume").save(a_checkpoint(1))
+        CheckpointStore(tmp_path / "resume").save(a_checkpoint(1))
     assert (tmp_path / "resume").read_text() == "mine"
 
 
@@ -282,7 +282,7 @@ def test_files_of_before_are_checked_by_their_sha_256(tmp_path: Path) -> None:
         map_tensors(path)
 
 
-def test_what_a_killed_process_left_is_swept(saved: Checkpoints) -> None:
+def test_what_a_killed_process_left_is_swept(saved: CheckpointStore) -> None:
     half = saved.folder / ".step-00000030.partial"
     half.mkdir()
     (half / "weights.safetensors").write_bytes(b"half")
@@ -388,6 +388,6 @@ def test_a_steps_seed_depends_on_seed_and_step_alone() -> None:
     assert len({random_state.mix(seed, step) for seed in range(50) for step in range(50)}) == 2500
 
 
-def test_the_state_file_is_readable_json(saved: Checkpoints) -> None:
+def test_the_state_file_is_readable_json(saved: CheckpointStore) -> None:
     stored = json.loads((saved.paths()[0] / "state.json").read_text())
     assert stored["content"]["step"] == 20

@@ -45,16 +45,16 @@ def run(tmp_path: Path) -> Run:
 
 def test_all_of_the_file_is_measured_and_baselines_know_the_training_part_alone(run: Run, tmp_path: Path) -> None:
     other = rows(50, flipped=True, seed=1)
-    exam = evaluate(run, data=str(table(tmp_path / "other.csv", other)))
-    assert exam.figures["targets"] == 50
+    evaluation = evaluate(run, data=str(table(tmp_path / "other.csv", other)))
+    assert evaluation.figures["targets"] == 50
     # In the measured rows the words tell the other label: only what was fitted on them could be right.
-    assert exam.figures["accuracy_of_bag_of_words"] == 0
+    assert evaluation.figures["accuracy_of_bag_of_words"] == 0
     usual = 100 * sum(label == "up" for _, label in other) / 50
-    assert exam.figures["accuracy_of_most_frequent_label"] == pytest.approx(usual)
+    assert evaluation.figures["accuracy_of_most_frequent_label"] == pytest.approx(usual)
     answers = [answer["answer"] for answer in qkv.predict(run, *(text for text, _ in other))]
     right = 100 * sum(answer == label for answer, (_, label) in zip(answers, other, strict=True)) / 50
-    assert exam.figures["accuracy"] == pytest.approx(right)
-    assert qkv.evaluate(run, data=tmp_path / "other.csv")["accuracy"] == exam.figures["accuracy"]
+    assert evaluation.figures["accuracy"] == pytest.approx(right)
+    assert qkv.evaluate(run, data=tmp_path / "other.csv")["accuracy"] == evaluation.figures["accuracy"]
 
 
 def test_other_columns_another_format_and_labels_that_the_run_does_not_know(run: Run, tmp_path: Path) -> None:
@@ -62,13 +62,13 @@ def test_other_columns_another_format_and_labels_that_the_run_does_not_know(run:
     known = [{"sentence": text, "stars": label} for text, label in rows(20)]
     strange = [{"sentence": "a film", "stars": label} for label in ("sideways", "sideways", "none")]
     path.write_text("\n".join(map(json.dumps, known + strange)))
-    exam = evaluate(run, data=str(path))
-    assert exam.figures["targets"] == 20
-    assert exam.figures["accuracy_of_bag_of_words"] == 100
+    evaluation = evaluate(run, data=str(path))
+    assert evaluation.figures["targets"] == 20
+    assert evaluation.figures["accuracy_of_bag_of_words"] == 100
     by_name = qkv.evaluate(run, data=path, overrides=["data.columns={text: sentence, label: stars}"])
-    assert by_name["accuracy"] == exam.figures["accuracy"]
+    assert by_name["accuracy"] == evaluation.figures["accuracy"]
     assert by_name["accuracy_of_bag_of_words"] == 100
-    assert any("3 of 23 rows" in note and "'sideways', 'none'" in note for note in exam.notes)
+    assert any("3 of 23 rows" in note and "'sideways', 'none'" in note for note in evaluation.notes)
     path.write_text("\n".join(map(json.dumps, strange)))
     with pytest.raises(UserError, match="knows none of the labels"):
         evaluate(run, data=str(path))
@@ -82,10 +82,10 @@ def test_without_the_training_part_there_is_no_fitted_baseline(run: Run, tmp_pat
         source.unlink()
     else:
         table(source, rows(80, flipped=True))
-    exam = evaluate(run, data=str(other))
-    assert exam.figures["targets"] == 30
-    assert not [name for name in exam.figures if "_of_" in name]
-    assert any("baselines fitted on its training part are omitted" in note for note in exam.notes)
+    evaluation = evaluate(run, data=str(other))
+    assert evaluation.figures["targets"] == 30
+    assert not [name for name in evaluation.figures if "_of_" in name]
+    assert any("baselines fitted on its training part are omitted" in note for note in evaluation.notes)
 
 
 def test_a_tagger_and_its_most_frequent_tags(tmp_path: Path) -> None:
@@ -96,11 +96,11 @@ def test_a_tagger_and_its_most_frequent_tags(tmp_path: Path) -> None:
 
     recipe = recipe_for("token_classification", conll("train.conll", "B-animal"), data={"tokenizer": "words(40)"}, training={"steps": 1})
     train(recipe, tmp_path / "run", on_event=ignore)
-    exam = evaluate(load(tmp_path / "run"), data=str(conll("same.conll", "B-animal")))
-    assert exam.figures["f1_of_most_frequent_tag"] == 100
+    evaluation = evaluate(load(tmp_path / "run"), data=str(conll("same.conll", "B-animal")))
+    assert evaluation.figures["f1_of_most_frequent_tag"] == 100
     (tmp_path / "other.conll").write_text("\n".join("the\tB-animal\ncat\tO\n" for _ in range(9)))
-    exam = evaluate(load(tmp_path / "run"), data=str(tmp_path / "other.conll"))
-    assert exam.figures["f1_of_most_frequent_tag"] == 0
+    evaluation = evaluate(load(tmp_path / "run"), data=str(tmp_path / "other.conll"))
+    assert evaluation.figures["f1_of_most_frequent_tag"] == 0
 
 
 @pytest.mark.parametrize(("task", "model"), [("next_token", CAUSAL), ("masked_tokens", SEES_ALL), ("skip_gram", VECTORS)])
@@ -111,11 +111,11 @@ def test_a_text(task: str, model: dict[str, Any], tmp_path: Path) -> None:
     run = load(tmp_path / "run")
     whole = (tmp_path / "text.txt").read_text()
     (tmp_path / "other.txt").write_text(whole[: len(whole) // 3])
-    exam = evaluate(run, data=str(tmp_path / "other.txt"))
+    evaluation = evaluate(run, data=str(tmp_path / "other.txt"))
     if task == "next_token":
         ids = run.tokenizer.encode(whole[: len(whole) // 3])
-        assert exam.figures["targets"] == len(ids) - 1
-    assert exam.figures["targets"] > evaluate(run).figures["targets"]
+        assert evaluation.figures["targets"] == len(ids) - 1
+    assert evaluation.figures["targets"] > evaluate(run).figures["targets"]
 
 
 def test_a_part_and_a_file_are_not_both_measured(run: Run) -> None:

@@ -16,7 +16,7 @@ from tests.training.kill_storm import STEPS, ignore, small_recipe
 from torch.nn import functional as F
 
 from qkv.data.corpus import open_corpus
-from qkv.runs.checkpoint import Checkpoints
+from qkv.runs.checkpoint import CheckpointStore
 from qkv.runs.evaluation import evaluate
 from qkv.runs.files import read_tensors, write_tensors
 from qkv.runs.load import accept, load
@@ -187,7 +187,7 @@ def test_best_weights_that_are_missing_are_not_replaced_unasked(copied: Path) ->
     with pytest.raises(UserError, match=sentence):
         train(load(copied, accept_changes=True).recipe, copied, on_event=ignore)
     assert "model.safetensors is missing" in (accept(copied) or "")
-    newest = Checkpoints(copied / "resume").load(lambda _: None)
+    newest = CheckpointStore(copied / "resume").load(lambda _: None)
     found = load(copied)
     assert newest is not None
     assert found.step == newest.step == STEPS

@@ -9,7 +9,7 @@ from typing import Any
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.recipe import Recipe
-from qkv.tasks.material import Material
+from qkv.tasks.dataset import Dataset
 from qkv.tasks.registry import build_task
 from qkv.tasks.task import Task
 
@@ -36,9 +36,9 @@ def recipe_of(task: str | dict[str, Any], model: Mapping[str, Any], folder: Path
     return Recipe.parse({**read, "task": task, "model": {"width": 16, "context_length": 32, **model}, "training": training})
 
 
-def opened(recipe: Recipe) -> tuple[Task, Material, Transformer]:
-    """Task, material and an untrained model in float64, with weights large enough to tell one text from another."""
+def opened(recipe: Recipe) -> tuple[Task, Dataset, Transformer]:
+    """Task, dataset and an untrained model in float64, with weights large enough to tell one text from another."""
     task = build_task(recipe.task)
-    material = task.open(recipe)
-    model = build(material.recipe.model.changed(init_std=0.3), 1).double()
-    return task, material, model
+    dataset = task.open(recipe)
+    model = build(dataset.recipe.model.changed(init_std=0.3), 1).double()
+    return task, dataset, model

@@ -18,8 +18,8 @@ from qkv.models.heads import build_head
 from qkv.models.transformer import Transformer
 from qkv.spec.heads import SpanHead
 from qkv.spec.recipe import Recipe
+from qkv.tasks.dataset import ExampleDataset
 from qkv.tasks.example_task import ExampleTask
-from qkv.tasks.material import ExampleMaterial
 from qkv.tasks.registry import build_task
 from qkv.training.events import Event, Stepped
 
@@ -95,10 +95,10 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     return path
 
 
-def material_of(
+def dataset_of(
     recipe: Recipe, rows: Sequence[dict[str, Any]], held_out: Sequence[dict[str, Any]] | None = None, vocabulary: Vocabulary | None = None
-) -> tuple[ExampleTask, ExampleMaterial]:
-    """The task and its material of rows that no file holds; the same rows are held out where none are given."""
+) -> tuple[ExampleTask, ExampleDataset]:
+    """The task and its dataset of rows that no file holds; the same rows are held out where none are given."""
     records = Records("table", {"train": list(rows), "validation": list(rows if held_out is None else held_out)}, {}, (), "", ())
     task = build_task(recipe.task)
     assert isinstance(task, ExampleTask)
@@ -109,12 +109,12 @@ def material_of(
     cut = task.cut(recipe, vocabulary)
     examples = {split: task.examples(part, vocabulary, cut) for split, part in records.splits.items()}
     notes = tuple(cut.notes(sum(map(len, records.splits.values()))))
-    return task, ExampleMaterial(recipe, records, vocabulary, examples, task.collator(recipe), notes)
+    return task, ExampleDataset(recipe, records, vocabulary, examples, task.collator(recipe), notes)
 
 
-def model_of(material: ExampleMaterial, spread: float = 1.0) -> Transformer:
+def model_of(dataset: ExampleDataset, spread: float = 1.0) -> Transformer:
     """A model of random weights, so large that its answers differ."""
-    model = build(material.recipe.model, 5)
+    model = build(dataset.recipe.model, 5)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1 + 4 * spread)

@@ -1,4 +1,4 @@
-"""What an encoder–decoder looks at, as a section of its exam."""
+"""What an encoder–decoder looks at, as a section of its evaluation."""
 
 from __future__ import annotations
 

@@ -33,15 +33,15 @@ def test_scores_are_those_of_seqeval_and_of_counting_whole_entities(pairs: list[
 
 
 def test_the_table_has_a_row_a_type() -> None:
-    exam = entity_scores([["B-a", "I-a", "O", "B-b"]], [["B-a", "I-a", "O", "B-a"]])
-    (table,) = exam.sections
+    evaluation = entity_scores([["B-a", "I-a", "O", "B-b"]], [["B-a", "I-a", "O", "B-a"]])
+    (table,) = evaluation.sections
     assert table["columns"] == ["type", "precision", "recall", "F1", "entities"]
     assert table["rows"] == [["a", "50.0", "100.0", "66.7", 1], ["b", "0.0", "0.0", "0.0", 1]]
 
 
 def test_without_an_entity_there_is_nothing_to_score() -> None:
-    exam = entity_scores([["O", "O"]], [["O", "O"]])
-    assert (exam.figures, exam.sections) == ({"f1": 0.0, "precision": 0.0, "recall": 0.0}, [])
+    evaluation = entity_scores([["O", "O"]], [["O", "O"]])
+    assert (evaluation.figures, evaluation.sections) == ({"f1": 0.0, "precision": 0.0, "recall": 0.0}, [])
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.tasks.running import BYTE_PAIRS, PAIR, SEES_ALL, VECTORS, opened, recipe_of
-from tests.tasks.tables import material_of, model_of, recipe_for, rows_of, translating, write_table
+from tests.tasks.tables import dataset_of, model_of, recipe_for, rows_of, translating, write_table
 
 from qkv.data.corpus import TRAIN
 from qkv.data.padding import lengths_or_none, padded
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
-from qkv.tasks.example_task import Cut, text_in, trained
-from qkv.tasks.material import ExampleMaterial
+from qkv.tasks.dataset import ExampleDataset
+from qkv.tasks.example_task import Truncation, text_in, trained
 from qkv.tasks.registry import build_task
 
 TASKS = ["classification", "regression", "token_classification", "question_answering", "translation", "summarization"]
@@ -33,7 +33,7 @@ def some_recipe(task: str, source: Path | str = "table.jsonl") -> Recipe:
 
 @given(st.lists(st.integers(0, 9), max_size=9), st.lists(st.integers(0, 9), max_size=9))
 def test_what_is_cut_is_counted(first: list[int], second: list[int]) -> None:
-    cut = Cut({"text": 3, "other": 5})
+    cut = Truncation({"text": 3, "other": 5})
     for ids in (first, second, np.array(first, np.uint8)):
         found = cut(ids, "text")
         assert found.dtype == np.int64
@@ -82,12 +82,12 @@ def test_a_table_in_a_file_is_the_table_in_memory(task: str, tmp_path: Path) -> 
     recipe = some_recipe(task, write_table(tmp_path / "train.jsonl", rows))
     validation = write_table(tmp_path / "validation.jsonl", held_out)
     recipe = recipe.changed(data=recipe.data.changed(validation=str(validation)))
-    material = build_task(recipe.task).open(recipe)
-    _, wanted = material_of(some_recipe(task), rows, held_out)
-    assert isinstance(material, ExampleMaterial)
-    assert material.digest() == wanted.digest()
-    assert material.recipe.changed(data=wanted.recipe.data) == wanted.recipe
-    assert material.vocabulary.digest() == wanted.vocabulary.digest()
+    dataset = build_task(recipe.task).open(recipe)
+    _, wanted = dataset_of(some_recipe(task), rows, held_out)
+    assert isinstance(dataset, ExampleDataset)
+    assert dataset.digest() == wanted.digest()
+    assert dataset.recipe.changed(data=wanted.recipe.data) == wanted.recipe
+    assert dataset.vocabulary.digest() == wanted.vocabulary.digest()
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -118,14 +118,14 @@ def test_every_task_asks_for_a_text(name: str, tmp_path: Path) -> None:
     task, model = ASKED[name]
     words = "word_list(60, min_frequency=1)" if name == "skip_gram" else BYTE_PAIRS
     recipe = recipe_of(task, model, None if name in ("sorting", "recall") else tmp_path, words)
-    made, material, model_made = opened(recipe)
+    made, dataset, model_made = opened(recipe)
     with pytest.raises(UserError, match=r"text: \['a'\] is not a text"):
-        made.predict(model_made, material.vocabulary, material.recipe, [{"text": ["a"]}])
+        made.predict(model_made, dataset.vocabulary, dataset.recipe, [{"text": ["a"]}])
 
 
 @pytest.mark.parametrize("task", ["translation", "summarization", "classification", "regression", "question_answering"])
 def test_every_task_of_a_table_asks_for_a_text(task: str) -> None:
-    made, material = material_of(some_recipe(task), rows_of(task, 12))
+    made, dataset = dataset_of(some_recipe(task), rows_of(task, 12))
     row = {name: 5 for name in made.asks}
     with pytest.raises(UserError, match=f"{made.asks[0]}: 5 is not a text"):
-        made.predict(model_of(material), material.vocabulary, material.recipe, [row])
+        made.predict(model_of(dataset), dataset.vocabulary, dataset.recipe, [row])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 
-from qkv.report.exam import exam_report
+from qkv.report.evaluation import evaluation_report
 from qkv.tasks.label_metrics import MOST_CLASSES, agreement, confusion, counts
 
 pairs = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=30)
@@ -52,7 +52,7 @@ def test_of_many_classes_those_with_the_most_mistakes_are_shown() -> None:
     assert sum(row[seven] for row in table) == 501
     assert section["mistakes"][0] == ["class 9", "class 1999", 30]
     assert section["mistakes"][1][1:] == ["class 7", 10]
-    page = exam_report("many", "", {"test": {"figures": {}, "sections": [section], "notes": []}}, 1)
+    page = evaluation_report("many", "", {"test": {"figures": {}, "sections": [section], "notes": []}}, 1)
     assert "class 1999" in page
     # precision of class 7: found once where it is true, of 501 times
     assert "0.1996" in page

@@ -111,8 +111,8 @@ def test_one_sequence_is_two_streams(name: str, rate: float, padded: int, tmp_pa
 
 
 def test_the_task_sums_the_targets_of_the_queries(tmp_path: Path) -> None:
-    task, material, model = opened(recipe_of("permutation(rate=0.3)", ROPE, tmp_path))
-    batch = material.batch(0)
+    task, dataset, model = opened(recipe_of("permutation(rate=0.3)", ROPE, tmp_path))
+    batch = dataset.batch(0)
     assert batch.targets[:, :32].eq(IGNORED).all()
     assert not batch.input.visible[:, :, 32:].any()  # type: ignore[index]
     logits = model(batch.input)[0].log_softmax(-1)
@@ -123,7 +123,7 @@ def test_the_task_sums_the_targets_of_the_queries(tmp_path: Path) -> None:
     seen = Totals()
     with torch.no_grad():
         seen.add(task.observe(model, batch))
-    assert task.figures(seen, material.scale())["perplexity"] == pytest.approx(math.exp(nats.item() / seen.count), rel=1e-6)
+    assert task.figures(seen, dataset.scale())["perplexity"] == pytest.approx(math.exp(nats.item() / seen.count), rel=1e-6)
 
 
 def test_the_same_tokens_decide_as_in_xlnet(tmp_path: Path) -> None:
@@ -154,8 +154,8 @@ def test_the_same_tokens_decide_as_in_xlnet(tmp_path: Path) -> None:
 
 
 def test_gaps_are_filled_from_left_to_right(tmp_path: Path) -> None:
-    task, material, model = opened(recipe_of("permutation", ROPE, tmp_path))
-    tokenizer = material.vocabulary.tokenizer
+    task, dataset, model = opened(recipe_of("permutation", ROPE, tmp_path))
+    tokenizer = dataset.vocabulary.tokenizer
     mask = tokenizer.special("mask")
     assert mask is not None
     ids = [*tokenizer.encode("The cat"), mask, *tokenizer.encode(" on"), mask]
@@ -172,7 +172,7 @@ def test_gaps_are_filled_from_left_to_right(tmp_path: Path) -> None:
         wanted = g[place] @ model.head.weight.T  # type: ignore[operator, union-attr]
         wanted[mask] = -torch.inf
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-    (answer,) = task.predict(model, material.vocabulary, material.recipe, [{"text": "The cat <mask> on <mask>"}])
+    (answer,) = task.predict(model, dataset.vocabulary, dataset.recipe, [{"text": "The cat <mask> on <mask>"}])
     assert answer["best"][0][0]["word"] in answer["answer"]
 
 
@@ -183,8 +183,8 @@ def test_other_mixers_are_refused(branch: str, tmp_path: Path) -> None:
 
 
 def test_the_last_row_of_a_text_is_padded_and_its_padding_predicts_nothing(tmp_path: Path) -> None:
-    _, material, _ = opened(recipe_of("permutation(rate=1.0)", ROPE, tmp_path))
-    *_, last = material.rows("validation")
-    plain: Batch = list(material._batches.validation(None))[-1]  # type: ignore[attr-defined]
+    _, dataset, _ = opened(recipe_of("permutation(rate=1.0)", ROPE, tmp_path))
+    *_, last = dataset.rows("validation")
+    plain: Batch = list(dataset._batches.validation(None))[-1]  # type: ignore[attr-defined]
     assert plain.input.lengths is not None
     assert last.num_targets == int(plain.input.lengths.sum())

@@ -60,11 +60,11 @@ def specials(tokenizer: Tokenizer) -> tuple[int, int]:
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_the_spans_put_back_are_the_text(model: dict[str, Any], tmp_path: Path) -> None:
-    task, material, _ = opened(recipe_of("span_corruption(density=0.3, mean_length=2)", model, tmp_path))
-    tokenizer, marks = material.vocabulary.tokenizer, sentinels(material.vocabulary.tokenizer)
-    known = windows(material.corpus.train, task.window(material.recipe))  # type: ignore[attr-defined]
+    task, dataset, _ = opened(recipe_of("span_corruption(density=0.3, mean_length=2)", model, tmp_path))
+    tokenizer, marks = dataset.vocabulary.tokenizer, sentinels(dataset.vocabulary.tokenizer)
+    known = windows(dataset.corpus.train, task.window(dataset.recipe))  # type: ignore[attr-defined]
     for step in range(4):
-        batch = material.batch(step)
+        batch = dataset.batch(step)
         assert batch.input.lengths is None  # every row is full
         for source, target in read_and_written(batch, *specials(tokenizer)):  # type: ignore[arg-type]
             spans = spans_of(target, marks, len(marks))
@@ -76,22 +76,22 @@ def test_the_spans_put_back_are_the_text(model: dict[str, Any], tmp_path: Path) 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("name", TASKS)
 def test_a_window_is_the_longest_that_fits(name: str, model: dict[str, Any], tmp_path: Path) -> None:
-    task, material, _ = opened(recipe_of(name, model, tmp_path))
+    task, dataset, _ = opened(recipe_of(name, model, tmp_path))
     assert isinstance(task, RestorationTask)
-    for length, fits in ((task.window(material.recipe), True), (task.window(material.recipe) + 1, False)):
+    for length, fits in ((task.window(dataset.recipe), True), (task.window(dataset.recipe) + 1, False)):
         source, target = task.sizes(length)
         assert (max(source, target) <= 32 if "encoder" in model else source - 1 + target <= 32) == fits
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_the_whole_text_is_written_after_a_damaged_one(model: dict[str, Any], tmp_path: Path) -> None:
-    task, material, _ = opened(recipe_of("denoising", model, tmp_path))
-    tokenizer = material.vocabulary.tokenizer
-    mask, length = tokenizer.special("mask"), task.window(material.recipe)  # type: ignore[attr-defined]
+    task, dataset, _ = opened(recipe_of("denoising", model, tmp_path))
+    tokenizer = dataset.vocabulary.tokenizer
+    mask, length = tokenizer.special("mask"), task.window(dataset.recipe)  # type: ignore[attr-defined]
     assert mask is not None
-    known = windows(material.corpus.train, length)  # type: ignore[attr-defined]
+    known = windows(dataset.corpus.train, length)  # type: ignore[attr-defined]
     noises, rng = (SentencePermutation(full_stops(tokenizer)), TextInfilling(mask, 0.3, 3.0)), random(1337, 2)
-    for source, target in read_and_written(material.batch(2), *specials(tokenizer)):  # type: ignore[arg-type]
+    for source, target in read_and_written(dataset.batch(2), *specials(tokenizer)):  # type: ignore[arg-type]
         assert tuple(target) in known
         assert source == denoise(np.array(target), rng, noises).tolist()[:length]
 
@@ -99,8 +99,8 @@ def test_the_whole_text_is_written_after_a_damaged_one(model: dict[str, Any], tm
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("name", TASKS)
 def test_the_loss_is_that_of_writing_token_by_token(name: str, model: dict[str, Any], tmp_path: Path) -> None:
-    task, material, module = opened(recipe_of(name, model, tmp_path))
-    tokenizer, batch = material.vocabulary.tokenizer, material.batch(0)
+    task, dataset, module = opened(recipe_of(name, model, tmp_path))
+    tokenizer, batch = dataset.vocabulary.tokenizer, dataset.batch(0)
     eos, bos = specials(tokenizer)
     nats, count = 0.0, 0
     for source, target in read_and_written(batch, eos, bos):  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ def test_the_loss_is_that_of_writing_token_by_token(name: str, model: dict[str, 
     assert task.summed_loss(module, batch).item() == pytest.approx(nats, rel=1e-6)
     seen = Totals()
     seen.add(task.observe(module, batch))
-    figures = task.figures(seen, material.scale())
+    figures = task.figures(seen, dataset.scale())
     assert figures == pytest.approx({"loss": nats / count, "perplexity": np.exp(nats / count)}, rel=1e-6)
 
 
@@ -127,8 +127,8 @@ def _after(module: Any, source: list[int], before: list[int]) -> Tensor:
 
 @pytest.mark.parametrize(("name", "answer"), [("span_corruption", "The dogs sat on the house."), ("denoising", "The dogs sat.")])
 def test_what_was_written_is_put_into_the_text(name: str, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task, material, module = opened(recipe_of(name, PAIR, tmp_path))
-    tokenizer = material.vocabulary.tokenizer
+    task, dataset, module = opened(recipe_of(name, PAIR, tmp_path))
+    tokenizer = dataset.vocabulary.tokenizer
     read: list[list[int]] = []
 
     def write(model: Any, vocabulary: Any, generation: Any, sources: list[np.ndarray]) -> Iterator[list[int]]:
@@ -138,7 +138,7 @@ def test_what_was_written_is_put_into_the_text(name: str, answer: str, tmp_path:
         return iter([spans or tokenizer.encode("The dogs sat.")])
 
     monkeypatch.setattr(restoration, "write_after", write)
-    (found,) = task.predict(module, material.vocabulary, material.recipe, [{"text": "The <mask> sat on <mask>."}])
+    (found,) = task.predict(module, dataset.vocabulary, dataset.recipe, [{"text": "The <mask> sat on <mask>."}])
     gaps = sentinels(tokenizer)[:2] or [tokenizer.special("mask")] * 2
     pieces = [tokenizer.encode(piece) for piece in ("The", " sat on", ".")]
     assert read == [[*pieces[0], gaps[0], *pieces[1], gaps[1], *pieces[2], tokenizer.special("eos")]]
@@ -149,13 +149,13 @@ def test_what_was_written_is_put_into_the_text(name: str, answer: str, tmp_path:
 @pytest.mark.parametrize("name", TASKS)
 def test_the_model_itself_writes(name: str, model: dict[str, Any], tmp_path: Path) -> None:
     # The most probable token each time, found by reading everything anew.
-    task, material, module = opened(recipe_of(name, model, tmp_path))
-    tokenizer = material.vocabulary.tokenizer
+    task, dataset, module = opened(recipe_of(name, model, tmp_path))
+    tokenizer = dataset.vocabulary.tokenizer
     eos, bos = specials(tokenizer)
-    exam = task.examine(module, material, "validation", Totals(1.0, 1), material.recipe)
-    (table,) = exam.sections
-    source, _ = next(read_and_written(next(iter(material.rows("validation", 1))), eos, bos))  # type: ignore[arg-type]
-    most, text = task.sizes(task.window(material.recipe))[1], []  # type: ignore[attr-defined]
+    evaluation = task.evaluate(module, dataset, "validation", Totals(1.0, 1), dataset.recipe)
+    (table,) = evaluation.sections
+    source, _ = next(read_and_written(next(iter(dataset.rows("validation", 1))), eos, bos))  # type: ignore[arg-type]
+    most, text = task.sizes(task.window(dataset.recipe))[1], []  # type: ignore[attr-defined]
     while len(text) < most:
         text.append(int(_after(module, [*source, eos], [bos, *text]).argmax()))
         if text[-1] == eos:
@@ -164,12 +164,12 @@ def test_the_model_itself_writes(name: str, model: dict[str, Any], tmp_path: Pat
 
 
 def test_more_gaps_than_the_model_has_sentinels_for_are_refused(tmp_path: Path) -> None:
-    task, material, module = opened(recipe_of("span_corruption", PAIR, tmp_path))
-    most = len(sentinels(material.vocabulary.tokenizer))
+    task, dataset, module = opened(recipe_of("span_corruption", PAIR, tmp_path))
+    most = len(sentinels(dataset.vocabulary.tokenizer))
     with pytest.raises(UserError, match=f"the text has {most + 1} gaps, and the model has learned to fill {most} at once"):
-        task.predict(module, material.vocabulary, material.recipe, [{"text": "a <mask>" * (most + 1)}])
+        task.predict(module, dataset.vocabulary, dataset.recipe, [{"text": "a <mask>" * (most + 1)}])
     with pytest.raises(UserError, match=r"tokens, and the model reads 31; give a shorter one"):
-        task.predict(module, material.vocabulary, material.recipe, [{"text": "<mask> sat" + " on the mat" * 20}])
+        task.predict(module, dataset.vocabulary, dataset.recipe, [{"text": "<mask> sat" + " on the mat" * 20}])
 
 
 def test_a_context_that_holds_nothing_is_refused(tmp_path: Path) -> None:

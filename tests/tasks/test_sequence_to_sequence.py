@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sacrebleu
 from rouge_score.rouge_scorer import RougeScorer
-from tests.tasks.tables import material_of, model_of, rows_of, translating
+from tests.tasks.tables import dataset_of, model_of, rows_of, translating
 from tokenizers.processors import TemplateProcessing
 
 from qkv.data.batch import IGNORED
@@ -16,7 +16,7 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.generation import Generation
-from qkv.tasks.material import ExampleMaterial
+from qkv.tasks.dataset import ExampleDataset
 from qkv.tasks.task import Totals
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -24,13 +24,13 @@ ROWS = rows_of("translation", 6)
 BOTH = pytest.mark.parametrize("encoder", [True, False], ids=["encoder", "prefix"])
 
 
-def opened(encoder: bool, task: str = "translation", rows: list[dict[str, Any]] = ROWS, **options: Any) -> tuple[Any, ExampleMaterial]:
+def opened(encoder: bool, task: str = "translation", rows: list[dict[str, Any]] = ROWS, **options: Any) -> tuple[Any, ExampleDataset]:
     words = {"tokenizer": "word_list(60, min_frequency=1)", **options.pop("data", {})}
-    return material_of(translating(encoder, task, data=words, **options), rows)
+    return dataset_of(translating(encoder, task, data=words, **options), rows)
 
 
-def ids_of(material: ExampleMaterial, row: dict[str, Any]) -> tuple[list[int], list[int], int, int]:
-    tokenizer, target = material.vocabulary.tokenizer, material.vocabulary.target
+def ids_of(dataset: ExampleDataset, row: dict[str, Any]) -> tuple[list[int], list[int], int, int]:
+    tokenizer, target = dataset.vocabulary.tokenizer, dataset.vocabulary.target
     bos, eos = target.special("bos"), target.special("eos")
     assert bos is not None
     assert eos is not None
@@ -38,39 +38,39 @@ def ids_of(material: ExampleMaterial, row: dict[str, Any]) -> tuple[list[int], l
 
 
 def test_with_an_encoder_source_and_target_are_two_rows() -> None:
-    task, material = opened(True)
-    batch = task.collator(material.recipe)([example.parts for example in material.examples["train"]])
+    task, dataset = opened(True)
+    batch = task.collator(dataset.recipe)([example.parts for example in dataset.examples["train"]])
     assert batch.source is not None
     assert batch.input.lengths is not None
     for i, row in enumerate(ROWS):
-        source, target, bos, eos = ids_of(material, row)
+        source, target, bos, eos = ids_of(dataset, row)
         assert batch.source.values[i, : batch.source.lengths[i]].tolist() == [*source, eos]
         assert batch.input.values[i, : batch.input.lengths[i]].tolist() == [bos, *target]
         assert batch.targets[i].tolist() == [*target, eos] + [IGNORED] * (batch.input.values.shape[1] - len(target) - 1)
-        assert material.examples["train"][i].size == len(source) + 1 + len(target) + 1
-    assert batch.num_targets == sum(len(row["target"].split()) + 1 for row in ROWS) == material.epoch_targets
-    assert batch.num_tokens == sum(example.size for example in material.examples["train"])
+        assert dataset.examples["train"][i].size == len(source) + 1 + len(target) + 1
+    assert batch.num_targets == sum(len(row["target"].split()) + 1 for row in ROWS) == dataset.epoch_targets
+    assert batch.num_tokens == sum(example.size for example in dataset.examples["train"])
 
 
 @BOTH
 def test_it_may_begin_with_tokens_of_its_own(encoder: bool) -> None:
     """Those after the first are learned too, and none is learned anew that is not used."""
-    task, material = opened(encoder, "translation(begin=['<eos>', '<unk>'])")
-    target = material.vocabulary.target
+    task, dataset = opened(encoder, "translation(begin=['<eos>', '<unk>'])")
+    target = dataset.vocabulary.target
     end, unknown = target.special("eos"), target.special("unk")
     assert end is not None
     assert unknown is not None
     assert target.special("bos") is None
-    batch = task.collator(material.recipe)([example.parts for example in material.examples["train"]])
+    batch = task.collator(dataset.recipe)([example.parts for example in dataset.examples["train"]])
     for i, row in enumerate(ROWS):
-        source, written = material.vocabulary.tokenizer.encode(row["source"]), target.encode(row["target"])
+        source, written = dataset.vocabulary.tokenizer.encode(row["source"]), target.encode(row["target"])
         before = [] if encoder else source
         assert batch.input.values[i].tolist()[: len(before) + len(written) + 2] == [*before, end, unknown, *written]
         assert [one for one in batch.targets[i].tolist() if one != IGNORED] == [unknown, *written, end]
-    model = model_of(material, 0.3)
-    recipe = material.recipe.changed(sample=Generation(max_new_tokens=1, temperature=0.0))
-    for row, answer in zip(ROWS, task.predict(model, material.vocabulary, recipe, ROWS), strict=True):
-        first = next_id(model, encoder, material.vocabulary.tokenizer.encode(row["source"]), [unknown], end, end)
+    model = model_of(dataset, 0.3)
+    recipe = dataset.recipe.changed(sample=Generation(max_new_tokens=1, temperature=0.0))
+    for row, answer in zip(ROWS, task.predict(model, dataset.vocabulary, recipe, ROWS), strict=True):
+        first = next_id(model, encoder, dataset.vocabulary.tokenizer.encode(row["source"]), [unknown], end, end)
         assert answer["answer"] == target.decode([first] if first != end else [], skip_special=True).strip()
 
 
@@ -80,28 +80,28 @@ def test_a_token_that_begins_is_one_of_the_tokenizers() -> None:
 
 
 def test_a_framed_source_stands_in_what_its_tokenizer_puts_round_it() -> None:
-    task, material = opened(True, "translation(framed=true)")
-    vocabulary = material.vocabulary
-    cut = task.cut(material.recipe, vocabulary)
+    task, dataset = opened(True, "translation(framed=true)")
+    vocabulary = dataset.vocabulary
+    cut = task.cut(dataset.recipe, vocabulary)
     end = vocabulary.tokenizer.special("eos")
     plain = [vocabulary.tokenizer.encode(row["source"]) for row in ROWS]
-    assert [example.parts[0].tolist() for example in material.examples["train"]] == [[*ids, end] for ids in plain]  # it has no template
+    assert [example.parts[0].tolist() for example in dataset.examples["train"]] == [[*ids, end] for ids in plain]  # it has no template
     framing = Tokenizer.from_json(vocabulary.tokenizer.to_json())
     framing.core.post_processor = TemplateProcessing(
         single="<bos> $A <eos>", special_tokens=[("<bos>", framing.special("bos")), ("<eos>", end)]
     )
     framed = Vocabulary(framing, framing)
-    assert task.encode(ROWS[0], framed, task.cut(material.recipe, framed)).parts[0].tolist() == [framing.special("bos"), *plain[0], end]
-    assert task.cut(material.recipe, framed).limits["source"] == cut.limits["source"] - 1
+    assert task.encode(ROWS[0], framed, task.cut(dataset.recipe, framed)).parts[0].tolist() == [framing.special("bos"), *plain[0], end]
+    assert task.cut(dataset.recipe, framed).limits["source"] == cut.limits["source"] - 1
 
 
 def test_without_one_they_are_one_row_with_a_prefix() -> None:
-    task, material = opened(False)
-    batch = task.collator(material.recipe)([example.parts for example in material.examples["train"]])
+    task, dataset = opened(False)
+    batch = task.collator(dataset.recipe)([example.parts for example in dataset.examples["train"]])
     assert batch.source is None
     assert batch.input.lengths is not None
     for i, row in enumerate(ROWS):
-        source, target, bos, eos = ids_of(material, row)
+        source, target, bos, eos = ids_of(dataset, row)
         length = int(batch.input.lengths[i])
         assert batch.input.values[i, :length].tolist() == [*source, bos, *target]
         assert batch.targets[i, :length].tolist() == [*[IGNORED] * len(source), *target, eos]
@@ -112,9 +112,9 @@ def test_without_one_they_are_one_row_with_a_prefix() -> None:
 @BOTH
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
 def test_the_loss_is_teacher_forcing_in_float64(encoder: bool, smoothing: float) -> None:
-    task, material = opened(encoder, f"translation(label_smoothing={smoothing})")
-    model = model_of(material, 0.3)
-    batch = task.collator(material.recipe)([example.parts for example in material.examples["train"]])
+    task, dataset = opened(encoder, f"translation(label_smoothing={smoothing})")
+    model = model_of(dataset, 0.3)
+    batch = task.collator(dataset.recipe)([example.parts for example in dataset.examples["train"]])
     wanted = plain = 0.0
     for i, (ids, targets) in enumerate(zip(batch.input.values, batch.targets, strict=True)):
         length = int(batch.input.lengths[i])
@@ -132,21 +132,21 @@ def test_the_loss_is_teacher_forcing_in_float64(encoder: bool, smoothing: float)
     seen = Totals()
     seen.add(task.observe(model, batch))
     assert seen.loss == pytest.approx(plain, rel=1e-4)
-    figures = task.figures(seen, material.scale())
+    figures = task.figures(seen, dataset.scale())
     assert figures["perplexity"] == pytest.approx(math.exp(plain / batch.num_targets), rel=1e-3)
 
 
 @BOTH
 def test_what_is_written_is_the_most_probable_token_after_token(encoder: bool) -> None:
-    task, material = opened(encoder)
-    model = model_of(material, 0.3)
-    answers = task.predict(model, material.vocabulary, material.recipe.changed(sample=Generation(max_new_tokens=4, temperature=0.0)), ROWS)
+    task, dataset = opened(encoder)
+    model = model_of(dataset, 0.3)
+    answers = task.predict(model, dataset.vocabulary, dataset.recipe.changed(sample=Generation(max_new_tokens=4, temperature=0.0)), ROWS)
     for row, answer in zip(ROWS, answers, strict=True):
-        source, _, bos, eos = ids_of(material, row)
+        source, _, bos, eos = ids_of(dataset, row)
         written: list[int] = []
         while len(written) < 4 and eos not in written:
             written.append(next_id(model, encoder, source, written, bos, eos))
-        assert answer["answer"] == material.vocabulary.target.decode([i for i in written if i != eos], skip_special=True).strip()
+        assert answer["answer"] == dataset.vocabulary.target.decode([i for i in written if i != eos], skip_special=True).strip()
 
 
 def next_id(model: Any, encoder: bool, source: list[int], written: list[int], bos: int, eos: int) -> int:
@@ -161,18 +161,18 @@ def next_id(model: Any, encoder: bool, source: list[int], written: list[int], bo
 
 @BOTH
 def test_by_default_as_much_is_written_as_can_be_learned(encoder: bool) -> None:
-    _, material = opened(encoder)
-    assert material.recipe.sample == Generation(max_new_tokens=31 if encoder else 15, temperature=0.0)
+    _, dataset = opened(encoder)
+    assert dataset.recipe.sample == Generation(max_new_tokens=31 if encoder else 15, temperature=0.0)
     _, other = opened(encoder, rows=ROWS)
     own = translating(encoder).changed(sample=Generation(max_new_tokens=3, num_beams=2))
-    assert material_of(own, ROWS)[1].recipe.sample == own.sample
-    assert other.digest() == material.digest()
+    assert dataset_of(own, ROWS)[1].recipe.sample == own.sample
+    assert other.digest() == dataset.digest()
 
 
 def test_long_sides_are_cut_each_to_its_own_limit() -> None:
     rows = [{"source": "a " * 30, "target": "cat"}, {"source": "a", "target": "cat " * 40}]
-    _, material = opened(True, rows=rows)
-    assert material.notes == (
+    _, dataset = opened(True, rows=rows)
+    assert dataset.notes == (
         "2 of 4 examples were cut: their source is longer than the 23 tokens that fit (the longest has 30)",
         "2 of 4 examples were cut: their target is longer than the 31 tokens that fit (the longest has 40)",
     )
@@ -185,23 +185,23 @@ def test_long_sides_are_cut_each_to_its_own_limit() -> None:
 
 def test_two_tokenizers_only_with_an_encoder() -> None:
     data = {"target_tokenizer": "characters"}
-    _, material = opened(True, data=data)
-    assert not material.vocabulary.shared
-    assert material.recipe.model.frontend.vocab_size == material.vocabulary.target.vocab_size
+    _, dataset = opened(True, data=data)
+    assert not dataset.vocabulary.shared
+    assert dataset.recipe.model.frontend.vocab_size == dataset.vocabulary.target.vocab_size
     with pytest.raises(SpecError, match=r"data\.target_tokenizer: source and target are one sequence in a model without an encoder"):
         opened(False, data=data)
 
 
 @BOTH
 def test_a_translation_is_measured_by_bleu(encoder: bool) -> None:
-    task, material = opened(encoder)
-    model = model_of(material, 0.3)
-    exam = task.examine(model, material, "validation", Totals(2.0, 4), material.recipe)
-    written = [answer["answer"] for answer in task.predict(model, material.vocabulary, material.recipe, ROWS)]
-    assert exam.figures["bleu"] == pytest.approx(sacrebleu.corpus_bleu(written, [[row["target"] for row in ROWS]]).score)
-    assert exam.figures["loss"] == 0.5
-    assert exam.sections[-1]["rows"] == [[row["source"], text, row["target"]] for row, text in zip(ROWS, written, strict=True)]
-    assert "version:" in exam.notes[0]
+    task, dataset = opened(encoder)
+    model = model_of(dataset, 0.3)
+    evaluation = task.evaluate(model, dataset, "validation", Totals(2.0, 4), dataset.recipe)
+    written = [answer["answer"] for answer in task.predict(model, dataset.vocabulary, dataset.recipe, ROWS)]
+    assert evaluation.figures["bleu"] == pytest.approx(sacrebleu.corpus_bleu(written, [[row["target"] for row in ROWS]]).score)
+    assert evaluation.figures["loss"] == 0.5
+    assert evaluation.sections[-1]["rows"] == [[row["source"], text, row["target"]] for row, text in zip(ROWS, written, strict=True)]
+    assert "version:" in evaluation.notes[0]
 
 
 def test_a_summary_is_measured_by_rouge_beside_the_first_sentence() -> None:
@@ -209,11 +209,11 @@ def test_a_summary_is_measured_by_rouge_beside_the_first_sentence() -> None:
         {"source": "the cat sat. the dog ran", "target": "cats sit", "targets": ["cats sit", "the cat sat"]},
         {"source": "a red house", "target": "house"},
     ]
-    task, material = opened(True, "summarization", rows)
+    task, dataset = opened(True, "summarization", rows)
     scorer = RougeScorer(["rouge1", "rougeL"], use_stemmer=True)
     found = task.compare(["the cat", "a house"], rows).figures
     best = max(scorer.score(target, "the cat")["rouge1"].fmeasure for target in rows[0]["targets"])
     assert found["rouge1"] == pytest.approx(50 * (best + scorer.score("house", "a house")["rouge1"].fmeasure))
     assert found["rougeL_of_lead_1"] == pytest.approx(50 * (1 + scorer.score("house", "a red house")["rougeL"].fmeasure))
-    text = task.sample(model_of(material), material, material.recipe)
+    text = task.sample(model_of(dataset), dataset, dataset.recipe)
     assert text.count("→") == 2

@@ -21,18 +21,18 @@ MODELS = {"tagged": {**SEES_ALL, **HEAD}, "written": {**CAUSAL, **HEAD}, "prefix
 TASK = "sorting(length=5, high=7)"
 
 
-def numbers(material: Any, ids: list[int]) -> list[int]:
-    return [int(word) for word in material.vocabulary.tokenizer.decode(ids).split()]
+def numbers(dataset: Any, ids: list[int]) -> list[int]:
+    return [int(word) for word in dataset.vocabulary.tokenizer.decode(ids).split()]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_hold_numbers_and_the_same_in_order(name: str) -> None:
-    _, material, _ = opened(recipe_of(TASK, MODELS[name]))
-    assert material.vocabulary.labels == tuple("0123456")
-    assert material.recipe.model.head.num_classes == 7  # type: ignore[attr-defined]
-    batch = material.batch(3)
+    _, dataset, _ = opened(recipe_of(TASK, MODELS[name]))
+    assert dataset.vocabulary.labels == tuple("0123456")
+    assert dataset.recipe.model.head.num_classes == 7  # type: ignore[attr-defined]
+    batch = dataset.batch(3)
     for ids, targets in zip(batch.input.values.tolist(), batch.targets.tolist(), strict=True):
-        read = numbers(material, ids)
+        read = numbers(dataset, ids)
         if name == "tagged":
             assert targets == sorted(read)
         else:
@@ -42,49 +42,49 @@ def test_rows_hold_numbers_and_the_same_in_order(name: str) -> None:
 
 
 def test_batches_repeat_by_step_and_splits_differ() -> None:
-    _, material, _ = opened(recipe_of(TASK, MODELS["tagged"]))
-    assert material.batch(5).input.values.equal(material.batch(5).input.values)
-    splits = {split: torch.cat([batch.input.values for batch in material.rows(split)]) for split in material.splits}
-    assert splits["train"][:3].equal(material.batch(0).input.values)
+    _, dataset, _ = opened(recipe_of(TASK, MODELS["tagged"]))
+    assert dataset.batch(5).input.values.equal(dataset.batch(5).input.values)
+    splits = {split: torch.cat([batch.input.values for batch in dataset.rows(split)]) for split in dataset.splits}
+    assert splits["train"][:3].equal(dataset.batch(0).input.values)
     for one, other in (("train", "validation"), ("validation", "test")):
         assert not splits[one].equal(splits[other])
-    assert [batch.input.values.tolist() for batch in material.rows("validation", 2)] == [
-        batch.input.values.tolist() for batch in list(material.rows("validation"))[:2]
+    assert [batch.input.values.tolist() for batch in dataset.rows("validation", 2)] == [
+        batch.input.values.tolist() for batch in list(dataset.rows("validation"))[:2]
     ]
     other = opened(recipe_of("sorting(length=5, high=8)", MODELS["tagged"]))[1]
-    assert material.digest() != other.digest()
+    assert dataset.digest() != other.digest()
     with pytest.raises(UserError, match="there is no split 'validate'"):
-        next(material.rows("validate"))
+        next(dataset.rows("validate"))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_exact_match_is_that_of_the_answers(name: str) -> None:
     # What is measured under teacher forcing is counted again from whole answers.
-    task, material, model = opened(recipe_of("sorting(length=2, high=3)", MODELS[name]))
+    task, dataset, model = opened(recipe_of("sorting(length=2, high=3)", MODELS[name]))
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     for step in range(20):  # until it is sometimes right
         optimizer.zero_grad()
-        task.summed_loss(model, material.batch(step)).backward()
+        task.summed_loss(model, dataset.batch(step)).backward()
         optimizer.step()
     seen, right, count = Totals(), 0, 0
     with torch.no_grad():
-        for batch in material.rows("validation"):
+        for batch in dataset.rows("validation"):
             seen.add(task.observe(model, batch))
             for ids in batch.input.values.tolist():
-                read = numbers(material, ids)[:2]
-                (found,) = task.predict(model, material.vocabulary, material.recipe, [{"text": " ".join(map(str, read))}])
+                read = numbers(dataset, ids)[:2]
+                (found,) = task.predict(model, dataset.vocabulary, dataset.recipe, [{"text": " ".join(map(str, read))}])
                 right, count = right + (found["answer"] == " ".join(map(str, sorted(read)))), count + 1
-    figures = task.figures(seen, material.scale())
+    figures = task.figures(seen, dataset.scale())
     assert 0 < right < count
     assert figures["exact_match"] == right / count
     assert figures["exact_match"] <= figures["token_accuracy"]
 
 
 def test_the_loss_is_that_of_each_place() -> None:
-    task, material, model = opened(recipe_of(TASK, MODELS["tagged"]))
-    batch = material.batch(0)
+    task, dataset, model = opened(recipe_of(TASK, MODELS["tagged"]))
+    batch = dataset.batch(0)
     logits = model(batch.input.values)[0].log_softmax(-1)
-    nats = -sum(logits[i, k, n] for i, row in enumerate(batch.input.values.tolist()) for k, n in enumerate(sorted(numbers(material, row))))
+    nats = -sum(logits[i, k, n] for i, row in enumerate(batch.input.values.tolist()) for k, n in enumerate(sorted(numbers(dataset, row))))
     torch.testing.assert_close(task.summed_loss(model, batch).double(), torch.as_tensor(nats), rtol=1e-5, atol=0)
 
 
@@ -93,20 +93,20 @@ def test_it_is_learned_and_examined_at_other_lengths(tmp_path: Any) -> None:
     plain = recipe.to_dict()
     plain["training"] |= {"steps": 150, "batch_size": 32, "optimizer": {"kind": "adamw", "lr": 0.01}}
     train(type(recipe).parse(plain), tmp_path / "run", on_event=lambda _: None)
-    exam = evaluate(load(tmp_path / "run"))
-    assert exam.figures["exact_match"] > 0.5
-    (curve,) = exam.sections
+    evaluation = evaluate(load(tmp_path / "run"))
+    assert evaluation.figures["exact_match"] > 0.5
+    (curve,) = evaluation.sections
     assert curve["x"] == [3, 6, 12]
-    assert [line["y"][1] for line in curve["lines"]] == [exam.figures["exact_match_at_6"], exam.figures["token_accuracy_at_6"]]
-    assert exam.figures["exact_match_at_12"] < exam.figures["exact_match"]
+    assert [line["y"][1] for line in curve["lines"]] == [evaluation.figures["exact_match_at_6"], evaluation.figures["token_accuracy_at_6"]]
+    assert evaluation.figures["exact_match_at_12"] < evaluation.figures["exact_match"]
 
 
-def test_learned_positions_end_and_the_exam_says_so() -> None:
+def test_learned_positions_end_and_the_evaluation_says_so() -> None:
     model = {**MODELS["tagged"], "frontend": {"kind": "text", "positions": "learned"}, "context_length": 12}
-    task, material, module = opened(recipe_of(TASK, model))
-    exam = task.examine(module, material, "validation", Totals(1.0, 1, [(1, 1)]), material.recipe)
-    assert exam.sections[0]["x"] == [5, 10]
-    assert exam.notes == ["rows of 20 numbers are not examined: the model's learned positions end at 12"]
+    task, dataset, module = opened(recipe_of(TASK, model))
+    evaluation = task.evaluate(module, dataset, "validation", Totals(1.0, 1, [(1, 1)]), dataset.recipe)
+    assert evaluation.sections[0]["x"] == [5, 10]
+    assert evaluation.notes == ["rows of 20 numbers are not evaluated: the model's learned positions end at 12"]
 
 
 @pytest.mark.parametrize(("name", "needed"), [("tagged", 40), ("written", 79)])
@@ -118,7 +118,7 @@ def test_a_context_that_is_too_short_is_refused(name: str, needed: int) -> None:
 def test_data_is_refused_and_strange_numbers_are_named(tmp_path: Any) -> None:
     with pytest.raises(SpecError, match="data: the task 'sorting' generates its own data"):
         recipe_of(TASK, MODELS["tagged"], tmp_path)
-    task, material, model = opened(recipe_of(TASK, MODELS["tagged"]))
+    task, dataset, model = opened(recipe_of(TASK, MODELS["tagged"]))
     assert isinstance(task, SortingTask)
     with pytest.raises(UserError, match="'9 x' given, but the model sorts numbers from 0 to 6"):
-        task.predict(model, material.vocabulary, material.recipe, [{"text": "9 1 x"}])
+        task.predict(model, dataset.vocabulary, dataset.recipe, [{"text": "9 1 x"}])

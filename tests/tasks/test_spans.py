@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tasks.tables import Oracle, material_of, recipe_for
+from tests.tasks.tables import Oracle, dataset_of, recipe_for
 
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.recipe import Recipe
 from qkv.tasks.example_task import trained
-from qkv.tasks.spans import Span, best_spans, characters_of, span_of, windows
+from qkv.tasks.spans import TokenSpan, best_spans, characters_of, span_of, windows
 from qkv.tasks.task import Scale, Totals
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -65,7 +65,7 @@ def test_a_span_holds_its_characters_and_no_token_too_many(kind: str, context: s
     begin, end = sorted(min(place, len(context)) for place in ends)
     span = span_of(begin, end, offsets)
     held = [i for i, (b, e) in enumerate(offsets) if set(range(b, e)) & set(range(begin, end))]
-    assert span == (Span(min(held), max(held)) if held else None)
+    assert span == (TokenSpan(min(held), max(held)) if held else None)
 
 
 @pytest.mark.parametrize("kind", EVERY_CHARACTER)
@@ -105,14 +105,14 @@ def read_by_an_oracle(kind: str, context: str, answer: dict[str, object], stride
     recipe = recipe_for(task_spec, context_length=length)
     tokenizer = tokenizer_of(kind)
     rows = [{"context": context, "question": "old mill?", "answers": [answer]}]
-    task, material = material_of(recipe, rows, vocabulary=Vocabulary(tokenizer, tokenizer))
+    task, dataset = dataset_of(recipe, rows, vocabulary=Vocabulary(tokenizer, tokenizer))
     oracle, seen = Oracle(), Totals()
-    for batch in material.rows("validation"):
+    for batch in dataset.rows("validation"):
         oracle.says = 9 * torch.nn.functional.one_hot(batch.targets, batch.input.values.shape[1]).transpose(1, 2).float()
         seen.add(task.observe(oracle, batch))
-    exam = task.examine(oracle, material, "validation", seen, material.recipe)
+    evaluation = task.evaluate(oracle, dataset, "validation", seen, dataset.recipe)
     assert task.figures(seen, Scale(1, 1))["window_accuracy"] == 100
-    return exam.sections[0]["rows"][0][1]
+    return evaluation.sections[0]["rows"][0][1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,7 +123,7 @@ def test_perfect_logits_give_back_the_exact_answer(kind: str, context: str, ends
     first = min(ends[0], len(offsets) - 1)
     room = 30 - len(tokenizer_of(kind).encode("old mill?")[:8]) - 3
     last = min(first + min(ends[1], room - min(stride, room)), len(offsets) - 1)
-    begin, end = characters_of(Span(first, last), context, offsets)
+    begin, end = characters_of(TokenSpan(first, last), context, offsets)
     if begin == end:  # white space alone
         return
     span = span_of(begin, end, offsets)

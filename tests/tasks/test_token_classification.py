@@ -9,15 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from seqeval.metrics import f1_score
-from tests.tasks.tables import material_of, model_of, recipe_for, rows_of
+from tests.tasks.tables import dataset_of, model_of, recipe_for, rows_of
 
 from qkv.data.batch import IGNORED
 from qkv.runs.evaluation import measure
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.tasks.dataset import ExampleDataset
 from qkv.tasks.entities import MostFrequent
 from qkv.tasks.example_task import trained
-from qkv.tasks.material import ExampleMaterial
 from qkv.tasks.token_classification import pieces_of
 
 ROWS = rows_of("token_classification", 20)
@@ -25,8 +25,8 @@ TEXT = "The café, in Ötting 1,234 and 東京 too"
 KINDS = ["characters", "bytes", "words(200)", "word_list(200)", "bpe(300)", "wordpiece(200)", "unigram(300)", "code(300)"]
 
 
-def opened(rows: list[dict[str, Any]] = ROWS, tokenizer: str = "bpe(300)", length: int = 32) -> tuple[Any, ExampleMaterial]:
-    return material_of(recipe_for("token_classification", data={"tokenizer": tokenizer}, context_length=length), rows)
+def opened(rows: list[dict[str, Any]] = ROWS, tokenizer: str = "bpe(300)", length: int = 32) -> tuple[Any, ExampleDataset]:
+    return dataset_of(recipe_for("token_classification", data={"tokenizer": tokenizer}, context_length=length), rows)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -56,9 +56,9 @@ def test_a_word_without_a_piece_is_read_as_unknown() -> None:
 
 
 def test_other_pieces_have_no_target() -> None:
-    _, material = opened([{"words": ["redcat", "sat"], "tags": ["B-x", "O"]}], tokenizer="characters")
-    batch = next(material.rows("validation"))
-    assert material.vocabulary.labels == ("B-x", "O")
+    _, dataset = opened([{"words": ["redcat", "sat"], "tags": ["B-x", "O"]}], tokenizer="characters")
+    batch = next(dataset.rows("validation"))
+    assert dataset.vocabulary.labels == ("B-x", "O")
     none = IGNORED
     assert batch.targets.tolist() == [[0, none, none, none, none, none, none, 1, none, none]]
     assert batch.num_targets == 2
@@ -67,8 +67,8 @@ def test_other_pieces_have_no_target() -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_the_loss_is_the_sum_over_words_in_float64(smoothing: float) -> None:
     recipe = recipe_for(f"token_classification(label_smoothing={smoothing})", data={"tokenizer": "bpe(300)"})
-    task, material = material_of(recipe, ROWS)
-    model, batch = model_of(material), next(material.rows("validation", 1))
+    task, dataset = dataset_of(recipe, ROWS)
+    model, batch = model_of(dataset), next(dataset.rows("validation", 1))
     assert batch.input.lengths is not None
     wanted = plain = 0.0
     for ids, targets, length in zip(batch.input.values, batch.targets, batch.input.lengths.tolist(), strict=True):
@@ -84,69 +84,69 @@ def test_the_loss_is_the_sum_over_words_in_float64(smoothing: float) -> None:
 def test_words_that_do_not_fit_are_noted_and_count_as_wrong() -> None:
     words = ["cat"] * 6
     rows = [{"words": words, "tags": ["B-x", "I-x", "O", "O", "B-x", "O"]}, {"words": ["cat"], "tags": ["O"]}]
-    task, material = opened(rows, tokenizer="word_list(20, min_frequency=1)", length=4)
-    assert material.notes == ("2 of 4 examples were cut: their sentence is longer than the 4 tokens that fit (the longest has 6)",)
-    model = model_of(material)
-    seen = measure(model, task, material.rows("validation"), "fp32")
+    task, dataset = opened(rows, tokenizer="word_list(20, min_frequency=1)", length=4)
+    assert dataset.notes == ("2 of 4 examples were cut: their sentence is longer than the 4 tokens that fit (the longest has 6)",)
+    model = model_of(dataset)
+    seen = measure(model, task, dataset.rows("validation"), "fp32")
     assert seen is not None
     assert seen.count == 5
     assert sorted(map(len, seen.outcomes)) == [1, 6]
     long = max(seen.outcomes, key=len)
-    assert [true for true, _ in long] == [material.vocabulary.labels.index(tag) for tag in rows[0]["tags"]]
+    assert [true for true, _ in long] == [dataset.vocabulary.labels.index(tag) for tag in rows[0]["tags"]]
     assert [found for _, found in long[4:]] == [-1, -1]
     right = sum(true == found for outcome in seen.outcomes for true, found in outcome)
-    assert task.figures(seen, material.scale())["accuracy"] == pytest.approx(100 * right / 7)
-    (answer,) = task.predict(model, material.vocabulary, material.recipe, rows[:1])
+    assert task.figures(seen, dataset.scale())["accuracy"] == pytest.approx(100 * right / 7)
+    (answer,) = task.predict(model, dataset.vocabulary, dataset.recipe, rows[:1])
     assert answer["tags"][4:] == ["O", "O"]
     assert answer["note"] == "the last 2 of 6 words were not read: the sentence is longer than what the model reads"
 
 
-def test_an_exam_is_seqeval_on_what_predict_answers() -> None:
-    task, material = opened()
-    model = model_of(material)
-    seen = measure(model, task, material.rows("validation"), "fp32")
+def test_an_evaluation_is_seqeval_on_what_predict_answers() -> None:
+    task, dataset = opened()
+    model = model_of(dataset)
+    seen = measure(model, task, dataset.rows("validation"), "fp32")
     assert seen is not None
-    exam = task.examine(model, material, "validation", seen, material.recipe)
-    answers = task.predict(model, material.vocabulary, material.recipe, ROWS)
+    evaluation = task.evaluate(model, dataset, "validation", seen, dataset.recipe)
+    answers = task.predict(model, dataset.vocabulary, dataset.recipe, ROWS)
     truth, found = [row["tags"] for row in ROWS], [answer["tags"] for answer in answers]
-    assert exam.figures["f1"] == pytest.approx(100 * f1_score(truth, found, zero_division=0))
-    assert exam.figures["accuracy"] == pytest.approx(
+    assert evaluation.figures["f1"] == pytest.approx(100 * f1_score(truth, found, zero_division=0))
+    assert evaluation.figures["accuracy"] == pytest.approx(
         100 * sum(a == b for t, f in zip(truth, found, strict=True) for a, b in zip(t, f, strict=True)) / sum(map(len, truth))
     )
     guess = [MostFrequent(ROWS)(row["words"]) for row in ROWS]
-    assert exam.figures["f1_of_most_frequent_tag"] == pytest.approx(100 * f1_score(truth, guess, zero_division=0))
-    assert exam.sections[-1]["kind"] == "tagged"
-    assert exam.sections[-1]["sentences"][0] == {"words": ROWS[0]["words"], "tags": found[0], "truth": truth[0]}
-    assert exam.sections[0]["title"] == "By type"
+    assert evaluation.figures["f1_of_most_frequent_tag"] == pytest.approx(100 * f1_score(truth, guess, zero_division=0))
+    assert evaluation.sections[-1]["kind"] == "tagged"
+    assert evaluation.sections[-1]["sentences"][0] == {"words": ROWS[0]["words"], "tags": found[0], "truth": truth[0]}
+    assert evaluation.sections[0]["title"] == "By type"
 
 
 def test_tags_that_mark_no_entities_are_measured_word_by_word() -> None:
     rows = [{"words": ["the", "dog", "ran"], "tags": ["DET", "NOUN", "VERB"]}, {"words": ["dog"], "tags": ["VERB"]}]
-    task, material = opened(rows)
-    model = model_of(material)
-    seen = measure(model, task, material.rows("validation"), "fp32")
+    task, dataset = opened(rows)
+    model = model_of(dataset)
+    seen = measure(model, task, dataset.rows("validation"), "fp32")
     assert seen is not None
-    exam = task.examine(model, material, "validation", seen, material.recipe)
-    assert exam.figures.keys() == {"loss", "accuracy", "f1", "accuracy_of_most_frequent_tag"}
-    assert exam.figures["accuracy_of_most_frequent_tag"] == 75
-    (answer,) = task.predict(model, material.vocabulary, material.recipe, [{"words": "the dog"}])
+    evaluation = task.evaluate(model, dataset, "validation", seen, dataset.recipe)
+    assert evaluation.figures.keys() == {"loss", "accuracy", "f1", "accuracy_of_most_frequent_tag"}
+    assert evaluation.figures["accuracy_of_most_frequent_tag"] == 75
+    (answer,) = task.predict(model, dataset.vocabulary, dataset.recipe, [{"words": "the dog"}])
     assert answer["answer"] == " ".join(f"{word}/{tag}" for word, tag in zip(["the", "dog"], answer["tags"], strict=True))
 
 
 def test_a_text_is_cut_at_white_space() -> None:
-    task, material = opened()
-    model = model_of(material)
-    texts = task.predict(model, material.vocabulary, material.recipe, [{"words": " the red \n cat"}])
-    lists = task.predict(model, material.vocabulary, material.recipe, [{"words": ["the", "red", "cat"]}])
+    task, dataset = opened()
+    model = model_of(dataset)
+    texts = task.predict(model, dataset.vocabulary, dataset.recipe, [{"words": " the red \n cat"}])
+    lists = task.predict(model, dataset.vocabulary, dataset.recipe, [{"words": ["the", "red", "cat"]}])
     assert texts == lists
     assert texts[0]["words"] == ["the", "red", "cat"]
 
 
 @pytest.mark.parametrize("given_words", ["  ", [], 5, ["a", 5], [""]], ids=["blank", "empty", "number", "a number in it", "an empty word"])
 def test_what_is_no_sentence_is_refused(given_words: Any) -> None:
-    task, material = opened()
+    task, dataset = opened()
     with pytest.raises(UserError, match=r"words: .* is not a sentence; give a text with at least one word, or a list of words"):
-        task.predict(model_of(material), material.vocabulary, material.recipe, [{"words": given_words}])
+        task.predict(model_of(dataset), dataset.vocabulary, dataset.recipe, [{"words": given_words}])
 
 
 def test_one_tag_alone_is_nothing_to_learn() -> None:
@@ -157,16 +157,16 @@ def test_one_tag_alone_is_nothing_to_learn() -> None:
 def test_a_tag_that_only_the_held_out_part_has_is_a_class_that_is_measured() -> None:
     rows, other = [{"words": ["a", "b"], "tags": ["O", "B-x"]}], [{"words": ["a"], "tags": ["B-y"]}]
     recipe = recipe_for("token_classification", data={"tokenizer": "bytes"})
-    _, material = material_of(recipe, rows, other)
-    assert material.vocabulary.labels == ("B-x", "B-y", "O")
-    assert next(material.rows("validation")).targets.tolist() == [[1]]
+    _, dataset = dataset_of(recipe, rows, other)
+    assert dataset.vocabulary.labels == ("B-x", "B-y", "O")
+    assert next(dataset.rows("validation")).targets.tolist() == [[1]]
     with pytest.raises(UserError, match=r"the tag 'B-z' is none of those that the run was trained with: B-x, B-y, O"):
-        material_of(recipe, [{"words": ["a"], "tags": ["B-z"]}], vocabulary=material.vocabulary)
+        dataset_of(recipe, [{"words": ["a"], "tags": ["B-z"]}], vocabulary=dataset.vocabulary)
 
 
 def test_the_batch_keeps_its_words_on_another_device() -> None:
-    _, material = opened(length=4)
-    batch = next(material.rows("validation"))
+    _, dataset = opened(length=4)
+    batch = next(dataset.rows("validation"))
     moved = batch.to("cpu")
     assert moved.extras["unread"] == batch.extras["unread"]
     assert torch.equal(moved.targets, batch.targets)

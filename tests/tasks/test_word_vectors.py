@@ -29,8 +29,8 @@ def sigmoid(x: float) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_is_that_of_every_pair(kind: str, tmp_path: Path) -> None:
-    task, material, model = opened(recipe_of(f"{kind}(window=3, negatives=4, threshold=0.05)", VECTORS, tmp_path, WORDS))
-    batch = material.batch(0)
+    task, dataset, model = opened(recipe_of(f"{kind}(window=3, negatives=4, threshold=0.05)", VECTORS, tmp_path, WORDS))
+    batch = dataset.batch(0)
     v, u = model.frontend.table.detach().numpy(), model.head.weight.detach().numpy()  # type: ignore[operator, union-attr]
     nats, count = 0.0, 0
     rows = zip(
@@ -52,14 +52,14 @@ def test_the_loss_is_that_of_every_pair(kind: str, tmp_path: Path) -> None:
     seen = Totals()
     with torch.no_grad():
         seen.add(task.observe(model, batch))
-    assert task.figures(seen, material.scale()) == pytest.approx({"loss": nats / count}, rel=1e-6)
+    assert task.figures(seen, dataset.scale()) == pytest.approx({"loss": nats / count}, rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_those_of_the_formula(kind: str, tmp_path: Path) -> None:
     # Of -log σ(s) by s: σ(s) - 1;  of -log σ(-s): σ(s);  and s = u·x.
-    task, material, model = opened(recipe_of(f"{kind}(window=2, negatives=3)", VECTORS, tmp_path, WORDS))
-    batch, table, outer = material.batch(1), model.frontend.table, model.head.weight
+    task, dataset, model = opened(recipe_of(f"{kind}(window=2, negatives=3)", VECTORS, tmp_path, WORDS))
+    batch, table, outer = dataset.batch(1), model.frontend.table, model.head.weight
     task.summed_loss(model, batch).backward()
     v, u = table.detach().numpy(), outer.detach().numpy()  # type: ignore[operator, union-attr]
     for_v, for_u = np.zeros_like(v), np.zeros_like(u)
@@ -84,13 +84,13 @@ def test_gradients_are_those_of_the_formula(kind: str, tmp_path: Path) -> None:
 
 
 def test_unknown_words_are_neither_seen_nor_drawn_and_rows_do_not_meet(tmp_path: Path) -> None:
-    _, material, _ = opened(recipe_of("skip_gram(window=4, threshold=null)", VECTORS, tmp_path, "word_list(8)"))
-    unknown = material.vocabulary.tokenizer.unknown_id
-    plain = material._batches.batch(2).input.values  # type: ignore[attr-defined]
+    _, dataset, _ = opened(recipe_of("skip_gram(window=4, threshold=null)", VECTORS, tmp_path, "word_list(8)"))
+    unknown = dataset.vocabulary.tokenizer.unknown_id
+    plain = dataset._batches.batch(2).input.values  # type: ignore[attr-defined]
     assert (plain == unknown).any()
     kept = [[word for word in row if word != unknown] for row in plain.tolist()]
     near = {(a, b) for row in kept for i, a in enumerate(row) for b in (*row[max(0, i - 4) : i], *row[i + 1 : i + 5])}
-    batch = material.batch(2)
+    batch = dataset.batch(2)
     pairs = {(w, b) for w, row, there in zip(batch.targets.tolist(), batch.input.values.tolist(), batch.extras["present"].tolist(), strict=True)  # type: ignore[union-attr]
              for b, t in zip(row, there, strict=True) if t}  # fmt: skip
     assert pairs <= near
@@ -158,24 +158,24 @@ def test_the_questions_are_pairs_of_pairs() -> None:
 
 
 def test_a_sum_of_words_is_asked_for_and_unknown_words_are_named(tmp_path: Path) -> None:
-    task, material, model = opened(recipe_of("cbow", VECTORS, tmp_path, WORDS))
-    lexicon = Lexicon.of(model, material.vocabulary.tokenizer)
+    task, dataset, model = opened(recipe_of("cbow", VECTORS, tmp_path, WORDS))
+    lexicon = Lexicon.of(model, dataset.vocabulary.tokenizer)
     numbers = [lexicon.number(word) for word in ("king", "cat", "house")]
-    (found,) = task.predict(model, material.vocabulary, material.recipe, [{"text": "King - cat + house"}])
+    (found,) = task.predict(model, dataset.vocabulary, dataset.recipe, [{"text": "King - cat + house"}])
     assert [entry["word"] for entry in found["nearest"]] == [lexicon.words[i] for i, _ in lexicon.nearest(numbers, [1, -1, 1])]
     with pytest.raises(UserError, match=r"the word 'kong' has no vector; did you mean 'king'"):
-        task.predict(model, material.vocabulary, material.recipe, [{"text": "kong"}])
+        task.predict(model, dataset.vocabulary, dataset.recipe, [{"text": "kong"}])
     with pytest.raises(UserError, match="'- ' names no word"):
-        task.predict(model, material.vocabulary, material.recipe, [{"text": "- "}])
+        task.predict(model, dataset.vocabulary, dataset.recipe, [{"text": "- "}])
 
 
-def test_the_exam_shows_words_and_counts_analogies(tmp_path: Path) -> None:
-    task, material, model = opened(recipe_of("skip_gram", VECTORS, tmp_path, WORDS))
-    exam = task.examine(model, material, "validation", Totals(3.0, 2), material.recipe)
-    (neighbours,) = exam.sections
-    assert exam.figures == {"loss": 1.5, "analogies": 0}
+def test_the_evaluation_shows_words_and_counts_analogies(tmp_path: Path) -> None:
+    task, dataset, model = opened(recipe_of("skip_gram", VECTORS, tmp_path, WORDS))
+    evaluation = task.evaluate(model, dataset, "validation", Totals(3.0, 2), dataset.recipe)
+    (neighbours,) = evaluation.sections
+    assert evaluation.figures == {"loss": 1.5, "analogies": 0}
     assert {"king", "house"} <= {row[0] for row in neighbours["rows"]}
-    assert task.sample(model, material, material.recipe)
+    assert task.sample(model, dataset, dataset.recipe)
 
 
 @pytest.mark.parametrize(
@@ -194,9 +194,9 @@ def test_a_model_with_more_or_less_is_refused(change: dict[str, Any], sentence: 
 def test_a_model_without_blocks_is_a_bag_of_vectors() -> None:
     recipe = recipe_of("recall(distances=[3])", {"blocks": [], "norm": "none", "frontend": {"kind": "text", "positions": "none"},
                                                 "head": "classification(pooling=mean)"})  # fmt: skip
-    material = build_task(recipe.task).open(recipe)
-    model = build(material.recipe.model, 0)
-    ids = material.batch(0).input.values
+    dataset = build_task(recipe.task).open(recipe)
+    model = build(dataset.recipe.model, 0)
+    ids = dataset.batch(0).input.values
     shuffled = ids[:, torch.randperm(ids.shape[1])]
     torch.testing.assert_close(model(ids)[0], model(shuffled)[0])
     mean = model.frontend.table[ids].mean(1)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from qkv.runs.checkpoint import Checkpoints
+from qkv.runs.checkpoint import CheckpointStore
 from qkv.runs.files import read_tensors
 from qkv.runs.metrics import rows_of
 from qkv.spec.recipe import Recipe
@@ -70,7 +70,7 @@ def differences(a: Path, b: Path) -> list[str]:
         found.append("metrics.jsonl")
     tensors = [read_tensors(folder / "model.safetensors")[0] for folder in (a, b)]
     found += [f"model.safetensors/{name}" for name in tensors[0].keys() | tensors[1].keys() if not _equal(name, *tensors)]
-    saved = [Checkpoints(folder / "resume").load(lambda _: None) for folder in (a, b)]
+    saved = [CheckpointStore(folder / "resume").load(lambda _: None) for folder in (a, b)]
     if saved[0] is None or saved[1] is None or saved[0].step != saved[1].step:
         return [*found, "resume: other steps"]
     for part in saved[0].tensors:
@@ -124,7 +124,7 @@ def storm(folder: Path, kills: int, steps: int, seed: int) -> list[str]:
     shutil.copy(folder / "straight" / "resume" / FILE, folder / "killed" / "resume")
     for kill in range(kills):
         updates = live(recipe, folder / "killed", draw.randint(1, max(2, 2 * steps // kills)), draw.uniform(0, 0.02))
-        newest = next((path.name for path in Checkpoints(folder / "killed" / "resume").paths()), "no checkpoint")
+        newest = next((path.name for path in CheckpointStore(folder / "killed" / "resume").paths()), "no checkpoint")
         print(f"killed {kill + 1} of {kills} after {updates} updates; {newest}")
     live(recipe, folder / "killed", None, 0)
     return differences(folder / "straight", folder / "killed")

@@ -13,7 +13,7 @@ from tests.training.kill_storm import differences, ignore, live, small_recipe, w
 import qkv
 from qkv.layers.lora import adapters
 from qkv.models.build import build
-from qkv.runs.checkpoint import Checkpoints
+from qkv.runs.checkpoint import CheckpointStore
 from qkv.runs.files import read_tensors
 from qkv.runs.load import load_adapted
 from qkv.spec.errors import UserError
@@ -43,7 +43,7 @@ def moved(folder: Path, recipe: Recipe) -> set[str]:
 
 
 def remembered(folder: Path) -> set[str]:
-    checkpoint = Checkpoints(folder / "resume").load(lambda _: None)
+    checkpoint = CheckpointStore(folder / "resume").load(lambda _: None)
     assert checkpoint
     return {name.rpartition("/")[0] for name in checkpoint.tensors["optimizer"]}
 

@@ -17,7 +17,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import BPE, Characters
 from qkv.system.processor import processor_name
-from qkv.tasks.material import with_vocabulary
+from qkv.tasks.dataset import with_vocabulary
 from qkv.training import automatic as module
 from qkv.training.automatic import EPOCHS, MINUTES, automatic, expected_loss
 

@@ -11,7 +11,7 @@ from tests.training.kill_storm import small_recipe, write_text
 from torch import Tensor, nn
 
 from qkv.models.transformer import Transformer
-from qkv.runs.checkpoint import Checkpoints
+from qkv.runs.checkpoint import CheckpointStore
 from qkv.runs.metrics import rows_of
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
@@ -83,7 +83,7 @@ def test_a_branch_that_gives_nan_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         f"step {STEP}: the loss is nan; blocks.{block}.branches.{branch} was the first to give values that are not finite"
     )
     assert f"the checkpoint of step 7 is kept in {tmp_path / 'run' / 'resume' / 'step-00000007'}" in sentence
-    checkpoint = Checkpoints(tmp_path / "run" / "resume").load(lambda text: pytest.fail(text))
+    checkpoint = CheckpointStore(tmp_path / "run" / "resume").load(lambda text: pytest.fail(text))
     assert checkpoint is not None
     assert checkpoint.step == 7
     assert all(t.isfinite().all() for t in checkpoint.tensors["weights"].values())

@@ -20,7 +20,7 @@ from qkv.runs.files import read_tensors
 from qkv.runs.metrics import rows_of
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
-from qkv.tasks.material import with_vocabulary
+from qkv.tasks.dataset import with_vocabulary
 from qkv.tasks.next_token import NextTokenTask
 from qkv.training.events import Ended, Event, Notice, Stepped, Validated
 from qkv.training.loop import train

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from qkv.data.vocabulary import LABELS_FILE, Vocabulary
 from qkv.report.metrics import read_metrics
 from qkv.runs.checkpoint import read_checkpoint
-from qkv.runs.exam import read_exam
+from qkv.runs.evaluation_file import read_evaluation
 from qkv.runs.files import read_metadata
 from qkv.spec.errors import UserError
 from qkv.spec.tokenizers import Bytes
@@ -30,7 +30,7 @@ REFUSED: dict[str, Callable[[Path], Any]] = {
     "tokenizer_config.json": Tokenizer.load,
 }
 NOTHING: dict[str, Callable[[Path], Any]] = {
-    "exam.json": lambda folder: read_exam(folder, 1),
+    "evaluation.json": lambda folder: read_evaluation(folder, 1),
     SECTIONS: read_sections,
     "metrics.jsonl": lambda folder: read_metrics(folder / "metrics.jsonl"),
     FILE: read_surroundings,

@@ -19,7 +19,7 @@ from qkv.spec.training import Constant, Cosine, InverseSquareRoot, Training
 from qkv.training import clock
 from qkv.training.events import Event, Planned, Started, Stepped, Validated
 from qkv.training.loop import Trainer, train
-from qkv.training.plan import FILE, Costs, Plan, Stage, expected, first_plan, second_plan
+from qkv.training.plan import FILE, Costs, Plan, PlanStage, expected, first_plan, second_plan
 from qkv.training.schedules import shortened
 
 
@@ -189,13 +189,13 @@ def test_validations_are_measured_as_often_as_planned(text: Path, tmp_path: Path
 TRAINING = Training.parse({"steps": 10_000, "minutes": 5.0, "validation": {"every": 1000}, "checkpoints": {"every": 1000}})
 
 
-def test_exam_validations_and_files_are_part_of_the_plan() -> None:
-    costs = Costs(step=0.1, validation=2.0, checkpoint=0.5, best=0.25, exam=30.0)
+def test_evaluation_validations_and_files_are_part_of_the_plan() -> None:
+    costs = Costs(step=0.1, validation=2.0, checkpoint=0.5, best=0.25, evaluation=30.0)
     plan = first_plan(TRAINING, costs, spent=15.0)
-    # 0.95 · 300 s, less preparation, exam, ten validations and eleven checkpoints, four of them by the clock.
+    # 0.95 · 300 s, less preparation, evaluation, ten validations and eleven checkpoints, four of them by the clock.
     assert plan.first.steps == pytest.approx((285 - 15 - 30 - 10 * 2.25 - 14 * 0.5) / 0.1, rel=0.02)
     assert plan.first.seconds <= 285
-    assert expected(TRAINING, costs, Stage(plan.first.steps + 11, plan.first.validate, plan.first.save), 0, 15.0) > 285
+    assert expected(TRAINING, costs, PlanStage(plan.first.steps + 11, plan.first.validate, plan.first.save), 0, 15.0) > 285
     assert plan.check == -(-plan.first.steps // 50)
 
 
@@ -225,8 +225,8 @@ def test_the_warm_up_follows_the_steps() -> None:
     assert shortened(InverseSquareRoot(warmup=4000), 500, 10_000) == InverseSquareRoot(warmup=4000)
 
 
-def test_an_exam_is_rehearsed_on_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock is moved by the rows that the exam answers, and the plan knows how long all of them take."""
+def test_an_evaluation_is_rehearsed_on_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock is moved by the rows that the evaluation answers, and the plan knows how long all of them take."""
     from qkv.tasks.classification import ClassificationTask
 
     table = tmp_path / "table.csv"
@@ -236,11 +236,11 @@ def test_an_exam_is_rehearsed_on_few_rows(tmp_path: Path, monkeypatch: pytest.Mo
     recipe = Recipe.parse({"data": {"source": str(table)}, "model": model, "task": "classification", "training": training})
     ticks, answered, plain = Ticks(monkeypatch, 1e-3, 1e-3), [], ClassificationTask.answered
 
-    def count(self: Any, model: Any, material: Any, split: str, of: Any, most: int | None = None) -> Any:
+    def count(self: Any, model: Any, dataset: Any, split: str, of: Any, most: int | None = None) -> Any:
         if most is None:  # not a sample
-            answered.append(len(material.records[split]))
+            answered.append(len(dataset.records[split]))
             ticks.now += 5 + answered[-1]
-        return plain(self, model, material, split, of, *([] if most is None else [most]))
+        return plain(self, model, dataset, split, of, *([] if most is None else [most]))
 
     monkeypatch.setattr(ClassificationTask, "answered", count)
     told: list[Planned] = []

@@ -39,10 +39,10 @@ def test_compute_is_that_of_every_position_and_weights_were_chosen_by_accuracy(t
     page = (tmp_path / "run" / "report.html").read_text()
     assert "which had the highest validation accuracy" in read_page(page).text
     run, task = load(tmp_path / "run"), build_task(recipe.task)
-    material = task.open(recipe, run.vocabulary)
+    dataset = task.open(recipe, run.vocabulary)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         for step in range(recipe.training.steps):
-            batch = material.batch(step)
+            batch = dataset.batch(step)
             run.model(batch.input)
     assert page_data(page)["run"]["figures"]["flops"] == pytest.approx(3 * counter.get_total_flops(), rel=0.15)
 

@@ -71,7 +71,7 @@ def test_the_result_of_several_seeds(recipe: Path) -> None:
     assert found.seeds == (1, 2)
     assert found.steps == (6, 6)
     assert found.form == "full"
-    accuracies = [load(run).exam["splits"]["validation"]["figures"]["accuracy"] for run in runs]  # pyright: ignore[reportOptionalSubscript]
+    accuracies = [load(run).evaluation["splits"]["validation"]["figures"]["accuracy"] for run in runs]  # pyright: ignore[reportOptionalSubscript]
     figure = found.figures["validation"]["accuracy"]
     assert figure.by_seed == pytest.approx(accuracies, rel=1e-5)
     assert figure.mean == pytest.approx(sum(accuracies) / 2, rel=1e-5)
@@ -124,9 +124,9 @@ def _unfinished(recipe: Path) -> list[Path]:
     return [run]
 
 
-def _not_examined(recipe: Path) -> list[Path]:
+def _not_evaluated(recipe: Path) -> list[Path]:
     run = trained(recipe, 1)
-    (run / "exam.json").unlink()
+    (run / "evaluation.json").unlink()
     return [run]
 
 
@@ -157,7 +157,7 @@ def _other_data(recipe: Path) -> list[Path]:
         (_other_steps, "training.steps is 5 there and 6 here"),
         (_unfinished, "6 of 8 steps are done"),
         (_edited, "training.batch_size is 8, and the weights were trained with 4"),
-        (_not_examined, "no final evaluation yet"),
+        (_not_evaluated, "no final evaluation yet"),
         (_one_seed_twice, "two of the runs have the seed 1"),
         (_other_data, "trained on different data"),
     ],

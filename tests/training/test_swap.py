@@ -14,7 +14,7 @@ from tests.training.kill_storm import ignore
 
 import qkv
 from qkv.interop.save import save_published
-from qkv.runs.checkpoint import Checkpoints
+from qkv.runs.checkpoint import CheckpointStore
 from qkv.runs.evaluation import evaluate
 from qkv.runs.load import load
 from qkv.runs.run import Run
@@ -97,7 +97,7 @@ def test_without_healing_the_run_stands_before_its_first_step(trained: Run, tmp_
     name = "blocks.1.branches.0.body.qkv.weight"
     old, new = trained.model.state_dict()[name], found.run.model.state_dict()[name]
     torch.testing.assert_close(new[16:24], (old[16:24] + old[24:32]) / 2)
-    checkpoint = Checkpoints(tmp_path / "run" / "resume").load(ignore)  # type: ignore[arg-type]
+    checkpoint = CheckpointStore(tmp_path / "run" / "resume").load(ignore)  # type: ignore[arg-type]
     assert checkpoint is not None
     assert torch.equal(checkpoint.tensors["weights"][name], new)
     run = qkv.train(tmp_path / "run", overrides=["training.steps=1", "training.validation.every=1"], on_event=ignore)

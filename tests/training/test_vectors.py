@@ -26,9 +26,9 @@ def with_vectors(source: Path | str, folder: Path, tokenizer: str = "bpe(400)", 
 
 def started(recipe: Recipe) -> tuple[Any, Any, list[str]]:
     """(the model as training would start with it, the tokenizer, the sentences)."""
-    material = build_task(recipe.task).open(recipe)
-    model = build(material.recipe.model, 1)
-    return model, material.vocabulary.tokenizer, start_vectors(model, material.recipe.model, material.vocabulary)
+    dataset = build_task(recipe.task).open(recipe)
+    model = build(dataset.recipe.model, 1)
+    return model, dataset.vocabulary.tokenizer, start_vectors(model, dataset.recipe.model, dataset.vocabulary)
 
 
 def written(path: Path, vectors: dict[str, list[float]], header: bool = True) -> Path:

@@ -58,12 +58,12 @@ def walk() -> list[Station]:
         source = Path(folder) / "my.txt"
         source.write_text(TEXT, encoding="utf-8")
         task = build_task(_recipe(source).task)
-        material = task.open(_recipe(source))
-        batch = material.batch(0)
-    tokenizer = material.vocabulary.tokenizer
+        dataset = task.open(_recipe(source))
+        batch = dataset.batch(0)
+    tokenizer = dataset.vocabulary.tokenizer
     tap = Recorder("frontend", "before", "after", "norm", "head")
     torch.manual_seed(0)
-    model = build(material.recipe.model)
+    model = build(dataset.recipe.model)
     loss = task.summed_loss(model, batch, tap) / batch.num_targets
     loss.backward()
     ids, seen = batch.input.values, tap.seen

@@ -24,7 +24,7 @@ from qkv.spec.training import Training
 from qkv.spec.yaml_io import read_spec
 
 if TYPE_CHECKING:
-    from qkv.inspection.measure import Row
+    from qkv.inspection.measure import Measurement
 
 EXAMPLES = """\
 qkv cost gpt3
@@ -169,7 +169,7 @@ def _probed() -> Machine:
     return machine
 
 
-def _checked(counted: Cost, machine: Machine | None) -> list[Row]:
+def _checked(counted: Cost, machine: Machine | None) -> list[Measurement]:
     from qkv.inspection.losses import summed_loss
     from qkv.inspection.measure import Update, check
     from qkv.training.optimisers import build_optimizer
@@ -184,7 +184,7 @@ def _checked(counted: Cost, machine: Machine | None) -> list[Row]:
     )
 
 
-def _compared(row: Row) -> tuple[str, str, str, str]:
+def _compared(row: Measurement) -> tuple[str, str, str, str]:
     name = row.quantity if row.unit in ("", "B", "FLOP") else f"{row.quantity}, {row.unit}"
     return name, _value(row.predicted, row.unit), _value(row.measured, row.unit), f"{row.error:+.1%}"
 
@@ -193,7 +193,7 @@ def _value(value: float, unit: str) -> str:
     return size(value) if unit == "B" else short(value) if unit else f"{value:,.0f}"
 
 
-def _plain(counted: Cost, machine: Machine | None, rows: list[Row]) -> dict[str, Any]:
+def _plain(counted: Cost, machine: Machine | None, rows: list[Measurement]) -> dict[str, Any]:
     speed = asdict(counted.speed(machine)) if machine else None
     compared = [{**asdict(row), "error": row.error} for row in rows]
     return {**counted.to_dict(), "tokens_per_second": speed, **({"check": compared} if rows else {})}

@@ -16,7 +16,7 @@ from qkv.spec.yaml_io import read_recipe
 
 if TYPE_CHECKING:
     from qkv.spec.recipe import Recipe
-    from qkv.tasks.task import Exam
+    from qkv.tasks.task import Evaluation
 
 EXAMPLES = """\
 qkv evaluate runs/my
@@ -51,7 +51,7 @@ def evaluate_command(
     folder = run_folder(run)
     if report is not None:
         output_file("--report", report, data)
-    from qkv.report.exam import words
+    from qkv.report.evaluation import words
     from qkv.report.table import print_table
 
     recipe = measured(read_recipe(folder), changes or ())  # before torch is imported
@@ -59,23 +59,23 @@ def evaluate_command(
     from qkv.runs.load import load
 
     loaded = replace(load(folder, copy=copy), recipe=recipe)
-    exam = evaluate(loaded, split, batches, data)
+    evaluation = evaluate(loaded, split, batches, data)
     part = split if data is None else data
     if report is not None:
-        _write(report, str(run), loaded.recipe, part, exam, loaded.step)
+        _write(report, str(run), loaded.recipe, part, evaluation, loaded.step)
     if as_json:
-        typer.echo(json.dumps({"run": str(run), "split": part, "step": loaded.step, **exam.figures, "notes": exam.notes}))
+        typer.echo(json.dumps({"run": str(run), "split": part, "step": loaded.step, **evaluation.figures, "notes": evaluation.notes}))
         return
-    rows = [(words(name), value) for name, value in exam.figures.items()]
+    rows = [(words(name), value) for name, value in evaluation.figures.items()]
     print_table(f"{run}, step {loaded.step:,}, {part}", ["figure", "value"], rows)
-    for note in exam.notes:
+    for note in evaluation.notes:
         typer.echo(note)
 
 
-def _write(path: Path, title: str, recipe: Recipe, split: str, exam: Exam, step: int) -> None:
-    from qkv.report.exam import exam_report
+def _write(path: Path, title: str, recipe: Recipe, split: str, evaluation: Evaluation, step: int) -> None:
+    from qkv.report.evaluation import evaluation_report
     from qkv.runs.files import clear_errors, write_file
 
-    page = exam_report(title, recipe.description, {split: asdict(exam)}, step, recipe.training.validation.best)
+    page = evaluation_report(title, recipe.description, {split: asdict(evaluation)}, step, recipe.training.validation.best)
     with clear_errors(str(path)):
         write_file(path, page.encode())

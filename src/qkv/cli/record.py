@@ -28,7 +28,7 @@ def record_command(
     if not runs or recipe.suffix not in _SUFFIXES:
         raise UserError(f"the last argument is the recipe, a file such as recipe.yaml, after one run or more; {str(recipe)!r} is last here")
     folders = [run_folder(run) for run in runs]
-    from qkv.report.exam import words
+    from qkv.report.evaluation import words
     from qkv.report.table import print_table
     from qkv.training.results import record
 

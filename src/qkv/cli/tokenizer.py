@@ -13,7 +13,7 @@ from qkv.spec import tokenizers as spec
 from qkv.spec.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from qkv.data.text import Text
+    from qkv.data.text import TextSource
 
 EXAMPLES = """\
 qkv tokenizer train my.txt --kind wordpiece --vocab-size 8000 --out tokenizer.json
@@ -65,7 +65,7 @@ def _scheme(kind: str, fields: dict[str, Any]) -> spec.Tokenizer:
 
 
 def _train(scheme: spec.Tokenizer, files: list[str], out: Path) -> None:
-    from qkv.data.text import Text
+    from qkv.data.text import TextSource
     from qkv.report.table import print_table
     from qkv.tokenizers.train import train
 
@@ -76,7 +76,7 @@ def _train(scheme: spec.Tokenizer, files: list[str], out: Path) -> None:
     for name, path in paths.items():
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise UserError(f"{name} is not a regular file, and a text is read more than once; name a text file")
-    texts = [Text.of_file(paths[name], name) for name in files]
+    texts = [TextSource.of_file(paths[name], name) for name in files]
     characters = sum(text.characters() for text in texts)
     if not characters and sample != 0:
         raise UserError(f"there is no text in {', '.join(files)}")
@@ -88,7 +88,7 @@ def _train(scheme: spec.Tokenizer, files: list[str], out: Path) -> None:
     print_table(str(out), ["property", "value"], rows)
 
 
-def _pieces(texts: list[Text], characters: int, most: int | None) -> Iterator[str]:
+def _pieces(texts: list[TextSource], characters: int, most: int | None) -> Iterator[str]:
     """Yield pieces of ``texts`` that end at white space; an evenly spread sample if they exceed ``most`` characters."""
     from qkv.data.documents import pieces
     from qkv.tokenizers.coders import SpaceBorders

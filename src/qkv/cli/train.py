@@ -152,7 +152,7 @@ def _set_aside(folder: Path) -> None:
 
 
 def _tell(run: Run) -> None:
-    from qkv.report.exam import words
+    from qkv.report.evaluation import words
     from qkv.report.figures import duration
     from qkv.report.table import print_table
     from qkv.runs.metrics import times
@@ -171,7 +171,7 @@ def _tell(run: Run) -> None:
         *((words(name.removeprefix("val_")), value) for name, value in best.items() if name.startswith("val_")),
     ]
     print_table(str(run.folder), ["quantity", "value"], [row for row in rows if row[1] is not None])
-    _tell_exam(run)
+    _tell_evaluation(run)
     _, command = usage(build_task(run.recipe.task), run.folder, "…")
     typer.echo(f"\nreport: {run.folder / 'report.html'}\n{_DOES[command.split()[1]]} {command}")
 
@@ -179,14 +179,14 @@ def _tell(run: Run) -> None:
 _DOES = {"generate": "generate:", "predict": "predict:"}
 
 
-def _tell_exam(run: Run) -> None:
-    from qkv.report.exam import rows
+def _tell_evaluation(run: Run) -> None:
+    from qkv.report.evaluation import rows
     from qkv.report.table import print_table
 
-    if not run.exam:
+    if not run.evaluation:
         return
-    splits = run.exam["splits"]
+    splits = run.evaluation["splits"]
     typer.echo()
-    print_table(f"evaluation at step {run.exam['step']:,}", ["metric", *splits], rows(splits))
-    for note in dict.fromkeys(note for exam in splits.values() for note in exam["notes"]):
+    print_table(f"evaluation at step {run.evaluation['step']:,}", ["metric", *splits], rows(splits))
+    for note in dict.fromkeys(note for evaluation in splits.values() for note in evaluation["notes"]):
         typer.echo(note)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from qkv.data.batch import Batch
 from qkv.data.corpus import TRAIN, VALIDATION, Corpus
-from qkv.data.layouts import Layout
+from qkv.data.layouts import RowLayout
 from qkv.spec import data as spec
 from qkv.spec.errors import UserError
 from qkv.spec.register import implementation
@@ -48,7 +48,7 @@ class Batches:
         return self._train.padding()
 
 
-def _checked(layout: Layout, corpus: Corpus, part: str) -> Layout:
+def _checked(layout: RowLayout, corpus: Corpus, part: str) -> RowLayout:
     problem = layout.problem()
     if problem:
         sizes = " and ".join(f"{len(split.ids)} for {name}" for name, split in corpus.splits.items())

@@ -10,7 +10,7 @@ from qkv.data.batch import Batch
 from qkv.data.borders import borders
 from qkv.data.corpus import Split
 from qkv.data.examples import ExampleRows, filled
-from qkv.data.layouts import Layout
+from qkv.data.layouts import RowLayout
 from qkv.data.rows import padded_rows, random
 from qkv.spec import data as spec
 from qkv.spec.register import implements
@@ -20,7 +20,7 @@ _SORTED_TOGETHER = 64
 
 
 @implements(spec.LengthBuckets)
-class LengthBuckets(Layout):
+class LengthBuckets(RowLayout):
     """Batching of text with one document per row and rows of similar length, in ``buckets``, together; an epoch
     shuffles the rows of each bucket, then the batches.
 

@@ -19,7 +19,7 @@ from qkv.data.cache import stored
 from qkv.data.documents import Pieces, pieces
 from qkv.data.progress import progress
 from qkv.data.sources import Source, resolve
-from qkv.data.text import Text
+from qkv.data.text import TextSource
 from qkv.data.trained import SHELF, load, save
 from qkv.spec import data as spec
 from qkv.spec.errors import UserError
@@ -40,7 +40,7 @@ LEAST = 2
 
 
 @dataclass(frozen=True)
-class Counts:
+class TextCounts:
     """Size of one split: characters, UTF-8 bytes, tokens, documents, and ``unknown`` tokens among them."""
 
     characters: int
@@ -68,7 +68,7 @@ class Split:
 
     ids: np.ndarray
     documents: np.ndarray
-    counts: Counts
+    counts: TextCounts
 
     def release(self) -> None:
         """Release this process's resident pages of the mapped arrays. They stay in the system's file cache and are
@@ -155,7 +155,7 @@ def _key(source: Source, data: spec.Data, scheme: Any) -> str:
 class _Part(NamedTuple):
     """Split of a text before encoding: its characters from ``start`` to ``stop``."""
 
-    text: Text
+    text: TextSource
     start: int
     stop: int
 
@@ -206,7 +206,7 @@ class _Writer:
 
     def __init__(self, tokenizer: Tokenizer, ids: BinaryIO, documents: BinaryIO):
         self._tokenizer, self._ids, self._documents = tokenizer, ids, documents
-        self._count = dict.fromkeys(Counts.__dataclass_fields__, 0)
+        self._count = dict.fromkeys(TextCounts.__dataclass_fields__, 0)
 
     def write(self, pieces: Pieces) -> int:
         """Encode pieces of text and append their ids; return the number of characters."""
@@ -227,13 +227,13 @@ class _Writer:
             self._count["unknown"] += int(np.count_nonzero(ids == self._tokenizer.unknown_id))
         return len(text)
 
-    def finished(self, name: str) -> Counts:
+    def finished(self, name: str) -> TextCounts:
         if not self._count["tokens"]:
             raise UserError(f"data.tokenizer: a part of {name!r}, {self._count['characters']} characters long, gives no ids at all")
         for file in (self._ids, self._documents):
             file.flush()
             os.fsync(file.fileno())
-        return Counts(**self._count)
+        return TextCounts(**self._count)
 
 
 def _load(folder: Path) -> dict[str, Split] | None:
@@ -242,12 +242,12 @@ def _load(folder: Path) -> dict[str, Split] | None:
     """
     try:
         found = json.loads((folder / "counts.json").read_text(encoding="utf-8"))
-        return {name: _split(folder, name, Counts(**found["splits"][name]), np.dtype(found["dtype"])) for name in found["splits"]}
+        return {name: _split(folder, name, TextCounts(**found["splits"][name]), np.dtype(found["dtype"])) for name in found["splits"]}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-def _split(folder: Path, name: str, counts: Counts, dtype: np.dtype) -> Split:
+def _split(folder: Path, name: str, counts: TextCounts, dtype: np.dtype) -> Split:
     ids = _mapped(folder / f"{name}.ids", dtype, counts.tokens)
     return Split(ids, _mapped(folder / f"{name}.documents", np.dtype(np.int64), counts.documents), counts)
 

@@ -8,7 +8,7 @@ import urllib.request
 import zlib
 from pathlib import Path
 
-from qkv.data.named import Published
+from qkv.data.named import PublishedFile
 from qkv.data.progress import progress
 from qkv.tokenizers.files import write_whole
 
@@ -20,7 +20,7 @@ class DownloadError(Exception):
     """Failed download; its message is a reason that completes a sentence."""
 
 
-def download(file: Published, target: Path) -> None:
+def download(file: PublishedFile, target: Path) -> None:
     """Download ``file``, unpack it if gzipped, and write it to ``target`` if size and SHA-256 match.
 
     Raises ``DownloadError``, and ``OSError`` for disk errors.
@@ -35,7 +35,7 @@ def download(file: Published, target: Path) -> None:
     write_whole(target, content)
 
 
-def _fetched(file: Published) -> bytes:
+def _fetched(file: PublishedFile) -> bytes:
     """Download the file's bytes, at most one more than the published size, to bound endless responses."""
     content = bytearray()
     try:

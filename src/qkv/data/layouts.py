@@ -12,7 +12,7 @@ from qkv.data.batch import Batch
 from qkv.data.corpus import Split
 
 
-class Layout(ABC):
+class RowLayout(ABC):
     """Base class of layouts: cut a split of text into rows of at most ``length`` targets, and group rows into batches.
 
     The ``num_rows`` rows cover every target of the split once. ``batch`` returns training batches, ``rows`` given rows.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Published(NamedTuple):
+class PublishedFile(NamedTuple):
     """Published data file: name, URL ("" if not published in this form), size in bytes and SHA-256 of its unpacked
     content.
     """
@@ -19,8 +19,8 @@ class Published(NamedTuple):
 class Known(NamedTuple):
     """Files of a data set known by name; ``validation`` is None if it has no validation split of its own."""
 
-    train: Published
-    validation: Published | None = None
+    train: PublishedFile
+    validation: PublishedFile | None = None
 
 
 PYTHON_DOCS = "python-docs"
@@ -30,7 +30,7 @@ _WIKITEXT = "https://raw.githubusercontent.com/pytorch/examples/main/word_langua
 
 KNOWN = {
     "tinyshakespeare": Known(
-        Published(
+        PublishedFile(
             "input.txt",
             "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
             1115394,
@@ -38,8 +38,8 @@ KNOWN = {
         )
     ),
     "wikitext-2": Known(
-        Published("train.txt", _WIKITEXT + "train.txt", 10797148, "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f"),
-        Published("valid.txt", _WIKITEXT + "valid.txt", 1121681, "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8"),
+        PublishedFile("train.txt", _WIKITEXT + "train.txt", 10797148, "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f"),
+        PublishedFile("valid.txt", _WIKITEXT + "valid.txt", 1121681, "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8"),
     ),
 }
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from qkv.data.download import DownloadError, download
-from qkv.data.named import KNOWN, NAMES, PYTHON_DOCS, Published
-from qkv.data.text import Text
+from qkv.data.named import KNOWN, NAMES, PYTHON_DOCS, PublishedFile
+from qkv.data.text import TextSource
 from qkv.spec.errors import UserError, nearest
 from qkv.system.cache import cache_folder
 
@@ -18,8 +18,8 @@ class Source(NamedTuple):
     """Training text, and its validation text if the data set has one. ``digest``: hash of the content."""
 
     name: str
-    train: Text
-    validation: Text | None
+    train: TextSource
+    validation: TextSource | None
     digest: str
 
 
@@ -36,7 +36,7 @@ def resolve(source: str) -> Source:
         return _source(source, published(source, train), published(source, validation) if validation else None)
     path = Path(source).expanduser()
     if path.is_file():
-        return _source(source, Text.of_file(path, source))
+        return _source(source, TextSource.of_file(path, source))
     if path.is_dir():
         raise UserError(f"data.source: {source!r} is a directory; name one text file")
     if path.exists():
@@ -44,22 +44,22 @@ def resolve(source: str) -> Source:
     raise UserError(f"data.source: there is no file {source!r} and no known data set of that name; {nearest(source, NAMES)}")
 
 
-def _source(name: str, train: Text, validation: Text | None = None) -> Source:
+def _source(name: str, train: TextSource, validation: TextSource | None = None) -> Source:
     parts = [part.digest() for part in (train, validation) if part]
     return Source(name, train, validation, hashlib.sha256("".join(parts).encode()).hexdigest())
 
 
-def _python_docs() -> Text:
+def _python_docs() -> TextSource:
     try:
         from pydoc_data.topics import topics
     except ImportError:
         raise UserError(
             f"data.source: this Python was installed without pydoc_data, the text of {PYTHON_DOCS!r}; name a text file"
         ) from None
-    return Text.of_string("\n\n".join(topics[name].strip() for name in sorted(topics)) + "\n", PYTHON_DOCS)
+    return TextSource.of_string("\n\n".join(topics[name].strip() for name in sorted(topics)) + "\n", PYTHON_DOCS)
 
 
-def published(name: str, file: Published) -> Text:
+def published(name: str, file: PublishedFile) -> TextSource:
     """Find the file of data set ``name`` in the folder ``QKV_DATA`` or the user's cache, or download it to the cache;
     its checksum must match.
 
@@ -75,10 +75,10 @@ def published(name: str, file: Published) -> Text:
     if not file.url:
         raise UserError(f"data.source: {looked}, and it is not published in this form; put the file at {target}")
     _fetch(file, target, looked)
-    return Text.of_file(target)
+    return TextSource.of_file(target)
 
 
-def _fetch(file: Published, target: Path, looked: str) -> None:
+def _fetch(file: PublishedFile, target: Path, looked: str) -> None:
     try:
         download(file, target)
     except DownloadError as error:
@@ -91,8 +91,8 @@ def _fetch(file: Published, target: Path, looked: str) -> None:
         ) from None
 
 
-def _checked(name: str, file: Published, path: Path) -> Text:
-    text = Text.of_file(path)
+def _checked(name: str, file: PublishedFile, path: Path) -> TextSource:
+    text = TextSource.of_file(path)
     if text.digest() != file.sha256:
         raise UserError(f"data.source: {path} is not the published {file.name} of {name!r}; remove it, or use it as the file {str(path)!r}")
     return text

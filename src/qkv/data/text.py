@@ -19,7 +19,7 @@ BLOCK = 1 << 18
 """Block size in bytes."""
 
 
-class Text:
+class TextSource:
     """UTF-8 text that is read in blocks. ``name``: used in errors; ``open_bytes``: opens the unpacked bytes from the
     beginning.
 
@@ -31,12 +31,12 @@ class Text:
         self._open = open_bytes
 
     @classmethod
-    def of_file(cls, path: Path, name: str = "") -> Text:
+    def of_file(cls, path: Path, name: str = "") -> TextSource:
         """Text of a file, decompressed if its first two bytes are those of gzip."""
         return cls(name or str(path), lambda: _unpacked(path))
 
     @classmethod
-    def of_string(cls, text: str, name: str) -> Text:
+    def of_string(cls, text: str, name: str) -> TextSource:
         """Text of a string in memory."""
         return cls(name, lambda: io.BytesIO(text.encode()))
 

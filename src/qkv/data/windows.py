@@ -8,14 +8,14 @@ import numpy as np
 
 from qkv.data.batch import Batch
 from qkv.data.corpus import Split
-from qkv.data.layouts import Layout
+from qkv.data.layouts import RowLayout
 from qkv.data.rows import full_rows, padded_rows, random, with_segments
 from qkv.spec import data as spec
 from qkv.spec.register import implements
 
 
 @implements(spec.RandomCrops)
-class RandomCrops(Layout):
+class RandomCrops(RowLayout):
     """Batching of text as windows at random positions, drawn with replacement; held-out text is cut into consecutive
     windows. Separate examples are drawn with replacement, too.
     """

@@ -13,8 +13,11 @@ MODULES: dict[str, tuple[str, ...]] = {
     "qkv.library": ("qkv.api.functions",),
     "qkv.training.run": ("qkv.runs.run", "qkv.runs.load", "qkv.runs.evaluation", "qkv.runs.predict"),
     "qkv.training.embed": ("qkv.runs.embed",),
+    "qkv.tasks.material": ("qkv.tasks.dataset",),
 }
 """Former module names, and the modules in which their names are now."""
+NAMES = {"Material": "Dataset", "TextMaterial": "TextDataset", "ExampleMaterial": "ExampleDataset"}
+"""Former class names of these modules, and the names that they have now."""
 
 
 class Moved:
@@ -39,10 +42,11 @@ class Moved:
         def found(name: str) -> Any:
             if name.startswith("__"):
                 raise AttributeError(name)
+            present = NAMES.get(name, name)
             for home in map(import_module, homes):
-                if hasattr(home, name):
-                    _warn(f"{module.__name__}.{name}", f"{home.__name__}.{name}")
-                    return getattr(home, name)
+                if hasattr(home, present):
+                    warn_renamed(f"{module.__name__}.{name}", f"{home.__name__}.{present}")
+                    return getattr(home, present)
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
         module.__getattr__ = found  # type: ignore[method-assign]
@@ -60,13 +64,14 @@ def renamed(module: str, names: Mapping[str, str]) -> Any:
     def found(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        _warn(f"{module}.{name}", f"{module}.{names[name]}")
+        warn_renamed(f"{module}.{name}", f"{module}.{names[name]}")
         return getattr(sys.modules[module], names[name])
 
     return found
 
 
-def _warn(old: str, new: str) -> None:
+def warn_renamed(old: str, new: str) -> None:
+    """Warn that the name ``old`` is now ``new``."""
     import warnings
 
     warnings.warn(f"{old} is now {new}; the old name works in this version only", DeprecationWarning, stacklevel=3)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from qkv.generation import context
-from qkv.generation.engine import Engine, Next, Reading, Row
+from qkv.generation.engine import DecodedRow, Engine, Next, Reading
 from qkv.layers.context import Memory
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
@@ -164,7 +164,7 @@ class BeamSearch:
         """Run one forward pass and extend every beam of the unfinished prompts by one token."""
         self._engine.step()
 
-    def _chosen(self, rows: Sequence[Row], reading: Reading) -> list[Next]:
+    def _chosen(self, rows: Sequence[DecodedRow], reading: Reading) -> list[Next]:
         """Successors of all rows, for the engine: the next K beams of each prompt, none if its search has ended.
 
         The beams of a prompt are adjacent rows.

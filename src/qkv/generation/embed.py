@@ -86,7 +86,7 @@ def _embedded(model: Transformer, texts: Sequence[Framed], how: Embedding, skipp
     steps, lengths = torch.arange(ids.shape[1], device=device), torch.tensor([len(text.ids) for text in texts], device=device)
     real = steps < lengths[:, None]
     counted = real & (steps >= torch.minimum(lengths - 1, lengths.new_tensor(skipped))[:, None])
-    if model.spec.answers is not None:  # latents or a fixed number of queries: outputs are not tokens, and none is padding
+    if model.spec.num_outputs is not None:  # latents or a fixed number of queries: outputs are not tokens, and none is padding
         counted = torch.ones(x.shape[:2], dtype=torch.bool, device=device)
     found = torch.cat([pooled_over(x, counted, POOLINGS[name]) for name in how.poolings], -1)
     return F.normalize(found, dim=-1) if how.normalise else found

@@ -27,7 +27,7 @@ from qkv.state.tree import join, overwrite, rows
 
 
 @dataclass
-class Row:
+class DecodedRow:
     """Text that is being decoded, a row of the batch.
 
     key: number by which the policy knows it.   tokens: ids of the text, prompt included.   prompt: number of prompt
@@ -42,9 +42,9 @@ class Row:
     start: int = 0
     read: int = 0
 
-    def child(self, key: int) -> Row:
+    def child(self, key: int) -> DecodedRow:
         """Copy with another ``key``, which continues as a text of its own."""
-        return Row(key, list(self.tokens), self.prompt, self.memory, self.start, self.read)
+        return DecodedRow(key, list(self.tokens), self.prompt, self.memory, self.start, self.read)
 
 
 class Next(NamedTuple):
@@ -97,7 +97,7 @@ class Reading:
         return self.model.head(part.vectors[i : i + 1, : part.counts[i]])[0]
 
 
-Policy = Callable[[Sequence[Row], Reading], Sequence[Next]]
+Policy = Callable[[Sequence[DecodedRow], Reading], Sequence[Next]]
 """Function (rows, their forward pass) -> successors, in the order of the next batch; a row without one is evicted."""
 
 
@@ -108,7 +108,7 @@ class Engine:
         """Create an engine without rows. ``capacity``: fixed number of positions of the state; None grows by doubling."""
         self.model, self.policy, self.capacity = model, policy, capacity
         self._limit, self._device = model.limit, model.device
-        self.rows: list[Row] = []
+        self.rows: list[DecodedRow] = []
         self._state: State | None = None
         self._held = 0
         """Number of first rows that the state contains; rows after them have not been read."""
@@ -119,7 +119,7 @@ class Engine:
         ``memory``: encoder output, one row per text.
         """
         for i, (text, key) in enumerate(zip(texts, keys, strict=True)):
-            self.rows.append(Row(key, list(text), len(text), None if memory is None else (memory, i)))
+            self.rows.append(DecodedRow(key, list(text), len(text), None if memory is None else (memory, i)))
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -217,7 +217,7 @@ def inverse(order: Sequence[int]) -> list[int]:
     return places
 
 
-def _memory(read: Sequence[Row]) -> Memory | None:
+def _memory(read: Sequence[DecodedRow]) -> Memory | None:
     """Encoder output of the rows, one row each; None without an encoder.
 
     If the rows are all of one memory, in order, it is returned itself.

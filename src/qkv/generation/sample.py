@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qkv.generation import context
-from qkv.generation.engine import Engine, Next, Reading, Row
+from qkv.generation.engine import DecodedRow, Engine, Next, Reading
 from qkv.generation.filters import filtered, pick
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
@@ -72,7 +72,7 @@ class Sampling:
         """End the rows with indices ``finished`` and free their state."""
         self._engine.evict([place for place, row in enumerate(self._engine.rows) if row.key in finished])
 
-    def _chosen(self, rows: Sequence[Row], reading: Reading) -> list[Next]:
+    def _chosen(self, rows: Sequence[DecodedRow], reading: Reading) -> list[Next]:
         """Successors of all rows, as a policy of the engine: each row with one sampled token."""
         tokens = self._tokens(rows, at_least_single(reading.logits()))
         self._drawn = list(zip((row.key for row in rows), tokens, strict=True))
@@ -81,7 +81,7 @@ class Sampling:
         going = (place for place, (key, _) in enumerate(self._drawn) if len(self.texts[key]) < self._ends[key])
         return [Next(place, tokens[place : place + 1]) for place in going]
 
-    def _tokens(self, rows: Sequence[Row], logits: Tensor) -> list[int]:
+    def _tokens(self, rows: Sequence[DecodedRow], logits: Tensor) -> list[int]:
         """Sample one token id per row; the only values that a step reads from the device."""
         history = self._seen(rows, logits.device) if self.generation.repetition_penalty != 1.0 else None
         if self.generation.temperature == 0.0:
@@ -97,7 +97,7 @@ class Sampling:
             )
         return list(map(int, found))
 
-    def _seen(self, rows: Sequence[Row], device: torch.device) -> Tensor:
+    def _seen(self, rows: Sequence[DecodedRow], device: torch.device) -> Tensor:
         """Tokens of each row in any order (B, N), for the repetition penalty.
 
         Made of those of the last step and the latest token; of all tokens for a new batch.

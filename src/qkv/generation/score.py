@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from qkv.generation import context
-from qkv.generation.engine import Engine, Next, Reading, Row
+from qkv.generation.engine import DecodedRow, Engine, Next, Reading
 from qkv.generation.text import prompt_ids
 from qkv.layers.context import Memory
 from qkv.models.evaluating import evaluating
@@ -35,7 +35,7 @@ class OptionScore(NamedTuple):
     mean: float
 
 
-class Choice(NamedTuple):
+class ScoredOption(NamedTuple):
     """Result for an option.
 
     text: the option.   probability: softmax(score) over the options.   log_probability: log p in nats.   tokens:
@@ -51,7 +51,7 @@ class Choice(NamedTuple):
 
 def score_texts(
     model: Transformer, tokenizer: Tokenizer, prompt: str, options: Sequence[str], by: Measure = "sum", memory: Memory | None = None
-) -> list[Choice]:
+) -> list[ScoredOption]:
     """Score the options, in their order, with probabilities softmax(score).
 
     by: "sum" (log p), "token" (log p per token) or "character" (log p per character).   memory: encoder output of one row.
@@ -69,7 +69,7 @@ def score_texts(
     largest = max(judged)
     mass = sum(math.exp(score - largest) for score in judged)
     columns = zip(options, judged, scores, after, strict=True)
-    return [Choice(text, math.exp(score - largest) / mass, both.sum, len(ids), score) for text, score, both, ids in columns]
+    return [ScoredOption(text, math.exp(score - largest) / mass, both.sum, len(ids), score) for text, score, both, ids in columns]
 
 
 def joined_ids(tokenizer: Tokenizer, prompt: str, options: Sequence[str]) -> tuple[list[int], list[list[int]]]:
@@ -118,7 +118,7 @@ class Scoring:
         self.found: list[list[float]] = [[] for _ in options]
         """log p of the tokens of each option."""
 
-    def __call__(self, rows: Sequence[Row], reading: Reading) -> list[Next]:
+    def __call__(self, rows: Sequence[DecodedRow], reading: Reading) -> list[Next]:
         if not self.found[0]:
             logits = reading.logits().expand(len(self.options), -1)
             firsts = _picked(logits, [option[0] for option in self.options])

@@ -27,7 +27,7 @@ _DECODED = 16
 """Number of decoded tokens that are timed."""
 
 
-class Optimizer(Protocol):
+class OptimizerLike(Protocol):
     """Optimiser interface used by a training step."""
 
     def step(self) -> None: ...
@@ -44,7 +44,7 @@ class Update:
 
     model: Transformer
     loss: Callable[[Transformer, Batch], tuple[Tensor, int]]
-    optimizer: Optimizer
+    optimizer: OptimizerLike
     accumulate: int = 1
     precision: str = "fp32"
 
@@ -58,7 +58,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Row:
+class Measurement:
     """One quantity, predicted and measured."""
 
     quantity: str
@@ -72,7 +72,7 @@ class Row:
         return (self.predicted - self.measured) / self.measured if self.measured else float(self.predicted != 0)
 
 
-def check(cost: Cost, update_of: Callable[[Transformer], Update], machine: Machine | None = None) -> list[Row]:
+def check(cost: Cost, update_of: Callable[[Transformer], Update], machine: Machine | None = None) -> list[Measurement]:
     """Build the model of ``cost`` and compare estimates with measurements; with ``machine`` also tokens per second.
 
     ``update_of``: creates the training step of a model. Memory is estimated for the attention implementations that this
@@ -87,14 +87,14 @@ def check(cost: Cost, update_of: Callable[[Transformer], Update], machine: Machi
     memory = cost.at(attention=HERE, irregular=HERE).memory
     forward, training = count_flops(cost)
     rows = [
-        Row("parameters", "", cost.parameters, sum(p.numel() for p in model.parameters())),
-        Row("FLOPs, forward", "FLOP", cost.forward_flops, forward),
-        Row("FLOPs, training step", "FLOP", cost.train_flops, training),
-        Row("peak memory, training step", "B", memory.peak, peak_bytes(update, batch)),
+        Measurement("parameters", "", cost.parameters, sum(p.numel() for p in model.parameters())),
+        Measurement("FLOPs, forward", "FLOP", cost.forward_flops, forward),
+        Measurement("FLOPs, training step", "FLOP", cost.train_flops, training),
+        Measurement("peak memory, training step", "B", memory.peak, peak_bytes(update, batch)),
     ]
     if machine:
         per_update = cost.training.accumulate * cost.tokens
-        rows.append(Row("training", "tokens/s", cost.speed(machine).train, per_update / seconds(lambda: update(batch))))
+        rows.append(Measurement("training", "tokens/s", cost.speed(machine).train, per_update / seconds(lambda: update(batch))))
     return rows + _decoding(cost, machine, model, batch) if cost.writes else rows
 
 
@@ -140,16 +140,16 @@ def peak_bytes(update: Update, batch: Batch) -> int:
     return memory.peak
 
 
-def _decoding(cost: Cost, machine: Machine | None, model: Transformer, batch: Batch) -> list[Row]:
+def _decoding(cost: Cost, machine: Machine | None, model: Transformer, batch: Batch) -> list[Measurement]:
     model.eval()
     if cost.precision == "bf16":
         model.to(torch.bfloat16)
-    rows = [Row("decoding state", "B", cost.state_bytes(), nbytes(_started(model, batch)))]
+    rows = [Measurement("decoding state", "B", cost.state_bytes(), nbytes(_started(model, batch)))]
     if machine is None:
         return rows
     speed = cost.speed(machine)
     prefill, decode = rates(model, batch)
-    return [*rows, Row("prefill", "tokens/s", speed.prefill, prefill), Row("decoding", "tokens/s", speed.decode, decode)]
+    return [*rows, Measurement("prefill", "tokens/s", speed.prefill, prefill), Measurement("decoding", "tokens/s", speed.decode, decode)]
 
 
 def rates(model: Transformer, batch: Batch) -> tuple[float, float]:

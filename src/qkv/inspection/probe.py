@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from qkv.inspection.machine import Machine
 from qkv.ops.attention.choose import attention
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.linear.choose import linear
 from qkv.ops.masks import Causal, Sites
 from qkv.system.allowance import limit_threads
@@ -61,7 +61,7 @@ def _linear(rounded: bool, rows: int) -> Callable[[], object]:
 def _attention() -> Callable[[], object]:
     q, k, v = (torch.ones(1, _HEADS, _LENGTH, _HEAD, requires_grad=True) for _ in range(3))
     positions = torch.arange(_LENGTH)[None]
-    problem = Problem(Causal(), Sites(positions, positions, aligned=True), _HEAD**-0.5)
+    problem = AttentionProblem(Causal(), Sites(positions, positions, aligned=True), _HEAD**-0.5)
 
     def run() -> None:
         out = attention(q, k, v, problem)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qkv.former.names import renamed
 from qkv.interop.folder import Stored, held_by, stored_tensors
 from qkv.interop.mapped import watch
 from qkv.interop.mapping.config import Config
@@ -33,7 +34,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedModel:
     """Loaded checkpoint in Hugging Face format: model, tokenizer, settings, and what was left out.
 
     ``tokenizer`` is None if the folder has none; ``labels`` is empty if it names no classes. ``used`` is the number of
@@ -67,7 +68,7 @@ def load_published(
     revision: str | None = None,
     pickles: bool = False,
     copy: bool = False,
-) -> Published:
+) -> PublishedModel:
     """Load the checkpoint in a local folder or, if there is no such folder, the published model of that name.
 
     ``dtype``: "fp32", "bf16", "fp16" or a torch dtype; default: the dtype of most numbers in the files. ``revision``:
@@ -82,7 +83,7 @@ def load_published(
     return read_published(opened(source, revision, pickles), dtype, pickles, copy)
 
 
-def read_published(found: Opened, dtype: torch.dtype | str | None = None, pickles: bool = False, copy: bool = False) -> Published:
+def read_published(found: Opened, dtype: torch.dtype | str | None = None, pickles: bool = False, copy: bool = False) -> PublishedModel:
     """Load an opened checkpoint; see ``load_published``. Raises ``UserError``."""
     folder = found.folder
     stored = stored_tensors(folder, pickles, copy)
@@ -93,7 +94,7 @@ def read_published(found: Opened, dtype: torch.dtype | str | None = None, pickle
     ignored = fill(model, family, architecture, stored, precision, str(folder))
     _watch(model, stored)
     tokenizer = _tokenizer(folder)
-    return Published(
+    return PublishedModel(
         folder,
         family.name,
         architecture,
@@ -328,3 +329,6 @@ def labels_of(config: Config) -> tuple[str, ...]:
 def _numbered(spec: Model) -> tuple[str, ...]:
     """Default class names LABEL_0, LABEL_1, … of a model with a classification head."""
     return tuple(f"LABEL_{i}" for i in range(spec.head.classes or 0))
+
+
+__getattr__ = renamed(__name__, {"Published": "PublishedModel"})

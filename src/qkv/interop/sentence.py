@@ -28,7 +28,7 @@ POOLINGS = {
 
 
 @dataclass(frozen=True)
-class Sentence:
+class EmbeddingSettings:
     """Settings of a sentence-transformers model: poolings, length, prompts.
 
     ``body``: folder of the Transformer. ``pools_prompt``: pool over the tokens of the prompt, too. ``prompts``: texts
@@ -57,7 +57,7 @@ class Sentence:
         return self.prompts[name]
 
 
-def read_sentence(folder: Path) -> Sentence:
+def read_sentence(folder: Path) -> EmbeddingSettings:
     """Read the settings of the sentence-transformers model in ``folder``. Raises ``UserError`` for an unknown module or
     setting.
     """
@@ -70,7 +70,7 @@ def read_sentence(folder: Path) -> Sentence:
     poolings, pools_prompt = _poolings(pooling)
     max_length, lower_case = _reader(body)
     prompts, default = _prompts(folder)
-    return Sentence(body, poolings, "Normalize" in kinds, max_length, lower_case, pools_prompt, prompts, default)
+    return EmbeddingSettings(body, poolings, "Normalize" in kinds, max_length, lower_case, pools_prompt, prompts, default)
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:

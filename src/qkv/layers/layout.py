@@ -75,7 +75,7 @@ class Declared(nn.Module):
         return {}
 
 
-class Table(Declared):
+class LookupTable(Declared):
     """Module whose own parameters are lookup tables of a fixed index (a distance, a relation), not matrices."""
 
     def layouts(self) -> Layouts:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.layers.context import Context
-from qkv.layers.layout import Table
+from qkv.layers.layout import LookupTable
 from qkv.layers.positions import rope_frequencies
 from qkv.ops import positions as position_ops
 from qkv.ops.at_least_single import single_or_wider
@@ -21,7 +21,7 @@ from qkv.spec import branches, parts
 from qkv.spec.register import implementation, implements
 
 
-class Relative(Table):
+class Relative(LookupTable):
     """Base class of relative positions inside attention.
 
     Each may rotate queries and keys, add a bias to the scores, and add vectors to the values. Made by ``cls(part,
@@ -99,7 +99,7 @@ class Shaw(Relative):
         return None if self.value_table is None else RelativeValues(self.value_table, self._index(sites))
 
 
-class SharedTable(Table):
+class SharedTable(LookupTable):
     """Base class of relative positions with a learned table that all layers of a stack share if ``part.shared``."""
 
     part: Any

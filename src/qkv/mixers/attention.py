@@ -10,7 +10,7 @@ from qkv.layers.relative import build_relative
 from qkv.mixers.key_value import KeyValueAttention
 from qkv.mixers.observed import observe
 from qkv.ops.attention.choose import attention
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.masks import Sites
 from qkv.spec import branches as spec
 from qkv.spec.register import implements
@@ -41,8 +41,10 @@ class Attention(KeyValueAttention):
         out = attention(q, k, v, problem)
         return self.output(out.transpose(1, 2).flatten(2)), state
 
-    def _problem(self, q: Tensor, sites: Sites) -> Problem:
+    def _problem(self, q: Tensor, sites: Sites) -> AttentionProblem:
         part, relative = self.part, self.relative
         dropout = part.dropout if self.training else 0.0
         bias, values = relative.bias(q, sites, self.scale), relative.values(sites)
-        return Problem(self.mask, sites, self.scale, relative.slopes(q, self.scale), dropout, bias, part.top_k, values, part.softcap)
+        return AttentionProblem(
+            self.mask, sites, self.scale, relative.slopes(q, self.scale), dropout, bias, part.top_k, values, part.softcap
+        )

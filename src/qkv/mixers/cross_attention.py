@@ -14,7 +14,7 @@ from qkv.layers.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.mixers.observed import observe
 from qkv.ops.attention.choose import attention
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.masks import Full, Sites
 from qkv.spec import cross as spec
 from qkv.spec.register import implements
@@ -96,10 +96,10 @@ class CrossAttention(MemoryBranch):
         q = self.query(x).unflatten(-1, (self.part.num_heads, self.head_dim)).transpose(1, 2)
         return q if self.query_norm is None else self.query_norm(q, context)
 
-    def _problem(self, known: MemoryKeys, context: Context) -> Problem:
+    def _problem(self, known: MemoryKeys, context: Context) -> AttentionProblem:
         lengths = known.lengths if isinstance(known.lengths, Counts) else id(known.lengths)
         sites = context.once(("memory", lengths, known.keys.shape[2]), lambda: self._sites(known, context))
-        return Problem(Full(), sites, self.scale, None, self.part.dropout if self.training else 0.0)
+        return AttentionProblem(Full(), sites, self.scale, None, self.part.dropout if self.training else 0.0)
 
     @staticmethod
     def _sites(known: MemoryKeys, context: Context) -> Sites:

@@ -11,7 +11,7 @@ from qkv.layers.layout import Layouts, from_heads, matrix
 from qkv.layers.linear import Linear
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.global_local import Places, place, taken, windowed
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.masks import Full, Sites
 from qkv.spec.mixers import sparse_attention as spec
 from qkv.spec.register import implements
@@ -66,7 +66,7 @@ class GlobalLocalAttention(Branch):
         """Replace the outputs of global positions in ``out`` (B, H, N, Dk) by their attention over all keys."""
         (q,) = self._heads(self.global_query(taken(x, places.index)))
         k, v = self._heads(self.global_key_value(x))
-        seen = attention(q, k, v, Problem(Full(), _of_global(places, x.shape[0]), self.scale, dropout=dropout))
+        seen = attention(q, k, v, AttentionProblem(Full(), _of_global(places, x.shape[0]), self.scale, dropout=dropout))
         seen = torch.where(places.picked()[:, None, :, None], seen, taken(out, places.index))
         index = places.index.expand(x.shape[0], -1)[:, None, :, None].expand_as(seen)
         return out.scatter(2, index, seen)

@@ -12,7 +12,7 @@ from qkv.layers.linear import Linear
 from qkv.mixers.key_value import KeyValueBranch
 from qkv.ops import lsh_attention as ops
 from qkv.ops.attention.choose import attention
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.documents import Documents, documents
 from qkv.ops.masks import Sites
 from qkv.spec.mixers import lsh_attention as spec
@@ -55,14 +55,14 @@ class LSHAttention(KeyValueBranch):
             out = self._hashed(q, k, v, context, dropout)
         else:
             k, v, state, sites = self.with_past(k, v, context, state)
-            out = attention(q, k, v, Problem(self.mask, sites, 1.0, dropout=dropout, added=_itself(sites, q)))
+            out = attention(q, k, v, AttentionProblem(self.mask, sites, 1.0, dropout=dropout, added=_itself(sites, q)))
         return self.output(out.transpose(1, 2).flatten(2)), state
 
     def _hashed(self, q: Tensor, k: Tensor, v: Tensor, context: Context, dropout: float) -> Tensor:
         count, batch = q.shape[2], q.shape[0]
         positions = context.positions.expand(batch, -1)
         lengths = torch.full((batch,), count, device=q.device) if context.lengths is None else context.lengths
-        row = ops.Row(lengths, positions, self.mask, context.prefix, context.visible)
+        row = ops.RowPositions(lengths, positions, self.mask, context.prefix, context.visible)
         if context.segments is None:
             return ops.attention(q, k, v, row, self.hashing, dropout)
         valid = context.valid
@@ -75,13 +75,13 @@ class LSHAttention(KeyValueBranch):
         return self.output
 
 
-def _of_documents(row: ops.Row, found: Documents) -> ops.Row:
+def _of_documents(row: ops.RowPositions, found: Documents) -> ops.RowPositions:
     """Unpack packed rows: one row per document, for LSH attention, which sorts whole rows."""
     count = row.positions.shape[1]
     origin, place = found.table[:, 0] // count, found.table % count
     prefix = None if row.prefix is None else row.prefix[origin]
     given = None if row.given is None else row.given[origin[:, None, None], place[:, :, None], place[:, None, :]]
-    return ops.Row(found.lengths, found.apart(row.positions), row.mask, prefix, given)
+    return ops.RowPositions(found.lengths, found.apart(row.positions), row.mask, prefix, given)
 
 
 def _itself(sites: Sites, q: Tensor) -> Tensor:

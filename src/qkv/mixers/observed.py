@@ -7,10 +7,10 @@ from torch import Tensor
 from qkv.layers.branch import Branch
 from qkv.layers.context import Context
 from qkv.ops.attention import reference
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 
 
-def observe(branch: Branch, q: Tensor, k: Tensor, problem: Problem, context: Context) -> None:
+def observe(branch: Branch, q: Tensor, k: Tensor, problem: AttentionProblem, context: Context) -> None:
     """Pass attention scores and weights (B, H, N, M) to the tap, if it receives them.
 
     They are computed for it by the reference. q (B, H, N, Dk), k (B, G, M, Dk).

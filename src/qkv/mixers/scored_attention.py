@@ -9,7 +9,7 @@ from qkv.layers.context import Context
 from qkv.mixers.key_value import KeyValueAttention
 from qkv.mixers.observed import observe
 from qkv.ops.attention.choose import attention
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.masks import Sites
 from qkv.spec.branches import MaskedAttention
 
@@ -33,7 +33,7 @@ class ScoredAttention(KeyValueAttention):
         k, v, state, sites = self.with_past(k, v, context, state)
         q, added = self.scored(q, k, sites, context)
         dropout = self.part.dropout if self.training else 0.0
-        problem = Problem(self.mask, sites, self.scale, dropout=dropout, added=added)
+        problem = AttentionProblem(self.mask, sites, self.scale, dropout=dropout, added=added)
         observe(self, q, k, problem, context)
         out = attention(q, k, v, problem)
         return self.output(out.transpose(1, 2).flatten(2)), state

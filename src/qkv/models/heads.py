@@ -111,7 +111,7 @@ class Pool(nn.Module):
         return (scores.softmax(-1).to(x.dtype)[:, None] @ x)[:, 0]
 
 
-class Answer(Head):
+class PredictionHead(Head):
     """Base class of all other heads: y = dropout(g(x)) W^T + b, (B, N, D) -> (B, N, C), or pooled (B, C).
 
     g: the identity or norm(φ(x W_h + b_h)).
@@ -134,7 +134,7 @@ class Answer(Head):
 
 
 @implements(spec.ClassificationHead)
-class Classifier(Answer):
+class Classifier(PredictionHead):
     """Classification head: logits (B, C) of each row, from its pooled vector."""
 
     def __init__(self, part: spec.ClassificationHead, width: int, table: object):
@@ -145,7 +145,7 @@ class Classifier(Answer):
 
 
 @implements(spec.TokenHead)
-class Tagger(Answer):
+class Tagger(PredictionHead):
     """Token classification head: logits (B, N, C) of each position."""
 
     def __init__(self, part: spec.TokenHead, width: int, table: object):
@@ -156,7 +156,7 @@ class Tagger(Answer):
 
 
 @implements(spec.SpanHead)
-class SpanFinder(Answer):
+class SpanFinder(PredictionHead):
     """Span head: logits (B, N, 2) of the span's first and last position. Targets (B, 2)."""
 
     def __init__(self, part: spec.SpanHead, width: int, table: object):
@@ -170,7 +170,7 @@ class SpanFinder(Answer):
 
 
 @implements(spec.RegressionHead)
-class Regressor(Answer):
+class Regressor(PredictionHead):
     """Regression head: value (B, 1) of each row, from its pooled vector."""
 
     def __init__(self, part: spec.RegressionHead, width: int, table: object):

@@ -304,7 +304,7 @@ class Transformer(Stack):
         ``memory``: the encoder's output, for calls without a state; with a state, pass it to ``init_state``.
         """
         x, context, state = self._read(Signal.of(signal), state, tap, memory)
-        return tapped(tap, "head", "head", self.head(x, context.lengths if self.spec.answers is None else None)), state
+        return tapped(tap, "head", "head", self.head(x, context.lengths if self.spec.num_outputs is None else None)), state
 
     def features(
         self, signal: Signal | Tensor, state: State | None = None, *, tap: Tap | None = None, memory: Memory | Memories | None = None

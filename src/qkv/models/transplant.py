@@ -21,7 +21,7 @@ _LAYER = re.compile(r"(?<=blocks\.)\d+")
 KEPT, NEW = "kept", "initialised at random"
 
 
-class Moved(NamedTuple):
+class Transferred(NamedTuple):
     """Record of the transfer of one tensor to the new model.
 
     path: its name.   how: description.   numbers: its size.   taken: how many of its numbers come from the old model.
@@ -33,7 +33,7 @@ class Moved(NamedTuple):
     taken: int
 
 
-def transplant(old: nn.Module, new: nn.Module) -> list[Moved]:
+def transplant(old: nn.Module, new: nn.Module) -> list[Transferred]:
     """Copy the weights of ``old`` that fit to ``new``, in place; return one record per tensor (one if it is shared)."""
     theirs, before, after = old.state_dict(), layouts(old), layouts(new)
     found, seen = [], set[int]()
@@ -45,7 +45,7 @@ def transplant(old: nn.Module, new: nn.Module) -> list[Moved]:
     return found
 
 
-def in_words(moved: list[Moved]) -> list[tuple[str, str]]:
+def in_words(moved: list[Transferred]) -> list[tuple[str, str]]:
     """Format records as (path, description) in the model's order.
 
     Equal entries of several layers are merged to ``blocks.*`` or ``blocks.{0,2}``.
@@ -70,27 +70,27 @@ def _some(layers: list[str]) -> str:
 
 
 @torch.no_grad()
-def _take(name: str, own: Tensor, given: Tensor | None, stored: tuple[Layout | None, Layout]) -> Moved:
+def _take(name: str, own: Tensor, given: Tensor | None, stored: tuple[Layout | None, Layout]) -> Transferred:
     size, (before, after) = own.numel(), stored
     if given is None or own.shape[1:] != given.shape[1:] or own.dim() != given.dim():
-        return Moved(name, NEW, size, 0)
+        return Transferred(name, NEW, size, 0)
     if before and before.out != after.out and _names(before) == _names(after):
         return _by_piece(name, own, given, before.out, after.out)
     if own.shape == given.shape:
         own.copy_(given)
-        return Moved(name, KEPT, size, size)
+        return Transferred(name, KEPT, size, size)
     if after.kind == "rows":
         rows = min(len(own), len(given))
         own[:rows].copy_(given[:rows])
-        return Moved(name, f"{rows:,} of {len(own):,} rows kept", size, own[:rows].numel())
-    return Moved(name, NEW, size, 0)
+        return Transferred(name, f"{rows:,} of {len(own):,} rows kept", size, own[:rows].numel())
+    return Transferred(name, NEW, size, 0)
 
 
 def _names(layout: Layout) -> set[str]:
     return {piece.name for piece in layout.out}
 
 
-def _by_piece(name: str, own: Tensor, given: Tensor, before: tuple[Piece, ...], after: tuple[Piece, ...]) -> Moved:
+def _by_piece(name: str, own: Tensor, given: Tensor, before: tuple[Piece, ...], after: tuple[Piece, ...]) -> Transferred:
     """Transfer the pieces of a tensor, such as queries, keys and values, each from the old tensor's piece of that name.
 
     own, given: new and old tensor; before, after: their pieces.
@@ -106,8 +106,8 @@ def _by_piece(name: str, own: Tensor, given: Tensor, before: tuple[Piece, ...], 
             mine.copy_(made)
             taken += mine.numel()
     if list(ways) == [NEW]:
-        return Moved(name, NEW, own.numel(), 0)
-    return Moved(name, "; ".join(f"{', '.join(letters)}: {how}" for how, letters in ways.items()), own.numel(), taken)
+        return Transferred(name, NEW, own.numel(), 0)
+    return Transferred(name, "; ".join(f"{', '.join(letters)}: {how}" for how, letters in ways.items()), own.numel(), taken)
 
 
 def _regrouped(own: Tensor, given: Tensor, was: int | None, width: int | None) -> tuple[Tensor | None, str]:

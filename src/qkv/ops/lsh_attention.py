@@ -42,7 +42,7 @@ class Hashing:
 
 
 @dataclass(frozen=True)
-class Row:
+class RowPositions:
     """Positions and visibility of a batch of rows.
 
     lengths (B): number of unpadded positions.   positions (B, N).   mask: visibility predicate; ``prefix`` (B): its
@@ -78,7 +78,7 @@ def buckets(x: Tensor, hashing: Hashing) -> Tensor:
 
 
 @declares(lambda q, *others: Unseen(q.shape[:3].numel() * q.shape[2] * q.element_size()))
-def attention(q: Tensor, k: Tensor, v: Tensor, row: Row, hashing: Hashing, dropout: float = 0.0) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, row: RowPositions, hashing: Hashing, dropout: float = 0.0) -> Tensor:
     """LSH attention output O (B, H, N, Dv): each query attends to keys in its own and neighbouring chunks of each round.
 
     Equal to full attention if these chunks contain all visible keys.
@@ -124,7 +124,7 @@ def _at(x: Tensor, places: Tensor) -> Tensor:
     return x.gather(2, index).unflatten(2, places.shape[2:])
 
 
-def _visible(row: Row, queries: Tensor, keys: Tensor, there: Tensor) -> Tensor:
+def _visible(row: RowPositions, queries: Tensor, keys: Tensor, there: Tensor) -> Tensor:
     """Mask (B, H, C, chunk, met · chunk): True for keys that the queries of a chunk see. ``there``: unpadded keys."""
     repeated = queries.shape[1] * queries.shape[2]
     positions = row.positions[:, None].expand(-1, queries.shape[1], -1)

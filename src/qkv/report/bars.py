@@ -10,7 +10,7 @@ from qkv.report import frame
 from qkv.report.figures import short
 from qkv.report.frame import text, text_width
 from qkv.report.markup import Markup, tag
-from qkv.report.scale import Scale, drawable
+from qkv.report.scale import AxisScale, drawable
 
 _ROW, _BAR = 26, 16
 
@@ -56,7 +56,7 @@ class BarChart:
         """None: a bar chart needs no variant for narrow screens."""
 
     def _rows(self) -> Iterator[Markup]:
-        scale = Scale.over((value for _, value in self.bars), zero=True)
+        scale = AxisScale.over((value for _, value in self.bars), zero=True)
         written = [short(value, 4) for _, value in self.bars]
         left = min(self.width * 0.4, max([0.0, *(text_width(name) for name, _ in self.bars)])) + 10
         room = max([0.0, *(text_width(words) for words in written)]) + 8

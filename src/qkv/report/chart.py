@@ -11,7 +11,7 @@ from qkv.report import frame
 from qkv.report.figures import fixed, place, short
 from qkv.report.frame import stroke_class, text, text_width
 from qkv.report.markup import Markup, join, number, tag
-from qkv.report.scale import Scale, drawable, labels
+from qkv.report.scale import AxisScale, drawable, labels
 from qkv.report.series import Line, Trace, runs, traces
 
 _COMPACT = 480
@@ -77,8 +77,8 @@ class _Drawing:
     def __init__(self, chart: LineChart) -> None:
         self.chart = chart
         self.traces = chart.traces
-        self.x = _from_zero(Scale.over((x for t in self.traces for x, _ in t.points), chart.x_log))
-        self.y = Scale.over((y for t in self.traces for _, y in t.points), chart.y_log, pad=0.05, zero=chart.y_zero)
+        self.x = _from_zero(AxisScale.over((x for t in self.traces for x, _ in t.points), chart.x_log))
+        self.y = AxisScale.over((y for t in self.traces for _, y in t.points), chart.y_log, pad=0.05, zero=chart.y_zero)
         self.y_ticks = self.y.ticks(max(3, chart.height // 50))
         self.y_labels = labels(self.y_ticks, self.y.log)
         self.ends = self._ends()
@@ -223,10 +223,10 @@ class _Drawing:
             yield text(x + 19, 37 + 18 * row, label, class_="strong")
 
 
-def _from_zero(scale: Scale) -> Scale:
+def _from_zero(scale: AxisScale) -> AxisScale:
     """Extend an axis that starts just above 0, such as one of steps, to 0; others are returned unchanged."""
-    return Scale(0.0, scale.high) if not scale.log and 0 < scale.low < 0.05 * scale.high else scale
+    return AxisScale(0.0, scale.high) if not scale.log and 0 < scale.low < 0.05 * scale.high else scale
 
 
-def _axis_text(scale: Scale) -> str:
+def _axis_text(scale: AxisScale) -> str:
     return f"{'log' if scale.log else 'linear'} {scale.low!r} {scale.high!r}"

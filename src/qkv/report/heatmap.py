@@ -15,7 +15,7 @@ from qkv.report import frame
 from qkv.report.figures import short
 from qkv.report.frame import text, text_width
 from qkv.report.markup import Markup, tag
-from qkv.report.scale import Scale, drawable
+from qkv.report.scale import AxisScale, drawable
 
 _ANCHORS = [(16, 22, 58), (31, 61, 124), (27, 107, 150), (38, 152, 152), (98, 190, 130), (180, 219, 106), (253, 241, 122)]
 """Colour scale from low to high. Lightness is monotonic, so the order survives greyscale print and colour blindness."""
@@ -83,8 +83,8 @@ class _Drawing:
     def __init__(self, chart: HeatMap) -> None:
         self.chart = chart
         self.height, self.count = len(chart.values), max([0, *(len(row) for row in chart.values)])
-        found = Scale.over(v for row in chart.values for v in row if v is not None)
-        self.scale = Scale.over([found.low if chart.low is None else chart.low, found.high if chart.high is None else chart.high])
+        found = AxisScale.over(v for row in chart.values for v in row if v is not None)
+        self.scale = AxisScale.over([found.low if chart.low is None else chart.low, found.high if chart.high is None else chart.high])
         self.left = min(chart.width * 0.3, max([0.0, *(text_width(name) for name in chart.rows)])) + (10 if chart.rows else 0)
         self.right = chart.width - 62
         names = min(chart.width * 0.25, max([0.0, *(text_width(name) for name in chart.columns)]))

@@ -18,7 +18,7 @@ _MANTISSAS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0
 
 
 @dataclass(frozen=True)
-class Scale:
+class AxisScale:
     """Linear or logarithmic axis from ``low`` to ``high``; ``low < high``, both positive if ``log``."""
 
     low: float
@@ -26,7 +26,7 @@ class Scale:
     log: bool = False
 
     @classmethod
-    def over(cls, values: Iterable[float], log: bool = False, pad: float = 0.0, zero: bool = False) -> Scale:
+    def over(cls, values: Iterable[float], log: bool = False, pad: float = 0.0, zero: bool = False) -> AxisScale:
         """Axis that covers all drawable values plus the fraction ``pad`` of its span at both ends; ``zero``: include
         0.
         """

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from qkv.report.chart import LineChart
-from qkv.report.exam import BESIDE_THE_POINT, add_exam, chosen_by, headline, named, words
+from qkv.report.evaluation import BESIDE_THE_POINT, add_evaluation, chosen_by, headline, named, words
 from qkv.report.figures import duration, fixed, short
 from qkv.report.page import Page, Tone
 from qkv.report.sections import add_sections
@@ -33,7 +33,7 @@ class TrainingRun:
     ``event``; all are optional. ``samples`` are ``{"step", "text"}``; default: ``sample`` of the rows. ``figures`` may
     hold ``total_steps``, ``parameters``, ``flops`` (total), ``tokens`` (total), ``characters_per_token`` (of the
     validation text) and ``clip_norm``; missing ones are omitted from the report. ``message``: why a run stopped or
-    failed; ``usage``: (purpose, command) to use the run. ``exam``: ``step`` and ``splits``, the evaluation of the best
+    failed; ``usage``: (purpose, command) to use the run. ``evaluation``: ``step`` and ``splits``, the evaluation of the best
     weights.
     """
 
@@ -52,7 +52,7 @@ class TrainingRun:
     best: str = "loss"
     """Validation metric that selected the weights."""
     usage: tuple[str, str] = ("", "")
-    exam: Mapping[str, Any] | None = None
+    evaluation: Mapping[str, Any] | None = None
     sections: Sequence[Mapping[str, Any]] = ()
     """Further sections, in the form of ``qkv.report.sections``."""
 
@@ -93,8 +93,8 @@ def training_report(run: TrainingRun) -> str:
     page.cards([card for card in (_validation_card(run), *_task_cards(run), *(make(run) for make in _CARDS)) if card])
     add_sections(page, run.sections)
     _add_curves(page, run)
-    if run.exam:
-        add_exam(page, run.exam["splits"], run.exam["step"], run.best)
+    if run.evaluation:
+        add_evaluation(page, run.evaluation["splits"], run.evaluation["step"], run.best)
     _add_samples(page, run)
     if run.cost:
         with page.section("Cost"):
@@ -144,8 +144,8 @@ def _validation_card(run: TrainingRun) -> Card | None:
     last = run.last("val_loss")
     if last is None:
         return None
-    if run.exam:  # the other cards are of the same weights
-        at = run.exam["step"]
+    if run.evaluation:  # the other cards are of the same weights
+        at = run.evaluation["step"]
         kept = next((v for v, s in zip(values, steps, strict=True) if s == at and math.isfinite(v)), None)
         if kept is not None:
             return "Loss, validation", fixed(kept), f"step {at:,}, {chosen_by(run.best)}" if at != run.step else run.loss_unit
@@ -163,8 +163,8 @@ def _train_loss_card(run: TrainingRun) -> Card | None:
 
 def _task_cards(run: TrainingRun) -> list[Card]:
     """Report cards of the task's metrics: from the final evaluation, or before it from the last validation."""
-    if run.exam:
-        return headline(run.exam["splits"])
+    if run.evaluation:
+        return headline(run.evaluation["splits"])
     known = [(name, run.last(f"val_{name}")) for name in run.measured if name not in _UNSEEN]
     return [(named(name), fixed(value), _beside(run, name)) for name, value in known if value is not None]
 
@@ -308,7 +308,7 @@ def _add_samples(page: Page, run: TrainingRun) -> None:
         return
     *earlier, last = samples
     writes = "Generated text" if run.counted == "tokens" else "Predictions"
-    with page.section("Sample predictions during training" if run.exam else writes):
+    with page.section("Sample predictions during training" if run.evaluation else writes):
         page.prose(f"After {int(last['step']):,} steps:")
         page.sample(_cut(str(last["text"])))
         if earlier:

@@ -40,7 +40,7 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-class Checkpoints:
+class CheckpointStore:
     """Folder of a run's checkpoints, of which only the newest ``keep`` are kept."""
 
     def __init__(self, folder: Path, keep: int = 2):
@@ -119,7 +119,7 @@ def newest_state(folder: Path) -> dict[str, Any] | None:
     """Plain data of the newest checkpoint in ``folder``, without reading its tensors; None if there is none. Raises
     UserError if it was edited.
     """
-    paths = Checkpoints(folder).paths()
+    paths = CheckpointStore(folder).paths()
     return _read_state(paths[0] / "state.json")["state"] if paths else None
 
 

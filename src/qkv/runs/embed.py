@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.generation.embed import Embedding, embed_texts
 from qkv.interop.places import is_sentence_folder
-from qkv.interop.sentence import Sentence, read_sentence
+from qkv.interop.sentence import EmbeddingSettings, read_sentence
 from qkv.runs.load import load
 from qkv.runs.run import Run
 from qkv.spec.errors import UserError, nearest
@@ -39,7 +39,7 @@ def embed(
     return embed_texts(run.model, run.vocabulary.tokenizer, texts, how, text, batch_size)
 
 
-def opened(source: Run | str | Path, copy: bool = False) -> tuple[Run, Sentence | None]:
+def opened(source: Run | str | Path, copy: bool = False) -> tuple[Run, EmbeddingSettings | None]:
     """Load a run, checkpoint or sentence-transformers folder: (run, embedding settings of a sentence-transformers
     folder or None).
 
@@ -54,7 +54,7 @@ def opened(source: Run | str | Path, copy: bool = False) -> tuple[Run, Sentence 
     return source, read_sentence(source.folder) if is_sentence_folder(source.folder) else None
 
 
-def _how(said: Sentence | None, options: dict[str, Any]) -> Embedding:
+def _how(said: EmbeddingSettings | None, options: dict[str, Any]) -> Embedding:
     unknown = next((name for name in options if name not in Embedding.__dataclass_fields__), None)
     if unknown:
         raise UserError(f"there is no option {unknown!r} of an embedding; {nearest(unknown, Embedding.__dataclass_fields__)}")

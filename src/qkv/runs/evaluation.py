@@ -20,8 +20,8 @@ from qkv.runs.run import Run, task_of
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe
-from qkv.tasks.material import OTHER, TEST, ExampleMaterial, Material
-from qkv.tasks.task import Exam, Task, Totals
+from qkv.tasks.dataset import OTHER, TEST, Dataset, ExampleDataset
+from qkv.tasks.task import Evaluation, Task, Totals
 
 
 def measure(
@@ -46,9 +46,9 @@ def never() -> bool:
     return False
 
 
-def examine(
-    model: Any, task: Task, material: Material, recipe: Recipe, split: str, batches: int | None = None, stop: Callable[[], bool] = never
-) -> Exam | None:
+def evaluate_split(
+    model: Any, task: Task, dataset: Dataset, recipe: Recipe, split: str, batches: int | None = None, stop: Callable[[], bool] = never
+) -> Evaluation | None:
     """Evaluate ``model`` on one split: metrics with the number of targets and the seconds taken, and details for the
     report; None if ``stop`` returned True.
 
@@ -56,20 +56,22 @@ def examine(
     evenly spaced.
     """
     began = time.perf_counter()
-    seen = measure(model, task, material.rows(split, batches), recipe.training.precision, stop)
+    seen = measure(model, task, dataset.rows(split, batches), recipe.training.precision, stop)
     if seen is None:
         return None
-    whole = task.examines and batches is None
-    exam = task.examine(model, material, split, seen, recipe) if whole else Exam(task.figures(seen, material.scale(split)))
-    return None if stop() else replace(exam, figures={**exam.figures, "targets": seen.count, "seconds": time.perf_counter() - began})
+    whole = task.evaluates and batches is None
+    evaluation = task.evaluate(model, dataset, split, seen, recipe) if whole else Evaluation(task.figures(seen, dataset.scale(split)))
+    if stop():
+        return None
+    return replace(evaluation, figures={**evaluation.figures, "targets": seen.count, "seconds": time.perf_counter() - began})
 
 
-def held_out(material: Material) -> tuple[str, ...]:
+def held_out(dataset: Dataset) -> tuple[str, ...]:
     """Names of the splits of the final evaluation: validation, and test if present."""
-    return tuple(split for split in (VALIDATION, TEST) if split in material.splits)
+    return tuple(split for split in (VALIDATION, TEST) if split in dataset.splits)
 
 
-def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None, data: str | None = None) -> Exam:
+def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None, data: str | None = None) -> Evaluation:
     """Evaluate ``run`` on one split of its data, or on the file ``data``: metrics with the number of targets and the
     seconds taken, and details.
 
@@ -87,21 +89,21 @@ def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None, data
         if data is None or task.spec.reads == "nothing":
             raise
         notes.append(f"the run's own data cannot be opened ({error}){_NO_BASELINES}")
-    material = own if data is None else task.open_other(run.recipe, run.vocabulary, data, own)
-    assert material is not None
-    exam = examine(run.model, task, material, run.recipe, OTHER if data is not None else split, batches)
-    assert exam is not None
-    return replace(exam, notes=[*exam.notes, *(material.notes if data is not None else ()), *notes])
+    dataset = own if data is None else task.open_other(run.recipe, run.vocabulary, data, own)
+    assert dataset is not None
+    evaluation = evaluate_split(run.model, task, dataset, run.recipe, OTHER if data is not None else split, batches)
+    assert evaluation is not None
+    return replace(evaluation, notes=[*evaluation.notes, *(dataset.notes if data is not None else ()), *notes])
 
 
 _NO_BASELINES = ", so baselines fitted on its training part are omitted"
 
 
-def _changed_since(run: Run, own: Material) -> list[str]:
+def _changed_since(run: Run, own: Dataset) -> list[str]:
     """Notes for the user if the data ``own`` changed since the run was trained; baselines are then not fitted."""
     state = newest_state(run.folder / "resume")
     if state is None or state.get("corpus") in (None, own.digest()):
         return []
-    if isinstance(own, ExampleMaterial):
+    if isinstance(own, ExampleDataset):
         own.fitted_on = None
     return [f"the data {own.name!r} is not as it was in training{_NO_BASELINES}"]

@@ -16,7 +16,7 @@ from qkv.interop.places import is_published, may_be_name
 from qkv.layers.lora import fold
 from qkv.models.adapt import add_adapters
 from qkv.models.transformer import Transformer
-from qkv.runs.checkpoint import Checkpoints, save_weights, take_weights
+from qkv.runs.checkpoint import CheckpointStore, save_weights, take_weights
 from qkv.runs.files import map_tensors, read_metadata
 from qkv.runs.folder import SPEC, WEIGHTS, check_kept, had_best, locked
 from qkv.runs.identity import MADE_WITH, check_unedited, edited, made_with
@@ -77,7 +77,7 @@ def _weights(
     path = folder / WEIGHTS
     if path.exists():
         return map_tensors(path, copy)
-    checkpoint = Checkpoints(folder / "resume").load(lambda _: None)
+    checkpoint = CheckpointStore(folder / "resume").load(lambda _: None)
     had = had_best(checkpoint, recipe, rows_of(folder))
     if path.exists():  # written meanwhile by the first validation of a training in progress
         return map_tensors(path, copy)

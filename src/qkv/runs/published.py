@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from qkv.interop.load import Published
+from qkv.interop.load import PublishedModel
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
@@ -17,7 +17,7 @@ NOT_SAID = "not said"
 """Data source in the recipe of a checkpoint with unknown training data; name other data to train or evaluate it."""
 
 
-def recipe_of(found: Published) -> Recipe:
+def recipe_of(found: PublishedModel) -> Recipe:
     """Recipe that describes a published checkpoint as a run: its model, its tokenizer, and the task of its head."""
     return Recipe(
         name=found.folder.name,
@@ -29,7 +29,7 @@ def recipe_of(found: Published) -> Recipe:
     )
 
 
-def _task(found: Published) -> Task:
+def _task(found: PublishedModel) -> Task:
     spec = found.spec
     if spec.encoder is not None and not spec.head.predicts_tokens:
         given = f"{found.architecture} ({found.family}) has a head of the kind {spec.head.kind!r} on an encoder–decoder"

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from qkv.data.vocabulary import Vocabulary
+from qkv.former.names import warn_renamed
 from qkv.models.transformer import Transformer
-from qkv.runs.exam import read_exam
+from qkv.runs.evaluation_file import read_evaluation
 from qkv.spec.recipe import Recipe
 from qkv.tasks.registry import build_task
 from qkv.tasks.task import Task
@@ -39,11 +40,17 @@ class Run:
         return next((row["val_loss"] for row in reversed(self.metrics) if row.get("step") == self.step and "val_loss" in row), None)
 
     @property
-    def exam(self) -> dict[str, Any] | None:
+    def evaluation(self) -> dict[str, Any] | None:
         """Stored final evaluation of these weights: ``step``, and ``figures`` (metrics), ``sections`` and ``notes`` by
         split; None if missing.
         """
-        return read_exam(self.folder, self.step)
+        return read_evaluation(self.folder, self.step)
+
+    @property
+    def exam(self) -> dict[str, Any] | None:
+        """Former name of ``evaluation``."""
+        warn_renamed("Run.exam", "Run.evaluation")
+        return self.evaluation
 
 
 def task_of(run: Run) -> Task:

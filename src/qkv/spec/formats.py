@@ -8,7 +8,7 @@ from typing import Any, cast
 from qkv.spec.errors import Problem
 
 FORMAT = 2
-"""Format 1 had the key ``results`` in recipes, and ``exam.json`` in runs. A file without the key ``format`` has any of them."""
+"""Format 1 had the key ``results`` in recipes, and ``evaluation.json`` in runs. A file without the key ``format`` has any of them."""
 
 
 def newer(data: dict[str, Any]) -> list[Problem]:

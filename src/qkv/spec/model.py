@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from qkv.former.names import warn_renamed
 from qkv.spec.base import Seq, Spec
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.cross import CrossAttention
@@ -316,11 +317,17 @@ class Model(Stack, Wide):
         return (self.latents and self.latents.width) or self.width
 
     @property
-    def answers(self) -> int | None:
+    def num_outputs(self) -> int | None:
         """Fixed number of vectors per row that the head reads; None: one per position."""
         if self.latents and not self.blocks:
             return self.latents.count
         return self.queries and self.queries.count
+
+    @property
+    def answers(self) -> int | None:
+        """Former name of ``num_outputs``."""
+        warn_renamed("Model.answers", "Model.num_outputs")
+        return self.num_outputs
 
     def problems(self) -> list[Problem]:
         reading = self.frontend_width(self.width) if self.latents else None
@@ -350,8 +357,10 @@ class Model(Stack, Wide):
         if self.blocks and not self.queries and self.frontend_width(self.width) != self.width:
             sentence = "the blocks read these vectors, so their width must be the model's; leave it out, or give queries"
             found.append(Problem(("frontend", "width"), sentence))
-        if self.answers and self.head.per_position:
-            sentence = f"a head of the kind {self.head.kind!r} needs one vector per position, but reads {self.answers} vectors per row; "
+        if self.num_outputs and self.head.per_position:
+            sentence = (
+                f"a head of the kind {self.head.kind!r} needs one vector per position, but reads {self.num_outputs} vectors per row; "
+            )
             found.append(Problem(("head",), sentence + "list a block, and leave queries.count out"))
         return found
 

@@ -21,7 +21,7 @@ class Tokenizer(Part, slot=True):
         return None
 
 
-class Learned(Tokenizer):
+class LearnedTokenizer(Tokenizer):
     """Base class of tokenizers whose vocabulary has a given maximum size."""
 
     sample = 1 << 25
@@ -46,7 +46,7 @@ class Bytes(Tokenizer, kind="bytes"):
         return 256
 
 
-class Words(Learned, kind="words"):
+class Words(LearnedTokenizer, kind="words"):
     """One token per word, run of spaces or punctuation mark; the ``vocab_size`` most frequent, others unknown."""
 
     vocab_size: int = Field(default=16384, gt=2)
@@ -54,7 +54,7 @@ class Words(Learned, kind="words"):
     min_frequency: int = Field(default=1, gt=0, description="rarer words become the unknown token")
 
 
-class WordList(Learned, kind="word_list"):
+class WordList(LearnedTokenizer, kind="word_list"):
     """One token per word or punctuation mark, without spaces; decoding joins tokens with single spaces."""
 
     vocab_size: int = Field(default=16384, gt=2)
@@ -62,26 +62,26 @@ class WordList(Learned, kind="word_list"):
     min_frequency: int = Field(default=2, gt=0, description="rarer words become the unknown token")
 
 
-class BPE(Learned, kind="bpe"):
+class BPE(LearnedTokenizer, kind="bpe"):
     """Byte-level byte-pair encoding (Sennrich et al. 2016; GPT-2 2019); lossless for any text."""
 
     vocab_size: int = Field(default=8192, gt=257)
 
 
-class Code(Learned, kind="code"):
+class Code(LearnedTokenizer, kind="code"):
     """Byte-pair encoding for source code: single digits, and runs of white space as one piece; lossless for any text."""
 
     vocab_size: int = Field(default=8192, gt=257)
 
 
-class WordPiece(Learned, kind="wordpiece"):
+class WordPiece(LearnedTokenizer, kind="wordpiece"):
     """Greedy longest-match word pieces (Schuster & Nakajima 2012), with BERT's normalisation and word splitting (Devlin et al. 2019)."""
 
     vocab_size: int = Field(default=8192, gt=2)
     lowercase: bool = Field(default=True, description="also drops accents")
 
 
-class Unigram(Learned, kind="unigram"):
+class Unigram(LearnedTokenizer, kind="unigram"):
     """Unigram language model: most probable segmentation of each word (Kudo 2018), byte-level; lossless for any text."""
 
     vocab_size: int = Field(default=8192, gt=257)

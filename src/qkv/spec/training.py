@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveFloat
 
+from qkv.former.names import renamed
 from qkv.spec.adapt import Adapt, Whole
 from qkv.spec.base import LARGEST_SEED, Part, Seq, Spec
 
@@ -69,7 +70,7 @@ class Cosine(Schedule, kind="cosine"):
     final: float = Field(default=0.1, ge=0, le=1)
 
 
-class Linear(Schedule, kind="linear"):
+class LinearDecay(Schedule, kind="linear"):
     """Linear decay of the factor from 1 to ``final`` after the warm-up."""
 
     final: float = Field(default=0.0, ge=0, le=1)
@@ -133,3 +134,6 @@ class Training(Spec):
         default=None, gt=0, description="steps between samples shown in the report; default: at each validation"
     )
     tensorboard: bool = Field(default=False, description="also write TensorBoard event files (needs the extra qkv[tensorboard])")
+
+
+__getattr__ = renamed(__name__, {"Linear": "LinearDecay"})

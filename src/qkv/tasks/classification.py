@@ -23,11 +23,11 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Classification
 from qkv.tasks.baselines import bag_of_words_accuracy, too_large
-from qkv.tasks.example_task import Collate, Cut, column, types_or_none
+from qkv.tasks.dataset import Dataset, Example, ExampleDataset
+from qkv.tasks.example_task import Collate, Truncation, column, types_or_none
 from qkv.tasks.label_metrics import agreement, confusion
-from qkv.tasks.material import Example, ExampleMaterial, Material
 from qkv.tasks.pooled import PAIR, TEXT, PooledTask, example_of, outputs, told
-from qkv.tasks.task import Defaults, Exam, Observed, Scale, Totals, lowercase
+from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals, lowercase
 
 _SHOWN = 12
 
@@ -54,7 +54,7 @@ class ClassificationTask(PooledTask):
             )
         return Vocabulary(tokenizer, tokenizer, labels)
 
-    def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Example:
+    def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation) -> Example:
         if row["label"] not in vocabulary.classes:
             raise UserError(f"data: the label {row['label']!r} occurs only in held-out data, so it cannot be learned; remove such rows")
         return example_of(row, vocabulary, cut, vocabulary.classes[row["label"]])
@@ -76,23 +76,23 @@ class ClassificationTask(PooledTask):
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         return {"loss": seen.loss / max(1, seen.count), **agreement(seen.outcomes)}
 
-    def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
-        assert isinstance(material, ExampleMaterial)
-        labels = material.vocabulary.labels
-        wrong = self._mistakes(model, material, split, recipe)
+    def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
+        assert isinstance(dataset, ExampleDataset)
+        labels = dataset.vocabulary.labels
+        wrong = self._mistakes(model, dataset, split, recipe)
         table = {
             "kind": "examples",
             "title": "Most confident mistakes",
             "columns": ["text", "answer", "truth", "probability"],
             "rows": wrong,
         }
-        figures = {**self.figures(seen, material.scale(split)), **_baselines(material, split)}
-        rows = material.fitted_on or ()
+        figures = {**self.figures(seen, dataset.scale(split)), **_baselines(dataset, split)}
+        rows = dataset.fitted_on or ()
         note = too_large([told(row) for row in rows], [row["label"] for row in rows])
-        return Exam(figures, [confusion(labels, seen.outcomes), *([table] if wrong else [])], [note] if note else [])
+        return Evaluation(figures, [confusion(labels, seen.outcomes), *([table] if wrong else [])], [note] if note else [])
 
-    def _mistakes(self, model: Any, material: ExampleMaterial, split: str, recipe: Recipe) -> list[list[Any]]:
-        answered = ((row, a["answer"], a["probability"]) for row, a in self.answered(model, material, split, recipe))
+    def _mistakes(self, model: Any, dataset: ExampleDataset, split: str, recipe: Recipe) -> list[list[Any]]:
+        answered = ((row, a["answer"], a["probability"]) for row, a in self.answered(model, dataset, split, recipe))
         wrong = (found for found in answered if found[1] != found[0]["label"])
         worst = heapq.nlargest(_SHOWN, wrong, key=lambda found: found[2])
         return [[told(row), answer, row["label"], f"{probability:.3f}"] for row, answer, probability in worst]
@@ -109,12 +109,12 @@ class ClassificationTask(PooledTask):
         return found
 
 
-def _baselines(material: ExampleMaterial, split: str) -> dict[str, float]:
+def _baselines(dataset: ExampleDataset, split: str) -> dict[str, float]:
     """Accuracies of baselines on ``split``, in per cent: most frequent training label, and if possible ``bag_of_words``."""
-    if not material.fitted_on:
+    if not dataset.fitted_on:
         return {}
     (texts, labels), (unseen, truth) = (
-        ([told(row) for row in rows], [row["label"] for row in rows]) for rows in (material.fitted_on, material.records[split])
+        ([told(row) for row in rows], [row["label"] for row in rows]) for rows in (dataset.fitted_on, dataset.records[split])
     )
     usual = Counter(labels).most_common(1)[0][0]
     found = {"accuracy_of_most_frequent_label": 100 * truth.count(usual) / max(1, len(truth))}

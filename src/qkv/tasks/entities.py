@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from qkv.tasks.task import Exam
+from qkv.tasks.task import Evaluation
 from qkv.tasks.text_metrics import metric_library
 
 OUTSIDE = "O"
@@ -70,7 +70,7 @@ def entity_f1(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) ->
     return 100 * 2 * hits / total if total else 0.0
 
 
-def entity_scores(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> Exam:
+def entity_scores(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> Evaluation:
     """Precision, recall and F1 over whole entities (type and both boundaries correct), 0 to 100, and a table by type.
 
     Computed by seqeval in its default mode, which matches CoNLL's evaluation script.
@@ -87,7 +87,7 @@ def entity_scores(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]
     rows = [[kind, f"{100 * p:.1f}", f"{100 * r:.1f}", f"{100 * f:.1f}", int(count)] for kind, p, r, f, count in by_type]
     table = {"kind": "examples", "title": "By type", "columns": ["type", "precision", "recall", "F1", "entities"], "rows": rows}
     figures = {"f1": 100 * float(f1), "precision": 100 * float(precision), "recall": 100 * float(recall)}
-    return Exam(figures, [table] if rows else [])
+    return Evaluation(figures, [table] if rows else [])
 
 
 class MostFrequent:

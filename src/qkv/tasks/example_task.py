@@ -21,7 +21,7 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
-from qkv.tasks.material import OTHER, Example, ExampleMaterial, Material, with_vocabulary
+from qkv.tasks.dataset import OTHER, Dataset, Example, ExampleDataset, with_vocabulary
 from qkv.tasks.task import Task
 from qkv.tokenizers.framing import Framed, shortened
 from qkv.tokenizers.tokenizer import Tokenizer
@@ -35,23 +35,23 @@ class ExampleTask(Task):
     roles: ClassVar[tuple[Role, ...]]
     """Columns that the task needs."""
 
-    def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Material:
+    def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Dataset:
         records, recipe, vocabulary = self._read(recipe, vocabulary)
         cut = self.cut(recipe, vocabulary)
         examples = {split: self.examples(rows, vocabulary, cut) for split, rows in records.splits.items()}
         release_tables()
         notes = (*records.notes, *cut.notes(sum(map(len, records.splits.values()))))
-        return ExampleMaterial(recipe, records, vocabulary, examples, self.collator(recipe), notes)
+        return ExampleDataset(recipe, records, vocabulary, examples, self.collator(recipe), notes)
 
-    def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Material | None) -> Material:
+    def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Dataset | None) -> Dataset:
         records = open_rows(recipe.data, self.roles, source, OTHER)
         rows, unknown = self._known(records, vocabulary)
         cut = self.cut(recipe, vocabulary)
         examples = {OTHER: self.examples(rows, vocabulary, cut)}
         notes = (*records.notes, *unknown, *cut.notes(len(rows)))
-        material = ExampleMaterial(recipe, replace(records, splits={OTHER: rows}), vocabulary, examples, self.collator(recipe), notes)
-        material.fitted_on = own.fitted_on if isinstance(own, ExampleMaterial) else None
-        return material
+        dataset = ExampleDataset(recipe, replace(records, splits={OTHER: rows}), vocabulary, examples, self.collator(recipe), notes)
+        dataset.fitted_on = own.fitted_on if isinstance(own, ExampleDataset) else None
+        return dataset
 
     def _known(self, records: Records, vocabulary: Vocabulary) -> tuple[list[dict[str, Any]], list[str]]:
         """(rows whose labels occurred in training, notes about the others). Raises ``UserError`` if no row is left."""
@@ -75,17 +75,17 @@ class ExampleTask(Task):
         """First label of the row that did not occur in training and so has no class; None if there is none."""
         return None
 
-    def part(self, material: ExampleMaterial, share: float) -> ExampleMaterial:
+    def part(self, dataset: ExampleDataset, share: float) -> ExampleDataset:
         """Copy of the data with an evenly spaced fraction ``share`` of the rows of each split, for timing an evaluation.
 
         Of the training split, one row is encoded.
         """
-        rows = {split: _spread(found, share) for split, found in material.records.items()}
-        recipe, vocabulary = material.recipe, material.vocabulary
+        rows = {split: _spread(found, share) for split, found in dataset.records.items()}
+        recipe, vocabulary = dataset.recipe, dataset.vocabulary
         cut = self.cut(recipe, vocabulary)
         examples = {split: self.examples(some if split != TRAIN else some[:1], vocabulary, cut) for split, some in rows.items()}
-        records = Records(material.name, rows, {}, (), "", ())
-        return ExampleMaterial(recipe, records, vocabulary, examples, self.collator(recipe))
+        records = Records(dataset.name, rows, {}, (), "", ())
+        return ExampleDataset(recipe, records, vocabulary, examples, self.collator(recipe))
 
     def sized(self, recipe: Recipe) -> Recipe:
         _, recipe, vocabulary = self._read(recipe, None)
@@ -108,18 +108,18 @@ class ExampleTask(Task):
     def limits(self, recipe: Recipe) -> dict[str, int]:
         """Maximum number of tokens of each input role, such as {"text": 511}."""
 
-    def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Cut:
+    def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Truncation:
         """Truncation to ``limits``, which counts the truncated inputs."""
-        return Cut(self.limits(recipe), recipe.model.types_read)
+        return Truncation(self.limits(recipe), recipe.model.types_read)
 
-    def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Cut) -> list[Example]:
+    def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Truncation) -> list[Example]:
         """Encode rows to examples: one per row by default, several where long rows are split into windows.
 
         ``cut``: truncation to the model's limits, which counts truncated inputs.
         """
         return [self.encode(row, vocabulary, cut) for row in rows]
 
-    def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Example:
+    def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation) -> Example:
         """Encode one row to an example; ``cut`` truncates its inputs. Called by ``examples``."""
         raise NotImplementedError
 
@@ -134,7 +134,7 @@ def _spread(rows: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:
     return [rows[i * len(rows) // count] for i in range(count)]
 
 
-class Cut:
+class Truncation:
     """Truncation of token ids to limits by role, which counts truncated inputs for the notes to the user.
 
     ``types_read`` maps token types (segment ids) to those that the model reads; by default to none.

@@ -13,10 +13,11 @@ from qkv.data.batch import Batch
 from qkv.data.corpus import TRAIN, VALIDATION
 from qkv.data.rows import random
 from qkv.data.vocabulary import Vocabulary
+from qkv.former.names import renamed
 from qkv.spec.errors import Problem, SpecError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import WordList
-from qkv.tasks.material import HELD_OUT, TEST, Material, with_vocabulary
+from qkv.tasks.dataset import HELD_OUT, TEST, Dataset, with_vocabulary
 from qkv.tasks.task import Task
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
@@ -26,7 +27,7 @@ BATCHES = 32
 """Number of batches in each held-out split."""
 
 
-class GeneratedMaterial(Material):
+class GeneratedDataset(Dataset):
     """Batches generated at random as a function of (seed, step); held-out splits use numbers beyond all steps."""
 
     def __init__(self, recipe: Recipe, vocabulary: Vocabulary, draw: Draw):
@@ -60,12 +61,12 @@ class GeneratedMaterial(Material):
 class GeneratedTask(Task):
     """Base class of tasks that generate their own examples at random, such as sorting, so that the answers are exact."""
 
-    def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Material:
+    def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Dataset:
         if self.longest(recipe) > recipe.model.context_length:
             sentence = f"{recipe.model.context_length} positions are fewer than the {self.longest(recipe)} of a row of this task; raise it"
             raise SpecError([Problem(("model", "context_length"), sentence)])
         vocabulary = vocabulary or self.vocabulary()
-        return GeneratedMaterial(recipe, vocabulary, self.drawing(recipe, vocabulary))
+        return GeneratedDataset(recipe, vocabulary, self.drawing(recipe, vocabulary))
 
     @abstractmethod
     def longest(self, recipe: Recipe) -> int:
@@ -88,3 +89,6 @@ def tokenizer_of(words: Sequence[str]) -> Tokenizer:
 def ids_of(tokenizer: Tokenizer, words: Sequence[str]) -> np.ndarray:
     """Token id of each word, (len(words),) int64."""
     return np.asarray(tokenizer.encode(" ".join(words)), np.int64)
+
+
+__getattr__ = renamed(__name__, {"GeneratedMaterial": "GeneratedDataset"})

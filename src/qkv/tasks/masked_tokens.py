@@ -24,13 +24,13 @@ from qkv.ops.at_least_single import single_or_wider
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import MaskedTokens
+from qkv.tasks.dataset import Dataset, TextDataset
 from qkv.tasks.fill_in import FillInTask, words_carry_spaces
-from qkv.tasks.material import Material, TextMaterial
 from qkv.tasks.next_token import at_targets, exponential
 from qkv.tasks.objectives.masked import mask_tokens
-from qkv.tasks.task import Exam, Observed, Scale, Totals
+from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 from qkv.tasks.text_task import Changes
-from qkv.tasks.words import Words
+from qkv.tasks.words import WordNumbers
 from qkv.tokenizers.framing import Framed
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -47,13 +47,13 @@ class MaskedTokensTask(FillInTask):
     The head is evaluated only at targets.
     """
 
-    examines = True
+    evaluates = True
 
     def prepared(self, recipe: Recipe, tokenizer: Tokenizer) -> Tokenizer:
         return tokenizer.with_specials(("mask",))
 
     def changes(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Changes:
-        spec, mask, words = self.spec, tokenizer.special("mask"), Words(tokenizer) if self.spec.whole_words else None
+        spec, mask, words = self.spec, tokenizer.special("mask"), WordNumbers(tokenizer) if self.spec.whole_words else None
         assert mask is not None
 
         def hide(batch: Batch, rng: np.random.Generator) -> Batch:
@@ -83,25 +83,25 @@ class MaskedTokensTask(FillInTask):
         accuracy = sum(seen.outcomes) / seen.count if seen.count else math.nan
         return {"loss": loss, "perplexity": exponential(loss), "masked_accuracy": accuracy}
 
-    def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
-        assert isinstance(material, TextMaterial)
-        tokenizer = material.vocabulary.tokenizer
-        chosen = sentences(material, split, recipe.model.context_length)
+    def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
+        assert isinstance(dataset, TextDataset)
+        tokenizer = dataset.vocabulary.tokenizer
+        chosen = sentences(dataset, split, recipe.model.context_length)
         scores = [pseudo_log_likelihood(model, ids, tokenizer) for ids in chosen]
         tokens = sum(map(len, chosen))
-        figures = self.figures(seen, material.scale(split))
+        figures = self.figures(seen, dataset.scale(split))
         if tokens:
             figures["pseudo_perplexity"] = exponential(-sum(scores) / tokens)
         note = f"the pseudo-perplexity is a token's, over {len(chosen)} sentences of {tokens:,} tokens, each token hidden in turn"
-        text = _hidden_text(material, split, 4)
-        answers = self.predict(model, material.vocabulary, recipe, [{"text": t} for t in text])
+        text = _hidden_text(dataset, split, 4)
+        answers = self.predict(model, dataset.vocabulary, recipe, [{"text": t} for t in text])
         rows = [[t, a["answer"]] for t, a in zip(text, answers, strict=True)]
-        return Exam(figures, [{"kind": "examples", "title": "Filled gaps", "columns": ["text", "filled"], "rows": rows}], [note])
+        return Evaluation(figures, [{"kind": "examples", "title": "Filled gaps", "columns": ["text", "filled"], "rows": rows}], [note])
 
-    def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
-        assert isinstance(material, TextMaterial)
-        text = _hidden_text(material, VALIDATION, 2)
-        answers = self.predict(model, material.vocabulary, recipe, [{"text": t} for t in text])
+    def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
+        assert isinstance(dataset, TextDataset)
+        text = _hidden_text(dataset, VALIDATION, 2)
+        answers = self.predict(model, dataset.vocabulary, recipe, [{"text": t} for t in text])
         return "\n\n".join(f"{t}\n→ {a['answer']}" for t, a in zip(text, answers, strict=True))
 
     def logits(self, model: Transformer, read: Framed, places: list[int]) -> Tensor:
@@ -138,30 +138,30 @@ def pseudo_log_likelihood(model: Transformer, ids: list[int], tokenizer: Tokeniz
     return total
 
 
-def sentences(material: TextMaterial, split: str, longest: int) -> list[list[int]]:
+def sentences(dataset: TextDataset, split: str, longest: int) -> list[list[int]]:
     """Token ids of up to ``SENTENCES`` sentences, evenly spaced over a split, for ``pseudo_log_likelihood``.
 
     Each has at least 5 words and at most ``longest`` tokens.
     """
     found = []
-    for text in _stretches(material, split, SENTENCES, 4 * longest):
+    for text in _stretches(dataset, split, SENTENCES, 4 * longest):
         whole = re.split(r"(?<=[.!?])\s+|\s*\n\s*", text)[1:-1]
-        ids = next((ids for s in whole if len(s.split()) >= 5 and len(ids := material.vocabulary.tokenizer.encode(s)) <= longest), None)
+        ids = next((ids for s in whole if len(s.split()) >= 5 and len(ids := dataset.vocabulary.tokenizer.encode(s)) <= longest), None)
         if ids:
             found.append(ids)
     return found
 
 
-def _stretches(material: TextMaterial, split: str, count: int, length: int) -> Iterator[str]:
-    ids = material.corpus.splits[split].ids
+def _stretches(dataset: TextDataset, split: str, count: int, length: int) -> Iterator[str]:
+    ids = dataset.corpus.splits[split].ids
     for start in np.linspace(0, max(0, len(ids) - length), count, dtype=np.int64):
-        yield material.vocabulary.tokenizer.decode(ids[start : start + length])
+        yield dataset.vocabulary.tokenizer.decode(ids[start : start + length])
 
 
-def _hidden_text(material: TextMaterial, split: str, count: int) -> list[str]:
+def _hidden_text(dataset: TextDataset, split: str, count: int) -> list[str]:
     """``count`` excerpts of a split with every ninth token replaced by a gap, as examples for the report."""
-    tokenizer = material.vocabulary.tokenizer
-    ids, length = material.corpus.splits[split].ids, min(48, material.recipe.model.context_length // 2)
+    tokenizer = dataset.vocabulary.tokenizer
+    ids, length = dataset.corpus.splits[split].ids, min(48, dataset.recipe.model.context_length // 2)
     gap = " <mask>" if words_carry_spaces(tokenizer) else " <mask> " if tokenizer.token_bytes is None else "<mask>"
     found = []
     for start in np.linspace(0, max(0, len(ids) - length), count + 1, dtype=np.int64)[1:]:

@@ -15,7 +15,7 @@ from qkv.models.transformer import Transformer
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import NextToken
-from qkv.tasks.material import Material
+from qkv.tasks.dataset import Dataset
 from qkv.tasks.task import Scale, Totals
 from qkv.tasks.text_task import TextTask
 
@@ -41,11 +41,11 @@ class NextTokenTask(TextTask):
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         return language_figures(seen, scale)
 
-    def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
-        tokenizer = material.vocabulary.tokenizer
+    def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
+        tokenizer = dataset.vocabulary.tokenizer
         prompt = ""
         if tokenizer.unknown("\n"):  # an empty prompt starts after a line break, which some tokenizers lack
-            first = next(material.rows(VALIDATION, 1)).input.values[0, :1]
+            first = next(dataset.rows(VALIDATION, 1)).input.values[0, :1]
             prompt = tokenizer.decode(first.tolist())
         return prompt + generate_text(model, tokenizer, prompt, recipe.sample)
 

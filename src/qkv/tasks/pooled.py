@@ -20,8 +20,8 @@ from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
-from qkv.tasks.example_task import Cut, ExampleTask, column, framed_by, text_in, trained
-from qkv.tasks.material import Example, ExampleMaterial, Material
+from qkv.tasks.dataset import Dataset, Example, ExampleDataset
+from qkv.tasks.example_task import ExampleTask, Truncation, column, framed_by, text_in, trained
 from qkv.tokenizers.tokenizer import Tokenizer
 
 TEXT = Role("text", "text", ("text", "sentence", "review", "content", "sequence", "comment", "tweet", "body", "message"))
@@ -38,7 +38,7 @@ class PooledTask(ExampleTask):
     the text (the vector used by the pooling ``first``), and ``sep`` follows each text of a pair.
     """
 
-    examines = True
+    evaluates = True
     asks = ("text",)
     may_ask = ("pair",)
     unknown: ClassVar[float]
@@ -61,27 +61,27 @@ class PooledTask(ExampleTask):
     def limits(self, recipe: Recipe) -> dict[str, int]:
         return {"text": recipe.model.context_length - 1}
 
-    def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Cut:
+    def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Truncation:
         """Truncation of single texts (role ``text``) and of both texts of a pair together (role ``pair``)."""
         most, tokenizer = recipe.model.context_length, vocabulary.tokenizer
         room = {"text": max(0, most - tokenizer.frame.size), "pair": max(0, most - tokenizer.pair_frame.size)}
-        return Cut(room, recipe.model.types_read)
+        return Truncation(room, recipe.model.types_read)
 
-    def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
-        return "\n".join(f"{self.shown(row, answer)}  {told(row)}" for row, answer in self.answered(model, material, VALIDATION, recipe, 5))
+    def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
+        return "\n".join(f"{self.shown(row, answer)}  {told(row)}" for row, answer in self.answered(model, dataset, VALIDATION, recipe, 5))
 
     def answered(
-        self, model: Any, material: Material, split: str, recipe: Recipe, most: int = _MOST_EXAMINED
+        self, model: Any, dataset: Dataset, split: str, recipe: Recipe, most: int = _MOST_EXAMINED
     ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """Iterate over (row, prediction) of the first ``most`` rows of a split.
 
         Generated lazily: with many classes, all predictions would fill the memory.
         """
-        assert isinstance(material, ExampleMaterial)
-        rows = material.records[split][:most]
+        assert isinstance(dataset, ExampleDataset)
+        rows = dataset.records[split][:most]
         for begin in range(0, len(rows), _AT_ONCE):
             some = rows[begin : begin + _AT_ONCE]
-            yield from zip(some, self.predict(model, material.vocabulary, recipe, some), strict=True)
+            yield from zip(some, self.predict(model, dataset.vocabulary, recipe, some), strict=True)
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         cut, collate = self.cut(recipe, vocabulary), self.collator(recipe)
@@ -119,14 +119,14 @@ def told(row: Mapping[str, Any]) -> str:
     return " | ".join(row[role] for role in _parts(row))
 
 
-def example_of(row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut, truth: Any) -> Example:
+def example_of(row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation, truth: Any) -> Example:
     """Encode a row to an example with the target ``truth``; ``cut`` truncates the texts."""
     tokenizer = vocabulary.tokenizer
     ids, types = marked([tokenizer.encode(row[role]) for role in _parts(row)], tokenizer, cut)
     return Example(len(ids), 1, (ids, types, truth))
 
 
-def marked(texts: Sequence[list[int]], tokenizer: Tokenizer, cut: Cut) -> tuple[np.ndarray, np.ndarray]:
+def marked(texts: Sequence[list[int]], tokenizer: Tokenizer, cut: Truncation) -> tuple[np.ndarray, np.ndarray]:
     """(framed ids, token types) of one text or a pair, truncated; types are empty if the model reads none."""
     if len(texts) == 1:
         found = tokenizer.frame.around(cut(texts[0], "text").tolist())

@@ -26,10 +26,10 @@ from qkv.spec.errors import Problem, SpecError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.tasks.answer_metrics import answer_scores
-from qkv.tasks.example_task import Collate, Cut, ExampleTask, framed_by, text_in, trained, types_or_none
-from qkv.tasks.material import Example, ExampleMaterial, Material
-from qkv.tasks.spans import Offsets, Span, best_spans, characters_of, span_of, windows
-from qkv.tasks.task import Defaults, Exam, Observed, Scale, Totals, lowercase
+from qkv.tasks.dataset import Dataset, Example, ExampleDataset
+from qkv.tasks.example_task import Collate, ExampleTask, Truncation, framed_by, text_in, trained, types_or_none
+from qkv.tasks.spans import Offsets, TokenSpan, best_spans, characters_of, span_of, windows
+from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals, lowercase
 from qkv.tasks.text_metrics import first_sentence
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -39,7 +39,7 @@ _MARKS = 3
 Encode = Callable[[str], tuple[list[int], Offsets]]
 
 
-class Window(NamedTuple):
+class ContextWindow(NamedTuple):
     """Part of a context together with its question: ``ids`` of [CLS] question [SEP] part of the context [SEP].
 
     types: token types, if the model reads them.   target: positions of the answer's first and last token in ``ids``.
@@ -65,7 +65,7 @@ class Seen(NamedTuple):
     """
 
     question: int
-    span: Span
+    span: TokenSpan
     score: float
     total: float
     none: float
@@ -78,7 +78,7 @@ class Answer(NamedTuple):
     probability: share of the prediction among all spans and "no answer".
     """
 
-    span: Span | None
+    span: TokenSpan | None
     probability: float
 
 
@@ -100,7 +100,7 @@ class QuestionAnsweringTask(ExampleTask):
     """
 
     loss_unit = "nats a question"
-    examines = True
+    evaluates = True
     asks = ("question", "context")
     automatic = Defaults(("question", "context"), tokenizer=lowercase, lengths=(128, 256))
     roles = (
@@ -129,8 +129,8 @@ class QuestionAnsweringTask(ExampleTask):
         """
         return self._limits(recipe, _MARKS)
 
-    def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Cut:
-        return Cut(self._limits(recipe, vocabulary.tokenizer.pair_frame.size), recipe.model.types_read)
+    def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Truncation:
+        return Truncation(self._limits(recipe, vocabulary.tokenizer.pair_frame.size), recipe.model.types_read)
 
     def _limits(self, recipe: Recipe, marks: int) -> dict[str, int]:
         most, question = recipe.model.context_length, self.spec.max_question_tokens
@@ -139,12 +139,12 @@ class QuestionAnsweringTask(ExampleTask):
             raise SpecError([Problem(("task", "max_question_tokens"), f"{sentence}; raise model.context_length or lower this")])
         return {"question": question, "row": most}
 
-    def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Cut) -> list[Example]:
+    def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Truncation) -> list[Example]:
         """Encode rows to one example per window of a context; windows overlap, their starts are ``stride`` tokens apart."""
         found = (window for i, row in enumerate(rows) for window in self._windows(i, row, vocabulary, cut))
         return [Example(len(window.ids), 2, tuple(window)) for window in found]
 
-    def _windows(self, number: int, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Iterator[Window]:
+    def _windows(self, number: int, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation) -> Iterator[ContextWindow]:
         tokenizer = vocabulary.tokenizer
         frame, question = tokenizer.pair_frame, cut(tokenizer.encode(row["question"]), "question").tolist()
         ids, offsets = _encoder(tokenizer)(row["context"])
@@ -155,7 +155,7 @@ class QuestionAnsweringTask(ExampleTask):
             held = answer is not None and first <= answer.first and answer.last < end
             target = np.array([i - first + begin for i in answer] if answer and held else [0, 0], np.int64)
             read, types = np.array(framed.ids, np.int64), np.array(framed.types, np.int64)
-            yield Window(read, types, target, number, asked, begin, begin + end - first, first)
+            yield ContextWindow(read, types, target, number, asked, begin, begin + end - first, first)
 
     def collator(self, recipe: Recipe) -> Collate:
         return partial(_collated, prefix=recipe.model.reads_prefix)
@@ -173,7 +173,7 @@ class QuestionAnsweringTask(ExampleTask):
         best = best_spans(logits, begin, extras["end"], self.spec.max_answer_tokens)
         places = torch.stack((best.first, best.last), 1)
         right = (places.masked_fill((best.none > best.score)[:, None], 0) == batch.targets).all(1)
-        spans = [Span(*pair) for pair in (places + (extras["offset"] - begin)[:, None]).tolist()]
+        spans = [TokenSpan(*pair) for pair in (places + (extras["offset"] - begin)[:, None]).tolist()]
         columns = (column.tolist() for column in (best.score, best.total, best.none, right))
         return list(map(Seen, extras["question"].tolist(), spans, *columns))
 
@@ -182,15 +182,15 @@ class QuestionAnsweringTask(ExampleTask):
         right = [window.right for window in seen.outcomes]
         return {"loss": seen.loss / max(1, seen.count), "window_accuracy": 100 * sum(right) / len(right) if right else math.nan}
 
-    def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
-        assert isinstance(material, ExampleMaterial)
-        rows = material.records[split]
+    def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
+        assert isinstance(dataset, ExampleDataset)
+        rows = dataset.records[split]
         told = self._joined(seen.outcomes, len(rows), recipe)
-        answers = list(self._texts(rows, told, material.vocabulary.tokenizer))
+        answers = list(self._texts(rows, told, dataset.vocabulary.tokenizer))
         texts = [text for text, _ in answers]
         truths = [[answer["text"] for answer in row["answers"]] for row in rows]
         lead = answer_scores([first_sentence(row["context"]) for row in rows], truths)
-        figures = {**self.figures(seen, material.scale(split)), **answer_scores(texts, truths), "f1_of_first_sentence": lead["f1"]}
+        figures = {**self.figures(seen, dataset.scale(split)), **answer_scores(texts, truths), "f1_of_first_sentence": lead["f1"]}
         if not all(truths):
             figures["f1_of_no_answer"] = answer_scores([""] * len(rows), truths)["f1"]
         shown = [
@@ -198,12 +198,12 @@ class QuestionAnsweringTask(ExampleTask):
             for row, text, truth, answer in zip(rows[:_SHOWN], texts, truths, told, strict=False)
         ]
         columns = ["question", "answer", "truth", "probability"]
-        return Exam(figures, [{"kind": "examples", "title": "Answers", "columns": columns, "rows": shown}])
+        return Evaluation(figures, [{"kind": "examples", "title": "Answers", "columns": columns, "rows": shown}])
 
-    def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
-        assert isinstance(material, ExampleMaterial)
-        rows = material.records[VALIDATION][:5]
-        answers = self.predict(model, material.vocabulary, recipe, rows)
+    def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
+        assert isinstance(dataset, ExampleDataset)
+        rows = dataset.records[VALIDATION][:5]
+        answers = self.predict(model, dataset.vocabulary, recipe, rows)
         truths = [row["answers"][0]["text"] if row["answers"] else "no answer" for row in rows]
         return "\n".join(
             f"{row['question']}\n→ {answer['answer']}  ({truth})" for row, answer, truth in zip(rows, answers, truths, strict=True)
@@ -260,7 +260,7 @@ def _encoder(tokenizer: Tokenizer) -> Encode:
     return lru_cache(maxsize=64)(tokenizer.encode_offsets)
 
 
-def _first_answer(row: Mapping[str, Any], offsets: Offsets) -> Span | None:
+def _first_answer(row: Mapping[str, Any], offsets: Offsets) -> TokenSpan | None:
     if not row.get("answers"):
         return None
     answer = row["answers"][0]
@@ -282,7 +282,7 @@ def _collated(rows: Sequence[Any], prefix: bool) -> Batch:
     Extras, each (B,): ``question``, row of the table; ``begin`` and ``end``, positions of the context; ``offset``,
     context token at ``begin``. ``prefix``: set the prefix to the end of the question.
     """
-    read = [Window(*row) for row in rows]
+    read = [ContextWindow(*row) for row in rows]
     ids, lengths = padded([window.ids for window in read])
     targets = torch.from_numpy(np.stack([window.target for window in read]))
     places = {name: torch.tensor([getattr(window, name) for window in read]) for name in ("question", "begin", "end", "offset")}

@@ -21,10 +21,10 @@ from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Recall
+from qkv.tasks.dataset import HELD_OUT, Dataset
 from qkv.tasks.example_task import text_in
 from qkv.tasks.generated import Draw, GeneratedTask, ids_of, tokenizer_of
-from qkv.tasks.material import HELD_OUT, Material
-from qkv.tasks.task import Exam, Observed, Scale, Totals
+from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 
 ROWS = 256
 """Number of evaluated rows per distance."""
@@ -39,7 +39,7 @@ class RecallTask(GeneratedTask):
     """
 
     loss_unit = "nats an example"
-    examines = True
+    evaluates = True
     asks = ("text",)
 
     def longest(self, recipe: Recipe) -> int:
@@ -76,12 +76,12 @@ class RecallTask(GeneratedTask):
         right = sum(answer for _, answer in seen.outcomes)
         return {"loss": seen.loss / max(1, seen.count), "accuracy": right / max(1, len(seen.outcomes))}
 
-    def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
+    def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         distances = sorted(set(self.spec.distances))
-        curves = [self.at_distance(model, material.vocabulary, distance) for distance in distances]
+        curves = [self.at_distance(model, dataset.vocabulary, distance) for distance in distances]
         accuracies, norms = ([pair[i] for pair in curves] for i in (0, 1))
         chance = 1 / self.spec.symbols
-        figures = self.figures(seen, material.scale(split))
+        figures = self.figures(seen, dataset.scale(split))
         figures |= {f"accuracy_at_{d}": accuracy for d, accuracy in zip(distances, accuracies, strict=True)}
         figures |= {f"gradient_norm_at_{d}": norm for d, norm in zip(distances, norms, strict=True)}
         remembered = [{"name": "the model", "y": accuracies}, {"name": "chance", "y": [chance] * len(distances)}]
@@ -91,7 +91,7 @@ class RecallTask(GeneratedTask):
             both | {"title": "Right answers by distance", "y_label": "accuracy", "y_zero": True, "lines": remembered},
             both | {"title": "Gradient by distance", "y_label": GRADIENT, "y_log": True, "lines": heard},
         ]
-        return Exam(figures, sections)
+        return Evaluation(figures, sections)
 
     def at_distance(self, model: Transformer, vocabulary: Vocabulary, distance: int) -> tuple[float, float]:
         """(accuracy, mean ‖∂ logit of the right answer / ∂ embedded symbol‖) over new rows of this distance.

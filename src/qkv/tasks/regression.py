@@ -22,10 +22,10 @@ from qkv.spec import tasks as spec
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
-from qkv.tasks.example_task import Collate, Cut, column, types_or_none
-from qkv.tasks.material import Example, Material
+from qkv.tasks.dataset import Dataset, Example
+from qkv.tasks.example_task import Collate, Truncation, column, types_or_none
 from qkv.tasks.pooled import PAIR, TEXT, PooledTask, example_of, outputs, told
-from qkv.tasks.task import Defaults, Exam, Observed, Scale, Totals, lowercase
+from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals, lowercase
 
 _SHOWN = 12
 
@@ -60,7 +60,7 @@ class RegressionTask(PooledTask):
         tokenizer = self.tokenizer(recipe, records)
         return Vocabulary(tokenizer, tokenizer)
 
-    def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Example:
+    def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation) -> Example:
         return example_of(row, vocabulary, cut, row["value"])
 
     def collator(self, recipe: Recipe) -> Collate:
@@ -87,11 +87,11 @@ class RegressionTask(PooledTask):
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         return {"loss": seen.loss / max(1, seen.count), **closeness(seen.outcomes, _units(self.spec)[0])}
 
-    def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
-        found = sorted(self.answered(model, material, split, recipe), key=lambda pair: -abs(pair[1]["value"] - pair[0]["value"]))
+    def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
+        found = sorted(self.answered(model, dataset, split, recipe), key=lambda pair: -abs(pair[1]["value"] - pair[0]["value"]))
         shown = [[told(row), answer["answer"], f"{row['value']:.4g}"] for row, answer in found[:_SHOWN]]
         table = {"kind": "examples", "title": "Largest errors", "columns": ["text", "answer", "truth"], "rows": shown}
-        return Exam(self.figures(seen, material.scale(split)), [table])
+        return Evaluation(self.figures(seen, dataset.scale(split)), [table])
 
     def shown(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
         return f"{answer['answer']} (truth: {row['value']:.4g})"

@@ -19,11 +19,11 @@ from qkv.models.transformer import Transformer
 from qkv.spec.errors import Problem, SpecError, UserError
 from qkv.spec.generation import Generation
 from qkv.spec.recipe import Recipe
+from qkv.tasks.dataset import Dataset
 from qkv.tasks.example_task import text_in
-from qkv.tasks.material import Material
 from qkv.tasks.next_token import exponential
 from qkv.tasks.pairs import joined, marks, pair_loss, paired, write_after
-from qkv.tasks.task import Exam, Observed, Scale, Totals
+from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 from qkv.tasks.text_task import Changes, TextTask
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -37,7 +37,7 @@ class RestorationTask(TextTask):
     The layout of x and y is that of ``qkv.tasks.pairs``.
     """
 
-    examines = True
+    evaluates = True
     asks = ("text",)
 
     @abstractmethod
@@ -100,23 +100,23 @@ class RestorationTask(TextTask):
         loss = seen.loss / seen.count if seen.count else math.nan
         return {"loss": loss, "perplexity": exponential(loss)}
 
-    def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
-        rows = self._shown(model, material, split, recipe, _SHOWN)
+    def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
+        rows = self._shown(model, dataset, split, recipe, _SHOWN)
         table = {"kind": "examples", "title": "Generated text", "columns": ["damaged", "written", "wanted"], "rows": rows}
-        return Exam(self.figures(seen, material.scale(split)), [table])
+        return Evaluation(self.figures(seen, dataset.scale(split)), [table])
 
-    def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
-        rows = self._shown(model, material, VALIDATION, recipe, 2)
+    def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
+        rows = self._shown(model, dataset, VALIDATION, recipe, 2)
         return "\n\n".join(f"{source}\n→ {found}\n  ({wanted})" for source, found, wanted in rows)
 
     def _greedy(self, recipe: Recipe) -> Generation:
         """Settings for greedy decoding up to the length of the longest target in training."""
         return Generation(max_new_tokens=self.sizes(self.window(recipe))[1], temperature=0.0)
 
-    def _shown(self, model: Transformer, material: Material, split: str, recipe: Recipe, count: int) -> list[list[str]]:
-        vocabulary = material.vocabulary
+    def _shown(self, model: Transformer, dataset: Dataset, split: str, recipe: Recipe, count: int) -> list[list[str]]:
+        vocabulary = dataset.vocabulary
         decode = vocabulary.tokenizer.decode
-        pairs = _pairs(next(iter(material.rows(split, 1))), marks(vocabulary)[1])[:count]
+        pairs = _pairs(next(iter(dataset.rows(split, 1))), marks(vocabulary)[1])[:count]
         found = write_after(model, vocabulary, self._greedy(recipe), [source for source, _ in pairs])
         return [[decode(source[:-1]), decode(tokens), decode(target[:-1])] for (source, target), tokens in zip(pairs, found, strict=True)]
 

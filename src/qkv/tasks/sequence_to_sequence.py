@@ -21,10 +21,10 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Summarization, Translation
 from qkv.tasks.aligned import MOST_TOKENS, aligned
-from qkv.tasks.example_task import Collate, Cut, ExampleTask, column, text_in, trained
-from qkv.tasks.material import Example, ExampleMaterial, Material
+from qkv.tasks.dataset import Dataset, Example, ExampleDataset
+from qkv.tasks.example_task import Collate, ExampleTask, Truncation, column, text_in, trained
 from qkv.tasks.pairs import joined, marks, pair_loss, paired, write_after
-from qkv.tasks.task import Defaults, Exam, Observed, Scale, Totals
+from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals
 from qkv.tasks.text_metrics import bleu, first_sentence, rouge
 
 _AT_ONCE = 64
@@ -41,7 +41,7 @@ class SequenceToSequenceTask(ExampleTask):
     The task's ``begin`` replaces bos; its tokens after the first are targets too.
     """
 
-    examines = True
+    evaluates = True
     asks = ("source",)
     automatic = Defaults(("source",), "target")
 
@@ -73,19 +73,19 @@ class SequenceToSequenceTask(ExampleTask):
             return {"source": model.encoder.context_length - 1, "target": model.context_length - begin}
         return {"source": model.context_length // 2 - 1, "target": model.context_length - model.context_length // 2 - begin}
 
-    def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Cut:
+    def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Truncation:
         limits = self.limits(recipe)
         if self.spec.framed:  # one position is already reserved for the end token
             limits["source"] = max(0, limits["source"] + 1 - max(1, vocabulary.tokenizer.frame.size))
-        return Cut(limits)
+        return Truncation(limits)
 
-    def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Example:
+    def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation) -> Example:
         source, target = self._source(row, vocabulary, cut), cut(vocabulary.target.encode(row["target"]), "target")
         begin, end = marks(vocabulary, self.spec.begin)
         written = np.concatenate((begin, target, [end]))
         return Example(len(source) + len(written) - 1, len(written) - 1, (source, written))
 
-    def _source(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> np.ndarray:
+    def _source(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation) -> np.ndarray:
         ids = cut(vocabulary.tokenizer.encode(row["source"]), "source")
         frame = vocabulary.tokenizer.frame
         if self.spec.framed and frame.size:
@@ -107,10 +107,10 @@ class SequenceToSequenceTask(ExampleTask):
         loss = seen.loss / seen.count if seen.count else math.nan
         return {"loss": loss, "perplexity": math.exp(loss) if loss < 700 else math.inf}
 
-    def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
-        assert isinstance(material, ExampleMaterial)
-        rows = material.records[VALIDATION][:3]
-        written = self.write(model, material.vocabulary, recipe, rows)
+    def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
+        assert isinstance(dataset, ExampleDataset)
+        rows = dataset.records[VALIDATION][:3]
+        written = self.write(model, dataset.vocabulary, recipe, rows)
         return "\n\n".join(f"{row['source']}\n→ {text}\n  ({row['target']})" for row, text in zip(rows, written, strict=True))
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ class SequenceToSequenceTask(ExampleTask):
         return [{"answer": text} | cut.note(length, "source") for text, length in zip(texts, lengths, strict=True)]
 
     def write(
-        self, model: Transformer, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[Mapping[str, Any]], cut: Cut | None = None
+        self, model: Transformer, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[Mapping[str, Any]], cut: Truncation | None = None
     ) -> list[str]:
         """Generate the target text of each row's source, with the settings of ``recipe.sample``.
 
@@ -137,15 +137,17 @@ class SequenceToSequenceTask(ExampleTask):
                 found[i] = vocabulary.target.decode(ids, skip_special=True).strip()
         return [found[i] for i in range(len(rows))]
 
-    def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
-        assert isinstance(material, ExampleMaterial)
-        rows = material.records[split]
-        written = self.write(model, material.vocabulary, recipe, rows)
+    def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
+        assert isinstance(dataset, ExampleDataset)
+        rows = dataset.records[split]
+        written = self.write(model, dataset.vocabulary, recipe, rows)
         found = self.compare(written, rows)
         shown = [[row["source"], text, row["target"]] for row, text in zip(rows[:_SHOWN], written, strict=False)]
         table = {"kind": "examples", "title": "Generated text", "columns": ["source", "written", "reference"], "rows": shown}
-        figures = {**self.figures(seen, material.scale(split)), **found.figures}
-        return Exam(figures, [*found.sections, table, *self._looked_at(model, material.vocabulary, recipe, rows, written)], found.notes)
+        figures = {**self.figures(seen, dataset.scale(split)), **found.figures}
+        return Evaluation(
+            figures, [*found.sections, table, *self._looked_at(model, dataset.vocabulary, recipe, rows, written)], found.notes
+        )
 
     def _looked_at(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[Mapping[str, Any]], written: Sequence[str]
@@ -160,7 +162,7 @@ class SequenceToSequenceTask(ExampleTask):
                     return sections
         return []
 
-    def compare(self, written: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Exam:
+    def compare(self, written: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Evaluation:
         """Metrics of the generated texts ``written`` against the targets of ``rows``, such as BLEU or ROUGE."""
         raise NotImplementedError
 
@@ -174,7 +176,7 @@ class TranslationTask(SequenceToSequenceTask):
         Role("target", "text", ("target", "tgt", "translation", "output", "to")),
     )
 
-    def compare(self, written: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Exam:
+    def compare(self, written: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Evaluation:
         return bleu(written, [row["target"] for row in rows])
 
 
@@ -187,8 +189,8 @@ class SummarizationTask(SequenceToSequenceTask):
         Role("target", "text", ("target", "summary", "abstract", "headline", "title", "highlights")),
     )
 
-    def compare(self, written: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Exam:
+    def compare(self, written: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Evaluation:
         references = [row.get("targets") or [row["target"]] for row in rows]
         found = rouge(written, references)
         lead = rouge([first_sentence(row["source"]) for row in rows], references)
-        return Exam(found.figures | {f"{name}_of_lead_1": value for name, value in lead.figures.items()}, [], found.notes)
+        return Evaluation(found.figures | {f"{name}_of_lead_1": value for name, value in lead.figures.items()}, [], found.notes)

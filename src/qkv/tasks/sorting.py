@@ -25,10 +25,10 @@ from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Sorting
+from qkv.tasks.dataset import HELD_OUT, Dataset
 from qkv.tasks.example_task import text_in
 from qkv.tasks.generated import Draw, GeneratedTask, ids_of, tokenizer_of
-from qkv.tasks.material import HELD_OUT, Material
-from qkv.tasks.task import Exam, Observed, Scale, Totals
+from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 
 ROWS = 512
 """Number of evaluated rows per length."""
@@ -44,7 +44,7 @@ class SortingTask(GeneratedTask):
     """
 
     loss_unit = "nats a number"
-    examines = True
+    evaluates = True
     asks = ("text",)
 
     def longest(self, recipe: Recipe) -> int:
@@ -88,31 +88,31 @@ class SortingTask(GeneratedTask):
             "token_accuracy": sum(right for right, _ in seen.outcomes) / max(1, seen.count),
         }
 
-    def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
+    def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         spec, limit, notes = self.spec, model.limit, []
         lengths = sorted({spec.length, *(spec.length * times for times in spec.longer)})
         found = []
         for length in lengths:
             if limit is not None and _positions(length, recipe.model.decodes) > limit:
-                notes.append(f"rows of {length} numbers are not examined: the model's learned positions end at {limit}")
+                notes.append(f"rows of {length} numbers are not evaluated: the model's learned positions end at {limit}")
                 continue
-            found.append((length, self.at_length(model, material, length)))
-        figures = self.figures(seen, material.scale(split))
+            found.append((length, self.at_length(model, dataset, length)))
+        figures = self.figures(seen, dataset.scale(split))
         for length, figure in found[1:]:
             figures |= {f"{name}_at_{length}": figure[name] for name in ("exact_match", "token_accuracy")}
         names = {"exact_match": "whole rows", "token_accuracy": "numbers"}
         lines = [{"name": words, "y": [figure[name] for _, figure in found]} for name, words in names.items()]
         section = {"kind": "curves", "title": "Right answers by length", "x": [length for length, _ in found], "lines": lines}
-        return Exam(figures, [section | {"x_label": "numbers in a row", "y_label": "accuracy", "y_zero": True}], notes)
+        return Evaluation(figures, [section | {"x_label": "numbers in a row", "y_label": "accuracy", "y_zero": True}], notes)
 
-    def at_length(self, model: Transformer, material: Material, length: int) -> dict[str, float]:
+    def at_length(self, model: Transformer, dataset: Dataset, length: int) -> dict[str, float]:
         """Metrics on newly generated rows of ``length`` numbers, which may be longer than in training."""
-        ids, seen = ids_of(material.vocabulary.tokenizer, material.vocabulary.labels), Totals()
+        ids, seen = ids_of(dataset.vocabulary.tokenizer, dataset.vocabulary.labels), Totals()
         with torch.no_grad(), evaluating(model):
             for number in range(ROWS // _AT_ONCE):
                 batch = self.rows(random(length, HELD_OUT + number), ids, _AT_ONCE, length, model.spec.decodes)
                 seen.add(self.observe(model, batch.to(model.device)))
-        return self.figures(seen, material.scale())
+        return self.figures(seen, dataset.scale())
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{"answer": " ".join(self._sorted(model, vocabulary, text_in(row, "text")))} for row in rows]
@@ -134,10 +134,10 @@ class SortingTask(GeneratedTask):
                 read = [*read, *tokenizer.encode(answer[-1])]
         return answer
 
-    def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
+    def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
         numbers, ranked = sorting_batch(random(0, HELD_OUT), 3, self.spec.length, self.spec.high)
         lines = [" ".join(map(str, row)) for row in numbers.tolist()]
-        answers = self.predict(model, material.vocabulary, recipe, [{"text": line} for line in lines])
+        answers = self.predict(model, dataset.vocabulary, recipe, [{"text": line} for line in lines])
         shown = zip(lines, answers, ranked.tolist(), strict=True)
         return "\n".join(f"{line}\n→ {a['answer']}\n  ({' '.join(map(str, row))})" for line, a, row in shown)
 

@@ -14,7 +14,7 @@ Offsets = Sequence[tuple[int, int]]
 """Character range [begin, end) of each token of a context."""
 
 
-class Span(NamedTuple):
+class TokenSpan(NamedTuple):
     """Tokens ``first`` to ``last`` of a context, inclusive."""
 
     first: int
@@ -33,16 +33,16 @@ def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
     return found
 
 
-def span_of(begin: int, end: int, offsets: Offsets) -> Span | None:
+def span_of(begin: int, end: int, offsets: Offsets) -> TokenSpan | None:
     """Shortest span of tokens that covers the characters [begin, end); None if no token does.
 
     ``offsets``: range of each token.
     """
     held = [i for i, (b, e) in enumerate(offsets) if max(b, begin) < min(e, end)]
-    return Span(held[0], held[-1]) if held else None
+    return TokenSpan(held[0], held[-1]) if held else None
 
 
-def characters_of(span: Span, context: str, offsets: Offsets) -> tuple[int, int]:
+def characters_of(span: TokenSpan, context: str, offsets: Offsets) -> tuple[int, int]:
     """Character range [begin, end) of a span of tokens in ``context``, without surrounding white space."""
     begin, end = offsets[span.first][0], offsets[span.last][1]
     text = context[begin:end]

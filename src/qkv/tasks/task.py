@@ -11,13 +11,14 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor
 
 from qkv.data.vocabulary import Vocabulary
+from qkv.former.names import renamed
 from qkv.layers.tap import Tap
 from qkv.spec import tokenizers
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
-from qkv.tasks.material import Material, Scale
+from qkv.tasks.dataset import Dataset, Scale
 
-__all__ = ["Exam", "Observed", "Scale", "Task", "Totals"]
+__all__ = ["Evaluation", "Observed", "Scale", "Task", "Totals"]
 
 
 class Defaults(NamedTuple):
@@ -71,7 +72,7 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Exam:
+class Evaluation:
     """Final evaluation of a trained model.
 
     figures: metrics by name.   sections: tables and charts as plain data, drawn by ``qkv.report.sections``. notes:
@@ -88,7 +89,7 @@ class Task(ABC):
 
     loss_unit: str = "nats a token"
     """Unit of the loss, for charts and tables."""
-    examines: bool = False
+    evaluates: bool = False
     """True if the final evaluation has more than the metrics of each validation."""
     asks: tuple[str, ...] = ()
     """Input names of ``predict``; a single text is taken as the first."""
@@ -101,13 +102,13 @@ class Task(ABC):
         self.spec = spec
 
     @abstractmethod
-    def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Material:
+    def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Dataset:
         """Read the data of a recipe and build its batches.
 
         ``vocabulary``: that of an existing run; None: from the training split.
         """
 
-    def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Material | None) -> Material:
+    def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Dataset | None) -> Dataset:
         """Read the whole file ``source`` as the split ``OTHER``, to evaluate a trained model on it.
 
         Baselines are fitted on ``own``, the run's own data, if it is available. Raises ``UserError`` if the task
@@ -131,11 +132,11 @@ class Task(ABC):
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         """Metrics of the results summed over a split, including ``loss``. ``scale``: averages of the split."""
 
-    def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
+    def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         """Evaluate ``model`` on a split whose batches have been observed and summed in ``seen``."""
-        return Exam(self.figures(seen, material.scale(split)))
+        return Evaluation(self.figures(seen, dataset.scale(split)))
 
-    def sample(self, model: Any, material: Material, recipe: Recipe) -> str | None:
+    def sample(self, model: Any, dataset: Dataset, recipe: Recipe) -> str | None:
         """Text with example outputs of the model on the data, shown during training; None if there is none."""
         return None
 
@@ -145,3 +146,6 @@ class Task(ABC):
         Raises ``UserError`` if the task makes no predictions.
         """
         raise UserError(f"a model of the task {self.spec.kind!r} has no answer to predict; generate text with 'qkv generate'")
+
+
+__getattr__ = renamed(__name__, {"Exam": "Evaluation"})

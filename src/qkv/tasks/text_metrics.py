@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from qkv.spec.errors import UserError
-from qkv.tasks.task import Exam
+from qkv.tasks.task import Evaluation
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
@@ -24,7 +24,7 @@ def metric_library(name: str) -> Any:
         raise UserError(f"this figure is computed by {name.split('.')[0]}, which is not installed; pip install 'qkv[metrics]'") from None
 
 
-def bleu(written: Sequence[str], references: Sequence[str]) -> Exam:
+def bleu(written: Sequence[str], references: Sequence[str]) -> Evaluation:
     """sacreBLEU (Post 2018) of a corpus with one reference each, 0 to 100, and its signature.
 
     ``bleu_tokenized``: BLEU (Papineni et al. 2002) without smoothing over lower-cased words and punctuation, as in
@@ -35,14 +35,14 @@ def bleu(written: Sequence[str], references: Sequence[str]) -> Exam:
     score = plain.corpus_score(list(written), [list(references)])
     split = metrics.BLEU(tokenize="none", smooth_method="none", force=True)
     tokenized = split.corpus_score([_tokens(text) for text in written], [[_tokens(text) for text in references]])
-    return Exam({"bleu": score.score, "bleu_tokenized": tokenized.score}, [], [f"BLEU: {plain.get_signature()}"])
+    return Evaluation({"bleu": score.score, "bleu_tokenized": tokenized.score}, [], [f"BLEU: {plain.get_signature()}"])
 
 
 def _tokens(text: str) -> str:
     return " ".join(_TOKEN.findall(text.lower()))
 
 
-def rouge(written: Sequence[str], references: Sequence[Sequence[str]]) -> Exam:
+def rouge(written: Sequence[str], references: Sequence[Sequence[str]]) -> Evaluation:
     """ROUGE-1, ROUGE-2 and ROUGE-L F-measures (Lin 2004), stemmed, 0 to 100: maximum over references, mean
     over texts.
     """
@@ -53,7 +53,7 @@ def rouge(written: Sequence[str], references: Sequence[Sequence[str]]) -> Exam:
         best = scorer.score_multi(list(wanted), text)
         for name in names:
             sums[name] += best[name].fmeasure
-    return Exam({name: 100 * total / max(1, len(written)) for name, total in sums.items()})
+    return Evaluation({name: 100 * total / max(1, len(written)) for name, total in sums.items()})
 
 
 def first_sentence(text: str) -> str:

@@ -12,7 +12,7 @@ from qkv.data.corpus import TRAIN, VALIDATION, Corpus, open_corpus, open_whole
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
-from qkv.tasks.material import OTHER, Material, TextMaterial
+from qkv.tasks.dataset import OTHER, Dataset, TextDataset
 from qkv.tasks.task import Task
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -26,20 +26,20 @@ class TextTask(Task):
     counts_training: ClassVar[bool] = False
     """True if the sampling depends on token frequencies in the training split."""
 
-    def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Material:
+    def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Dataset:
         corpus = open_corpus(recipe.data, vocabulary and vocabulary.tokenizer)
         tokenizer = self.prepared(recipe, corpus.tokenizer)
         changes = self.changes(recipe, tokenizer, corpus)
-        return TextMaterial(recipe, corpus, Vocabulary(tokenizer, tokenizer), changes, self.window(recipe))
+        return TextDataset(recipe, corpus, Vocabulary(tokenizer, tokenizer), changes, self.window(recipe))
 
-    def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Material | None) -> Material:
+    def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Dataset | None) -> Dataset:
         if own is None and self.counts_training:
             raise UserError(f"the task {recipe.task.kind!r} needs the token frequencies of the training text, which is not available")
         whole = open_whole(recipe.data, source, vocabulary.tokenizer, OTHER)
         new = whole.splits[OTHER]
-        known = own.corpus.splits if isinstance(own, TextMaterial) else {TRAIN: new, VALIDATION: new}
+        known = own.corpus.splits if isinstance(own, TextDataset) else {TRAIN: new, VALIDATION: new}
         corpus = Corpus(source, whole.tokenizer, {**known, OTHER: new})
-        return TextMaterial(recipe, corpus, vocabulary, self.changes(recipe, vocabulary.tokenizer, corpus), self.window(recipe))
+        return TextDataset(recipe, corpus, vocabulary, self.changes(recipe, vocabulary.tokenizer, corpus), self.window(recipe))
 
     def window(self, recipe: Recipe) -> int:
         """Window length in tokens; by default the model's context length."""

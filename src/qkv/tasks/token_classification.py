@@ -23,11 +23,11 @@ from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import TokenClassification
+from qkv.tasks.dataset import Dataset, Example, ExampleDataset
 from qkv.tasks.entities import OUTSIDE, MostFrequent, entity_f1, entity_scores, marked, marks_entities
-from qkv.tasks.example_task import Collate, Cut, ExampleTask, trained, types_or_none
+from qkv.tasks.example_task import Collate, ExampleTask, Truncation, trained, types_or_none
 from qkv.tasks.label_metrics import agreement
-from qkv.tasks.material import Example, ExampleMaterial, Material
-from qkv.tasks.task import Defaults, Exam, Observed, Scale, Totals
+from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals
 from qkv.tokenizers.tokenizer import Tokenizer
 
 _AT_ONCE = 64
@@ -58,7 +58,7 @@ class TokenClassificationTask(ExampleTask):
     """
 
     loss_unit = "nats a word"
-    examines = True
+    evaluates = True
     asks = ("words",)
     automatic = Defaults(("words",), best="f1")
     roles = (
@@ -80,11 +80,11 @@ class TokenClassificationTask(ExampleTask):
     def limits(self, recipe: Recipe) -> dict[str, int]:
         return {"sentence": recipe.model.context_length}
 
-    def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Cut:
+    def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Truncation:
         most = self.limits(recipe)["sentence"] - vocabulary.tokenizer.frame.size
-        return Cut({"sentence": max(0, most)}, recipe.model.types_read)
+        return Truncation({"sentence": max(0, most)}, recipe.model.types_read)
 
-    def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Cut) -> list[Example]:
+    def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Truncation) -> list[Example]:
         read, classes = reader(vocabulary.tokenizer, cut), {tag: i for i, tag in enumerate(vocabulary.labels)}
         return [_example(row, read(row["words"]), classes) for row in rows]
 
@@ -119,32 +119,32 @@ class TokenClassificationTask(ExampleTask):
             return figures | {"f1": entity_f1(*_named(seen, scale.labels))}
         return figures | {"f1": agreement([(true, found) for true, found in pairs if found >= 0])["macro_f1"]}
 
-    def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
-        assert isinstance(material, ExampleMaterial)
-        labels, figures = material.vocabulary.labels, self.figures(seen, material.scale(split))
-        shown = self._tagged(model, material, split, recipe)
-        guess = MostFrequent(material.fitted_on) if material.fitted_on else None
-        truth = [row["tags"] for row in material.records[split]]
-        guessed = [guess(row["words"]) for row in material.records[split]] if guess else []
+    def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
+        assert isinstance(dataset, ExampleDataset)
+        labels, figures = dataset.vocabulary.labels, self.figures(seen, dataset.scale(split))
+        shown = self._tagged(model, dataset, split, recipe)
+        guess = MostFrequent(dataset.fitted_on) if dataset.fitted_on else None
+        truth = [row["tags"] for row in dataset.records[split]]
+        guessed = [guess(row["words"]) for row in dataset.records[split]] if guess else []
         if not marks_entities(labels):
             right = [tag == g for tags, found in zip(truth, guessed, strict=bool(guess)) for tag, g in zip(tags, found, strict=True)]
-            return Exam(figures | ({"accuracy_of_most_frequent_tag": 100 * sum(right) / len(right)} if right else {}), [shown])
+            return Evaluation(figures | ({"accuracy_of_most_frequent_tag": 100 * sum(right) / len(right)} if right else {}), [shown])
         found = entity_scores(*_named(seen, labels))
         baseline = {"f1_of_most_frequent_tag": entity_scores(truth, guessed).figures["f1"]} if guess else {}
-        return Exam(figures | found.figures | baseline, [*found.sections, shown])
+        return Evaluation(figures | found.figures | baseline, [*found.sections, shown])
 
-    def _tagged(self, model: Any, material: ExampleMaterial, split: str, recipe: Recipe) -> dict[str, Any]:
-        rows = material.records[split][:_SHOWN]
-        answers = self.predict(model, material.vocabulary, recipe, rows)
+    def _tagged(self, model: Any, dataset: ExampleDataset, split: str, recipe: Recipe) -> dict[str, Any]:
+        rows = dataset.records[split][:_SHOWN]
+        answers = self.predict(model, dataset.vocabulary, recipe, rows)
         sentences = [
             {"words": row["words"], "tags": answer["tags"], "truth": row["tags"]} for row, answer in zip(rows, answers, strict=True)
         ]
         return {"kind": "tagged", "title": "Tagged sentences", "sentences": sentences}
 
-    def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
-        assert isinstance(material, ExampleMaterial)
-        rows = material.records[VALIDATION][:5]
-        answers = self.predict(model, material.vocabulary, recipe, rows)
+    def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
+        assert isinstance(dataset, ExampleDataset)
+        rows = dataset.records[VALIDATION][:5]
+        answers = self.predict(model, dataset.vocabulary, recipe, rows)
         return "\n".join(f"{answer['answer']}\n  ({marked(row['words'], row['tags'])})" for row, answer in zip(rows, answers, strict=True))
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -184,7 +184,7 @@ def pieces_of(tokenizer: Tokenizer) -> Pieces:
     return pieces
 
 
-def reader(tokenizer: Tokenizer, cut: Cut) -> Callable[[Sequence[str]], Sentence]:
+def reader(tokenizer: Tokenizer, cut: Truncation) -> Callable[[Sequence[str]], Sentence]:
     """Return the function that encodes, truncates and frames the words of a sentence; see ``pieces_of``."""
     pieces, frame = pieces_of(tokenizer), tokenizer.frame
 

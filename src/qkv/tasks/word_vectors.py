@@ -29,10 +29,10 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import CBOW, SkipGram
 from qkv.tasks.analogies import Analogy, analogies
+from qkv.tasks.dataset import Dataset, TextDataset
 from qkv.tasks.example_task import text_in
-from qkv.tasks.material import Material, TextMaterial
 from qkv.tasks.objectives.pairs import NegativeSampler, cbow_contexts, keep_probabilities
-from qkv.tasks.task import Exam, Observed, Scale, Totals
+from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 from qkv.tasks.text_task import Changes, TextTask
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -44,7 +44,7 @@ class WordVectorsTask(TextTask):
     """Base class of word2vec tasks, skip-gram and CBOW with negative sampling."""
 
     loss_unit = "nats a prediction"
-    examines = True
+    evaluates = True
     counts_training = True
     asks = ("text",)
 
@@ -101,19 +101,19 @@ class WordVectorsTask(TextTask):
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         return {"loss": seen.loss / max(1, seen.count)}
 
-    def examine(self, model: Any, material: Material, split: str, seen: Totals, recipe: Recipe) -> Exam:
-        lexicon = Lexicon.of(model, material.vocabulary.tokenizer)
+    def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
+        lexicon = Lexicon.of(model, dataset.vocabulary.tokenizer)
         asked, right = lexicon.analogies()
-        figures = self.figures(seen, material.scale(split)) | {"analogies": len(asked)}
-        sections: list[dict[str, Any]] = [_neighbours(lexicon, frequent(material))]
+        figures = self.figures(seen, dataset.scale(split)) | {"analogies": len(asked)}
+        sections: list[dict[str, Any]] = [_neighbours(lexicon, frequent(dataset))]
         if asked:
             figures["analogy_accuracy"] = sum(right) / len(asked)
             sections.append(_by_group(asked, right))
-        return Exam(figures, sections, [f"{len(asked)} analogies have only words of the vocabulary, and are asked over all of it"])
+        return Evaluation(figures, sections, [f"{len(asked)} analogies have only words of the vocabulary, and are asked over all of it"])
 
-    def sample(self, model: Transformer, material: Material, recipe: Recipe) -> str | None:
-        lexicon = Lexicon.of(model, material.vocabulary.tokenizer)
-        return "\n".join(f"{word}: {', '.join(near)}" for word, near in ((w, lexicon.near(w)) for w in frequent(material)[:8]))
+    def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
+        lexicon = Lexicon.of(model, dataset.vocabulary.tokenizer)
+        return "\n".join(f"{word}: {', '.join(near)}" for word, near in ((w, lexicon.near(w)) for w in frequent(dataset)[:8]))
 
     def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Words nearest to each input word, or to a sum of words such as ``king - man + woman``."""
@@ -198,11 +198,11 @@ class Lexicon(NamedTuple):
         return asked, right
 
 
-def frequent(material: Material, count: int = _SHOWN) -> list[str]:
+def frequent(dataset: Dataset, count: int = _SHOWN) -> list[str]:
     """``count`` frequent training words of at least four letters, evenly spaced by rank, for display."""
-    assert isinstance(material, TextMaterial)
-    tokenizer = material.vocabulary.tokenizer
-    counts = np.bincount(material.corpus.train, minlength=tokenizer.vocab_size)
+    assert isinstance(dataset, TextDataset)
+    tokenizer = dataset.vocabulary.tokenizer
+    counts = np.bincount(dataset.corpus.train, minlength=tokenizer.vocab_size)
     words = (tokenizer.decode([index]).strip() for index in np.argsort(-counts, kind="stable")[:1000].tolist())
     long = list(dict.fromkeys(word for word in words if len(word) >= 4 and word.isalpha()))
     return long[:: max(1, len(long) // count)][:count]

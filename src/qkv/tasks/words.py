@@ -7,7 +7,7 @@ import numpy as np
 from qkv.tokenizers.tokenizer import Tokenizer
 
 
-class Words:
+class WordNumbers:
     """Word boundaries of a tokenizer: numbers the words in rows of token ids.
 
     A token continues the previous word if it begins, and the previous token ends, with a letter or digit, with

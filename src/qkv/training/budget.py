@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from qkv.training.events import Planned
-from qkv.training.plan import Costs, Plan, Stage, first_plan, read_plan, second_plan, unlimited, write_plan
+from qkv.training.plan import Costs, Plan, PlanStage, first_plan, read_plan, second_plan, unlimited, write_plan
 from qkv.training.setup import Setup
 
 
@@ -35,7 +35,7 @@ class Budget:
         """True if the recipe limits the time of the run with ``training.minutes``."""
         return self._given.minutes is not None
 
-    def stage(self, done: int) -> Stage:
+    def stage(self, done: int) -> PlanStage:
         """Number of steps and intervals that apply after ``done`` updates."""
         return self.plan.after(done)
 
@@ -75,4 +75,4 @@ class Budget:
         stage = self.stage(done)
         assert self._given.minutes is not None
         decided = self.plan.check if stage is self.plan.second else 0
-        return Planned(decided, stage.steps, self._given.steps, self._given.minutes, stage.seconds, self.plan.costs.exam)
+        return Planned(decided, stage.steps, self._given.steps, self._given.minutes, stage.seconds, self.plan.costs.evaluation)

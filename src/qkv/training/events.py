@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from qkv.former.names import renamed
+
 
 @dataclass(frozen=True)
 class Notice:
@@ -83,7 +85,7 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class Examined:
+class Evaluated:
     """Event: the final evaluation of the weights of ``step`` on one split is done; ``figures``: the task's metrics."""
 
     step: int
@@ -109,5 +111,8 @@ class Ended:
     message: str
 
 
-Event = Notice | Started | Planned | Stepped | Validated | Sampled | Examined | Saved | Ended
+Event = Notice | Started | Planned | Stepped | Validated | Sampled | Evaluated | Saved | Ended
 OnEvent = Callable[[Event], object]
+
+
+__getattr__ = renamed(__name__, {"Examined": "Evaluated"})

@@ -16,7 +16,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Task
-from qkv.spec.training import AdamW, Linear, Training
+from qkv.spec.training import AdamW, LinearDecay, Training
 from qkv.tasks.registry import build_task
 from qkv.training.start import with_start
 
@@ -48,11 +48,11 @@ def finetuned(recipe: Recipe, start: str, adapt: str | None, examples: int) -> R
         adapt=part,
         steps=max(_FEWEST, _EPOCHS * max(1, examples // training.batch_size)),
         optimizer=AdamW(lr=_rate(part, recipe.model.width), beta2=0.999, weight_decay=0.01),
-        schedule=Linear(warmup=10),
+        schedule=LinearDecay(warmup=10),
     )
     every = max(10, min(training.steps // 10, examples // training.batch_size // 2))
     training = training.changed(
-        schedule=Linear(warmup=training.steps // 10),
+        schedule=LinearDecay(warmup=training.steps // 10),
         validation=training.validation.changed(every=every),
         checkpoints=training.checkpoints.changed(every=every),
     )

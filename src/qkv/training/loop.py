@@ -17,11 +17,11 @@ from qkv.data.corpus import VALIDATION
 from qkv.layers.lora import merged
 from qkv.models.adapt import rate_factors
 from qkv.ops.linear.precision import autocast
-from qkv.report.exam import ERRORS
+from qkv.report.evaluation import ERRORS
 from qkv.report.training import Status
 from qkv.runs.checkpoint import Checkpoint, load_weights, save_weights, weights
-from qkv.runs.evaluation import examine, held_out, measure
-from qkv.runs.exam import read_exam, write_exam
+from qkv.runs.evaluation import evaluate_split, held_out, measure
+from qkv.runs.evaluation_file import read_evaluation, write_evaluation
 from qkv.runs.files import read_tensors
 from qkv.runs.folder import WEIGHTS, locked
 from qkv.runs.identity import MADE_WITH, made_with, recipe_digest
@@ -33,11 +33,11 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.training import Training
 from qkv.training import clock, random_state
 from qkv.training.budget import Budget
-from qkv.training.events import Ended, Event, Examined, Notice, OnEvent, Sampled, Saved, Started, Stepped, Validated
+from qkv.training.events import Ended, Evaluated, Event, Notice, OnEvent, Sampled, Saved, Started, Stepped, Validated
 from qkv.training.health import diagnose
 from qkv.training.interrupt import Interrupted, StopNow, StopRequest
 from qkv.training.optimisers import build_optimizer
-from qkv.training.record import Done, Record
+from qkv.training.record import Done, RunRecorder
 from qkv.training.rehearsal import rehearse
 from qkv.training.schedules import multiplier
 from qkv.training.setup import Setup, prepare
@@ -73,7 +73,7 @@ class Trainer:
         if checkpoint:
             self._go_on(checkpoint)
         self._made_with = made_with(setup.recipe, setup.folder)
-        self._facts: dict[str, Any] = {"recipe": recipe_digest(setup.recipe), "corpus": setup.material.digest(), MADE_WITH: self._made_with}
+        self._facts: dict[str, Any] = {"recipe": recipe_digest(setup.recipe), "corpus": setup.dataset.digest(), MADE_WITH: self._made_with}
         self._begun = self._saved_at = clock.seconds()
         self.now.preparation += 0.0 if since is None else self._begun - since
         self._saved = self.now.step
@@ -108,7 +108,7 @@ class Trainer:
         patience = self.training.validation.patience
         return patience is not None and self.now.stale >= patience
 
-    def train(self, stop: StopRequest, record: Record) -> None:
+    def train(self, stop: StopRequest, record: RunRecorder) -> None:
         """Train until finished or asked to stop; then save a checkpoint and write the report."""
         self.record = record
         self._set_out()
@@ -205,7 +205,7 @@ class Trainer:
         """Batches of update number ``step``; also seeds torch's generators for it."""
         random_state.seed_step(self.training.seed, step, self.setup.device)
         many = self.training.accumulate
-        return [self.setup.material.batch((step - 1) * many + i).to(self.setup.device) for i in range(many)]
+        return [self.setup.dataset.batch((step - 1) * many + i).to(self.setup.device) for i in range(many)]
 
     def _backward(self, batches: list[Batch], count: int) -> Tensor:
         """Accumulate the gradient of the mean loss over the ``count`` targets of all batches; return the summed loss in
@@ -246,11 +246,11 @@ class Trainer:
             self.record.report_now_and_then(self.done)
 
     def _validate(self, stop: StopRequest) -> bool:
-        batches = self.setup.material.rows(VALIDATION, self.training.validation.batches)
+        batches = self.setup.dataset.rows(VALIDATION, self.training.validation.batches)
         found = measure(self.model, self.setup.task, batches, self.training.precision, lambda: bool(stop))
         if found is None:
             return False
-        figures = self.setup.task.figures(found, self.setup.material.scale())
+        figures = self.setup.task.figures(found, self.setup.dataset.scale())
         best = self._better(figures)
         if best:
             self.now.best_step, self.now.stale = self.now.step, 0
@@ -290,7 +290,7 @@ class Trainer:
         began = clock.seconds()
         try:
             with stop.at_once():
-                text = self.setup.task.sample(self.model, self.setup.material, self.setup.recipe)
+                text = self.setup.task.sample(self.model, self.setup.dataset, self.setup.recipe)
         except StopNow:
             return
         except UserError as error:
@@ -335,12 +335,12 @@ class Trainer:
         raise UserError(message)
 
     @property
-    def owes_exam(self) -> bool:
+    def owes_evaluation(self) -> bool:
         """True if the task has a final evaluation, and it is not stored yet for the best weights."""
         folder = self.setup.folder
-        return self.setup.task.examines and (folder / WEIGHTS).exists() and read_exam(folder, self._best()[1]) is None
+        return self.setup.task.evaluates and (folder / WEIGHTS).exists() and read_evaluation(folder, self._best()[1]) is None
 
-    def examine(self, stop: StopRequest, record: Record) -> None:
+    def evaluate(self, stop: StopRequest, record: RunRecorder) -> None:
         """Evaluate a finished run whose final evaluation was prevented by a kill or an error, and rewrite the
         report.
         """
@@ -351,31 +351,31 @@ class Trainer:
         """Save the best weights, evaluate them, and end the run. A stop leaves the evaluation to the next start."""
         if not (self.setup.folder / WEIGHTS).exists():
             self.save_best()  # no held-out loss was finite
-        if self.owes_exam and not self._examine(stop):
+        if self.owes_evaluation and not self._evaluate(stop):
             self._end("stopped", f"stopped by {stop} during the final evaluation; the same command repeats it")
         else:
             self._end("finished", self.why_finished() if self._impatient else "")
 
-    def _examine(self, stop: StopRequest) -> bool:
+    def _evaluate(self, stop: StopRequest) -> bool:
         """Load the best weights into the model and evaluate them; False if stopped. Errors are reported as notices."""
-        setup, exams = self.setup, {}
+        setup, evaluations = self.setup, {}
         tensors, step = self._best()
         load_weights(self.model, tensors, setup.folder / WEIGHTS)
-        for split in held_out(setup.material):
+        for split in held_out(setup.dataset):
             self.tell(Notice(f"evaluating the weights of step {step:,} on the {split} part"))
             try:
                 with stop.at_once(), merged(self.model):
-                    exam = examine(self.model, setup.task, setup.material, setup.recipe, split, stop=lambda: bool(stop))
+                    evaluation = evaluate_split(self.model, setup.task, setup.dataset, setup.recipe, split, stop=lambda: bool(stop))
             except StopNow:
                 return False
             except UserError as error:
                 self.tell(Notice(f"the final evaluation failed: {error}; the same command repeats it"))
                 return True
-            if exam is None:
+            if evaluation is None:
                 return False
-            exams[split] = exam
-            self.tell(Examined(step, split, exam.figures))
-        write_exam(setup.folder, step, exams)
+            evaluations[split] = evaluation
+            self.tell(Evaluated(step, split, evaluation.figures))
+        write_evaluation(setup.folder, step, evaluations)
         return True
 
     def _best(self) -> tuple[dict[str, Tensor], int]:
@@ -413,9 +413,9 @@ def train(recipe: Recipe, out: str | Path, resume: bool = True, on_event: OnEven
         trainer = Trainer(*prepare(recipe, folder, resume, on_event), on_event, began)
         if trainer.finished:
             on_event(Notice(f"the run in {folder} is finished: {trainer.why_finished()}"))
-        if not trainer.finished or trainer.owes_exam:
-            with StopRequest() as stop, Record(trainer.setup, trainer.now.step) as record:
-                go_on = trainer.examine if trainer.finished else trainer.train
+        if not trainer.finished or trainer.owes_evaluation:
+            with StopRequest() as stop, RunRecorder(trainer.setup, trainer.now.step) as record:
+                go_on = trainer.evaluate if trainer.finished else trainer.train
                 go_on(stop, record)
             if stop.signal:
                 raise Interrupted(stop.signal, trainer.message or f"stopped by {stop}; the run in {folder} is finished")

@@ -33,7 +33,7 @@ _CHECK = (10, 0.02)
 @dataclass(frozen=True)
 class Costs:
     """Measured seconds per update, validation, sample, checkpoint, write of the best weights, and of the final
-    evaluation (``exam``).
+    evaluation (``evaluation``).
     """
 
     step: float
@@ -41,11 +41,11 @@ class Costs:
     sample: float = 0.0
     checkpoint: float = 0.0
     best: float = 0.0
-    exam: float = 0.0
+    evaluation: float = 0.0
 
 
 @dataclass(frozen=True)
-class Stage:
+class PlanStage:
     """Planned number of updates (``steps``), of updates between validations (``validate``) and between checkpoints
     (``save``), and expected seconds of the whole run.
     """
@@ -64,14 +64,14 @@ class Plan:
     budget have only a first.
     """
 
-    first: Stage
+    first: PlanStage
     costs: Costs
     check: int = 0
-    second: Stage | None = None
+    second: PlanStage | None = None
     spent: float = 0.0
     """Seconds of preparation before the first plan was made."""
 
-    def after(self, done: int) -> Stage:
+    def after(self, done: int) -> PlanStage:
         """Planned steps and intervals that apply after ``done`` updates: ``second`` from update ``check`` on, before it
         ``first``.
         """
@@ -94,10 +94,10 @@ class Plan:
         """Plan from the plain data of ``to_dict``. Raises TypeError or KeyError if malformed."""
         second = plain["second"]
         return Plan(
-            Stage(**plain["first"]),
+            PlanStage(**plain["first"]),
             Costs(**plain["costs"]),
             int(plain["check"]),
-            Stage(**second) if second else None,
+            PlanStage(**second) if second else None,
             float(plain["spent"]),
         )
 
@@ -122,7 +122,7 @@ def second_plan(plan: Plan, training: Training, costs: Costs, spent: float) -> P
     return replace(plan, second=_stage(training, costs, plan.check, spent))
 
 
-def expected(training: Training, costs: Costs, stage: Stage, done: int, spent: float) -> float:
+def expected(training: Training, costs: Costs, stage: PlanStage, done: int, spent: float) -> float:
     """Expected seconds of the whole run, including preparation and final evaluation, if ``done`` of its updates have
     taken ``spent`` seconds.
     """
@@ -134,7 +134,7 @@ def expected(training: Training, costs: Costs, stage: Stage, done: int, spent: f
     ahead += costs.sample * (few if every is None else _times(done, stage.steps, every))
     clocked = training.checkpoints.seconds
     by_clock = 0 if clocked is None else ahead / max(clocked, 50 * costs.checkpoint)
-    return ahead + costs.checkpoint * (_times(done, stage.steps, stage.save) + by_clock) + costs.exam
+    return ahead + costs.checkpoint * (_times(done, stage.steps, stage.save) + by_clock) + costs.evaluation
 
 
 def read_plan(folder: Path, saved: Mapping[str, Any] | None) -> Plan | None:
@@ -158,8 +158,8 @@ def write_plan(folder: Path, plan: Plan) -> None:
         write_file(path, json.dumps(plan.to_dict(), indent=1).encode())
 
 
-def _whole(training: Training) -> Stage:
-    return Stage(training.steps, training.validation.every, training.checkpoints.every)
+def _whole(training: Training) -> PlanStage:
+    return PlanStage(training.steps, training.validation.every, training.checkpoints.every)
 
 
 def _times(done: int, steps: int, every: int) -> int:
@@ -169,7 +169,7 @@ def _times(done: int, steps: int, every: int) -> int:
     return steps // every - done // every + (steps % every > 0)
 
 
-def _stage(training: Training, costs: Costs, done: int, spent: float) -> Stage:
+def _stage(training: Training, costs: Costs, done: int, spent: float) -> PlanStage:
     """Plan the largest number of steps that fits into the time budget, at most the recipe's, if ``done`` updates have
     taken ``spent`` seconds.
     """
@@ -177,7 +177,7 @@ def _stage(training: Training, costs: Costs, done: int, spent: float) -> Stage:
     most = 60 * _AIM * training.minutes
     least = min(training.steps, max(_LEAST, done + 1))
 
-    def timed(steps: int) -> Stage:
+    def timed(steps: int) -> PlanStage:
         stage = _shorter(training, costs, steps)
         return replace(stage, seconds=expected(training, costs, stage, done, spent))
 
@@ -191,7 +191,7 @@ def _stage(training: Training, costs: Costs, done: int, spent: float) -> Stage:
     return timed(low)
 
 
-def _shorter(training: Training, costs: Costs, steps: int) -> Stage:
+def _shorter(training: Training, costs: Costs, steps: int) -> PlanStage:
     """Plan of only ``steps`` steps: more frequent validations and checkpoints, so that about ten remain, within the
     limit on validation time.
     """
@@ -205,4 +205,4 @@ def _shorter(training: Training, costs: Costs, steps: int) -> Stage:
 
     looks = _LOOKING * 60 * training.minutes / max(costs.validation + costs.best, 1e-9)
     validate = max(sooner(whole.validate), math.ceil(steps / max(1.0, looks)))
-    return Stage(steps, min(steps, validate), sooner(whole.save))
+    return PlanStage(steps, min(steps, validate), sooner(whole.save))

@@ -16,7 +16,7 @@ from qkv.inspection.cost import cost
 from qkv.report.figures import duration, short, size
 from qkv.report.metrics import MetricsLog, TensorBoardLog
 from qkv.report.training import Status, TrainingRun, training_report
-from qkv.runs.exam import read_exam
+from qkv.runs.evaluation_file import read_evaluation
 from qkv.runs.files import clear_errors, files_in, read_metadata, write_file
 from qkv.runs.folder import WEIGHTS
 from qkv.runs.metrics import EXPECTED, METRICS, PLANNED, rows_of, steps_in_all, times
@@ -46,7 +46,7 @@ class Done(NamedTuple):
     sources: int = 0
 
 
-class Record:
+class RunRecorder:
     """Writer of a run's ``metrics.jsonl`` and ``report.html``. Metrics of later steps than ``step``, from which the run
     resumes, are dropped.
     """
@@ -103,7 +103,7 @@ class Record:
         if self._board:
             self._board.close()
 
-    def __enter__(self) -> Record:
+    def __enter__(self) -> RunRecorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -144,7 +144,7 @@ class Record:
             loss_unit=setup.task.loss_unit,
             best=recipe.training.validation.best,
             usage=usage(setup.task, setup.folder),
-            exam=_exam(setup.folder) if status == "finished" else None,
+            evaluation=_evaluation(setup.folder) if status == "finished" else None,
             sections=read_sections(setup.folder),
         )
 
@@ -156,16 +156,16 @@ class Record:
             "tokens": done.targets,
         }
         if any("val_bits_per_character" in row for row in rows):
-            figures["characters_per_token"] = setup.material.scale().characters_per_token
+            figures["characters_per_token"] = setup.dataset.scale().characters_per_token
         optional = {"clip_norm": training.clip_norm, "flops": _flops(setup, done)}
         return figures | {name: value for name, value in optional.items() if value is not None}
 
 
-def _exam(folder: Path) -> dict[str, Any] | None:
+def _evaluation(folder: Path) -> dict[str, Any] | None:
     """Read the stored final evaluation of the best weights from a finished run's folder; None if there is none."""
     if not (folder / WEIGHTS).exists():
         return None
-    return read_exam(folder, int(read_metadata(folder / WEIGHTS).get("step", 0)))
+    return read_evaluation(folder, int(read_metadata(folder / WEIGHTS).get("step", 0)))
 
 
 def environment(device: torch.device) -> dict[str, str]:
@@ -203,7 +203,7 @@ def _cost(setup: Setup, rows: list[dict[str, Any]], tokens: int) -> list[tuple[s
         ("training time", duration(seconds)),
         *times(rows),
         (f"{counted(setup.task)} trained on", short(tokens)),
-        ("epochs", short(tokens / setup.material.epoch_targets)),
+        ("epochs", short(tokens / setup.dataset.epoch_targets)),
         ("checkpoints on disk", size(saved)),
         *_peak_memory(),
     ]

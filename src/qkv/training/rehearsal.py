@@ -18,11 +18,11 @@ from qkv.data.corpus import VALIDATION
 from qkv.layers.lora import merged
 from qkv.ops.choices import all_choices
 from qkv.runs.checkpoint import weights
-from qkv.runs.evaluation import examine, held_out, measure
+from qkv.runs.evaluation import evaluate_split, held_out, measure
 from qkv.runs.files import PARTIAL, clear_errors, write_tensors
 from qkv.spec.errors import UserError
+from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.example_task import ExampleTask
-from qkv.tasks.material import ExampleMaterial, Material
 from qkv.training import clock, random_state
 from qkv.training.plan import Costs
 
@@ -48,7 +48,7 @@ def rehearse(trainer: Trainer) -> Costs:
     """
     with _as_it_was(trainer):
         step = _step(trainer)
-        return Costs(step, _validation(trainer), _sample(trainer), *_files(trainer), _exams(trainer))
+        return Costs(step, _validation(trainer), _sample(trainer), *_files(trainer), _evaluations(trainer))
 
 
 @contextmanager
@@ -91,9 +91,9 @@ def _step(trainer: Trainer) -> float:
 def _validation(trainer: Trainer) -> float:
     """Seconds of a whole validation, extrapolated from a few of its batches."""
     setup = trainer.setup
-    whole = sum(1 for _ in setup.material.rows(VALIDATION, trainer.training.validation.batches))
+    whole = sum(1 for _ in setup.dataset.rows(VALIDATION, trainer.training.validation.batches))
     few = min(_BATCHES, whole)
-    batches = list(islice(setup.material.rows(VALIDATION, few), few))
+    batches = list(islice(setup.dataset.rows(VALIDATION, few), few))
 
     def look(some: list[Batch]) -> None:
         measure(trainer.model, setup.task, some, trainer.training.precision)
@@ -106,7 +106,7 @@ def _sample(trainer: Trainer) -> float:
     """Seconds to generate one sample; 0 if the task generates none or fails, which training will report."""
     setup = trainer.setup
     try:
-        return _seconds(lambda: setup.task.sample(trainer.model, setup.material, setup.recipe))
+        return _seconds(lambda: setup.task.sample(trainer.model, setup.dataset, setup.recipe))
     except UserError:
         return 0.0
 
@@ -129,30 +129,30 @@ def _files(trainer: Trainer) -> tuple[float, float]:
     return best * (size + remembered) / max(1, size), best
 
 
-def _exams(trainer: Trainer) -> float:
+def _evaluations(trainer: Trainer) -> float:
     """Seconds of the final evaluation on all held-out splits; 0 if the task has none."""
-    if not trainer.setup.task.examines:
+    if not trainer.setup.task.evaluates:
         return 0.0
-    return sum(_exam(trainer, split) for split in held_out(trainer.setup.material))
+    return sum(_evaluation(trainer, split) for split in held_out(trainer.setup.dataset))
 
 
-def _exam(trainer: Trainer, split: str) -> float:
+def _evaluation(trainer: Trainer, split: str) -> float:
     """Expected seconds of the final evaluation on one split, from small parts of it; 0 if it fails, which the
     evaluation itself will report.
     """
-    setup, material, task = trainer.setup, trainer.setup.material, trainer.setup.task
+    setup, dataset, task = trainer.setup, trainer.setup.dataset, trainer.setup.task
 
-    def take(part: Material) -> float:
+    def take(part: Dataset) -> float:
         with merged(trainer.model):
-            return _seconds(lambda: examine(trainer.model, task, part, setup.recipe, split))
+            return _seconds(lambda: evaluate_split(trainer.model, task, part, setup.recipe, split))
 
     try:
-        if not (isinstance(material, ExampleMaterial) and isinstance(task, ExampleTask)):
-            return take(material)
-        few, many = (min(1.0, rows / len(material.records[split])) for rows in _ROWS)
-        take(task.part(material, few))  # warm-up: ops choose their implementations
-        small = take(task.part(material, few))
-        large = take(task.part(material, many))
+        if not (isinstance(dataset, ExampleDataset) and isinstance(task, ExampleTask)):
+            return take(dataset)
+        few, many = (min(1.0, rows / len(dataset.records[split])) for rows in _ROWS)
+        take(task.part(dataset, few))  # warm-up: ops choose their implementations
+        small = take(task.part(dataset, few))
+        large = take(task.part(dataset, many))
     except UserError:
         return 0.0
     return large if few == many else large + max(0.0, large - small) * (1 - many) / (many - few)

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from qkv.runs.checkpoint import newest_state
-from qkv.runs.exam import read_exam
+from qkv.runs.evaluation_file import read_evaluation
 from qkv.runs.files import clear_errors, read_tensors, write_file
 from qkv.runs.folder import SPEC, WEIGHTS
 from qkv.runs.identity import MADE_WITH, check_unedited, difference
@@ -114,8 +114,8 @@ def finished(folder: Path) -> Finished:
     metadata = read_tensors(folder / WEIGHTS)[1]
     check_unedited(metadata.get(MADE_WITH), recipe, folder)
     best_step = int(metadata.get("step", 0))
-    exam = read_exam(folder, best_step)
-    if exam is None and build_task(recipe.task).examines:
+    evaluation = read_evaluation(folder, best_step)
+    if evaluation is None and build_task(recipe.task).evaluates:
         raise UserError(f"the weights of the run in {folder} have no final evaluation yet; {go_on}")
     minutes = max((row["time"] for row in rows if row.get("time") is not None), default=0.0) / 60
     if minutes <= 0:
@@ -123,19 +123,19 @@ def finished(folder: Path) -> Finished:
     surroundings = read_surroundings(folder / "resume")
     if surroundings is None:
         raise UserError(f"the run in {folder} does not record the machine, versions and date of its training; train it again")
-    figures, notes = _measured(exam, rows, best_step, folder)
+    figures, notes = _measured(evaluation, rows, best_step, folder)
     return Finished(folder, recipe, state["corpus"], step, best_step, minutes, figures, notes, surroundings)
 
 
 def _measured(
-    exam: dict[str, Any] | None, rows: Sequence[dict[str, Any]], step: int, folder: Path
+    evaluation: dict[str, Any] | None, rows: Sequence[dict[str, Any]], step: int, folder: Path
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """(metrics by split, notes) of the best weights: from the final evaluation, or without one from their
     validation.
     """
-    if exam is not None:
-        notes = dict.fromkeys(note for split in exam["splits"].values() for note in split["notes"])
-        return {split: _numbers(found["figures"]) for split, found in exam["splits"].items()}, tuple(notes)
+    if evaluation is not None:
+        notes = dict.fromkeys(note for split in evaluation["splits"].values() for note in split["notes"])
+        return {split: _numbers(found["figures"]) for split, found in evaluation["splits"].items()}, tuple(notes)
     row = next((row for row in reversed(rows) if row.get("step") == step and row.get("val_loss") is not None), None)
     if row is None:
         raise UserError(f"the run in {folder} has no validation of step {step:,}, whose weights it holds")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from qkv.spec.register import implementation, implements
-from qkv.spec.training import Constant, Cosine, InverseSquareRoot, Linear, Schedule, WarmupStableDecay
+from qkv.spec.training import Constant, Cosine, InverseSquareRoot, LinearDecay, Schedule, WarmupStableDecay
 
 
 def multiplier(schedule: Schedule, step: int, steps: int, width: int) -> float:
@@ -43,8 +43,8 @@ def cosine(schedule: Cosine, step: int, steps: int, width: int) -> float:
     return schedule.final + (1 - schedule.final) * 0.5 * (1 + math.cos(math.pi * _share(step, schedule.warmup, steps)))
 
 
-@implements(Linear)
-def linear(schedule: Linear, step: int, steps: int, width: int) -> float:
+@implements(LinearDecay)
+def linear(schedule: LinearDecay, step: int, steps: int, width: int) -> float:
     """Linear decay from 1 to f = ``final``: 1 - (1 - f) p, where p is the elapsed share of the updates after the
     warm-up.
     """

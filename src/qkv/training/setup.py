@@ -13,14 +13,15 @@ from qkv.models.adapt import adapt, learned_sentence
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.ops.linear.precision import runs_in
-from qkv.runs.checkpoint import Checkpoint, Checkpoints, load_weights
+from qkv.runs.checkpoint import Checkpoint, CheckpointStore, load_weights
+from qkv.runs.evaluation_file import EVALUATION, FORMER, rename_former
 from qkv.runs.files import clear_errors, remove_partial
 from qkv.runs.folder import SPEC, WEIGHTS, check_kept, had_best
 from qkv.runs.identity import MADE_WITH, deciding, difference, edited, recipe_digest
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe, write_spec
-from qkv.tasks.material import Material
+from qkv.tasks.dataset import Dataset
 from qkv.tasks.registry import build_task
 from qkv.tasks.task import Task
 from qkv.training.events import Notice, OnEvent
@@ -38,11 +39,11 @@ class Setup:
 
     folder: Path
     recipe: Recipe
-    material: Material
+    dataset: Dataset
     task: Task
     model: Transformer
     device: torch.device
-    checkpoints: Checkpoints
+    checkpoints: CheckpointStore
     surroundings: Surroundings
 
 
@@ -61,11 +62,13 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     with clear_errors(f"the run folder {folder}"):
         remove_partial(folder)
     known = _known(folder, resume)
+    if known and rename_former(folder):
+        tell(Notice(f"{FORMER}, the evaluation's file in a run of format 1, is now {EVALUATION}"))
     recipe = with_start(recipe, known)
-    material = build_task(recipe.task).open(recipe, Vocabulary.load(folder) if known else None)
-    recipe = material.recipe
+    dataset = build_task(recipe.task).open(recipe, Vocabulary.load(folder) if known else None)
+    recipe = dataset.recipe
     task = build_task(recipe.task)  # with the settings that the data determines
-    checkpoints = Checkpoints(folder / "resume", recipe.training.checkpoints.keep)
+    checkpoints = CheckpointStore(folder / "resume", recipe.training.checkpoints.keep)
     checkpoint = checkpoints.load(lambda text: tell(Notice(text))) if known else None
     if known:
         check_same_recipe(known, recipe, checkpoint.step if checkpoint else 0, folder)
@@ -73,11 +76,11 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     device = best_device()
     model = build(recipe.model, training.seed)
     if not checkpoint:
-        for note in (*start_weights(model, recipe), *start_vectors(model, recipe.model, material.vocabulary)):
+        for note in (*start_weights(model, recipe), *start_vectors(model, recipe.model, dataset.vocabulary)):
             tell(Notice(note))
     adapt(model, training)  # adapters wrap existing weights
     if checkpoint and known:
-        _check_facts(checkpoint.state, known, material, folder)
+        _check_facts(checkpoint.state, known, dataset, folder)
         check_kept(folder, had_best(checkpoint, known, []))
         load_weights(model, checkpoint.tensors["weights"], folder / "resume")
     elif learned := learned_sentence(model, training):
@@ -89,9 +92,9 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     model.to(device)
     if training.precision != runs_in(training.precision, device):
         tell(Notice(f"products run in fp32, not bf16, which is slower on this {device.type}; qkv why shows both times"))
-    for note in () if known else material.notes:
+    for note in () if known else dataset.notes:
         tell(Notice(note))
-    setup = Setup(folder, recipe, material, task, model, device, checkpoints, surroundings)
+    setup = Setup(folder, recipe, dataset, task, model, device, checkpoints, surroundings)
     _write_identity(setup, known)
     return setup, checkpoint
 
@@ -111,15 +114,15 @@ def _known(folder: Path, resume: bool) -> Recipe | None:
     return read_recipe(folder)
 
 
-def _check_facts(state: dict[str, Any], known: Recipe, material: Material, folder: Path) -> None:
+def _check_facts(state: dict[str, Any], known: Recipe, dataset: Dataset, folder: Path) -> None:
     if state["recipe"] != recipe_digest(known):
         raise UserError(f"{folder / SPEC} was changed after training began: it is not the recipe that the checkpoint was made with")
     found = edited(state.get(MADE_WITH), None, folder)
     if found:
         raise UserError(f"{found}; put it back, or name another folder")
-    if state["corpus"] != material.digest():
+    if state["corpus"] != dataset.digest():
         raise UserError(
-            f"the ids of {material.name!r} are not those that the run in {folder} was trained on: the data or a file of the vocabulary "
+            f"the ids of {dataset.name!r} are not those that the run in {folder} was trained on: the data or a file of the vocabulary "
             "was changed; put it back, or name another folder"
         )
 
@@ -154,5 +157,5 @@ def _write_identity(setup: Setup, known: Recipe | None) -> None:
         return
     with clear_errors(f"the run folder {setup.folder}"):
         if not known:
-            setup.material.vocabulary.save(setup.folder)
+            setup.dataset.vocabulary.save(setup.folder)
         write_spec(setup.folder / SPEC, setup.recipe)

@@ -6,7 +6,7 @@ import sys
 from functools import singledispatchmethod
 from types import TracebackType
 
-from qkv.report.exam import BESIDE_THE_POINT
+from qkv.report.evaluation import BESIDE_THE_POINT
 from qkv.report.figures import duration
 from qkv.report.progress import Progress
 from qkv.training.events import Ended, Event, Notice, Planned, Started, Stepped, Validated

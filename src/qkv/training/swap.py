@@ -17,8 +17,8 @@ from qkv.inspection.machine import usable_memory
 from qkv.inspection.measure import rates
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
-from qkv.models.transplant import KEPT, NEW, Moved, in_words, transplant
-from qkv.report.exam import words
+from qkv.models.transplant import KEPT, NEW, Transferred, in_words, transplant
+from qkv.report.evaluation import words
 from qkv.report.figures import fixed, short, size
 from qkv.runs.evaluation import measure
 from qkv.runs.folder import locked
@@ -35,7 +35,7 @@ from qkv.training import random_state
 from qkv.training.events import Notice, OnEvent, Validated
 from qkv.training.interrupt import Interrupted, StopRequest
 from qkv.training.loop import Trainer
-from qkv.training.record import Record
+from qkv.training.record import RunRecorder
 from qkv.training.sections import write_sections
 from qkv.training.setup import Setup, prepare
 from qkv.training.show import Show
@@ -67,7 +67,7 @@ class Swapped:
     """
 
     run: Run
-    moved: list[Moved]
+    moved: list[Transferred]
     figures: dict[str, dict[str, float]]
     length: int
     memory: int
@@ -124,7 +124,7 @@ def swap(
     return Swapped(load(folder, copy=copy), moved, healed, length, memory)
 
 
-def told(moved: list[Moved]) -> list[str]:
+def told(moved: list[Transferred]) -> list[str]:
     """Sentences on the weights that a swap kept, initialised anew or adapted."""
     total, taken = sum(one.numbers for one in moved), sum(one.taken for one in moved)
     found = [f"{taken:,} of {total:,} parameters keep their weights ({taken / max(1, total):.1%})"]
@@ -181,9 +181,9 @@ def _training(old: Run, heal: int) -> Any:
 def _figures(model: Transformer, setup: Setup, length: int, memory: int) -> dict[str, float]:
     """Metrics, speeds and sizes of ``model`` at one moment of a swap; see ``Swapped``."""
     recipe = setup.recipe
-    seen = measure(model, setup.task, setup.material.rows(VALIDATION, recipe.training.validation.batches), recipe.training.precision)
+    seen = measure(model, setup.task, setup.dataset.rows(VALIDATION, recipe.training.validation.batches), recipe.training.precision)
     assert seen is not None
-    found = dict(setup.task.figures(seen, setup.material.scale()))
+    found = dict(setup.task.figures(seen, setup.dataset.scale()))
     found["parameters"] = sum(p.numel() for p in model.parameters())
     counted = cost(model.spec, 1, length, source_length=length if model.spec.encoder else None)
     if counted.writes:
@@ -205,7 +205,7 @@ def _heal(
     best = setup.recipe.training.validation.best
     trainer.now.best_figure = task_figures.get(best)
     trainer.save_best()
-    with StopRequest() as stop, Record(setup, 0) as record:
+    with StopRequest() as stop, RunRecorder(setup, 0) as record:
         trainer.record = record
         record.add(Validated(0, task_figures["loss"], True, 0.0, task_figures))
         trainer.save()

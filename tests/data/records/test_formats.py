@@ -22,7 +22,7 @@ from qkv.data.records.jsonl import jsonl
 from qkv.data.records.model import Role
 from qkv.data.records.squad import squad
 from qkv.data.records.table import Row, Table, lines
-from qkv.data.text import Text
+from qkv.data.text import TextSource
 from qkv.spec.errors import UserError
 
 REVIEWS = [{"text": f"review, the \"{i}\"th\nof 'many'", "label": "good" if i % 3 else "bad"} for i in range(9)]
@@ -155,26 +155,26 @@ def test_any_table_of_strings_reads_back(rows: list[tuple[str, str, str]], delim
     assume(end == "\r\n" or quoting != csv.QUOTE_MINIMAL or "\r" not in "".join(map("".join, rows)))
     file = io.StringIO()
     csv.writer(file, delimiter=delimiter, quoting=quoting, lineterminator=end).writerows([("first", "second", "third"), *rows])
-    found = list(delimited(Text.of_string(file.getvalue(), "x"), "csv").rows)
+    found = list(delimited(TextSource.of_string(file.getvalue(), "x"), "csv").rows)
     assert [tuple(row.values.values()) for row in found if isinstance(row, Row)] == rows
 
 
 @given(rows=st.lists(st.dictionaries(st.sampled_from("abc"), st.none() | st.integers() | CELLS, min_size=1), min_size=1, max_size=6))
 def test_any_objects_read_back_from_lines_and_from_a_list(rows: list[dict[str, Any]]) -> None:
     for content in (json_lines(rows), json.dumps(rows, indent=2), json.dumps(rows)):
-        assert [row.values for row in jsonl(Text.of_string(content, "x")).rows if isinstance(row, Row)] == rows
+        assert [row.values for row in jsonl(TextSource.of_string(content, "x")).rows if isinstance(row, Row)] == rows
 
 
 @given(content=st.text(st.sampled_from("a\r\n\u2028é"), max_size=30))
 def test_lines_are_those_between_line_feeds(content: str) -> None:
-    found = list(lines(Text.of_string(content, "x")))
+    found = list(lines(TextSource.of_string(content, "x")))
     assert "".join(found) == content
     assert [line.rstrip("\n") for line in found] == (content.removesuffix("\n").split("\n") if content else [])
 
 
 def test_lines_go_on_from_block_to_block() -> None:
     content = [f"{'é' * 100_000}{i}\n" for i in range(5)]
-    assert list(lines(Text.of_string("".join(content), "x"))) == content
+    assert list(lines(TextSource.of_string("".join(content), "x"))) == content
 
 
 @pytest.mark.parametrize(
@@ -187,14 +187,14 @@ def test_lines_go_on_from_block_to_block() -> None:
         (squad, json.dumps(SQUAD), [1] * 6),
     ],
 )
-def test_the_lines_of_rows_are_counted(reader: Callable[[Text], Table], content: str, expected: list[int]) -> None:
-    assert [row.line for row in reader(Text.of_string(content, "x")).rows if isinstance(row, Row)] == expected
+def test_the_lines_of_rows_are_counted(reader: Callable[[TextSource], Table], content: str, expected: list[int]) -> None:
+    assert [row.line for row in reader(TextSource.of_string(content, "x")).rows if isinstance(row, Row)] == expected
 
 
 def test_the_line_of_a_question_is_that_of_its_id() -> None:
     content = json.dumps(SQUAD, indent=0)
     ids = [number for number, line in enumerate(content.split("\n"), 1) if line.startswith('"id"')]
-    assert [row.line for row in squad(Text.of_string(content, "x")).rows if isinstance(row, Row)] == ids
+    assert [row.line for row in squad(TextSource.of_string(content, "x")).rows if isinstance(row, Row)] == ids
     assert len(ids) == 6
 
 
@@ -216,7 +216,7 @@ def test_a_long_cell_is_no_limit(tmp_path: Path) -> None:
     ],
 )
 def test_the_format_is_told(name: str, content: str, roles: tuple[Role, ...], expected: str | None) -> None:
-    assert told(Text.of_string(content, name), roles) == expected
+    assert told(TextSource.of_string(content, name), roles) == expected
 
 
 def test_a_format_that_is_given_needs_no_ending(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from qkv.api.functions import find_recipe
 from qkv.cli.main import main
 from qkv.data.records.kept import keeping_tables, kept, release_tables
 from qkv.data.records.table import HEAD, Table
-from qkv.data.text import Text
+from qkv.data.text import TextSource
 from qkv.inspection.machine import Machine, store_machine
 from qkv.system.processor import processor_name
 from qkv.tasks.registry import build_task
@@ -44,13 +44,13 @@ def tables(tmp_path_factory: pytest.TempPathFactory, cache_folder: Path) -> Path
 def readings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each file is decoded up to its end."""
     found: Counter[str] = Counter()
-    decoded = Text._decoded
+    decoded = TextSource._decoded
 
-    def counted(self: Text) -> Iterator[str]:
+    def counted(self: TextSource) -> Iterator[str]:
         yield from decoded(self)
         found[Path(self.name).name] += 1
 
-    monkeypatch.setattr(Text, "_decoded", counted)
+    monkeypatch.setattr(TextSource, "_decoded", counted)
     return found
 
 
@@ -60,9 +60,9 @@ def test_a_table_is_read_once_from_the_guess_to_the_examples(kind: str, tables: 
     with keeping_tables():
         assert guess_task({"source": source}) == kind
         recipe, _ = find_recipe(source, task=kind, resume=False)
-        material = build_task(recipe.task).open(recipe)
+        dataset = build_task(recipe.task).open(recipe)
     assert readings == {TABLES[kind]: 1}
-    assert material.batch(0).num_targets
+    assert dataset.batch(0).num_targets
 
 
 @pytest.mark.parametrize("source", ["a.txt | b.txt", "reviews.tsv"])

@@ -14,7 +14,7 @@ from tests.data.records.cases import ANSWER, CLASSIFY, TAG, TRANSLATE, read, wri
 
 from qkv.data import download as downloading
 from qkv.data import sources
-from qkv.data.named import NAMES, Published
+from qkv.data.named import NAMES, PublishedFile
 from qkv.data.records import named
 from qkv.data.records.model import Role
 from qkv.data.records.named import TABLES, KnownTable
@@ -35,7 +35,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    file = Published("train.conll", url, len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+    file = PublishedFile("train.conll", url, len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
     monkeypatch.setitem(TABLES, "names", KnownTable({"train": (file,), "test": (file,)}, named.conll))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from qkv.data.records.model import BadRow
 from qkv.data.records.table import Row, Table, lines
-from qkv.data.text import Text
+from qkv.data.text import TextSource
 from qkv.spec.errors import UserError, quoted
 
 DOCUMENT = "-DOCSTART-"
@@ -17,7 +17,7 @@ NO_TOKEN = re.compile(r"\d+[-.]\d+")
 NOTHING = re.compile(r"(?!)")
 
 
-def conll(text: Text) -> Table:
+def conll(text: TextSource) -> Table:
     """Read a CoNLL file as a table with one row per sentence; columns "1", "2", … hold lists with one string per token.
 
     Default columns: words first, tags last. Fields are separated by tabs if the first line has one, else by white
@@ -40,7 +40,9 @@ def conll(text: Text) -> Table:
     return Table(text.name, columns, lambda: _sentences(text, cut, columns, no_token), text.digest(), {"words": (words,), "tags": (tags,)})
 
 
-def _sentences(text: Text, cut: Callable[[str], list[str]], columns: tuple[str, ...], no_token: re.Pattern[str]) -> Iterator[Row | BadRow]:
+def _sentences(
+    text: TextSource, cut: Callable[[str], list[str]], columns: tuple[str, ...], no_token: re.Pattern[str]
+) -> Iterator[Row | BadRow]:
     tokens: list[list[str]] = []
     begin, bad = 0, None
     for number, line in enumerate(itertools.chain(lines(text), ("\n",)), 1):
@@ -65,7 +67,7 @@ def _is_comment(line: str, cut: Callable[[str], list[str]]) -> bool:
     return cut is _by_tabs and line.startswith("#") and "\t" not in line
 
 
-def _fault(text: Text, number: int, fields: list[str], width: int) -> BadRow | None:
+def _fault(text: TextSource, number: int, fields: list[str], width: int) -> BadRow | None:
     if len(fields) != width:
         return BadRow(text.name, number, f"{len(fields)} field{'s' * (len(fields) != 1)} instead of {width}")
     if not all(fields):

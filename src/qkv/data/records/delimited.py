@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from qkv.data.records.model import BadRow
 from qkv.data.records.table import Row, Table, head, lines
-from qkv.data.text import Text
+from qkv.data.text import TextSource
 from qkv.spec.errors import UserError
 
 DELIMITERS = (",", ";", "\t")
@@ -29,7 +29,7 @@ class Dialect(NamedTuple):
     quoted: bool
 
 
-class Record(NamedTuple):
+class Fields(NamedTuple):
     """Record of a CSV or TSV file: first line number, and its fields, or in ``error`` the reason why it could not be
     read.
     """
@@ -39,7 +39,7 @@ class Record(NamedTuple):
     error: str = ""
 
 
-def delimited(text: Text, format: Literal["csv", "tsv"], given: Iterable[str] = (), header: bool = True) -> Table:
+def delimited(text: TextSource, format: Literal["csv", "tsv"], given: Iterable[str] = (), header: bool = True) -> Table:
     """Read a CSV or TSV file as a table.
 
     A column ``given`` as a number, unless it is a name in the header, means that there is no header: columns are called
@@ -65,7 +65,7 @@ def delimited(text: Text, format: Literal["csv", "tsv"], given: Iterable[str] = 
     return _table(text, names, records, header=True)
 
 
-def first_fields(text: Text, delimiter: str) -> list[str]:
+def first_fields(text: TextSource, delimiter: str) -> list[str]:
     """Fields of the first record of a delimited file, quotes taken literally; empty if there is none or it cannot be
     read.
     """
@@ -73,7 +73,7 @@ def first_fields(text: Text, delimiter: str) -> list[str]:
     return record.fields if record else []
 
 
-def _table(text: Text, names: list[str], records: Callable[[], Iterable[Record]], header: bool, notes: tuple[str, ...] = ()) -> Table:
+def _table(text: TextSource, names: list[str], records: Callable[[], Iterable[Fields]], header: bool, notes: tuple[str, ...] = ()) -> Table:
     def rows() -> Iterator[Row | BadRow]:
         for record in itertools.islice(records(), int(header), None):
             if record.error:
@@ -86,7 +86,7 @@ def _table(text: Text, names: list[str], records: Callable[[], Iterable[Record]]
     return Table(text.name, tuple(names), rows, text.digest(), header=header, notes=notes)
 
 
-def _records(text: Text, dialect: Dialect) -> Iterator[Record]:
+def _records(text: TextSource, dialect: Dialect) -> Iterator[Fields]:
     """All records of a CSV or TSV file except blank lines. Raises ``UserError`` for an unclosed quote, which would
     absorb the rest of the file.
     """
@@ -104,13 +104,13 @@ def _records(text: Text, dialect: Dialect) -> Iterator[Record]:
                 raise UserError(f"{text.name}: a quote that opens in the record of line {line} is never closed") from None
             last = reader.line_num
             reason = "a carriage return outside quotes" if "new-line" in str(error) else str(error)
-            yield Record(line, [], reason + (f" (up to line {last})" if last > line else ""))
+            yield Fields(line, [], reason + (f" (up to line {last})" if last > line else ""))
             continue
         if fields:
-            yield Record(line, fields)
+            yield Fields(line, fields)
 
 
-def _delimiter(text: Text) -> str:
+def _delimiter(text: TextSource) -> str:
     """Detect the delimiter of a CSV file: the comma if it gives the first records equally many fields, else the most
     consistent of comma, semicolon and tab.
     """
@@ -129,7 +129,7 @@ def _delimiter(text: Text) -> str:
     return max(DELIMITERS, key=agreement)
 
 
-def _tab_separated(text: Text) -> Callable[[], Iterable[Record]]:
+def _tab_separated(text: TextSource) -> Callable[[], Iterable[Fields]]:
     """Function that yields the records of a TSV file. Quotes are parsed only if every record then has the same number
     of fields.
     """

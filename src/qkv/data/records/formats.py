@@ -15,7 +15,7 @@ from qkv.data.records.model import Role
 from qkv.data.records.parallel import language_pair, parallel
 from qkv.data.records.squad import squad
 from qkv.data.records.table import Table, head
-from qkv.data.text import Text
+from qkv.data.text import TextSource
 from qkv.spec import data as spec
 from qkv.spec.errors import UserError, nearest
 
@@ -66,7 +66,7 @@ def _identity(source: str) -> tuple[str, int, int]:
     return source, found.st_size, found.st_mtime_ns
 
 
-def told(text: Text, roles: Sequence[Role]) -> Format | None:
+def told(text: TextSource, roles: Sequence[Role]) -> Format | None:
     """Detect the format of a data file from its extension (ignoring ``.gz``), then from its first lines; None if
     unclear.
     """
@@ -94,7 +94,7 @@ def _by_lines(beginning: str, roles: Sequence[Role]) -> Format | None:
     return None
 
 
-def _read(text: Text, kind: Format, given: tuple[str, ...], roles: Sequence[Role]) -> Table:
+def _read(text: TextSource, kind: Format, given: tuple[str, ...], roles: Sequence[Role]) -> Table:
     match kind:
         case "csv" | "tsv":
             return delimited(text, kind, given)
@@ -108,7 +108,7 @@ def _read(text: Text, kind: Format, given: tuple[str, ...], roles: Sequence[Role
             return _two_columns(text, given, roles)
 
 
-def _two_columns(text: Text, given: tuple[str, ...], roles: Sequence[Role]) -> Table:
+def _two_columns(text: TextSource, given: tuple[str, ...], roles: Sequence[Role]) -> Table:
     """Read parallel texts from one TSV file; its first line is a header if it names the roles, two languages, or a
     requested column.
     """
@@ -138,10 +138,10 @@ def _joined(source: str, data: spec.Data, option: str) -> Table:
     return kept((_identity(names[0]), _identity(names[1])), lambda: parallel(first, second))
 
 
-def _text(source: str, option: str, known: Sequence[str] = ()) -> Text:
+def _text(source: str, option: str, known: Sequence[str] = ()) -> TextSource:
     path = Path(source).expanduser()
     if path.is_file():
-        return Text.of_file(path, source)
+        return TextSource.of_file(path, source)
     if path.is_dir():
         raise UserError(f"{option}: {source!r} is a directory; name one file")
     if path.exists():

@@ -18,14 +18,14 @@ SHOWN = 20
 """Maximum number of columns listed in an error."""
 
 
-class Choice(NamedTuple):
+class ColumnChoice(NamedTuple):
     """Column of the table chosen for each role; ``note``: sentence on the columns that were guessed, "" if none."""
 
     columns: dict[str, str]
     note: str
 
 
-def choose(table: Table, roles: Sequence[Role], given: Mapping[str, str], where: str = "data") -> Choice:
+def choose(table: Table, roles: Sequence[Role], given: Mapping[str, str], where: str = "data") -> ColumnChoice:
     """Choose the column of the table for each role (input text, label, …): as ``given``, else by format, name, then
     content. Raises ``UserError`` for an unknown column and if several columns are possible.
     """
@@ -37,7 +37,7 @@ def choose(table: Table, roles: Sequence[Role], given: Mapping[str, str], where:
     columns = {role.name: guess.taken[role.name] for role in roles if role.name in guess.taken}
     guessed = [(role, column) for role, column in columns.items() if role not in given]
     parts = [f"{column!r} {'as' if i else 'is taken as'} {role}" for i, (role, column) in enumerate(guessed)]
-    return Choice(columns, f"{', '.join(parts)} (guessed)" if parts else "")
+    return ColumnChoice(columns, f"{', '.join(parts)} (guessed)" if parts else "")
 
 
 class _Guess:

@@ -8,14 +8,14 @@ from typing import Any
 
 from qkv.data.records.model import BadRow
 from qkv.data.records.table import Row, Table, head, lines
-from qkv.data.text import Text
+from qkv.data.text import TextSource
 from qkv.spec.errors import UserError
 
 SAMPLE = 1000
 """Number of objects whose keys define the columns."""
 
 
-def jsonl(text: Text) -> Table:
+def jsonl(text: TextSource) -> Table:
     """Read a JSONL file or a JSON list.
 
     Raises ``UserError`` for an empty file, a broken list, or if none of the first objects can be read.
@@ -31,7 +31,7 @@ def jsonl(text: Text) -> Table:
     return Table(text.name, tuple(columns), lambda: iter(rows), text.digest())
 
 
-def _lines(text: Text) -> Iterator[Row | BadRow]:
+def _lines(text: TextSource) -> Iterator[Row | BadRow]:
     for number, line in enumerate(lines(text), 1):
         if not line.strip():
             continue
@@ -43,7 +43,7 @@ def _lines(text: Text) -> Iterator[Row | BadRow]:
         yield _row(text, number, value)
 
 
-def _elements(text: Text) -> Iterator[Row | BadRow]:
+def _elements(text: TextSource) -> Iterator[Row | BadRow]:
     """Rows of a JSON list of objects, with the line at which each begins. Raises ``UserError`` if the list itself is
     broken.
     """
@@ -62,7 +62,7 @@ def _elements(text: Text) -> Iterator[Row | BadRow]:
         yield _row(text, line, value)
 
 
-def _row(text: Text, line: int, value: Any) -> Row | BadRow:
+def _row(text: TextSource, line: int, value: Any) -> Row | BadRow:
     if isinstance(value, dict):
         return Row(line, value)
     return BadRow(text.name, line, "not a JSON object")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from qkv.data.named import Published
+from qkv.data.named import PublishedFile
 from qkv.data.records.conll import conll
 from qkv.data.records.delimited import delimited
 from qkv.data.records.jsonl import jsonl
@@ -17,7 +17,7 @@ from qkv.data.records.parallel import parallel
 from qkv.data.records.squad import squad
 from qkv.data.records.table import Row, Table
 from qkv.data.sources import published
-from qkv.data.text import Text
+from qkv.data.text import TextSource
 
 MULTI30K = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/"
 WNUT17 = "https://raw.githubusercontent.com/leondz/emerging_entities_17/master/"
@@ -28,7 +28,7 @@ class KnownTable(NamedTuple):
     ``Table``.
     """
 
-    splits: Mapping[str, tuple[Published, ...]]
+    splits: Mapping[str, tuple[PublishedFile, ...]]
     read: Callable[..., Table]
 
 
@@ -44,15 +44,15 @@ def _named_table(name: str, split: str) -> Table:
     return known.read(*(published(name, file) for file in known.splits[split]))
 
 
-def _multi30k(english: Text, german: Text) -> Table:
+def _multi30k(english: TextSource, german: TextSource) -> Table:
     return parallel(english, german, ("en", "de"))
 
 
-def _sst2(text: Text) -> Table:
+def _sst2(text: TextSource) -> Table:
     return delimited(text, "tsv")
 
 
-def _scitldr(text: Text) -> Table:
+def _scitldr(text: TextSource) -> Table:
     """Read SciTLDR (summaries of papers): joined sentences as source, the first summary as target; ``targets`` holds
     all summaries.
     """
@@ -68,9 +68,9 @@ def _scitldr(text: Text) -> Table:
     return replace(table, columns=("source", "target"), parse=parse, defaults={"text": ("source", "target")}, extra=("targets",))
 
 
-def _raw(stem: str, english: tuple[int, str], german: tuple[int, str]) -> tuple[Published, Published]:
+def _raw(stem: str, english: tuple[int, str], german: tuple[int, str]) -> tuple[PublishedFile, PublishedFile]:
     first, second = (
-        Published(f"{stem}.{language}", f"{MULTI30K}{stem}.{language}.gz", *content)
+        PublishedFile(f"{stem}.{language}", f"{MULTI30K}{stem}.{language}.gz", *content)
         for language, content in (("en", english), ("de", german))
     )
     return first, second
@@ -99,26 +99,26 @@ TABLES = {
     ),
     "sst2": KnownTable(
         {
-            "train": (Published("train.tsv", "", 738859, "cd45f1cdd4adcd66563b8116669136877f7b9525697cb486b2d46b960231f94d"),),
-            "validation": (Published("dev.tsv", "", 94415, "f7271f7a919ea884ca8563e13ed03028aa44296d1f738c003af3142b9a2188f8"),),
-            "test": (Published("test.tsv", "", 193577, "1da6e04ccd65c1ade32864afa62129b3b3d5df0f1b314961ec345af304274093"),),
+            "train": (PublishedFile("train.tsv", "", 738859, "cd45f1cdd4adcd66563b8116669136877f7b9525697cb486b2d46b960231f94d"),),
+            "validation": (PublishedFile("dev.tsv", "", 94415, "f7271f7a919ea884ca8563e13ed03028aa44296d1f738c003af3142b9a2188f8"),),
+            "test": (PublishedFile("test.tsv", "", 193577, "1da6e04ccd65c1ade32864afa62129b3b3d5df0f1b314961ec345af304274093"),),
         },
         _sst2,
     ),
     "wnut17": KnownTable(
         {
             "train": (
-                Published(
+                PublishedFile(
                     "train.conll", WNUT17 + "wnut17train.conll", 493781, "731820e13f71af324c6b55a1575ec2ce59fbaa2a0806f8f0400b98d56cd6a7a5"
                 ),
             ),
             "validation": (
-                Published(
+                PublishedFile(
                     "dev.conll", WNUT17 + "emerging.dev.conll", 114749, "e053b752b8155113ca66e7db08af5f2f5f43ab993694e4774f1ec5bad42312d8"
                 ),
             ),
             "test": (
-                Published(
+                PublishedFile(
                     "test.conll",
                     WNUT17 + "emerging.test.annotated",
                     192425,
@@ -131,18 +131,18 @@ TABLES = {
     "squad": KnownTable(
         {
             "train": (
-                Published("train-new_wiki.json", "", 3461320, "831a16eda3c3e91d53779bf7ec25c9821dbfa057818503aca72222a58936ae0e"),
-                Published("train-amazon.json", "", 4010928, "e3b23e25eccf57cc93cc5db9dbad98cec67bb6e4c06b47d01956a5b0f0a38e76"),
+                PublishedFile("train-new_wiki.json", "", 3461320, "831a16eda3c3e91d53779bf7ec25c9821dbfa057818503aca72222a58936ae0e"),
+                PublishedFile("train-amazon.json", "", 4010928, "e3b23e25eccf57cc93cc5db9dbad98cec67bb6e4c06b47d01956a5b0f0a38e76"),
             ),
-            "test": (Published("dev-v1.1.json", "", 4644703, "83cee08835e339ed0d9a084558e9c6388a0909070a3bc432d13101fa41f5404e"),),
+            "test": (PublishedFile("dev-v1.1.json", "", 4644703, "83cee08835e339ed0d9a084558e9c6388a0909070a3bc432d13101fa41f5404e"),),
         },
         squad,
     ),
     "scitldr": KnownTable(
         {
-            "train": (Published("train.jsonl", "", 2754655, "42f29edc0090eb67da82415e2803f9ae2f5eb2877490d1e961d0731b582c02d4"),),
-            "validation": (Published("dev.jsonl", "", 999628, "4db054f15cd66a5175bfac8b5bee43813346f1654ef4c72df264db31926d1415"),),
-            "test": (Published("test.jsonl", "", 1072961, "72a0411738cd58151e8515fa4fc59214de7c90bbea166d5518ccfc81596d53d4"),),
+            "train": (PublishedFile("train.jsonl", "", 2754655, "42f29edc0090eb67da82415e2803f9ae2f5eb2877490d1e961d0731b582c02d4"),),
+            "validation": (PublishedFile("dev.jsonl", "", 999628, "4db054f15cd66a5175bfac8b5bee43813346f1654ef4c72df264db31926d1415"),),
+            "test": (PublishedFile("test.jsonl", "", 1072961, "72a0411738cd58151e8515fa4fc59214de7c90bbea166d5518ccfc81596d53d4"),),
         },
         _scitldr,
     ),

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from qkv.data.records.formats import table_of
-from qkv.data.records.guess import Choice, choose
+from qkv.data.records.guess import ColumnChoice, choose
 from qkv.data.records.model import BadRow, Records, Role
 from qkv.data.records.named import TABLES, named_tables
 from qkv.data.records.split import hold_out
@@ -96,7 +96,7 @@ def _tables(data: spec.Data, roles: Sequence[Role], where: str) -> dict[str, Tab
     return tables
 
 
-def _read(table: Table, roles: Sequence[Role], choice: Choice, data: spec.Data, where: str) -> Read:
+def _read(table: Table, roles: Sequence[Role], choice: ColumnChoice, data: spec.Data, where: str) -> Read:
     for role, column in choice.columns.items():
         if column not in table.columns:
             raise UserError(f"{table.name} has no column {column!r}, which is used as {role}; its columns are {', '.join(table.columns)}")
@@ -162,7 +162,7 @@ def _groups(rows: list[dict[str, Any]], groups: list[str], roles: Sequence[Role]
     return groups
 
 
-def _digest(data: spec.Data, roles: Sequence[Role], tables: dict[str, Table], choice: Choice) -> str:
+def _digest(data: spec.Data, roles: Sequence[Role], tables: dict[str, Table], choice: ColumnChoice) -> str:
     """Hash of the contents of all files and of all settings that affect how the examples are read from them."""
     content = {split: [table.digest, table.columns, table.header] for split, table in tables.items()}
     fraction = None if "validation" in tables else data.validation_fraction

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from qkv.data.records.model import BadRow
 from qkv.data.records.table import Row, Table, lines
-from qkv.data.text import Text
+from qkv.data.text import TextSource
 from qkv.spec.errors import UserError
 
 
-def parallel(first: Text, second: Text, columns: tuple[str, str] = ("1", "2")) -> Table:
+def parallel(first: TextSource, second: TextSource, columns: tuple[str, str] = ("1", "2")) -> Table:
     """Table of parallel texts: row n holds line n of both files. Raises ``UserError``, with both counts, if they differ
     in their number of lines.
     """

@@ -10,14 +10,14 @@ from typing import NamedTuple
 from qkv.spec.errors import UserError
 
 
-class Split(NamedTuple):
+class HoldOut(NamedTuple):
     """Row indices of the training and validation splits, shuffled."""
 
     train: list[int]
     validation: list[int]
 
 
-def hold_out(count: int, fraction: float, seed: str, labels: Sequence[Hashable] = (), groups: Sequence[Hashable] = ()) -> Split:
+def hold_out(count: int, fraction: float, seed: str, labels: Sequence[Hashable] = (), groups: Sequence[Hashable] = ()) -> HoldOut:
     """Split ``count`` rows at random: the ``fraction`` at the end of a shuffle determined by ``seed`` is held out, at
     least one row and not all.
 
@@ -37,7 +37,7 @@ def hold_out(count: int, fraction: float, seed: str, labels: Sequence[Hashable] 
         held = _stratified(order, labels, wanted)
     else:
         held = set(order[count - wanted :])
-    return Split([i for i in order if i not in held], [i for i in order if i in held])
+    return HoldOut([i for i in order if i not in held], [i for i in order if i in held])
 
 
 def _shuffled(count: int, seed: str) -> list[int]:

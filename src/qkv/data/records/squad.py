@@ -8,13 +8,13 @@ from typing import Any
 
 from qkv.data.records.model import BadRow
 from qkv.data.records.table import Row, Table
-from qkv.data.text import Text
+from qkv.data.text import TextSource
 from qkv.spec.errors import UserError
 
 COLUMNS = ("id", "title", "context", "question", "answers")
 
 
-def squad(*texts: Text) -> Table:
+def squad(*texts: TextSource) -> Table:
     """Read SQuAD files as one table with one row per question, grouped by article. Files are read as a whole.
 
     ``answers``: the file's list of ``{"text", "answer_start"}``, empty for the impossible questions of v2, whose
@@ -26,7 +26,7 @@ def squad(*texts: Text) -> Table:
     return Table(name, COLUMNS, lambda: _questions(texts), digest, extra=("id", "question", "context"))
 
 
-def _questions(texts: Sequence[Text]) -> Iterator[Row | BadRow]:
+def _questions(texts: Sequence[TextSource]) -> Iterator[Row | BadRow]:
     for text in texts:
         content = "".join(text.blocks())
         try:

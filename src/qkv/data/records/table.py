@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from qkv.data.records.model import BadRow
-from qkv.data.text import Text
+from qkv.data.text import TextSource
 
 HEAD = 1 << 16
 """Number of characters used to detect a format."""
@@ -52,7 +52,7 @@ class Table:
         return tuple(self.parse())
 
 
-def lines(text: Text) -> Iterator[str]:
+def lines(text: TextSource) -> Iterator[str]:
     """Lines of a text, each with its line break; only a line feed ends a line. Raises ``UserError`` for invalid
     UTF-8.
     """
@@ -67,6 +67,6 @@ def lines(text: Text) -> Iterator[str]:
         yield last
 
 
-def head(text: Text) -> str:
+def head(text: TextSource) -> str:
     """First ``HEAD`` characters of the text, from which its format is detected."""
     return "".join(text.blocks(0, HEAD))

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import answering, body, language_model, pooled_head, problem_keys
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Architecture, Family, Row
+from qkv.interop.mapping.family import Architecture, Family, NameRule
 from qkv.interop.mapping.ways import COPIED, PAIR, QKV
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.cross import CrossAttention
@@ -24,36 +24,36 @@ from qkv.spec.parts import LayerNorm, Learned, NoNorm, Norm
 _OFFSET = 2
 
 
-def _stack(ours: str, theirs: str, last: int) -> tuple[Row, ...]:
+def _stack(ours: str, theirs: str, last: int) -> tuple[NameRule, ...]:
     """Table of tensor names of one stack; ``ours`` and ``theirs``: its prefixes in qkv and in files; ``last``: index of
     the feed-forward among a block's branches.
     """
     slot, layer = f"{ours}blocks.{{i}}.branches.", f"{theirs}.layers.{{i}}."
     attention = f"{layer}self_attn."
     return (
-        Row(f"{ours}frontend.positions.table", f"{theirs}.embed_positions.weight"),
-        Row(f"{ours}frontend.norm.*", f"{theirs}.layernorm_embedding.*"),
-        Row(f"{slot}0.norm.*", f"{layer}self_attn_layer_norm.*"),
-        Row(f"{slot}0.body.qkv.*", (f"{attention}q_proj.*", f"{attention}k_proj.*", f"{attention}v_proj.*"), QKV),
-        Row(f"{slot}0.body.output.*", f"{attention}out_proj.*"),
-        Row(f"{slot}{last}.norm.*", f"{layer}final_layer_norm.*"),
-        Row(f"{slot}{last}.body.up.*", f"{layer}fc1.*"),
-        Row(f"{slot}{last}.body.down.*", f"{layer}fc2.*"),
-        Row(f"{ours}norm.*", f"{theirs}.layer_norm.*"),
+        NameRule(f"{ours}frontend.positions.table", f"{theirs}.embed_positions.weight"),
+        NameRule(f"{ours}frontend.norm.*", f"{theirs}.layernorm_embedding.*"),
+        NameRule(f"{slot}0.norm.*", f"{layer}self_attn_layer_norm.*"),
+        NameRule(f"{slot}0.body.qkv.*", (f"{attention}q_proj.*", f"{attention}k_proj.*", f"{attention}v_proj.*"), QKV),
+        NameRule(f"{slot}0.body.output.*", f"{attention}out_proj.*"),
+        NameRule(f"{slot}{last}.norm.*", f"{layer}final_layer_norm.*"),
+        NameRule(f"{slot}{last}.body.up.*", f"{layer}fc1.*"),
+        NameRule(f"{slot}{last}.body.down.*", f"{layer}fc2.*"),
+        NameRule(f"{ours}norm.*", f"{theirs}.layer_norm.*"),
     )
 
 
 _SLOT, _CROSS = "blocks.{i}.branches.1.", "model.decoder.layers.{i}.encoder_attn."
 
 NAMES = (
-    Row("frontend.table", "model.shared.weight"),
-    Row("encoder.frontend.table", ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"), COPIED),
+    NameRule("frontend.table", "model.shared.weight"),
+    NameRule("encoder.frontend.table", ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"), COPIED),
     *_stack("encoder.", "model.encoder", 1),
     *_stack("", "model.decoder", 2),
-    Row(_SLOT + "norm.*", "model.decoder.layers.{i}.encoder_attn_layer_norm.*"),
-    Row(_SLOT + "body.query.*", _CROSS + "q_proj.*"),
-    Row(_SLOT + "body.memory.*", (_CROSS + "k_proj.*", _CROSS + "v_proj.*"), PAIR),
-    Row(_SLOT + "body.output.*", _CROSS + "out_proj.*"),
+    NameRule(_SLOT + "norm.*", "model.decoder.layers.{i}.encoder_attn_layer_norm.*"),
+    NameRule(_SLOT + "body.query.*", _CROSS + "q_proj.*"),
+    NameRule(_SLOT + "body.memory.*", (_CROSS + "k_proj.*", _CROSS + "v_proj.*"), PAIR),
+    NameRule(_SLOT + "body.output.*", _CROSS + "out_proj.*"),
 )
 
 
@@ -192,7 +192,9 @@ def _classes_keys(head: Head) -> dict[str, Any] | None:
 
 
 _CLASSES = Architecture(
-    _classes, _classes_keys, (Row("head.hidden.*", "classification_head.dense.*"), Row("head.output.*", "classification_head.out_proj.*"))
+    _classes,
+    _classes_keys,
+    (NameRule("head.hidden.*", "classification_head.dense.*"), NameRule("head.output.*", "classification_head.out_proj.*")),
 )
 
 

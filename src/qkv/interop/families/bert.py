@@ -11,7 +11,7 @@ from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import answering, classification, masked, pooler, tagging
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Family, Row
+from qkv.interop.mapping.family import Family, NameRule
 from qkv.interop.mapping.ways import QKV
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.errors import UserError
@@ -48,21 +48,21 @@ MASKED_NAMES = {
 }
 
 
-def names(body: str) -> tuple[Row, ...]:
+def names(body: str) -> tuple[NameRule, ...]:
     """Table of tensor names of BERT's structure; ``body``: prefix of the names in files."""
     rows = (
-        Row("frontend.table", "embeddings.word_embeddings.weight"),
-        Row("frontend.positions.table", "embeddings.position_embeddings.weight"),
-        Row("frontend.types", "embeddings.token_type_embeddings.weight"),
-        Row("frontend.norm.*", "embeddings.LayerNorm.*"),
-        Row("blocks.{i}.branches.0.body.output.*", "encoder.layer.{i}.attention.output.dense.*"),
-        Row("blocks.{i}.branches.0.norm.*", "encoder.layer.{i}.attention.output.LayerNorm.*"),
-        Row("blocks.{i}.branches.1.body.up.*", "encoder.layer.{i}.intermediate.dense.*"),
-        Row("blocks.{i}.branches.1.body.down.*", "encoder.layer.{i}.output.dense.*"),
-        Row("blocks.{i}.branches.1.norm.*", "encoder.layer.{i}.output.LayerNorm.*"),
+        NameRule("frontend.table", "embeddings.word_embeddings.weight"),
+        NameRule("frontend.positions.table", "embeddings.position_embeddings.weight"),
+        NameRule("frontend.types", "embeddings.token_type_embeddings.weight"),
+        NameRule("frontend.norm.*", "embeddings.LayerNorm.*"),
+        NameRule("blocks.{i}.branches.0.body.output.*", "encoder.layer.{i}.attention.output.dense.*"),
+        NameRule("blocks.{i}.branches.0.norm.*", "encoder.layer.{i}.attention.output.LayerNorm.*"),
+        NameRule("blocks.{i}.branches.1.body.up.*", "encoder.layer.{i}.intermediate.dense.*"),
+        NameRule("blocks.{i}.branches.1.body.down.*", "encoder.layer.{i}.output.dense.*"),
+        NameRule("blocks.{i}.branches.1.norm.*", "encoder.layer.{i}.output.LayerNorm.*"),
     )
     joined = tuple(f"{body}encoder.layer.{{i}}.attention.self.{part}.*" for part in ("query", "key", "value"))
-    return (*(row._replace(theirs=f"{body}{row.theirs}") for row in rows), Row("blocks.{i}.branches.0.body.qkv.*", joined, QKV))
+    return (*(row._replace(theirs=f"{body}{row.theirs}") for row in rows), NameRule("blocks.{i}.branches.0.body.qkv.*", joined, QKV))
 
 
 def spec(config: Config, head: Head) -> Model:

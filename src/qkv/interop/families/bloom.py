@@ -7,7 +7,7 @@ from typing import Any
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Family, Row
+from qkv.interop.mapping.family import Family, NameRule
 from qkv.interop.mapping.ways import INTERLEAVED
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.errors import UserError
@@ -16,15 +16,15 @@ from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import Alibi, LayerNorm, NoPositions
 
 NAMES = (
-    Row("frontend.table", "transformer.word_embeddings.weight"),
-    Row("frontend.norm.*", "transformer.word_embeddings_layernorm.*"),
-    Row("blocks.{i}.branches.0.norm.*", "transformer.h.{i}.input_layernorm.*"),
-    Row("blocks.{i}.branches.0.body.qkv.*", "transformer.h.{i}.self_attention.query_key_value.*", INTERLEAVED),
-    Row("blocks.{i}.branches.0.body.output.*", "transformer.h.{i}.self_attention.dense.*"),
-    Row("blocks.{i}.branches.1.norm.*", "transformer.h.{i}.post_attention_layernorm.*"),
-    Row("blocks.{i}.branches.1.body.up.*", "transformer.h.{i}.mlp.dense_h_to_4h.*"),
-    Row("blocks.{i}.branches.1.body.down.*", "transformer.h.{i}.mlp.dense_4h_to_h.*"),
-    Row("norm.*", "transformer.ln_f.*"),
+    NameRule("frontend.table", "transformer.word_embeddings.weight"),
+    NameRule("frontend.norm.*", "transformer.word_embeddings_layernorm.*"),
+    NameRule("blocks.{i}.branches.0.norm.*", "transformer.h.{i}.input_layernorm.*"),
+    NameRule("blocks.{i}.branches.0.body.qkv.*", "transformer.h.{i}.self_attention.query_key_value.*", INTERLEAVED),
+    NameRule("blocks.{i}.branches.0.body.output.*", "transformer.h.{i}.self_attention.dense.*"),
+    NameRule("blocks.{i}.branches.1.norm.*", "transformer.h.{i}.post_attention_layernorm.*"),
+    NameRule("blocks.{i}.branches.1.body.up.*", "transformer.h.{i}.mlp.dense_h_to_4h.*"),
+    NameRule("blocks.{i}.branches.1.body.down.*", "transformer.h.{i}.mlp.dense_4h_to_h.*"),
+    NameRule("norm.*", "transformer.ln_f.*"),
 )
 
 

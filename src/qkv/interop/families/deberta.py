@@ -17,7 +17,7 @@ from qkv.interop.families import bert, heads
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Architecture, Family, Row
+from qkv.interop.mapping.family import Architecture, Family, NameRule
 from qkv.interop.mapping.ways import INTERLEAVED, QKV
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.errors import UserError, nearest
@@ -30,31 +30,31 @@ from qkv.spec.parts import LayerNorm, Learned, NoNorm, NoPositions
 _LAYER = "deberta.encoder.layer.{i}."
 _SELF = f"{_LAYER}attention.self."
 COMMON = (
-    Row("frontend.table", "deberta.embeddings.word_embeddings.weight"),
-    Row("frontend.positions.table", "deberta.embeddings.position_embeddings.weight"),
-    Row("frontend.types", "deberta.embeddings.token_type_embeddings.weight"),
-    Row("frontend.norm.*", "deberta.embeddings.LayerNorm.*"),
-    Row("blocks.{i}.branches.0.body.relative.table", "deberta.encoder.rel_embeddings.weight"),
-    Row("blocks.{i}.branches.0.body.relative.norm.*", "deberta.encoder.LayerNorm.*"),
-    Row("blocks.{i}.branches.0.body.output.*", f"{_LAYER}attention.output.dense.*"),
-    Row("blocks.{i}.branches.0.norm.*", f"{_LAYER}attention.output.LayerNorm.*"),
-    Row("blocks.{i}.branches.1.body.up.*", f"{_LAYER}intermediate.dense.*"),
-    Row("blocks.{i}.branches.1.body.down.*", f"{_LAYER}output.dense.*"),
-    Row("blocks.{i}.branches.1.norm.*", f"{_LAYER}output.LayerNorm.*"),
+    NameRule("frontend.table", "deberta.embeddings.word_embeddings.weight"),
+    NameRule("frontend.positions.table", "deberta.embeddings.position_embeddings.weight"),
+    NameRule("frontend.types", "deberta.embeddings.token_type_embeddings.weight"),
+    NameRule("frontend.norm.*", "deberta.embeddings.LayerNorm.*"),
+    NameRule("blocks.{i}.branches.0.body.relative.table", "deberta.encoder.rel_embeddings.weight"),
+    NameRule("blocks.{i}.branches.0.body.relative.norm.*", "deberta.encoder.LayerNorm.*"),
+    NameRule("blocks.{i}.branches.0.body.output.*", f"{_LAYER}attention.output.dense.*"),
+    NameRule("blocks.{i}.branches.0.norm.*", f"{_LAYER}attention.output.LayerNorm.*"),
+    NameRule("blocks.{i}.branches.1.body.up.*", f"{_LAYER}intermediate.dense.*"),
+    NameRule("blocks.{i}.branches.1.body.down.*", f"{_LAYER}output.dense.*"),
+    NameRule("blocks.{i}.branches.1.norm.*", f"{_LAYER}output.LayerNorm.*"),
 )
 NAMES = (
     *COMMON,
-    Row("blocks.{i}.branches.0.body.qkv.*", tuple(f"{_SELF}{part}_proj.*" for part in ("query", "key", "value")), QKV),
-    Row("blocks.{i}.branches.0.body.position_key.*", f"{_SELF}pos_key_proj.*"),
-    Row("blocks.{i}.branches.0.body.position_query.*", f"{_SELF}pos_query_proj.*"),
+    NameRule("blocks.{i}.branches.0.body.qkv.*", tuple(f"{_SELF}{part}_proj.*" for part in ("query", "key", "value")), QKV),
+    NameRule("blocks.{i}.branches.0.body.position_key.*", f"{_SELF}pos_key_proj.*"),
+    NameRule("blocks.{i}.branches.0.body.position_query.*", f"{_SELF}pos_query_proj.*"),
 )
 FIRST_NAMES = (
     *COMMON,
-    Row("blocks.{i}.branches.0.body.qkv.weight", f"{_SELF}in_proj.weight", INTERLEAVED),
-    Row("blocks.{i}.branches.0.body.query_bias", f"{_SELF}q_bias"),
-    Row("blocks.{i}.branches.0.body.value_bias", f"{_SELF}v_bias"),
-    Row("blocks.{i}.branches.0.body.position_key.*", f"{_SELF}pos_proj.*"),
-    Row("blocks.{i}.branches.0.body.position_query.*", f"{_SELF}pos_q_proj.*"),
+    NameRule("blocks.{i}.branches.0.body.qkv.weight", f"{_SELF}in_proj.weight", INTERLEAVED),
+    NameRule("blocks.{i}.branches.0.body.query_bias", f"{_SELF}q_bias"),
+    NameRule("blocks.{i}.branches.0.body.value_bias", f"{_SELF}v_bias"),
+    NameRule("blocks.{i}.branches.0.body.position_key.*", f"{_SELF}pos_proj.*"),
+    NameRule("blocks.{i}.branches.0.body.position_query.*", f"{_SELF}pos_q_proj.*"),
 )
 IGNORED = {
     "deberta.embeddings.position_ids": "constant position ids 0, 1, 2, …",
@@ -278,7 +278,7 @@ def _classes_keys(head: Head) -> dict[str, Any] | None:
 
 def architectures(stem: str, sizes: Sizes) -> dict[str, Architecture]:
     """Published architectures of a DeBERTa version by name, such as ``stem`` + "ForMaskedLM"."""
-    rows = (Row("head.hidden.*", "pooler.dense.*"), Row("head.output.*", "classifier.*"))
+    rows = (NameRule("head.hidden.*", "pooler.dense.*"), NameRule("head.output.*", "classifier.*"))
     return {
         f"{stem}ForMaskedLM": replace(heads.masked(bert.MASKED_NAMES), head=_masked),
         f"{stem}Model": heads.body("deberta.embeddings.word_embeddings.weight"),

@@ -11,7 +11,7 @@ from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.rope import rope_config, rope_of
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Row
+from qkv.interop.mapping.family import NameRule
 from qkv.interop.mapping.ways import PAIR, QKV
 from qkv.spec.branches import Attention, GatedFeedForward
 from qkv.spec.heads import Head
@@ -22,16 +22,16 @@ from qkv.spec.parts import NoPositions, RMSNorm, Rope
 _ATTENTION, _FEED_FORWARD = "model.layers.{i}.self_attn.", "model.layers.{i}.mlp."
 
 NAMES = (
-    Row("frontend.table", "model.embed_tokens.weight"),
-    Row("blocks.{i}.branches.0.norm.weight", "model.layers.{i}.input_layernorm.weight"),
-    Row("blocks.{i}.branches.0.body.qkv.*", (_ATTENTION + "q_proj.*", _ATTENTION + "k_proj.*", _ATTENTION + "v_proj.*"), QKV),
-    Row("blocks.{i}.branches.0.body.output.*", _ATTENTION + "o_proj.*"),
-    Row("blocks.{i}.branches.0.body.query_norm.weight", _ATTENTION + "q_norm.weight"),
-    Row("blocks.{i}.branches.0.body.key_norm.weight", _ATTENTION + "k_norm.weight"),
-    Row("blocks.{i}.branches.1.norm.weight", "model.layers.{i}.post_attention_layernorm.weight"),
-    Row("blocks.{i}.branches.1.body.gate_up.*", (_FEED_FORWARD + "gate_proj.*", _FEED_FORWARD + "up_proj.*"), PAIR),
-    Row("blocks.{i}.branches.1.body.down.*", _FEED_FORWARD + "down_proj.*"),
-    Row("norm.weight", "model.norm.weight"),
+    NameRule("frontend.table", "model.embed_tokens.weight"),
+    NameRule("blocks.{i}.branches.0.norm.weight", "model.layers.{i}.input_layernorm.weight"),
+    NameRule("blocks.{i}.branches.0.body.qkv.*", (_ATTENTION + "q_proj.*", _ATTENTION + "k_proj.*", _ATTENTION + "v_proj.*"), QKV),
+    NameRule("blocks.{i}.branches.0.body.output.*", _ATTENTION + "o_proj.*"),
+    NameRule("blocks.{i}.branches.0.body.query_norm.weight", _ATTENTION + "q_norm.weight"),
+    NameRule("blocks.{i}.branches.0.body.key_norm.weight", _ATTENTION + "k_norm.weight"),
+    NameRule("blocks.{i}.branches.1.norm.weight", "model.layers.{i}.post_attention_layernorm.weight"),
+    NameRule("blocks.{i}.branches.1.body.gate_up.*", (_FEED_FORWARD + "gate_proj.*", _FEED_FORWARD + "up_proj.*"), PAIR),
+    NameRule("blocks.{i}.branches.1.body.down.*", _FEED_FORWARD + "down_proj.*"),
+    NameRule("norm.weight", "model.norm.weight"),
 )
 IGNORED = {"model.layers.{i}.self_attn.rotary_emb.inv_freq": "computed from the config"}
 

@@ -15,7 +15,7 @@ from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.families.rope import rope_config, rope_of
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Architecture, Family, Row
+from qkv.interop.mapping.family import Architecture, Family, NameRule
 from qkv.spec.branches import Attention, GatedFeedForward
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import Head, LanguageModelHead
@@ -26,9 +26,9 @@ from qkv.spec.parts import NoPositions, RMSNorm, Rope
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 SANDWICH_NAMES = (
-    Row("blocks.{i}.branches.0.norm_after.weight", "model.layers.{i}.post_attention_layernorm.weight"),
-    Row("blocks.{i}.branches.1.norm.weight", "model.layers.{i}.pre_feedforward_layernorm.weight"),
-    Row("blocks.{i}.branches.1.norm_after.weight", "model.layers.{i}.post_feedforward_layernorm.weight"),
+    NameRule("blocks.{i}.branches.0.norm_after.weight", "model.layers.{i}.post_attention_layernorm.weight"),
+    NameRule("blocks.{i}.branches.1.norm.weight", "model.layers.{i}.pre_feedforward_layernorm.weight"),
+    NameRule("blocks.{i}.branches.1.norm_after.weight", "model.layers.{i}.post_feedforward_layernorm.weight"),
     *gated.NAMES,
 )
 """Table of tensor names of Gemma 2 and 3. The first matching row applies, so the feed-forward's norm comes before
@@ -230,7 +230,7 @@ def _capped(default: float | None) -> Architecture:
             return None
         return {"tie_word_embeddings": head.tied, "final_logit_softcapping": head.softcap}
 
-    return Architecture(head, keys, (Row("head.weight", "lm_head.weight"),))
+    return Architecture(head, keys, (NameRule("head.weight", "lm_head.weight"),))
 
 
 def _family(
@@ -238,7 +238,7 @@ def _family(
     model_type: str,
     architectures: Mapping[str, Architecture],
     both: tuple[Callable[[Config, Head], Model], Callable[[Model], dict[str, Any] | None]],
-    names: tuple[Row, ...],
+    names: tuple[NameRule, ...],
     defaults: Mapping[str, Any],
 ) -> Family:
     return Family(
@@ -263,7 +263,7 @@ def _family(
 GEMMA = _family(
     "Gemma",
     "gemma",
-    {"GemmaForCausalLM": language_model(tied=True), **of_decoder("Gemma", answers=False)},
+    {"GemmaForCausalLM": language_model(tied=True), **of_decoder("Gemma", question_answering=False)},
     (spec_of_gemma, config_of_gemma),
     gated.NAMES,
     {},
@@ -271,7 +271,7 @@ GEMMA = _family(
 GEMMA2 = _family(
     "Gemma 2",
     "gemma2",
-    {"Gemma2ForCausalLM": _capped(30.0), **of_decoder("Gemma2", answers=False)},
+    {"Gemma2ForCausalLM": _capped(30.0), **of_decoder("Gemma2", question_answering=False)},
     (spec_of_gemma2, config_of_gemma2),
     SANDWICH_NAMES,
     {"sliding_window": 4096},
@@ -279,7 +279,7 @@ GEMMA2 = _family(
 GEMMA3 = _family(
     "Gemma 3",
     "gemma3_text",
-    {"Gemma3ForCausalLM": _capped(None), **of_decoder("Gemma3Text", tags=None, answers=False)},
+    {"Gemma3ForCausalLM": _capped(None), **of_decoder("Gemma3Text", tags=None, question_answering=False)},
     (spec_of_gemma3, config_of_gemma3),
     SANDWICH_NAMES,
     {"sliding_window": 4096, "vocab_size": 262208},

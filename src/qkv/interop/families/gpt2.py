@@ -10,7 +10,7 @@ from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Family, Row
+from qkv.interop.mapping.family import Family, NameRule
 from qkv.interop.mapping.ways import TRANSPOSED
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.heads import Head
@@ -18,15 +18,15 @@ from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import LayerNorm
 
 NAMES = (
-    Row("frontend.table", "transformer.wte.weight"),
-    Row("frontend.positions.table", "transformer.wpe.weight"),
-    Row("blocks.{i}.branches.0.norm.*", "transformer.h.{i}.ln_1.*"),
-    Row("blocks.{i}.branches.0.body.qkv.*", "transformer.h.{i}.attn.c_attn.*", TRANSPOSED),
-    Row("blocks.{i}.branches.0.body.output.*", "transformer.h.{i}.attn.c_proj.*", TRANSPOSED),
-    Row("blocks.{i}.branches.1.norm.*", "transformer.h.{i}.ln_2.*"),
-    Row("blocks.{i}.branches.1.body.up.*", "transformer.h.{i}.mlp.c_fc.*", TRANSPOSED),
-    Row("blocks.{i}.branches.1.body.down.*", "transformer.h.{i}.mlp.c_proj.*", TRANSPOSED),
-    Row("norm.*", "transformer.ln_f.*"),
+    NameRule("frontend.table", "transformer.wte.weight"),
+    NameRule("frontend.positions.table", "transformer.wpe.weight"),
+    NameRule("blocks.{i}.branches.0.norm.*", "transformer.h.{i}.ln_1.*"),
+    NameRule("blocks.{i}.branches.0.body.qkv.*", "transformer.h.{i}.attn.c_attn.*", TRANSPOSED),
+    NameRule("blocks.{i}.branches.0.body.output.*", "transformer.h.{i}.attn.c_proj.*", TRANSPOSED),
+    NameRule("blocks.{i}.branches.1.norm.*", "transformer.h.{i}.ln_2.*"),
+    NameRule("blocks.{i}.branches.1.body.up.*", "transformer.h.{i}.mlp.c_fc.*", TRANSPOSED),
+    NameRule("blocks.{i}.branches.1.body.down.*", "transformer.h.{i}.mlp.c_proj.*", TRANSPOSED),
+    NameRule("norm.*", "transformer.ln_f.*"),
 )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from qkv.interop.families.activations import INWARD
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Architecture, Reasons, Row
+from qkv.interop.mapping.family import Architecture, NameRule, Reasons
 from qkv.interop.mapping.ways import COPIED
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
@@ -23,7 +23,7 @@ def language_model(tied: bool, ours: str = "head.weight", theirs: str = "lm_head
     """Architecture with a language model head, logits = x W^T. ``tied``: default of ``tie_word_embeddings``; ``ours``
     and ``theirs``: tensor names.
     """
-    return Architecture(_language_model(tied), _tie, (Row(ours, theirs),))
+    return Architecture(_language_model(tied), _tie, (NameRule(ours, theirs),))
 
 
 def body(theirs: str, ignored: Reasons | None = None, kept: Reasons | None = None) -> Architecture:
@@ -32,7 +32,7 @@ def body(theirs: str, ignored: Reasons | None = None, kept: Reasons | None = Non
 
     ``kept``: unused tensors of its files, such as a pooler, that an export writes back unchanged.
     """
-    rows, again = (Row("head.weight", theirs),), "; written back by an export"
+    rows, again = (NameRule("head.weight", theirs),), "; written back by an export"
     reasons = {name: f"{reason}{again}" for name, reason in (kept or {}).items()}
     return Architecture(lambda config: LanguageModelHead(), _no_head, rows, ignored or {}, reasons, bare=True)
 
@@ -65,9 +65,9 @@ def masked(names: Mapping[str, str], activation: Activation | None = None, ignor
     φ is ``activation``, default the body's ``hidden_act``. If W is not the token table, b is stored as W's bias; its
     usual name exists too but is ignored.
     """
-    rows = tuple(Row(*pair) for pair in names.items())
+    rows = tuple(NameRule(*pair) for pair in names.items())
     bias, weight = names["head.bias"], names["head.weight"]
-    untied = Row("head.bias", (weight.removesuffix("weight") + "bias", bias), COPIED, lambda spec: not spec.tied)
+    untied = NameRule("head.bias", (weight.removesuffix("weight") + "bias", bias), COPIED, lambda spec: not spec.tied)
 
     def read(config: Config) -> Head:
         tied = config.flag("tie_word_embeddings", True)
@@ -89,7 +89,7 @@ def classification(hidden: str, output: str, ignored: Reasons | None = None) -> 
     ``hidden`` and ``output``: published names of the two layers.
     """
     return Architecture(
-        _classification, _classes, (Row("head.hidden.*", f"{hidden}.*"), Row("head.output.*", f"{output}.*")), ignored or {}
+        _classification, _classes, (NameRule("head.hidden.*", f"{hidden}.*"), NameRule("head.output.*", f"{output}.*")), ignored or {}
     )
 
 
@@ -125,18 +125,18 @@ def problem_keys(head: ClassificationHead | RegressionHead) -> dict[str, Any]:
     return {**label_keys(head.num_classes or 2), "problem_type": "single_label_classification"}
 
 
-def of_decoder(stem: str, tags: str | None = "score", answers: bool = True) -> dict[str, Architecture]:
+def of_decoder(stem: str, tags: str | None = "score", question_answering: bool = True) -> dict[str, Architecture]:
     """Architectures of a decoder family for other tasks than language modelling, by name, such as ``stem`` +
     "ForSequenceClassification".
 
     Classification or regression: W x on the last non-padding token, without bias. Token classification and question
-    answering as for encoders; ``tags``: published name of the tagging layer, or None. ``answers`` False: no question
+    answering as for encoders; ``tags``: published name of the tagging layer, or None. ``question_answering`` False: no question
     answering head, or one with other names.
     """
-    found = {f"{stem}ForSequenceClassification": Architecture(_last, _last_classes, (Row("head.output.*", "score.*"),))}
+    found = {f"{stem}ForSequenceClassification": Architecture(_last, _last_classes, (NameRule("head.output.*", "score.*"),))}
     if tags:
         found[f"{stem}ForTokenClassification"] = tagging(tags, body_dropout="hidden_dropout")
-    if answers:
+    if question_answering:
         found[f"{stem}ForQuestionAnswering"] = answering("qa_outputs")
     return found
 
@@ -157,7 +157,7 @@ def tagging(output: str, ignored: Reasons | None = None, body_dropout: str = "hi
     def read(config: Config) -> Head:
         return TokenHead(num_classes=label_count(config), dropout=_dropout(config, body_dropout))
 
-    return Architecture(read, _tags, (Row("head.output.*", f"{output}.*"),), ignored or {})
+    return Architecture(read, _tags, (NameRule("head.output.*", f"{output}.*"),), ignored or {})
 
 
 def _tags(head: Head) -> dict[str, Any] | None:
@@ -171,7 +171,7 @@ def answering(output: str, ignored: Reasons | None = None) -> Architecture:
     the layer.
     """
     return Architecture(
-        _answering, lambda head: {} if isinstance(head, SpanHead) else None, (Row("head.output.*", f"{output}.*"),), ignored or {}
+        _answering, lambda head: {} if isinstance(head, SpanHead) else None, (NameRule("head.output.*", f"{output}.*"),), ignored or {}
     )
 
 

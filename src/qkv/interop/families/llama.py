@@ -33,7 +33,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 LLAMA = Family(
     name="Llama",
     model_types=("llama",),
-    architectures={"LlamaForCausalLM": language_model(tied=False), **of_decoder("Llama", answers=False)},
+    architectures={"LlamaForCausalLM": language_model(tied=False), **of_decoder("Llama", question_answering=False)},
     spec=spec,
     config=config,
     names=gated.NAMES,

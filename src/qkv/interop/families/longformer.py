@@ -10,7 +10,7 @@ from typing import Any
 
 from qkv.interop.families import bert, roberta
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Family, Row
+from qkv.interop.mapping.family import Family, NameRule
 from qkv.interop.mapping.ways import PAIR
 from qkv.spec.branches import Attention
 from qkv.spec.errors import UserError
@@ -22,8 +22,8 @@ from qkv.spec.model import Model
 _SELF = "longformer.encoder.layer.{i}.attention.self."
 NAMES = (
     *bert.names("longformer."),
-    Row("blocks.{i}.branches.0.body.global_query.*", f"{_SELF}query_global.*"),
-    Row("blocks.{i}.branches.0.body.global_key_value.*", (f"{_SELF}key_global.*", f"{_SELF}value_global.*"), PAIR),
+    NameRule("blocks.{i}.branches.0.body.global_query.*", f"{_SELF}query_global.*"),
+    NameRule("blocks.{i}.branches.0.body.global_key_value.*", (f"{_SELF}key_global.*", f"{_SELF}value_global.*"), PAIR),
 )
 
 

@@ -13,7 +13,7 @@ from qkv.interop.families import heads
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.rope import rope_config, rope_of
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Architecture, Family, Row
+from qkv.interop.mapping.family import Architecture, Family, NameRule
 from qkv.spec.branches import Attention, GatedFeedForward
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
@@ -25,15 +25,15 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 BASES = {FULL: 160000.0, SLIDING: 10000.0}
 
 NAMES = (
-    Row("frontend.table", "model.embeddings.tok_embeddings.weight"),
-    Row("frontend.norm.*", "model.embeddings.norm.*"),
-    Row("blocks.{i}.branches.0.norm.*", "model.layers.{i}.attn_norm.*"),
-    Row("blocks.{i}.branches.0.body.qkv.*", "model.layers.{i}.attn.Wqkv.*"),
-    Row("blocks.{i}.branches.0.body.output.*", "model.layers.{i}.attn.Wo.*"),
-    Row("blocks.{i}.branches.1.norm.*", "model.layers.{i}.mlp_norm.*"),
-    Row("blocks.{i}.branches.1.body.gate_up.*", "model.layers.{i}.mlp.Wi.*"),
-    Row("blocks.{i}.branches.1.body.down.*", "model.layers.{i}.mlp.Wo.*"),
-    Row("norm.*", "model.final_norm.*"),
+    NameRule("frontend.table", "model.embeddings.tok_embeddings.weight"),
+    NameRule("frontend.norm.*", "model.embeddings.norm.*"),
+    NameRule("blocks.{i}.branches.0.norm.*", "model.layers.{i}.attn_norm.*"),
+    NameRule("blocks.{i}.branches.0.body.qkv.*", "model.layers.{i}.attn.Wqkv.*"),
+    NameRule("blocks.{i}.branches.0.body.output.*", "model.layers.{i}.attn.Wo.*"),
+    NameRule("blocks.{i}.branches.1.norm.*", "model.layers.{i}.mlp_norm.*"),
+    NameRule("blocks.{i}.branches.1.body.gate_up.*", "model.layers.{i}.mlp.Wi.*"),
+    NameRule("blocks.{i}.branches.1.body.down.*", "model.layers.{i}.mlp.Wo.*"),
+    NameRule("norm.*", "model.final_norm.*"),
 )
 
 
@@ -238,12 +238,12 @@ def _spans_keys(head: Head) -> dict[str, Any] | None:
     return _hidden_keys(head) if isinstance(head, SpanHead) else None
 
 
-_ANSWER = (Row("head.hidden.*", "head.dense.*"), Row("head.norm.*", "head.norm.*"), Row("head.output.*", "classifier.*"))
+_ANSWER = (NameRule("head.hidden.*", "head.dense.*"), NameRule("head.norm.*", "head.norm.*"), NameRule("head.output.*", "classifier.*"))
 _WORDS = (
-    Row("head.transform.dense.*", "head.dense.*"),
-    Row("head.transform.norm.*", "head.norm.*"),
-    Row("head.weight", "decoder.weight"),
-    Row("head.bias", "decoder.bias"),
+    NameRule("head.transform.dense.*", "head.dense.*"),
+    NameRule("head.transform.norm.*", "head.norm.*"),
+    NameRule("head.weight", "decoder.weight"),
+    NameRule("head.bias", "decoder.bias"),
 )
 
 MODERNBERT = Family(

@@ -11,7 +11,7 @@ from typing import Any
 from qkv.interop.families import bert, roberta
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Family, Row
+from qkv.interop.mapping.family import Family, NameRule
 from qkv.interop.mapping.ways import QKV
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.heads import Head
@@ -23,16 +23,16 @@ DISTANCES = T5Buckets(num_buckets=32, max_distance=128, shared=True)
 _LAYER = "mpnet.encoder.layer.{i}."
 
 NAMES = (
-    Row("frontend.table", "mpnet.embeddings.word_embeddings.weight"),
-    Row("frontend.positions.table", "mpnet.embeddings.position_embeddings.weight"),
-    Row("frontend.norm.*", "mpnet.embeddings.LayerNorm.*"),
-    Row("blocks.{i}.branches.0.body.relative.table", "mpnet.encoder.relative_attention_bias.weight"),
-    Row("blocks.{i}.branches.0.body.qkv.*", tuple(f"{_LAYER}attention.attn.{part}.*" for part in "qkv"), QKV),
-    Row("blocks.{i}.branches.0.body.output.*", f"{_LAYER}attention.attn.o.*"),
-    Row("blocks.{i}.branches.0.norm.*", f"{_LAYER}attention.LayerNorm.*"),
-    Row("blocks.{i}.branches.1.body.up.*", f"{_LAYER}intermediate.dense.*"),
-    Row("blocks.{i}.branches.1.body.down.*", f"{_LAYER}output.dense.*"),
-    Row("blocks.{i}.branches.1.norm.*", f"{_LAYER}output.LayerNorm.*"),
+    NameRule("frontend.table", "mpnet.embeddings.word_embeddings.weight"),
+    NameRule("frontend.positions.table", "mpnet.embeddings.position_embeddings.weight"),
+    NameRule("frontend.norm.*", "mpnet.embeddings.LayerNorm.*"),
+    NameRule("blocks.{i}.branches.0.body.relative.table", "mpnet.encoder.relative_attention_bias.weight"),
+    NameRule("blocks.{i}.branches.0.body.qkv.*", tuple(f"{_LAYER}attention.attn.{part}.*" for part in "qkv"), QKV),
+    NameRule("blocks.{i}.branches.0.body.output.*", f"{_LAYER}attention.attn.o.*"),
+    NameRule("blocks.{i}.branches.0.norm.*", f"{_LAYER}attention.LayerNorm.*"),
+    NameRule("blocks.{i}.branches.1.body.up.*", f"{_LAYER}intermediate.dense.*"),
+    NameRule("blocks.{i}.branches.1.body.down.*", f"{_LAYER}output.dense.*"),
+    NameRule("blocks.{i}.branches.1.norm.*", f"{_LAYER}output.LayerNorm.*"),
 )
 
 

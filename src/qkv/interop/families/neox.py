@@ -11,7 +11,7 @@ from qkv.interop.families.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.families.rope import BASE, FRACTION, rope_config, rope_of
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Family, Row
+from qkv.interop.mapping.family import Family, NameRule
 from qkv.interop.mapping.ways import INTERLEAVED
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.heads import Head
@@ -19,14 +19,14 @@ from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import LayerNorm, NoPositions, Rope
 
 NAMES = (
-    Row("frontend.table", "gpt_neox.embed_in.weight"),
-    Row("blocks.{i}.branches.0.norm.*", "gpt_neox.layers.{i}.input_layernorm.*"),
-    Row("blocks.{i}.branches.0.body.qkv.*", "gpt_neox.layers.{i}.attention.query_key_value.*", INTERLEAVED),
-    Row("blocks.{i}.branches.0.body.output.*", "gpt_neox.layers.{i}.attention.dense.*"),
-    Row("blocks.{i}.branches.1.norm.*", "gpt_neox.layers.{i}.post_attention_layernorm.*"),
-    Row("blocks.{i}.branches.1.body.up.*", "gpt_neox.layers.{i}.mlp.dense_h_to_4h.*"),
-    Row("blocks.{i}.branches.1.body.down.*", "gpt_neox.layers.{i}.mlp.dense_4h_to_h.*"),
-    Row("norm.*", "gpt_neox.final_layer_norm.*"),
+    NameRule("frontend.table", "gpt_neox.embed_in.weight"),
+    NameRule("blocks.{i}.branches.0.norm.*", "gpt_neox.layers.{i}.input_layernorm.*"),
+    NameRule("blocks.{i}.branches.0.body.qkv.*", "gpt_neox.layers.{i}.attention.query_key_value.*", INTERLEAVED),
+    NameRule("blocks.{i}.branches.0.body.output.*", "gpt_neox.layers.{i}.attention.dense.*"),
+    NameRule("blocks.{i}.branches.1.norm.*", "gpt_neox.layers.{i}.post_attention_layernorm.*"),
+    NameRule("blocks.{i}.branches.1.body.up.*", "gpt_neox.layers.{i}.mlp.dense_h_to_4h.*"),
+    NameRule("blocks.{i}.branches.1.body.down.*", "gpt_neox.layers.{i}.mlp.dense_4h_to_h.*"),
+    NameRule("norm.*", "gpt_neox.final_layer_norm.*"),
 )
 
 

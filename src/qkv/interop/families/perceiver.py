@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import pooled_head, problem_keys
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Architecture, Family, Row
+from qkv.interop.mapping.family import Architecture, Family, NameRule
 from qkv.interop.mapping.ways import PAIR, QKV
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.cross import CrossAttention
@@ -28,20 +28,20 @@ MASKED_HEADS, MASKED_CHANNELS = 8, 256
 """(heads, total features) of the masked language model's queries, which configs do not contain."""
 
 
-def _layer(theirs: str, attention: str, feed_forward: str, **options: Any) -> tuple[Row, ...]:
+def _layer(theirs: str, attention: str, feed_forward: str, **options: Any) -> tuple[NameRule, ...]:
     """Table of tensor names of a layer, whose attention and feed-forward have these paths in qkv; ``theirs``: its
-    prefix in files; ``options``: further fields of ``Row``.
+    prefix in files; ``options``: further fields of ``NameRule``.
     """
     inside = f"{theirs}.attention.self."
     rows = (
-        Row(f"{attention}.norm.*", f"{inside}layernorm1.*"),
-        Row(f"{attention}.body.query.*", f"{inside}query.*"),
-        Row(f"{attention}.body.memory.*", (f"{inside}key.*", f"{inside}value.*"), PAIR),
-        Row(f"{attention}.body.qkv.*", (f"{inside}query.*", f"{inside}key.*", f"{inside}value.*"), QKV),
-        Row(f"{attention}.body.output.*", f"{theirs}.attention.output.dense.*"),
-        Row(f"{feed_forward}.norm.*", f"{theirs}.layernorm.*"),
-        Row(f"{feed_forward}.body.up.*", f"{theirs}.mlp.dense1.*"),
-        Row(f"{feed_forward}.body.down.*", f"{theirs}.mlp.dense2.*"),
+        NameRule(f"{attention}.norm.*", f"{inside}layernorm1.*"),
+        NameRule(f"{attention}.body.query.*", f"{inside}query.*"),
+        NameRule(f"{attention}.body.memory.*", (f"{inside}key.*", f"{inside}value.*"), PAIR),
+        NameRule(f"{attention}.body.qkv.*", (f"{inside}query.*", f"{inside}key.*", f"{inside}value.*"), QKV),
+        NameRule(f"{attention}.body.output.*", f"{theirs}.attention.output.dense.*"),
+        NameRule(f"{feed_forward}.norm.*", f"{theirs}.layernorm.*"),
+        NameRule(f"{feed_forward}.body.up.*", f"{theirs}.mlp.dense1.*"),
+        NameRule(f"{feed_forward}.body.down.*", f"{theirs}.mlp.dense2.*"),
     )
     return tuple(row._replace(**options) for row in rows)
 
@@ -53,10 +53,10 @@ def _asks_alone(spec: Model) -> bool:
 
 _CROSS, _SELF, _SLOT = "perceiver.encoder.cross_attention", "perceiver.encoder.self_attends.", "latents.blocks.{i}.branches."
 NAMES = (
-    Row("frontend.table", "perceiver.input_preprocessor.embeddings.weight"),
-    Row("frontend.positions.table", "perceiver.input_preprocessor.position_embeddings.weight"),
-    Row("frontend.norm.*", f"{_CROSS}.attention.self.layernorm2.*"),
-    Row("latents.vectors.table", "perceiver.embeddings.latents"),
+    NameRule("frontend.table", "perceiver.input_preprocessor.embeddings.weight"),
+    NameRule("frontend.positions.table", "perceiver.input_preprocessor.position_embeddings.weight"),
+    NameRule("frontend.norm.*", f"{_CROSS}.attention.self.layernorm2.*"),
+    NameRule("latents.vectors.table", "perceiver.embeddings.latents"),
     *_layer(_CROSS, "latents.blocks.0.branches.0", "latents.blocks.1.branches.0", where=_asks_alone),
     *_layer(_SELF + "{i-2}", _SLOT + "0", _SLOT + "1", where=_asks_alone),
     *_layer(_CROSS, "latents.blocks.0.branches.0", "latents.blocks.0.branches.1"),
@@ -64,12 +64,12 @@ NAMES = (
 )
 
 
-def _asking(theirs: str, feed_forward: str) -> tuple[Row, ...]:
+def _asking(theirs: str, feed_forward: str) -> tuple[NameRule, ...]:
     """Table of tensor names of the decoder, in which output queries attend to the latents."""
     layer = f"{theirs}.decoding_cross_attention"
     return (
-        Row("queries.positions.table", f"{theirs}.output_position_encodings.position_embeddings"),
-        Row("latents.norm.*", f"{layer}.attention.self.layernorm2.*"),
+        NameRule("queries.positions.table", f"{theirs}.output_position_encodings.position_embeddings"),
+        NameRule("latents.norm.*", f"{layer}.attention.self.layernorm2.*"),
         *_layer(layer, "blocks.0.branches.0", feed_forward),
     )
 
@@ -205,12 +205,12 @@ def _pooled_keys(head: Head) -> dict[str, Any] | None:
 _MASKED = LanguageModelHead(bias=True)
 _MASKED_ROWS = (
     *_asking("perceiver.decoder", "blocks.1.branches.0"),
-    Row("head.weight", "perceiver.input_preprocessor.embeddings.weight"),
-    Row("head.bias", "embedding_decoder.bias"),
+    NameRule("head.weight", "perceiver.input_preprocessor.embeddings.weight"),
+    NameRule("head.bias", "embedding_decoder.bias"),
 )
 _POOLED_ROWS = (
     *_asking("perceiver.decoder.decoder", "blocks.0.branches.1"),
-    Row("head.output.*", "perceiver.decoder.decoder.final_layer.*"),
+    NameRule("head.output.*", "perceiver.decoder.decoder.final_layer.*"),
 )
 _OF_OTHERS = (
     "image_size",

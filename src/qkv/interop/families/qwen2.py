@@ -29,7 +29,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 QWEN2 = Family(
     name="Qwen2",
     model_types=("qwen2",),
-    architectures={"Qwen2ForCausalLM": language_model(tied=False), **of_decoder("Qwen2", answers=False)},
+    architectures={"Qwen2ForCausalLM": language_model(tied=False), **of_decoder("Qwen2", question_answering=False)},
     spec=spec,
     config=config,
     names=gated.NAMES,

@@ -32,7 +32,7 @@ QWEN3 = replace(
     QWEN2,
     name="Qwen3",
     model_types=("qwen3",),
-    architectures={"Qwen3ForCausalLM": language_model(tied=False), **of_decoder("Qwen3", answers=False)},
+    architectures={"Qwen3ForCausalLM": language_model(tied=False), **of_decoder("Qwen3", question_answering=False)},
     spec=spec,
     config=config,
 )

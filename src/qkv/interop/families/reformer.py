@@ -11,7 +11,7 @@ from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import language_model
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Architecture, Family, Row
+from qkv.interop.mapping.family import Architecture, Family, NameRule
 from qkv.interop.mapping.ways import QKV, Broadcast
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.errors import UserError, nearest
@@ -24,21 +24,21 @@ from qkv.spec.parts import Axial, LayerNorm, Learned, Positions, Reversible
 _LAYER = "reformer.encoder.layers.{i}"
 _PLACES = "reformer.embeddings.position_embeddings"
 NAMES = (
-    Row("frontend.table", "reformer.embeddings.word_embeddings.weight"),
-    Row("frontend.positions.table", f"{_PLACES}.embedding.weight"),
-    Row("frontend.positions.tables.0", f"{_PLACES}.weights.0", Broadcast(1)),
-    Row("frontend.positions.tables.1", f"{_PLACES}.weights.1", Broadcast(0)),
-    Row("blocks.{i}.branches.0.norm.*", f"{_LAYER}.attention.layer_norm.*"),
-    Row("blocks.{i}.branches.0.body.query_key.*", f"{_LAYER}.attention.self_attention.query_key.*"),
-    Row("blocks.{i}.branches.0.body.value.*", f"{_LAYER}.attention.self_attention.value.*"),
-    Row(
+    NameRule("frontend.table", "reformer.embeddings.word_embeddings.weight"),
+    NameRule("frontend.positions.table", f"{_PLACES}.embedding.weight"),
+    NameRule("frontend.positions.tables.0", f"{_PLACES}.weights.0", Broadcast(1)),
+    NameRule("frontend.positions.tables.1", f"{_PLACES}.weights.1", Broadcast(0)),
+    NameRule("blocks.{i}.branches.0.norm.*", f"{_LAYER}.attention.layer_norm.*"),
+    NameRule("blocks.{i}.branches.0.body.query_key.*", f"{_LAYER}.attention.self_attention.query_key.*"),
+    NameRule("blocks.{i}.branches.0.body.value.*", f"{_LAYER}.attention.self_attention.value.*"),
+    NameRule(
         "blocks.{i}.branches.0.body.qkv.*", tuple(f"{_LAYER}.attention.self_attention.{part}.*" for part in ("query", "key", "value")), QKV
     ),
-    Row("blocks.{i}.branches.0.body.output.*", f"{_LAYER}.attention.output.dense.*"),
-    Row("blocks.{i}.branches.1.norm.*", f"{_LAYER}.feed_forward.layer_norm.*"),
-    Row("blocks.{i}.branches.1.body.up.*", f"{_LAYER}.feed_forward.dense.dense.*"),
-    Row("blocks.{i}.branches.1.body.down.*", f"{_LAYER}.feed_forward.output.dense.*"),
-    Row("norm.*", "reformer.encoder.layer_norm.*"),
+    NameRule("blocks.{i}.branches.0.body.output.*", f"{_LAYER}.attention.output.dense.*"),
+    NameRule("blocks.{i}.branches.1.norm.*", f"{_LAYER}.feed_forward.layer_norm.*"),
+    NameRule("blocks.{i}.branches.1.body.up.*", f"{_LAYER}.feed_forward.dense.dense.*"),
+    NameRule("blocks.{i}.branches.1.body.down.*", f"{_LAYER}.feed_forward.output.dense.*"),
+    NameRule("norm.*", "reformer.encoder.layer_norm.*"),
 )
 
 

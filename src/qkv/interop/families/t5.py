@@ -13,7 +13,7 @@ from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.heads import body
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Architecture, Family, Row
+from qkv.interop.mapping.family import Architecture, Family, NameRule
 from qkv.interop.mapping.ways import COPIED, PAIR, QKV
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
 from qkv.spec.cross import CrossAttention
@@ -24,22 +24,22 @@ from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.parts import NoPositions, RMSNorm, T5Buckets
 
 
-def _stack(ours: str, theirs: str, last: int) -> tuple[Row, ...]:
+def _stack(ours: str, theirs: str, last: int) -> tuple[NameRule, ...]:
     """Table of tensor names of the blocks of one stack; ``ours`` and ``theirs``: its prefixes in qkv and in files;
     ``last``: index of the feed-forward among a block's branches.
     """
     slot, layer = f"{ours}blocks.{{i}}.branches.", f"{theirs}.block.{{i}}.layer."
     attention, feed_forward = f"{layer}0.SelfAttention.", f"{layer}{last}.DenseReluDense."
     return (
-        Row(f"{slot}0.norm.weight", f"{layer}0.layer_norm.weight"),
-        Row(f"{slot}0.body.qkv.weight", (f"{attention}q.weight", f"{attention}k.weight", f"{attention}v.weight"), QKV),
-        Row(f"{slot}0.body.output.weight", f"{attention}o.weight"),
-        Row(f"{slot}0.body.relative.table", f"{attention}relative_attention_bias.weight"),
-        Row(f"{slot}{last}.norm.weight", f"{layer}{last}.layer_norm.weight"),
-        Row(f"{slot}{last}.body.up.weight", f"{feed_forward}wi.weight"),
-        Row(f"{slot}{last}.body.gate_up.weight", (f"{feed_forward}wi_0.weight", f"{feed_forward}wi_1.weight"), PAIR),
-        Row(f"{slot}{last}.body.down.weight", f"{feed_forward}wo.weight"),
-        Row(f"{ours}norm.weight", f"{theirs}.final_layer_norm.weight"),
+        NameRule(f"{slot}0.norm.weight", f"{layer}0.layer_norm.weight"),
+        NameRule(f"{slot}0.body.qkv.weight", (f"{attention}q.weight", f"{attention}k.weight", f"{attention}v.weight"), QKV),
+        NameRule(f"{slot}0.body.output.weight", f"{attention}o.weight"),
+        NameRule(f"{slot}0.body.relative.table", f"{attention}relative_attention_bias.weight"),
+        NameRule(f"{slot}{last}.norm.weight", f"{layer}{last}.layer_norm.weight"),
+        NameRule(f"{slot}{last}.body.up.weight", f"{feed_forward}wi.weight"),
+        NameRule(f"{slot}{last}.body.gate_up.weight", (f"{feed_forward}wi_0.weight", f"{feed_forward}wi_1.weight"), PAIR),
+        NameRule(f"{slot}{last}.body.down.weight", f"{feed_forward}wo.weight"),
+        NameRule(f"{ours}norm.weight", f"{theirs}.final_layer_norm.weight"),
     )
 
 
@@ -51,14 +51,14 @@ _SLOT, _CROSS = "blocks.{i}.branches.1.", "decoder.block.{i}.layer.1.EncDecAtten
 
 NAMES = (
     *(row._replace(where=_alone) for row in _stack("", "encoder", 1)),
-    Row("frontend.table", "shared.weight"),
-    Row("encoder.frontend.table", ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), COPIED),
+    NameRule("frontend.table", "shared.weight"),
+    NameRule("encoder.frontend.table", ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), COPIED),
     *_stack("encoder.", "encoder", 1),
     *_stack("", "decoder", 2),
-    Row(_SLOT + "norm.weight", "decoder.block.{i}.layer.1.layer_norm.weight"),
-    Row(_SLOT + "body.query.weight", _CROSS + "q.weight"),
-    Row(_SLOT + "body.memory.weight", (_CROSS + "k.weight", _CROSS + "v.weight"), PAIR),
-    Row(_SLOT + "body.output.weight", _CROSS + "o.weight"),
+    NameRule(_SLOT + "norm.weight", "decoder.block.{i}.layer.1.layer_norm.weight"),
+    NameRule(_SLOT + "body.query.weight", _CROSS + "q.weight"),
+    NameRule(_SLOT + "body.memory.weight", (_CROSS + "k.weight", _CROSS + "v.weight"), PAIR),
+    NameRule(_SLOT + "body.output.weight", _CROSS + "o.weight"),
 )
 
 
@@ -173,7 +173,7 @@ def _plain_keys(head: Head) -> dict[str, Any] | None:
 
 
 _HEAD = "lm_head.weight"
-_ROWS = (Row("head.weight", _HEAD),)
+_ROWS = (NameRule("head.weight", _HEAD),)
 _IGNORED = {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": "from early files; unused"}
 _IGNORED_CONFIG = {
     **dict.fromkeys(("tie_word_embeddings", "scale_decoder_outputs"), "part of a head that this architecture lacks"),

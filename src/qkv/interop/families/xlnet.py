@@ -13,7 +13,7 @@ from qkv.interop.families import heads
 from qkv.interop.families.activations import INWARD, OUTWARD
 from qkv.interop.families.shape import shape_of
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Architecture, Family, Row
+from qkv.interop.mapping.family import Architecture, Family, NameRule
 from qkv.interop.mapping.ways import BY_HEAD, ONE_BY_HEAD, QKV_BY_HEAD
 from qkv.spec.branches import FeedForward
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, TokenHead
@@ -24,19 +24,19 @@ from qkv.spec.parts import LayerNorm, NoNorm, NoPositions
 
 _OURS, _THEIRS = "blocks.{i}.branches.0.body.", "transformer.layer.{i}.rel_attn."
 NAMES = (
-    Row("frontend.table", "transformer.word_embedding.weight"),
-    Row("frontend.query", "transformer.mask_emb"),
-    Row(f"{_OURS}qkv.weight", tuple(f"{_THEIRS}{part}" for part in "qkv"), QKV_BY_HEAD),
-    Row(f"{_OURS}position.weight", f"{_THEIRS}r", ONE_BY_HEAD),
-    Row(f"{_OURS}output.weight", f"{_THEIRS}o", BY_HEAD),
-    Row(f"{_OURS}content_bias", f"{_THEIRS}r_w_bias", BY_HEAD),
-    Row(f"{_OURS}position_bias", f"{_THEIRS}r_r_bias", BY_HEAD),
-    Row(f"{_OURS}types.bias", f"{_THEIRS}r_s_bias", BY_HEAD),
-    Row(f"{_OURS}types.vectors", f"{_THEIRS}seg_embed", BY_HEAD),
-    Row("blocks.{i}.branches.0.norm.*", f"{_THEIRS}layer_norm.*"),
-    Row("blocks.{i}.branches.1.body.up.*", "transformer.layer.{i}.ff.layer_1.*"),
-    Row("blocks.{i}.branches.1.body.down.*", "transformer.layer.{i}.ff.layer_2.*"),
-    Row("blocks.{i}.branches.1.norm.*", "transformer.layer.{i}.ff.layer_norm.*"),
+    NameRule("frontend.table", "transformer.word_embedding.weight"),
+    NameRule("frontend.query", "transformer.mask_emb"),
+    NameRule(f"{_OURS}qkv.weight", tuple(f"{_THEIRS}{part}" for part in "qkv"), QKV_BY_HEAD),
+    NameRule(f"{_OURS}position.weight", f"{_THEIRS}r", ONE_BY_HEAD),
+    NameRule(f"{_OURS}output.weight", f"{_THEIRS}o", BY_HEAD),
+    NameRule(f"{_OURS}content_bias", f"{_THEIRS}r_w_bias", BY_HEAD),
+    NameRule(f"{_OURS}position_bias", f"{_THEIRS}r_r_bias", BY_HEAD),
+    NameRule(f"{_OURS}types.bias", f"{_THEIRS}r_s_bias", BY_HEAD),
+    NameRule(f"{_OURS}types.vectors", f"{_THEIRS}seg_embed", BY_HEAD),
+    NameRule("blocks.{i}.branches.0.norm.*", f"{_THEIRS}layer_norm.*"),
+    NameRule("blocks.{i}.branches.1.body.up.*", "transformer.layer.{i}.ff.layer_1.*"),
+    NameRule("blocks.{i}.branches.1.body.down.*", "transformer.layer.{i}.ff.layer_2.*"),
+    NameRule("blocks.{i}.branches.1.norm.*", "transformer.layer.{i}.ff.layer_norm.*"),
 )
 FIXED = (
     ("attn_type", "bi", "the attention mask"),
@@ -143,12 +143,14 @@ XLNET = Family(
     name="XLNet",
     model_types=("xlnet",),
     architectures={
-        "XLNetLMHeadModel": Architecture(_words, _words_keys, (Row("head.weight", "lm_loss.weight"), Row("head.bias", "lm_loss.bias"))),
+        "XLNetLMHeadModel": Architecture(
+            _words, _words_keys, (NameRule("head.weight", "lm_loss.weight"), NameRule("head.bias", "lm_loss.bias"))
+        ),
         "XLNetModel": heads.body("transformer.word_embedding.weight", ignored={"lm_loss.*": "part of a head that this architecture lacks"}),
         "XLNetForSequenceClassification": Architecture(
-            _classes, _classes_keys, (Row("head.hidden.*", "sequence_summary.summary.*"), Row("head.output.*", "logits_proj.*"))
+            _classes, _classes_keys, (NameRule("head.hidden.*", "sequence_summary.summary.*"), NameRule("head.output.*", "logits_proj.*"))
         ),
-        "XLNetForTokenClassification": Architecture(_tags, _tags_keys, (Row("head.output.*", "classifier.*"),)),
+        "XLNetForTokenClassification": Architecture(_tags, _tags_keys, (NameRule("head.output.*", "classifier.*"),)),
         "XLNetForQuestionAnsweringSimple": heads.answering("qa_outputs"),
     },
     spec=spec,

@@ -25,7 +25,7 @@ Reasons = Mapping[str, str]
 """Patterns of names that are ignored, each with the reason."""
 
 
-class Row(NamedTuple):
+class NameRule(NamedTuple):
     """Row of a table of tensor names: ``ours`` in qkv, ``theirs`` in published files, and the conversion ``way``
     between the tensors.
 
@@ -52,7 +52,7 @@ class Architecture:
     head: Callable[[Config], Head]
     config: Callable[[Head], dict[str, Any] | None]
     """Inverse of ``head``: config keys of a head, or None if this architecture does not have that head."""
-    names: tuple[Row, ...] = ()
+    names: tuple[NameRule, ...] = ()
     ignored: Reasons = field(default_factory=dict)
     """Tensors in files of this architecture that are not loaded, with the reason."""
     kept: Reasons = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Family:
     """Architectures by name; the first is the default for configs that name none."""
     spec: Callable[[Config, Head], Model]
     config: Callable[[Model], dict[str, Any] | None]
-    names: tuple[Row, ...]
+    names: tuple[NameRule, ...]
     prefix: str = ""
     """Prefix of the body's tensor names in files of models with a head; files of the body alone, and old files, omit
     it.
@@ -97,11 +97,11 @@ class Family:
     older: Mapping[str, str] = field(default_factory=dict)
     """Substrings of tensor names in old files -> the substrings in use now."""
 
-    def rows(self, architecture: str) -> tuple[Row, ...]:
+    def rows(self, architecture: str) -> tuple[NameRule, ...]:
         """Table of tensor names of body and head for that architecture."""
         return (*self.names, *self.architectures[architecture].names)
 
-    def written(self, architecture: str) -> tuple[Row, ...]:
+    def written(self, architecture: str) -> tuple[NameRule, ...]:
         """Table of tensor names for writing files of that architecture."""
         rows = self.rows(architecture)
         return without_prefix(self, rows) if self.architectures[architecture].bare else rows
@@ -129,7 +129,7 @@ class Match:
     cut: Cut
 
 
-def matches(model: nn.Module, rows: Sequence[Row]) -> list[Match]:
+def matches(model: nn.Module, rows: Sequence[NameRule]) -> list[Match]:
     """Find the row of the name table for each tensor of ``model``, also for every further name of a shared one. Raises
     ``LookupError`` if none applies.
     """
@@ -168,7 +168,7 @@ def named_as_now(family: Family, stored: Mapping[str, T]) -> dict[str, T]:
     return found
 
 
-def without_prefix(family: Family, rows: Iterable[Row]) -> tuple[Row, ...]:
+def without_prefix(family: Family, rows: Iterable[NameRule]) -> tuple[NameRule, ...]:
     """Table of tensor names with the family's body prefix removed from the published names."""
 
     def bare(name: str) -> str:

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from qkv.ops.attention import products, sdpa
 from qkv.ops.attention.blockwise import blocks
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 
 BLOCK = 256
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BLOCK) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block: int = BLOCK) -> Tensor:
     """Attention output O (B, H, N, Dv) for aligned sites; see ``reference`` for the shapes. ``block``: queries at once."""
     of_band = sdpa.attention if problem.softcap is None else products.attention
     seen: dict[int, list[slice]] = {}
@@ -37,7 +37,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BL
     return torch.cat(outs, 2)
 
 
-def _beside(parts: list[Problem]) -> Problem:
+def _beside(parts: list[AttentionProblem]) -> AttentionProblem:
     """Merge attention problems with the same queries to one whose keys are those of all, side by side."""
     first = parts[0]
     added = None if first.added is None else torch.cat([part.added for part in parts if part.added is not None], 3)

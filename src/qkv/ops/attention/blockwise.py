@@ -24,13 +24,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from qkv.ops.at_least_single import single_or_wider
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.masks import Span
 
 BLOCK = 256
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BLOCK) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block: int = BLOCK) -> Tensor:
     """Attention output O (B, H, N, Dv); see ``reference`` for the shapes.
 
     Not for dropout, a soft cap or a gradient of ``problem.added``. ``block``: queries and keys at once.
@@ -41,7 +41,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BL
     return _Blockwise.apply(q, k, v, problem, block)  # type: ignore[no-any-return]
 
 
-def blocks(problem: Problem, num_queries: int, num_keys: int, block: int) -> Iterator[tuple[slice, slice, bool]]:
+def blocks(problem: AttentionProblem, num_queries: int, num_keys: int, block: int) -> Iterator[tuple[slice, slice, bool]]:
     """Yield (queries, keys, whole) for each block with a visible pair; whole: True if every query sees every key."""
     offset = num_keys - num_queries
     for first in range(0, num_queries, block):
@@ -56,7 +56,7 @@ def blocks(problem: Problem, num_queries: int, num_keys: int, block: int) -> Ite
                 yield queries, keys, problem.mask.sees_all(span)
 
 
-def _scores(q: Tensor, k: Tensor, problem: Problem, where: tuple[slice, slice, bool]) -> Tensor:
+def _scores(q: Tensor, k: Tensor, problem: AttentionProblem, where: tuple[slice, slice, bool]) -> Tensor:
     """Scores of one block, hidden keys at -inf; (B, H, queries, keys), fp32 or wider."""
     queries, keys, all_visible = where
     s = (problem.scale * q[:, :, queries] @ k[:, :, keys].transpose(-1, -2)).to(single_or_wider(q.dtype))
@@ -69,7 +69,7 @@ def _scores(q: Tensor, k: Tensor, problem: Problem, where: tuple[slice, slice, b
 
 class _Blockwise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block: int) -> Tensor:
         wide = single_or_wider(q.dtype)
         largest = torch.full(q.shape[:3], -torch.inf, dtype=wide, device=q.device)
         total = torch.zeros_like(largest)

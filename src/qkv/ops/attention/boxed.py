@@ -13,13 +13,13 @@ from torch import Tensor
 
 from qkv.ops.at_least_single import single_or_wider
 from qkv.ops.attention import fused_onednn, tiled
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.masks import Causal, Full, Sites
 
 TWINS = ("tiled", "sdpa, oneDNN")
 
 
-def attention(twin: str, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
+def attention(twin: str, q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
     """Attention output O (B, H, N, Dv) by the implementation ``twin`` of ``TWINS``; see ``reference`` for the shapes."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
@@ -31,7 +31,7 @@ def attention(twin: str, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> T
 def _bands(q: Tensor, causal: bool) -> list[tiled.Band]:
     count = q.shape[2]
     steps = torch.arange(count, device=q.device)[None]
-    problem = Problem(Causal() if causal else Full(), Sites(steps, steps, aligned=True), 1.0)
+    problem = AttentionProblem(Causal() if causal else Full(), Sites(steps, steps, aligned=True), 1.0)
     return list(tiled.bands(problem, count, count))
 
 

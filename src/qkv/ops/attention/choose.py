@@ -10,13 +10,13 @@ from torch import Tensor
 
 from qkv.ops import onednn
 from qkv.ops.attention import banded, blockwise, boxed, fused_onednn, products, reference, sdpa, tiled, top_k
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.attention.visible import scores
 from qkv.ops.choices import Choice, choose, chosen, fastest
 from qkv.ops.counting import declares
 from qkv.ops.masks import Causal, Full, Sites
 
-TWINS: dict[str, Callable[[Tensor, Tensor, Tensor, Problem], Tensor]] = {
+TWINS: dict[str, Callable[[Tensor, Tensor, Tensor, AttentionProblem], Tensor]] = {
     "reference": reference.attention,
     "sdpa": sdpa.attention,
     "products": products.attention,
@@ -36,7 +36,7 @@ _MOST_SCORES = 1 << 25
 
 
 @declares(scores)
-def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
     """Attention output O (B, H, N, Dv) by the selected implementation; see ``reference`` for shapes and equation."""
     twin = choice(q, k, v, problem).twin
     if torch.compiler.is_compiling() and twin in boxed.TWINS:
@@ -44,7 +44,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
     return TWINS[twin](q, k, v, problem)
 
 
-def choice(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Choice:
+def choice(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Choice:
     """Implementation selected for these shapes and this mask, with the reason; may time the candidates."""
     num_queries, num_keys = q.shape[2], k.shape[2]
     if problem.values is not None:
@@ -80,7 +80,7 @@ def _fixed(case: str, twin: str, reason: str) -> Choice:
     return choose("attention", case, lambda: Choice("attention", case, twin, reason))
 
 
-def _sees_a_band(problem: Problem, num_queries: int, num_keys: int) -> bool:
+def _sees_a_band(problem: AttentionProblem, num_queries: int, num_keys: int) -> bool:
     """True if the mask, such as a window, hides at least two thirds of the (query, key) blocks."""
     if not problem.sites.aligned or num_queries < 4 * banded.BLOCK:
         return False
@@ -88,7 +88,7 @@ def _sees_a_band(problem: Problem, num_queries: int, num_keys: int) -> bool:
     return visible < -(-num_queries // banded.BLOCK) * -(-num_keys // banded.BLOCK) / 3
 
 
-def _is_plain(problem: Problem, num_queries: int, num_keys: int) -> bool:
+def _is_plain(problem: AttentionProblem, num_queries: int, num_keys: int) -> bool:
     """True for causal or full self-attention without ALiBi, an added bias or cached keys."""
     sites = problem.sites
     if problem.slopes is not None or problem.added is not None or not sites.aligned or num_queries != num_keys:
@@ -122,7 +122,7 @@ def _timed_irregular(dtype: torch.dtype, length: int, training: bool) -> Choice:
         q, k, v = (torch.randn(2, heads, size, 64, generator=generator).to(dtype).requires_grad_(training) for _ in range(3))
         positions = torch.arange(size)[None]
         real = positions.expand(2, -1).masked_fill(positions >= torch.tensor([[size], [size - size // 4]]), -1)
-        problem = Problem(Full(), Sites(positions, real), 0.125)
+        problem = AttentionProblem(Full(), Sites(positions, real), 0.125)
         runs = {name: _run(TWINS[name], (q, k, v), problem, training) for name in ("sdpa", "products")}
         direction = "forward and backward" if training else "forward"
         return fastest("attention", case, "sdpa", runs, f"{direction}, {2 * heads} heads × 64, padded")
@@ -139,13 +139,15 @@ def _measured(case: str, dtype: torch.dtype, size: int, training: bool) -> Choic
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, heads, size, 64, generator=generator).to(dtype).requires_grad_(training) for _ in range(3))
     positions = torch.arange(size)[None]
-    problem = Problem(Causal(), Sites(positions, positions, aligned=True), 0.125)
+    problem = AttentionProblem(Causal(), Sites(positions, positions, aligned=True), 0.125)
     runs = {name: _run(TWINS[name], (q, k, v), problem, training) for name in names}
     direction = "forward and backward" if training else "forward"
     return fastest("attention", case, "sdpa", runs, f"{direction}, {heads} heads × 64")
 
 
-def _run(twin: Callable[..., Tensor], inputs: tuple[Tensor, Tensor, Tensor], problem: Problem, training: bool) -> Callable[[], object]:
+def _run(
+    twin: Callable[..., Tensor], inputs: tuple[Tensor, Tensor, Tensor], problem: AttentionProblem, training: bool
+) -> Callable[[], object]:
     def run() -> None:
         with torch.set_grad_enabled(training), torch.autocast("cpu", enabled=False):
             out = twin(*inputs, problem)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.onednn import allowed
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
     """Attention output O (B, H, N, Dv) for causal or full self-attention with Dk = Dv; see ``reference`` for the shapes.
 
     Not for ALiBi, a soft cap, dropout, or empty input.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from qkv.ops.attention.choose import attention
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.counting import Unseen, declares
 from qkv.ops.masks import Grid, Mask, Sites
 
@@ -87,7 +87,7 @@ def windowed(q: Tensor, k: Tensor, v: Tensor, places: Places, window: int, block
         keys = slice(max(first - reach, 0), min(queries.stop + reach, count))
         shown = torch.cat((_global(places, queries), _near(places, queries, keys, window)), -1)[:, None]
         at = Sites(places.sites.query[:, queries], shown.new_zeros(1, shown.shape[-1], dtype=torch.long))
-        problem = Problem(_Shown(shown), at, given[0], dropout=given[1])
+        problem = AttentionProblem(_Shown(shown), at, given[0], dropout=given[1])
         beside, values = (torch.cat((far, near[:, :, keys]), 2) for far, near in ((far_keys, k), (far_values, v)))
         outs.append(attention(q[:, :, queries], beside, values, problem))
     return torch.cat(outs, 2) if outs else torch.zeros_like(v)

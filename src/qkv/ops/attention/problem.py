@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from qkv.former.names import renamed
 from qkv.ops.masks import Mask, Sites
 
 
@@ -18,7 +19,7 @@ class RelativeValues:
 
 
 @dataclass(frozen=True)
-class Problem:
+class AttentionProblem:
     """Arguments of attention besides q, k and v, the same for all implementations. None: not used.
 
     mask, sites: visibility predicate, and positions of queries and keys. scale: factor of the dot products, 1 /
@@ -51,7 +52,7 @@ class Problem:
         slope = -self.slopes[None, :, None, None] * distance
         return slope if self.added is None else slope + self.added
 
-    def part(self, queries: slice, keys: slice) -> Problem:
+    def part(self, queries: slice, keys: slice) -> AttentionProblem:
         """Arguments for a part of the queries and keys."""
         added = None if self.added is None else self.added[:, :, queries, keys]
         values = None if self.values is None else replace(self.values, index=self.values.index[:, queries, keys])
@@ -60,3 +61,6 @@ class Problem:
     def chooses(self, num_keys: int) -> bool:
         """True if only some of ``num_keys`` scores get a weight: ``top_k`` is given and smaller."""
         return self.top_k is not None and self.top_k < num_keys
+
+
+__getattr__ = renamed(__name__, {"Problem": "AttentionProblem"})

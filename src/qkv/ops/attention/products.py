@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.dropout import dropout
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
     """Attention output O (B, H, N, Dv) for any ``problem``; see ``reference`` for the shapes."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.ops.attention.largest import largest
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 
 
-def scores(q: Tensor, k: Tensor, problem: Problem) -> Tensor:
+def scores(q: Tensor, k: Tensor, problem: AttentionProblem) -> Tensor:
     """Scores (B, H, N, M) before the softmax, -inf where a key is hidden or not among the largest."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     found = problem.capped(problem.scale * q @ k.transpose(-1, -2))
@@ -37,14 +37,14 @@ def scores(q: Tensor, k: Tensor, problem: Problem) -> Tensor:
     return found
 
 
-def weights(q: Tensor, k: Tensor, problem: Problem) -> Tensor:
+def weights(q: Tensor, k: Tensor, problem: AttentionProblem) -> Tensor:
     """Attention weights P (B, H, N, M), before dropout."""
     # A row of -inf only would give NaN; replaced before the softmax, so that its gradient is 0 too.
     blind = ~problem.sites.visible(problem.mask, q.shape[1]).any(-1, keepdim=True)
     return scores(q, k, problem).masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0).to(q.dtype)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
     """Attention output O (B, H, N, Dv) for any ``problem``; see the module's docstring for the shapes."""
     p = F.dropout(weights(q, k, problem), problem.dropout)
     out = p @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)

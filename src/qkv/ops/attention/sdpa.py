@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.masks import AllOf, Causal
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
     """Attention output O (B, H, N, Dv) for problems without a soft cap; see ``reference`` for the shapes."""
     sites, grouped = problem.sites, q.shape[1] != k.shape[1]
     options = {"scale": problem.scale, "dropout_p": problem.dropout, "enable_gqa": grouped}
@@ -29,7 +29,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
     return out if blind is None else out.masked_fill(blind, 0.0)
 
 
-def is_causal_here(problem: Problem) -> bool:
+def is_causal_here(problem: AttentionProblem) -> bool:
     """True if the mask equals the causal mask at the length of ``problem.sites``."""
     mask, span = problem.mask, problem.sites.span()
     if isinstance(mask, AllOf):

@@ -22,11 +22,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from qkv.ops.attention.blockwise import blocks
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.onednn import allowed, available
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int | None = None) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block: int | None = None) -> Tensor:
     """Attention output O (B, H, N, Dv); see ``reference`` for the shapes. ``block``: number of queries at once.
 
     Not for ALiBi, a soft cap or dropout. Requires aligned sites and a mask that is equal for all rows and heads and
@@ -49,7 +49,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 class Band:
     """Block of queries, its range of visible keys, and the tiles of that range that need a mask."""
 
-    def __init__(self, queries: slice, tiles: list[tuple[slice, bool]], problem: Problem):
+    def __init__(self, queries: slice, tiles: list[tuple[slice, bool]], problem: AttentionProblem):
         self.queries = queries
         self.keys = slice(tiles[0][0].start, tiles[-1][0].stop)
         shown = {tile.start: whole for tile, whole in tiles}
@@ -69,7 +69,7 @@ class Band:
         return scores.softmax(-1)
 
 
-def bands(problem: Problem, num_queries: int, num_keys: int, block: int | None = None) -> Iterator[Band]:
+def bands(problem: AttentionProblem, num_queries: int, num_keys: int, block: int | None = None) -> Iterator[Band]:
     """Yield each block of queries with its range of visible keys. Default block: a quarter of the queries, 64 to 256."""
     block = block or min(max(num_queries // 4, 64), 256)
     tiles: dict[int, list[tuple[slice, bool]]] = {}

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.ops.attention.largest import largest
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 
 BLOCK = 1 << 22
 """Approximate number of scores per block."""
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BLOCK) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block: int = BLOCK) -> Tensor:
     """Attention output O (B, H, N, Dv) with ``problem.top_k`` keys per query; see ``reference`` for the shapes.
 
     Not for ``problem.values``. ``block``: number of queries at once.
@@ -30,7 +30,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, block: int = BL
     return torch.cat(outs, 2) if outs else q.new_zeros(*q.shape[:3], v.shape[-1])
 
 
-def _block(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
+def _block(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
     scores = problem.capped(_product(q * problem.scale, k.transpose(-1, -2)))
     bias = problem.bias()
     if bias is not None:

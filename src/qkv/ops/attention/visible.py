@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from qkv.ops.attention.problem import Problem
+from qkv.ops.attention.problem import AttentionProblem
 from qkv.ops.counting import Unseen
 from qkv.ops.masks import Mask, Sites, Span
 
@@ -45,7 +45,7 @@ def _seen(mask: Mask, queries: Tensor, keys: slice, length: int) -> int:
     return int(mask.allowed(sites.grid(1)).expand(1, 1, len(queries), len(keys_at)).sum())
 
 
-def scores(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Unseen:
+def scores(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Unseen:
     """Unseen of one call of attention; see ``reference`` for the shapes. Sites that are not aligned are counted as if they were."""
     rows, num_queries, num_keys = q.shape[:2].numel(), q.shape[2], k.shape[2]
     pair, every = 2 * rows * (q.shape[3] + v.shape[3]), num_queries * num_keys

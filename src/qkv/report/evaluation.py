@@ -48,7 +48,7 @@ def headline(splits: Splits) -> list[tuple[str, str, str]]:
 
 def _elsewhere(splits: Splits, split: str, name: str) -> str:
     """Values of the metric ``name`` on all splits but ``split``, as text."""
-    others = [(other, exam["figures"].get(name)) for other, exam in splits.items() if other != split]
+    others = [(other, evaluation["figures"].get(name)) for other, evaluation in splits.items() if other != split]
     return ", ".join(f"{other} {fixed(value)}" for other, value in others if value is not None)
 
 
@@ -59,15 +59,15 @@ def chosen_by(figure: str) -> str:
 
 def rows(splits: Splits) -> list[list[Any]]:
     """Table of all metrics: one row per metric, with its display name and its value on each split."""
-    names = list(dict.fromkeys(name for exam in splits.values() for name in exam["figures"]))
-    return [[words(name), *(exam["figures"].get(name) for exam in splits.values())] for name in names]
+    names = list(dict.fromkeys(name for evaluation in splits.values() for name in evaluation["figures"]))
+    return [[words(name), *(evaluation["figures"].get(name) for evaluation in splits.values())] for name in names]
 
 
 def _parts(splits: Splits) -> str:
     return f"the {' and the '.join(splits)} split{'s' * (len(splits) > 1)}"
 
 
-def add_exam(page: Page, splits: Splits, step: int, best: str = "") -> None:
+def add_evaluation(page: Page, splits: Splits, step: int, best: str = "") -> None:
     """Add evaluation results to a report page: a table of the metrics on all splits, and the detail sections of one
     split.
 
@@ -77,18 +77,18 @@ def add_exam(page: Page, splits: Splits, step: int, best: str = "") -> None:
     with page.section("Evaluation"):
         page.prose(f"Weights of step {step:,}{which} evaluated on all of {_parts(splits)}.")
         page.table(["metric", *splits], rows(splits))
-        for note in dict.fromkeys(note for exam in splits.values() for note in exam["notes"]):
+        for note in dict.fromkeys(note for evaluation in splits.values() for note in evaluation["notes"]):
             page.prose(note)
     add_sections(page, splits[judged(splits)]["sections"])
 
 
-def exam_report(title: str, lead: str, splits: Splits, step: int, best: str = "") -> str:
+def evaluation_report(title: str, lead: str, splits: Splits, step: int, best: str = "") -> str:
     """Self-contained HTML report of one evaluation; ``lead``: sentence below the title; ``step`` and ``best`` as in
-    ``add_exam``.
+    ``add_evaluation``.
     """
     page = Page(title)
-    page.data["exam"] = {split: dict(exam["figures"]) for split, exam in splits.items()}
+    page.data["evaluation"] = {split: dict(evaluation["figures"]) for split, evaluation in splits.items()}
     page.header(lead)
     page.cards(headline(splits))
-    add_exam(page, splits, step, best)
+    add_evaluation(page, splits, step, best)
     return page.html()

@@ -12,26 +12,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.tasks.tables import material_of, recipe_for, rows_of, translating
+from tests.tasks.tables import dataset_of, recipe_for, rows_of, translating
 
 from qkv.data.batch import Batch
 from qkv.data.corpus import Corpus, open_corpus
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
-from qkv.tasks.material import ExampleMaterial, TextMaterial
+from qkv.tasks.dataset import ExampleDataset, TextDataset
 
 TASKS = ["classification", "regression", "token_classification", "question_answering", "translation"]
 BATCHINGS = ["random_crops", "length_buckets", "token_buckets(tokens=90)"]
 
 
-def opened(task: str, rows: list[dict[str, Any]] | None = None, **options: Any) -> ExampleMaterial:
+def opened(task: str, rows: list[dict[str, Any]] | None = None, **options: Any) -> ExampleDataset:
     make = (
         (lambda **given: translating(True, **given))
         if task == "translation"
         else (lambda **given: recipe_for(task, context_length=64, **given))
     )
-    return material_of(make(**options), rows or rows_of(task, 11))[1]
+    return dataset_of(make(**options), rows or rows_of(task, 11))[1]
 
 
 def equal(a: Batch, b: Batch) -> bool:
@@ -62,29 +62,29 @@ def test_a_batch_is_a_function_of_seed_and_step(task: str, batching: str) -> Non
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("batching", BATCHINGS[1:])
 def test_an_epoch_has_every_example_once(task: str, batching: str) -> None:
-    material = opened(task, data={"batching": batching})
-    wanted = Counter(_content(material, example.parts) for example in material.examples["train"])
+    dataset = opened(task, data={"batching": batching})
+    wanted = Counter(_content(dataset, example.parts) for example in dataset.examples["train"])
     for epoch in range(2):
         seen: Counter[Any] = Counter()
         total = sum(wanted.values())
-        step = epoch * _steps_of_an_epoch(material, total)
+        step = epoch * _steps_of_an_epoch(dataset, total)
         while seen.total() < total:
-            batch = material.batch(step)
+            batch = dataset.batch(step)
             seen.update(_rows(batch))
             step += 1
         assert seen == wanted
 
 
-def _steps_of_an_epoch(material: ExampleMaterial, total: int) -> int:
+def _steps_of_an_epoch(dataset: ExampleDataset, total: int) -> int:
     step = count = 0
     while count < total:
-        count += len(material.batch(step).input.values)
+        count += len(dataset.batch(step).input.values)
         step += 1
     return step
 
 
-def _content(material: ExampleMaterial, parts: Any) -> Any:
-    (row,) = _rows(material._collate([parts]))
+def _content(dataset: ExampleDataset, parts: Any) -> Any:
+    (row,) = _rows(dataset._collate([parts]))
     return row
 
 
@@ -99,16 +99,16 @@ def _rows(batch: Batch) -> list[Any]:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_held_out_part_is_read_once_and_always_the_same(task: str) -> None:
-    material = opened(task)
-    batches = list(material.rows("validation"))
-    wanted = Counter(_content(material, example.parts) for example in material.examples["validation"])
+    dataset = opened(task)
+    batches = list(dataset.rows("validation"))
+    wanted = Counter(_content(dataset, example.parts) for example in dataset.examples["validation"])
     assert Counter(row for batch in batches for row in _rows(batch)) == wanted
-    assert all(equal(a, b) for a, b in zip(batches, material.rows("validation"), strict=True))
+    assert all(equal(a, b) for a, b in zip(batches, dataset.rows("validation"), strict=True))
     sizes = [batch.input.values.shape[1] for batch in batches]
     assert task == "translation" or sizes == sorted(sizes)
-    few = list(material.rows("validation", 2))
+    few = list(dataset.rows("validation", 2))
     assert sum(len(batch.input.values) for batch in few) == min(6, sum(wanted.values()))
-    assert sum(batch.num_targets for batch in batches) == material.epoch_targets
+    assert sum(batch.num_targets for batch in batches) == dataset.epoch_targets
 
 
 CHANGES: dict[str, Callable[[Any], Any]] = {
@@ -134,19 +134,19 @@ def test_a_digest_changes_with_every_row_and_its_answer(task: str) -> None:
 
 def test_a_part_without_an_example_is_refused() -> None:
     with pytest.raises(UserError, match=r"data\.source: the validation part of 'table' has no example that can be used"):
-        material_of(recipe_for("classification"), rows_of("classification", 5), [])
+        dataset_of(recipe_for("classification"), rows_of("classification", 5), [])
 
 
 def test_a_split_that_is_not_there_is_named() -> None:
-    material = opened("classification")
-    assert material.splits == ("train", "validation")
+    dataset = opened("classification")
+    assert dataset.splits == ("train", "validation")
     with pytest.raises(UserError, match=r"there is no split 'valdation'; did you mean 'validation'"):
-        list(material.rows("valdation"))
+        list(dataset.rows("valdation"))
 
 
 def test_sizes_are_filled_in_and_too_small_ones_refused() -> None:
-    material = opened("translation")
-    model, size = material.recipe.model, material.vocabulary.target.vocab_size
+    dataset = opened("translation")
+    model, size = dataset.recipe.model, dataset.vocabulary.target.vocab_size
     assert model.encoder is not None
     assert model.frontend.vocab_size == model.encoder.frontend.vocab_size == size
     big = {"kind": "text", "vocab_size": 500}
@@ -160,15 +160,15 @@ def test_shared_vectors_need_a_shared_tokenizer() -> None:
     assert recipe.model.encoder is not None
     shared = recipe.changed(model=recipe.model.changed(encoder=recipe.model.encoder.changed(share_embedding=True)))
     with pytest.raises(SpecError, match=r"model\.encoder\.share_embedding: source and target have tokenizers of their own"):
-        material_of(shared, rows_of("translation", 5))
+        dataset_of(shared, rows_of("translation", 5))
 
 
-def text_material(tmp_path: Path, change: Any = None, seed: int = 1) -> tuple[Corpus, TextMaterial]:
+def text_dataset(tmp_path: Path, change: Any = None, seed: int = 1) -> tuple[Corpus, TextDataset]:
     path = tmp_path / "text.txt"
     path.write_text("the cat sat on the mat, and the dog ran. " * 40)
     recipe = Recipe.parse({"data": str(path), "model": {"context_length": 8, "width": 8}, "training": {"batch_size": 4, "seed": seed}})
     corpus = open_corpus(recipe.data)
-    return corpus, TextMaterial(recipe, corpus, Vocabulary(corpus.tokenizer, corpus.tokenizer), change)
+    return corpus, TextDataset(recipe, corpus, Vocabulary(corpus.tokenizer, corpus.tokenizer), change)
 
 
 def masked(batch: Batch, rng: np.random.Generator) -> Batch:
@@ -176,25 +176,25 @@ def masked(batch: Batch, rng: np.random.Generator) -> Batch:
 
 
 def test_a_running_text_is_changed_with_random_numbers_of_its_step(tmp_path: Path) -> None:
-    _, plain = text_material(tmp_path)
-    _, material = text_material(tmp_path, masked)
-    _, again = text_material(tmp_path, masked)
+    _, plain = text_dataset(tmp_path)
+    _, dataset = text_dataset(tmp_path, masked)
+    _, again = text_dataset(tmp_path, masked)
     for step in (5, 0, 5):
-        assert equal(material.batch(step), again.batch(step))
-        assert torch.equal(material.batch(step).targets, plain.batch(step).input.values)
-    assert not torch.equal(material.batch(0).input.values == 0, material.batch(1).input.values == 0)
-    held_out = [list(m.rows("validation")) for m in (material, again, material)]
+        assert equal(dataset.batch(step), again.batch(step))
+        assert torch.equal(dataset.batch(step).targets, plain.batch(step).input.values)
+    assert not torch.equal(dataset.batch(0).input.values == 0, dataset.batch(1).input.values == 0)
+    held_out = [list(m.rows("validation")) for m in (dataset, again, dataset)]
     assert all(equal(a, b) and equal(a, c) for a, b, c in zip(*held_out, strict=True))
     assert not torch.equal(held_out[0][0].input.values == 0, held_out[0][1].input.values == 0)
 
 
 def test_a_running_text_knows_its_digest_and_its_scale(tmp_path: Path) -> None:
-    corpus, material = text_material(tmp_path)
-    assert material.digest() == text_material(tmp_path)[1].digest()
-    assert material.epoch_targets == len(corpus.train)
-    assert material.scale()[:2] == (1.0, 1.0)
+    corpus, dataset = text_dataset(tmp_path)
+    assert dataset.digest() == text_dataset(tmp_path)[1].digest()
+    assert dataset.epoch_targets == len(corpus.train)
+    assert dataset.scale()[:2] == (1.0, 1.0)
     ids = corpus.splits["train"].ids.copy()
     ids[100] += 1
     changed = replace(corpus, splits={**corpus.splits, "train": replace(corpus.splits["train"], ids=ids)})
-    other = TextMaterial(material.recipe, changed, material.vocabulary)
-    assert other.digest() != material.digest()
+    other = TextDataset(dataset.recipe, changed, dataset.vocabulary)
+    assert other.digest() != dataset.digest()

@@ -35,7 +35,7 @@ class Scale(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-class Material(ABC):
+class Dataset(ABC):
     """Base class of the data of one run, in batches.
 
     ``recipe``: completed with all sizes that the data determines; ``notes``: messages for the user, such as skipped
@@ -80,7 +80,7 @@ class Material(ABC):
         return split
 
 
-class TextMaterial(Material):
+class TextDataset(Dataset):
     """Batches of windows of a running text; ``change`` transforms each batch for the task, such as by masking."""
 
     def __init__(
@@ -153,7 +153,7 @@ class Example(NamedTuple):
     parts: Any
 
 
-class ExampleMaterial(Material):
+class ExampleDataset(Dataset):
     """Batches of a table of examples, encoded in memory.
 
     ``collate`` builds a batch of the ``parts`` of examples; ``records``: the rows of each split as read.

@@ -1,4 +1,4 @@
-"""The exam of a finished run: whole or not at all, and never lost."""
+"""The evaluation of a finished run: whole or not at all, and never lost."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.training.kill_storm import ignore
 
 from qkv.runs import evaluation
 from qkv.runs.evaluation import evaluate
-from qkv.runs.exam import EXAM, read_exam, write_exam
+from qkv.runs.evaluation_file import EVALUATION, read_evaluation, write_evaluation
 from qkv.runs.load import load
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.classification import ClassificationTask
 from qkv.tasks.registry import build_task
-from qkv.tasks.task import Exam
-from qkv.training.events import Ended, Event, Examined, Notice
+from qkv.tasks.task import Evaluation
+from qkv.training.events import Ended, Evaluated, Event, Notice
 from qkv.training.interrupt import Interrupted
 from qkv.training.loop import train
 
@@ -44,23 +44,25 @@ def recipe(tmp_path: Path) -> Recipe:
 
 
 def figures(folder: Path) -> dict[str, dict[str, float]]:
-    found = json.loads((folder / EXAM).read_text())["splits"]
-    return {split: {name: value for name, value in exam["figures"].items() if name != "seconds"} for split, exam in found.items()}
+    found = json.loads((folder / EVALUATION).read_text())["splits"]
+    return {
+        split: {name: value for name, value in evaluation["figures"].items() if name != "seconds"} for split, evaluation in found.items()
+    }
 
 
 def test_a_finished_run_is_examined_on_all_that_was_held_out(recipe: Recipe, tmp_path: Path) -> None:
     events: list[Event] = []
     run = train(recipe, tmp_path / "run", on_event=events.append)
-    assert [event.split for event in events if isinstance(event, Examined)] == ["validation", "test"]
-    assert run.exam is not None
-    assert run.exam["step"] == run.step
+    assert [event.split for event in events if isinstance(event, Evaluated)] == ["validation", "test"]
+    assert run.evaluation is not None
+    assert run.evaluation["step"] == run.step
     assert {split: found["targets"] for split, found in figures(run.folder).items()} == {"validation": 4, "test": 40}
     measured = evaluate(run, "test").figures
     assert figures(run.folder)["test"] == pytest.approx({name: value for name, value in measured.items() if name != "seconds"})
-    assert run.exam["splits"]["test"]["sections"][0]["kind"] == "confusion"
+    assert run.evaluation["splits"]["test"]["sections"][0]["kind"] == "confusion"
 
 
-def test_a_part_of_a_split_is_no_exam(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_part_of_a_split_is_no_evaluation(recipe: Recipe, tmp_path: Path) -> None:
     run = train(recipe, tmp_path / "run", on_event=ignore)
     assert evaluate(run, "test", batches=1).figures["targets"] == 4
     assert evaluate(run, "test", batches=1).sections == []
@@ -71,82 +73,82 @@ class Killed(BaseException):
     """Stands for a kill: nothing catches it."""
 
 
-def test_an_exam_that_was_killed_is_taken_at_the_next_start(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_that_was_killed_is_taken_at_the_next_start(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = train(recipe, tmp_path / "whole", on_event=ignore)
-    plain = ClassificationTask.examine
+    plain = ClassificationTask.evaluate
 
-    def killed(self: Any, model: Any, material: Any, split: str, *rest: Any) -> Exam:
+    def killed(self: Any, model: Any, dataset: Any, split: str, *rest: Any) -> Evaluation:
         if split == "test":
             raise Killed
-        return plain(self, model, material, split, *rest)
+        return plain(self, model, dataset, split, *rest)
 
-    monkeypatch.setattr(ClassificationTask, "examine", killed)
+    monkeypatch.setattr(ClassificationTask, "evaluate", killed)
     with pytest.raises(Killed):
         train(recipe, tmp_path / "run", on_event=ignore)
-    assert not (tmp_path / "run" / EXAM).exists()
-    assert load(tmp_path / "run").exam is None
-    monkeypatch.setattr(ClassificationTask, "examine", plain)
+    assert not (tmp_path / "run" / EVALUATION).exists()
+    assert load(tmp_path / "run").evaluation is None
+    monkeypatch.setattr(ClassificationTask, "evaluate", plain)
     train(recipe, tmp_path / "run", on_event=ignore)
     assert figures(tmp_path / "run") == figures(whole.folder)
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
 
 
-def test_a_signal_leaves_the_exam_for_the_next_start(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = ClassificationTask.examine
+def test_a_signal_leaves_the_evaluation_for_the_next_start(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = ClassificationTask.evaluate
 
-    def signalled(*args: Any) -> Exam:
+    def signalled(*args: Any) -> Evaluation:
         signal.raise_signal(signal.SIGTERM)
         return plain(*args)
 
-    monkeypatch.setattr(ClassificationTask, "examine", signalled)
+    monkeypatch.setattr(ClassificationTask, "evaluate", signalled)
     events: list[Event] = []
     with pytest.raises(Interrupted):
         train(recipe, tmp_path / "run", on_event=events.append)
     ended = [(event.status, event.message) for event in events if isinstance(event, Ended)]
     assert ended == [("stopped", "stopped by SIGTERM during the final evaluation; the same command repeats it")]
-    assert not (tmp_path / "run" / EXAM).exists()
-    monkeypatch.setattr(ClassificationTask, "examine", plain)
-    assert train(recipe, tmp_path / "run", on_event=ignore).exam is not None
+    assert not (tmp_path / "run" / EVALUATION).exists()
+    monkeypatch.setattr(ClassificationTask, "evaluate", plain)
+    assert train(recipe, tmp_path / "run", on_event=ignore).evaluation is not None
 
 
 def test_a_figure_that_cannot_be_computed_does_not_cost_the_run(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacking(*_: Any) -> Exam:
+    def lacking(*_: Any) -> Evaluation:
         raise UserError("the library is not installed")
 
-    plain = ClassificationTask.examine
-    monkeypatch.setattr(ClassificationTask, "examine", lacking)
+    plain = ClassificationTask.evaluate
+    monkeypatch.setattr(ClassificationTask, "evaluate", lacking)
     events: list[Event] = []
     run = train(recipe, tmp_path / "run", on_event=events.append)
-    assert run.exam is None
+    assert run.evaluation is None
     assert "the final evaluation failed: the library is not installed" in " ".join(e.text for e in events if isinstance(e, Notice))
     assert [event.status for event in events if isinstance(event, Ended)] == ["finished"]
-    monkeypatch.setattr(ClassificationTask, "examine", plain)
-    assert train(recipe, tmp_path / "run", on_event=ignore).exam is not None
+    monkeypatch.setattr(ClassificationTask, "evaluate", plain)
+    assert train(recipe, tmp_path / "run", on_event=ignore).evaluation is not None
 
 
 def test_a_longer_run_is_examined_anew(recipe: Recipe, tmp_path: Path) -> None:
     first = train(recipe, tmp_path / "run", on_event=ignore)
     longer = train(recipe.changed(training=recipe.training.changed(steps=12)), tmp_path / "run", on_event=ignore)
-    assert longer.step > first.step  # or there was nothing to examine
-    assert longer.exam is not None
-    assert longer.exam["step"] == longer.step
+    assert longer.step > first.step  # or there was nothing to evaluate
+    assert longer.evaluation is not None
+    assert longer.evaluation["step"] == longer.step
 
 
-def test_an_exam_of_other_weights_or_half_of_one_is_none(tmp_path: Path) -> None:
-    write_exam(tmp_path, 5, {"validation": Exam({"loss": float("nan"), "accuracy": 50.0})})
-    found = read_exam(tmp_path, 5)
+def test_an_evaluation_of_other_weights_or_half_of_one_is_none(tmp_path: Path) -> None:
+    write_evaluation(tmp_path, 5, {"validation": Evaluation({"loss": float("nan"), "accuracy": 50.0})})
+    found = read_evaluation(tmp_path, 5)
     assert found is not None
     assert found["splits"]["validation"]["figures"] == {"loss": None, "accuracy": 50.0}
-    assert read_exam(tmp_path, 6) is None
-    (tmp_path / EXAM).write_text((tmp_path / EXAM).read_text()[:30])
-    assert read_exam(tmp_path, 5) is None
-    (tmp_path / EXAM).write_text("[]")
-    assert read_exam(tmp_path, 5) is None
+    assert read_evaluation(tmp_path, 6) is None
+    (tmp_path / EVALUATION).write_text((tmp_path / EVALUATION).read_text()[:30])
+    assert read_evaluation(tmp_path, 5) is None
+    (tmp_path / EVALUATION).write_text("[]")
+    assert read_evaluation(tmp_path, 5) is None
 
 
-def test_a_language_model_has_no_exam(straight: Path) -> None:
-    assert not (straight / EXAM).exists()
-    assert load(straight).exam is None
+def test_a_language_model_has_no_evaluation(straight: Path) -> None:
+    assert not (straight / EVALUATION).exists()
+    assert load(straight).evaluation is None
 
 
 def recipe_of_task(task: str, folder: Path) -> Recipe:
@@ -179,7 +181,7 @@ def recipe_of_task(task: str, folder: Path) -> Recipe:
         "recall",
     ],
 )
-def test_a_signal_ends_the_exam_of_every_task_at_once(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_ends_the_evaluation_of_every_task_at_once(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_of_task(task, tmp_path)
     kind = type(build_task(recipe.task))
     real_figures, real_measure = kind.figures, evaluation.measure
@@ -203,12 +205,12 @@ def test_a_signal_ends_the_exam_of_every_task_at_once(task: str, tmp_path: Path,
         with pytest.raises(Interrupted, match="during the final evaluation"):
             train(recipe, tmp_path / "run", on_event=ignore)
     assert not went_on
-    assert not (tmp_path / "run" / EXAM).exists()
+    assert not (tmp_path / "run" / EVALUATION).exists()
     train(recipe, tmp_path / "run", on_event=ignore)
-    assert (tmp_path / "run" / EXAM).exists()
+    assert (tmp_path / "run" / EVALUATION).exists()
 
 
-def test_the_exam_of_thousands_of_classes_is_small(tmp_path: Path) -> None:
+def test_the_evaluation_of_thousands_of_classes_is_small(tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     table.write_text("text,label\n" + "".join(f"word{i % 50} a{i},class{i % 2000}\n" for i in range(2000)))
     held_out = tmp_path / "held_out.csv"
@@ -218,11 +220,26 @@ def test_the_exam_of_thousands_of_classes_is_small(tmp_path: Path) -> None:
     training = {"steps": 1, "batch_size": 64, "schedule": "constant"}
     recipe = Recipe.parse({"data": data, "model": model, "task": "classification", "training": training})
     run = train(recipe, tmp_path / "run", on_event=ignore)
-    assert run.exam
-    (section, *_) = run.exam["splits"]["validation"]["sections"]
+    assert run.evaluation
+    (section, *_) = run.evaluation["splits"]["validation"]["sections"]
     assert len(section["counts"]) == 41
     assert sum(map(sum, section["counts"])) == 200
     assert "2,000 classes" in section["note"]
-    assert any("the bag of words is left out: 2,000 classes" in note for note in run.exam["splits"]["validation"]["notes"])
-    assert (tmp_path / "run" / EXAM).stat().st_size < 200_000
+    assert any("the bag of words is left out: 2,000 classes" in note for note in run.evaluation["splits"]["validation"]["notes"])
+    assert (tmp_path / "run" / EVALUATION).stat().st_size < 200_000
     assert (tmp_path / "run" / "report.html").stat().st_size < 2e6
+
+
+def test_a_run_of_format_1_opens_and_goes_on(recipe: Recipe, tmp_path: Path) -> None:
+    said = list[Event]()
+    run = train(recipe, tmp_path / "run", on_event=ignore)
+    assert run.evaluation is not None
+    (tmp_path / "run" / EVALUATION).rename(tmp_path / "run" / "exam.json")
+    old = load(tmp_path / "run")
+    assert old.evaluation == run.evaluation
+    with pytest.warns(DeprecationWarning, match="^Run.exam is now Run.evaluation; the old name works in this version only$"):
+        assert old.exam == run.evaluation
+    assert train(recipe, tmp_path / "run", on_event=said.append).evaluation == run.evaluation
+    assert Notice("exam.json, the evaluation's file in a run of format 1, is now evaluation.json") in said
+    assert (tmp_path / "run" / EVALUATION).exists()
+    assert not (tmp_path / "run" / "exam.json").exists()
