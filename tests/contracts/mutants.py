@@ -77,6 +77,7 @@ from qkv.ops import masks, positions
 from qkv.ops.attention import top_k
 from qkv.ops.linear_attention import chunked
 from qkv.spec import masks as mask_spec
+from qkv.spec.branches import Exactness
 from qkv.spec.mixers import lsh_attention as lsh_spec
 from qkv.state import store, tree
 
@@ -178,8 +179,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("backward from the end of the padding", TWO_WAY, argument(recurrent, "reversal", 1, nothing)),
     Mutant("backward direction goes forward", TWO_WAY, result(recurrent, "reversal", lambda index: index.sort(1).values)),
     Mutant("documents leak backward", TWO_WAY, argument(recurrent, "recur", 4, nothing)),
-    Mutant("hashing calls itself exact", LSH, lambda: patch.object(lsh_spec.LSHAttention, "exact_length", None)),
-    Mutant("hashing calls longer rows exact", LSH, lambda: patch.object(lsh_spec.LSHAttention, "exact_length", 8)),
+    Mutant("hashing calls itself exact", LSH, lambda: patch.object(lsh_spec.LSHAttention, "exactness", Exactness())),
+    Mutant("hashing calls longer rows exact", LSH, lambda: patch.object(lsh_spec.LSHAttention, "exactness", Exactness(8))),
     Mutant("keys not of length 1", LSH, instead(lsh_attention, "_EPS", lambda _: 1.0)),
     Mutant("a position sees itself", LSH, instead(lsh_ops, "SELF", lambda _: 0.0)),
     Mutant("hashed by the key of another head", TWO_WAY, result(lsh_ops, "buckets", lambda found: found.roll(1, 1))),

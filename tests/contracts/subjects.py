@@ -95,7 +95,7 @@ class Subject:
 
 def exact_form(part: Branch) -> Branch:
     """The part that decoding computes."""
-    if part.exact_length is None:
+    if part.exactness.length is None:
         return part
     assert isinstance(part, LSHAttention), f"say here what decoding of {part.kind!r} computes"
     return part.changed(chunk_length=1 << 20)
@@ -115,7 +115,7 @@ class OneBranch(Subject):
             # The norm of one feature makes all keys equal: those of the first positions are read.
             self.apart = tuple(range(part.top_k, 100))
 
-        self.exact_length = part.exact_length
+        self.exact_length = part.exactness.length
 
     def exact(self) -> Subject:
         part = exact_form(self.part)
@@ -173,7 +173,7 @@ class Stack(Subject):
     def __init__(self, spec: Model, dtype: torch.dtype = torch.float64):
         self.module = scrambled(build(spec), dtype)
         self.rewindable = self.module.rewindable
-        self.exact_length = min((b.exact_length for layer in spec.layers for b in layer.branches if b.exact_length), default=None)
+        self.exact_length = min((b.exactness.length for layer in spec.layers for b in layer.branches if b.exactness.length), default=None)
 
     def exact(self) -> Stack:
         if self.exact_length is None:

@@ -28,7 +28,7 @@ from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import Axial, LayerNorm, NoRelative, Rope
 from qkv.spec.plain import plain
 
-ASKED = ("ragged rows", "rows: reorder, drop, fork", "rewind", "packed documents", "causality", "padding", "zero positions")
+ASKED = ("ragged rows", "rows: reorder, drop, fork", "join", "rewind", "packed documents", "causality", "padding", "zero positions")
 """What each model is asked: rows of any lengths in pieces of any, which are forked and gone back with, against each row at once."""
 THOROUGH = (*ASKED, "cut anywhere", "fixed capacity", "state bytes", "save, load, convert", "single precision", "growth by doubling")
 """What every tenth is asked. Left out are loops, which are written for what the battery itself runs on, rows of 1,100 positions, and

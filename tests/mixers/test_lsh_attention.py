@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -14,9 +15,12 @@ from torch import Tensor
 from transformers import ReformerConfig
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
+from qkv.generation.sample import generate
+from qkv.models.build import build
 from qkv.ops import lsh_attention as ops
 from qkv.ops.documents import documents
 from qkv.spec.errors import SpecError
+from qkv.spec.generation import Generation
 from qkv.spec.masks import Causal, Full
 from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.model import Model
@@ -180,6 +184,17 @@ def test_a_task_that_writes_refuses_rows_longer_than_a_chunk(task: str) -> None:
         Recipe.parse({**TASKS[task], "model": hashing(65, "lsh_attention", **head)})
     Recipe.parse({**TASKS[task], "model": hashing(64, "lsh_attention", **head)})
     Recipe.parse({**TASKS[task], "model": hashing(65, "lsh_attention(inexact_decoding=true)", **head)})
+
+
+def test_generation_beyond_a_chunk_warns_unless_the_spec_accepts_it() -> None:
+    """The last token is not read, so that four positions hold three tokens of a prompt and two new ones."""
+    for accepted, new, warns in ((False, 2, False), (False, 3, True), (True, 3, False)):
+        branch = f"lsh_attention(chunk_length=4, inexact_decoding={str(accepted).lower()})"
+        spec = {"width": 16, "frontend": {"kind": "text", "vocab_size": 9, "positions": "none"}, **hashing(8, branch)}
+        m = build(Model.parse(spec)).eval()
+        sentence = r"model\.blocks\.1\.branches\.1: decoding of 'lsh_attention' is exact for texts of up to 4 tokens, and 5 may be reached"
+        with pytest.warns(UserWarning, match=sentence) if warns else nullcontext():
+            assert len(generate(m, [[1, 2, 3]], Generation(max_new_tokens=new))[0]) == new
 
 
 @pytest.mark.parametrize(

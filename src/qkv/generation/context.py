@@ -12,6 +12,7 @@ degrades (Press et al. 2022; Chen et al. 2023).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 from qkv.models.transformer import Transformer
@@ -42,7 +43,7 @@ def learned_reach(spec: Model) -> int | None:
 
 
 def check(model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation) -> None:
-    """Raise ``UserError`` if ``model`` cannot generate from these prompts (token ids) with these settings."""
+    """Raise ``UserError`` if ``model`` cannot generate from these prompts; warn if it decodes otherwise than it was trained."""
     spec, known = model.spec, model.vocab_size
     if not spec.decodes:
         path = dotted(("model", *spec.first_not_decoding()))
@@ -57,6 +58,20 @@ def check(model: Transformer, prompts: Sequence[Sequence[int]], generation: Gene
         if outside:
             raise UserError(f"{which} has the token {outside[0]}, which is outside the vocabulary (0 to {known - 1})")
         _check_length(model.limit, len(prompt), which, generation)
+    # The last generated token is not fed back.
+    _warn_of_inexactness(model, max(map(len, prompts), default=0) + generation.max_new_tokens - 1)
+
+
+def _warn_of_inexactness(model: Transformer, length: int) -> None:
+    """Warn if texts of ``length`` tokens are decoded otherwise than in training, which the spec does not accept."""
+    length = length if model.limit is None else min(length, model.limit)
+    path, branch = model.spec.first_inexact(length)
+    if branch is not None:
+        warnings.warn(
+            f"{dotted(('model', *path))}: decoding of {branch.kind!r} is exact for texts of up to {branch.exactness.length} tokens, and "
+            f"{length} may be reached; what follows differs from training",
+            stacklevel=4,
+        )
 
 
 def _check_length(limit: int | None, length: int, which: str, generation: Generation) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -10,6 +10,20 @@ from qkv.spec.base import Part
 from qkv.spec.errors import Problem
 from qkv.spec.masks import Causal, Mask
 from qkv.spec.parts import Activation, NoNorm, NoRelative, Relative, SwitchedNorm
+
+
+class Exactness(NamedTuple):
+    """Rows for which decoding gives the outputs of one forward pass, as in training.
+
+    length: longest such row; None for any.   accepted: the spec allows to decode longer rows.
+    """
+
+    length: int | None = None
+    accepted: bool = False
+
+    def covers(self, length: int) -> bool:
+        """True if rows of ``length`` positions are decoded exactly."""
+        return self.length is None or length <= self.length
 
 
 class Branch(Part, slot=True):
@@ -34,14 +48,9 @@ class Branch(Part, slot=True):
         return self.causal
 
     @property
-    def exact_length(self) -> int | None:
-        """Longest row for which token-by-token decoding gives the outputs of one forward pass; None for no limit."""
-        return None
-
-    @property
-    def inexactness_accepted(self) -> bool:
-        """True if the spec allows tasks with decoding although rows beyond ``exact_length`` are decoded inexactly."""
-        return False
+    def exactness(self) -> Exactness:
+        """Rows for which token-by-token decoding gives the outputs of one forward pass."""
+        return Exactness()
 
     @property
     def reads_types(self) -> bool:

@@ -144,6 +144,13 @@ class Layered(Spec):
         """Path of the first branch that cannot decode; empty if there is none."""
         return self.first_branch(lambda branch: not branch.decodes)
 
+    def first_inexact(self, length: int) -> tuple[tuple[str | int, ...], Branch | None]:
+        """Path and spec of the first branch that decodes rows of ``length`` positions otherwise than it is trained, unless its
+        spec accepts that; ((), None) if there is none.
+        """
+        path = self.first_branch(lambda branch: not (branch.exactness.covers(length) or branch.exactness.accepted))
+        return path, self.blocks[int(path[1])].branches[int(path[3])] if path else None
+
     def block_problems(self, width: int) -> list[Problem]:
         """Errors in the blocks' settings for a stack of ``width`` features, each with its path; empty if none."""
         found: list[Problem] = []

@@ -7,7 +7,6 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from qkv.spec.base import Seq, Spec
-from qkv.spec.branches import Branch
 from qkv.spec.data import NO_DATA, Data
 from qkv.spec.errors import Problem
 from qkv.spec.formats import FORMAT, with_present_names
@@ -84,16 +83,11 @@ class Recipe(Spec):
 
     def _exactness_problems(self) -> list[Problem]:
         length = self.model.context_length
-
-        def differs(branch: Branch) -> bool:
-            return branch.exact_length is not None and branch.exact_length < length and not branch.inexactness_accepted
-
-        path = self.model.first_branch(differs)
-        if not path:
+        path, branch = self.model.first_inexact(length)
+        if branch is None:
             return []
-        branch = self.model.blocks[int(path[1])].branches[int(path[3])]
         sentence = (
-            f"decoding of {branch.kind!r} is exact for rows of up to {branch.exact_length} positions, but context_length is {length}; "
+            f"decoding of {branch.kind!r} is exact for rows of up to {branch.exactness.length} positions, but context_length is {length}; "
             f"make rows shorter or chunks longer, or accept the difference with inexact_decoding=true"
         )
         return [Problem(("model", *path), sentence)]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self, cast
 from pydantic import BeforeValidator, Field
 
 from qkv.spec.base import LARGEST, LARGEST_SEED
-from qkv.spec.branches import Masked
+from qkv.spec.branches import Exactness, Masked
 from qkv.spec.errors import Problem
 from qkv.spec.mixers.sparse_attention import SparseAttention
 
@@ -65,12 +65,8 @@ class LSHAttention(Masked, SparseAttention, kind="lsh_attention"):
         return self.chunks_before + 1 + self.chunks_after
 
     @property
-    def exact_length(self) -> int | None:
-        return self.chunk_length
-
-    @property
-    def inexactness_accepted(self) -> bool:
-        return self.inexact_decoding
+    def exactness(self) -> Exactness:
+        return Exactness(self.chunk_length, self.inexact_decoding)
 
     def canonical(self, width: int) -> Self:
         return super().canonical(width).changed(inexact_decoding=False)
