@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 from collections.abc import Collection, Iterator, Sequence
@@ -86,16 +87,17 @@ class Sampling:
         history = self._seen(rows, logits.device) if self.generation.repetition_penalty != 1.0 else None
         if self.generation.temperature == 0.0:
             best, tokens = filtered(logits, self.generation, history).max(-1)
-            tokens = tokens + (best - best)  # NaN if the best logit is not finite
+            sound = all(map(math.isfinite, best.tolist()))
         else:
             uniforms = torch.tensor([self._random[row.key].random() for row in rows], dtype=torch.float64, device=logits.device)
             tokens = pick(logits, self.generation, history, uniforms)
-        found: list[float] = tokens.tolist()
-        if not all(0 <= token < logits.shape[-1] for token in found):
+            sound = True
+        found: list[int] = tokens.tolist()
+        if not sound or max(found) >= logits.shape[-1]:
             raise UserError(
                 "the model's logits are not finite, so no token can be sampled; its weights are damaged or its training diverged"
             )
-        return list(map(int, found))
+        return found
 
     def _seen(self, rows: Sequence[DecodedRow], device: torch.device) -> Tensor:
         """Tokens of each row in any order (B, N), for the repetition penalty.

@@ -37,7 +37,8 @@ class Attention(KeyValueAttention):
         q, k = self.relative.rotate(q, k, context)
         k, v, state, sites = self.with_past(k, v, context, state)
         problem = self._problem(q, sites)
-        observe(self, q, k, problem, context)
+        if context.tap is not None:
+            observe(self, q, k, problem, context)
         out = attention(q, k, v, problem)
         return self.output(out.transpose(1, 2).flatten(2)), state
 

@@ -94,7 +94,7 @@ class Dense(Store):
         else:
             self._fill(keys, values, arrival.start)
         positions = arrival.once(("slots", end), lambda: torch.arange(end, device=keys.device)[None])
-        return View(self.keys[:, :, :end], self.values[:, :, :end], positions, in_place=True)
+        return View(self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end), positions, in_place=True)
 
     def _grow(self, needed: int) -> None:
         """Make room for ``needed`` slots by doubling, up to ``most``."""
