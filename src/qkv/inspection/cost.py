@@ -19,7 +19,7 @@ from qkv.spec.training import Training
 if TYPE_CHECKING:
     from qkv.inspection.counted import Trained
 
-__all__ = ["PRECISIONS", "Cost", "Memory", "Speed", "cost"]
+__all__ = ["PRECISIONS", "Cost", "Speed", "TrainingMemory", "cost"]
 
 ENCODER = "encoder "
 """Name prefix of the parts of an encoder."""
@@ -28,7 +28,7 @@ _COUNTERS = 24
 
 
 @dataclass(frozen=True)
-class Memory:
+class TrainingMemory:
     """Bytes of a training step. ``activations``: saved for the backward pass. ``peak``: maximum at any time."""
 
     weights: int
@@ -65,7 +65,7 @@ class Cost:
     attention: str
     parts: dict[str, Share]
     blocks: Blocks
-    memory: Memory
+    memory: TrainingMemory
     encoder: Blocks = ()
     source_length: int = 0
     irregular: str = "sdpa"
@@ -218,7 +218,7 @@ def cost(
     optimizer = FLOAT * training.optimizer.numbers(found.trained.parameters, found.trained.matrices)
     beside = gradients if training.accumulate > 1 else 0
     peak = weights + optimizer + max(beside + found.peak, gradients)
-    memory = Memory(weights, gradients, optimizer, found.kept + most, peak)
+    memory = TrainingMemory(weights, gradients, optimizer, found.kept + most, peak)
     sizes = {"encoder": found.encoder, "latents": found.latents, "source_length": source, "irregular": irregular, "learned": learned}
     return Cost(model, batch_size, length, precision, training, attention, found.parts, found.blocks, memory, **sizes)
 

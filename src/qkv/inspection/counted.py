@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_iter
 
 from qkv.inspection.cost_checks import PRECISIONS
-from qkv.inspection.counter import Counter, Mark, Segment, Tally
+from qkv.inspection.counter import BackwardHook, Counter, Segment, Tally
 from qkv.inspection.losses import memory_of, random_batch, summed_loss
 from qkv.inspection.shares import FLOAT, Blocks, Share, added
 from qkv.inspection.sizes import Reduced, reduced
@@ -176,7 +176,7 @@ class _Run:
             x, *rest = out if isinstance(out, tuple) else (out,)
             if not x.requires_grad:
                 return None
-            x = Mark.apply(x, lambda: self._reached(stage))
+            x = BackwardHook.apply(x, lambda: self._reached(stage))
             return (x, *rest) if rest else x
 
         return hook

@@ -182,7 +182,7 @@ class Counter(TorchDispatchMode):
         self.declared.clear()
 
 
-class Mark(torch.autograd.Function):
+class BackwardHook(torch.autograd.Function):
     """Identity that calls ``reached`` when the backward pass comes to it."""
 
     @staticmethod

@@ -15,7 +15,7 @@ from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 
 
-class Sizes(Protocol):
+class BatchSizes(Protocol):
     """Rows and positions of a batch; ``source_length``: of an encoder's input."""
 
     @property
@@ -34,7 +34,7 @@ class Sizes(Protocol):
         ...
 
 
-def random_batch(model: Transformer, sizes: Sizes) -> Batch:
+def random_batch(model: Transformer, sizes: BatchSizes) -> Batch:
     """Random signals for the front ends, targets for the model's head; without padding."""
     generator = torch.Generator().manual_seed(0)
     read = model.frontend.random(sizes.batch_size, sizes.length, generator)

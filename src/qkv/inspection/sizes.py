@@ -13,7 +13,7 @@ _FEW = 3
 
 
 @dataclass(frozen=True)
-class Plan:
+class LayerPlan:
     """Layers in order of execution. runs: for each, the index of the executed one that stands for it."""
 
     runs: tuple[int, ...]
@@ -29,9 +29,9 @@ class Reduced:
     """Model with few layers, and the layers of its stacks that stand for those of the whole."""
 
     model: Model
-    blocks: Plan
-    encoder: Plan
-    latents: Plan
+    blocks: LayerPlan
+    encoder: LayerPlan
+    latents: LayerPlan
 
 
 def reduced(model: Model, whole: bool = False) -> Reduced:
@@ -47,7 +47,7 @@ def reduced(model: Model, whole: bool = False) -> Reduced:
     if latents:
         changes["latents"] = latents.changed(rounds=rounds)
     small = model.changed(**_listed(model, plan), **changes)
-    return Reduced(small, Plan(plan), Plan(beside), _rounds(latents, rounds) if latents else Plan(()))
+    return Reduced(small, LayerPlan(plan), LayerPlan(beside), _rounds(latents, rounds) if latents else LayerPlan(()))
 
 
 def _plan(layers: Sequence[Hashable], whole: bool) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ def _listed(stack: Layered, plan: tuple[int, ...]) -> dict[str, Any]:
     return {"num_layers": None, "blocks": tuple(stack.layers[plan.index(i)] for i in range(max(plan) + 1))}
 
 
-def _rounds(latents: Latents, rounds: int) -> Plan:
+def _rounds(latents: Latents, rounds: int) -> LayerPlan:
     """Steps of the walk; those of a middle round stand for all others between the first and the last."""
     each = latents.depth - latents.once
 
@@ -77,4 +77,4 @@ def _rounds(latents: Latents, rounds: int) -> Plan:
             return step
         return latents.once + (rounds - 1 if turn == latents.rounds - 1 else 1) * each + place
 
-    return Plan(tuple(stands(step) for step in range(len(latents.walk))))
+    return LayerPlan(tuple(stands(step) for step in range(len(latents.walk))))
