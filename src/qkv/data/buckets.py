@@ -21,8 +21,8 @@ _SORTED_TOGETHER = 64
 
 @implements(spec.LengthBuckets)
 class LengthBuckets(RowLayout):
-    """Batching of text with one document per row and rows of similar length, in ``buckets``, together; an epoch
-    shuffles the rows of each bucket, then the batches.
+    """Batching of text with one document per row: rows are sorted by length and divided into at most
+    ``batching.buckets`` buckets. An epoch shuffles the rows of each bucket, then the batches.
 
     A document of more than ``length`` targets continues in further rows. A single token has no target, and no row.
     Batches may span two buckets, so that at most one batch of an epoch is not full.

@@ -54,7 +54,7 @@ class AdditiveAttention(MemoryBranch):
         return self.output(weights @ known.vectors), state
 
     def _weights(self, x: Tensor, known: AdditiveMemory) -> Tensor:
-        """Attention weights P (B, N, M) of the positions x (B, N, D) over the memory, in its dtype."""
+        """Attention weights P (B, N, M) of the positions x (B, N, D) over the memory, in the memory's dtype."""
         p = additive_weights(x, known.keys, self.query.weight, self.score.weight[0], known.lengths)
         return p.to(known.vectors.dtype)
 

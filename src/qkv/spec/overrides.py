@@ -259,7 +259,9 @@ class _Search:
         return _kinds(spec).get(str(fields.get("kind")), spec)
 
     def _field(self, place: _Place, actual: type[Spec], name: str, fill: bool) -> _Place:
-        """The field ``name`` of the mapping at ``place``; with ``fill`` a missing default is written out."""
+        """Place of the field ``name`` in the mapping at ``place``, whose spec class is ``actual``. With ``fill``, a
+        field missing in the mapping is first added to it with its default value, or as {} if it has none.
+        """
         field, fields = actual.model_fields[name], place.value
         shape = shape_of(field.annotation)
         if fill and name not in fields:

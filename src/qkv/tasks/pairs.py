@@ -62,7 +62,9 @@ def paired(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batch:
 
 
 def joined(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batch:
-    """Batch for one sequence, of (source, target) token ids: source, bos, target; bos replaces the source's end token."""
+    """Batch of (source, target) pairs of token ids, each pair as one sequence: source, bos, target; bos replaces the
+    source's end token. Only the target and its end token are predicted.
+    """
     ids, lengths = padded([np.concatenate((source[:-1], written[:-1])) for source, written in rows])
     targets, _ = padded([np.concatenate((np.full(len(source) - 1, IGNORED), written[1:])) for source, written in rows], IGNORED)
     prefix = torch.tensor([len(source) for source, _ in rows])

@@ -57,7 +57,9 @@ Product = Callable[[Tensor, Tensor], Tensor]
 
 
 def _derivatives(ctx: Any, grad: Tensor, by_weight: Product, product: Product) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x, weight and bias. ``by_weight``: the product of dx; ``product``: that of dW."""
+    """Gradients of x, weight and bias; None for those not needed. ``by_weight`` and ``product``: functions that compute
+    the matrix products dx = g W and dW = g^T x.
+    """
     x, weight = ctx.saved_tensors
     grad = grad.reshape(-1, weight.shape[0])
     needs_x, needs_weight, needs_bias = ctx.needs_input_grad
