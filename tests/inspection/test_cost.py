@@ -150,6 +150,11 @@ def test_needed_flops_are_half_of_causal_scores() -> None:
     assert causal.needed_flops == full.forward_flops - scores * 23 // 48
 
 
+def test_half_of_each_chunk_of_linear_attention_is_hidden() -> None:
+    counted = cost(model_of(LinearAttention(num_heads=4, chunk=6)), 2)
+    assert counted.total.masked == 4 * (2 * 4) * 8 * (4 * 6 * 5 // 2)
+
+
 def test_a_key_value_state_grows_and_others_do_not() -> None:
     window = Attention(mask=Causal() & Window(size=4, sinks=1))
     grows, bounded, constant = (cost(model_of(part)).state_bytes for part in (Attention(), window, LinearAttention()))

@@ -32,7 +32,7 @@ class Blank(Tensor):
     @staticmethod
     def __new__(cls, body: Tensor) -> Blank:
         layout = {"strides": body.stride(), "storage_offset": body.storage_offset(), "dtype": body.dtype, "layout": body.layout}
-        made = Tensor._make_wrapper_subclass(cls, body.size(), device="cpu", requires_grad=False, **layout)
+        made = Tensor._make_wrapper_subclass(cls, body.size(), device=torch.device("cpu"), requires_grad=False, **layout)
         made.body = body
         return made
 
@@ -218,7 +218,9 @@ def _by_position(t: Tensor) -> Tensor:
 def _target_loss(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
     """nll_loss: loss and number of targets, summed or averaged."""
     x, reduction = args[0], args[3]
-    return None if reduction == 0 else tuple(torch.empty((), dtype=x.dtype, device="meta") for _ in range(2))
+    if reduction == 0:
+        return None
+    return torch.empty((), dtype=x.dtype, device="meta"), torch.empty((), dtype=x.dtype, device="meta")
 
 
 def _like_second(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

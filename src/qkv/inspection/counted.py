@@ -17,7 +17,7 @@ from qkv.inspection.counter import BackwardHook, Counter, Segment, Tally
 from qkv.inspection.losses import memory_of, random_batch, summed_loss
 from qkv.inspection.shares import FLOAT, Blocks, Share, added
 from qkv.inspection.sizes import Reduced, reduced
-from qkv.layers.branch import Branch, matrices
+from qkv.layers.branch import Branch, MemoryBranch, matrices
 from qkv.layers.tap import Tap
 from qkv.models.adapt import adapt
 from qkv.models.transformer import Layered, Stack, Transformer
@@ -189,7 +189,7 @@ class _Run:
         """Bytes of a branch's state after all positions, with its part of a memory, in the precision of the weights."""
         asked, item = self.asked, PRECISIONS[self.asked.precision]
         own = branch.state_bytes(asked.length, asked.batch_size) * item // FLOAT
-        if not branch.spec.reads_memory:
+        if not isinstance(branch, MemoryBranch):
             return own
         with self._counting(), torch.no_grad():
             memory = memory_of(self.model, self.batch)

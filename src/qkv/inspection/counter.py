@@ -51,7 +51,7 @@ class Counter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tallies: defaultdict[Hashable, Tally] = defaultdict(Tally)
+        self.tallies: defaultdict[Any, Tally] = defaultdict(Tally)
         self.segments: list[Segment] = []
         self.declared: list[tuple[Tally, int, Unseen]] = []
         self._scopes: list[Hashable] = []

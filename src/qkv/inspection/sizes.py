@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,9 +50,9 @@ def reduced(model: Model, whole: bool = False) -> Reduced:
     return Reduced(small, LayerPlan(plan), LayerPlan(beside), _rounds(latents, rounds) if latents else LayerPlan(()))
 
 
-def _plan(layers: Sequence[Hashable], whole: bool) -> tuple[int, ...]:
+def _plan(layers: Sequence[Any], whole: bool) -> tuple[int, ...]:
     """For each layer, the index of the one that stands for it among those that are executed."""
-    places: dict[Hashable, list[int]] = {}
+    places: dict[Any, list[int]] = {}
     for i, layer in enumerate(layers):
         places.setdefault(layer, []).append(i)
     stands = {i: i if whole or len(same) <= _FEW or i in (same[0], same[-1]) else same[1] for same in places.values() for i in same}

@@ -40,7 +40,7 @@ Observer = Callable[[Callable[[], Any], Unseen], Any]
 _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 
-def declares(describe: Callable[P, Unseen]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def declares(describe: Callable[..., Unseen]) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorator: what an operation declares, from its arguments. ``describe`` is called only while costs are counted."""
 
     def mark(operation: Callable[P, T]) -> Callable[P, T]:
