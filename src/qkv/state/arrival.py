@@ -20,7 +20,10 @@ class Counts(tuple[int, ...]):
     @classmethod
     def of(cls, values: Tensor | Iterable[int]) -> Self:
         """Counts from an integer tensor (B), which is copied from its device, or from other integers."""
-        return cls(values.tolist() if isinstance(values, Tensor) else values)
+        if isinstance(values, Tensor):
+            listed: list[int] = values.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            return cls(listed)
+        return cls(values)
 
     @property
     def nbytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -66,7 +66,7 @@ class Store(ABC):
         """Replace the rows ``to`` by copies of the rows ``source``, in place; returns the store."""
 
     @abstractmethod
-    def join(self, other: Self) -> Self:
+    def join(self, other: Any) -> Self:
         """Copy with the rows of this store, then those of ``other``."""
 
     @abstractmethod
@@ -140,7 +140,7 @@ class Dense(Store):
         self.keys, self.values = (overwritten(t, to, source) for t in (self.keys, self.values))
         return self
 
-    def join(self, other: Self) -> Self:
+    def join(self, other: Any) -> Self:
         return self._like(joined(self.keys, other.keys), joined(self.values, other.values))
 
     def cut(self, lengths: Counts) -> Self:

@@ -18,21 +18,30 @@ from qkv.state.store import Store, joined, overwritten
 S = TypeVar("S")
 
 
-def _each(state: Any, tensor: Callable[..., Any], node: Callable[..., Any], *others: Any) -> Any:
-    """Apply functions to the leaves of a tree: ``tensor`` to tensors, ``node`` to stores and counts.
-
-    others: trees of the same structure, whose leaves are further arguments.
-    """
-    if isinstance(state, Tensor):
-        return tensor(state, *others)
-    if isinstance(state, (Store, Counts)):
-        return node(state, *others)
+def _parts(state: Any) -> list[Any]:
+    """Parts of an inner node of the tree; none of a leaf."""
     if isinstance(state, Mapping):
-        return {key: _each(part, tensor, node, *(other[key] for other in others)) for key, part in state.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    if not isinstance(state, (tuple, list)):
-        return state
-    parts = [_each(part, tensor, node, *rest) for part, *rest in zip(state, *others, strict=True)]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        return list(state.values())  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    inner = isinstance(state, (tuple, list)) and not isinstance(state, Counts)
+    return list(state) if inner else []  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def _rebuilt(state: Any, parts: list[Any]) -> Any:
+    """``state`` with other parts; a leaf as it is."""
+    if isinstance(state, Mapping):
+        return dict(zip(state, parts, strict=True))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if hasattr(state, "_fields"):
+        return type(state)(*parts)
+    return type(state)(parts) if isinstance(state, (tuple, list)) else state  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def _each(state: Any, tensor: Callable[[Tensor], Any], node: Callable[[Store | Counts], Any]) -> Any:
+    """Tree of ``tensor(leaf)`` for tensors and ``node(leaf)`` for stores and counts."""
+    if isinstance(state, Tensor):
+        return tensor(state)
+    if isinstance(state, (Store, Counts)):
+        return node(state)
+    return _rebuilt(state, [_each(part, tensor, node) for part in _parts(state)])
 
 
 def map_tensors(f: Callable[[Tensor], Tensor], state: S) -> S:
@@ -48,14 +57,14 @@ def tensors(state: Any) -> Iterator[Tensor]:
         yield from state.tensors()
     elif isinstance(state, Counts):
         yield state.tensor()
-    elif isinstance(state, (tuple, list, Mapping)):
-        for part in state.values() if isinstance(state, Mapping) else state:  # pyright: ignore[reportUnknownVariableType]
+    else:
+        for part in _parts(state):
             yield from tensors(part)
 
 
 def rows(state: S, index: Tensor | list[int]) -> S:
     """Select rows ``index``, in any order and with repeats: reorder, fork, drop. Always a copy."""
-    listed: list[int] = index.tolist() if isinstance(index, Tensor) else index
+    listed = list(Counts.of(index))
     places: dict[torch.device, Tensor] = {}
 
     def on(device: torch.device) -> Tensor:
@@ -84,7 +93,15 @@ def join(first: S, second: S) -> S:
     Where they have room for different numbers of positions, or memories of different lengths, the smaller is padded
     with zeros. Leaves that belong to the batch are those of the first.
     """
-    return _each(first, joined, lambda node, other: node.join(other), second)
+    return _joined(first, second)
+
+
+def _joined(first: Any, second: Any) -> Any:
+    if isinstance(first, Tensor):
+        return joined(first, second)
+    if isinstance(first, (Store, Counts)):
+        return first.join(second)
+    return _rebuilt(first, [_joined(a, b) for a, b in zip(_parts(first), _parts(second), strict=True)])
 
 
 def cut(state: S, lengths: Counts) -> S:
@@ -94,11 +111,7 @@ def cut(state: S, lengths: Counts) -> S:
 
 def nbytes(state: Any) -> int:
     """Total size in bytes of all tensors and counts; storage shared by several rows is counted once."""
-    if isinstance(state, (Tensor, Store, Counts)):
-        return state.nbytes
-    if isinstance(state, (tuple, list)):
-        return sum(nbytes(part) for part in state)  # pyright: ignore[reportUnknownVariableType]
-    return sum(map(nbytes, state.values())) if isinstance(state, Mapping) else 0  # pyright: ignore[reportUnknownArgumentType]
+    return state.nbytes if isinstance(state, (Tensor, Store, Counts)) else sum(map(nbytes, _parts(state)))
 
 
 def to(state: S, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> S:
