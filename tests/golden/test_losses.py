@@ -34,10 +34,10 @@ def test_equal_when_run_twice_and_different_with_another_seed(folder: Path) -> N
     first, again, other = figures(folder), figures(folder), figures(folder, "training.seed=5")
     assert len([key for key, row in first["cases"]["tiny"]["rows"].items() if "loss" in row]) == 6
     assert first["cases"]["tiny"]["cost"]["parameters"]["total"] > 0
-    assert first["cases"]["tiny"]["evaluation"]["figures"]["loss"] > 0
+    assert first["cases"]["tiny"]["exam"]["figures"]["loss"] > 0
     assert differences(first, again) == []
     rows = differences(first, other)
-    assert {(row[0], row[1].split(" / ")[0]) for row in rows} >= {("tiny", "rows"), ("tiny", "evaluation")}
+    assert {(row[0], row[1].split(" / ")[0]) for row in rows} >= {("tiny", "rows"), ("tiny", "exam")}
     assert "step 1" in rows[0][1]
 
 
