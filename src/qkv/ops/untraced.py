@@ -21,7 +21,7 @@ def untraced(reason: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            if "torch._dynamo" not in sys.modules:
+            if not torch.compiler.is_compiling() and "torch._dynamo" not in sys.modules:
                 return function(*args, **kwargs)
             if not made:
                 made.append(torch.compiler.disable(function, reason=reason))  # type: ignore[arg-type]
