@@ -68,7 +68,11 @@ def main() -> int:
     parser.add_argument("--pictures", type=Path, help="folder for screenshots")
     parser.add_argument("--only", default="", help="part of the pages' names")
     given = parser.parse_args()
-    from playwright.sync_api import sync_playwright
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        print("playwright is not installed; install it with pip install playwright, and a browser with playwright install chromium")
+        return 2
 
     pages = [p for p in sorted(given.folder.rglob("*.html")) if given.only in str(p.relative_to(given.folder))]
     found: list[str] = []

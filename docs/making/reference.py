@@ -211,7 +211,7 @@ def readable(lines: list[str]) -> list[str]:
 
 
 def _docstring(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    lines[:] = readable(lines)
+    lines[:] = [] if lines[:1] and lines[0].startswith("Alias for field number") else readable(lines)
 
 
 def _written(_: Any, name: str, source: list[str]) -> None:
