@@ -298,7 +298,7 @@ def saved_exchanged(original: Any) -> Any:
 
 
 def problem(change: Callable[[Any], Any]) -> Fault:
-    return result(attention, "Problem", change)
+    return result(attention, "AttentionProblem", change)
 
 
 def whole_memory(original: Any) -> Any:

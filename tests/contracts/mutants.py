@@ -208,7 +208,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("token vectors not scaled", ("stack",), instead(text.TextFrontend, "forward", without_scale)),
     Mutant("lengths of the memory ignored in cross-attention", CROSS, instead(cross_attention.CrossAttention, "_sites", whole_memory)),
     Mutant("memory seen up to the query's own position", CROSS, instead(cross_attention, "Full", lambda _: masks.Causal)),
-    Mutant("scale dropped in cross-attention", CROSS, result(cross_attention, "Problem", lambda p: replace(p, scale=1.0))),
+    Mutant("scale dropped in cross-attention", CROSS, result(cross_attention, "AttentionProblem", lambda p: replace(p, scale=1.0))),
     Mutant("values of the next vector of the memory", CROSS, argument(cross_attention, "attention", 2, lambda v: v.roll(1, 2))),
     Mutant("memory's heads of the wrong group", CROSS, argument(cross_attention, "attention", 1, lambda k: k.roll(1, 1))),
     Mutant("lengths of the memory ignored in additive attention", ADDITIVE, argument(additive_attention, "additive_weights", 4, nothing)),

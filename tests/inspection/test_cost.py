@@ -268,3 +268,10 @@ def test_counting_imports_no_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert '"total": 174604259328' in done.stdout
+
+
+def test_counting_uses_no_random_numbers_of_the_process() -> None:
+    """A run counts its cost between two steps, and resumes bit for bit."""
+    before = torch.get_rng_state()
+    cost(model_of(width=24))
+    assert torch.equal(torch.get_rng_state(), before)

@@ -266,6 +266,12 @@ def _remembered(asked: Asked) -> Counted:
 
 
 def _counted(asked: Asked) -> Counted:
+    # A run counts its cost between two steps, whose random numbers must not depend on it.
+    with torch.random.fork_rng(devices=[]):
+        return _run_and_counted(asked)
+
+
+def _run_and_counted(asked: Asked) -> Counted:
     """Build the model without memory, run a training step, and a decoding step if it decodes."""
     small = reduced(asked.model, whole=asked.partly)
     run = _Run(asked, small)

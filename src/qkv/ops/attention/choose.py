@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -102,7 +101,6 @@ def _timed(dtype: torch.dtype, length: int, training: bool) -> Choice:
     return chosen("attention", case) or choose("attention", case, lambda: _measured(case, dtype, size, training), TWINS)
 
 
-@lru_cache
 def _case(dtype: torch.dtype, length: int, training: bool) -> tuple[str, int]:
     """(name of the timed case, number of positions timed) for ``length`` positions."""
     size = min(1 << (length - 1).bit_length(), _LONGEST_TIMED)
