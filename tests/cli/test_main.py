@@ -132,7 +132,6 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         ["train", "{folder}/tiny.yaml", "model.widht=3"],
         ["generate", "{folder}", "x"],
         ["generate", "{folder}", "x", "--temperature", "-1"],
-        ["cost", "{folder}/tiny.yaml", "model.frontend.vocab_size=100"],
     ],
     ids=" ".join,
 )
