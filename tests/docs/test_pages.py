@@ -122,6 +122,13 @@ def test_the_architecture_draws_every_room() -> None:
     assert not missing
 
 
+def test_decisions_are_numbered_from_one_without_repeats() -> None:
+    decisions = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
+    assert [int(page.name[:4]) for page in decisions] == list(range(1, len(decisions) + 1))
+    for page in decisions:
+        assert page.read_text().startswith(f"# {int(page.name[:4])}. "), page.name
+
+
 def test_the_page_of_recipes_lists_every_way_to_adapt() -> None:
     section = read("docs/recipes.md").split("## Trainable parameters")[1].split("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == own(Adapt)
