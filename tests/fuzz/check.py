@@ -152,7 +152,7 @@ def _ids(frontend: Any, length: int, chance: random.Random) -> Tensor:
 
 
 def _length(spec: Stack, limit: int | None) -> int:
-    limits = [limit, spec.frontend.limit(spec.context_length)]
+    limits = [limit, spec.position_limit]
     return min([LENGTH, *(limit for limit in limits if limit is not None)])
 
 

@@ -31,6 +31,6 @@ def _check_frontend(stack: Stack, path: str, length: int) -> None:
     if reads_tokens and stack.vocab_size is None and not (isinstance(stack, Encoder) and stack.share_embedding):
         key = f"{path}.frontend.vocab_size"
         raise UserError(f"{key} is not known without the tokenizer; give it, as in {key.removeprefix('model.')}=8192")
-    limit = stack.frontend.limit(stack.context_length)
+    limit = stack.position_limit
     if limit is not None and length > limit:
         raise UserError(f"{length} positions are more than the {limit} of the learned position table ({path}.context_length)")

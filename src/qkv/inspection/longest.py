@@ -14,7 +14,7 @@ def longest(model: Transformer, memory: int) -> int | None:
     Limited by a learned position table, too. None for no limit; 0 if the weights alone do not fit.
     """
     room = memory - sum(p.numel() * p.element_size() for p in model.parameters())
-    limit = model.spec.frontend.limit(model.spec.context_length)
+    limit = model.spec.position_limit
     most = _FAR if limit is None else limit
     if model.state_bytes(most) <= room:
         return limit
