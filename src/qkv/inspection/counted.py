@@ -72,7 +72,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Counted:
-    """What was counted; parts, blocks, encoder, latents: see ``Cost``.
+    """Result of counting. parts, blocks, encoder, latents: see ``Cost``.
 
     kept: bytes saved at the end of the forward pass.   peak: largest number of bytes beyond weights and optimiser state; gradients that
     exist before, because they are accumulated, are not part of it.
@@ -216,10 +216,10 @@ class _Run:
         self.step, self.stage = {}, (OWN, "end")
         with counter.saving(Key(OWN, "head")):
             with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                loss, count = summed_loss(self.model, self.batch, tap)
+                loss = summed_loss(self.model, self.batch, tap)
             counter.mark((OWN, "end"))
             forward, counter.backward = len(counter.segments), True
-            (loss / count).backward()
+            (loss / self.batch.num_targets).backward()
         counter.mark(self.stage)
         return list(counter.segments), forward
 
@@ -265,13 +265,8 @@ def _remembered(asked: Asked) -> Counted:
     return _counted(asked)
 
 
+@torch.random.fork_rng(devices=[])  # a run counts its cost between two steps, whose random numbers must not depend on it
 def _counted(asked: Asked) -> Counted:
-    # A run counts its cost between two steps, whose random numbers must not depend on it.
-    with torch.random.fork_rng(devices=[]):
-        return _run_and_counted(asked)
-
-
-def _run_and_counted(asked: Asked) -> Counted:
     """Build the model without memory, run a training step, and a decoding step if it decodes."""
     small = reduced(asked.model, whole=asked.partly)
     run = _Run(asked, small)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,17 +11,16 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from qkv.inspection import blank
 from qkv.inspection.flops import flops
+from qkv.inspection.memory import LiveBytes
 from qkv.ops.counting import Unseen, observed
 
 
 @dataclass
 class Tally:
-    """What one part does in a forward pass; see ``Share``. declared: scores of its operations, evaluated after the run."""
+    """Operations and bytes of one part in a forward pass; see ``Share``."""
 
     flops: int = 0
     attended: int = 0
@@ -43,7 +41,7 @@ class Segment:
     change: int
 
 
-class Counter(TorchDispatchMode):
+class Counter(LiveBytes):
     """Dispatch mode: every operator runs without values, and counts for the innermost part that is being computed.
 
     tallies: by part.   segments: live memory over time, between the marks of ``mark``.
@@ -55,11 +53,10 @@ class Counter(TorchDispatchMode):
         self.segments: list[Segment] = []
         self.declared: list[tuple[Tally, int, Unseen]] = []
         self._scopes: list[Hashable] = []
-        self._alive: dict[int, weakref.ref[Any]] = {}
         self._kept: dict[int, Tally | None] = {}
         self._since: defaultdict[Hashable, int] = defaultdict(int)
         self._inside = self._executed = 0
-        self.now = self._peak = self._began = 0
+        self._began = 0
         self.backward = False
         self._entered = ExitStack()
 
@@ -86,29 +83,15 @@ class Counter(TorchDispatchMode):
             tally.flops += done
             self._executed += done
             self._since[self._scopes[-1]] += done
-        for value in tree_iter(out):
-            if isinstance(value, Tensor):
-                self._meet(value)
-        return out
+        return self._met(out)
 
-    def _meet(self, tensor: Tensor) -> None:
-        """Count the memory of a tensor, once per storage, until its last tensor is freed."""
-        storage = _storage(tensor)
-        key = storage._cdata
-        if key in self._alive:
-            return
-        size = storage.nbytes()
+    def _storage(self, tensor: Tensor) -> torch.UntypedStorage:
+        return _storage(tensor)
 
-        def gone(_: object) -> None:
-            del self._alive[key]
-            self.now -= size
-            tally = self._kept.pop(key, None)
-            if tally is not None and not self.backward:  # not saved for the backward pass after all, as in a loss by chunks
-                tally.saved -= size
-
-        self._alive[key] = weakref.ref(storage, gone)
-        self.now += size
-        self._peak = max(self._peak, self.now)
+    def _freed(self, key: int, size: int) -> None:
+        tally = self._kept.pop(key, None)
+        if tally is not None and not self.backward:  # not saved for the backward pass after all, as in a loss by chunks
+            tally.saved -= size
 
     def watch(self, module: nn.Module, key: Callable[[], Hashable]) -> None:
         """Count what ``module`` computes for the part ``key()``."""
@@ -124,8 +107,8 @@ class Counter(TorchDispatchMode):
 
     def mark(self, label: Hashable) -> None:
         """End a segment and begin the next. ``label``: of the segment that ends."""
-        self.segments.append(Segment(label, self._peak - self._began, self.now - self._began))
-        self._began = self._peak = self.now
+        self.segments.append(Segment(label, self.peak - self._began, self.now - self._began))
+        self._began = self.peak = self.now
 
     def start(self, known: Iterator[Tensor]) -> None:
         """Forget what was counted. ``known``: weights, which are not counted as saved."""
@@ -134,7 +117,7 @@ class Counter(TorchDispatchMode):
         self.declared.clear()
         self._since.clear()
         self._kept = {_storage(tensor)._cdata: None for tensor in known}
-        self.backward, self._began, self._peak = False, self.now, self.now
+        self.backward, self._began, self.peak = False, self.now, self.now
 
     @contextmanager
     def saving(self, outside: Hashable) -> Iterator[None]:

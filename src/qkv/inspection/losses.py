@@ -1,7 +1,8 @@
-"""Random batches and losses for measuring a training step of any model."""
+"""Gradient of the mean loss over batches; random batches and losses for measuring a training step of any model."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -13,6 +14,9 @@ from qkv.layers.tap import Tap
 from qkv.models.language_loss import language_loss
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
+
+SummedLoss = Callable[[Transformer, Batch], Tensor]
+"""(model, batch) -> loss in nats, summed over targets."""
 
 
 class BatchSizes(Protocol):
@@ -39,7 +43,22 @@ def random_batch(model: Transformer, sizes: BatchSizes) -> Batch:
     generator = torch.Generator().manual_seed(0)
     read = model.frontend.random(sizes.batch_size, sizes.length, generator)
     source = model.encoder and model.encoder.frontend.random(sizes.batch_size, sizes.source_length, generator)
-    return Batch.of(read, model.head.random(sizes.batch_size, sizes.length, generator), source)
+    targets = model.head.random(sizes.batch_size, sizes.length, generator)
+    return Batch.of(read, targets, source, targets.numel())
+
+
+def backward(model: Transformer, loss: SummedLoss, batches: Sequence[Batch], count: int, precision: torch.autocast) -> Tensor:
+    """Add the gradient of the mean loss over the ``count`` targets of all batches; return the summed loss in nats.
+
+    precision: context of the forward passes.
+    """
+    total = torch.zeros((), device=model.device)
+    for batch in batches:
+        with precision:
+            nats = loss(model, batch)
+        (nats / count).backward()
+        total += nats.detach()
+    return total
 
 
 def memory_of(model: Transformer, batch: Batch) -> Memory | None:
@@ -47,10 +66,10 @@ def memory_of(model: Transformer, batch: Batch) -> Memory | None:
     return None if batch.source is None else model.encode(batch.source)
 
 
-def summed_loss(model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, int]:
-    """(summed loss, number of targets): of a language model for heads that predict tokens, else the head's own."""
-    memory, count = memory_of(model, batch), batch.targets.numel()
+def summed_loss(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+    """Summed loss, that of a language model for heads that predict tokens, else the head's own."""
+    memory = memory_of(model, batch)
     if model.spec.head.predicts_tokens:
-        return language_loss(model, batch.input, batch.targets, memory=memory, tap=tap), count
+        return language_loss(model, batch.input, batch.targets, memory=memory, tap=tap)
     answer = at_least_single(model(batch.input, memory=memory, tap=tap)[0])
-    return model.head.loss(answer, batch.targets), count
+    return model.head.loss(answer, batch.targets)

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from qkv.data.batch import Batch
 from qkv.inspection.cost import Cost
 from qkv.inspection.counted import HERE
-from qkv.inspection.losses import memory_of, random_batch
+from qkv.inspection.losses import SummedLoss, backward, memory_of, random_batch
 from qkv.inspection.machine import Machine, usable_memory
 from qkv.inspection.memory import LiveBytes
 from qkv.models.build import build
@@ -39,20 +39,18 @@ class OptimizerLike(Protocol):
 class Update:
     """One training step: ``accumulate`` forward and backward passes over a batch, then an optimiser step.
 
-    loss: (model, batch) -> (sum in nats, number of targets).   precision: "fp32", or "bf16" for autocast.
+    precision: "fp32", or "bf16" for autocast, also where it is emulated.
     """
 
     model: Transformer
-    loss: Callable[[Transformer, Batch], tuple[Tensor, int]]
+    loss: SummedLoss
     optimizer: OptimizerLike
     accumulate: int = 1
     precision: str = "fp32"
 
     def __call__(self, batch: Batch) -> None:
-        for _ in range(self.accumulate):
-            with torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bf16"):
-                nats, count = self.loss(self.model, batch)
-            (nats / (count * self.accumulate)).backward()
+        precision = torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bf16")
+        backward(self.model, self.loss, [batch] * self.accumulate, batch.num_targets * self.accumulate, precision)
         self.optimizer.step()
         self.optimizer.zero_grad()
 

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -27,14 +27,18 @@ class LiveBytes(TorchDispatchMode):
             self._meet(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        return self._met(func(*args, **(kwargs or {})))
+
+    def _met(self, out: Any) -> Any:
+        """Count the tensors of an operator's result."""
         for value in tree_iter(out):
             if isinstance(value, Tensor):
                 self._meet(value)
         return out
 
     def _meet(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
+        """Count the memory of a tensor, once per storage, until its last tensor is freed."""
+        storage = self._storage(tensor)
         key = storage._cdata
         if key in self._alive:
             return
@@ -43,7 +47,14 @@ class LiveBytes(TorchDispatchMode):
         def gone(_: object) -> None:
             del self._alive[key]
             self.now -= size
+            self._freed(key, size)
 
         self._alive[key] = weakref.ref(storage, gone)
         self.now += size
         self.peak = max(self.peak, self.now)
+
+    def _storage(self, tensor: Tensor) -> UntypedStorage:
+        return tensor.untyped_storage()
+
+    def _freed(self, key: int, size: int) -> None:
+        """Called when the last tensor of storage ``key`` is freed."""

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Unseen(NamedTuple):
-    """What a run without values cannot see of one call.
+    """Properties of one call that a run without values cannot see.
 
     stored: bytes of all attention weights, if they were stored; 0: the operation is no attention.
     full: FLOPs of the products for all pairs; None: those that are computed.

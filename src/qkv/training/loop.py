@@ -14,6 +14,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from qkv.data.batch import Batch
 from qkv.data.corpus import VALIDATION
+from qkv.inspection.losses import backward
 from qkv.layers.lora import merged
 from qkv.models.adapt import rate_factors
 from qkv.ops.linear.precision import autocast
@@ -184,7 +185,7 @@ class Trainer:
         """
         training, batches = self.training, self._batches(step)
         count = sum(batch.num_targets for batch in batches)
-        nats = self._backward(batches, max(1, count))
+        nats = backward(self.model, self.loss, batches, max(1, count), autocast(training.precision, self.setup.device))
         norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
         loss, size = torch.stack((nats / max(1, count), norm)).tolist()
         if not (math.isfinite(loss) and math.isfinite(size)):
@@ -206,18 +207,6 @@ class Trainer:
         random_state.seed_step(self.training.seed, step, self.setup.device)
         many = self.training.accumulate
         return [self.setup.dataset.batch((step - 1) * many + i).to(self.setup.device) for i in range(many)]
-
-    def _backward(self, batches: list[Batch], count: int) -> Tensor:
-        """Accumulate the gradient of the mean loss over the ``count`` targets of all batches; return the summed loss in
-        nats.
-        """
-        total = torch.zeros((), device=self.setup.device)
-        for batch in batches:
-            with autocast(self.training.precision, self.setup.device):
-                nats = self.loss(self.model, batch)
-            (nats / count).backward()
-            total += nats.detach()
-        return total
 
     def _seconds(self) -> float:
         """Seconds of training so far, including earlier starts of the run."""

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from qkv.ops.recurrence.reference import Memory, Weights
 
 WORKSPACE = 20
-"""Numbers per feature that oneDNN's LSTM keeps for the backward pass: measured, between fp32 (fewer) and bf16 (more)."""
+"""Numbers per feature that oneDNN's LSTM keeps for the backward pass: fitted to measured peaks, between fp32 (fewer) and bf16 (more)."""
 
 
 def recur(cell: str, x: Tensor, state: Memory, weights: Weights) -> tuple[Tensor, Memory]:
