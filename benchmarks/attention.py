@@ -108,7 +108,9 @@ def measure(mask_name: str, mask: Mask, length: int, precision: str, training: b
     """Time all sides in turns."""
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     generator = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(1, HEADS, length, DIM, generator=generator).to(dtype).requires_grad_(training) for _ in range(3)]
+    inputs = [
+        torch.randn(1, HEADS, length, DIM, generator=generator).to(dtype).requires_grad_(training) for _ in range(3)
+    ]
     q, k, v = inputs
     runs = {name: timed(run, (q, k, v), training) for name, run in sides(mask_name, mask, length, dtype).items()}
     return in_turns({name: run for name, run in runs.items() if works(run)}, repeats)
@@ -119,7 +121,9 @@ def show(title: str, lengths: list[int], found: list[dict[str, Times]]) -> None:
     names = dict.fromkeys(name for times in found for name in times)
     rows = [(name, *(round(times[name].best * 1e3, 3) if name in times else None for times in found)) for name in names]
     spread = max(t.spread for times in found for t in times.values())
-    print_table(f"\n{title}, ms (best; largest spread {spread:.0%})", ["side", *(f"{length:,}" for length in lengths)], rows)
+    print_table(
+        f"\n{title}, ms (best; largest spread {spread:.0%})", ["side", *(f"{length:,}" for length in lengths)], rows
+    )
     pairs = zip(lengths, found, strict=True)
     ratios = [f"{length:,}: {t[PEER].best / t['chosen'].best:.2f}" for length, t in pairs if PEER in t]
     print(f"ratio chosen / {PEER}   " + ", ".join(ratios))
@@ -133,7 +137,9 @@ def main() -> None:
     for precision in (p for p in ("fp32", "bf16") if asked.precision in (p, "both")):
         for name, mask in masks(asked.mask).items():
             for direction in (d for d in ("forward", "training") if asked.direction in (d, "both")):
-                found = [measure(name, mask, length, precision, direction == "training", asked.repeats) for length in lengths]
+                found = [
+                    measure(name, mask, length, precision, direction == "training", asked.repeats) for length in lengths
+                ]
                 what = "forward and backward" if direction == "training" else "forward"
                 show(f"{name} attention, {HEADS} heads × {DIM}, {precision}, {what}", lengths, found)
 

@@ -52,7 +52,9 @@ def qkv_side(bf16: bool, smoke: bool) -> Generator:
     model = model.bfloat16() if bf16 else model
 
     def run(prompts: list[list[int]], new: int) -> object:
-        return generate(model, prompts, qkv.Generation(max_new_tokens=new, temperature=0.0), capacity=len(prompts[0]) + new)
+        return generate(
+            model, prompts, qkv.Generation(max_new_tokens=new, temperature=0.0), capacity=len(prompts[0]) + new
+        )
 
     return run
 
@@ -136,7 +138,9 @@ def _tokenizer(folder: Path) -> None:
 
     words = Tokenizer(WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0"))
     last = f"t{VOCAB - 1}"
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token=last, bos_token=last, eos_token=last).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token=last, bos_token=last, eos_token=last).save_pretrained(
+        folder
+    )
 
 
 @contextlib.contextmanager
@@ -153,7 +157,9 @@ def sides(bf16: bool, smoke: bool) -> Iterator[dict[str, Generator]]:
 
 def prompts(batch: int, length: int, smoke: bool) -> list[list[int]]:
     """Random tokens, the same in every call."""
-    drawn = torch.randint(0, 128 if smoke else VOCAB - 1, (batch, length), generator=torch.Generator().manual_seed(batch))
+    drawn = torch.randint(
+        0, 128 if smoke else VOCAB - 1, (batch, length), generator=torch.Generator().manual_seed(batch)
+    )
     return drawn.tolist()
 
 
@@ -166,7 +172,12 @@ def measure(precision: str, asked: argparse.Namespace) -> None:
             for run in runs.values():
                 run(texts, 4)
             times = in_turns({name: partial(run, texts, new) for name, run in runs.items()}, asked.repeats, warm_up=0)
-            compare(f"decoding, GPT-2 124M shape, {precision}, batch {batch}, prompt {PROMPT}, {new} new", "tokens/s", batch * new, times)
+            compare(
+                f"decoding, GPT-2 124M shape, {precision}, batch {batch}, prompt {PROMPT}, {new} new",
+                "tokens/s",
+                batch * new,
+                times,
+            )
         if not asked.no_first:
             first_token(precision, runs, asked)
 
@@ -176,7 +187,9 @@ def first_token(precision: str, runs: dict[str, Generator], asked: argparse.Name
     texts = prompts(1, FIRST, asked.smoke)
     times = in_turns({name: partial(run, texts, 1) for name, run in runs.items()}, asked.repeats)
     rows = [(name, round(t.best, 4), round(t.middle, 4), f"{t.spread:.0%}") for name, t in times.items()]
-    print_table(f"\nfirst token after a prompt of {FIRST}, {precision}", ["side", "seconds, best", "median", "spread"], rows)
+    print_table(
+        f"\nfirst token after a prompt of {FIRST}, {precision}", ["side", "seconds, best", "median", "spread"], rows
+    )
     say_ratio({name: t.best for name, t in times.items()})
 
 

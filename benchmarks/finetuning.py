@@ -37,7 +37,13 @@ WAYS = {
     "whole": (),
 }
 """Name -> overrides of the recipe."""
-SMOKE = ("start=null", "training.steps=2", "training.schedule.warmup=1", "training.validation.every=2", "model.num_layers=1")
+SMOKE = (
+    "start=null",
+    "training.steps=2",
+    "training.schedule.warmup=1",
+    "training.validation.every=2",
+    "model.num_layers=1",
+)
 COLUMNS = ("trained", "parameters", "share", "seconds", "accuracy", "seeds", "unmerged")
 
 
@@ -56,11 +62,21 @@ class Found(NamedTuple):
 
     def row(self) -> tuple[object, ...]:
         """Row of the table."""
-        seconds = statistics.mean(max(row["time"] for row in run.metrics if row.get("loss") is not None) for run in self.runs)
+        seconds = statistics.mean(
+            max(row["time"] for row in run.metrics if row.get("loss") is not None) for run in self.runs
+        )
         total = sum(p.numel() for p in self.runs[0].model.parameters())
         mean, several = statistics.mean(self.accuracies), " ".join(f"{a:.2f}" for a in self.accuracies)
         difference = "" if self.unmerged is None else f"{self.unmerged:.1e}"
-        return (self.name, self.learning, f"{self.learning / total:.2%}", round(seconds), f"{mean:.2f}", several, difference)
+        return (
+            self.name,
+            self.learning,
+            f"{self.learning / total:.2%}",
+            round(seconds),
+            f"{mean:.2f}",
+            several,
+            difference,
+        )
 
 
 def figures(run: Run) -> dict[str, float]:
@@ -74,7 +90,9 @@ def arguments() -> argparse.Namespace:
     """Parse the command line."""
     options = parser(__doc__ or "")
     options.add_argument("--start", default="runs/wikitext2_mlm", help="run or published checkpoint to start from")
-    options.add_argument("--only", nargs="+", choices=list(WAYS), default=list(WAYS), metavar="WAY", help=f"variants: {', '.join(WAYS)}")
+    options.add_argument(
+        "--only", nargs="+", choices=list(WAYS), default=list(WAYS), metavar="WAY", help=f"variants: {', '.join(WAYS)}"
+    )
     options.add_argument("--seeds", type=int, nargs="+", default=[1])
     options.add_argument("--runs", type=Path, default=Path("runs/finetuning"), help="parent of the run folders")
     options.add_argument("--data", help="other table of texts and classes")

@@ -43,10 +43,15 @@ class Size:
 
 def qkv_gpt(size: Size) -> tuple[nn.Module, Forward]:
     """qkv's model, as in a recipe."""
-    block = {"branches": [f"attention({size.heads}, bias=false)", "feed_forward(bias=false)"], "norm": "layer_norm(bias=false)"}
+    block = {
+        "branches": [f"attention({size.heads}, bias=false)", "feed_forward(bias=false)"],
+        "norm": "layer_norm(bias=false)",
+    }
     frontend = {"kind": "text", "vocab_size": size.vocab}
     sizes = {"width": size.width, "num_layers": size.layers, "context_length": size.context}
-    model = qkv.build(qkv.Model.parse({**sizes, "frontend": frontend, "blocks": [block], "norm": "layer_norm(bias=false)"}))
+    model = qkv.build(
+        qkv.Model.parse({**sizes, "frontend": frontend, "blocks": [block], "norm": "layer_norm(bias=false)"})
+    )
     return model, lambda ids: model(ids)[0]
 
 
@@ -85,10 +90,18 @@ def transformers_gpt(size: Size) -> tuple[nn.Module, Forward]:
     """GPT-2 of transformers; exact GELU, because its tanh form in plain operators is slower."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    sizes = {"n_layer": size.layers, "n_head": size.heads, "n_embd": size.width, "n_positions": size.context, "vocab_size": size.vocab}
+    sizes = {
+        "n_layer": size.layers,
+        "n_head": size.heads,
+        "n_embd": size.width,
+        "n_positions": size.context,
+        "vocab_size": size.vocab,
+    }
     dropouts = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     tokens: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
-    model = GPT2LMHeadModel(GPT2Config(**sizes, **dropouts, **tokens, activation_function="gelu", attn_implementation="sdpa"))
+    model = GPT2LMHeadModel(
+        GPT2Config(**sizes, **dropouts, **tokens, activation_function="gelu", attn_implementation="sdpa")
+    )
     return model, lambda ids: model(input_ids=ids, use_cache=False).logits
 
 
@@ -97,7 +110,12 @@ def x_transformers_gpt(size: Size) -> tuple[nn.Module, Forward]:
     from x_transformers import Decoder, TransformerWrapper
 
     layers = Decoder(
-        dim=size.width, depth=size.layers, heads=size.heads, attn_dim_head=size.width // size.heads, attn_flash=True, ff_no_bias=True
+        dim=size.width,
+        depth=size.layers,
+        heads=size.heads,
+        attn_dim_head=size.width // size.heads,
+        attn_flash=True,
+        ff_no_bias=True,
     )
     model = TransformerWrapper(num_tokens=size.vocab, max_seq_len=size.context, attn_layers=layers, tie_embedding=True)
     return model, model

@@ -43,7 +43,9 @@ def measure(rows: int, inner: int, outer: int, training: bool, repeats: int) -> 
     x = torch.randn(rows, inner, requires_grad=training)
     weights = [torch.randn(outer, inner, requires_grad=training) for _ in range(many)]
     # Inference only.
-    twins = {name: twin for name, twin in choose.TWINS.items() if not training or name not in ("oneDNN operator", "split")}
+    twins = {
+        name: twin for name, twin in choose.TWINS.items() if not training or name not in ("oneDNN operator", "split")
+    }
     if rows != 1:
         twins.pop("split", None)
     runs = {name: product(twin, x, weights, training) for name, twin in {**twins, "chosen": choose.linear}.items()}
@@ -57,7 +59,9 @@ def show(title: str, columns: list[str], amounts: list[float], found: list[dict[
     rows = []
     for name in names:
         pairs = zip(amounts, found, strict=True)
-        rows.append((name, *(round(amount / times[name].best / 1e9, 1) if name in times else None for amount, times in pairs)))
+        rows.append(
+            (name, *(round(amount / times[name].best / 1e9, 1) if name in times else None for amount, times in pairs))
+        )
     spread = max(t.spread for times in found for t in times.values())
     print_table(f"\n{title} (best; largest spread {spread:.0%})", ["side", *columns], rows)
     ratios = [f"{column}: {t[PEER].best / t['chosen'].best:.2f}" for column, t in zip(columns, found, strict=True)]

@@ -66,7 +66,11 @@ def gpt2(width: int, num_layers: int, vocab_size: int) -> Model:
     """GPT-2 with a tied head."""
     branches = (Attention(num_heads=width // 64), FeedForward(activation="gelu_tanh"))
     return Model(
-        width=width, num_layers=num_layers, context_length=1024, frontend=Text(vocab_size=vocab_size), blocks=(Block(branches=branches),)
+        width=width,
+        num_layers=num_layers,
+        context_length=1024,
+        frontend=Text(vocab_size=vocab_size),
+        blocks=(Block(branches=branches),),
     )
 
 
@@ -91,12 +95,21 @@ def main() -> None:
             save_published(build(tiny if asked.smoke else whole), large)
             save_published(build(tiny), small)
             found = [
-                {side: measured(code, large, small) for side, code in sides.items()} for _ in range(1 if asked.smoke else asked.repeats)
+                {side: measured(code, large, small) for side, code in sides.items()}
+                for _ in range(1 if asked.smoke else asked.repeats)
             ]
         print_table(f"\n{family}, seconds", COLUMNS, [_row(side, [each[side] for each in found]) for side in sides])
 
 
-COLUMNS = ["library", "weights, GB", "loaded", "seconds per GB", "loaded and first forward", "forward again", "peak / weights"]
+COLUMNS = [
+    "library",
+    "weights, GB",
+    "loaded",
+    "seconds per GB",
+    "loaded and first forward",
+    "forward again",
+    "peak / weights",
+]
 
 
 def _row(side: str, found: list[dict[str, Any]]) -> tuple[Any, ...]:
@@ -104,7 +117,15 @@ def _row(side: str, found: list[dict[str, Any]]) -> tuple[Any, ...]:
     weights = found[0]["weights"] / 1e9
     load, forward, again = (median(each[what] for each in found) for what in ("seconds", "forward", "again"))
     share = max(each["share"] for each in found)
-    return side, f"{weights:.2f}", round(load, 3), round(load / weights, 2), round(forward, 3), round(again, 3), round(share, 2)
+    return (
+        side,
+        f"{weights:.2f}",
+        round(load, 3),
+        round(load / weights, 2),
+        round(forward, 3),
+        round(again, 3),
+        round(share, 2),
+    )
 
 
 if __name__ == "__main__":

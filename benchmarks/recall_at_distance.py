@@ -50,7 +50,9 @@ class Curves(NamedTuple):
 def arguments(names: list[str]) -> argparse.Namespace:
     """Parse the command line."""
     options = parser(__doc__ or "")
-    options.add_argument("--only", nargs="+", choices=names, default=names, metavar="MODEL", help=f"models: {', '.join(names)}")
+    options.add_argument(
+        "--only", nargs="+", choices=names, default=names, metavar="MODEL", help=f"models: {', '.join(names)}"
+    )
     options.add_argument("--steps", type=int, help="default: the recipes'")
     options.add_argument("--seed", type=int, default=1337)
     options.add_argument("--alone", action="store_true", help="also train a separate model for each distance")
@@ -69,8 +71,20 @@ def curves(name: str, asked: argparse.Namespace) -> Curves:
     after = learned(recipe)
     seconds = time.perf_counter() - began
     distances = sorted(set(recipe.task.distances))  # type: ignore[attr-defined]
-    each = [learned(override(recipe, [f"task.distances=[{distance}]"]))[0] for distance in distances] if asked.alone else []
-    return Curves(name, distances, [a for a, _ in after], [a for a, _ in each], [g for _, g in after], [g for _, g in before], seconds)
+    each = (
+        [learned(override(recipe, [f"task.distances=[{distance}]"]))[0] for distance in distances]
+        if asked.alone
+        else []
+    )
+    return Curves(
+        name,
+        distances,
+        [a for a, _ in after],
+        [a for a, _ in each],
+        [g for _, g in after],
+        [g for _, g in before],
+        seconds,
+    )
 
 
 def learned(recipe: Recipe) -> list[tuple[float, float]]:
@@ -94,14 +108,24 @@ def page(found: list[Curves]) -> str:
     shown.header("A symbol is shown, filler tokens follow, and the model predicts the symbol.")
     charts = {
         "Accuracy": ("share", [Line(c.name, c.distances, c.accuracy, points=True) for c in found], False),
-        "Gradient before training": ("norm", [Line(c.name, c.distances, positive(c.gradient_before), points=True) for c in found], True),
-        "Gradient after training": ("norm", [Line(c.name, c.distances, positive(c.gradient), points=True) for c in found], True),
+        "Gradient before training": (
+            "norm",
+            [Line(c.name, c.distances, positive(c.gradient_before), points=True) for c in found],
+            True,
+        ),
+        "Gradient after training": (
+            "norm",
+            [Line(c.name, c.distances, positive(c.gradient), points=True) for c in found],
+            True,
+        ),
     }
     if found[0].alone:
         lines = [Line(c.name, c.distances, c.alone, points=True) for c in found]
         charts["Accuracy, separate model per distance"] = ("share", lines, False)
     for title, (unit, lines, log) in charts.items():
-        shown.chart(LineChart(title, lines, "tokens between symbol and query", unit, x_log=True, y_log=log, y_zero=not log))
+        shown.chart(
+            LineChart(title, lines, "tokens between symbol and query", unit, x_log=True, y_log=log, y_zero=not log)
+        )
     shown.prose("Gradient norm of the correct logit with respect to the embedded symbol. Exact zeros are not drawn.")
     return shown.html()
 

@@ -65,11 +65,19 @@ def seconds_of(run: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def compare(title: str, unit: str, amount: float, times: Mapping[str, Times], ours: Sequence[str] = ("qkv",)) -> float | None:
+def compare(
+    title: str, unit: str, amount: float, times: Mapping[str, Times], ours: Sequence[str] = ("qkv",)
+) -> float | None:
     """Print ``amount`` per second for each side, then print and return the ratio of the best of ``ours`` to the best of the others."""
     own = min((t.best for name, t in times.items() if name in ours), default=None)
     rows = [
-        (name, _rate(amount / t.best), _rate(amount / t.middle), f"{t.spread:.0%}", f"{t.best / own:.2f}" if own else "")
+        (
+            name,
+            _rate(amount / t.best),
+            _rate(amount / t.middle),
+            f"{t.spread:.0%}",
+            f"{t.best / own:.2f}" if own else "",
+        )
         for name, t in times.items()
     ]
     print_table(f"\n{title}", ["side", f"{unit}, best", "median", "spread", "ours is"], rows)
@@ -97,11 +105,15 @@ def say_where(*packages: str) -> None:
     """Print machine, versions, date and common settings."""
     import torch
 
-    print(f"machine    {processor_name()}, {torch.get_num_threads()} threads used, {platform.system()} {platform.release()}")
+    print(
+        f"machine    {processor_name()}, {torch.get_num_threads()} threads used, {platform.system()} {platform.release()}"
+    )
     versions = [f"{name} {version(name) or '(not installed)'}" for name in ("torch", *packages)]
     print(f"versions   qkv {qkv.__version__}, Python {platform.python_version()}, {', '.join(versions)}")
     print(f"date       {datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
-    print(f"settings   THP_MEM_ALLOC_ENABLE={os.environ.get('THP_MEM_ALLOC_ENABLE', '')} (huge pages), the same for every side")
+    print(
+        f"settings   THP_MEM_ALLOC_ENABLE={os.environ.get('THP_MEM_ALLOC_ENABLE', '')} (huge pages), the same for every side"
+    )
 
 
 def version(package: str) -> str | None:
@@ -128,6 +140,8 @@ def available(name: str, module: str, wanted: bool = True) -> bool:
 def parser(description: str) -> argparse.ArgumentParser:
     """Argument parser with the common options."""
     options = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    options.add_argument("--smoke", action="store_true", help="tiny sizes, qkv only: check that the script runs; timings are meaningless")
+    options.add_argument(
+        "--smoke", action="store_true", help="tiny sizes, qkv only: check that the script runs; timings are meaningless"
+    )
     options.add_argument("--repeats", type=int, default=5, help="number of repeats per side")
     return options

@@ -55,7 +55,12 @@ def first_run(arguments: tuple[str, ...]) -> tuple[object, ...]:
         began = time.perf_counter()
         environment = {**os.environ, "QKV_CACHE": str(Path(folder) / "cache")}
         done = subprocess.run(
-            [sys.executable, *QKV, *arguments, "--out", "run"], cwd=folder, env=environment, check=False, capture_output=True, text=True
+            [sys.executable, *QKV, *arguments, "--out", "run"],
+            cwd=folder,
+            env=environment,
+            check=False,
+            capture_output=True,
+            text=True,
         )
         taken = time.perf_counter() - began
         if done.returncode:
@@ -71,7 +76,9 @@ def text(characters: int) -> str:
     draw = random.Random(0)
     words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(2, 9))) for _ in range(5000)]
     weights = [1 / rank for rank in range(1, 5001)]
-    return " ".join(word if i % 12 else f"{word}." for i, word in enumerate(draw.choices(words, weights, k=characters // 4)))[:characters]
+    return " ".join(
+        word if i % 12 else f"{word}." for i, word in enumerate(draw.choices(words, weights, k=characters // 4))
+    )[:characters]
 
 
 def main() -> None:
@@ -82,13 +89,17 @@ def main() -> None:
     for name in [name for name, package in NEEDS.items() if name in sides and version(package) is None]:
         print(f"left out: {name} (not installed)")
         del sides[name]
-    times = in_turns({name: partial(start, arguments) for name, arguments in sides.items()}, 1 if asked.smoke else asked.repeats)
+    times = in_turns(
+        {name: partial(start, arguments) for name, arguments in sides.items()}, 1 if asked.smoke else asked.repeats
+    )
     rows = [(name, round(t.best, 3), round(t.middle, 3), f"{t.spread:.0%}") for name, t in times.items()]
     print_table("\nfresh processes", ["process", "seconds, best", "median", "spread"], rows)
     if "import torch" in times:
         print(f"ratio import torch / import qkv: {times['import torch'].best / times['import qkv'].best:.1f}")
     runs = [(name, *first_run(arguments)) for name, arguments in (SMOKE if asked.smoke else FIRST_RUNS).items()]
-    print_table("\nfirst run", ["command", "seconds estimated", "corrected estimate", "taken", "steps", "validation loss"], runs)
+    print_table(
+        "\nfirst run", ["command", "seconds estimated", "corrected estimate", "taken", "steps", "validation loss"], runs
+    )
 
 
 if __name__ == "__main__":

@@ -59,7 +59,9 @@ def arguments() -> argparse.Namespace:
     options.add_argument("--nanogpt", type=Path, help="folder of a nanoGPT checkout")
     options.add_argument("--seeds", type=int, default=1, help="number of seeds, from 1")
     options.add_argument("--first-seed", type=int, default=1)
-    options.add_argument("--only", nargs="+", choices=["nanogpt", *OURS], default=["nanogpt", *OURS], help="sides to run")
+    options.add_argument(
+        "--only", nargs="+", choices=["nanogpt", *OURS], default=["nanogpt", *OURS], help="sides to run"
+    )
     options.add_argument("--data", default="tinyshakespeare", help="a named data set or a text file")
     options.add_argument("--iterations", type=int, default=2000, help="nanoGPT iterations")
     return options.parse_args()
@@ -173,7 +175,9 @@ def first_below(curve: list[tuple[float, float]], loss: float) -> float | None:
 def show(runs: list[Trained]) -> None:
     """Print the table, and when each qkv run reached nanoGPT's final loss of the same seed."""
     rows = [(run.side, run.seed, round(run.loss, 4), round(run.seconds, 1)) for run in runs]
-    print_table("\nloss over the whole validation split, seconds of training", ["side", "seed", "final loss", "seconds"], rows)
+    print_table(
+        "\nloss over the whole validation split, seconds of training", ["side", "seed", "final loss", "seconds"], rows
+    )
     for peer in (run for run in runs if run.side == "nanoGPT"):
         for run in (run for run in runs if run.seed == peer.seed and run is not peer):
             reached = first_below(run.curve, peer.loss)
@@ -197,7 +201,9 @@ def main() -> None:
     runs: list[Trained] = []
     for seed in range(asked.first_seed, asked.first_seed + asked.seeds):
         if "nanogpt" in asked.only and asked.nanogpt:
-            runs.append(train_nanogpt(asked.nanogpt, (train, validation), vocab, 4 if asked.smoke else asked.iterations, seed))
+            runs.append(
+                train_nanogpt(asked.nanogpt, (train, validation), vocab, 4 if asked.smoke else asked.iterations, seed)
+            )
         for side in (side for side in OURS if side in asked.only):
             runs.append(train_qkv(side, asked.data, validation, seed, asked.smoke))
     show(runs)

@@ -99,7 +99,9 @@ def measure(size: Size, bf16: bool, builds: dict[str, Build], asked: argparse.Na
     many = 1 if asked.smoke else max(1, round(LEAST_SECONDS / slowest))
     runs = {name: partial(repeat, step, many) for name, step in steps.items()}
     title = f"training, {size.name}, {'bf16' if bf16 else 'fp32'}"
-    compare(title, "tokens/s", many * size.tokens, in_turns(runs, asked.repeats, warm_up=0), ours=("qkv", "qkv, compiled"))
+    compare(
+        title, "tokens/s", many * size.tokens, in_turns(runs, asked.repeats, warm_up=0), ours=("qkv", "qkv, compiled")
+    )
 
 
 def repeat(run: Callable[[], object], many: int) -> None:

@@ -23,7 +23,13 @@ from qkv.runs.run import Run
 from side_by_side import parser, say_where
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
-SMOKE = ("training.steps=2", "training.schedule.warmup=1", "training.batch_size=2", "sample.max_new_tokens=3", "data.columns={}")
+SMOKE = (
+    "training.steps=2",
+    "training.schedule.warmup=1",
+    "training.batch_size=2",
+    "sample.max_new_tokens=3",
+    "data.columns={}",
+)
 COLUMNS = ("model", "parameters", "steps", "minutes", "loss", "BLEU", "BLEU tokenized", "published")
 
 
@@ -41,13 +47,23 @@ class Found(NamedTuple):
         seconds = max(row["time"] for row in self.run.metrics if row.get("loss") is not None)
         parameters = sum(p.numel() for p in self.run.model.parameters())
         scores = (f"{figures[name]:.2f}" for name in ("bleu", "bleu_tokenized"))
-        return (self.name, parameters, steps, f"{seconds / 60:.1f}", f"{figures['loss']:.3f}", *scores, self.published or "")
+        return (
+            self.name,
+            parameters,
+            steps,
+            f"{seconds / 60:.1f}",
+            f"{figures['loss']:.3f}",
+            *scores,
+            self.published or "",
+        )
 
 
 def arguments(names: list[str]) -> argparse.Namespace:
     """Parse the command line."""
     options = parser(__doc__ or "")
-    options.add_argument("--only", nargs="+", choices=names, default=names, metavar="MODEL", help=f"models: {', '.join(names)}")
+    options.add_argument(
+        "--only", nargs="+", choices=names, default=names, metavar="MODEL", help=f"models: {', '.join(names)}"
+    )
     options.add_argument("--quick", action="store_true", help="use the recipes' short forms")
     options.add_argument("--seed", type=int, default=1337)
     options.add_argument("--runs", type=Path, default=Path("runs/translation"), help="parent of the run folders")
@@ -58,12 +74,18 @@ def arguments(names: list[str]) -> argparse.Namespace:
 
 def evaluated(name: str, asked: argparse.Namespace) -> Found:
     """Train one recipe to its end and read its evaluation."""
-    changes = [f"training.seed={asked.seed}", *([f"data.source={asked.data}"] if asked.data else []), *(SMOKE if asked.smoke else ())]
+    changes = [
+        f"training.seed={asked.seed}",
+        *([f"data.source={asked.data}"] if asked.data else []),
+        *(SMOKE if asked.smoke else ()),
+    ]
     recipe = qkv.read_recipe(RECIPES / f"multi30k_{name}.yaml", changes, quick=asked.quick)
     run = qkv.train(recipe, out=asked.runs / (f"{name}_quick" if asked.quick else name))
     assert run.evaluation is not None
     splits = run.evaluation["splits"]
-    return Found(name, run, splits.get("test", splits["validation"]), recipe.published[0].value if recipe.published else None)
+    return Found(
+        name, run, splits.get("test", splits["validation"]), recipe.published[0].value if recipe.published else None
+    )
 
 
 def signatures(found: list[Found]) -> list[str]:
@@ -74,7 +96,9 @@ def signatures(found: list[Found]) -> list[str]:
 def page(found: list[Found]) -> str:
     """Page with the table and the curves of held-out loss."""
     shown = Page("German to English")
-    shown.header("Same sentences, steps, optimizer and beam search; the models differ in how the decoder reads the source.")
+    shown.header(
+        "Same sentences, steps, optimizer and beam search; the models differ in how the decoder reads the source."
+    )
     shown.table(COLUMNS, [f.row() for f in found])
     for signature in signatures(found):
         shown.prose(signature)
@@ -95,7 +119,9 @@ def main() -> None:
     names = sorted(path.stem.removeprefix("multi30k_") for path in RECIPES.glob("multi30k_*.yaml"))
     asked = arguments(names)
     say_where()
-    found = sorted((evaluated(name, asked) for name in asked.only), key=lambda f: f.evaluation["figures"]["bleu_tokenized"])
+    found = sorted(
+        (evaluated(name, asked) for name in asked.only), key=lambda f: f.evaluation["figures"]["bleu_tokenized"]
+    )
     print_table("\nGerman to English, test split", list(COLUMNS), [f.row() for f in found])
     print(*signatures(found), sep="\n")
     asked.out.write_text(page(found), encoding="utf-8")

@@ -17,7 +17,14 @@ html_title = f"qkv {version}"
 html_theme = "furo"
 html_copy_source = False
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "making.formulas", "making.pictures.pages", "making.notebooks", "making.reference"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "making.formulas",
+    "making.pictures.pages",
+    "making.notebooks",
+    "making.reference",
+]
 html_math_renderer = "mathml"
 html_static_path = ["static"]
 html_css_files = ["pages.css"]

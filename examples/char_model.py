@@ -30,7 +30,12 @@ model = qkv.Model.parse(
     }
 )
 training = Training(
-    steps=120, batch_size=16, optimizer=AdamW(lr=5e-3), schedule=Cosine(warmup=10), validation=Validation(every=40, batches=None), seed=0
+    steps=120,
+    batch_size=16,
+    optimizer=AdamW(lr=5e-3),
+    schedule=Cosine(warmup=10),
+    validation=Validation(every=40, batches=None),
+    seed=0,
 )
 
 with tempfile.TemporaryDirectory() as folder:

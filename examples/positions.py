@@ -24,7 +24,9 @@ step = 3
 angles = step * inverse_frequencies(width, 10000.0)
 shift = torch.block_diag(*(torch.tensor([[a.cos(), a.sin()], [-a.sin(), a.cos()]]) for a in angles))
 for p in (0, 7, 100):
-    torch.testing.assert_close(shift @ sinusoid(torch.tensor(p), width), sinusoid(torch.tensor(p + step), width), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        shift @ sinusoid(torch.tensor(p), width), sinusoid(torch.tensor(p + step), width), atol=1e-5, rtol=0
+    )
 print(f"sinusoidal: one matrix moves PE(p) to PE(p + {step}) for p = 0, 7, 100")
 
 # Rotary positions (RoPE, Su et al. 2021). Queries and keys are rotated by their position, so their dot product depends
@@ -34,7 +36,10 @@ frequencies, magnitude = rope_frequencies(Rope(), width)
 
 
 def score(query_position: int, key_position: int) -> float:
-    turned = [rotate(x, *rotation(torch.tensor(p), frequencies, magnitude)) for x, p in ((q, query_position), (k, key_position))]
+    turned = [
+        rotate(x, *rotation(torch.tensor(p), frequencies, magnitude))
+        for x, p in ((q, query_position), (k, key_position))
+    ]
     return float(turned[0] @ turned[1])
 
 
@@ -57,7 +62,9 @@ print(
 )
 
 # Without position information, full attention is permutation-equivariant: shuffling the input shuffles the output.
-bare = Model(width=16, frontend=Text(vocab_size=10, positions=NoPositions()), blocks=(Block(branches=(Attention(mask=Full()),)),))
+bare = Model(
+    width=16, frontend=Text(vocab_size=10, positions=NoPositions()), blocks=(Block(branches=(Attention(mask=Full()),)),)
+)
 model = build(bare).eval()
 ids, order = torch.tensor([[1, 2, 3, 4, 5]]), torch.tensor([4, 2, 0, 1, 3])
 with torch.no_grad():

@@ -14,7 +14,9 @@ from qkv.state.tree import join, nbytes, rows
 def model_of(branches: list[str]) -> Transformer:
     """Small model with random weights."""
     return qkv.build(
-        qkv.Model.parse({"width": 64, "frontend": {"kind": "text", "vocab_size": 100}, "blocks": [{"branches": branches}]})
+        qkv.Model.parse(
+            {"width": 64, "frontend": {"kind": "text", "vocab_size": 100}, "blocks": [{"branches": branches}]}
+        )
     ).eval()
 
 
@@ -60,7 +62,13 @@ _, joined = model(torch.tensor([[17], [17], [24]]), joined)
 print("a batch of one and a batch of two, joined:", joined.positions.tolist())
 
 # The state depends on the mixer: keys and values of all positions, of a window, or sums of fixed size.
-for branch in ("attention(4)", "attention(4, num_kv_heads=1)", "attention(4, mask='causal & window(32)')", "linear_attention(4)", "gru"):
+for branch in (
+    "attention(4)",
+    "attention(4, num_kv_heads=1)",
+    "attention(4, mask='causal & window(32)')",
+    "linear_attention(4)",
+    "gru",
+):
     mixer = model_of([branch])
     _, state = mixer(torch.zeros(1, 200, dtype=torch.long), mixer.init_state(batch=1, capacity=200))
     print(f"{branch:<42} {nbytes(state.blocks):>8,} bytes after 200 positions")

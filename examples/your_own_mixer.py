@@ -23,7 +23,9 @@ from qkv.spec.register import implements
 class LeakyMean(spec.Branch, kind="leaky_mean"):
     """s_i = a ⊙ s_{i-1} + (1 - a) ⊙ x_i W, y_i = s_i V."""
 
-    horizon: float = Field(default=8.0, gt=1, description="initial time constant: positions after which about 1/e of an input is left")
+    horizon: float = Field(
+        default=8.0, gt=1, description="initial time constant: positions after which about 1/e of an input is left"
+    )
 
 
 # 2. The module: input x (B, N, D), context and state s (B, D); output y (B, N, D) and the next state.
@@ -58,8 +60,12 @@ class LeakyMeanMixer(Branch):
 
 
 # 3. The new mixer in a stack with attention over the last 16 positions.
-block = qkv.Block.parse({"branches": ["leaky_mean(horizon=4)", "attention(4, mask='causal & window(16)')", "feed_forward"]})
-model = qkv.build(qkv.Model.parse({"width": 32, "num_layers": 2, "frontend": {"kind": "text", "vocab_size": 50}, "blocks": [block]}))
+block = qkv.Block.parse(
+    {"branches": ["leaky_mean(horizon=4)", "attention(4, mask='causal & window(16)')", "feed_forward"]}
+)
+model = qkv.build(
+    qkv.Model.parse({"width": 32, "num_layers": 2, "frontend": {"kind": "text", "vocab_size": 50}, "blocks": [block]})
+)
 print("blocks:", [branch.spec.kind for branch in model.branches])
 
 # Two steps of training.
@@ -83,9 +89,13 @@ with torch.no_grad():
         logits, state = model(piece, state)
         outs.append(logits)
 torch.testing.assert_close(torch.cat(outs, 1), whole, atol=1e-5, rtol=0)
-print(f"20 + 1 + 1 + 11 positions give the same outputs as 33 at once; the state takes {model.state_bytes(33, batch=2):,} bytes")
+print(
+    f"20 + 1 + 1 + 11 positions give the same outputs as 33 at once; the state takes {model.state_bytes(33, batch=2):,} bytes"
+)
 
 # Its cost is counted on the module itself; nothing has to be declared.
 counted = qkv.cost(model.spec, batch_size=8, length=32)
 part = counted.parts["leaky_mean"]
-print(f"cost of leaky_mean: {part.parameters:,} parameters, {part.flops / 1e6:.1f} MFLOPs, {part.saved / 1e3:.0f} kB for the backward pass")
+print(
+    f"cost of leaky_mean: {part.parameters:,} parameters, {part.flops / 1e6:.1f} MFLOPs, {part.saved / 1e3:.0f} kB for the backward pass"
+)

@@ -78,7 +78,9 @@ def outline(shape: str, t: np.ndarray) -> np.ndarray:
     if shape == "line":
         return np.stack((2 * t - 1, 1 - 2 * t), -1)
     side, along = np.floor(4 * t) % 4, 2 * (4 * t % 1) - 1
-    corners = [np.stack(pair, -1) for pair in ((along, -np.ones_like(t)), (np.ones_like(t), along), (-along, np.ones_like(t)))]
+    corners = [
+        np.stack(pair, -1) for pair in ((along, -np.ones_like(t)), (np.ones_like(t), along), (-along, np.ones_like(t)))
+    ]
     return np.select([(side == i)[:, None] for i in range(3)], corners, np.stack((-np.ones_like(t), -along), -1))
 
 
@@ -98,7 +100,10 @@ class ShapesTask(GeneratedTask):
     def drawing(self, recipe: Recipe, vocabulary: Vocabulary) -> Draw:
         def draw(rng: np.random.Generator) -> Batch:
             labels = rng.integers(3, size=recipe.training.batch_size)
-            drawn = [outline(SHAPES[i], np.sort(rng.random(24))) + self.spec.noise * rng.standard_normal((24, 2)) for i in labels]
+            drawn = [
+                outline(SHAPES[i], np.sort(rng.random(24))) + self.spec.noise * rng.standard_normal((24, 2))
+                for i in labels
+            ]
             return Batch.of(self.read(np.stack(drawn), vocabulary), torch.from_numpy(labels))
 
         return draw
@@ -138,7 +143,12 @@ recipe = Recipe.parse(
             "blocks": [{"branches": ["attention(4, mask=full, relative=rope)", "feed_forward"]}],
             "head": "classification(pooling=mean)",
         },
-        "training": {"steps": 60, "batch_size": 32, "optimizer": {"kind": "adamw", "lr": 3e-3}, "validation": {"every": 30}},
+        "training": {
+            "steps": 60,
+            "batch_size": 32,
+            "optimizer": {"kind": "adamw", "lr": 3e-3},
+            "validation": {"every": 30},
+        },
     }
 )
 
@@ -154,9 +164,13 @@ with tempfile.TemporaryDirectory() as scratch:
     folder = Path(scratch) / "run"
 
     qkv.train(qkv.override(recipe, ["training.steps=30", "training.schedule=constant"]), folder, on_event=quiet)
-    run = qkv.train(qkv.override(recipe, ["training.steps=60", "training.schedule=constant"]), folder, on_event=quiet)  # resumes the run
+    run = qkv.train(
+        qkv.override(recipe, ["training.steps=60", "training.schedule=constant"]), folder, on_event=quiet
+    )  # resumes the run
     print("files:", ", ".join(sorted(path.name for path in folder.iterdir() if path.is_file())))
-    print(f"{len([row for row in run.metrics if row.get('loss') is not None])} steps, accuracy {qkv.evaluate(run)['accuracy']:.2f}")
+    print(
+        f"{len([row for row in run.metrics if row.get('loss') is not None])} steps, accuracy {qkv.evaluate(run)['accuracy']:.2f}"
+    )
     loaded = qkv.load(folder)
     for shape in SHAPES:
         (answer,) = qkv.predict(loaded, {"points": outline(shape, np.linspace(0, 1, 24)).tolist()})

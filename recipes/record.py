@@ -39,11 +39,17 @@ def seeds_of(recipe: Recipe, asked: Sequence[int]) -> list[int]:
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train recipes in sequence and record their results.")
-    parser.add_argument("recipes", nargs="*", metavar="NAME|FILE", help="name of a recipe in this folder, or any recipe file")
-    parser.add_argument("--minutes", type=float, help="all recipes of this folder that take at most this many minutes per seed")
+    parser.add_argument(
+        "recipes", nargs="*", metavar="NAME|FILE", help="name of a recipe in this folder, or any recipe file"
+    )
+    parser.add_argument(
+        "--minutes", type=float, help="all recipes of this folder that take at most this many minutes per seed"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[], help="default: those of the recorded result")
     parser.add_argument("--quick", action="store_true", help="use the short forms")
-    parser.add_argument("--runs", type=Path, default=Path("runs/recorded"), help="parent of the run folders (default: runs/recorded)")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs/recorded"), help="parent of the run folders (default: runs/recorded)"
+    )
     parser.add_argument("--plan", action="store_true", help="only print what would be trained, and the estimated time")
     return parser.parse_args()
 

@@ -48,7 +48,11 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("multi30k_gru_fixed", "… with two GRUs and a fixed context vector, published form", _BLEU),
         Row("sst2_classifier", "sentiment classification, from scratch", (("% accuracy", "test.accuracy"),)),
         Row("sst2_pretrained", "… fine-tuned from wikitext2_mlm", (("% accuracy", "test.accuracy"),)),
-        Row("squad_reader", "extractive question answering, from scratch", (("F1", "test.f1"), ("exact match", "test.exact_match"))),
+        Row(
+            "squad_reader",
+            "extractive question answering, from scratch",
+            (("F1", "test.f1"), ("exact match", "test.exact_match")),
+        ),
         Row("wnut17_tagger", "tagging of emerging entities, from scratch", (("F1", "test.f1"),)),
         Row("wikitext2_mlm", "masked language model", (("pseudo-perplexity", "validation.pseudo_perplexity"),)),
         Row("wikitext2_span_corruption", "T5's objective, a short run", (("nats per token", "validation.loss"),)),
@@ -72,7 +76,11 @@ def table(rows: tuple[Row, ...]) -> str:
     """Markdown table with one line per recipe, followed by the typed results of variants."""
     recipes = {row.name: qkv.read_recipe(RECIPES / f"{row.name}.yaml") for row in rows}
     lines = [_line(row, recipes[row.name]) for row in rows]
-    variants = [f"- {name}: {typed.metric}: {short(typed.value, 4)}" for name, recipe in recipes.items() for typed in _variants(recipe)]
+    variants = [
+        f"- {name}: {typed.metric}: {short(typed.value, 4)}"
+        for name, recipe in recipes.items()
+        for typed in _variants(recipe)
+    ]
     listed = "\nEntered by hand, for variants and short forms:\n\n" + "\n".join(variants) + "\n" if variants else ""
     return _HEAD + "\n".join(lines) + "\n" + listed
 
@@ -98,7 +106,15 @@ def _line(row: Row, recipe: Recipe) -> str:
     since = f"recorded {result.date}" if result else f"typed {first.date}" if first else ""
     beside = "; ".join(fixed(other.value) for other in recipe.published if other.figure == row.figures[0][1])
     took = duration(60 * minutes) if minutes else ""
-    cells = (f"[{row.name}]({row.name}.yaml)", row.what, "; ".join(shown), beside, took, ", ".join(map(str, seeds)), since)
+    cells = (
+        f"[{row.name}]({row.name}.yaml)",
+        row.what,
+        "; ".join(shown),
+        beside,
+        took,
+        ", ".join(map(str, seeds)),
+        since,
+    )
     return f"| {' | '.join(cells)} |"
 
 

@@ -18,7 +18,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 settings.register_profile(
-    "qkv", deadline=None, max_examples=25, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    "qkv",
+    deadline=None,
+    max_examples=25,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("qkv")
 
@@ -89,7 +94,9 @@ def no_network() -> Any:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """What the contract tests have to show: how many checks each mixer passed, and what noticed each fault."""
-    properties = [item for report in terminalreporter.stats.get("passed", []) for item in getattr(report, "user_properties", [])]
+    properties = [
+        item for report in terminalreporter.stats.get("passed", []) for item in getattr(report, "user_properties", [])
+    ]
     contracts: dict[str, set[tuple[str, str]]] = {}
     for kind, sample, check in (value for name, value in properties if name == "contract"):
         contracts.setdefault(kind, set()).add((sample, check))

@@ -41,7 +41,13 @@ NAMES = {
     "train",
     "write_spec",
 }
-SMALL = ["model.width=16", "model.context_length=16", "training.steps=3", "training.batch_size=2", "model.blocks.mixer.num_heads=2"]
+SMALL = [
+    "model.width=16",
+    "model.context_length=16",
+    "training.steps=3",
+    "training.batch_size=2",
+    "model.blocks.mixer.num_heads=2",
+]
 
 
 def test_the_public_names_are_these() -> None:
@@ -149,7 +155,14 @@ def test_names_of_the_version_before_still_work(old: str, new: str) -> None:
 
 def test_attributes_of_the_version_before_still_work() -> None:
     model = qkv.Model.parse(
-        {"queries": {"count": 3}, "latents": {"count": 2}, "head": "classification", "blocks": [{"branches": ["cross_attention(2)"]}]}
+        {
+            "queries": {"count": 3},
+            "latents": {"count": 2},
+            "head": "classification",
+            "blocks": [{"branches": ["cross_attention(2)"]}],
+        }
     )
-    with pytest.warns(DeprecationWarning, match="^Model.answers is now Model.num_outputs; the old name works in this version only$"):
+    with pytest.warns(
+        DeprecationWarning, match="^Model.answers is now Model.num_outputs; the old name works in this version only$"
+    ):
         assert model.answers == model.num_outputs == 3

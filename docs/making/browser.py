@@ -48,7 +48,9 @@ def problems(browser: Any, page: Path, size: str, scheme: str, picture: Path | N
     width, height = SIZES[size]
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
     tab, logged = context.new_page(), []
-    tab.on("console", lambda m: logged.append(f"console {m.type}: {m.text}") if m.type in ("error", "warning") else None)
+    tab.on(
+        "console", lambda m: logged.append(f"console {m.type}: {m.text}") if m.type in ("error", "warning") else None
+    )
     tab.on("pageerror", lambda e: logged.append(f"error: {e}"))
     tab.on("requestfailed", lambda r: logged.append(f"failed: {r.url}"))
     tab.on("request", lambda r: None if r.url.startswith(("file:", "data:")) else logged.append(f"request: {r.url}"))
@@ -71,7 +73,9 @@ def main() -> int:
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
-        print("playwright is not installed; install it with pip install playwright, and a browser with playwright install chromium")
+        print(
+            "playwright is not installed; install it with pip install playwright, and a browser with playwright install chromium"
+        )
         return 2
 
     pages = [p for p in sorted(given.folder.rglob("*.html")) if given.only in str(p.relative_to(given.folder))]

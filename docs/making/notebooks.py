@@ -37,7 +37,10 @@ class Output:
 
 def cells(path: Path) -> list[Cell]:
     """Cells of a notebook file, in order."""
-    return [Cell(cell["cell_type"] == "code", "".join(cell["source"])) for cell in json.loads(path.read_text("utf-8"))["cells"]]
+    return [
+        Cell(cell["cell_type"] == "code", "".join(cell["source"]))
+        for cell in json.loads(path.read_text("utf-8"))["cells"]
+    ]
 
 
 def run(path: Path) -> Iterator[tuple[Cell, Output | None]]:

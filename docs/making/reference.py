@@ -20,7 +20,12 @@ import qkv.spec.yaml_io
 from qkv.spec.base import Part, Spec
 
 MODULES: dict[str, tuple[str, ...]] = {
-    "Models and front ends": ("qkv.models.transformer", "qkv.models.block", "qkv.layers.signal", "qkv.frontends.frontend"),
+    "Models and front ends": (
+        "qkv.models.transformer",
+        "qkv.models.block",
+        "qkv.layers.signal",
+        "qkv.frontends.frontend",
+    ),
     "Parts of your own": (
         "qkv.spec.register",
         "qkv.spec.base",
@@ -133,7 +138,10 @@ def _escaped(text: str) -> str:
 def _table(spec: type[Spec]) -> str:
     if not spec.model_fields:
         return "No fields."
-    rows = [f"| `{name}` | {_type(field)} | {_default(field)} | {_meaning(field)} |" for name, field in spec.model_fields.items()]
+    rows = [
+        f"| `{name}` | {_type(field)} | {_default(field)} | {_meaning(field)} |"
+        for name, field in spec.model_fields.items()
+    ]
     return "\n".join(["| field | type | default | meaning |", "|---|---|---|---|", *rows])
 
 
@@ -182,7 +190,11 @@ def _brief(value: Any) -> str:
         return f"[{', '.join(map(_brief, value))}]"
     if isinstance(value, Spec):
         kind, mark = (value.kind, "=") if isinstance(value, Part) else ("", ": ")
-        inside = ", ".join(f"{name}{mark}{_brief(getattr(value, name))}" for name in value.essential() if name in type(value).model_fields)
+        inside = ", ".join(
+            f"{name}{mark}{_brief(getattr(value, name))}"
+            for name in value.essential()
+            if name in type(value).model_fields
+        )
         return f"{kind}({inside})" if inside and kind else kind or f"{{{inside}}}"
     if value is None or isinstance(value, bool):
         return str({None: "null"}.get(value, str(value).lower()))

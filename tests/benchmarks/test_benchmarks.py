@@ -15,11 +15,23 @@ SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if path.ste
 
 PRINTS: dict[str, tuple[str, ...]] = {
     "attention": ("causal attention", "chosen", "ratio chosen / torch sdpa"),
-    "decode": ("left out: transformers", "batch 32", "first token after a prompt of 512, fp32", "first token after a prompt of 512, bf16"),
+    "decode": (
+        "left out: transformers",
+        "batch 32",
+        "first token after a prompt of 512, fp32",
+        "first token after a prompt of 512, bf16",
+    ),
     "finetuning": ("accuracy on the test split", "unmerged", "lora", "whole", "the table and the curves are in"),
     "linear": ("GFLOP/s", "chosen", "GB/s of weights"),
     "load_checkpoint": ("Llama, seconds", "peak / weights", "qkv", "GPT-2, seconds"),
-    "recall_at_distance": ("recall by distance", "accuracy", "separate models", "gradient before", "gradient after", "the curves are in"),
+    "recall_at_distance": (
+        "recall by distance",
+        "accuracy",
+        "separate models",
+        "gradient before",
+        "gradient after",
+        "the curves are in",
+    ),
     "startup": ("import qkv", "qkv --help"),
     "time_to_loss": ("left out: nanoGPT", "loss over the whole validation split", "qkv fast"),
     "translation": ("German to English", "BLEU tokenized", "nrefs:1", "the table and the curves are in"),
@@ -31,7 +43,9 @@ PRINTS: dict[str, tuple[str, ...]] = {
 def run(script: Path, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
     command = [sys.executable, "-W", "error", str(script), *options]
-    return subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8", cwd=folder, env=environment, timeout=60)
+    return subprocess.run(
+        command, check=False, capture_output=True, text=True, encoding="utf-8", cwd=folder, env=environment, timeout=60
+    )
 
 
 def test_every_benchmark_is_run() -> None:

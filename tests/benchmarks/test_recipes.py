@@ -36,7 +36,10 @@ def tiny_table(kind: str, folder: Path) -> Path:
     path = folder / {"token_classification": "tiny.conll", "question_answering": "tiny.json"}.get(kind, "tiny.tsv")
     pairs = [(f"the cat number {i} sat on the mat", "up" if i % 2 else "down") for i in range(60)]
     if kind == "token_classification":
-        rows = ["\n".join(f"{word}\t{'B-animal' if word == 'cat' else 'O'}" for word in text.split()) + "\n" for text, _ in pairs]
+        rows = [
+            "\n".join(f"{word}\t{'B-animal' if word == 'cat' else 'O'}" for word in text.split()) + "\n"
+            for text, _ in pairs
+        ]
     elif kind == "question_answering":
         asked = {"question": "who sat on the mat", "answers": [{"text": "cat", "answer_start": 4}]}
         paragraphs = [{"context": text, "qas": [{"id": str(i), **asked}]} for i, (text, _) in enumerate(pairs)]
@@ -78,7 +81,9 @@ def test_its_figures_say_where_they_come_from(path: Path) -> None:
         assert (typed.spread is None) == (len(typed.seeds) == 1)
         assert typed.minutes
         assert date.fromisoformat(typed.date)
-        assert not (recipe.result and recipe.result.form == "full" and recipe.result.figure(typed.figure)), "typed beside what was recorded"
+        assert not (recipe.result and recipe.result.form == "full" and recipe.result.figure(typed.figure)), (
+            "typed beside what was recorded"
+        )
 
 
 def test_its_result_is_of_this_recipe(path: Path) -> None:
@@ -86,16 +91,22 @@ def test_its_result_is_of_this_recipe(path: Path) -> None:
 
 
 def test_the_page_says_what_the_recipes_say() -> None:
-    done = subprocess.run([sys.executable, str(README.with_name("tables.py")), "--check"], check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(README.with_name("tables.py")), "--check"], check=False, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert all(f"[{path.stem}]({path.name})" in README.read_text(encoding="utf-8") for path in RECIPES)
 
 
-def test_recipes_are_trained_and_recorded_by_one_command(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipes_are_trained_and_recorded_by_one_command(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = tmp_path / "tiny.yaml"
     model = "{width: 8, context_length: 8, blocks: [{branches: [gru]}]}"
     training = "{steps: 2, batch_size: 2, schedule: constant, validation: {batches: 1}}"
-    recipe.write_text(f"# mine\ndata: {{source: {tiny}, tokenizer: characters}}\nmodel: {model}\ntraining: {training}\n")
+    recipe.write_text(
+        f"# mine\ndata: {{source: {tiny}, tokenizer: characters}}\nmodel: {model}\ntraining: {training}\n"
+    )
     script = runpy.run_path(str(README.with_name("record.py")))
     called: list[tuple[str, ...]] = []
 
@@ -123,10 +134,16 @@ def test_it_trains_in_its_short_form(path: Path, tiny: Path, tmp_path: Path) -> 
         data = [f"data.source={tiny_table(recipe.task.kind, tmp_path)}", "data.columns={}"]
     recipe = override(recipe, [*data, "start=null", "training.steps=4", "training.schedule.warmup=1"])
     recipe = override(recipe, ["training.batch_size=2", "training.validation.batches=1", "sample.max_new_tokens=2"])
-    losses = [row["loss"] for row in qkv.train(recipe, tmp_path / "run", on_event=lambda _: None).metrics if row.get("loss") is not None]
+    losses = [
+        row["loss"]
+        for row in qkv.train(recipe, tmp_path / "run", on_event=lambda _: None).metrics
+        if row.get("loss") is not None
+    ]
     assert len(losses) == 4
     assert all(map(math.isfinite, losses))
-    assert losses[-1] < losses[0] or not reads_text  # what a task draws itself differs more from step to step than four steps change
+    assert (
+        losses[-1] < losses[0] or not reads_text
+    )  # what a task draws itself differs more from step to step than four steps change
 
 
 def test_the_short_form_is_shorter(path: Path) -> None:

@@ -14,19 +14,31 @@ def write_tables(folder: Path, rows: int = 80) -> None:
     """A file for each verb of ``qkv train``."""
     draw = random.Random(0)
     reviews = [
-        (f"{draw.choice(WORDS)} {mood} {draw.choice(WORDS)}", stars) for mood, stars in (("good", 5), ("bad", 1)) for _ in range(rows // 2)
+        (f"{draw.choice(WORDS)} {mood} {draw.choice(WORDS)}", stars)
+        for mood, stars in (("good", 5), ("bad", 1))
+        for _ in range(rows // 2)
     ]
-    (folder / "reviews.csv").write_text("review,stars\n" + "".join(f"{text},{stars}\n" for text, stars in reviews) + "no stars\n")
+    (folder / "reviews.csv").write_text(
+        "review,stars\n" + "".join(f"{text},{stars}\n" for text, stars in reviews) + "no stars\n"
+    )
     numbers = [[draw.randint(0, 5) for _ in range(3)] for _ in range(rows)]
-    (folder / "prices.csv").write_text("text,price\n" + "".join(f"{'a ' * a}{'b ' * b}x,{a + 10 * b}\n" for a, b, _ in numbers))
+    (folder / "prices.csv").write_text(
+        "text,price\n" + "".join(f"{'a ' * a}{'b ' * b}x,{a + 10 * b}\n" for a, b, _ in numbers)
+    )
     counts = [draw.choices(list(GERMAN), k=draw.randint(1, 4)) for _ in range(rows)]
     (folder / "a.txt").write_text("".join(" ".join(line) + "\n" for line in counts))
     (folder / "b.txt").write_text("".join(" ".join(GERMAN[word] for word in line) + "\n" for line in counts))
     lived = [(draw.choice(NAMES), draw.choice(TOWNS)) for _ in range(rows)]
-    (folder / "names.conll").write_text("".join(f"{name} B-PER\nlives O\nin O\n{town} B-LOC\n\n" for name, town in lived))
-    summaries = [{"article": f"{name} went to {town}. It was far.", "summary": f"{name} in {town}"} for name, town in lived]
+    (folder / "names.conll").write_text(
+        "".join(f"{name} B-PER\nlives O\nin O\n{town} B-LOC\n\n" for name, town in lived)
+    )
+    summaries = [
+        {"article": f"{name} went to {town}. It was far.", "summary": f"{name} in {town}"} for name, town in lived
+    ]
     (folder / "news.jsonl").write_text("".join(json.dumps(row) + "\n" for row in summaries))
-    (folder / "squad.json").write_text(json.dumps({"version": "1.1", "data": [_article(name, town) for name, town in lived[: rows // 4]]}))
+    (folder / "squad.json").write_text(
+        json.dumps({"version": "1.1", "data": [_article(name, town) for name, town in lived[: rows // 4]]})
+    )
 
 
 def _article(name: str, town: str) -> dict[str, object]:
@@ -38,7 +50,11 @@ def _article(name: str, town: str) -> dict[str, object]:
             {
                 "context": context,
                 "qas": [
-                    {"id": question, "question": question, "answers": [{"text": answer, "answer_start": context.index(answer)}]}
+                    {
+                        "id": question,
+                        "question": question,
+                        "answers": [{"text": answer, "answer_start": context.index(answer)}],
+                    }
                     for question, answer in asked
                 ],
             }

@@ -53,7 +53,9 @@ def test_one_object_of_json(qkv: Call, model: Path) -> None:
 
 @pytest.mark.parametrize("change", ["num_layers=3", "model.num_layers=3"])
 def test_changes(qkv: Call, model: Path, change: str) -> None:
-    before, after = (json.loads(qkv("cost", model, *more, "--json").out)["parameters"]["total"] for more in ([], [change]))
+    before, after = (
+        json.loads(qkv("cost", model, *more, "--json").out)["parameters"]["total"] for more in ([], [change])
+    )
     assert after - before == 2 * (12 * 32 * 32 + 13 * 32)
 
 
@@ -148,7 +150,13 @@ def test_checked_against_the_built_model(qkv: Call, model: Path) -> None:
     lines = qkv("cost", model, "--check").out.splitlines()
     compared = lines[lines.index("predicted and measured") :]
     assert next(line for line in compared if line.startswith("parameters")).endswith("+0.0%")
-    for name in ("FLOPs, forward", "peak memory, training step", "decoding state", "prefill, tokens/s", "decoding, tokens/s"):
+    for name in (
+        "FLOPs, forward",
+        "peak memory, training step",
+        "decoding state",
+        "prefill, tokens/s",
+        "decoding, tokens/s",
+    ):
         assert any(line.startswith(name) for line in compared), name
 
 

@@ -38,10 +38,17 @@ def tables(tmp_path_factory: pytest.TempPathFactory, cache_folder: Path) -> Path
     published_bert(folder / "bert", ("film", "plot", "actors", "scene", "good", "bad"))
     text = "the film good plot and the scene bad actors\n" * 60
     (folder / "text.txt").write_text(text)
-    model = {"width": 16, "context_length": 24, "blocks": [{"branches": ["attention(2, mask=full)", "feed_forward(32)"]}]}
+    model = {
+        "width": 16,
+        "context_length": 24,
+        "blocks": [{"branches": ["attention(2, mask=full)", "feed_forward(32)"]}],
+    }
     training = {"steps": 3, "batch_size": 2, "validation": {"every": 3, "batches": 1}}
     data = {"source": str(folder / "text.txt"), "tokenizer": "words(64)"}
-    library.train(library.Recipe.parse({"data": data, "model": model, "task": "masked_tokens", "training": training}), folder / "hidden")
+    library.train(
+        library.Recipe.parse({"data": data, "model": model, "task": "masked_tokens", "training": training}),
+        folder / "hidden",
+    )
     return folder
 
 
@@ -59,7 +66,11 @@ def test_a_model_that_is_there_is_changed_for_a_table(qkv: Call, here: Path, sta
     said = qkv(*typed, *SHORT, "--out", folder)
     assert said.code == 0, said.err
     recipe = read_recipe(folder)
-    assert (recipe.task.kind, recipe.start, recipe.training.adapt.kind) == ("classification", start, adapt[:5].removesuffix("("))
+    assert (recipe.task.kind, recipe.start, recipe.training.adapt.kind) == (
+        "classification",
+        start,
+        adapt[:5].removesuffix("("),
+    )
     assert (recipe.model.width, recipe.training.steps) == (16, 12)
     assert f"from {start}" in said.err
     assert f"starts with the weights of '{start}'" in said.err
@@ -76,7 +87,10 @@ def test_more_steps_tell_good_from_bad_and_go_back_to_the_other_library(qkv: Cal
     typed = ("train", "classify", "--from", "bert", "--data", "reviews.csv", "--text", "review", "--out", "learned")
     said = qkv(*typed, "training.steps=60", "training.optimizer.lr=0.005")
     assert said.code == 0, said.err
-    assert json.loads((here / "learned" / "evaluation.json").read_text())["splits"]["validation"]["figures"]["accuracy"] == 100.0
+    assert (
+        json.loads((here / "learned" / "evaluation.json").read_text())["splits"]["validation"]["figures"]["accuracy"]
+        == 100.0
+    )
     assert "BERT (BertForSequenceClassification)" in qkv("export", "learned", "--out", "back").out
 
 
@@ -96,10 +110,22 @@ def test_fewer_weights_learn_at_a_higher_rate_and_all_at_a_low_one(here: Path) -
 WRONG = {
     "no start": (("finetune", "--data", "reviews.csv"), "with --from"),
     "no data": (("finetune", "--from", "bert"), "--data FILE"),
-    "no folder": (("classify", "--from", "./nothing", "--data", "reviews.csv"), "start: './nothing' holds no model.safetensors"),
-    "unknown adapt": (("classify", "--from", "bert", "--data", "reviews.csv", "--adapt", "lorra"), "did you mean 'lora'"),
-    "unknown task": (("finetune", "--from", "bert", "--data", "reviews.csv", "--task", "clasify"), "did you mean 'classify'"),
-    "task beside a verb": (("classify", "--data", "reviews.csv", "--task", "tag"), "--task is an option of 'qkv train finetune'"),
+    "no folder": (
+        ("classify", "--from", "./nothing", "--data", "reviews.csv"),
+        "start: './nothing' holds no model.safetensors",
+    ),
+    "unknown adapt": (
+        ("classify", "--from", "bert", "--data", "reviews.csv", "--adapt", "lorra"),
+        "did you mean 'lora'",
+    ),
+    "unknown task": (
+        ("finetune", "--from", "bert", "--data", "reviews.csv", "--task", "clasify"),
+        "did you mean 'classify'",
+    ),
+    "task beside a verb": (
+        ("classify", "--data", "reviews.csv", "--task", "tag"),
+        "--task is an option of 'qkv train finetune'",
+    ),
     "not a table": (("text.txt", "--from", "bert"), "--from needs a verb"),
     "writes": (("translate", "--from", "bert", "--data", "pairs.csv"), "this branch sees later positions"),
 }

@@ -55,7 +55,10 @@ def test_what_is_not_given_comes_from_the_recipe(qkv: Call, run: Path) -> None:
     sample = read_recipe(run).sample
     given = ["--max-new-tokens", sample.max_new_tokens, "--temperature", sample.temperature]
     assert qkv("generate", run, "the ", "--seed", 1).out == qkv("generate", run, "the ", "--seed", 1, *given).out
-    assert qkv("generate", run, "the ", "--seed", 1).out != qkv("generate", run, "the ", "--seed", 1, "--temperature", 3).out
+    assert (
+        qkv("generate", run, "the ", "--seed", 1).out
+        != qkv("generate", run, "the ", "--seed", 1, "--temperature", 3).out
+    )
 
 
 def test_a_stop_string_ends_the_text(qkv: Call, run: Path) -> None:
@@ -66,7 +69,9 @@ def test_a_stop_string_ends_the_text(qkv: Call, run: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["the dog\n", "the dog"])
-def test_the_prompt_is_read_from_standard_input(qkv: Call, run: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+def test_the_prompt_is_read_from_standard_input(
+    qkv: Call, run: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
     assert qkv("generate", run, "-", "--max-new-tokens", 0).out == "the dog\n"
 
@@ -87,7 +92,9 @@ def test_a_prompt_past_the_context_slides_with_a_note(qkv: Call, run: Path) -> N
 
 
 @pytest.mark.parametrize(("most", "told"), [(13, False), (14, True)])
-def test_what_is_written_past_the_trained_length_of_rotary_positions_is_named(qkv: Call, tmp_path: Path, most: int, told: bool) -> None:
+def test_what_is_written_past_the_trained_length_of_rotary_positions_is_named(
+    qkv: Call, tmp_path: Path, most: int, told: bool
+) -> None:
     branches = ["attention(2, relative=rope)", "feed_forward(8)"]
     changes = {"frontend": {"kind": "text", "positions": "none"}, "blocks": [{"branches": branches}]}
     (tmp_path / "text.txt").write_text("the quick brown fox " * 40)
@@ -133,7 +140,9 @@ def test_given_texts_are_rated(qkv: Call, run: Path) -> None:
     assert sum(float(row[1].rstrip("%")) for row in rows) == pytest.approx(100, abs=0.11)
     assert all(row[2] == row[4] for row in rows)
     mean = (
-        qkv("generate", run, "the qui", "--choose", "ck", "--choose", " zzz", "--choose-by", "token").out.splitlines()[2].rsplit(maxsplit=4)
+        qkv("generate", run, "the qui", "--choose", "ck", "--choose", " zzz", "--choose-by", "token")
+        .out.splitlines()[2]
+        .rsplit(maxsplit=4)
     )
     assert float(mean[4]) == pytest.approx(float(rows[1][2]) / 4, abs=1e-4)
 
@@ -156,24 +165,66 @@ REFUSED = {
         ["the", "--num-beams", "2", "--num-return", "3"],
         "--num-return: 3 given, but beam search returns at most num_beams = 2",
     ),
-    "several texts of one beam": (["the", "--num-return", "3"], "--num-return: 3 given, but beam search returns at most num_beams = 1"),
-    "samples of a search": (["the", "--num-beams", "2", "--num-samples", "2"], "--num-samples: beam search is deterministic"),
-    "a rank of one beam": (["the", "--length-penalty", "2"], "--length-penalty: it needs beam search; set --num-beams above 1"),
-    "choosing and writing": (["the", "--choose", "a", "--top-k", "2"], "--top-k: --choose scores given texts and generates none"),
-    "choosing and samples": (["the", "--choose", "a", "--num-samples", "2"], "--num-samples: --choose scores given texts"),
-    "a measure of nothing": (["the", "--choose-by", "sum"], "--choose-by: it sets how --choose texts are scored, and there are none"),
-    "an unknown measure": (["the", "--choose", "a", "--choose-by", "tokens"], "--choose-by: 'tokens' given; did you mean 'token'?"),
+    "several texts of one beam": (
+        ["the", "--num-return", "3"],
+        "--num-return: 3 given, but beam search returns at most num_beams = 1",
+    ),
+    "samples of a search": (
+        ["the", "--num-beams", "2", "--num-samples", "2"],
+        "--num-samples: beam search is deterministic",
+    ),
+    "a rank of one beam": (
+        ["the", "--length-penalty", "2"],
+        "--length-penalty: it needs beam search; set --num-beams above 1",
+    ),
+    "choosing and writing": (
+        ["the", "--choose", "a", "--top-k", "2"],
+        "--top-k: --choose scores given texts and generates none",
+    ),
+    "choosing and samples": (
+        ["the", "--choose", "a", "--num-samples", "2"],
+        "--num-samples: --choose scores given texts",
+    ),
+    "a measure of nothing": (
+        ["the", "--choose-by", "sum"],
+        "--choose-by: it sets how --choose texts are scored, and there are none",
+    ),
+    "an unknown measure": (
+        ["the", "--choose", "a", "--choose-by", "tokens"],
+        "--choose-by: 'tokens' given; did you mean 'token'?",
+    ),
     "an option given twice": (["the", "--choose", "a", "--choose", "a"], "the option 'a' is given twice"),
     "unseen characters": (["The Ω"], "the prompt has 'T', 'Ω', which is not in the tokenizer's vocabulary"),
-    "past the context, refused": (["the quick brown fox ", "--overflow", "refuse"], "but the model's positions end at 16; ask for fewer"),
-    "a negative temperature": (["the", "--temperature", "-0.5"], "--temperature: -0.5 given, but it should be greater than or equal to 0"),
-    "a temperature of NaN": (["the", "--temperature", "nan"], "--temperature: nan given, but it should be a finite number"),
-    "fewer than no tokens": (["the", "--max-new-tokens", "-1"], "--max-new-tokens: -1 given, but it should be greater than or equal to 0"),
+    "past the context, refused": (
+        ["the quick brown fox ", "--overflow", "refuse"],
+        "but the model's positions end at 16; ask for fewer",
+    ),
+    "a negative temperature": (
+        ["the", "--temperature", "-0.5"],
+        "--temperature: -0.5 given, but it should be greater than or equal to 0",
+    ),
+    "a temperature of NaN": (
+        ["the", "--temperature", "nan"],
+        "--temperature: nan given, but it should be a finite number",
+    ),
+    "fewer than no tokens": (
+        ["the", "--max-new-tokens", "-1"],
+        "--max-new-tokens: -1 given, but it should be greater than or equal to 0",
+    ),
     "no top tokens": (["the", "--top-k", "0"], "--top-k: 0 given, but it should be greater than 0"),
-    "more than all probability": (["the", "--top-p", "1.5"], "--top-p: 1.5 given, but it should be less than or equal to 1"),
-    "an unknown overflow": (["the", "--overflow", "wrap"], "--overflow: 'wrap' given, but it should be 'slide' or 'refuse'"),
+    "more than all probability": (
+        ["the", "--top-p", "1.5"],
+        "--top-p: 1.5 given, but it should be less than or equal to 1",
+    ),
+    "an unknown overflow": (
+        ["the", "--overflow", "wrap"],
+        "--overflow: 'wrap' given, but it should be 'slide' or 'refuse'",
+    ),
     "an empty stop string": (["the", "--stop", ""], "--stop: "),
-    "too many samples": (["the", "--num-samples", "1" + "0" * 30], "'--num-samples': Input should be less than or equal to 10000"),
+    "too many samples": (
+        ["the", "--num-samples", "1" + "0" * 30],
+        "'--num-samples': Input should be less than or equal to 10000",
+    ),
     "no sample": (["the", "--num-samples", "0"], "invalid value for '--num-samples'"),
 }
 
@@ -257,7 +308,9 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize(("damage", "sentence"), DAMAGED.values(), ids=DAMAGED.keys())
-def test_a_damaged_run_gets_a_sentence(qkv: Call, run: Path, tmp_path: Path, damage: Callable[[Path], None], sentence: str) -> None:
+def test_a_damaged_run_gets_a_sentence(
+    qkv: Call, run: Path, tmp_path: Path, damage: Callable[[Path], None], sentence: str
+) -> None:
     shutil.copytree(run, tmp_path / "run")
     damage(tmp_path / "run")
     said = qkv("generate", tmp_path / "run", "the")

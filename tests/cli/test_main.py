@@ -81,11 +81,17 @@ def test_a_file_or_a_run_in_the_place_of_a_command(qkv: Call, tmp_path: Path) ->
         (MemoryError(), 2, "qkv: out of memory; reduce training.batch_size"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 2, "qkv: out of memory"),
         (OSError(28, "No space left on device", "a/b"), 2, "qkv: a/b: no space left on device\n"),
-        (ValueError("of all\nthings"), 1, "qkv: this is a bug in qkv, not in your input: ValueError: of all things (schema.py:"),
+        (
+            ValueError("of all\nthings"),
+            1,
+            "qkv: this is a bug in qkv, not in your input: ValueError: of all things (schema.py:",
+        ),
     ],
     ids=["ctrl-c", "broken pipe", "memory", "torch's memory", "disk", "fault"],
 )
-def test_what_goes_wrong_inside_is_one_line(qkv: Call, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, line: str) -> None:
+def test_what_goes_wrong_inside_is_one_line(
+    qkv: Call, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, line: str
+) -> None:
     def fail(_: object) -> None:
         raise error
 

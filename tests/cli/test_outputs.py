@@ -25,7 +25,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize(("place", "reason"), [("folder", "is a folder"), ("pipe", "is a device or a pipe"), ("no/file", "no folder 'no'")])
+@pytest.mark.parametrize(
+    ("place", "reason"), [("folder", "is a folder"), ("pipe", "is a device or a pipe"), ("no/file", "no folder 'no'")]
+)
 def test_what_cannot_be_a_file(qkv: Call, run: Path, here: Path, command: str, place: str, reason: str) -> None:
     line = [word.replace("OUT", place).replace("RUN", str(run)) for word in COMMANDS[command]]
     out = Path(line[-1])

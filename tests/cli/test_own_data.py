@@ -126,7 +126,10 @@ def test_parts_of_ones_own_and_the_short_form(qkv: Call, here: Path) -> None:
     data = ("--data", "reviews.csv", "--validation", "reviews.csv", "--test", "reviews.csv")
     said = qkv("train", "classify", *data, "--quick", "model.width=32")
     assert said.code == 0, said.err
-    assert list(json.loads((here / "runs" / "reviews-quick" / "evaluation.json").read_text())["splits"]) == ["validation", "test"]
+    assert list(json.loads((here / "runs" / "reviews-quick" / "evaluation.json").read_text())["splits"]) == [
+        "validation",
+        "test",
+    ]
     assert ["metric", "validation", "test"] in [line.split() for line in said.out.splitlines()]
 
 
@@ -200,25 +203,52 @@ def test_rows_that_cannot_be_answered_are_named(qkv: Call, stars: Path, here: Pa
 
 BAD_TRAINING = {
     "no data": (["classify"], "'qkv train classify' needs training data: --data FILE"),
-    "a file without its option": (["classify", "reviews.csv"], "if it is the data: qkv train classify --data reviews.csv"),
+    "a file without its option": (
+        ["classify", "reviews.csv"],
+        "if it is the data: qkv train classify --data reviews.csv",
+    ),
     "a missing file": (["classify", "--data", "revews.csv"], "did you mean 'reviews.csv'?"),
     "an empty file": (["classify", "--data", "empty.csv"], "'empty.csv' is empty"),
     "a header alone": (["classify", "--data", "header.csv"], "header.csv has no rows after its header"),
-    "no such column": (["classify", "--data", "reviews.csv", "--text", "revew"], "has no column 'revew'; did you mean 'review'?"),
-    "nothing but bad rows": (["classify", "--data", "bad.csv"], "2 of 2 rows of bad.csv cannot be used, more than half"),
+    "no such column": (
+        ["classify", "--data", "reviews.csv", "--text", "revew"],
+        "has no column 'revew'; did you mean 'review'?",
+    ),
+    "nothing but bad rows": (
+        ["classify", "--data", "bad.csv"],
+        "2 of 2 rows of bad.csv cannot be used, more than half",
+    ),
     "a text for a number": (
         ["regress", "--data", "reviews.csv", "--value", "review", "--text", "stars"],
         "rows of reviews.csv cannot be used",
     ),
     "one label": (["classify", "--data", "one.csv"], "there are no classes to distinguish"),
-    "an option of another verb": (["tag", "--data", "names.conll", "--label", "x"], "--label is not an option of 'qkv train tag'"),
-    "an option without a verb": (["a.txt", "--label", "x"], "--label needs a verb instead of 'a.txt': classify, regress"),
+    "an option of another verb": (
+        ["tag", "--data", "names.conll", "--label", "x"],
+        "--label is not an option of 'qkv train tag'",
+    ),
+    "an option without a verb": (
+        ["a.txt", "--label", "x"],
+        "--label needs a verb instead of 'a.txt': classify, regress",
+    ),
     "half of a pair": (["translate", "--source", "a.txt"], "--target is missing"),
-    "a text that is not there": (["translate", "--source", "a.txt", "--target", "c.txt"], "--target: there is no file 'c.txt'"),
-    "texts of different length": (["translate", "--source", "a.txt", "--target", "page.txt"], "the same number, line by line"),
-    "an unknown way with bad rows": (["classify", "--data", "reviews.csv", "--bad-rows", "skp"], "did you mean 'skip'?"),
+    "a text that is not there": (
+        ["translate", "--source", "a.txt", "--target", "c.txt"],
+        "--target: there is no file 'c.txt'",
+    ),
+    "texts of different length": (
+        ["translate", "--source", "a.txt", "--target", "page.txt"],
+        "the same number, line by line",
+    ),
+    "an unknown way with bad rows": (
+        ["classify", "--data", "reviews.csv", "--bad-rows", "skp"],
+        "did you mean 'skip'?",
+    ),
     "no CoNLL": (["tag", "--data", "lonely.conll"], "CoNLL needs a token and a tag per line"),
-    "a folder of another run": (["tag", "--data", "names.conll", "--out", "stars"], "holds a run of the task 'classification'"),
+    "a folder of another run": (
+        ["tag", "--data", "names.conll", "--out", "stars"],
+        "holds a run of the task 'classification'",
+    ),
 }
 
 
@@ -239,7 +269,10 @@ def test_bad_data_gets_a_sentence(qkv: Call, here: Path, args: list[str], senten
 BAD_QUESTIONS = {
     "nothing": ([], "no input; give a text, '-' for lines on standard input, or --data FILE"),
     "an empty text": ([" "], "the input is empty"),
-    "a part of another task": (["x", "--context", "y"], "the task 'classification' has the input fields text, pair, not 'context'"),
+    "a part of another task": (
+        ["x", "--context", "y"],
+        "the task 'classification' has the input fields text, pair, not 'context'",
+    ),
     "a part without a value": (["--set", "text"], "--set: 'text' given, but it should be a name, '=' and a value"),
     "a file that is not there": (["--set", "text=@absent.txt"], "absent.txt cannot be read: no such file"),
     "two inputs": (["x", "--data", "reviews.csv"], "--data predicts for the rows of a file; give no other input"),
@@ -247,8 +280,14 @@ BAD_QUESTIONS = {
     "an ending that is no table": (["--data", "reviews.csv", "--out", "o.pdf"], "should end in .csv, .tsv or .jsonl"),
     "no such table": (["--data", "revews.csv"], "--data: there is no file 'revews.csv'"),
     "an empty table": (["--data", "empty.csv"], "--data: 'empty.csv' is empty"),
-    "no such column": (["--data", "reviews.csv", "--column", "text=revew"], "has no column 'revew'; did you mean 'review'?"),
-    "rows that are all bad": (["--data", "gaps.csv", "--column", "text=review"], "no row of gaps.csv can be used: line 2"),
+    "no such column": (
+        ["--data", "reviews.csv", "--column", "text=revew"],
+        "has no column 'revew'; did you mean 'review'?",
+    ),
+    "rows that are all bad": (
+        ["--data", "gaps.csv", "--column", "text=review"],
+        "no row of gaps.csv can be used: line 2",
+    ),
 }
 
 
@@ -289,7 +328,9 @@ def test_a_task_on_running_text_answers_a_table_too(qkv: Call, here: Path) -> No
     assert (row["id"], row["answer"][:9]) == ("7", "the quick")
 
 
-def test_a_lost_evaluation_is_taken_again(qkv: Call, stars: Path, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_evaluation_is_taken_again(
+    qkv: Call, stars: Path, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tables)
     copy = Path(shutil.copytree(stars, tmp_path / "copy"))
     before = json.loads((copy / "evaluation.json").read_text())

@@ -31,7 +31,9 @@ def test_evaluate_prints_a_table_or_json(qkv: Call, run: Path) -> None:
 
 
 def test_evaluate_measures_the_split_that_is_named(qkv: Call, run: Path) -> None:
-    tokens = [json.loads(qkv("evaluate", run, "--json", "--split", split).out)["targets"] for split in ("train", "validation")]
+    tokens = [
+        json.loads(qkv("evaluate", run, "--json", "--split", split).out)["targets"] for split in ("train", "validation")
+    ]
     assert tokens[0] == pytest.approx(9 * tokens[1], rel=0.05)
 
 
@@ -66,7 +68,10 @@ def test_copy_maps_no_file_of_a_run(qkv: Call, run: Path, tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["model.width=8"], "override 'model.width=8': model.width describes the training; an evaluation can change sample.…"),
+        (
+            ["model.width=8"],
+            "override 'model.width=8': model.width describes the training; an evaluation can change sample.…",
+        ),
         (["sample.num_beam=8"], "did you mean 'num_beams'?"),
         (["--split", "valid"], "--split: there is no split 'valid'; allowed: test, train, validation"),
         (["data.source=other.txt"], "to evaluate on another file give --data FILE"),
@@ -91,12 +96,22 @@ def test_info_shows_the_installation(qkv: Call, cache_folder: Path) -> None:
 def test_info_shows_a_run(qkv: Call, run: Path) -> None:
     said = qkv("info", run)
     assert said.code == 0
-    for words in ("tiny", "characters", "attention + feed_forward", "6 of 6", "best validation loss", "model.safetensors", "spec.yaml"):
+    for words in (
+        "tiny",
+        "characters",
+        "attention + feed_forward",
+        "6 of 6",
+        "best validation loss",
+        "model.safetensors",
+        "spec.yaml",
+    ):
         assert words in said.out
     assert qkv("info", run / "x").code == 2
 
 
-def test_info_lists_what_stays_while_files_come_and_go(qkv: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_lists_what_stays_while_files_come_and_go(
+    qkv: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     (copy / "resume" / ".step-00000009.partial").mkdir()
     gone, going = copy / "resume" / ".step-00000009.partial" / "weights.safetensors", copy / ".report.html.partial"
@@ -129,12 +144,19 @@ def test_info_says_what_was_edited_and_accept_takes_it(qkv: Call, run: Path, tmp
         said = qkv(*command)
         assert (said.code, said.out) == (2, "")
         assert f"put it back, or accept the change with 'qkv accept {copy}'" in said.err
-    assert 'model.blocks.0.order is "post", and the weights were trained with the default: accepted' in qkv("accept", copy).out
+    assert (
+        'model.blocks.0.order is "post", and the weights were trained with the default: accepted'
+        in qkv("accept", copy).out
+    )
     assert qkv("evaluate", copy).code == 0
 
 
 def test_why_names_each_operation_that_the_model_uses(qkv: Call, folder: Path) -> None:
-    model = ["model.frontend.vocab_size=30", "model.width=128", "model.blocks.0.branches=[attention, gru, feed_forward]"]
+    model = [
+        "model.frontend.vocab_size=30",
+        "model.width=128",
+        "model.blocks.0.branches=[attention, gru, feed_forward]",
+    ]
     said = qkv("why", folder / "tiny.yaml", *model)
     assert said.code == 0
     rows = {line.split()[0] for line in said.out.splitlines()[3:] if line}
@@ -174,7 +196,9 @@ def test_why_says_in_which_precision_muon_multiplies(qkv: Call, folder: Path) ->
         ("attention(relative='shaw(values=true)')", "relative values", "relative values need the attention weights"),
     ],
 )
-def test_why_says_what_a_part_of_attention_changes(qkv: Call, folder: Path, part: str, case: str, sentence: str) -> None:
+def test_why_says_what_a_part_of_attention_changes(
+    qkv: Call, folder: Path, part: str, case: str, sentence: str
+) -> None:
     said = qkv("why", folder / "tiny.yaml", "model.frontend.vocab_size=30", f'model.blocks.0.branches=["{part}"]')
     assert said.code == 0
     assert case in said.out
@@ -188,7 +212,13 @@ def test_why_refuses_what_is_too_large_to_try(qkv: Call, folder: Path) -> None:
 
 
 def test_the_demo_trains_without_a_download_and_writes(qkv: Call, tmp_path: Path) -> None:
-    small = ["data.tokenizer=bytes", "model.width=16", "model.num_layers=1", "model.blocks.mixer.num_heads=1", "training.steps=2"]
+    small = [
+        "data.tokenizer=bytes",
+        "model.width=16",
+        "model.num_layers=1",
+        "model.blocks.mixer.num_heads=1",
+        "training.steps=2",
+    ]
     small += ["training.validation.batches=1", "sample.max_new_tokens=20"]
     said = qkv("demo", "--out", tmp_path / "demo", *small)
     assert said.code == 0

@@ -14,13 +14,20 @@ def test_the_table_and_the_way_on_are_printed(qkv: Call, run: Path, tmp_path: Pa
     lines = said.out.splitlines()
     assert lines[0] == str(tmp_path / "new")
     assert lines[2].split() == ["figure", "before", "after", "the", "swap", "healed"]
-    assert {line.split("  ")[0] for line in lines[3:10]} >= {"held-out loss", "perplexity", "decoding, tokens/s", "reading, tokens/s"}
+    assert {line.split("  ")[0] for line in lines[3:10]} >= {
+        "held-out loss",
+        "perplexity",
+        "decoding, tokens/s",
+        "reading, tokens/s",
+    }
     assert f"resume: qkv train {tmp_path / 'new'} training.steps=…" in said.out
     assert "parameters keep their weights" in said.err
     assert qkv("generate", tmp_path / "new", "the", "--max-new-tokens", 3).code == 0
 
 
-def test_the_folder_has_a_name_by_default(qkv: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_has_a_name_by_default(
+    qkv: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert qkv("swap", run, "blocks.0.mixer=gru", "--heal", 0).code == 0
     assert (tmp_path / "runs" / f"{run.name}-swapped" / "spec.yaml").is_file()
@@ -32,11 +39,16 @@ def test_the_folder_has_a_name_by_default(qkv: Call, run: Path, tmp_path: Path, 
         (("blocks.0.mixer=gruu",), "there is no branch 'gruu'; did you mean 'gru'?"),
         (("gru",), "there is no '=' in it"),
         (("blocks.0.mixer=gru", "--heal", "-3"), "-3 steps are asked for"),
-        (("blocks.0.mixer=gru", "--heal", "9" * 12), "heal: 999999999999 steps are asked for; give 0 for none, or at most"),
+        (
+            ("blocks.0.mixer=gru", "--heal", "9" * 12),
+            "heal: 999999999999 steps are asked for; give 0 for none, or at most",
+        ),
         ((), "missing argument"),
     ],
 )
-def test_bad_input_is_one_sentence(qkv: Call, run: Path, tmp_path: Path, arguments: tuple[str, ...], sentence: str) -> None:
+def test_bad_input_is_one_sentence(
+    qkv: Call, run: Path, tmp_path: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
     said = qkv("swap", run, *arguments, "--out", tmp_path / "new")
     assert said.code == 2
     assert sentence in said.err.lower() or sentence in said.err

@@ -35,11 +35,16 @@ def test_every_kind_is_trained_from_a_file(qkv: Call, kind: str, text: Path, tmp
 
 def test_options_reach_the_scheme(qkv: Call, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "made.json"
-    assert qkv("tokenizer", "train", text, "--kind", "wordpiece", "--vocab-size", 200, "--no-lowercase", "--out", out).code == 0
+    assert (
+        qkv("tokenizer", "train", text, "--kind", "wordpiece", "--vocab-size", 200, "--no-lowercase", "--out", out).code
+        == 0
+    )
     made = Tokenizer.load(out)
     assert made.vocab_size <= 200
     assert made.decode(made.encode("The fox")) == "The fox"
-    assert qkv("tokenizer", "train", text, "--kind", "words", "--lowercase", "--min-frequency", 31, "--out", out).code == 0
+    assert (
+        qkv("tokenizer", "train", text, "--kind", "words", "--lowercase", "--min-frequency", 31, "--out", out).code == 0
+    )
     made = Tokenizer.load(out)
     assert made.unknown("THE fox") == ["fox"], "'the' stands in each line twice"
 
@@ -55,7 +60,9 @@ def test_equal_files_give_equal_tokenizers(qkv: Call, text: Path, tmp_path: Path
     for kind in ("wordpiece", "unigram", "code"):
         made = set()
         for name in ("a.json", "b.json"):
-            assert qkv("tokenizer", "train", text, "--kind", kind, "--vocab-size", 300, "--out", tmp_path / name).code == 0
+            assert (
+                qkv("tokenizer", "train", text, "--kind", kind, "--vocab-size", 300, "--out", tmp_path / name).code == 0
+            )
             made.add((tmp_path / name).read_bytes())
         assert len(made) == 1
 
@@ -88,27 +95,38 @@ def test_a_text_is_shown_by_pieces_ids_and_places(qkv: Call, text: Path, tmp_pat
     [
         (["trian"], "there is no action 'trian'; did you mean 'train'?"),
         (["train"], "the tokenizer 'bpe' is trained on text; name at least one text file"),
-        (["train", "TEXT", "--kind", "wrdpiece"], "there is no trainable tokenizer 'wrdpiece'; did you mean 'wordpiece'?"),
+        (
+            ["train", "TEXT", "--kind", "wrdpiece"],
+            "there is no trainable tokenizer 'wrdpiece'; did you mean 'wordpiece'?",
+        ),
         (["train", "TEXT", "--kind", "file"], "there is no trainable tokenizer 'file'; allowed: amino_acids, bpe"),
         (
             ["train", "TEXT", "--lowercase"],
             "--lowercase does not apply to the tokenizer 'bpe'; it applies to: word_list, wordpiece",
         ),
-        (["train", "TEXT", "--kind", "code", "--min-frequency", "2"], "--min-frequency does not apply to the tokenizer 'code'"),
+        (
+            ["train", "TEXT", "--kind", "code", "--min-frequency", "2"],
+            "--min-frequency does not apply to the tokenizer 'code'",
+        ),
         (["train", "TEXT", "--vocab-size", "3"], "vocab_size: 3 given, but it should be greater than 257"),
         (["train", "nowhere.txt"], "nowhere.txt cannot be read: No such file or directory"),
         (["train", "FOLDER"], "cannot be read: Is a directory"),
         (["train", "EMPTY"], "there is no text in"),
         (["train", "LATIN"], "is not UTF-8 text: byte 0xe9 at offset 1"),
         (["train", "TEXT", "--out", "nowhere/made.json"], "--out: there is no folder 'nowhere'"),
-        (["show", "TEXT"], 'show takes a tokenizer and one text, as in: qkv tokenizer show tokenizer.json "a text"; 1 were given'),
+        (
+            ["show", "TEXT"],
+            'show takes a tokenizer and one text, as in: qkv tokenizer show tokenizer.json "a text"; 1 were given',
+        ),
         (["show", "nowhere.json", "a"], "the tokenizer nowhere.json cannot be read: No such file"),
         (["show", "TEXT", "a"], "is not a tokenizer.json"),
         (["show", "FOLDER", "a"], "holds no tokenizer: neither tokenizer.json"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_what_cannot_be_done_is_one_sentence(qkv: Call, args: list[str], sentence: str, text: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_done_is_one_sentence(
+    qkv: Call, args: list[str], sentence: str, text: Path, tmp_path: Path
+) -> None:
     folder, empty, latin = tmp_path / "folder", tmp_path / "empty.txt", tmp_path / "latin.txt"
     folder.mkdir()
     empty.touch()

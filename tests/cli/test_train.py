@@ -32,7 +32,14 @@ def test_it_trains_and_says_how_it_went_and_how_to_go_on(qkv: Call, here: Path) 
     said = qkv("train", "tiny.yaml")
     assert said.code == 0
     assert {path.name for path in (here / "runs" / "tiny").iterdir()} == FILES
-    for words in ("runs/tiny", "parameters", "steps", "training time", "bits per character", "report: runs/tiny/report.html"):
+    for words in (
+        "runs/tiny",
+        "parameters",
+        "steps",
+        "training time",
+        "bits per character",
+        "report: runs/tiny/report.html",
+    ):
         assert words in said.out
     assert "qkv generate runs/tiny" in said.out
     assert "6/6" in said.err
@@ -114,26 +121,50 @@ def command(*args: str) -> Callable[[Path], list[str]]:
 BAD = {
     "an empty text": (text(b""), "text.txt' is empty; a text needs at least 4 characters"),
     "one character": (text(b"x"), "holds 1 character"),
-    "a text shorter than the context": (text(b"short " * 8, "model.context_length=64"), "or another data.validation_fraction"),
+    "a text shorter than the context": (
+        text(b"short " * 8, "model.context_length=64"),
+        "or another data.validation_fraction",
+    ),
     "not UTF-8": (text(b"caf\xe9 " * 300), "is not UTF-8"),
     "a directory": (command("."), "this is a folder, and not a run; give a recipe or model file; '.' holds tiny.yaml"),
-    "a directory as text": (command("tiny.yaml", "data.source=."), "data.source: '.' is a directory; name one text file"),
+    "a directory as text": (
+        command("tiny.yaml", "data.source=."),
+        "data.source: '.' is a directory; name one text file",
+    ),
     "a pipe": (pipe, "data.source: 'pipe' is not a regular file, and a text is read more than once; name a text file"),
     "a folder of a published checkpoint": (published, "published holds a model.safetensors and no spec.yaml"),
     "a missing recipe": (command("tinny.yaml"), "tinny.yaml: there is no such file; did you mean 'tiny.yaml'?"),
-    "a missing text": (command("test.txt"), "there is no file 'test.txt' and no known data set of that name; did you mean 'text.txt'?"),
+    "a missing text": (
+        command("test.txt"),
+        "there is no file 'test.txt' and no known data set of that name; did you mean 'text.txt'?",
+    ),
     "an unknown data set": (command("tinyshakespear"), "did you mean 'tinyshakespeare'?"),
     "a tab": (recipe("data: x\nmodel:\n\twidth: 3\n"), "bad.yaml:3: a tab stands here, and YAML allows only spaces"),
-    "a key twice": (recipe("data: x\nname: a\nname: b\n"), "bad.yaml:3: the key 'name' stands here and in line 2; keep one"),
+    "a key twice": (
+        recipe("data: x\nname: a\nname: b\n"),
+        "bad.yaml:3: the key 'name' stands here and in line 2; keep one",
+    ),
     "an unknown key": (recipe("data: x\nmodle: {}\n"), "bad.yaml:2: modle: unknown key; did you mean 'model'?"),
     "an empty recipe": (recipe(""), "bad.yaml: the file is empty"),
     "a width that heads do not divide": (command("tiny.yaml", "model.width=15"), "2 heads do not divide the width 15"),
-    "a wrong type": (command("tiny.yaml", "training.steps=soon"), "override 'training.steps=soon': training.steps: 'soon' given"),
-    "a window of 0": (command("tiny.yaml", "model.blocks.mixer.mask=causal & window(0)"), "0 given, but it should be greater than 0"),
-    "a pattern that does not decode": (command("tiny.yaml", "model.blocks.mixer.mask=full"), "this branch sees later positions"),
+    "a wrong type": (
+        command("tiny.yaml", "training.steps=soon"),
+        "override 'training.steps=soon': training.steps: 'soon' given",
+    ),
+    "a window of 0": (
+        command("tiny.yaml", "model.blocks.mixer.mask=causal & window(0)"),
+        "0 given, but it should be greater than 0",
+    ),
+    "a pattern that does not decode": (
+        command("tiny.yaml", "model.blocks.mixer.mask=full"),
+        "this branch sees later positions",
+    ),
     "no assignment": (command("tiny.yaml", "--quick", "steps"), "override 'steps': there is no '=' in it"),
     "a file as folder": (command("tiny.yaml", "--out", "text.txt"), "a file stands where a folder is needed"),
-    "a file above the folder": (command("tiny.yaml", "--out", "text.txt/run"), "a file stands where a folder is needed"),
+    "a file above the folder": (
+        command("tiny.yaml", "--out", "text.txt/run"),
+        "a file stands where a folder is needed",
+    ),
 }
 
 

@@ -169,9 +169,13 @@ def check_rows(s: Subject) -> None:
 def check_join(s: Subject) -> None:
     """Two batches of different lengths and capacities go on as one, as each does alone."""
     first, second, later = s.inputs(2, 9), s.inputs(3, 20, seed=1), s.inputs(5, 5, seed=2)
-    expected = [s.decoded(torch.cat((x, more), 1))[:, x.shape[1] :] for x, more in ((first, later[:2]), (second, later[2:]))]
+    expected = [
+        s.decoded(torch.cat((x, more), 1))[:, x.shape[1] :] for x, more in ((first, later[:2]), (second, later[2:]))
+    ]
     for capacities in ((None, None), (20, None), (16, 70)):
-        states = [s.call(x, s.start(len(x), capacity))[1] for x, capacity in zip((first, second), capacities, strict=True)]
+        states = [
+            s.call(x, s.start(len(x), capacity))[1] for x, capacity in zip((first, second), capacities, strict=True)
+        ]
         together = tree.join(*states)
         y, state = fed(s, later, [1, 3, 1], together)
         same(y, torch.cat(expected), f"two batches joined, capacities {capacities}")
@@ -297,7 +301,11 @@ def check_padding(s: Subject) -> None:
         x.requires_grad_()
     y = s.whole(x, lengths)
     for row, length in enumerate(lengths.tolist()):
-        same(y[row : row + 1, :length].detach(), s.whole(x[row : row + 1, :length]).detach(), f"row {row}, length {length}")
+        same(
+            y[row : row + 1, :length].detach(),
+            s.whole(x[row : row + 1, :length]).detach(),
+            f"row {row}, length {length}",
+        )
     if x.is_floating_point():
         real = torch.arange(LENGTH) < lengths[:, None]
         (grad,) = gradients(s, (y[real] ** 2).sum(), [x])

@@ -159,7 +159,9 @@ def grown_uninitialised(original: Any) -> Any:
         held = self.keys.shape[2]
         original(self, needed)
         if self.keys.shape[2] > held:
-            self.keys, self.values = (torch.cat((t[:, :, :held], torch.empty_like(t[:, :, held:])), 2) for t in (self.keys, self.values))
+            self.keys, self.values = (
+                torch.cat((t[:, :, :held], torch.empty_like(t[:, :, held:])), 2) for t in (self.keys, self.values)
+            )
 
     return grow
 
@@ -278,7 +280,13 @@ def without_scale(original: Any) -> Any:
 def padding_counted(original: Any) -> Any:
     def read(self: Any, signal: Any, state: Any, *rest: Any) -> Any:
         x, context, after = original(self, signal, state, *rest)
-        return x, context, after if state is None else after._replace(positions=Counts(n + signal.values.shape[1] for n in state.positions))
+        return (
+            x,
+            context,
+            after
+            if state is None
+            else after._replace(positions=Counts(n + signal.values.shape[1] for n in state.positions)),
+        )
 
     return read
 
@@ -328,7 +336,9 @@ def memory_of(layer: Callable[[int, int], int]) -> Fault:
 def prefix_seen(allowed: Callable[[Any, Tensor], Tensor]) -> Fault:
     """``allowed(length, key)`` instead of what a prefix shows."""
     return instead(
-        masks.Prefix, "allowed", lambda _: lambda self, grid: allowed(grid.prefix if self.length is None else self.length, grid.key)
+        masks.Prefix,
+        "allowed",
+        lambda _: lambda self, grid: allowed(grid.prefix if self.length is None else self.length, grid.key),
     )
 
 

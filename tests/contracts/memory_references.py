@@ -18,7 +18,9 @@ MemoryReference = Callable[[Any, Tensor, Memories], Tensor]
 MEMORY_REFERENCES: dict[str, MemoryReference] = {}
 
 
-def reference(kind: str) -> Callable[[Callable[[Any, Tensor, Tensor], Tensor]], Callable[[Any, Tensor, Tensor], Tensor]]:
+def reference(
+    kind: str,
+) -> Callable[[Callable[[Any, Tensor, Tensor], Tensor]], Callable[[Any, Tensor, Tensor], Tensor]]:
     """Registers what one position v (D) reads of its row's memory (M, D)."""
 
     def register(of_position: Callable[[Any, Tensor, Tensor], Tensor]) -> Callable[[Any, Tensor, Tensor], Tensor]:

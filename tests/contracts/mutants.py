@@ -116,7 +116,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("window one too narrow", ATTENTION, mask_changed(narrower)),
     Mutant("sinks dropped", ATTENTION, mask_changed(without_sinks)),
     Mutant("key and value not written", ATTENTION, instead(store.Dense, "_fill", forgetful)),
-    Mutant("key and value of rows of different lengths not written", ATTENTION, instead(store.Dense, "_write", forgetful)),
+    Mutant(
+        "key and value of rows of different lengths not written", ATTENTION, instead(store.Dense, "_write", forgetful)
+    ),
     Mutant("ring not written", ATTENTION, instead(store.Ring, "_turn", forgetful)),
     Mutant("ring read one slot off", ATTENTION, result(store.Ring, "_held", lambda held: held.roll(1, 1))),
     Mutant("past off by one", ATTENTION, argument(store.Dense, "append", 3, one_later)),
@@ -125,35 +127,63 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("grown buffer not cleared", ATTENTION, instead(store.Dense, "_grow", grown_uninitialised)),
     Mutant("growth by one", ATTENTION, instead(store.Dense, "_grow", grown_by_one)),
     Mutant("joined batches lose room", ATTENTION, instead(store, "joined", memories_cut)),
-    Mutant("joined batches in the wrong order", ("attention", "gru"), instead(tree, "join", lambda f: lambda a, b: f(b, a))),
+    Mutant(
+        "joined batches in the wrong order", ("attention", "gru"), instead(tree, "join", lambda f: lambda a, b: f(b, a))
+    ),
     Mutant("RoPE by position in the call", ATTENTION, instead(relative.Rope, "rotation", relative_rotation)),
     Mutant(
-        "RoPE turned for keys only", ATTENTION, instead(positions, "rotate", lambda f: lambda x, c, s: f(x, c, s) if x.shape[1] < 4 else x)
+        "RoPE turned for keys only",
+        ATTENTION,
+        instead(positions, "rotate", lambda f: lambda x, c, s: f(x, c, s) if x.shape[1] < 4 else x),
     ),
-    Mutant("RoPE pairs neighbours", ATTENTION, instead(positions, "rotation", lambda f: lambda p, θ, m=1.0: f(p, θ.flip(0), m))),
+    Mutant(
+        "RoPE pairs neighbours",
+        ATTENTION,
+        instead(positions, "rotation", lambda f: lambda p, θ, m=1.0: f(p, θ.flip(0), m)),
+    ),
     Mutant("ALiBi rewards distance", ATTENTION, result(positions, "alibi_slopes", torch.neg)),
     Mutant("ALiBi heads reversed", ATTENTION, result(positions, "alibi_slopes", lambda m: m.flip(0))),
     Mutant("ALiBi in exact numbers", ATTENTION, instead(torch.Tensor, "bfloat16", lambda f: lambda x: x.double())),
     Mutant("rounded ALiBi not scaled", ATTENTION, argument(relative.Alibi, "bias", 3, lambda scale: 1.0)),
     Mutant("K/V heads of the wrong group", ATTENTION, argument(attention, "attention", 1, lambda k: k.roll(1, 1))),
     Mutant("soft cap of the scores dropped", ATTENTION, problem(lambda p: replace(p, softcap=None))),
-    Mutant("soft cap of the scores twice as high", ATTENTION, problem(lambda p: replace(p, softcap=p.softcap and 2 * p.softcap))),
+    Mutant(
+        "soft cap of the scores twice as high",
+        ATTENTION,
+        problem(lambda p: replace(p, softcap=p.softcap and 2 * p.softcap)),
+    ),
     Mutant("top k keeps one more", ("top k",), problem(lambda p: replace(p, top_k=p.top_k and p.top_k + 1))),
-    Mutant("top k by place in memory", ("top k",), instead(top_k, "largest", lambda _: lambda s, k, positions: s.topk(k).indices)),
+    Mutant(
+        "top k by place in memory",
+        ("top k",),
+        instead(top_k, "largest", lambda _: lambda s, k, positions: s.topk(k).indices),
+    ),
     Mutant("top k, the newest of equal ones", ("top k",), argument(top_k, "largest", 2, torch.neg)),
     Mutant("top k keeps all", ("top k",), problem(lambda p: replace(p, top_k=None))),
-    Mutant("distances turned round", LEARNED, instead(relative, "clipped_distances", lambda f: lambda i, j, reach: f(-i, -j, reach))),
+    Mutant(
+        "distances turned round",
+        LEARNED,
+        instead(relative, "clipped_distances", lambda f: lambda i, j, reach: f(-i, -j, reach)),
+    ),
     Mutant("distances clipped one too early", LEARNED, instead(relative, "clipped_distances", clipped_early)),
     Mutant("relative keys not scaled", LEARNED, argument(relative.Shaw, "bias", 3, lambda scale: 1.0)),
     Mutant("relative values dropped", LEARNED, result(relative.Shaw, "values", nothing)),
     Mutant("what is added dropped", LEARNED, problem(lambda p: replace(p, added=None))),
-    Mutant("buckets of two directions in causal attention", LEARNED, argument(relative, "distance_buckets", 3, lambda causal: False)),
+    Mutant(
+        "buckets of two directions in causal attention",
+        LEARNED,
+        argument(relative, "distance_buckets", 3, lambda causal: False),
+    ),
     Mutant("buckets of the distance ahead", LEARNED, argument(relative, "distance_buckets", 0, torch.neg)),
     Mutant("positions of keys counted from the window", LEARNED, instead(relative.T5Buckets, "bias", keys_from_zero)),
     Mutant("documents leak in attention", ATTENTION, without_segments(attention.Attention)),
     Mutant("state bytes without the values", ATTENTION, result(attention.Attention, "state_bytes", lambda n: n // 2)),
     Mutant("chunk border: last key lost", LINEAR, instead(chunked, "whole", last_key_lost)),
-    Mutant("sums not carried over", LINEAR, argument(chunked, "whole", 3, lambda state: tuple(torch.zeros_like(t) for t in state))),
+    Mutant(
+        "sums not carried over",
+        LINEAR,
+        argument(chunked, "whole", 3, lambda state: tuple(torch.zeros_like(t) for t in state)),
+    ),
     Mutant("feature map elu + 2", LINEAR, result(linear_attention, "feature", lambda x: x + 1)),
     Mutant("lengths ignored in the sums", LINEAR, argument(chunked, "whole", 4, nothing)),
     Mutant("documents leak in linear attention", LINEAR, without_segments(linear_attention.LinearAttention)),
@@ -173,57 +203,127 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("lengths ignored in the hidden state", RECURRENT, argument(recurrent, "recur", 5, nothing)),
     Mutant("convolution reads the padding", TWO_WAY, without_lengths(convolution.Convolution)),
     Mutant("documents leak in the two-sided convolution", TWO_WAY, argument(convolution, "taps", 3, nothing)),
-    Mutant("convolution off centre", TWO_WAY, argument(convolution.F, "pad", 1, lambda pad: (*pad[:2], pad[3], pad[2]))),
-    Mutant("keys of another slot", ("memory_layer",), argument(memory_layer, "memory", 1, lambda keys: keys.roll(1, 1))),
-    Mutant("memory's scale dropped", ("memory_layer",), argument(memory_layer, "memory", 0, lambda q: q * q.shape[-1] ** 0.5)),
+    Mutant(
+        "convolution off centre", TWO_WAY, argument(convolution.F, "pad", 1, lambda pad: (*pad[:2], pad[3], pad[2]))
+    ),
+    Mutant(
+        "keys of another slot", ("memory_layer",), argument(memory_layer, "memory", 1, lambda keys: keys.roll(1, 1))
+    ),
+    Mutant(
+        "memory's scale dropped",
+        ("memory_layer",),
+        argument(memory_layer, "memory", 0, lambda q: q * q.shape[-1] ** 0.5),
+    ),
     Mutant("backward from the end of the padding", TWO_WAY, argument(recurrent, "reversal", 1, nothing)),
-    Mutant("backward direction goes forward", TWO_WAY, result(recurrent, "reversal", lambda index: index.sort(1).values)),
+    Mutant(
+        "backward direction goes forward", TWO_WAY, result(recurrent, "reversal", lambda index: index.sort(1).values)
+    ),
     Mutant("documents leak backward", TWO_WAY, argument(recurrent, "recur", 4, nothing)),
     Mutant("hashing calls itself exact", LSH, lambda: patch.object(lsh_spec.LSHAttention, "exactness", Exactness())),
-    Mutant("hashing calls longer rows exact", LSH, lambda: patch.object(lsh_spec.LSHAttention, "exactness", Exactness(8))),
+    Mutant(
+        "hashing calls longer rows exact", LSH, lambda: patch.object(lsh_spec.LSHAttention, "exactness", Exactness(8))
+    ),
     Mutant("keys not of length 1", LSH, instead(lsh_attention, "_EPS", lambda _: 1.0)),
     Mutant("a position sees itself", LSH, instead(lsh_ops, "SELF", lambda _: 0.0)),
     Mutant("hashed by the key of another head", TWO_WAY, result(lsh_ops, "buckets", lambda found: found.roll(1, 1))),
-    Mutant("padding hashed with the rest", TWO_WAY, argument(lsh_ops, "_chunks", 1, lambda lengths: lengths * 0 + int(lengths.max()))),
+    Mutant(
+        "padding hashed with the rest",
+        TWO_WAY,
+        argument(lsh_ops, "_chunks", 1, lambda lengths: lengths * 0 + int(lengths.max())),
+    ),
     Mutant("rounds weigh the same", TWO_WAY, result(lsh_ops, "_met", lambda met: (met[0], met[1] * 0))),
-    Mutant("documents hashed together", TWO_WAY, instead(lsh_attention, "documents", lambda f: lambda segments: f(segments * 0))),
+    Mutant(
+        "documents hashed together",
+        TWO_WAY,
+        instead(lsh_attention, "documents", lambda f: lambda segments: f(segments * 0)),
+    ),
     Mutant("rows() forgets one leaf", (*ATTENTION, *LINEAR), instead(tree, "rows", one_leaf_forgotten)),
     Mutant("rows() shares memory", ATTENTION, instead(tree, "rows", not_copied)),
     Mutant("keys and values exchanged in the file", ATTENTION, instead(tree, "save", saved_exchanged)),
     Mutant("positions off by one", ("stack",), instead(frontend.Frontend, "_following", position_one_late)),
     Mutant("padding counted as positions", ("stack",), instead(transformer.Transformer, "_read", padding_counted)),
-    Mutant("positions do not restart in a document", ("stack",), instead(frontend, "_restarted", lambda _: documents_run_on)),
+    Mutant(
+        "positions do not restart in a document",
+        ("stack",),
+        instead(frontend, "_restarted", lambda _: documents_run_on),
+    ),
     Mutant("fixed capacity not kept", ("stack",), result(transformer.Transformer, "init_state", capacity_dropped)),
     Mutant("rewind does nothing", ("stack",), argument(transformer.Transformer, "rewind", 2, torch.zeros_like)),
     Mutant(
-        "norm after the branch where it belongs before", ("stack",), instead(block.PreNorm, "forward", lambda _: block.PostNorm.forward)
+        "norm after the branch where it belongs before",
+        ("stack",),
+        instead(block.PreNorm, "forward", lambda _: block.PostNorm.forward),
     ),
-    Mutant("sandwich without its second norm", ("stack",), instead(block.Sandwich, "added", lambda _: block.PreNorm.added)),
-    Mutant("streams not exchanged", ("stack",), result(residuals.Reversible, "joined", lambda x: torch.cat(x.chunk(2, -1)[::-1], -1))),
+    Mutant(
+        "sandwich without its second norm", ("stack",), instead(block.Sandwich, "added", lambda _: block.PreNorm.added)
+    ),
+    Mutant(
+        "streams not exchanged",
+        ("stack",),
+        result(residuals.Reversible, "joined", lambda x: torch.cat(x.chunk(2, -1)[::-1], -1)),
+    ),
     Mutant("the second stream empty at first", ("stack",), instead(transformer.Stack, "_entering", first_stream_alone)),
-    Mutant("what went in not recomputed", ("stack",), instead(residuals.Reversible, "separated", lambda _: lambda self, x, y: x)),
+    Mutant(
+        "what went in not recomputed",
+        ("stack",),
+        instead(residuals.Reversible, "separated", lambda _: lambda self, x, y: x),
+    ),
     Mutant("residual dropped", ("stack",), instead(residuals.Residual, "joined", lambda _: lambda self, x, y: y)),
     Mutant("parallel branches in sequence", ("stack",), instead(block.Block, "forward", in_sequence)),
     Mutant("soft cap dropped", ("stack",), result(transformer, "build_head", without_cap)),
     Mutant("token vectors not scaled", ("stack",), instead(text.TextFrontend, "forward", without_scale)),
-    Mutant("lengths of the memory ignored in cross-attention", CROSS, instead(cross_attention.CrossAttention, "_sites", whole_memory)),
-    Mutant("memory seen up to the query's own position", CROSS, instead(cross_attention, "Full", lambda _: masks.Causal)),
-    Mutant("scale dropped in cross-attention", CROSS, result(cross_attention, "AttentionProblem", lambda p: replace(p, scale=1.0))),
-    Mutant("values of the next vector of the memory", CROSS, argument(cross_attention, "attention", 2, lambda v: v.roll(1, 2))),
-    Mutant("memory's heads of the wrong group", CROSS, argument(cross_attention, "attention", 1, lambda k: k.roll(1, 1))),
-    Mutant("lengths of the memory ignored in additive attention", ADDITIVE, argument(additive_attention, "additive_weights", 4, nothing)),
-    Mutant("additive scores without the query", ADDITIVE, argument(additive_attention, "additive_weights", 0, torch.zeros_like)),
+    Mutant(
+        "lengths of the memory ignored in cross-attention",
+        CROSS,
+        instead(cross_attention.CrossAttention, "_sites", whole_memory),
+    ),
+    Mutant(
+        "memory seen up to the query's own position", CROSS, instead(cross_attention, "Full", lambda _: masks.Causal)
+    ),
+    Mutant(
+        "scale dropped in cross-attention",
+        CROSS,
+        result(cross_attention, "AttentionProblem", lambda p: replace(p, scale=1.0)),
+    ),
+    Mutant(
+        "values of the next vector of the memory",
+        CROSS,
+        argument(cross_attention, "attention", 2, lambda v: v.roll(1, 2)),
+    ),
+    Mutant(
+        "memory's heads of the wrong group", CROSS, argument(cross_attention, "attention", 1, lambda k: k.roll(1, 1))
+    ),
+    Mutant(
+        "lengths of the memory ignored in additive attention",
+        ADDITIVE,
+        argument(additive_attention, "additive_weights", 4, nothing),
+    ),
+    Mutant(
+        "additive scores without the query",
+        ADDITIVE,
+        argument(additive_attention, "additive_weights", 0, torch.zeros_like),
+    ),
     Mutant("lengths of the memory ignored in the fixed context", FIXED, argument(fixed_context, "pooled", 1, nothing)),
-    Mutant("fixed context of one vector less", FIXED, argument(fixed_context, "pooled", 1, lambda lengths: lengths - 1)),
+    Mutant(
+        "fixed context of one vector less", FIXED, argument(fixed_context, "pooled", 1, lambda lengths: lengths - 1)
+    ),
     Mutant("every layer reads the first layer's memory", FORM, memory_of(lambda i, count: 0)),
     Mutant("every layer reads the last layer's memory", FORM, memory_of(lambda i, count: count - 1)),
     Mutant("layers read the memory of the one before", FORM, memory_of(lambda i, count: max(i - 1, 0))),
-    Mutant("encoder reads its padding", FORM, argument(transformer.Encoder, "forward", 1, lambda signal: replace(signal, lengths=None))),
+    Mutant(
+        "encoder reads its padding",
+        FORM,
+        argument(transformer.Encoder, "forward", 1, lambda signal: replace(signal, lengths=None)),
+    ),
     Mutant("memory not normed", FORM, instead(transformer.Encoder, "forward", not_normed)),
     Mutant("prefix dropped", PREFIX, prefix_seen(lambda length, key: key < 0)),
     Mutant("prefix one too long", PREFIX, prefix_seen(lambda length, key: key <= length)),
     Mutant("prefix one too short", PREFIX, prefix_seen(lambda length, key: key < length - 1)),
-    Mutant("prefix forgotten where there is a state", PREFIX, result(frontend.Frontend, "_following", lambda c: replace(c, prefix=None))),
+    Mutant(
+        "prefix forgotten where there is a state",
+        PREFIX,
+        result(frontend.Frontend, "_following", lambda c: replace(c, prefix=None)),
+    ),
     Mutant("decoder sees later positions", (*FORM, *PREFIX), mask_changed(lambda mask: mask_spec.Full())),
     Mutant("every state may be rewound", ("stack",), lambda: patch.object(transformer.Transformer, "rewindable", True)),
 )

@@ -102,7 +102,9 @@ def attention(m: Any, x: Tensor) -> Tensor:
                     turn = isinstance(part.relative, Rope)
                     dot = float(turned(q, i, part.relative) @ turned(k, j, part.relative) if turn else q @ k)
                     scale = 1 / (part.temperature * math.sqrt(dk))
-                    score = scale * dot if part.softcap is None else part.softcap * math.tanh(scale * dot / part.softcap)
+                    score = (
+                        scale * dot if part.softcap is None else part.softcap * math.tanh(scale * dot / part.softcap)
+                    )
                     score += scale * float((q * learned.key(j - i)).sum())
                     scores.append(score + sloped(part.relative, h, heads, scale, i, j) + learned.score(j - i))
                     value = rows[j][(heads + groups) * dk + g * dv : (heads + groups) * dk + (g + 1) * dv]
@@ -241,7 +243,10 @@ def recurrent(m: Any, x: Tensor) -> Tensor:
     sides = {"forward": [1], "backward": [-1], "both": [1, -1]}[m.spec.direction]
     out = torch.zeros_like(x)
     for b in range(x.shape[0]):
-        seen = [list(run(m.spec.kind, cell, x[b].flip(0) if step < 0 else x[b])) for cell, step in zip(m.cells, sides, strict=True)]
+        seen = [
+            list(run(m.spec.kind, cell, x[b].flip(0) if step < 0 else x[b]))
+            for cell, step in zip(m.cells, sides, strict=True)
+        ]
         turned_back = [hs[::step] for hs, step in zip(seen, sides, strict=True)]
         for i in range(x.shape[1]):
             out[b, i] = affine(m.output, torch.cat([hs[i] for hs in turned_back]))

@@ -145,7 +145,9 @@ BIDIRECTIONAL: tuple[Branch, ...] = (
 GROUPS: dict[str, tuple[Branch, ...]] = {
     "bidirectional": BIDIRECTIONAL,
     "learned distances": tuple(
-        part for part in SAMPLES["attention"] if isinstance(part, Attention) and isinstance(part.relative, (Shaw, T5Buckets))
+        part
+        for part in SAMPLES["attention"]
+        if isinstance(part, Attention) and isinstance(part.relative, (Shaw, T5Buckets))
     ),
     "top k": tuple(part for part in SAMPLES["attention"] if isinstance(part, Attention) and part.top_k),
 }
@@ -178,16 +180,23 @@ def positions(part: Any, **fields: Any) -> Text:
 STACKS: dict[str, Model] = {
     "pre": stack((Block(branches=EVERYTHING),)),
     "post, batch norm": stack(
-        (Block(branches=EVERYTHING, order="post", norm=BatchNorm()),), positions(Sinusoidal()), norm=BatchNorm(), init_std=0.2
+        (Block(branches=EVERYTHING, order="post", norm=BatchNorm()),),
+        positions(Sinusoidal()),
+        norm=BatchNorm(),
+        init_std=0.2,
     ),
     "sandwich, rms norm, layer scale": stack(
-        (Block(branches=EVERYTHING, order="sandwich", norm=RMSNorm(), residual=Scaled()),), positions(LearnedSinusoidal(hidden=9))
+        (Block(branches=EVERYTHING, order="sandwich", norm=RMSNorm(), residual=Scaled()),),
+        positions(LearnedSinusoidal(hidden=9)),
     ),
     "parallel, gated residual": stack(
         (Block(branches=EVERYTHING, order="parallel", residual=Gated(initial=0.7)),), positions(NoPositions())
     ),
     "reversible": stack(
-        (Block(branches=EVERYTHING, residual=Reversible()), Block(order="sandwich", norm=RMSNorm(), residual=Reversible())),
+        (
+            Block(branches=EVERYTHING, residual=Reversible()),
+            Block(order="sandwich", norm=RMSNorm(), residual=Reversible()),
+        ),
         head=LanguageModelHead(tied=False),
         init_std=0.2,
     ),
@@ -206,7 +215,11 @@ STACKS: dict[str, Model] = {
         (
             Block(branches=(EVERYTHING[0], GRU()), order="parallel", norms=(LayerNorm(), RMSNorm(eps=0.1))),
             Block(branches=(EVERYTHING[1], FeedForward()), norms=(NoNorm(), LayerNorm())),
-            Block(branches=(EVERYTHING[3], GatedFeedForward(hidden=24)), order="sandwich", norms=(RMSNorm(eps=0.1), LayerNorm())),
+            Block(
+                branches=(EVERYTHING[3], GatedFeedForward(hidden=24)),
+                order="sandwich",
+                norms=(RMSNorm(eps=0.1), LayerNorm()),
+            ),
         ),
     ),
     "what can be rewound": stack(
@@ -219,7 +232,14 @@ STACKS: dict[str, Model] = {
         head=LanguageModelHead(tied=False, bias=True, softcap=5.0),
     ),
     "one table of distances, scaled head": stack(
-        (Block(branches=(Attention(relative=T5Buckets(num_buckets=6, max_distance=9, shared=True), num_kv_heads=2), FeedForward())),),
+        (
+            Block(
+                branches=(
+                    Attention(relative=T5Buckets(num_buckets=6, max_distance=9, shared=True), num_kv_heads=2),
+                    FeedForward(),
+                )
+            ),
+        ),
         positions(NoPositions()),
         num_layers=3,
         head=LanguageModelHead(scale=0.25),
@@ -258,13 +278,21 @@ FORMS: dict[str, Model] = {
         encoder=encoder(LSTM(), frontend=positions(NoPositions()), norm=BatchNorm()),
     ),
     "convolution, cross attention": stack(
-        (Block(branches=(CausalConvolution(dilation=2), CrossAttention(num_heads=2, qk_norm=RMSNorm())), order="parallel"),),
+        (
+            Block(
+                branches=(CausalConvolution(dilation=2), CrossAttention(num_heads=2, qk_norm=RMSNorm())),
+                order="parallel",
+            ),
+        ),
         num_layers=2,
         encoder=encoder(Convolution(kernel_size=4), num_layers=2),
     ),
-    "prefix, seen by all": stack((Block(branches=(Attention(mask=Prefix() | Causal() & Window(size=3)),)),), positions(Sinusoidal())),
+    "prefix, seen by all": stack(
+        (Block(branches=(Attention(mask=Prefix() | Causal() & Window(size=3)),)),), positions(Sinusoidal())
+    ),
     "prefix, in a ring": stack(
-        (Block(branches=(Attention(mask=Causal() & Window(size=5) & (Prefix() | Strided(stride=2))),)),), positions(Sinusoidal())
+        (Block(branches=(Attention(mask=Causal() & Window(size=5) & (Prefix() | Strided(stride=2))),)),),
+        positions(Sinusoidal()),
     ),
     "prefix": stack(
         (Block(branches=(Attention(mask=Causal() | Prefix(), relative=Rope()), FeedForward())),),

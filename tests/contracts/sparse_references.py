@@ -16,7 +16,10 @@ def global_local_attention(m: Any, x: Tensor) -> Tensor:
     size, count = part.num_heads * dk, x.shape[1]
     out = torch.zeros_like(x)
     for b in range(x.shape[0]):
-        near, far = [affine(m.qkv, v).split(size) for v in x[b]], [affine(m.global_key_value, v).split(size) for v in x[b]]
+        near, far = (
+            [affine(m.qkv, v).split(size) for v in x[b]],
+            [affine(m.global_key_value, v).split(size) for v in x[b]],
+        )
         for i in range(count):
             everywhere = i < part.num_global
             seen = [j for j in range(count) if everywhere or abs(i - j) <= part.window or j < part.num_global]

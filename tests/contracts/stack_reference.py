@@ -23,7 +23,9 @@ def model(m: Any, ids: Tensor, sources: list[list[int]] | None = None) -> Tensor
     for block, spec, memory in zip(m.blocks, m.spec.layers, memories, strict=True):
         x = one_block(block, spec, x, memory)
     x = normed(m.norm, m.spec.norm, x)
-    logits = per_position(x, lambda v: m.spec.head.scale * m.head.weight @ v + (0.0 if m.head.bias is None else m.head.bias))
+    logits = per_position(
+        x, lambda v: m.spec.head.scale * m.head.weight @ v + (0.0 if m.head.bias is None else m.head.bias)
+    )
     cap = m.spec.head.softcap
     return logits if cap is None else cap * (logits / cap).tanh()
 
@@ -92,7 +94,9 @@ def one_block(block: Any, spec: Block, x: Tensor, memory: Memories) -> Tensor:
                 inner = f(normed(slot.norm, own, seen(spec.residual, x)))
                 x = joined(slot.residual, spec.residual, x, normed(slot.norm_after, own, inner))
             case "parallel":
-                x = joined(slot.residual, spec.residual, x, f(normed(slot.norm if spec.norms else block.norm, own, before)))
+                x = joined(
+                    slot.residual, spec.residual, x, f(normed(slot.norm if spec.norms else block.norm, own, before))
+                )
     return x
 
 

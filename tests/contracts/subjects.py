@@ -147,7 +147,9 @@ class OneBranch(Subject):
 
     def call(self, x: Tensor, state: Counted, lengths: Tensor | None = None) -> tuple[Tensor, Counted]:
         past, count = torch.tensor(state.positions), x.shape[1]
-        context = Context(past[:, None] + torch.arange(count), lengths, arrival=Arrival(state.positions, count, lengths))
+        context = Context(
+            past[:, None] + torch.arange(count), lengths, arrival=Arrival(state.positions, count, lengths)
+        )
         y, inner = self.module(x, context, state.inner)
         return y, Counted(Counts.of(past + (count if lengths is None else lengths)), inner)
 
@@ -173,7 +175,9 @@ class Stack(Subject):
     def __init__(self, spec: Model, dtype: torch.dtype = torch.float64):
         self.module = scrambled(build(spec), dtype)
         self.rewindable = self.module.rewindable
-        self.exact_length = min((b.exactness.length for layer in spec.layers for b in layer.branches if b.exactness.length), default=None)
+        self.exact_length = min(
+            (b.exactness.length for layer in spec.layers for b in layer.branches if b.exactness.length), default=None
+        )
 
     def exact(self) -> Stack:
         if self.exact_length is None:
@@ -222,7 +226,10 @@ class EncoderDecoder(Stack):
 
     def remembered(self, state: Any) -> Any:
         blocks = zip(state.blocks, self.module.spec.layers, strict=True)  # type: ignore[arg-type,union-attr]
-        return [[s for s, part in zip(states, block.branches, strict=True) if not part.reads_memory] for states, block in blocks]
+        return [
+            [s for s, part in zip(states, block.branches, strict=True) if not part.reads_memory]
+            for states, block in blocks
+        ]
 
     def equation(self, x: Tensor) -> Tensor:
         return stack_reference.model(self.module, x, [list(self.SOURCE[: REAL + 2])] * x.shape[0])

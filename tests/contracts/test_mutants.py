@@ -43,7 +43,13 @@ def test_the_battery_runs_without_a_fault_elsewhere() -> None:
     """A killed mutant means nothing if the battery fails anyway: the contract tests run it on every subject used here."""
     assert {**STACKS, **FORMS}.keys() >= {name for kind in ("stack", "form", "prefix") for name, _ in subjects(kind)}
     whole = {"stack", "form", "prefix"}
-    used = {part for mutant in MUTANTS for kind in mutant.subjects if kind not in whole for part in GROUPS.get(kind) or SAMPLES[kind]}
+    used = {
+        part
+        for mutant in MUTANTS
+        for kind in mutant.subjects
+        if kind not in whole
+        for part in GROUPS.get(kind) or SAMPLES[kind]
+    }
     assert used <= {*(part for parts in SAMPLES.values() for part in parts), *BIDIRECTIONAL}
 
 

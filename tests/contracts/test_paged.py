@@ -47,7 +47,10 @@ class Paged(Store):
         yield self.empty
 
     def rows(self, index: Tensor) -> Paged:
-        return Paged([[*self.tables[i][:-1], *(page.clone() for page in self.tables[i][-1:])] for i in index.tolist()], self.empty)
+        return Paged(
+            [[*self.tables[i][:-1], *(page.clone() for page in self.tables[i][-1:])] for i in index.tolist()],
+            self.empty,
+        )
 
     def overwrite(self, to: Sequence[int], source: Sequence[int]) -> Paged:
         for a, b in zip(to, source, strict=True):
@@ -55,10 +58,15 @@ class Paged(Store):
         return self
 
     def join(self, other: Paged) -> Paged:
-        return Paged([*self.rows(torch.arange(len(self.tables))).tables, *other.rows(torch.arange(len(other.tables))).tables], self.empty)
+        return Paged(
+            [*self.rows(torch.arange(len(self.tables))).tables, *other.rows(torch.arange(len(other.tables))).tables],
+            self.empty,
+        )
 
     def cut(self, lengths: Counts) -> Paged:
-        kept = Paged([table[: -(-length // PAGE)] for table, length in zip(self.tables, lengths, strict=True)], self.empty)
+        kept = Paged(
+            [table[: -(-length // PAGE)] for table, length in zip(self.tables, lengths, strict=True)], self.empty
+        )
         return kept.rows(torch.arange(len(self.tables)))
 
 

@@ -25,7 +25,9 @@ def test_contract(name: str, check: str, record_property: Callable[[str, object]
 
 def test_the_stacks_hold_every_mixer_order_norm_and_residual() -> None:
     blocks = [block for spec in STACKS.values() for block in spec.layers]
-    assert {branch.kind for branch in EVERYTHING if branch.mixes} == {kind for kind, parts in SAMPLES.items() if parts[0].mixes}
+    assert {branch.kind for branch in EVERYTHING if branch.mixes} == {
+        kind for kind, parts in SAMPLES.items() if parts[0].mixes
+    }
     assert {block.order for block in blocks} == {"pre", "post", "sandwich", "parallel"}
     assert {block.norm.kind for block in blocks} == Norm.kinds().keys()
     assert {block.residual.kind for block in blocks} == Residual.kinds().keys()
@@ -35,7 +37,13 @@ def test_the_stacks_hold_every_mixer_order_norm_and_residual() -> None:
 def test_the_forms_are_encoder_decoders_and_a_prefix_decoder() -> None:
     assert [type(whole_model(spec)) for spec in FORMS.values()] == [EncoderDecoder] * 5 + [PrefixDecoder] * 3
     assert {type(whole_model(spec)) for spec in STACKS.values()} == {Stack}
-    read = {branch.kind for spec in FORMS.values() for block in spec.layers for branch in block.branches if branch.reads_memory}
+    read = {
+        branch.kind
+        for spec in FORMS.values()
+        for block in spec.layers
+        for branch in block.branches
+        if branch.reads_memory
+    }
     assert read == {kind for kind, parts in SAMPLES.items() if parts[0].reads_memory}
 
 

@@ -13,13 +13,22 @@ from qkv.spec.tokenizers import Bytes, Tokenizer
 
 
 def corpus_of(
-    folder: Path, text: str | bytes, batching: Batching | None = None, tokenizer: Tokenizer | None = None, fraction: float = 0.25
+    folder: Path,
+    text: str | bytes,
+    batching: Batching | None = None,
+    tokenizer: Tokenizer | None = None,
+    fraction: float = 0.25,
 ) -> Corpus:
     """``text`` written to a file in ``folder`` and opened."""
     path = folder / "text.txt"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return open_corpus(
-        Data(source=str(path), tokenizer=tokenizer or Bytes(), batching=batching or RandomCrops(), validation_fraction=fraction)
+        Data(
+            source=str(path),
+            tokenizer=tokenizer or Bytes(),
+            batching=batching or RandomCrops(),
+            validation_fraction=fraction,
+        )
     )
 
 

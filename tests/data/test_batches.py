@@ -28,19 +28,33 @@ LAYOUTS = (RandomCrops(), Packed(separator="\n"), LengthBuckets(buckets=3))
 def prose(seed: int, lines: int = 60) -> str:
     """Lines of 0 to 40 bytes whose bytes tell their place well enough to be found again."""
     generator = np.random.default_rng(seed)
-    return "".join(bytes(generator.integers(97, 123, generator.integers(0, 41)).tolist()).decode() + "\n" for _ in range(lines))
+    return "".join(
+        bytes(generator.integers(97, 123, generator.integers(0, 41)).tolist()).decode() + "\n" for _ in range(lines)
+    )
 
 
 def same(a: Batch, b: Batch) -> bool:
     read, other = a.input, b.input
-    pairs = [(read.values, other.values), (a.targets, b.targets), (read.lengths, other.lengths), (read.segments, other.segments)]
+    pairs = [
+        (read.values, other.values),
+        (a.targets, b.targets),
+        (read.lengths, other.lengths),
+        (read.segments, other.segments),
+    ]
     return all((x is None and y is None) or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
 
 
 def rows_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
     """Each row's inputs and targets without padding."""
-    lengths = [batch.input.values.shape[1]] * len(batch.input.values) if batch.input.lengths is None else batch.input.lengths.tolist()
-    return [(ids[:n], targets[:n]) for ids, targets, n in zip(batch.input.values.tolist(), batch.targets.tolist(), lengths, strict=True)]
+    lengths = (
+        [batch.input.values.shape[1]] * len(batch.input.values)
+        if batch.input.lengths is None
+        else batch.input.lengths.tolist()
+    )
+    return [
+        (ids[:n], targets[:n])
+        for ids, targets, n in zip(batch.input.values.tolist(), batch.targets.tolist(), lengths, strict=True)
+    ]
 
 
 @pytest.fixture(params=LAYOUTS, ids=lambda b: b.kind)
@@ -110,7 +124,9 @@ def test_validation_covers_every_target_of_the_part_once(corpus: Corpus, batchin
             continue
         pairs = Counter()
         for batch in Batches(corpus, batching, batch_size, length).validation(None):
-            pairs.update((a, b) for ids, targets in rows_of(batch) for a, b in zip(ids, targets, strict=True) if b != IGNORED)
+            pairs.update(
+                (a, b) for ids, targets in rows_of(batch) for a, b in zip(ids, targets, strict=True) if b != IGNORED
+            )
         ids = part.ids.tolist()
         inside = set(range(len(ids) - 1))
         if batching.kind != "random_crops":
@@ -166,7 +182,9 @@ def test_packed_windows_are_seen_once_an_epoch_in_an_order_of_its_own(batch_size
 
 
 @given(seed=st.integers(0, 1000), length=st.integers(1, 30), separator=st.sampled_from(["\n", "\n\n", "e"]))
-def test_segments_and_targets_of_packed_rows_follow_a_plain_loop(seed: int, length: int, separator: str, tmp_path: Path) -> None:
+def test_segments_and_targets_of_packed_rows_follow_a_plain_loop(
+    seed: int, length: int, separator: str, tmp_path: Path
+) -> None:
     corpus = corpus_of(tmp_path, prose(seed, 20), Packed(separator=separator))
     part, row = corpus.splits["validation"], 0
     document_of = np.searchsorted(part.documents, np.arange(len(part.ids)), side="right").tolist()
@@ -211,7 +229,10 @@ def test_more_buckets_pad_less_and_the_share_is_the_measured_one(tmp_path: Path)
         batches = Batches(corpus, LengthBuckets(buckets=buckets), 8, 30)
         rows = buckets_module.LengthBuckets(LengthBuckets(buckets=buckets), corpus.splits["train"], 8, 30, 0).num_rows  # type: ignore[attr-defined]
         seen = [batches.batch(step) for step in range(-(-rows // 8))]
-        real = sum(int(batch.input.lengths.sum()) if batch.input.lengths is not None else batch.input.values.numel() for batch in seen)
+        real = sum(
+            int(batch.input.lengths.sum()) if batch.input.lengths is not None else batch.input.values.numel()
+            for batch in seen
+        )
         assert batches.padding == pytest.approx(1 - real / sum(batch.input.values.numel() for batch in seen))
         shares.append(batches.padding)
     assert shares == sorted(shares, reverse=True)
@@ -256,7 +277,9 @@ def test_a_part_exactly_as_long_as_a_context_and_its_target_is_enough(tmp_path: 
 def test_documents_of_one_token_alone_are_refused(tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path, "ab" * 9 + "ea", LengthBuckets(separator="e"), fraction=0.1)
     assert corpus.splits["validation"].documents.tolist() == [0, 1]
-    with pytest.raises(UserError, match=r"the validation part of .* has 2 documents, and none of them has the two tokens"):
+    with pytest.raises(
+        UserError, match=r"the validation part of .* has 2 documents, and none of them has the two tokens"
+    ):
         Batches(corpus, LengthBuckets(), 4, 16)
 
 
@@ -300,5 +323,7 @@ def test_a_batch_moves_whole_and_counts_its_targets(tmp_path: Path) -> None:
     assert batch.num_targets == 3
     moved = batch.to("meta")
     read = moved.input
-    assert {t.device.type for t in (read.values, moved.targets, read.lengths, read.segments) if t is not None} == {"meta"}
+    assert {t.device.type for t in (read.values, moved.targets, read.lengths, read.segments) if t is not None} == {
+        "meta"
+    }
     assert Batch.of(ids, targets).to("cpu").input.lengths is None

@@ -42,7 +42,9 @@ def both(corpus: Corpus) -> str:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s.kind)
-def test_ids_are_those_of_each_part_encoded_whole(scheme: schemes.Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_are_those_of_each_part_encoded_whole(
+    scheme: schemes.Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(text_module, "BLOCK", 11)
     monkeypatch.setattr(SpaceBorders, "piece_size", 16)
     corpus = corpus_of(tmp_path, PROSE, tokenizer=scheme)
@@ -88,7 +90,9 @@ def test_the_counts_are_those_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s.kind)
 @pytest.mark.parametrize("batching", [Packed(), LengthBuckets(), Packed(separator="the")], ids=lambda b: b.kind)
-def test_each_document_is_encoded_by_itself(scheme: schemes.Tokenizer, batching: Packed | LengthBuckets, tmp_path: Path) -> None:
+def test_each_document_is_encoded_by_itself(
+    scheme: schemes.Tokenizer, batching: Packed | LengthBuckets, tmp_path: Path
+) -> None:
     corpus = corpus_of(tmp_path, PROSE, batching, scheme)
     part = PROSE[: int(len(PROSE) * 0.75)]
     texts = [text for text in part.replace(batching.separator, batching.separator + "\0").split("\0") if text]
@@ -111,9 +115,12 @@ def test_a_text_that_begins_with_separators_has_a_first_document(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("scheme", "dtype"), [(schemes.Bytes(), np.uint8), (schemes.Characters(), np.uint8), (schemes.BPE(vocab_size=270), np.uint16)]
+    ("scheme", "dtype"),
+    [(schemes.Bytes(), np.uint8), (schemes.Characters(), np.uint8), (schemes.BPE(vocab_size=270), np.uint16)],
 )
-def test_ids_lie_in_the_smallest_type_mapped_from_the_disk(scheme: schemes.Tokenizer, dtype: type, tmp_path: Path) -> None:
+def test_ids_lie_in_the_smallest_type_mapped_from_the_disk(
+    scheme: schemes.Tokenizer, dtype: type, tmp_path: Path
+) -> None:
     corpus = corpus_of(tmp_path, PROSE, tokenizer=scheme)
     for ids in (corpus.train, corpus.validation):
         assert ids.dtype == dtype
@@ -187,7 +194,9 @@ def test_a_given_tokenizer_is_used_as_it_is(tmp_path: Path) -> None:
     ],
     ids=["short", "long", "documents", "missing", "no json", "other json", "empty counts"],
 )
-def test_a_damaged_folder_is_made_anew(damage: object, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_folder_is_made_anew(
+    damage: object, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counted = Counted(monkeypatch)
     before = corpus_of(tmp_path, PROSE).train.tolist()
     (folder,) = (own_cache / "ids").iterdir()
@@ -210,7 +219,9 @@ def test_a_tokenizer_is_trained_once_and_again_if_its_file_is_damaged(
     assert trained == [scheme, scheme]
 
 
-def test_a_run_that_goes_on_with_its_own_tokenizer_finds_the_same_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_goes_on_with_its_own_tokenizer_finds_the_same_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counted = Counted(monkeypatch)
     for scheme in SCHEMES:
         corpus = corpus_of(tmp_path, PROSE, tokenizer=scheme)
@@ -256,7 +267,9 @@ def test_bad_bytes_leave_nothing_in_the_cache(tmp_path: Path, own_cache: Path) -
     assert list((own_cache / "ids").iterdir()) == []
 
 
-def test_a_disk_that_is_full_is_said_in_one_sentence(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_is_said_in_one_sentence(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 

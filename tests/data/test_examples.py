@@ -44,7 +44,9 @@ def test_every_example_comes_once_an_epoch(kind: str, sizes: np.ndarray, batch_s
 
 @pytest.mark.parametrize("kind", BATCHINGS)
 @given(sizes=sizes_of, batch_size=st.integers(1, 7), steps=st.lists(st.integers(0, 40), min_size=1, max_size=5))
-def test_a_batch_depends_on_seed_and_step_alone(kind: str, sizes: np.ndarray, batch_size: int, steps: list[int]) -> None:
+def test_a_batch_depends_on_seed_and_step_alone(
+    kind: str, sizes: np.ndarray, batch_size: int, steps: list[int]
+) -> None:
     in_turn = ExampleRows(sizes, BATCHINGS[kind], batch_size, 5)
     wanted = [in_turn.of_step(step).tolist() for step in range(41)]
     jumping = ExampleRows(sizes, BATCHINGS[kind], batch_size, 5)
@@ -105,7 +107,8 @@ def test_random_crops_draw_with_replacement() -> None:
 
 def test_what_cuts_a_text_is_refused() -> None:
     with pytest.raises(
-        UserError, match=r"data\.batching: 'packed' is for running text, .* use one of length_buckets, random_crops, token_buckets"
+        UserError,
+        match=r"data\.batching: 'packed' is for running text, .* use one of length_buckets, random_crops, token_buckets",
     ):
         ExampleRows(np.ones(3, np.int64), spec.Packed(), 2, 0)
 

@@ -167,9 +167,17 @@ def test_without_a_data_folder_the_cache_is_used(shelf: str, monkeypatch: pytest
     ("path", "expected", "reason"),
     [
         ("/missing.txt", CONTENT, "failed: Not Found"),
-        ("/plays.txt", CONTENT[:-1] + b"?", "failed: the downloaded file differs from the published one: 420 bytes with SHA-256"),
+        (
+            "/plays.txt",
+            CONTENT[:-1] + b"?",
+            "failed: the downloaded file differs from the published one: 420 bytes with SHA-256",
+        ),
         ("/plays.txt", CONTENT[:50], "failed: the downloaded file differs from the published one: 51 bytes"),
-        ("/plays.txt!", CONTENT, "failed: (IncompleteRead|the downloaded file differs from the published one: 210 bytes)"),
+        (
+            "/plays.txt!",
+            CONTENT,
+            "failed: (IncompleteRead|the downloaded file differs from the published one: 210 bytes)",
+        ),
     ],
 )
 def test_a_bad_answer_leaves_nothing_behind(
@@ -219,7 +227,9 @@ def test_another_text_under_a_known_name_is_refused(places: tuple[Path, Path], m
     publish(monkeypatch, "http://127.0.0.1:9/plays.txt")
     (places[0] / "plays").mkdir()
     (places[0] / "plays" / "plays.txt").write_bytes(CONTENT + b"and more")
-    with pytest.raises(UserError, match=r"is not the published plays\.txt of 'plays'; remove it, or use it as the file"):
+    with pytest.raises(
+        UserError, match=r"is not the published plays\.txt of 'plays'; remove it, or use it as the file"
+    ):
         resolve("plays")
 
 
@@ -233,7 +243,9 @@ def test_known_files_come_over_https_with_a_checksum() -> None:
 
 @pytest.mark.data
 @pytest.mark.parametrize(("name", "sizes"), [("tinyshakespeare", (1115394, 0)), ("wikitext-2", (10780437, 1120192))])
-def test_the_real_data_is_what_was_published(name: str, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_real_data_is_what_was_published(
+    name: str, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("QKV_DATA", REAL)
     monkeypatch.setattr(sources, "download", None)
     source = resolve(name)

@@ -68,7 +68,9 @@ def test_what_is_not_utf8_is_refused_with_its_place(
         assert str(caught.value) == f"{tmp_path / name} is not UTF-8 text: {sentence}; convert the file to UTF-8"
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[:40] + b"\0\0\0" + data[43:], lambda data: data[:2]])
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-9], lambda data: data[:40] + b"\0\0\0" + data[43:], lambda data: data[:2]]
+)
 def test_a_damaged_gzip_file_is_refused(damage: object, tmp_path: Path) -> None:
     path = tmp_path / "x.gz"
     path.write_bytes(damage(gzip.compress(SAMPLE.encode() * 50)))  # type: ignore[operator]

@@ -33,7 +33,9 @@ def test_the_second_time_nothing_is_trained(own_cache: list[int]) -> None:
     first, again = (trained_on(schemes.Words(vocab_size=20), TEXTS[:2]) for _ in range(2))
     assert own_cache == [1]
     assert (
-        first.encode("the mat sat") == again.encode("the mat sat") == train(schemes.Words(vocab_size=20), TEXTS[:2]).encode("the mat sat")
+        first.encode("the mat sat")
+        == again.encode("the mat sat")
+        == train(schemes.Words(vocab_size=20), TEXTS[:2]).encode("the mat sat")
     )
 
 

@@ -37,7 +37,11 @@ def test_what_is_saved_is_read_back(name: str, tmp_path: Path) -> None:
     assert found.tokenizer.encode("cab") == SOURCE.encode("cab")
     assert found.target.encode("zcx") == vocabulary.target.encode("zcx")
     files = {path.name for path in tmp_path.iterdir()}
-    assert files == {"tokenizer.json", *([TARGET_FILE] if not vocabulary.shared else []), *([LABELS_FILE] if vocabulary.labels else [])}
+    assert files == {
+        "tokenizer.json",
+        *([TARGET_FILE] if not vocabulary.shared else []),
+        *([LABELS_FILE] if vocabulary.labels else []),
+    }
 
 
 def test_digests_tell_all_parts_apart() -> None:

@@ -23,7 +23,10 @@ from qkv.spec.yaml_io import read_recipe
 from qkv.system.processor import processor_name
 from qkv.training import loop, results
 
-TEXT = "Once upon a time there was a model that read a text, and then it wrote one. It was not long, and it was not true.\n" * 60
+TEXT = (
+    "Once upon a time there was a model that read a text, and then it wrote one. It was not long, and it was not true.\n"
+    * 60
+)
 SHORT = (
     "training.steps=2",
     "training.batch_size=2",
@@ -94,6 +97,8 @@ def make_targets() -> list[str]:
 def test_page(page: Path) -> None:
     names: dict[str, Any] = {}
     for block in blocks(page):
-        assert block.language in RUN or block.language in SHOWN, f"{block.where}: a block in {block.language or 'no language'!r}"
+        assert block.language in RUN or block.language in SHOWN, (
+            f"{block.where}: a block in {block.language or 'no language'!r}"
+        )
         if block.language in RUN:
             RUN[block.language](block, names)

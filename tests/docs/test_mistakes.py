@@ -18,5 +18,7 @@ def test_an_output_stands_where_its_query_stands() -> None:
     assert out.shape == decoder.shape
     torch.testing.assert_close(attention(decoder.flip(2), source, source, problem), out.flip(2))
     torch.testing.assert_close(attention(decoder, source.flip(2), source.flip(2), problem), out)
-    wrong = attention(source, decoder, decoder, AttentionProblem(Full(), Sites(torch.arange(5)[None], torch.arange(3)[None]), 1.0))
+    wrong = attention(
+        source, decoder, decoder, AttentionProblem(Full(), Sites(torch.arange(5)[None], torch.arange(3)[None]), 1.0)
+    )
     assert wrong.shape == source.shape

@@ -99,7 +99,9 @@ def test_the_page_of_parts_lists_what_there_is(heading: str) -> None:
 
 
 def test_the_page_of_parts_names_every_activation() -> None:
-    assert re.search("Activations: (.*)\\.", read("docs/parts.md"))[1].replace("`", "").split(", ") == list(get_args(Activation))  # type: ignore[index]
+    assert re.search("Activations: (.*)\\.", read("docs/parts.md"))[1].replace("`", "").split(", ") == list(
+        get_args(Activation)
+    )  # type: ignore[index]
 
 
 @pytest.mark.parametrize("heading", KINDS)
@@ -138,7 +140,9 @@ def test_the_changelog_knows_the_version_and_every_command() -> None:
     version = tomllib.loads(read("pyproject.toml"))["project"]["version"]
     changelog = read("CHANGELOG.md")
     assert re.search(r"^## (\S+)", changelog, re.MULTILINE)[1] == version  # type: ignore[index]
-    assert {command for command in COMMANDS if f"`{command}`" not in changelog and f"`qkv {command}`" not in changelog} == set()
+    assert {
+        command for command in COMMANDS if f"`{command}`" not in changelog and f"`qkv {command}`" not in changelog
+    } == set()
 
 
 def names_in(path: Path) -> set[str]:
@@ -176,7 +180,11 @@ def test_every_constraint_is_an_exact_version() -> None:
 
 def test_what_is_depended_on_is_constrained() -> None:
     project = tomllib.loads(read("pyproject.toml"))
-    groups = [project["project"]["dependencies"], project["build-system"]["requires"], *project["dependency-groups"].values()]
+    groups = [
+        project["project"]["dependencies"],
+        project["build-system"]["requires"],
+        *project["dependency-groups"].values(),
+    ]
     names = {re.match(r"[\w-]+", wanted)[0].lower() for group in groups for wanted in group}  # type: ignore[index]
     pinned = {line.split("==")[0].lower() for line in read("constraints.txt").splitlines() if "==" in line}
     assert names - pinned == set()

@@ -23,13 +23,17 @@ FOLDER = ROOT / "docs" / "pictures"
 @pytest.mark.parametrize("name", PICTURES)
 def test_the_file_is_what_the_program_draws(name: str) -> None:
     for file, width in ((f"{name}.svg", WIDE), (f"{name}.narrow.svg", NARROW)):
-        assert (FOLDER / file).read_text(encoding="utf-8") == PICTURES[name](width).svg(), f"make pictures draws {file} anew"
+        assert (FOLDER / file).read_text(encoding="utf-8") == PICTURES[name](width).svg(), (
+            f"make pictures draws {file} anew"
+        )
 
 
 def test_every_picture_is_shown_with_a_text_alternative() -> None:
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
     shown = {
-        name: alt for page in pages for alt, name in re.findall(r"!\[([^\]]*)\]\([./\w]*pictures/(\w+)\.svg\)", page.read_text("utf-8"))
+        name: alt
+        for page in pages
+        for alt, name in re.findall(r"!\[([^\]]*)\]\([./\w]*pictures/(\w+)\.svg\)", page.read_text("utf-8"))
     }
     assert set(shown) == {*PICTURES, "report"}
     assert all(len(alt) > 30 for alt in shown.values())
@@ -72,7 +76,10 @@ def test_every_causal_mixer_has_a_curve() -> None:
 
 
 def test_the_tour_shows_every_part_of_a_report() -> None:
-    rows = [{"step": s, "loss": 3.0 / s, "lr": 0.1, "grad_norm": 1.0, "val_loss": 2.0, "sample": "and so on"} for s in range(1, 9)]
+    rows = [
+        {"step": s, "loss": 3.0 / s, "lr": 0.1, "grad_norm": 1.0, "val_loss": 2.0, "sample": "and so on"}
+        for s in range(1, 9)
+    ]
     run = TrainingRun("demo", "Short.", rows, "a: 1", [("training time", "3 s")], {"python": "3"}, folder="runs/demo")
     html = training_report(run)
     committed = (FOLDER / "report.svg").read_text("utf-8")

@@ -36,7 +36,12 @@ PRINTS: dict[str, tuple[str, ...]] = {
         "outputs of both queries: [0.0, 1.0]",
     ),
     "your_own_mixer": ("'leaky_mean', 'attention', 'feed_forward'", "step 2: loss", "the same outputs as 33 at once"),
-    "your_own_signal": ("parameters", "labels.json, metrics.jsonl, model.safetensors, processors.json", "60 steps, accuracy", "line: line"),
+    "your_own_signal": (
+        "parameters",
+        "labels.json, metrics.jsonl, model.safetensors, processors.json",
+        "60 steps, accuracy",
+        "line: line",
+    ),
     "char_model": ("spec.yaml, tokenizer.json", "The bat hung from the beam and looked at the hat."),
     "state": (
         "positions seen: [6]",
@@ -59,12 +64,21 @@ def test_example(example: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
     command = [sys.executable, "-W", "error", str(example)]
     done = subprocess.run(
-        command, check=False, capture_output=True, text=True, encoding="utf-8", cwd=tmp_path, env=environment, timeout=300
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        cwd=tmp_path,
+        env=environment,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     rest = done.stdout
     for part in PRINTS[example.stem]:
-        assert part in rest, f"{example.name} should print {part!r} after what came before it, but prints\n{done.stdout}"
+        assert part in rest, (
+            f"{example.name} should print {part!r} after what came before it, but prints\n{done.stdout}"
+        )
         rest = rest.split(part, 1)[1]
     assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
 
@@ -73,6 +87,8 @@ def test_example(example: Path, tmp_path: Path) -> None:
 def test_an_example_is_one_short_page(example: Path) -> None:
     text = example.read_text(encoding="utf-8")
     about = ast.get_docstring(ast.parse(text))
-    assert text.count("\n") < (180 if example.stem == "your_own_signal" else 100)  # a front end, its task and their data
+    assert text.count("\n") < (
+        180 if example.stem == "your_own_signal" else 100
+    )  # a front end, its task and their data
     assert about is not None
     assert f"python examples/{example.name}" in about

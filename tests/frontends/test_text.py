@@ -73,7 +73,13 @@ def test_each_row_has_its_own_positions() -> None:
 
 @pytest.mark.parametrize(
     ("part", "join"),
-    [(Learned(), "add"), (Sinusoidal(), "add"), (Learned(), "concatenate"), (Sinusoidal(), "concatenate"), (NoPositions(), "add")],
+    [
+        (Learned(), "add"),
+        (Sinusoidal(), "add"),
+        (Learned(), "concatenate"),
+        (Sinusoidal(), "concatenate"),
+        (NoPositions(), "add"),
+    ],
 )
 def test_vectors_have_the_precision_of_the_table(part: Positions, join: Literal["add", "concatenate"]) -> None:
     frontend = built(Text(vocab_size=7, positions=part, join=join))
@@ -107,20 +113,28 @@ def test_gradients_reach_the_tokens_that_occur_and_the_positions_that_stand() ->
 
 def test_a_vocabulary_that_nobody_knows_is_refused() -> None:
     with pytest.raises(
-        UserError, match=r"model\.frontend\.vocab_size is not known: give it, or build the model together with its tokenizer"
+        UserError,
+        match=r"model\.frontend\.vocab_size is not known: give it, or build the model together with its tokenizer",
     ):
         built(Text())
 
 
 def test_concatenating_nothing_is_refused() -> None:
     with pytest.raises(
-        SpecError, match=r"frontend\.join: there are no positions to concatenate; use 'add', or other positions than 'none'"
+        SpecError,
+        match=r"frontend\.join: there are no positions to concatenate; use 'add', or other positions than 'none'",
     ):
         Model.parse({"frontend": {"kind": "text", "positions": "none", "join": "concatenate"}})
 
 
 def bert(**fields: int) -> BertEmbeddings:
-    sizes = {"vocab_size": 7, "hidden_size": WIDTH, "max_position_embeddings": LENGTH, "type_vocab_size": 3, "num_attention_heads": 1}
+    sizes = {
+        "vocab_size": 7,
+        "hidden_size": WIDTH,
+        "max_position_embeddings": LENGTH,
+        "type_vocab_size": 3,
+        "num_attention_heads": 1,
+    }
     theirs = BertEmbeddings(BertConfig(**{**sizes, **fields}, layer_norm_eps=1e-3, pad_token_id=None)).eval()
     generator = torch.Generator().manual_seed(3)
     for parameter in theirs.parameters():
@@ -128,7 +142,9 @@ def bert(**fields: int) -> BertEmbeddings:
     return theirs
 
 
-@pytest.mark.parametrize("types", [None, torch.tensor([[0, 2, 1], [1, 1, 0]]), torch.tensor([[0, 2, 2]])], ids=["none", "each", "one row"])
+@pytest.mark.parametrize(
+    "types", [None, torch.tensor([[0, 2, 1], [1, 1, 0]]), torch.tensor([[0, 2, 2]])], ids=["none", "each", "one row"]
+)
 def test_types_and_norm_are_bert_s(types: Tensor | None) -> None:
     theirs, frontend = bert(), built(Text(vocab_size=7, types=3, norm=LayerNorm(eps=1e-3)))
     frontend.load_state_dict(
@@ -174,7 +190,9 @@ def test_an_id_of_minus_one_is_the_query_vector() -> None:
     ids[0, 1] = -1
     seen, without = frontend(Signal(ids), context), frontend(Signal(IDS), context)
     assert torch.equal(seen[1], without[1])
-    torch.testing.assert_close(seen[0, 1] - without[0, 1], math.sqrt(WIDTH) * (frontend.query[0, 0] - frontend.table[IDS[0, 1]]))
+    torch.testing.assert_close(
+        seen[0, 1] - without[0, 1], math.sqrt(WIDTH) * (frontend.query[0, 0] - frontend.table[IDS[0, 1]])
+    )
     seen[0, 1].sum().backward()
     assert frontend.table.grad is not None
     assert not frontend.table.grad.any()
@@ -182,7 +200,10 @@ def test_an_id_of_minus_one_is_the_query_vector() -> None:
 
 
 def test_types_may_be_read_by_someone_behind_the_front_end() -> None:
-    frontend, types = built(Text(vocab_size=7, positions=NoPositions()), RelativeAttention(by_type=True)), torch.ones_like(IDS)
+    frontend, types = (
+        built(Text(vocab_size=7, positions=NoPositions()), RelativeAttention(by_type=True)),
+        torch.ones_like(IDS),
+    )
     frontend.table.data.normal_()
     assert torch.equal(frontend(Signal(IDS), Context(torch.arange(3)[None], types=types)), frontend.table[IDS])
     with pytest.raises(UserError, match="2 × 2 types are given for 2 × 3 tokens"):

@@ -49,7 +49,9 @@ def outcome(data: dict[str, Any], seed: int, sound: bool = False) -> str:
     torch.manual_seed(seed)
     try:
         spec = Model.parse(data)
-        counted = cost(spec, 2, _length(spec, None), source_length=_length(spec.encoder, None) if spec.encoder else None)
+        counted = cost(
+            spec, 2, _length(spec, None), source_length=_length(spec.encoder, None) if spec.encoder else None
+        )
         if counted.parameters <= LARGEST and _state(spec) <= LARGEST:
             train_one_step(spec, draw.seeded(seed), sound)
     except UserError as error:
@@ -145,7 +147,9 @@ def inputs(model: Transformer, chance: random.Random) -> dict[str, Any]:
 
 
 def _ids(frontend: Any, length: int, chance: random.Random) -> Tensor:
-    ids = torch.tensor([[chance.randrange(frontend.vocab_size) for _ in range(length)] for _ in range(2)]).view(2, length)
+    ids = torch.tensor([[chance.randrange(frontend.vocab_size) for _ in range(length)] for _ in range(2)]).view(
+        2, length
+    )
     if frontend.query and length:
         ids[:, 0] = -1
     return ids
@@ -164,7 +168,13 @@ def _state(spec: Model) -> int:
 def _integers(value: Any) -> list[int]:
     if isinstance(value, Part):
         return [n for name in type(value).model_fields for n in _integers(getattr(value, name))]
-    return [value] if isinstance(value, int) else [n for item in value for n in _integers(item)] if isinstance(value, tuple) else []
+    return (
+        [value]
+        if isinstance(value, int)
+        else [n for item in value for n in _integers(item)]
+        if isinstance(value, tuple)
+        else []
+    )
 
 
 def _memory(model: Transformer, given: dict[str, Any], lengths: Tensor | None = None) -> Any:

@@ -30,10 +30,27 @@ model: {width: 16, context_length: 16, blocks: [{branches: [attention(2), feed_f
 training: {steps: 2, batch_size: 2, schedule: constant, validation: {every: 2, batches: 2}}
 sample: {max_new_tokens: 4}
 """
-SHORT = ("training.steps=2", "training.validation.every=2", "model.width=16", "model.num_layers=1", "training.minutes=null")
+SHORT = (
+    "training.steps=2",
+    "training.validation.every=2",
+    "model.width=16",
+    "model.num_layers=1",
+    "training.minutes=null",
+)
 LINES: dict[str, tuple[str, ...]] = {
     "train": ("tiny.yaml", "--out", "out"),
-    "train classify": ("classify", "--data", "reviews.csv", "--text", "review", "--label", "stars", "--out", "out", *SHORT),
+    "train classify": (
+        "classify",
+        "--data",
+        "reviews.csv",
+        "--text",
+        "review",
+        "--label",
+        "stars",
+        "--out",
+        "out",
+        *SHORT,
+    ),
     "train translate": ("translate", "--source", "a.txt", "--target", "b.txt", "--out", "out", *SHORT),
     "train tag": ("tag", "--data", "names.conll", "--out", "out", *SHORT),
     "train answer": ("answer", "--data", "squad.json", "--out", "out", *SHORT),
@@ -59,7 +76,15 @@ LINES: dict[str, tuple[str, ...]] = {
     "info": ("lm",),
     "accept": ("lm",),
     "schema": ("model",),
-    "demo": ("--out", "out", "data.source=text.txt", "data.tokenizer=characters", *SHORT, "model.width=20", "model.context_length=16"),
+    "demo": (
+        "--out",
+        "out",
+        "data.source=text.txt",
+        "data.tokenizer=characters",
+        *SHORT,
+        "model.width=20",
+        "model.context_length=16",
+    ),
 }
 FILES_NAMED = ("--data", "--validation", "--test", "--from")
 """Options that name a file to read."""
@@ -153,12 +178,16 @@ def options(name: str) -> list[tuple[str, str]]:
     command = getattr(importlib.import_module(f"qkv.cli.{name}"), f"{name}_command")
     found = []
     for parameter, hint in get_type_hints(command, include_extras=True).items():
-        said = next((extra for extra in getattr(hint, "__metadata__", ()) if type(extra).__name__ == "OptionInfo"), None)
+        said = next(
+            (extra for extra in getattr(hint, "__metadata__", ()) if type(extra).__name__ == "OptionInfo"), None
+        )
         if said is not None and parameter != "probe":
             words = [word.split("/")[0] for word in (said.default, *(said.param_decls or ())) if isinstance(word, str)]
             option = next((word for word in words if word.startswith("--")), f"--{parameter.replace('_', '-')}")
             named = str(hint.__origin__)
-            found.append((option, "flag" if "bool" in named else "number" if "int" in named or "float" in named else "text"))
+            found.append(
+                (option, "flag" if "bool" in named else "number" if "int" in named or "float" in named else "text")
+            )
     return found
 
 
@@ -234,7 +263,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Odd input to every command.")
     parser.add_argument("--only", nargs="+", default=[], metavar="COMMAND")
     parser.add_argument("--full", type=Path, metavar="FOLDER", help="a folder on a file system that is full")
-    parser.add_argument("--count", type=int, metavar="N", help="so many of each command line's, drawn at random; default: all")
+    parser.add_argument(
+        "--count", type=int, metavar="N", help="so many of each command line's, drawn at random; default: all"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--made", type=Path, metavar="FOLDER", help="valid input of an earlier call")
     parser.add_argument("--show", action="store_true", help="print every answer")
@@ -278,7 +309,8 @@ def tried(odd: str, command: list[str], prepare: Callable[[], object], show: boo
     if found or show:
         said = (answer.err.strip().splitlines() or [""])[-1][:400]
         print(
-            f"{found or 'fine'} | {odd} | {answer.seconds:.1f} s | qkv {' '.join(command)[:200]!r}\n    {answer.code}: {said}", flush=True
+            f"{found or 'fine'} | {odd} | {answer.seconds:.1f} s | qkv {' '.join(command)[:200]!r}\n    {answer.code}: {said}",
+            flush=True,
         )
     return bool(found)
 
@@ -286,7 +318,9 @@ def tried(odd: str, command: list[str], prepare: Callable[[], object], show: boo
 def copy_made(full: Path | None) -> None:
     """``made`` again as ``work``; pipes cannot be copied, and are made."""
     shutil.rmtree("work")
-    shutil.copytree("made", "work", symlinks=True, ignore=lambda folder, names: [name for name in names if name == "fifo"])
+    shutil.copytree(
+        "made", "work", symlinks=True, ignore=lambda folder, names: [name for name in names if name == "fifo"]
+    )
     os.mkfifo("work/fifo")
     if full:
         Path("work/full").symlink_to(full)

@@ -28,9 +28,26 @@ from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import Axial, LayerNorm, NoRelative, Rope
 from qkv.spec.plain import plain
 
-ASKED = ("ragged rows", "rows: reorder, drop, fork", "join", "rewind", "packed documents", "causality", "padding", "zero positions")
+ASKED = (
+    "ragged rows",
+    "rows: reorder, drop, fork",
+    "join",
+    "rewind",
+    "packed documents",
+    "causality",
+    "padding",
+    "zero positions",
+)
 """What each model is asked: rows of any lengths in pieces of any, which are forked and gone back with, against each row at once."""
-THOROUGH = (*ASKED, "cut anywhere", "fixed capacity", "state bytes", "save, load, convert", "single precision", "growth by doubling")
+THOROUGH = (
+    *ASKED,
+    "cut anywhere",
+    "fixed capacity",
+    "state bytes",
+    "save, load, convert",
+    "single precision",
+    "growth by doubling",
+)
 """What every tenth is asked. Left out are loops, which are written for what the battery itself runs on, rows of 1,100 positions, and
 differences, which are no gradients where logits are equal."""
 ROUNDED = ("save, load, convert", "single precision")
@@ -76,7 +93,12 @@ def _fitted(chance: random.Random, spec: Model) -> Model:
     encoder = spec.encoder and spec.encoder.changed(frontend=_roomy(spec.encoder.frontend), context_length=LENGTH)
     frontend = _roomy(spec.frontend)
     return spec.changed(
-        blocks=blocks, head=head, encoder=encoder, frontend=frontend, context_length=LENGTH, init_std=min(spec.init_std, 0.3)
+        blocks=blocks,
+        head=head,
+        encoder=encoder,
+        frontend=frontend,
+        context_length=LENGTH,
+        init_std=min(spec.init_std, 0.3),
     )
 
 
@@ -106,7 +128,11 @@ def _branch(chance: random.Random, branch: Branch) -> Branch:
 
 def asked(found: Case, seed: int) -> tuple[str, ...]:
     """The checks of the case with this number."""
-    picks = any(isinstance(branch, LSHAttention) or getattr(branch, "top_k", None) for b in found.spec.blocks for branch in b.branches)
+    picks = any(
+        isinstance(branch, LSHAttention) or getattr(branch, "top_k", None)
+        for b in found.spec.blocks
+        for branch in b.branches
+    )
     return ASKED if seed % 10 else tuple(name for name in THOROUGH if not (picks and name in ROUNDED))
 
 

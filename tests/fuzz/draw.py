@@ -52,14 +52,20 @@ def model(chance: random.Random, form: str | None = None) -> Model:
 
 def part(chance: random.Random, slot: type[Part], depth: int = 2) -> Part:
     """A valid part of a slot, each kind equally likely."""
-    return _until(lambda: _of_kind(chance, _kind(chance, slot, depth), depth), lambda _: True, f"a part of {slot.__name__}")
+    return _until(
+        lambda: _of_kind(chance, _kind(chance, slot, depth), depth), lambda _: True, f"a part of {slot.__name__}"
+    )
 
 
 Masks = Callable[[random.Random], Mask]
 
 
 def branch(
-    chance: random.Random, width: int, fits: Callable[[Branch], bool], masks: Masks | None = None, of: type[Branch] = Branch
+    chance: random.Random,
+    width: int,
+    fits: Callable[[Branch], bool],
+    masks: Masks | None = None,
+    of: type[Branch] = Branch,
 ) -> Branch:
     """A branch of a model of this width, of a class; ``masks`` draws the mask of those that have one."""
 
@@ -134,7 +140,9 @@ def _frontend(chance: random.Random, width: int, latents: bool = False) -> Front
     def drawn() -> Frontend:
         data = {**fields(chance, Text), "vocab_size": chance.randint(3, 40)}
         data["width"] = chance.choice([None, width, *WIDTHS]) if latents else None
-        return Text.parse(data | ({"positions": _positions(chance, data["width"] or width)} if "positions" in data else {}))
+        return Text.parse(
+            data | ({"positions": _positions(chance, data["width"] or width)} if "positions" in data else {})
+        )
 
     return _until(drawn, lambda _: True, "a front end")
 
@@ -202,7 +210,11 @@ def _prefix(chance: random.Random, width: int) -> dict[str, Any]:
 
 
 def _encoder_decoder(chance: random.Random, width: int) -> dict[str, Any]:
-    read = {"frontend": _frontend(chance, width), "context_length": chance.choice([5, 16]), **_layers(chance, width, _alone)}
+    read = {
+        "frontend": _frontend(chance, width),
+        "context_length": chance.choice([5, 16]),
+        **_layers(chance, width, _alone),
+    }
     read |= {name: value for name, value in fields(chance, Encoder).items() if name in ("memory", "share_embedding")}
     return {"encoder": Encoder.parse(read), **_layers(chance, width, lambda b: b.causal, masks=causal, reads=True)}
 
@@ -288,5 +300,10 @@ def _scalar(chance: random.Random, annotation: Any, bounds: tuple[Any, ...]) -> 
 
 def inside(value: float, bounds: tuple[Any, ...]) -> bool:
     """True if the bounds of a field (``annotated_types``) let a number through."""
-    tests = {"gt": lambda b: value > b, "ge": lambda b: value >= b, "lt": lambda b: value < b, "le": lambda b: value <= b}
+    tests = {
+        "gt": lambda b: value > b,
+        "ge": lambda b: value >= b,
+        "lt": lambda b: value < b,
+        "le": lambda b: value <= b,
+    }
     return all(test(getattr(bound, name)) for bound in bounds for name, test in tests.items() if hasattr(bound, name))

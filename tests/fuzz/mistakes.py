@@ -8,9 +8,34 @@ from copy import deepcopy
 from typing import Any
 
 ODD: tuple[Any, ...] = (
-    *(None, True, False, "", "x" * 5000, "\x00", "é😀", "attention(", "causal & ", "window(0)", "nothing_known(1)", "-" * 300 + "1"),
+    *(
+        None,
+        True,
+        False,
+        "",
+        "x" * 5000,
+        "\x00",
+        "é😀",
+        "attention(",
+        "causal & ",
+        "window(0)",
+        "nothing_known(1)",
+        "-" * 300 + "1",
+    ),
     *(-1, 0, 1, 7, 2**31 - 1, 2**31, 10**30, 10**5000, -(10**30), 0.5, -0.0, 1e-300, 1e300, float("inf"), float("nan")),
-    *([], {}, [[]], [{}], {"kind": "nothing_known"}, {"kind": []}, {"kind": None}, ["causal"], {"": 1}, {1: 2}, [None] * 3),
+    *(
+        [],
+        {},
+        [[]],
+        [{}],
+        {"kind": "nothing_known"},
+        {"kind": []},
+        {"kind": None},
+        ["causal"],
+        {"": 1},
+        {1: 2},
+        [None] * 3,
+    ),
 )
 
 Place = tuple[Any, Any]
@@ -29,7 +54,9 @@ def spoiled(chance: random.Random, data: dict[str, Any]) -> dict[str, Any]:
 
 def places(value: Any) -> Iterator[Place]:
     """(holder, key) of everything inside."""
-    inner = list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
+    inner = (
+        list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
+    )
     for key, child in inner:
         yield value, key
         yield from places(child)
@@ -70,4 +97,14 @@ def _nudged(chance: random.Random, root: Any, holder: Any, key: Any) -> None:
         holder[key] = value + chance.choice([-1, 1, 3])
 
 
-_WAYS: tuple[Callable[[random.Random, Any, Any, Any], None], ...] = (_odd, _odd, _odd, _moved, _moved, _lost, _misspelt, _added, _nudged)
+_WAYS: tuple[Callable[[random.Random, Any, Any, Any], None], ...] = (
+    _odd,
+    _odd,
+    _odd,
+    _moved,
+    _moved,
+    _lost,
+    _misspelt,
+    _added,
+    _nudged,
+)

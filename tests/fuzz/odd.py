@@ -11,7 +11,23 @@ from pathlib import Path
 from typing import Any
 
 TEXT = "the quick brown fox jumps over the lazy dog; " * 40 + "\n"
-NUMBERS = ("nan", "inf", "-inf", "1e400", "-1", "0", "1" + "0" * 30, "-" + "9" * 400, "", "abc", "0x10", "1_0", "1e-400", "½", "2.5")
+NUMBERS = (
+    "nan",
+    "inf",
+    "-inf",
+    "1e400",
+    "-1",
+    "0",
+    "1" + "0" * 30,
+    "-" + "9" * 400,
+    "",
+    "abc",
+    "0x10",
+    "1_0",
+    "1e-400",
+    "½",
+    "2.5",
+)
 TEXTS = (
     "",
     " ",
@@ -51,7 +67,13 @@ OVERRIDES = (
         "model.width=[",
         "blocks=1",
     ),
-    *("data.columns.text=", "nothing.known=1", "training.precision=fp8", "data.columns=[1]", "model.blocks=" + "[" * 300),
+    *(
+        "data.columns.text=",
+        "nothing.known=1",
+        "training.precision=fp8",
+        "data.columns=[1]",
+        "model.blocks=" + "[" * 300,
+    ),
 )
 
 
@@ -112,7 +134,17 @@ PATHS = (
         "é😀\n.txt",
     ),
     *FILES,
-    *("text.txt", "tiny.yaml", "lm", "hf", "stars", "lm/spec.yaml", "lm/model.safetensors", "lm/metrics.jsonl", "hf/config.json"),
+    *(
+        "text.txt",
+        "tiny.yaml",
+        "lm",
+        "hf",
+        "stars",
+        "lm/spec.yaml",
+        "lm/model.safetensors",
+        "lm/metrics.jsonl",
+        "hf/config.json",
+    ),
 )
 RUNS = (
     "",
@@ -131,7 +163,21 @@ RUNS = (
     "é😀\n",
     "x" * 300,
 )
-OUTPUTS = ("", ".", "text.txt", "text.txt/x", "folder", "fifo", "broken", "circle", "x" * 300, "lm", "hf", "stars", "tiny.yaml")
+OUTPUTS = (
+    "",
+    ".",
+    "text.txt",
+    "text.txt/x",
+    "folder",
+    "fifo",
+    "broken",
+    "circle",
+    "x" * 300,
+    "lm",
+    "hf",
+    "stars",
+    "tiny.yaml",
+)
 OUTPUTS += ("a/b/c", "/proc/x", "/sys/x", "out.odd", "reviews.csv", "lm/spec.yaml", "full/x")
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "missing": lambda path: path.unlink(),

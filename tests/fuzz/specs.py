@@ -40,7 +40,10 @@ def main() -> int:
                 data, sound = drawn(seed)
                 print(f"seed {seed}: {why}\n  {shown(smallest(data, seed, sound, why))}", flush=True)
     took = time.perf_counter() - started
-    print(f"{sum(found.values())} specs in {took:.0f} s: " + ", ".join(f"{found[name]} {name}" for name in ("valid", "invalid", "failed")))
+    print(
+        f"{sum(found.values())} specs in {took:.0f} s: "
+        + ", ".join(f"{found[name]} {name}" for name in ("valid", "invalid", "failed"))
+    )
     for why, count in kinds.most_common():
         print(f"{count:5} {why}")
     return 1 if found["failed"] else 0

@@ -20,7 +20,13 @@ def test_a_random_model_keeps_the_contract(seed: int) -> None:
 def test_a_fault_is_found_and_made_small() -> None:
     equal = Attention(num_heads=2, head_dim=1, qk_norm=LayerNorm(), top_k=2)
     blocks = (Block(branches=(equal, Attention(num_heads=2)), order="sandwich"),)
-    found = Case(Model(width=4, context_length=160, frontend=Text(vocab_size=VOCABULARY, positions=NoPositions()), blocks=blocks), 2, True)
+    found = Case(
+        Model(
+            width=4, context_length=160, frontend=Text(vocab_size=VOCABULARY, positions=NoPositions()), blocks=blocks
+        ),
+        2,
+        True,
+    )
     assert broken(found) is None
     with instead(top_k, "largest", lambda _: lambda scores, k, positions: scores.topk(k).indices)():
         failed = broken(found)

@@ -62,11 +62,18 @@ TEXT = {"kind": "text", "vocab_size": 9}
             r"^frontend\.positions\.widths: .* = 7 features, but positions",
         ),
         (
-            {"latents": {}, "blocks": [{"branches": ["cross_attention"]}], "queries": {"positions": {"kind": "axial", "widths": [3, 4]}}},
+            {
+                "latents": {},
+                "blocks": [{"branches": ["cross_attention"]}],
+                "queries": {"positions": {"kind": "axial", "widths": [3, 4]}},
+            },
             r"^queries\.positions\.widths: .* = 7 features",
         ),
         (
-            {"encoder": {"frontend": {**TEXT, "vocab_size": 7}, "share_embedding": True}, "blocks": [{"branches": ["cross_attention"]}]},
+            {
+                "encoder": {"frontend": {**TEXT, "vocab_size": 7}, "share_embedding": True},
+                "blocks": [{"branches": ["cross_attention"]}],
+            },
             r"^encoder\.share_embedding: .* 7 and 9 tokens",
         ),
         (

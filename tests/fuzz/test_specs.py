@@ -27,11 +27,20 @@ def test_drawn_specs_hold(first: int) -> None:
 
 
 def decoding(mask: str) -> Model:
-    return Model.parse({"width": 8, "frontend": TEXT, "blocks": [{"branches": [{"kind": "attention", "num_heads": 2, "mask": mask}]}]})
+    return Model.parse(
+        {"width": 8, "frontend": TEXT, "blocks": [{"branches": [{"kind": "attention", "num_heads": 2, "mask": mask}]}]}
+    )
 
 
 @pytest.mark.parametrize(
-    "mask", ["prefix | causal & window(3)", "prefix", "prefix & causal", "strided(2) & causal | prefix", "(causal | prefix) & window(5)"]
+    "mask",
+    [
+        "prefix | causal & window(3)",
+        "prefix",
+        "prefix & causal",
+        "strided(2) & causal | prefix",
+        "(causal | prefix) & window(5)",
+    ],
 )
 def test_a_state_remembers_the_prefix_that_a_mask_asks_for_later(mask: str) -> None:
     """Positions after the prefix see the keys that they see in one call."""

@@ -16,7 +16,14 @@ STACKS: dict[str, dict[str, Any]] = {
     "rope": {"blocks": [{"branches": ["attention(num_kv_heads=2, relative=rope)", "gated_feed_forward"]}]},
     "alibi": {"blocks": [{"branches": ["attention(num_kv_heads=1, relative=alibi)"]}]},
     "window": {
-        "blocks": [{"branches": [{"kind": "attention", "mask": "causal & window(4, sinks=2)", "relative": "rope"}, "feed_forward"]}]
+        "blocks": [
+            {
+                "branches": [
+                    {"kind": "attention", "mask": "causal & window(4, sinks=2)", "relative": "rope"},
+                    "feed_forward",
+                ]
+            }
+        ]
     },
     "linear": {"blocks": [{"branches": ["linear_attention", "feed_forward"]}]},
     "shift": {"blocks": [{"branches": ["token_shift(groups=4)", "feed_forward"]}]},
@@ -27,7 +34,12 @@ STACKS: dict[str, dict[str, Any]] = {
         "blocks": [
             {
                 "order": "parallel",
-                "branches": [{"kind": "attention", "mask": "causal & window(5)"}, "attention", "linear_attention(chunk=4)", "token_shift"],
+                "branches": [
+                    {"kind": "attention", "mask": "causal & window(5)"},
+                    "attention",
+                    "linear_attention(chunk=4)",
+                    "token_shift",
+                ],
             },
             {"order": "sandwich", "norm": "rms_norm", "branches": ["causal_convolution", "gru", "gated_feed_forward"]},
         ],
@@ -38,7 +50,16 @@ STACKS: dict[str, dict[str, Any]] = {
 @cache
 def model(name: str, **changes: Any) -> Transformer:
     """The model of one of ``STACKS``; only ``learned`` and ``all`` have positions that end."""
-    fields = {"width": 16, "context_length": 8, "init_std": 0.5, "head": "language_model(tied=false)", **STACKS[name], **changes}
+    fields = {
+        "width": 16,
+        "context_length": 8,
+        "init_std": 0.5,
+        "head": "language_model(tied=false)",
+        **STACKS[name],
+        **changes,
+    }
     positions = "learned" if name in ("learned", "all") else "none"
-    spec = Model.parse({**fields, "num_layers": 2, "frontend": {"kind": "text", "vocab_size": VOCABULARY, "positions": positions}})
+    spec = Model.parse(
+        {**fields, "num_layers": 2, "frontend": {"kind": "text", "vocab_size": VOCABULARY, "positions": positions}}
+    )
     return build(spec, seed=3).eval()

@@ -55,7 +55,9 @@ def tiny(vocabulary: int) -> Transformer:
         "frontend": {"kind": "text", "vocab_size": vocabulary, "positions": "none"},
         "head": "language_model(tied=false)",
     }
-    return build(Model.parse({**spec, "num_layers": 1, "blocks": [{"branches": ["gru", "feed_forward"]}]}), seed=2).eval()
+    return build(
+        Model.parse({**spec, "num_layers": 1, "blocks": [{"branches": ["gru", "feed_forward"]}]}), seed=2
+    ).eval()
 
 
 @torch.no_grad()
@@ -76,7 +78,9 @@ def exhaustive(m: Transformer, prompt: list[int], length: int, penalty: float, e
 
 @pytest.mark.parametrize("penalty", [0.0, 0.7, 1.0, 2.0, -1.0])
 @pytest.mark.parametrize(("vocabulary", "length", "end"), [(3, 5, 1), (4, 4, 0), (5, 3, 4), (4, 3, None), (3, 1, 2)])
-def test_enough_beams_find_what_exhaustive_search_finds(vocabulary: int, length: int, end: int | None, penalty: float) -> None:
+def test_enough_beams_find_what_exhaustive_search_finds(
+    vocabulary: int, length: int, end: int | None, penalty: float
+) -> None:
     m, prompts = tiny(vocabulary), [[1, 2], [0], [2, 2, 1, 0]]
     expected = [exhaustive(m, prompt, length, penalty, end) for prompt in prompts]
     count = len(expected[0])
@@ -148,7 +152,11 @@ def test_texts_and_scores_are_those_of_transformers(
 ) -> None:
     end = common_end() if ends else None
     generation = Generation(
-        max_new_tokens=20, num_beams=num_beams, num_return=num_return, length_penalty=penalty, early_stopping=early_stopping
+        max_new_tokens=20,
+        num_beams=num_beams,
+        num_return=num_return,
+        length_penalty=penalty,
+        early_stopping=early_stopping,
     )
     expected = theirs(published_prompts(), generation, end)
     for got, wanted in zip(beam_search(published()[1], published_prompts(), generation, end), expected, strict=True):
@@ -156,13 +164,19 @@ def test_texts_and_scores_are_those_of_transformers(
 
 
 def test_texts_compared_with_transformers_end_at_many_lengths() -> None:
-    found = beam_search(published()[1], published_prompts(), Generation(max_new_tokens=20, num_beams=7, num_return=7), common_end())
+    found = beam_search(
+        published()[1], published_prompts(), Generation(max_new_tokens=20, num_beams=7, num_return=7), common_end()
+    )
     assert len({len(h.tokens) for row in found for h in row}) > 4
 
 
 @torch.no_grad()
 def without_state(
-    m: Callable[[torch.Tensor], Any], prompt: list[int], generation: Generation, ends: Callable[[list[int]], bool], limit: int | None = None
+    m: Callable[[torch.Tensor], Any],
+    prompt: list[int],
+    generation: Generation,
+    ends: Callable[[list[int]], bool],
+    limit: int | None = None,
 ) -> list[Hypothesis]:
     """The search again, in its simplest form: every beam's whole text, or what of it is seen, is read at each step."""
     width, penalty = generation.num_beams, generation.length_penalty
@@ -179,7 +193,9 @@ def without_state(
         finished += [Hypothesis(new, total / n**penalty, total) for total, new in ended]
         finished = sorted(finished, key=lambda h: -h.score)[:width]
         beams = [(total, new) for total, new in grown[: 2 * width] if not ends(new)][:width]
-        if not beams or (len(finished) == width and (generation.early_stopping or beams[0][0] / n**penalty <= finished[-1].score)):
+        if not beams or (
+            len(finished) == width and (generation.early_stopping or beams[0][0] / n**penalty <= finished[-1].score)
+        ):
             break
     return finished[: generation.num_return]
 
@@ -201,7 +217,9 @@ def ending(name: str) -> int:
 @pytest.mark.parametrize("name", STACKS)
 def test_scores_are_those_of_a_full_pass(name: str) -> None:
     m = model(name)
-    for got, prompt in zip(beam_search(m, PROMPTS, BEAMS.changed(length_penalty=0.7), ending(name)), PROMPTS, strict=True):
+    for got, prompt in zip(
+        beam_search(m, PROMPTS, BEAMS.changed(length_penalty=0.7), ending(name)), PROMPTS, strict=True
+    ):
         assert got == sorted(got, key=lambda h: -h.score)
         for h in got:
             assert h.log_probability == pytest.approx(log_probability(m, prompt, h.tokens), abs=1e-4)
@@ -263,7 +281,9 @@ def test_only_rows_of_beams_that_die_are_written(monkeypatch: pytest.MonkeyPatch
     search = BeamSearch(model("all"), PROMPTS[:2], BEAMS)
     forks: list[tuple[list[int], list[int]]] = []
     overwrite = engine.overwrite
-    monkeypatch.setattr(engine, "overwrite", lambda state, to, source: forks.append((to, source)) or overwrite(state, to, source))
+    monkeypatch.setattr(
+        engine, "overwrite", lambda state, to, source: forks.append((to, source)) or overwrite(state, to, source)
+    )
     search.step()
     assert forks == [], "the first step forks the state of the prompts whole"
     for _ in range(10):
@@ -297,7 +317,10 @@ def test_a_search_goes_on_with_fewer_beams_when_the_others_have_all_ended(name: 
 
 def test_no_prompt_and_no_token_are_no_work() -> None:
     assert beam_search(model("gru"), [], BEAMS) == []
-    assert beam_search(model("gru"), PROMPTS, Generation(max_new_tokens=0, num_beams=2)) == [[Hypothesis([], 0.0, 0.0)]] * 3
+    assert (
+        beam_search(model("gru"), PROMPTS, Generation(max_new_tokens=0, num_beams=2))
+        == [[Hypothesis([], 0.0, 0.0)]] * 3
+    )
 
 
 def test_dropout_sleeps_and_the_model_is_left_as_it_was() -> None:
@@ -323,7 +346,12 @@ def test_logits_that_are_not_finite_are_an_error(value: float) -> None:
         ([[1], []], {}, None, "prompt 2 of 2 has no tokens"),
         ([[1]], {}, VOCABULARY, r"the end token 23 is outside the vocabulary \(0 to 22\)"),
         ([[1]], {"stop": ("a",)}, None, "stop strings"),
-        ([[1]], {"num_beams": 1, "temperature": 0.5}, None, "temperature: beam search does not sample, but it is 0.5; leave it out"),
+        (
+            [[1]],
+            {"num_beams": 1, "temperature": 0.5},
+            None,
+            "temperature: beam search does not sample, but it is 0.5; leave it out",
+        ),
         ([[1]], {"num_beams": 1, "top_k": 3}, None, "top_k: beam search does not sample"),
     ],
 )
@@ -340,7 +368,10 @@ def test_what_cannot_be_searched_is_refused_in_a_sentence(
         ({"num_beams": 0}, "num_beams: 0 given, but it should be greater than or equal to 1"),
         ({"num_return": 2}, "num_return: 2 given, but beam search returns at most num_beams = 1 texts"),
         ({"num_beams": 4, "num_return": 5}, "num_return: 5 given, but beam search returns at most num_beams = 4"),
-        ({"num_beams": 4, "temperature": 0.8}, r"temperature: 0.8 given, but beam search \(num_beams 4\) does not sample; leave it at 1.0"),
+        (
+            {"num_beams": 4, "temperature": 0.8},
+            r"temperature: 0.8 given, but beam search \(num_beams 4\) does not sample; leave it at 1.0",
+        ),
         ({"num_beams": 4, "top_k": 8}, "top_k: 8 given, but beam search .* leave it out"),
         ({"num_beams": 4, "top_p": 0.5}, "top_p: 0.5 given"),
         ({"num_beams": 4, "min_p": 0.5}, "min_p: 0.5 given"),
@@ -371,9 +402,18 @@ SOURCES = [[3, 8, 1, 6], [2], [9, 9, 4, 5, 1]]
 @cache
 def translator(layers: str, positions: str) -> Transformer:
     """An encoder–decoder; its positions are bounded if they are learned."""
-    stack = {"num_layers": 2, "context_length": 8, "frontend": {"kind": "text", "vocab_size": VOCABULARY, "positions": positions}}
+    stack = {
+        "num_layers": 2,
+        "context_length": 8,
+        "frontend": {"kind": "text", "vocab_size": VOCABULARY, "positions": positions},
+    }
     decoder = [{"branches": ["attention(relative=rope)", "cross_attention", "feed_forward"]}]
-    fields = {"width": 16, "init_std": 0.5, "head": "language_model(tied=false)", "encoder": {**stack, "memory": layers}}
+    fields = {
+        "width": 16,
+        "init_std": 0.5,
+        "head": "language_model(tied=false)",
+        "encoder": {**stack, "memory": layers},
+    }
     return build(Model.parse({**fields, **stack, "blocks": decoder}), seed=4).eval()
 
 

@@ -86,7 +86,9 @@ def test_repetition_penalty_is_the_loop_over_the_text(seed: int, penalty: float,
 @given(st.integers(0, 10_000), st.floats(0.05, 20.0))
 def test_temperature_is_division_up_to_a_shift(seed: int, value: float) -> None:
     logits = some_logits(seed)
-    torch.testing.assert_close(filters.temperature(logits, value).softmax(-1), (logits.double() / value).softmax(-1).float())
+    torch.testing.assert_close(
+        filters.temperature(logits, value).softmax(-1), (logits.double() / value).softmax(-1).float()
+    )
 
 
 @pytest.mark.parametrize("value", [1e-3, 1e-12, 1e-45, 1e-300])
@@ -155,7 +157,9 @@ def test_ties_at_the_border_stay_together() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 9), st.floats(0.01, 1.0), st.floats(0.0, 0.99), st.floats(0.01, 5.0))
-def test_the_chain_never_drops_the_best_token_nor_makes_nan(seed: int, k: int, p: float, low: float, heat: float) -> None:
+def test_the_chain_never_drops_the_best_token_nor_makes_nan(
+    seed: int, k: int, p: float, low: float, heat: float
+) -> None:
     logits = some_logits(seed, scale=30.0)
     got = filters.filtered(logits, Generation(temperature=heat, top_k=k, top_p=p, min_p=low))
     assert not got.isnan().any()
@@ -230,7 +234,9 @@ def test_picking_among_the_top_k_is_drawing_from_all_that_is_left(seed: int, k: 
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("generation", [Generation(), Generation(top_k=3), Generation(top_p=0.5), Generation(min_p=0.5)], ids=str)
+@pytest.mark.parametrize(
+    "generation", [Generation(), Generation(top_k=3), Generation(top_p=0.5), Generation(min_p=0.5)], ids=str
+)
 def test_logits_that_are_not_finite_reach_no_token(value: float, generation: Generation) -> None:
     logits = some_logits(0)
     logits[1, 5] = value

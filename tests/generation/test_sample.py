@@ -114,7 +114,9 @@ def test_refusing_names_the_numbers_and_allows_the_last_position() -> None:
     m = model("learned", context_length=8)
     fits = Generation(max_new_tokens=6, temperature=0, overflow="refuse")
     assert generate(m, [[1, 2, 3]], fits) == [greedy_without_state(m, [1, 2, 3], 6)]
-    with pytest.raises(UserError, match=r"prompt 2 of 2 has 4 tokens, and with 6 new ones 9 positions are needed, .* end at 8"):
+    with pytest.raises(
+        UserError, match=r"prompt 2 of 2 has 4 tokens, and with 6 new ones 9 positions are needed, .* end at 8"
+    ):
         generate(m, [[1], [1, 2, 3, 4]], fits)
     assert generate(m, [[1] * 20], fits.changed(max_new_tokens=0)) == [[]]
 
@@ -213,7 +215,9 @@ def test_the_first_product_of_a_process_may_be_a_generated_token(monkeypatch: py
         ([[1]], {"stop": ("a",)}, "stop strings"),
     ],
 )
-def test_what_cannot_be_continued_is_refused_in_a_sentence(prompts: list[list[int]], generation: dict[str, Any], sentence: str) -> None:
+def test_what_cannot_be_continued_is_refused_in_a_sentence(
+    prompts: list[list[int]], generation: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(UserError, match=sentence):
         generate(model("gru"), prompts, Generation(max_new_tokens=1, **generation))
 

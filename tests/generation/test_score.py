@@ -39,7 +39,9 @@ def test_scores_are_those_of_a_full_pass(name: str) -> None:
 
 def test_all_options_of_two_tokens_hold_all_probability() -> None:
     options = [[first, second] for first in range(VOCABULARY) for second in range(VOCABULARY)]
-    assert math.fsum(math.exp(score.sum) for score in score_options(model("rope"), PROMPT, options)) == pytest.approx(1.0, abs=1e-5)
+    assert math.fsum(math.exp(score.sum) for score in score_options(model("rope"), PROMPT, options)) == pytest.approx(
+        1.0, abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("options", [[[6], [22], [0]], [[6]]])
@@ -62,12 +64,16 @@ def test_the_prompt_is_read_once_and_the_options_in_one_batch(monkeypatch: pytes
 
 def test_a_prompt_that_does_not_fit_is_cut_alike_for_all_options_with_a_warning() -> None:
     m = model("learned", context_length=8)
-    assert [s.sum for s in score_options(m, PROMPT[:3], OPTIONS)] == pytest.approx([full_pass(m, PROMPT[:3], o) for o in OPTIONS], abs=1e-4)
+    assert [s.sum for s in score_options(m, PROMPT[:3], OPTIONS)] == pytest.approx(
+        [full_pass(m, PROMPT[:3], o) for o in OPTIONS], abs=1e-4
+    )
     sentence = "the prompt has 5 tokens, the longest option 6, and the model has 8 positions; the first 2 prompt tokens are dropped"
     with pytest.warns(UserWarning, match=sentence):
         got = score_options(m, PROMPT, OPTIONS)
     assert [s.sum for s in got] == pytest.approx([full_pass(m, PROMPT[2:], o) for o in OPTIONS], abs=1e-4)
-    with pytest.raises(UserError, match="the longest option has 9 tokens, which do not fit the model's 8 positions after a prompt"):
+    with pytest.raises(
+        UserError, match="the longest option has 9 tokens, which do not fit the model's 8 positions after a prompt"
+    ):
         score_options(m, PROMPT, [[1], [2] * 9])
 
 
@@ -80,7 +86,9 @@ def test_a_prompt_that_does_not_fit_is_cut_alike_for_all_options_with_a_warning(
         ([1], [[1], [2, VOCABULARY]], r"option 2 of 2 has the token 23, which is outside the vocabulary \(0 to 22\)"),
     ],
 )
-def test_what_cannot_be_scored_is_refused_in_a_sentence(prompt: list[int], options: list[list[int]], sentence: str) -> None:
+def test_what_cannot_be_scored_is_refused_in_a_sentence(
+    prompt: list[int], options: list[list[int]], sentence: str
+) -> None:
     with pytest.raises(UserError, match=sentence):
         score_options(model("gru"), prompt, options)
 
@@ -132,11 +140,16 @@ def test_prompt_and_option_are_made_into_tokens_together() -> None:
     tokenizer = train(BPE(vocab_size=280), ["is it? yes no " * 40])
     joined = tokenizer.encode("it? yes")
     before, after = joined_ids(tokenizer, "it? ", ["yes", "no"])
-    assert tokenizer.encode("it? ") != joined[: len(tokenizer.encode("it? "))], "the space belongs to the prompt here and to the word there"
+    assert tokenizer.encode("it? ") != joined[: len(tokenizer.encode("it? "))], (
+        "the space belongs to the prompt here and to the word there"
+    )
     assert [before + ids for ids in after] == [joined, tokenizer.encode("it? no")]
     assert all(after)
     assert joined_ids(tokenizer, "", ["yes"]) == (tokenizer.encode("\n"), [tokenizer.encode("yes")])
-    assert joined_ids(tokenizer, "y", ["es", "y"]) == (tokenizer.encode("y"), [tokenizer.encode("es"), tokenizer.encode("y")])
+    assert joined_ids(tokenizer, "y", ["es", "y"]) == (
+        tokenizer.encode("y"),
+        [tokenizer.encode("es"), tokenizer.encode("y")],
+    )
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,10 @@ from qkv.spec.tokenizers import BPE, Bytes, Characters, Words
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 
-TEXT = "the cat sat on the mat.\nthe dog, größer und älter, sat too; 猫は座った。 and the cat left the mat to the dog.\n" * 4
+TEXT = (
+    "the cat sat on the mat.\nthe dog, größer und älter, sat too; 猫は座った。 and the cat left the mat to the dog.\n"
+    * 4
+)
 SCHEMES = {"characters": Characters(), "bytes": Bytes(), "words": Words(vocab_size=300), "bpe": BPE(vocab_size=300)}
 DRAWN = Generation(max_new_tokens=120, temperature=1.0, seed=5)
 
@@ -29,7 +32,11 @@ DRAWN = Generation(max_new_tokens=120, temperature=1.0, seed=5)
 @cache
 def system(scheme: str) -> tuple[Transformer, Tokenizer]:
     tokenizer = train(SCHEMES[scheme], [TEXT])
-    spec = {"width": 16, "init_std": 0.4, "frontend": {"kind": "text", "vocab_size": tokenizer.vocab_size, "positions": "none"}}
+    spec = {
+        "width": 16,
+        "init_std": 0.4,
+        "frontend": {"kind": "text", "vocab_size": tokenizer.vocab_size, "positions": "none"},
+    }
     return build(Model.parse({**spec, "blocks": [{"branches": ["gru"]}]}), seed=1).eval(), tokenizer
 
 
@@ -42,7 +49,11 @@ def first_end(text: str, stop: tuple[str, ...]) -> str:
     return text
 
 
-@given(st.text("abc", max_size=30), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3), st.lists(st.integers(0, 30)))
+@given(
+    st.text("abc", max_size=30),
+    st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
+    st.lists(st.integers(0, 30)),
+)
 def test_stop_strings_are_found_wherever_the_pieces_are_cut(text: str, stop: list[str], cuts: list[int]) -> None:
     borders = [0, *sorted(cuts), len(text)]
     finder, got = StopStrings(stop), ""
@@ -143,7 +154,9 @@ def test_beams_from_text_are_those_of_tokens_decoded(scheme: str) -> None:
     prompts = ["the cat", "dog"]
     ids = [tokenizer.encode(prompt) for prompt in prompts]
     found = best_texts(m, tokenizer, prompts, BEAMS.changed(num_return=3))
-    for prompt, row, got, wanted in zip(prompts, ids, found, beam_search(m, ids, BEAMS.changed(num_return=3)), strict=True):
+    for prompt, row, got, wanted in zip(
+        prompts, ids, found, beam_search(m, ids, BEAMS.changed(num_return=3)), strict=True
+    ):
         assert [prompt + best.text for best in got] == [tokenizer.decode(row + h.tokens) for h in wanted]
         assert [(b.score, b.log_probability) for b in got] == [(h.score, h.log_probability) for h in wanted]
     assert generate_texts(m, tokenizer, prompts, BEAMS) == [row[0].text for row in found]
@@ -166,7 +179,9 @@ def test_a_stop_string_ends_hypotheses(scheme: str) -> None:
 
     wanted = beam_search(m, [ids], generation.changed(stop=()), ends=ends)[0]
     texts = [tokenizer.decode(ids + h.tokens)[len(prompt) :] for h in wanted]
-    assert [best.text for best in best_texts(m, tokenizer, [prompt], generation)[0]] == [text.partition(stop)[0] for text in texts]
+    assert [best.text for best in best_texts(m, tokenizer, [prompt], generation)[0]] == [
+        text.partition(stop)[0] for text in texts
+    ]
     assert any(stop in text for text in texts)
     assert all(stop in text or len(h.tokens) == 14 for text, h in zip(texts, wanted, strict=True))
 

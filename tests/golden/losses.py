@@ -50,7 +50,13 @@ VERBS: dict[str, tuple[str, ...]] = {
     "translate": ("--source", "a.txt", "--target", "b.txt"),
     "summarize": ("--data", "news.jsonl", "--text", "article", "--summary", "summary"),
 }
-SHORT = ("training.steps=6", "training.precision=fp32", "training.minutes=null", "training.validation.every=3", "sample.max_new_tokens=6")
+SHORT = (
+    "training.steps=6",
+    "training.precision=fp32",
+    "training.minutes=null",
+    "training.validation.every=3",
+    "sample.max_new_tokens=6",
+)
 STEADY = {"seconds", "tokens_per_second", "time"}
 """Names of figures that are times, and are left out."""
 
@@ -98,9 +104,13 @@ def write_data(folder: Path) -> dict[str, str]:
     words = ["".join(draw.choices(letters, k=draw.randint(1, 9))) for _ in range(3000)]
     weights = [1 / rank for rank in range(1, len(words) + 1)]
     lines = [draw.choices(words, weights, k=draw.randint(3, 20)) for _ in range(1800)]
-    (folder / TEXT).write_text("".join(" ".join(line).capitalize() + draw.choice(".?!") + "\n" for line in lines), encoding="utf-8")
+    (folder / TEXT).write_text(
+        "".join(" ".join(line).capitalize() + draw.choice(".?!") + "\n" for line in lines), encoding="utf-8"
+    )
     write_tables(folder)
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir()) if path.is_file()}
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir()) if path.is_file()
+    }
 
 
 @contextlib.contextmanager
@@ -154,7 +164,11 @@ def measure(folder: Path, chosen: Sequence[Case]) -> dict[str, Any]:
     """The figures of each case, or the error it ended with, from runs below ``folder``."""
     import torch
 
-    about = {"torch": torch.__version__, "python": platform.python_version(), "vectors": torch.backends.cpu.get_cpu_capability()}
+    about = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+    }
     found: dict[str, Any] = {"about": about, "data": write_data(folder), "cases": {}}
     for case in chosen:
         began = time.perf_counter()
@@ -206,8 +220,12 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Figures of a short run of every form of recipe, with every digit.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--write", type=Path, metavar="FILE", help="write the figures")
-    what.add_argument("--compare", type=Path, metavar="FILE", help="compare with the figures in FILE; exit code 1 if any differs")
-    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="cases whose name contains one of these words")
+    what.add_argument(
+        "--compare", type=Path, metavar="FILE", help="compare with the figures in FILE; exit code 1 if any differs"
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="WORD", help="cases whose name contains one of these words"
+    )
     return parser.parse_args()
 
 
@@ -215,7 +233,11 @@ def main() -> int:
     """Write or compare."""
     asked = arguments()
     target = (asked.write or asked.compare).resolve()
-    chosen = [case for case in cases() if not asked.only or case.name == START or any(word in case.name for word in asked.only)]
+    chosen = [
+        case
+        for case in cases()
+        if not asked.only or case.name == START or any(word in case.name for word in asked.only)
+    ]
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         os.environ["QKV_CACHE"] = str(Path(folder) / "cache")
         found = measure(Path(folder), chosen)

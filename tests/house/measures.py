@@ -20,7 +20,9 @@ from tests.house.test_style import MOST_LINES_OF_A_FUNCTION, size
 
 RIDDLES = ("What", "Which", "Those", "That", "How", "Where", "The one")
 PATTERNS = {
-    "isinstance(…, Text)": re.compile(r"isinstance\([^()]*(?:\([^()]*\)[^()]*)*,\s*(?:\w+\.)*(?:Text\)|\([^()]*\bText\b)"),
+    "isinstance(…, Text)": re.compile(
+        r"isinstance\([^()]*(?:\([^()]*\)[^()]*)*,\s*(?:\w+\.)*(?:Text\)|\([^()]*\bText\b)"
+    ),
     "model.frontend.table": re.compile(r"model\.frontend\.table"),
     'startswith("blocks.")': re.compile(r"""startswith\(\(?["']blocks\.["']"""),
     'getattr(module, "qkv")': re.compile(r"""getattr\(module, ["']qkv["']"""),
@@ -29,7 +31,15 @@ PATTERNS = {
 
 def code_lines(source: Source) -> int:
     """Lines that hold code: no blank, no comment, no docstring."""
-    silent = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER)
+    silent = (
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENCODING,
+        tokenize.ENDMARKER,
+    )
     tokens = tokenize.generate_tokens(io.StringIO(source.text).readline)
     lines = {line for token in tokens if token.type not in silent for line in range(token.start[0], token.end[0] + 1)}
     texts = {line for node in described(source) for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
@@ -87,9 +97,15 @@ def main() -> None:
         f"docstrings that begin with {', '.join(RIDDLES)}": riddles(),
         **{f"{name}, places": places(pattern) for name, pattern in PATTERNS.items()},
     }
-    rows = {"lines of code": sum(map(code_lines, package())), "lines": sum(s.text.count("\n") for s in package()), "files": len(package())}
+    rows = {
+        "lines of code": sum(map(code_lines, package())),
+        "lines": sum(s.text.count("\n") for s in package()),
+        "files": len(package()),
+    }
     rows |= {name: len(found) for name, found in listed.items()}
-    rows |= {f"{name}, files": len({place.split(":")[0] for place in places(pattern)}) for name, pattern in PATTERNS.items()}
+    rows |= {
+        f"{name}, files": len({place.split(":")[0] for place in places(pattern)}) for name, pattern in PATTERNS.items()
+    }
     for name, value in rows.items():
         print(f"{name:60}{value:>8,}")
     for name, found in listed.items() if asked.list else ():

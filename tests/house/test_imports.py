@@ -58,8 +58,14 @@ def imported(tree: ast.AST) -> Iterator[str]:
                 yield "." * node.level + (node.module or "")
             else:
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and dotted_name(node.func) in ("importlib.import_module", "import_module", "__import__"):
-            yield from (arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant) and isinstance(arg.value, str))
+        elif isinstance(node, ast.Call) and dotted_name(node.func) in (
+            "importlib.import_module",
+            "import_module",
+            "__import__",
+        ):
+            yield from (
+                arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+            )
 
 
 def room_of(module: str) -> str:

@@ -13,7 +13,9 @@ MOST_RIDDLES = 10
 class Written(Source):
     """Source that no file holds."""
 
-    text = '"""What it is.\n\nMore."""\n\n# why\nx = (\n    1,\n)\n\n\ndef f():\n    """How."""\n    return """a\nb"""\n'  # pyright: ignore
+    text = (
+        '"""What it is.\n\nMore."""\n\n# why\nx = (\n    1,\n)\n\n\ndef f():\n    """How."""\n    return """a\nb"""\n'  # pyright: ignore
+    )
 
 
 def test_only_code_is_counted() -> None:
@@ -31,7 +33,9 @@ def test_no_two_folders_import_each_other() -> None:
     assert mutual() == []
 
 
-@pytest.mark.parametrize("line", ["isinstance(spec.frontend, Text)", "isinstance(a.b(c), (Sound, Text))", "isinstance(x, spec.Text)"])
+@pytest.mark.parametrize(
+    "line", ["isinstance(spec.frontend, Text)", "isinstance(a.b(c), (Sound, Text))", "isinstance(x, spec.Text)"]
+)
 def test_a_question_for_the_front_end_is_found(line: str) -> None:
     assert PATTERNS["isinstance(…, Text)"].search(line)
     assert not PATTERNS["isinstance(…, Text)"].search(line.replace("Text", "TextTask"))

@@ -23,5 +23,9 @@ def places() -> dict[str, list[str]]:
 def test_a_class_and_its_description_alone_share_a_name() -> None:
     twice = {name: paths for name, paths in places().items() if len(paths) > 1}
     assert len(twice) > 40  # specs and what implements them
-    wrong = {name: paths for name, paths in twice.items() if len(paths) > 2 or sum(path.startswith("spec/") for path in paths) != 1}
+    wrong = {
+        name: paths
+        for name, paths in twice.items()
+        if len(paths) > 2 or sum(path.startswith("spec/") for path in paths) != 1
+    }
     assert not wrong, f"classes of one name: {wrong}"

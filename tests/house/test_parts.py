@@ -14,7 +14,9 @@ from tests.house.source import Source, dotted_name, package
 from qkv.spec.base import Part
 from qkv.spec.register import implementations
 
-PACKAGES = tuple(f"qkv.{room}" for room in ("layers", "mixers", "frontends", "models", "tasks", "tokenizers", "data", "training"))
+PACKAGES = tuple(
+    f"qkv.{room}" for room in ("layers", "mixers", "frontends", "models", "tasks", "tokenizers", "data", "training")
+)
 
 ALLOWED = {
     "spec/masks.py": "brackets of mask expressions follow the precedence of & and |",
@@ -34,7 +36,13 @@ def parts() -> frozenset[type]:
     found = implementations(Part, *PACKAGES)
     made = {one for one in found.values() if isinstance(one, type) and one.__module__.startswith("qkv.")}
     return frozenset(
-        made | {base for part in found for base in part.__mro__ if issubclass(base, Part) and not base._is_slot and base is not Part}
+        made
+        | {
+            base
+            for part in found
+            for base in part.__mro__
+            if issubclass(base, Part) and not base._is_slot and base is not Part
+        }
     )
 
 
@@ -42,7 +50,11 @@ def known_as(source: Source) -> dict[str, Any]:
     """What the names imported from the package, or defined in the file, stand for."""
     path = source.path.with_suffix("").as_posix()
     own = import_module(path[path.rindex("/qkv/") + 1 :].replace("/", ".").removesuffix(".__init__"))
-    imports = [node for node in ast.walk(source.tree) if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("qkv")]
+    imports = [
+        node
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("qkv")
+    ]
     found = {node.name: getattr(own, node.name, None) for node in source.tree.body if isinstance(node, ast.ClassDef)}
     for node in imports:
         for alias in node.names:
@@ -53,17 +65,27 @@ def known_as(source: Source) -> dict[str, Any]:
 def checked(tree: ast.AST) -> Iterator[ast.expr]:
     """Expressions of the classes that ``isinstance``, ``issubclass``, ``type(…) is`` and ``case Class()`` compare with."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and dotted_name(node.func) in ("isinstance", "issubclass") and len(node.args) == 2:
+        if (
+            isinstance(node, ast.Call)
+            and dotted_name(node.func) in ("isinstance", "issubclass")
+            and len(node.args) == 2
+        ):
             yield from (inner for inner in ast.walk(node.args[1]) if isinstance(inner, (ast.Name, ast.Attribute)))
         elif isinstance(node, ast.MatchClass):
             yield node.cls
-        elif isinstance(node, ast.Compare) and isinstance(node.left, ast.Call) and dotted_name(node.left.func) == "type":
-            yield from (inner for inner in ast.walk(node.comparators[0]) if isinstance(inner, (ast.Name, ast.Attribute)))
+        elif (
+            isinstance(node, ast.Compare) and isinstance(node.left, ast.Call) and dotted_name(node.left.func) == "type"
+        ):
+            yield from (
+                inner for inner in ast.walk(node.comparators[0]) if isinstance(inner, (ast.Name, ast.Attribute))
+            )
 
 
 def decided(source: Source) -> list[str]:
     """Parts whose class the file checks for, except in an assertion."""
-    asserted = {id(node) for found in ast.walk(source.tree) if isinstance(found, ast.Assert) for node in ast.walk(found)}
+    asserted = {
+        id(node) for found in ast.walk(source.tree) if isinstance(found, ast.Assert) for node in ast.walk(found)
+    }
     wrong, known = [], known_as(source)
     for node in checked(source.tree):
         first, _, rest = dotted_name(node).partition(".")
@@ -73,7 +95,11 @@ def decided(source: Source) -> list[str]:
     return wrong
 
 
-SOURCES = [source for source in package() if "isinstance(" in source.text or "issubclass(" in source.text or "    case " in source.text]
+SOURCES = [
+    source
+    for source in package()
+    if "isinstance(" in source.text or "issubclass(" in source.text or "    case " in source.text
+]
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.name)
@@ -86,7 +112,11 @@ def test_no_check_of_a_class_decides_what_a_part_is(source: Source) -> None:
 
 
 def test_exceptions_are_needed() -> None:
-    assert {name for name in ALLOWED if not any(source.name.endswith(f"qkv/{name}") and decided(source) for source in SOURCES)} == set()
+    assert {
+        name
+        for name in ALLOWED
+        if not any(source.name.endswith(f"qkv/{name}") and decided(source) for source in SOURCES)
+    } == set()
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,9 @@ FOLDERS = ("src", "tests", "docs", "examples", "recipes", "benchmarks", ".ci")
 @cache
 def texts() -> tuple[Path, ...]:
     """Every text file of the project, those directly in its folder and those in its known folders."""
-    found = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]  # a file in a second working tree
+    found = [
+        path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"
+    ]  # a file in a second working tree
     for folder in FOLDERS:
         found += [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     return tuple(sorted(path for path in found if path.suffix in TEXTS))
@@ -115,14 +117,18 @@ def test_no_file_holds(why: str) -> None:
     found = []
     for path in texts():
         text = path.read_text(encoding="utf-8", errors="replace")
-        found += [f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, m.start()) + 1}" for m in FORBIDDEN[why].finditer(text)]
+        found += [
+            f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, m.start()) + 1}" for m in FORBIDDEN[why].finditer(text)
+        ]
     assert not found, f"{why}: {', '.join(found)}"
 
 
 @pytest.mark.parametrize("source", package(), ids=lambda s: s.name)
 def test_nothing_rounds_float64_in_passing(source: Source) -> None:
     """``x.float()`` narrows float64: ``qkv.ops.at_least_single`` does not."""
-    calls = [node for node in ast.walk(source.tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    calls = [
+        node for node in ast.walk(source.tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    ]
     found = [str(node.lineno) for node in calls if node.func.attr == "float" and not node.args]  # type: ignore[attr-defined]
     assert not found, f"{source.name}: .float() in line {', '.join(found)}"
 

@@ -11,7 +11,17 @@ from tests.house.source import Function, Source, dotted_name, suite
 CHECKS = ("pytest.raises", "pytest.warns", "pytest.fail", "raises")
 """Calls that fail a test by themselves; so does every name whose last part begins with ``assert``."""
 
-DROPPED = ("torch.equal", "torch.allclose", "np.allclose", "np.array_equal", "numpy.allclose", "math.isclose", "isinstance", "all", "any")
+DROPPED = (
+    "torch.equal",
+    "torch.allclose",
+    "np.allclose",
+    "np.array_equal",
+    "numpy.allclose",
+    "math.isclose",
+    "isinstance",
+    "all",
+    "any",
+)
 """Questions whose answer is lost when nobody reads it."""
 
 
@@ -44,7 +54,9 @@ def can_fail(function: Function, known: dict[str, list[Function]], seen: frozens
 def is_dropped(node: ast.AST) -> bool:
     if not isinstance(node, ast.Expr):
         return False
-    return isinstance(node.value, ast.Compare) or (isinstance(node.value, ast.Call) and dotted_name(node.value.func) in DROPPED)
+    return isinstance(node.value, ast.Compare) or (
+        isinstance(node.value, ast.Call) and dotted_name(node.value.func) in DROPPED
+    )
 
 
 @pytest.mark.parametrize("source", suite(), ids=lambda s: s.name)
@@ -60,11 +72,21 @@ def test_no_comparison_is_dropped(source: Source) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ["pass", "assert True", "x = f() == 2", "torch.allclose(a, b)", "helper_without_check()", "with open(p) as f: f.read()"]
+    "body",
+    [
+        "pass",
+        "assert True",
+        "x = f() == 2",
+        "torch.allclose(a, b)",
+        "helper_without_check()",
+        "with open(p) as f: f.read()",
+    ],
 )
 def test_an_idle_test_is_seen(body: str) -> None:
     known = {"helper_without_check": [function("def helper_without_check(): return 1")]}
-    assert not can_fail(function(f"def test_x(): {body}" if not body.startswith("with") else f"def test_x():\n  {body}"), known)
+    assert not can_fail(
+        function(f"def test_x(): {body}" if not body.startswith("with") else f"def test_x():\n  {body}"), known
+    )
 
 
 @pytest.mark.parametrize("body", ["assert f()", "torch.testing.assert_close(a, b)", "helper()"])
@@ -72,7 +94,9 @@ def test_a_checking_test_is_seen(body: str) -> None:
     assert can_fail(function(f"def test_x(): {body}"), {"helper": [function("def helper(): assert g()")]})
 
 
-@pytest.mark.parametrize(("line", "dropped"), [("a == b", True), ("torch.equal(a, b)", True), ("x = a == b", False), ("f(a)", False)])
+@pytest.mark.parametrize(
+    ("line", "dropped"), [("a == b", True), ("torch.equal(a, b)", True), ("x = a == b", False), ("f(a)", False)]
+)
 def test_a_dropped_comparison_is_seen(line: str, dropped: bool) -> None:
     assert is_dropped(ast.parse(line).body[0]) is dropped
 

@@ -31,7 +31,12 @@ from qkv.spec.register import implements
 from qkv.training.optimisers import build_optimizer
 
 FLOPS, MEMORY = 0.05, 0.15
-SIZES: dict[str, Any] = {"width": 64, "num_layers": 5, "context_length": 96, "frontend": {"kind": "text", "vocab_size": 65}}
+SIZES: dict[str, Any] = {
+    "width": 64,
+    "num_layers": 5,
+    "context_length": 96,
+    "frontend": {"kind": "text", "vocab_size": 65},
+}
 READS = {"branches": ["attention(4)", "cross_attention(4)", "feed_forward"]}
 SEES_ALL = {"branches": ["attention(4, mask=full)", "feed_forward"]}
 
@@ -79,7 +84,10 @@ SPECS: dict[str, dict[str, Any]] = {
         "head": "classification(3)",
     },
     "LSH": {"blocks": [{"branches": ["lsh_attention(chunk_length=16, inexact_decoding=true)", "feed_forward"]}]},
-    "recurrent": {"blocks": [{"branches": ["gru", "feed_forward"]}, {"branches": ["lstm", "linear_attention"]}], "num_layers": 6},
+    "recurrent": {
+        "blocks": [{"branches": ["gru", "feed_forward"]}, {"branches": ["lstm", "linear_attention"]}],
+        "num_layers": 6,
+    },
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "GPT-2": ("GPT2", {"n_embd": 48, "n_layer": 5, "n_head": 4, "vocab_size": 97, "n_positions": 96}),
@@ -107,7 +115,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 16,
         },
     ),
-    "BERT": ("Bert", {"hidden_size": 48, "num_hidden_layers": 5, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 97}),
+    "BERT": (
+        "Bert",
+        {
+            "hidden_size": 48,
+            "num_hidden_layers": 5,
+            "num_attention_heads": 4,
+            "intermediate_size": 96,
+            "vocab_size": 97,
+        },
+    ),
     "T5": ("T5", {"d_model": 48, "num_layers": 4, "num_heads": 4, "d_kv": 12, "d_ff": 96, "vocab_size": 97}),
 }
 MODELS = {"Bert": "BertForMaskedLM", "T5": "T5ForConditionalGeneration"}
@@ -117,7 +134,9 @@ def published() -> Iterator[tuple[str, Model]]:
     """(name, spec) of small models with random weights, written by transformers and read by qkv."""
     for name, (family, sizes) in FAMILIES.items():
         config = getattr(transformers, f"{family}Config")(**sizes)
-        model = getattr(transformers, MODELS.get(family, f"{family}{'LMHeadModel' if family == 'GPT2' else 'ForCausalLM'}"))(config)
+        model = getattr(
+            transformers, MODELS.get(family, f"{family}{'LMHeadModel' if family == 'GPT2' else 'ForCausalLM'}")
+        )(config)
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             yield name, described(Path(folder))[0].spec
@@ -146,7 +165,9 @@ def main() -> int:
     for name, model in cases():
         length = min(model.context_length, 96)
         found = errors(cost(model, 4, length, source_length=40 if model.encoder else None))
-        forward, step, peak = (found[key] for key in ("FLOPs, forward", "FLOPs, training step", "peak memory, training step"))
+        forward, step, peak = (
+            found[key] for key in ("FLOPs, forward", "FLOPs, training step", "peak memory, training step")
+        )
         state = f"{found['decoding state'][2]:+.1%}" if "decoding state" in found else "–"
         line = f"{forward[2]:+9.2%} {step[2]:+9.2%} {peak[2]:+9.2%} {state:>7s}"
         print(f"{name:30s} {line}   {peak[0] / 1e6:.2f} for {peak[1] / 1e6:.2f}", flush=True)

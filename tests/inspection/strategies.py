@@ -26,11 +26,15 @@ RELATIVES = st.sampled_from(
         parts.T5Buckets(num_buckets=6, shared=True),
     ]
 )
-ACTIVATIONS = st.sampled_from(["relu", "relu2", "gelu", "gelu_tanh", "silu", "quick_gelu", "sigmoid", "tanh", "identity"])
+ACTIVATIONS = st.sampled_from(
+    ["relu", "relu2", "gelu", "gelu_tanh", "silu", "quick_gelu", "sigmoid", "tanh", "identity"]
+)
 DIRECTIONS = st.sampled_from(["forward", "backward", "both"])
 SIZES = st.none() | st.sampled_from([6, 20])
 
-HEAD_NORMS = st.sampled_from([parts.NoNorm(), parts.RMSNorm(), parts.RMSNorm(weight=False), parts.LayerNorm(), parts.LayerNorm(bias=False)])
+HEAD_NORMS = st.sampled_from(
+    [parts.NoNorm(), parts.RMSNorm(), parts.RMSNorm(weight=False), parts.LayerNorm(), parts.LayerNorm(bias=False)]
+)
 
 BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
     branch.Attention: st.builds(
@@ -101,10 +105,16 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
     **{kind: st.builds(kind, hidden=SIZES, direction=DIRECTIONS) for kind in (branch.RNN, branch.GRU, branch.LSTM)},
     branch.Convolution: st.builds(branch.Convolution, kernel_size=st.integers(1, 4), gated=st.booleans()),
     branch.MemoryLayer: st.builds(
-        branch.MemoryLayer, num_slots=SIZES, key_dim=SIZES, num_heads=st.sampled_from([1, 4]), activation=ACTIVATIONS | st.just("softmax")
+        branch.MemoryLayer,
+        num_slots=SIZES,
+        key_dim=SIZES,
+        num_heads=st.sampled_from([1, 4]),
+        activation=ACTIVATIONS | st.just("softmax"),
     ),
     branch.FeedForward: st.builds(branch.FeedForward, hidden=SIZES, activation=ACTIVATIONS, bias=st.booleans()),
-    branch.GatedFeedForward: st.builds(branch.GatedFeedForward, hidden=SIZES, activation=ACTIVATIONS, bias=st.booleans()),
+    branch.GatedFeedForward: st.builds(
+        branch.GatedFeedForward, hidden=SIZES, activation=ACTIVATIONS, bias=st.booleans()
+    ),
 }
 NORMS = st.sampled_from(
     [
@@ -168,7 +178,11 @@ def models(draw: st.DrawFn, causal: bool = False) -> Model:
         num_layers=draw(st.sampled_from([None, 3, 4])),
         context_length=12,
         frontend=Text(
-            vocab_size=draw(st.integers(2, 40)), positions=positions, join=join, norm=draw(NORMS), types=draw(st.sampled_from([0, 0, 3]))
+            vocab_size=draw(st.integers(2, 40)),
+            positions=positions,
+            join=join,
+            norm=draw(NORMS),
+            types=draw(st.sampled_from([0, 0, 3])),
         ),
         blocks=pattern,
         norm=draw(NORMS),
@@ -211,7 +225,9 @@ MEMORY_BRANCHES: dict[type[cross.MemoryBranch], st.SearchStrategy[Any]] = {
 def answering(head: type[heads.Head], **fields: Any) -> st.SearchStrategy[Any]:
     """Heads with a layer before the answer, or without."""
     biases = {"hidden_bias": st.booleans(), "bias": st.booleans()}
-    with_layer = st.builds(head, hidden=st.sampled_from([6, 20]), activation=ACTIVATIONS, norm=HEAD_NORMS, **biases, **fields)
+    with_layer = st.builds(
+        head, hidden=st.sampled_from([6, 20]), activation=ACTIVATIONS, norm=HEAD_NORMS, **biases, **fields
+    )
     return with_layer | st.builds(head, **biases, **fields)
 
 
@@ -237,11 +253,20 @@ HEADS: dict[type[heads.Head], st.SearchStrategy[Any]] = {
 @st.composite
 def latent_models(draw: st.DrawFn) -> Model:
     """Models whose input is read by latents, in widths of their own: blocks that begin with queries or with the input, or none."""
-    reads = Block(branches=(draw(st.one_of(*MEMORY_BRANCHES.values())), draw(BRANCHES[branch.FeedForward])), norm=draw(NORMS))
+    reads = Block(
+        branches=(draw(st.one_of(*MEMORY_BRANCHES.values())), draw(BRANCHES[branch.FeedForward])), norm=draw(NORMS)
+    )
     between = draw(blocks(BRANCHES[branch.Attention]))
     form = draw(st.sampled_from(["positions", "count", "input", "latents"]))
-    queries = {"positions": Queries(positions=draw(POSITIONS.filter(lambda part: part.kind != "none"))), "count": Queries(count=3)}
-    head = heads.ClassificationHead(num_classes=3) if form in ("count", "latents") else heads.LanguageModelHead(tied=draw(st.booleans()))
+    queries = {
+        "positions": Queries(positions=draw(POSITIONS.filter(lambda part: part.kind != "none"))),
+        "count": Queries(count=3),
+    }
+    head = (
+        heads.ClassificationHead(num_classes=3)
+        if form in ("count", "latents")
+        else heads.LanguageModelHead(tied=draw(st.booleans()))
+    )
     own = draw(st.sampled_from([None, 12])) if form in ("count", "latents") else None
     return Model(
         width=WIDTH,
@@ -278,14 +303,18 @@ def encoder_decoders(draw: st.DrawFn) -> Model:
     )
     block = draw(blocks(st.one_of(*BRANCHES.values(), *MEMORY_BRANCHES.values())))
     reads = draw(st.one_of(*MEMORY_BRANCHES.values()))
-    if block.order == "parallel" and block.residual == parts.NoResidual():  # of one branch, which gets a second beside it
+    if (
+        block.order == "parallel" and block.residual == parts.NoResidual()
+    ):  # of one branch, which gets a second beside it
         block = block.changed(residual=parts.Add())
     model = Model(
         width=WIDTH,
         num_layers=layers,
         context_length=12,
         frontend=text,
-        blocks=(block.changed(branches=(*block.branches, reads), norms=(*block.norms, draw(NORMS)) if block.norms else ()),),
+        blocks=(
+            block.changed(branches=(*block.branches, reads), norms=(*block.norms, draw(NORMS)) if block.norms else ()),
+        ),
         norm=draw(NORMS),
         encoder=encoder,
     )

@@ -38,7 +38,13 @@ TEXT = Text(vocab_size=50, positions=Sinusoidal())
 
 def model_of(*branches: Branch, **fields: Any) -> Model:
     return Model(
-        **{"width": 32, "context_length": 24, "frontend": TEXT, "blocks": (Block(branches=branches or (FeedForward(),)),), **fields}
+        **{
+            "width": 32,
+            "context_length": 24,
+            "frontend": TEXT,
+            "blocks": (Block(branches=branches or (FeedForward(),)),),
+            **fields,
+        }
     )
 
 
@@ -102,7 +108,9 @@ def test_gpt3_has_its_published_size() -> None:
     gpt3 = cost(preset("gpt3"))
     assert gpt3.parameters == 174_604_259_328
     assert gpt3.parts["embedding"].parameters == (50257 + 2048) * 12288
-    assert gpt3.parts["attention"].parameters + gpt3.parts["feed_forward"].parameters == 96 * (12 * 12288**2 + 9 * 12288)
+    assert gpt3.parts["attention"].parameters + gpt3.parts["feed_forward"].parameters == 96 * (
+        12 * 12288**2 + 9 * 12288
+    )
 
 
 def test_a_pass_of_175_billion_parameters_takes_717_teraflop_and_not_700_gigaflop() -> None:
@@ -119,7 +127,9 @@ def test_attention_matrices_of_eight_heads_at_1024_tokens() -> None:
 
 @pytest.mark.parametrize(("name", "parameters"), [("base", 37_858_304), ("big", 113_465_344), ("gpt2", 124_439_808)])
 def test_presets(name: str, parameters: int) -> None:
-    assert cost(preset(name)).parameters == parameters == sum(p.numel() for p in built_on_paper(preset(name)).parameters())
+    assert (
+        cost(preset(name)).parameters == parameters == sum(p.numel() for p in built_on_paper(preset(name)).parameters())
+    )
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -134,7 +144,13 @@ def test_presets_are_what_the_paper_says(name: str) -> None:
     attention, feed_forward = model.layers[0].branches
     assert isinstance(attention, Attention)
     assert isinstance(feed_forward, FeedForward)
-    found = model.width, len(model.layers), attention.num_heads, feed_forward.hidden_at(model.width), model.layers[0].dropout
+    found = (
+        model.width,
+        len(model.layers),
+        attention.num_heads,
+        feed_forward.hidden_at(model.width),
+        model.layers[0].dropout,
+    )
     assert found == (width, layers, heads, hidden, dropout)
 
 

@@ -32,7 +32,16 @@ BLOCK = Block(branches=(Attention(), CrossAttention(), FeedForward()))
 
 
 def model_of(*blocks: Block, **fields: Any) -> Model:
-    return Model(**{"width": 32, "context_length": 24, "frontend": TEXT, "blocks": blocks or (BLOCK,), "encoder": ENCODER, **fields})
+    return Model(
+        **{
+            "width": 32,
+            "context_length": 24,
+            "frontend": TEXT,
+            "blocks": blocks or (BLOCK,),
+            "encoder": ENCODER,
+            **fields,
+        }
+    )
 
 
 def not_counted(counted: Cost) -> int:
@@ -41,7 +50,12 @@ def not_counted(counted: Cost) -> int:
     own = (model.layers, model.width, model.num_outputs or counted.length, counted.source_length)
     stacks = [own]
     if model.latents:
-        inside = ([model.latents.layers[i] for i in model.latents.walk], model.latent_width, model.latents.count, counted.length)
+        inside = (
+            [model.latents.layers[i] for i in model.latents.walk],
+            model.latent_width,
+            model.latents.count,
+            counted.length,
+        )
         stacks = [(*own[:3], model.latents.count), inside]
     for layers, width, length, memory in stacks:
         branches = [branch for block in layers for branch in block.branches]
@@ -69,7 +83,9 @@ def test_the_state_holds_what_is_needed_of_the_memory(model: Model, batch: int, 
 
 @settings(max_examples=4)
 @given(model=encoder_decoders(), batch=st.integers(1, 3), length=st.integers(2, 12), source=st.integers(2, 9))
-def test_forward_flops_of_an_encoder_decoder_are_those_of_torchs_counter(model: Model, batch: int, length: int, source: int) -> None:
+def test_forward_flops_of_an_encoder_decoder_are_those_of_torchs_counter(
+    model: Model, batch: int, length: int, source: int
+) -> None:
     counted = cost(model, batch, length, source_length=source)
     assert counted.forward_flops == count_flops(counted)[0] + not_counted(counted)
 
@@ -101,7 +117,11 @@ def test_what_latents_cost_grows_with_the_input_times_their_number() -> None:
     def flops(latents: int, length: int) -> int:
         reads = Block(branches=(CrossAttention(), FeedForward()))
         model = model_of(
-            reads, encoder=None, latents=Latents(count=latents), queries=Queries(count=2), head=ClassificationHead(num_classes=2)
+            reads,
+            encoder=None,
+            latents=Latents(count=latents),
+            queries=Queries(count=2),
+            head=ClassificationHead(num_classes=2),
         )
         return cost(model.changed(context_length=96), 1, length).forward_flops
 
@@ -114,7 +134,9 @@ def test_what_latents_cost_grows_with_the_input_times_their_number() -> None:
 @pytest.mark.parametrize("memory", ["last", "layers"])
 def test_a_deep_encoder_decoder_costs_what_its_layers_cost(memory: str) -> None:
     """Middle layers stand for each other: everything grows by equal steps, and parameters are those of the built model."""
-    five, nine, many = (model_of(num_layers=n, encoder=ENCODER.changed(memory=memory, num_layers=n)) for n in (5, 9, 13))
+    five, nine, many = (
+        model_of(num_layers=n, encoder=ENCODER.changed(memory=memory, num_layers=n)) for n in (5, 9, 13)
+    )
     counted = [cost(model, 2) for model in (five, nine, many)]
     for figure in ("parameters", "forward_flops", "train_flops", "state_bytes"):
         a, b, c = (found() if callable(found := getattr(one, figure)) else found for one in counted)
@@ -153,10 +175,14 @@ MEASURED: dict[str, Model] = {
     "layer to layer": model_of(num_layers=2, width=64, encoder=ENCODER.changed(memory="layers")),
     "additive attention": model_of(Block(branches=(GRU(), AdditiveAttention())), width=64),
     "fixed context": model_of(
-        Block(branches=(LSTM(), FixedContext())), width=64, encoder=ENCODER.changed(blocks=(Block(branches=(GRU(direction="both"),)),))
+        Block(branches=(LSTM(), FixedContext())),
+        width=64,
+        encoder=ENCODER.changed(blocks=(Block(branches=(GRU(direction="both"),)),)),
     ),
     "convolution": model_of(
-        Block(branches=(GRU(), CrossAttention(value_dim=8))), width=64, encoder=ENCODER.changed(blocks=(Block(branches=(Convolution(),)),))
+        Block(branches=(GRU(), CrossAttention(value_dim=8))),
+        width=64,
+        encoder=ENCODER.changed(blocks=(Block(branches=(Convolution(),)),)),
     ),
     "latents": model_of(
         Block(branches=(CrossAttention(), FeedForward())),
@@ -165,17 +191,27 @@ MEASURED: dict[str, Model] = {
         queries=Queries(),
         latents=Latents(count=8, width=48, num_layers=4),
     ),
-    "prefix": model_of(Block(branches=(Attention(mask=Causal() | Prefix()), FeedForward())), width=64, num_layers=3, encoder=None),
+    "prefix": model_of(
+        Block(branches=(Attention(mask=Causal() | Prefix()), FeedForward())), width=64, num_layers=3, encoder=None
+    ),
     **{
         f"{kind.kind} head": model_of(
-            SEES_ALL, width=64, num_layers=3, encoder=None, head=kind(**({"num_classes": 3} if "num_classes" in kind.model_fields else {}))
+            SEES_ALL,
+            width=64,
+            num_layers=3,
+            encoder=None,
+            head=kind(**({"num_classes": 3} if "num_classes" in kind.model_fields else {})),
         )
         for kind in HEADS
     },
 }
 
 
-CASES = [*((name, False, "fp32") for name in MEASURED), ("cross attention", True, "fp32"), ("cross attention", False, "bf16")]
+CASES = [
+    *((name, False, "fp32") for name in MEASURED),
+    ("cross attention", True, "fp32"),
+    ("cross attention", False, "bf16"),
+]
 
 
 @pytest.mark.parametrize(("name", "recompute", "precision"), CASES)
@@ -208,7 +244,11 @@ def test_a_source_is_by_default_as_long_as_the_encoder_reads() -> None:
 def test_a_step_reads_nothing_of_the_encoder() -> None:
     few, many = (cost(model_of(encoder=ENCODER.changed(num_layers=layers))) for layers in (1, 5))
     assert many.parameters > few.parameters
-    assert (many.step_bytes(), many.step_flops(), many.state_bytes()) == (few.step_bytes(), few.step_flops(), few.state_bytes())
+    assert (many.step_bytes(), many.step_flops(), many.state_bytes()) == (
+        few.step_bytes(),
+        few.step_flops(),
+        few.state_bytes(),
+    )
 
 
 def test_a_shared_table_counts_once() -> None:
@@ -233,13 +273,21 @@ def test_a_longer_source_costs_nothing_but_its_own() -> None:
             "a source length of 5 is given, but the model has no encoder",
         ),
         (model_of(), {"source_length": 0}, "the source length is 0"),
-        (model_of(encoder=ENCODER.changed(frontend=Text())), {}, "model.encoder.frontend.vocab_size is not known without the tokenizer"),
+        (
+            model_of(encoder=ENCODER.changed(frontend=Text())),
+            {},
+            "model.encoder.frontend.vocab_size is not known without the tokenizer",
+        ),
         (
             model_of(encoder=ENCODER.changed(frontend=Text(vocab_size=9, positions=Learned()))),
             {"source_length": 21},
             r"21 positions are more than the 20 of the learned position table \(model.encoder.context_length\)",
         ),
-        (model_of(SEES_ALL, encoder=None, head=ClassificationHead()), {}, "model.head.num_classes is unknown without the data"),
+        (
+            model_of(SEES_ALL, encoder=None, head=ClassificationHead()),
+            {},
+            "model.head.num_classes is unknown without the data",
+        ),
         (model_of(SEES_ALL, encoder=None, head=TokenHead()), {}, "model.head.num_classes is unknown without the data"),
     ],
 )

@@ -13,14 +13,18 @@ from qkv.spec.parts import Sinusoidal
 
 PARTS = {
     "one round": LSHAttention(chunk_length=5, num_hashes=1, num_buckets=(4,)),
-    "factors, rounds, both sides": LSHAttention(mask=Full(), chunk_length=4, num_hashes=3, num_buckets=(2, 6), chunks_after=1),
+    "factors, rounds, both sides": LSHAttention(
+        mask=Full(), chunk_length=4, num_hashes=3, num_buckets=(2, 6), chunks_after=1
+    ),
     "not hashed": LSHAttention(chunk_length=24),
 }
 
 
 def counted(part: LSHAttention, length: int = 24) -> Cost:
     text = Text(vocab_size=50, positions=Sinusoidal())
-    return cost(Model(width=32, context_length=24, frontend=text, blocks=(Block(branches=(part,)),), num_layers=2), 2, length)
+    return cost(
+        Model(width=32, context_length=24, frontend=text, blocks=(Block(branches=(part,)),), num_layers=2), 2, length
+    )
 
 
 @pytest.mark.parametrize("name", PARTS)

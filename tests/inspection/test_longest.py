@@ -12,7 +12,9 @@ from qkv.spec.model import Model
 
 def model(mixer: str, positions: str = "none") -> Transformer:
     frontend = {"kind": "text", "vocab_size": 7, "positions": positions}
-    return build(Model.parse({"width": 16, "context_length": 32, "frontend": frontend, "blocks": [{"branches": [mixer]}]}), 0)
+    return build(
+        Model.parse({"width": 16, "context_length": 32, "frontend": frontend, "blocks": [{"branches": [mixer]}]}), 0
+    )
 
 
 def weights(built: Transformer) -> int:

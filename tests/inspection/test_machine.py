@@ -66,7 +66,12 @@ def test_a_missing_rate_is_that_of_fp32() -> None:
 
 
 def test_training_takes_bf16_only_where_it_is_clearly_faster() -> None:
-    rates = [{"fp32": 1e11, "bf16": 2e11}, {"fp32": 1e11, "bf16": 1.2e11}, {"fp32": 1.2e11, "bf16": 9e8}, {"fp32": 1e11}]
+    rates = [
+        {"fp32": 1e11, "bf16": 2e11},
+        {"fp32": 1e11, "bf16": 1.2e11},
+        {"fp32": 1.2e11, "bf16": 9e8},
+        {"fp32": 1e11},
+    ]
     assert [replace(HERE, flops=rate).precision for rate in rates] == ["bf16", "fp32", "fp32", "fp32"]
 
 

@@ -25,8 +25,14 @@ from qkv.training.optimisers import build_optimizer
 
 SIZES: dict[str, Any] = {"width": 64, "num_layers": 3, "context_length": 128, "frontend": Text(vocab_size=65)}
 MIXERS = {
-    "grouped attention": (branch.Attention(num_heads=8, num_kv_heads=2, relative=parts.Rope()), branch.GatedFeedForward()),
-    "window with sinks": (branch.Attention(num_heads=4, mask=Causal() & Window(size=16, sinks=4)), branch.FeedForward()),
+    "grouped attention": (
+        branch.Attention(num_heads=8, num_kv_heads=2, relative=parts.Rope()),
+        branch.GatedFeedForward(),
+    ),
+    "window with sinks": (
+        branch.Attention(num_heads=4, mask=Causal() & Window(size=16, sinks=4)),
+        branch.FeedForward(),
+    ),
     "linear attention": (branch.LinearAttention(num_heads=4), branch.FeedForward()),
     "GRU": (branch.GRU(), branch.FeedForward(activation="relu")),
     "LSTM": (branch.LSTM(), branch.FeedForward(activation="relu")),
@@ -39,12 +45,16 @@ MIXERS = {
 
 def sizes(name: str) -> dict[str, Any]:
     """A recurrence is one operator after another on every position; fewer of them tell as much."""
-    return {**SIZES, "context_length": 40} if any(isinstance(part, branch.Recurrent) for part in MIXERS[name]) else SIZES
+    return (
+        {**SIZES, "context_length": 40} if any(isinstance(part, branch.Recurrent) for part in MIXERS[name]) else SIZES
+    )
 
 
 def updates(counted: Cost) -> Any:
     training = counted.training
-    return lambda model: Update(model, summed_loss, build_optimizer(training.optimizer, model), training.accumulate, counted.precision)
+    return lambda model: Update(
+        model, summed_loss, build_optimizer(training.optimizer, model), training.accumulate, counted.precision
+    )
 
 
 def errors(model: Model, **options: Any) -> dict[str, float]:
@@ -83,15 +93,37 @@ def test_mixers_in_bf16(name: str) -> None:
     "block",
     [
         Block(branches=(branch.Attention(dropout=0.1), branch.FeedForward(dropout=0.1)), dropout=0.1, order="post"),
-        Block(branches=(branch.Attention(), branch.FeedForward(activation="relu2")), order="parallel", norm=parts.RMSNorm()),
-        Block(branches=(branch.Attention(value_dim=24), branch.GatedFeedForward()), order="sandwich", residual=parts.Scaled()),
-        Block(branches=(branch.Attention(relative=parts.Alibi(), qk_norm=parts.RMSNorm()), branch.FeedForward()), residual=parts.Gated()),
+        Block(
+            branches=(branch.Attention(), branch.FeedForward(activation="relu2")),
+            order="parallel",
+            norm=parts.RMSNorm(),
+        ),
+        Block(
+            branches=(branch.Attention(value_dim=24), branch.GatedFeedForward()),
+            order="sandwich",
+            residual=parts.Scaled(),
+        ),
+        Block(
+            branches=(branch.Attention(relative=parts.Alibi(), qk_norm=parts.RMSNorm()), branch.FeedForward()),
+            residual=parts.Gated(),
+        ),
         Block(branches=(branch.Attention(relative=parts.Rope(), qk_norm=parts.LayerNorm()), branch.FeedForward())),
         Block(branches=(branch.Attention(mask=Full()), branch.FeedForward()), norm=parts.BatchNorm()),
         Block(branches=(branch.Attention(relative=parts.T5Buckets()), branch.Attention(relative=parts.Shaw()))),
-        Block(branches=(branch.Attention(relative=parts.Shaw(values=True)), branch.Attention(top_k=16, num_kv_heads=2))),
+        Block(
+            branches=(branch.Attention(relative=parts.Shaw(values=True)), branch.Attention(top_k=16, num_kv_heads=2))
+        ),
     ],
-    ids=["post, dropout", "parallel", "sandwich", "ALiBi", "normed heads", "batch norm", "learned distances", "relative values, top k"],
+    ids=[
+        "post, dropout",
+        "parallel",
+        "sandwich",
+        "ALiBi",
+        "normed heads",
+        "batch norm",
+        "learned distances",
+        "relative values, top k",
+    ],
 )
 def test_blocks(block: Block) -> None:
     assert_close(errors(model_of(**SIZES, blocks=(block,))))
@@ -100,7 +132,10 @@ def test_blocks(block: Block) -> None:
 @pytest.mark.parametrize(("length", "precision"), [(128, "fp32"), (128, "bf16"), (700, "fp32")])
 def test_a_soft_cap_keeps_the_scores(length: int, precision: str) -> None:
     part = branch.Attention(num_heads=4, num_kv_heads=2, softcap=5.0, relative=parts.Rope())
-    found = errors(model_of(part, branch.FeedForward(), **{**SIZES, "context_length": length, "num_layers": 2}), precision=precision)
+    found = errors(
+        model_of(part, branch.FeedForward(), **{**SIZES, "context_length": length, "num_layers": 2}),
+        precision=precision,
+    )
     assert abs(found["peak memory, training step"]) <= 0.1
 
 
@@ -108,7 +143,9 @@ def test_a_soft_cap_keeps_the_scores(length: int, precision: str) -> None:
 @pytest.mark.parametrize("shared", [None, 2])
 def test_every_path_of_attention(path: str, shared: int | None) -> None:
     """The memory of each implementation that a machine may select."""
-    model = model_of(branch.Attention(num_heads=8, num_kv_heads=shared, relative=parts.Rope()), branch.FeedForward(), **SIZES)
+    model = model_of(
+        branch.Attention(num_heads=8, num_kv_heads=shared, relative=parts.Rope()), branch.FeedForward(), **SIZES
+    )
     counted = cost(model, 4)
     update, batch = updates(counted)(built := build(model)), random_batch(built, counted)
     with assuming(lambda op, case, among: path if op == "attention" and among else next(iter(among), None)):

@@ -70,7 +70,9 @@ def made(case: Case, folder: Path) -> Pair:
     return Pair(case, theirs, folder, published, *rows_of(case, published, generator))
 
 
-def rows_of(case: Case, published: PublishedModel, generator: torch.Generator) -> tuple[list[list[int]], list[list[int]]]:
+def rows_of(
+    case: Case, published: PublishedModel, generator: torch.Generator
+) -> tuple[list[list[int]], list[list[int]]]:
     """(rows, targets), random."""
     highest = published.spec.vocab_size or 0
     rows = [torch.randint(4, highest, (length,), generator=generator).tolist() for length in case.lengths]
@@ -93,7 +95,13 @@ def their_words(pair: Pair, beams: int = 1) -> list[list[int]]:
     """The same of the transformers library."""
     decodes = pair.ours.encoder is None
     ids, real = padded(pair.rows, left=decodes)
-    options = {"max_new_tokens": pair.case.steps, "do_sample": False, "pad_token_id": 0, "eos_token_id": None, "num_beams": beams}
+    options = {
+        "max_new_tokens": pair.case.steps,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+        "num_beams": beams,
+    }
     if decodes:
         return pair.theirs.generate(ids, attention_mask=real, **options)[:, ids.shape[1] :].tolist()
     return pair.theirs.generate(ids, attention_mask=real, decoder_start_token_id=START, **options)[:, 1:].tolist()

@@ -49,7 +49,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Path], list[str]]:
 
     def building(self: Transformer, spec: Model) -> None:
         begin(self, spec)
-        built.append("no values" if any(isinstance(weight, Blank) for weight in self.parameters()) else self.device.type)
+        built.append(
+            "no values" if any(isinstance(weight, Blank) for weight in self.parameters()) else self.device.type
+        )
 
     monkeypatch.setattr(opened, "read_json", reading)
     monkeypatch.setattr(Transformer, "__init__", building)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 ROTATIONS: list[dict[str, Any] | None] = [
     None,
     LLAMA3,
@@ -52,7 +58,13 @@ POOL: dict[str, list[Any]] = {
     "parallel_attn": [False],
     "use_parallel_residual": [False],
     "alibi": [True],
-    "attn_config": [{"alibi": False}, {"clip_qkv": 0.5}, {"alibi_bias_max": 4}, {"qk_ln": True}, {"softmax_scale": 0.3}],
+    "attn_config": [
+        {"alibi": False},
+        {"clip_qkv": 0.5},
+        {"alibi_bias_max": 4},
+        {"qk_ln": True},
+        {"softmax_scale": 0.3},
+    ],
     "attn_logit_softcapping": [5.0, None],
     "final_logit_softcapping": [2.0, None],
     "query_pre_attn_scalar": [7],

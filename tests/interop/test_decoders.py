@@ -56,7 +56,14 @@ BLOOM = {
 MPT = {
     "model_type": "mpt",
     "architectures": ["MPTForCausalLM"],
-    "attn_config": {"alibi": True, "alibi_bias_max": 8, "attn_impl": "torch", "attn_pdrop": 0, "clip_qkv": None, "qk_ln": False},
+    "attn_config": {
+        "alibi": True,
+        "alibi_bias_max": 8,
+        "attn_impl": "torch",
+        "attn_pdrop": 0,
+        "clip_qkv": None,
+        "qk_ln": False,
+    },
     "d_model": 4096,
     "n_heads": 32,
     "n_layers": 32,
@@ -171,7 +178,9 @@ def test_pythias_share_and_base_of_the_rotation() -> None:
 def test_falcon_7b_has_one_norm_and_one_head_of_keys() -> None:
     spec = read(FALCON)
     assert (spec.layers[0].order, spec.layers[0].norms, first_attention(spec).kv_heads) == ("parallel", (), 1)
-    spec = read({**FALCON, "new_decoder_architecture": True, "hidden_size": 8192, "num_attention_heads": 128, "num_kv_heads": 8})
+    spec = read(
+        {**FALCON, "new_decoder_architecture": True, "hidden_size": 8192, "num_attention_heads": 128, "num_kv_heads": 8}
+    )
     assert (len(spec.layers[0].norms), first_attention(spec).kv_heads) == (2, 8)
 
 
@@ -196,11 +205,18 @@ def test_gemma_3s_layers_repeat_a_pattern_of_six() -> None:
     assert shown == [("causal" if i % 6 == 5 else "causal & window(512)") for i in range(26)]
     last = spec.blocks[-1].branches[0]
     assert isinstance(last, Attention)
-    assert (last.relative, first_attention(spec).relative) == (Rope(base=1e6, scaling=LinearScaling(factor=8.0)), Rope())
+    assert (last.relative, first_attention(spec).relative) == (
+        Rope(base=1e6, scaling=LinearScaling(factor=8.0)),
+        Rope(),
+    )
 
 
 REFUSED = {
-    "bloom-post-norm-residual": (BLOOM, {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),
+    "bloom-post-norm-residual": (
+        BLOOM,
+        {"apply_residual_connection_post_layernorm": True},
+        "apply_residual_connection_post_layernorm",
+    ),
     "bloom-two-widths": (BLOOM, {"hidden_size": 512}, "n_embed is 1024, but qkv knows only 512"),
     "mpt-clipped": (MPT, {"attn_config": {"clip_qkv": 6.0}}, "attn_config: clip_qkv is 6.0"),
     "mpt-slopes": (MPT, {"attn_config": {"alibi_bias_max": 16}}, "attn_config: alibi_bias_max is 16"),
@@ -209,16 +225,28 @@ REFUSED = {
     "mpt-unknown": (MPT, {"attn_config": {"kv_n_heads": 4}}, "attn_config: the key 'kv_n_heads' is not known"),
     "mpt-logits": (MPT, {"logit_scale": 0.5}, "logit_scale is 0.5"),
     "mpt-biases": (MPT, {"no_bias": False}, "no_bias is False"),
-    "falcon-residual": (FALCON, {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm is True"),
+    "falcon-residual": (
+        FALCON,
+        {"apply_residual_connection_post_layernorm": True},
+        "apply_residual_connection_post_layernorm is True",
+    ),
     "falcon-two-norms": (FALCON, {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn 2"),
     "falcon-in-turn": (FALCON, {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn False"),
     "gemma-sees-all": (GEMMA, {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
     "gemma2-scalar": (GEMMA2, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0, but it should be above 0"),
     "gemma2-no-window": (GEMMA2, {"sliding_window": None}, "the key 'sliding_window' is missing"),
     "gemma3-caps": (GEMMA3, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
-    "gemma3-layers": (GEMMA3, {"layer_types": ["full_attention"]}, "layer_types names 1 layers, but num_hidden_layers is 26"),
+    "gemma3-layers": (
+        GEMMA3,
+        {"layer_types": ["full_attention"]},
+        "layer_types names 1 layers, but num_hidden_layers is 26",
+    ),
     "gemma3-kinds": (GEMMA3, {"layer_types": ["full_atention"] * 26}, "did you mean 'full_attention'?"),
-    "gemma3-pattern": (GEMMA3, {"sliding_window_pattern": 0}, "sliding_window_pattern is 0, but it should be at least 1"),
+    "gemma3-pattern": (
+        GEMMA3,
+        {"sliding_window_pattern": 0},
+        "sliding_window_pattern is 0, but it should be at least 1",
+    ),
 }
 
 
@@ -236,7 +264,9 @@ def test_neox_reads_both_names_of_its_head(tmp_path: Path) -> None:
     stored = load_file(tmp_path / "model.safetensors")
     stored["lm_head.weight"] = stored.pop("embed_out.weight")
     save_file(stored, tmp_path / "model.safetensors")
-    assert all(torch.equal(before[name], tensor) for name, tensor in load_published(tmp_path).model.state_dict().items())
+    assert all(
+        torch.equal(before[name], tensor) for name, tensor in load_published(tmp_path).model.state_dict().items()
+    )
 
 
 def test_gemma_in_bf16_scales_by_the_rounded_root(tmp_path: Path) -> None:

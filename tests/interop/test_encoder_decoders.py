@@ -39,7 +39,9 @@ from qkv.spec.errors import UserError
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.tasks import Translation
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers"
+)
 WEIGHTS, CONFIG, GENERATION = "model.safetensors", "config.json", "generation_config.json"
 WORDS = [f"w{i}" for i in range(57)]
 SOURCES = ["w3 w1 w4 w1 w5", "w9 w2", "w6 w5 w3 w5 w8 w9 w7 w9"]
@@ -58,7 +60,9 @@ def words(specials: Sequence[str], template: str) -> tokenizers.Tokenizer:
 SEED = 2
 
 
-def written(kind: Any, config: Any, folder: Path, core: tokenizers.Tokenizer, strength: float = 0.3, **generation: Any) -> Any:
+def written(
+    kind: Any, config: Any, folder: Path, core: tokenizers.Tokenizer, strength: float = 0.3, **generation: Any
+) -> Any:
     """A model with random weights, those of its blocks of some ``strength``, in ``folder``, beside its tokenizer and how its makers let it write."""
     torch.manual_seed(SEED)
     model = kind(config).eval()
@@ -92,7 +96,9 @@ def their_texts(model: Any, folder: Path) -> list[str]:
     texts = []
     for source in SOURCES:
         ids = torch.tensor([core.encode(source).ids])
-        texts.append(core.decode(model.generate(ids, attention_mask=torch.ones_like(ids))[0].tolist(), skip_special_tokens=True))
+        texts.append(
+            core.decode(model.generate(ids, attention_mask=torch.ones_like(ids))[0].tolist(), skip_special_tokens=True)
+        )
     return texts
 
 
@@ -104,7 +110,9 @@ def their_texts(model: Any, folder: Path) -> list[str]:
     # That library counts the forced token in a text's length, which matters where lengths are weighed.
     (a_bart, {"max_length": 14, "num_beams": 3, "length_penalty": 0.0}),
 ])  # fmt: skip
-def test_it_answers_with_its_own_first_tokens(make: Any, said: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_answers_with_its_own_first_tokens(
+    make: Any, said: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     theirs = make(tmp_path, do_sample=False, **said)
     wanted = their_texts(theirs, tmp_path)
     run = qkv.load(tmp_path)
@@ -116,7 +124,9 @@ def test_it_answers_with_its_own_first_tokens(make: Any, said: dict[str, Any], t
 
 
 @pytest.mark.parametrize(("make", "begin", "sources"), [(a_t5, ("<pad>",), 511), (a_bart, ("</s>", "<s>"), 78)])
-def test_the_first_tokens_are_those_that_the_files_say(make: Any, begin: tuple[str, ...], sources: int, tmp_path: Path) -> None:
+def test_the_first_tokens_are_those_that_the_files_say(
+    make: Any, begin: tuple[str, ...], sources: int, tmp_path: Path
+) -> None:
     make(tmp_path, max_new_tokens=3, do_sample=False)
     run = qkv.load(tmp_path)
     assert run.recipe.task == Translation(begin=begin, framed=True)
@@ -158,7 +168,8 @@ def test_old_files_hold_the_token_vectors_several_times(tmp_path: Path) -> None:
     old["decoder.embed_tokens.weight"] = tensors["shared.weight"] + 1
     save_file(old, tmp_path / WEIGHTS)
     with pytest.raises(
-        UserError, match=r"'decoder.embed_tokens.weight' and 'shared.weight' are one shared tensor .* but their values differ"
+        UserError,
+        match=r"'decoder.embed_tokens.weight' and 'shared.weight' are one shared tensor .* but their values differ",
     ):
         load_published(tmp_path)
 
@@ -179,11 +190,16 @@ def test_how_files_of_each_age_say_what_the_head_is(
         save_file({**tensors, "lm_head.weight": tensors["shared.weight"] * 2}, tmp_path / WEIGHTS)
     said = {"tie_word_embeddings": tied, "scale_decoder_outputs": scale}
     edit(tmp_path / CONFIG, lambda config: [config.pop(key, None) for key in said])
-    edit(tmp_path / CONFIG, lambda config: config.update({key: value for key, value in said.items() if value is not None}))
+    edit(
+        tmp_path / CONFIG,
+        lambda config: config.update({key: value for key, value in said.items() if value is not None}),
+    )
     assert load_published(tmp_path).spec.head == head
 
 
-@pytest.mark.parametrize(("kind", "config"), [(T5Model, t5.config(feed_forward_proj="gelu")), (BartModel, BartConfig(**bart.sizes()))])
+@pytest.mark.parametrize(
+    ("kind", "config"), [(T5Model, t5.config(feed_forward_proj="gelu")), (BartModel, BartConfig(**bart.sizes()))]
+)
 def test_a_body_alone_gives_its_vectors(kind: Any, config: Any, tmp_path: Path) -> None:
     torch.manual_seed(2)
     theirs = kind(config).eval()
@@ -204,7 +220,9 @@ def test_a_body_alone_gives_its_vectors(kind: Any, config: Any, tmp_path: Path) 
     (a_bart, "extra_pos_embeddings", 1, "extra_pos_embeddings is 1, but qkv knows only 2 here"),
     (a_bart, "activation_function", "swoosh", "activation_function is 'swoosh', which qkv does not know"),
 ])  # fmt: skip
-def test_what_would_change_the_numbers_is_refused(make: Any, key: str, value: Any, sentence: str, tmp_path: Path) -> None:
+def test_what_would_change_the_numbers_is_refused(
+    make: Any, key: str, value: Any, sentence: str, tmp_path: Path
+) -> None:
     make(tmp_path)
     edit(tmp_path / CONFIG, lambda config: config.update({key: value}))
     with pytest.raises(UserError, match=sentence):
@@ -221,7 +239,9 @@ def test_a_first_token_that_the_tokenizer_lacks_is_named(tmp_path: Path) -> None
 def test_classes_of_a_text_that_the_decoder_reads_one_token_later(tmp_path: Path) -> None:
     """As the library reads a text by itself: the last mark of an end meets the vector of the token before it. No task here asks so."""
     config = BartConfig(**bart.sizes(num_labels=3, eos_token_id=2, pad_token_id=1))
-    theirs = written(BartForSequenceClassification, config, tmp_path, words(("<s>", "<pad>", "</s>", "<unk>"), "<s> $A </s>"))
+    theirs = written(
+        BartForSequenceClassification, config, tmp_path, words(("<s>", "<pad>", "</s>", "<unk>"), "<s> $A </s>")
+    )
     ids, lengths = torch.randint(4, 61, (3, 9)), torch.tensor([9, 4, 6])
     ids = ids.masked_fill(torch.arange(9) >= lengths[:, None], 1).scatter(1, lengths[:, None] - 1, 2)
     later = torch.cat((torch.full((3, 1), 2), ids[:, :-1]), 1)
@@ -235,7 +255,12 @@ def test_classes_of_a_text_that_the_decoder_reads_one_token_later(tmp_path: Path
 
 
 def test_dropouts_are_read(tmp_path: Path) -> None:
-    written(T5ForConditionalGeneration, t5.config(dropout_rate=0.25), tmp_path, words(("<pad>", "</s>", "<unk>", "<x>"), "$A </s>"))
+    written(
+        T5ForConditionalGeneration,
+        t5.config(dropout_rate=0.25),
+        tmp_path,
+        words(("<pad>", "</s>", "<unk>", "<x>"), "$A </s>"),
+    )
     spec = load_published(tmp_path).spec
     assert spec.encoder is not None
     stacks = (spec, spec.encoder)

@@ -39,7 +39,9 @@ from qkv.spec.errors import UserError
 from qkv.spec.heads import TokenHead
 from qkv.tokenizers.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers"
+)
 WEIGHTS = "model.safetensors"
 
 
@@ -79,7 +81,9 @@ def test_pretraining_has_one_head_more_which_is_ignored_for_a_reason(tmp_path: P
     with torch.no_grad():
         assert apart(found.model(ids)[0], theirs(ids).prediction_logits) < 1e-5
     reasons = dict(found.ignored)
-    assert reasons.keys() == {f"{layer}.{leaf}" for layer in ("bert.pooler.dense", "cls.seq_relationship") for leaf in ("weight", "bias")}
+    assert reasons.keys() == {
+        f"{layer}.{leaf}" for layer in ("bert.pooler.dense", "cls.seq_relationship") for leaf in ("weight", "bias")
+    }
     assert "pooler" in reasons["bert.pooler.dense.weight"]
 
 
@@ -177,7 +181,17 @@ def test_a_number_is_the_answer(tmp_path: Path) -> None:
         ({"architectures": ["BertForQuestionAnswering"]}, "num_labels is 3, but a span head has 2"),
         ({"architectures": ["BertForNextSentencePrediction"]}, "is not known for BERT"),
     ],
-    ids=["multi-label", "numbers", "relative", "decoder", "pruned", "activation", "unknown-key", "span", "architecture"],
+    ids=[
+        "multi-label",
+        "numbers",
+        "relative",
+        "decoder",
+        "pruned",
+        "activation",
+        "unknown-key",
+        "span",
+        "architecture",
+    ],
 )
 def test_what_is_not_known_is_refused(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     written(BertForSequenceClassification, bert.config(num_labels=3), tmp_path)
@@ -209,7 +223,9 @@ def test_modernbert_as_first_released(tmp_path: Path) -> None:
 
     def older(tree: dict[str, Any]) -> None:
         del tree["layer_types"], tree["rope_parameters"]
-        tree.update(global_attn_every_n_layers=3, global_rope_theta=160000.0, local_rope_theta=10000.0, layer_norm_eps=1e-5)
+        tree.update(
+            global_attn_every_n_layers=3, global_rope_theta=160000.0, local_rope_theta=10000.0, layer_norm_eps=1e-5
+        )
 
     edit(tmp_path / "config.json", older)
     assert load_published(tmp_path).spec == wanted
@@ -238,10 +254,19 @@ CONFIGS = st.fixed_dictionaries({
 @settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("head", KINDS)
 @given(drawn=CONFIGS)
-def test_any_bert_has_the_same_answers_and_comes_back(head: str, drawn: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_bert_has_the_same_answers_and_comes_back(
+    head: str, drawn: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     width = drawn["num_attention_heads"] * drawn["head_dim"]
-    said = {key: value for key, value in drawn.items() if key != "head_dim" and (key != "num_labels" or head in ("classes", "tags"))}
-    pair = made(Case(f"bert-drawn-{head}", KINDS[head], bert.config(**said, hidden_size=width)), tmp_path_factory.mktemp("drawn"))
+    said = {
+        key: value
+        for key, value in drawn.items()
+        if key != "head_dim" and (key != "num_labels" or head in ("classes", "tags"))
+    }
+    pair = made(
+        Case(f"bert-drawn-{head}", KINDS[head], bert.config(**said, hidden_size=width)),
+        tmp_path_factory.mktemp("drawn"),
+    )
     with torch.no_grad():
         ours, theirs = answered(pair, our_answer(pair)), answered(pair, their_answer(pair))
     assert apart(ours, theirs) < 1e-4

@@ -25,7 +25,9 @@ from qkv.interop.normal import normal
 from qkv.interop.registry import FAMILIES
 from qkv.interop.save import published_tensors, save_published
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers"
+)
 
 
 @pytest.fixture(scope="module", params=every_case(), ids=str)
@@ -96,14 +98,19 @@ def test_loss_and_every_gradient_are_equal(pair: Pair) -> None:
 def test_saved_and_loaded_by_the_other_library(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("saved")
     save_published(pair.ours, folder, family=pair.published.family, kept=pair.published.kept)
-    again, info = type(pair.theirs).from_pretrained(folder, output_loading_info=True, attn_implementation=pair.case.attention)
+    again, info = type(pair.theirs).from_pretrained(
+        folder, output_loading_info=True, attn_implementation=pair.case.attention
+    )
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     if pair.published.spec.decodes:
         again.config.pad_token_id = pair.theirs.config.pad_token_id  # the tokenizer says it, and none is saved here
     state = again.eval().state_dict()
     assert all(torch.equal(tensor, state[name]) for name, tensor in pair.theirs.state_dict().items())
     with torch.no_grad():
-        before, after = their_answer(pair), their_answer(Pair(pair.case, again, folder, pair.published, pair.rows, pair.targets))
+        before, after = (
+            their_answer(pair),
+            their_answer(Pair(pair.case, again, folder, pair.published, pair.rows, pair.targets)),
+        )
     # Where a product has one column, its rounding depends on where in memory the weights lie.
     assert torch.allclose(answered(pair, before), answered(pair, after), rtol=0, atol=1e-6 * float(before.abs().max()))
 

@@ -157,10 +157,19 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "heads-do-not-divide": (changed(n_head=5), "5 heads do not divide the width 12"),
     "wide-layer": (changed(n_embd=2**31), "the weights beside it hold only"),
     "wide-feed-forward": (changed(n_inner=2**31), "the weights beside it hold only"),
-    "not-a-number": (changed(layer_norm_epsilon=float("nan")), "'layer_norm_epsilon' holds nan, and numbers are finite"),
-    "endless": (written('{"model_type": "gpt2", "resid_pdrop": 1e999}'), "'resid_pdrop' holds inf, and numbers are finite"),
+    "not-a-number": (
+        changed(layer_norm_epsilon=float("nan")),
+        "'layer_norm_epsilon' holds nan, and numbers are finite",
+    ),
+    "endless": (
+        written('{"model_type": "gpt2", "resid_pdrop": 1e999}'),
+        "'resid_pdrop' holds inf, and numbers are finite",
+    ),
     "endless-inside": (changed(task_specific_params={"a": [{"b": -math.inf}]}), "'task_specific_params' holds -inf"),
-    "more-than-64-bits": (changed(n_layer=2**70), "holds 1180591620717411303424, and numbers are finite and of at most 64 bits"),
+    "more-than-64-bits": (
+        changed(n_layer=2**70),
+        "holds 1180591620717411303424, and numbers are finite and of at most 64 bits",
+    ),
     "deep": (changed(n_layer=2**31), "the weights beside it hold only"),
     "long": (changed(n_positions=2**62), "the weights beside it hold only"),
     "another-width": (changed(n_embd=24), "has the shape"),
@@ -215,7 +224,9 @@ def test_a_pickle_of_one_number_that_claims_many_is_refused(tmp_path: Path) -> N
     folder = tiny(tmp_path / "folder")
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
-    torch.save({**tensors, "transformer.wte.weight": torch.zeros(1, 1).expand(2**31, 2**20)}, folder / "pytorch_model.bin")
+    torch.save(
+        {**tensors, "transformer.wte.weight": torch.zeros(1, 1).expand(2**31, 2**20)}, folder / "pytorch_model.bin"
+    )
     with pytest.raises(UserError, match="claims more elements"):
         load_published(folder, pickles=True)
 

@@ -107,7 +107,9 @@ def both(case: Case, values: dict[str, Any], folder: Path) -> tuple[torch.Tensor
     generator = torch.Generator().manual_seed(1)
     try:
         config = type(case.config).from_dict(json.loads(json.dumps(values)))
-        config._attn_implementation = "sdpa" if config.model_type == "falcon" else case.attention  # eager counts Falcon's ALiBi twice
+        config._attn_implementation = (
+            "sdpa" if config.model_type == "falcon" else case.attention
+        )  # eager counts Falcon's ALiBi twice
         theirs = case.model(config).eval()
         with torch.no_grad():
             for parameter in theirs.parameters():

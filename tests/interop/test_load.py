@@ -48,7 +48,10 @@ def test_names_without_their_prefix_and_old_buffers_are_known(tmp_path: Path) ->
     folder = tiny(tmp_path / "a")
     wanted = load_published(folder).model.state_dict()
     tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
-    save_file({**tensors, "h.0.attn.bias": torch.ones(1, 1, 32, 32), "h.1.attn.masked_bias": torch.tensor(-1e4)}, folder / WEIGHTS)
+    save_file(
+        {**tensors, "h.0.attn.bias": torch.ones(1, 1, 32, 32), "h.1.attn.masked_bias": torch.tensor(-1e4)},
+        folder / WEIGHTS,
+    )
     found = load_published(folder)
     assert all(torch.equal(found.model.state_dict()[name], tensor) for name, tensor in wanted.items())
     assert [name for name, _ in found.ignored] == ["h.0.attn.bias", "h.1.attn.masked_bias"]
@@ -160,7 +163,9 @@ def test_memory_stays_within_a_fifth_more_than_the_weights(tmp_path: Path) -> No
     from qkv.models.build import build
     from qkv.models.families.gpt import gpt
 
-    save_published(build(gpt(width=512, num_layers=6, num_heads=8, context_length=64, vocab_size=20000)), tmp_path / "large")
+    save_published(
+        build(gpt(width=512, num_layers=6, num_heads=8, context_length=64, vocab_size=20000)), tmp_path / "large"
+    )
     folders = [str(tmp_path / "large"), str(tiny(tmp_path / "small"))]
 
     def measured() -> float:

@@ -50,7 +50,13 @@ def llama(tmp_path: Path) -> Path:
     blocks = (Block(branches=branches, norm=RMSNorm()),)
     text = Text(vocab_size=40, positions=NoPositions())
     spec = Model(
-        width=16, num_layers=2, context_length=16, frontend=text, blocks=blocks, norm=RMSNorm(), head=LanguageModelHead(tied=False)
+        width=16,
+        num_layers=2,
+        context_length=16,
+        frontend=text,
+        blocks=blocks,
+        norm=RMSNorm(),
+        head=LanguageModelHead(tied=False),
     )
     save_published(build(spec), tmp_path / "llama")
     return tmp_path / "llama"
@@ -61,14 +67,18 @@ def wide(folder: Path) -> Path:
     branches = (Attention(num_heads=2, num_kv_heads=1, bias=False, relative=Rope()), GatedFeedForward(hidden=64))
     text = Text(vocab_size=40, positions=NoPositions())
     blocks = (Block(branches=branches, norm=RMSNorm()),)
-    save_published(build(Model(width=128, num_layers=2, context_length=16, frontend=text, blocks=blocks, norm=RMSNorm())), folder)
+    save_published(
+        build(Model(width=128, num_layers=2, context_length=16, frontend=text, blocks=blocks, norm=RMSNorm())), folder
+    )
     return folder
 
 
 def gpt2(folder: Path) -> Path:
     """The folder of a GPT-2, whose matrices are stored (in, out)."""
     branches = (Attention(num_heads=2), FeedForward(activation="gelu_tanh"))
-    spec = Model(width=128, num_layers=2, context_length=16, frontend=Text(vocab_size=40), blocks=(Block(branches=branches),))
+    spec = Model(
+        width=128, num_layers=2, context_length=16, frontend=Text(vocab_size=40), blocks=(Block(branches=branches),)
+    )
     save_published(build(spec), folder)
     return folder
 
@@ -80,7 +90,9 @@ IDS = torch.arange(8)[None]
 def test_what_lies_in_the_file_as_it_is_here_is_mapped_and_the_rest_is_copied(llama: Path) -> None:
     found = load_published(llama)
     copied = {name for name, _ in found.model.named_parameters()} - mapped_names(found)
-    assert copied == {f"blocks.{i}.branches.0.body.qkv.weight" for i in range(2)}  # k, o, q, v: not beside one another; gate and up are
+    assert copied == {
+        f"blocks.{i}.branches.0.body.qkv.weight" for i in range(2)
+    }  # k, o, q, v: not beside one another; gate and up are
     assert mapped_names(load_published(llama, dtype="bf16")) == set()
     whole = load_published(llama, copy=True)
     assert mapped_names(whole) == set()
@@ -123,7 +135,12 @@ def test_pieces_are_joined_in_any_order_wherever_a_page_begins(tmp_path: Path, b
 def test_pieces_that_do_not_fill_their_pages_are_not_joined(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(4 * PAGE))
     file = MappedFile(tmp_path / "file")
-    for pieces in ([(0, 8), (PAGE, PAGE)], [(0, PAGE), (2 * PAGE + 4, 8)], [(0, PAGE), (2 * PAGE, 0)], [(2, PAGE), (2 * PAGE + 2, PAGE)]):
+    for pieces in (
+        [(0, 8), (PAGE, PAGE)],
+        [(0, PAGE), (2 * PAGE + 4, 8)],
+        [(0, PAGE), (2 * PAGE, 0)],
+        [(2, PAGE), (2 * PAGE + 2, PAGE)],
+    ):
         assert file.joined(pieces, torch.float32, (1,)) is None
     with pytest.raises(UserError, match="cut short while it was read"):
         file.joined([(2 * PAGE, PAGE), (PAGE, 4 * PAGE)], torch.float32, (5 * PAGE // 4,))
@@ -173,7 +190,9 @@ def written_anew(file: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [written_to, cut, written_anew])
-def test_a_file_that_changes_under_a_mapped_model_is_noticed_before_the_next_call(tmp_path: Path, change: Callable[[Path], None]) -> None:
+def test_a_file_that_changes_under_a_mapped_model_is_noticed_before_the_next_call(
+    tmp_path: Path, change: Callable[[Path], None]
+) -> None:
     llama = wide(tmp_path / "llama")
     run, kept, cast = load_published(llama), load_published(llama, copy=True), load_published(llama, dtype="fp16")
     wanted = kept.model(IDS)[0]

@@ -135,7 +135,9 @@ def test_what_the_config_says(tmp_path: Path) -> None:
     pair = made(case_of("bert-classes"), tmp_path / "base")
     save_adapter(pair.ours, learned(pair.ours, use_rslora=True, dropout=0.1), tmp_path / "adapter", "bert-base-uncased")
     config = json.loads((tmp_path / "adapter" / CONFIG).read_text())
-    said = {key: config[key] for key in ("peft_type", "task_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "bias")}
+    said = {
+        key: config[key] for key in ("peft_type", "task_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "bias")
+    }
     assert said == {
         "peft_type": "LORA",
         "task_type": "SEQ_CLS",
@@ -153,12 +155,19 @@ def test_what_the_config_says(tmp_path: Path) -> None:
 
 
 def test_a_model_of_no_family_keeps_its_names() -> None:
-    spec = {"width": 8, "num_layers": 2, "frontend": {"kind": "text", "vocab_size": 9}, "blocks": [{"branches": ["gru", "feed_forward"]}]}
+    spec = {
+        "width": 8,
+        "num_layers": 2,
+        "frontend": {"kind": "text", "vocab_size": 9},
+        "blocks": [{"branches": ["gru", "feed_forward"]}],
+    }
     model = build(Model.parse(spec))
     found = adapter(model, learned(model, targets=["up"]))
     assert found.config["target_modules"] == ["up"]
     assert set(found.tensors) == {
-        f"base_model.model.blocks.{i}.branches.1.body.up.{leaf}.weight" for i in range(2) for leaf in ("lora_A", "lora_B")
+        f"base_model.model.blocks.{i}.branches.1.body.up.{leaf}.weight"
+        for i in range(2)
+        for leaf in ("lora_A", "lora_B")
     }
     with pytest.raises(UserError, match=r"no adapter to write: .* training\.adapt=whole"):
         adapter(build(Model.parse(spec)), Training())
@@ -174,6 +183,8 @@ def test_the_command_writes_what_a_run_learned(tmp_path: Path, capsys: pytest.Ca
     assert "an adapter of rank 2 on" in capsys.readouterr().out
     tensors = load_file(tmp_path / "run-peft" / WEIGHTS)
     module = adapters(load_adapted(tmp_path / "run").model)["blocks.0.branches.0.body.output"]
-    assert any(tensor.shape == module.lora_b.shape and torch.equal(tensor, module.lora_b) for tensor in tensors.values())
+    assert any(
+        tensor.shape == module.lora_b.shape and torch.equal(tensor, module.lora_b) for tensor in tensors.values()
+    )
     assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "whole")]) == 0
     assert "GPT-2" in capsys.readouterr().out

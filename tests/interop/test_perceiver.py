@@ -27,7 +27,9 @@ from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.parts import LayerNorm, RMSNorm, Sinusoidal
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers"
+)
 
 
 def folder_of(folder: Path, **changed: Any) -> Path:
@@ -41,7 +43,9 @@ def model_of(folder: Path, **changed: Any) -> Model:
 
 def test_words_as_bytes_are_filled_in_as_by_that_library(tmp_path: Path) -> None:
     text = "To be, or not to be"
-    theirs = made(Case("bytes", PerceiverForMaskedLM, config(vocab_size=262, max_position_embeddings=len(text) + 2)), tmp_path).theirs
+    theirs = made(
+        Case("bytes", PerceiverForMaskedLM, config(vocab_size=262, max_position_embeddings=len(text) + 2)), tmp_path
+    ).theirs
     words = PerceiverTokenizer()
     words.save_pretrained(tmp_path)
     (answer,) = qkv.predict(qkv.load(tmp_path), {"text": text.replace("r", "<mask>")})
@@ -68,7 +72,9 @@ def test_a_name_leads_to_the_latents(tmp_path: Path) -> None:
     }
     assert {name: where(model, name, None, "").spec_path for name in places} == places
     found = everywhere("perceiver.encoder.self_attends.1.attention.self.key.weight")
-    assert [(family, place.ours) for family, place in found] == [("Perceiver", "latents.blocks.2.branches.0.body.qkv.weight")]
+    assert [(family, place.ours) for family, place in found] == [
+        ("Perceiver", "latents.blocks.2.branches.0.body.qkv.weight")
+    ]
 
 
 def test_the_published_sizes(tmp_path: Path) -> None:
@@ -80,7 +86,9 @@ def test_the_published_sizes(tmp_path: Path) -> None:
     from qkv.interop.mapping.family import choose, read_spec
     from qkv.interop.registry import FAMILIES
 
-    said = Config({**PerceiverConfig(qk_channels=256, v_channels=1280).to_dict(), "architectures": ["PerceiverForMaskedLM"]})
+    said = Config(
+        {**PerceiverConfig(qk_channels=256, v_channels=1280).to_dict(), "architectures": ["PerceiverForMaskedLM"]}
+    )
     family, architecture = choose(FAMILIES, said)
     assert cost(read_spec(family, architecture, said)).parameters == 201_108_230
 
@@ -90,13 +98,17 @@ def test_what_is_written_another_way_is_saved_as_one(tmp_path: Path) -> None:
     spec = model_of(tmp_path / "theirs")
     assert spec.latents is not None
     first, *others = spec.latents.blocks
-    other = spec.changed(latents=spec.latents.changed(blocks=(first, others[0].changed(norm=LayerNorm())), num_layers=None))
+    other = spec.changed(
+        latents=spec.latents.changed(blocks=(first, others[0].changed(norm=LayerNorm())), num_layers=None)
+    )
     model = build(other, 3).eval()
     save_published(model, tmp_path / "ours")
     theirs = PerceiverForMaskedLM.from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
     ids, real = padded([[5, 6, 7, 8, 9, 10, 11, 12, 13], [4, 5]])
     answer = theirs(ids, attention_mask=real).logits
-    torch.testing.assert_close(model(Signal(ids, lengths=real.sum(1)))[0][real.bool()], answer[real.bool()], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        model(Signal(ids, lengths=real.sum(1)))[0][real.bool()], answer[real.bool()], rtol=1e-4, atol=1e-5
+    )
     assert normal(load_published(tmp_path / "ours").spec) == normal(other)
 
 
@@ -122,10 +134,19 @@ def test_what_no_published_form_has_is_not_saved_as_one(change: str, tmp_path: P
     ("changed", "sentence"),
     [
         ({"num_blocks": 2**31}, "num_blocks is 2,147,483,648, but the weights beside it hold only"),
-        ({"v_channels": 45}, "v_channels: the values of the attention between latents have 45 features, and latents have 30"),
+        (
+            {"v_channels": 45},
+            "v_channels: the values of the attention between latents have 45 features, and latents have 30",
+        ),
         ({"qk_channels": 31, "v_channels": 30}, "31 features of queries and keys are not divisible by 3 heads"),
-        ({"cross_attention_shape_for_attention": "qk"}, "cross_attention_shape_for_attention is 'qk', which qkv does not know"),
-        ({"architectures": ["PerceiverForOpticalFlow"]}, "the architecture 'PerceiverForOpticalFlow' is not known for Perceiver"),
+        (
+            {"cross_attention_shape_for_attention": "qk"},
+            "cross_attention_shape_for_attention is 'qk', which qkv does not know",
+        ),
+        (
+            {"architectures": ["PerceiverForOpticalFlow"]},
+            "the architecture 'PerceiverForOpticalFlow' is not known for Perceiver",
+        ),
     ],
 )
 def test_what_is_not_known_is_a_sentence(changed: dict[str, Any], sentence: str, tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ from qkv.models.build import build
 from qkv.spec.errors import UserError
 from qkv.spec.model import Block, Model, Text
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers"
+)
 LENGTHS = torch.tensor([11, 6, 2])
 REAL = torch.arange(11) < LENGTHS[:, None]
 
@@ -54,7 +56,10 @@ def test_the_other_form_of_debertas_head_is_read_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        ({"conv_kernel_size": 3}, "conv_kernel_size is 3, but qkv knows only 0 here; it changes a convolution beside the first layer"),
+        (
+            {"conv_kernel_size": 3},
+            "conv_kernel_size is 3, but qkv knows only 0 here; it changes a convolution beside the first layer",
+        ),
         ({"pos_att_type": "c2p|p2p"}, "pos_att_type holds 'p2p'"),
         ({"pos_att_type": []}, "pos_att_type names no term"),
         ({"relative_attention": False, "norm_rel_ebd": "none"}, "relative_attention is false"),
@@ -88,7 +93,11 @@ def test_a_question_is_global_as_it_is_in_longformer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("window", "sentence"),
-    [(5, "attention_window holds 5"), (0, "attention_window holds 0"), ([4, 4], "names 2 layers, but num_hidden_layers is 3")],
+    [
+        (5, "attention_window holds 5"),
+        (0, "attention_window holds 0"),
+        ([4, 4], "names 2 layers, but num_hidden_layers is 3"),
+    ],
     ids=["odd", "none", "too few"],
 )
 def test_windows_of_longformer_that_cannot_be_are_refused(tmp_path: Path, window: Any, sentence: str) -> None:
@@ -109,7 +118,9 @@ def test_the_types_of_xlnet_are_read_by_its_attention(tmp_path: Path) -> None:
 
 
 def test_a_text_that_xlnet_pads_on_the_left_has_the_same_classes(tmp_path: Path) -> None:
-    theirs = written(transformers.XLNetForSequenceClassification, xlnet.config(num_labels=3, summary_activation="linear"), tmp_path)
+    theirs = written(
+        transformers.XLNetForSequenceClassification, xlnet.config(num_labels=3, summary_activation="linear"), tmp_path
+    )
     edit(tmp_path / "config.json", lambda tree: tree.update(summary_activation=None))  # as older files say it
     ids = torch.randint(4, 61, (3, 11))
     left = torch.stack([row.roll(11 - length) for row, length in zip(ids, LENGTHS.tolist(), strict=True)])

@@ -42,7 +42,11 @@ SPECS: dict[str, dict[str, object]] = {
         "frontend": {"kind": "text", "positions": "none", "scale": True},
         "blocks": [
             {"branches": [WINDOW, "gated_feed_forward(20)"], "order": "post", "norm": "rms_norm"},
-            {"branches": ["linear_attention(4)", "feed_forward(20, activation=relu2)"], "order": "sandwich", "residual": "scaled(0.7)"},
+            {
+                "branches": ["linear_attention(4)", "feed_forward(20, activation=relu2)"],
+                "order": "sandwich",
+                "residual": "scaled(0.7)",
+            },
         ],
         "norm": "none",
         "head": {"kind": "language_model", "tied": False, "bias": True, "softcap": 3.0},
@@ -50,9 +54,16 @@ SPECS: dict[str, dict[str, object]] = {
     "rotary, shift, convolution, side by side": {
         "frontend": {"kind": "text", "positions": "sinusoidal", "join": "concatenate", "norm": "layer_norm"},
         "blocks": [
-            {"branches": [ROPE, "token_shift(3)", "causal_convolution(3, dilation=2)"], "order": "parallel", "residual": "gated(0.4)"},
             {
-                "branches": ["causal_convolution(2, gated=false)", "gated_feed_forward(20, activation=quick_gelu, bias=true)"],
+                "branches": [ROPE, "token_shift(3)", "causal_convolution(3, dilation=2)"],
+                "order": "parallel",
+                "residual": "gated(0.4)",
+            },
+            {
+                "branches": [
+                    "causal_convolution(2, gated=false)",
+                    "gated_feed_forward(20, activation=quick_gelu, bias=true)",
+                ],
                 "order": "parallel",
                 "norms": ["rms_norm(zero_centred=true)", "layer_norm(bias=false)"],
             },
@@ -63,12 +74,17 @@ SPECS: dict[str, dict[str, object]] = {
     "recurrent, normed by batches": {
         "frontend": {"kind": "text", "positions": {"kind": "learned", "offset": 2}},
         "blocks": [
-            {"branches": ["lstm(10)", "rnn", "attention(2, mask='causal & (strided(3) | fixed(4, summary=1))')"], "norm": "batch_norm"}
+            {
+                "branches": ["lstm(10)", "rnn", "attention(2, mask='causal & (strided(3) | fixed(4, summary=1))')"],
+                "norm": "batch_norm",
+            }
         ],
         "norm": "batch_norm",
     },
     "blocks of positions": {
-        "blocks": [{"branches": ["attention(2, mask='causal & blocks(4, back=1)')", "feed_forward(20)"], "residual": "none"}]
+        "blocks": [
+            {"branches": ["attention(2, mask='causal & blocks(4, back=1)')", "feed_forward(20)"], "residual": "none"}
+        ]
     },
 }
 SCRIPT = """
@@ -162,7 +178,12 @@ def test_padding_changes_nothing(name: str, side: str, opened: dict[str, Path]) 
 
 
 def test_every_kind_of_branch_is_in_a_test() -> None:
-    seen = {branch["kind"] for name in SPECS for block in description(model(name).spec)["blocks"] for branch in block["branches"]}
+    seen = {
+        branch["kind"]
+        for name in SPECS
+        for block in description(model(name).spec)["blocks"]
+        for branch in block["branches"]
+    }
     assert seen == {part.kind for part in DESCRIBED}
 
 
@@ -196,7 +217,10 @@ def test_the_file_imports_torch_and_transformers_alone_and_holds_only_what_is_us
             "model.blocks.0.branches.0.relative: self-contained model files do not support 'shaw'",
         ),
         ({"blocks": [{"branches": ["attention(2, top_k=3)"]}]}, "model.blocks.0.branches.0.top_k"),
-        ({"blocks": [{"branches": ["attention(2, relative=alibi(rounded=bf16))"]}]}, "model.blocks.0.branches.0.relative.rounded"),
+        (
+            {"blocks": [{"branches": ["attention(2, relative=alibi(rounded=bf16))"]}]},
+            "model.blocks.0.branches.0.relative.rounded",
+        ),
         ({"blocks": [{"branches": ["attention(2, mask=full)"]}]}, "only for causal language models"),
         ({"head": "classification(3)"}, "only for causal language models"),
         ({"frontend": {"kind": "text", "types": 2}}, "without token types"),
@@ -206,7 +230,9 @@ def test_the_file_imports_torch_and_transformers_alone_and_holds_only_what_is_us
         ),
     ],
 )
-def test_what_has_no_such_form_is_refused_before_anything_is_written(fields: dict[str, object], sentence: str, tmp_path: Path) -> None:
+def test_what_has_no_such_form_is_refused_before_anything_is_written(
+    fields: dict[str, object], sentence: str, tmp_path: Path
+) -> None:
     described = {"width": 16, "context_length": 8, **fields}
     described["frontend"] = {"kind": "text", "vocab_size": VOCAB, **described.get("frontend", {})}  # type: ignore[dict-item]
     with pytest.raises(UserError) as error:
@@ -227,7 +253,10 @@ def test_the_command_says_that_no_family_is_this_model(qkv, run: Path, tmp_path:
         "tokenizer.json",
         "model.safetensors",
     }
-    assert json.loads((tmp_path / "hf" / "config.json").read_text())["auto_map"]["AutoModelForCausalLM"] == "modeling_qkv.QkvForCausalLM"
+    assert (
+        json.loads((tmp_path / "hf" / "config.json").read_text())["auto_map"]["AutoModelForCausalLM"]
+        == "modeling_qkv.QkvForCausalLM"
+    )
     assert qkv("swap", run, "blocks.0.mixer=attention(2, top_k=2)", "--heal", 0, "--out", tmp_path / "top").code == 0
     refused = qkv("export", tmp_path / "top", "--out", tmp_path / "none")
     assert refused.code == 2

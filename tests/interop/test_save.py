@@ -27,7 +27,12 @@ from qkv.spec.parts import Alibi, LayerNorm, NoPositions, NTKScaling, RMSNorm, R
 RECIPE = {
     "name": "small",
     "data": {"source": "text.txt", "tokenizer": {"kind": "bpe", "vocab_size": 270}},
-    "model": {"width": 24, "context_length": 48, "num_layers": 2, "blocks": [{"branches": ["attention(3)", "feed_forward"]}]},
+    "model": {
+        "width": 24,
+        "context_length": 48,
+        "num_layers": 2,
+        "blocks": [{"branches": ["attention(3)", "feed_forward"]}],
+    },
     "training": {"steps": 30, "batch_size": 4, "validation": {"every": 30, "batches": 1}},
 }
 
@@ -44,7 +49,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_trained_run_writes_the_same_words_in_the_other_library(run: Path, tmp_path: Path) -> None:
     assert main(["export", str(run), "--out", str(tmp_path / "hf")]) == 0
-    theirs, words = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval(), AutoTokenizer.from_pretrained(tmp_path / "hf")
+    theirs, words = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval(),
+        AutoTokenizer.from_pretrained(tmp_path / "hf"),
+    )
     ours = qkv.load(run)
     ids = words("the quick brown", return_tensors="pt").input_ids
     assert ids[0].tolist() == ours.tokenizer.encode("the quick brown")
@@ -76,7 +84,9 @@ def test_the_export_says_what_it_is_and_overwrites_nothing(
     assert all(torch.equal(second[name], tensor) for name, tensor in first.items())
 
 
-def test_the_commands_say_what_a_folder_is_and_where_a_tensor_lives(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_say_what_a_folder_is_and_where_a_tensor_lives(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["export", str(run), "--out", str(tmp_path / "hf")]) == 0
     assert main(["load", str(tmp_path / "hf")]) == 0
     said = capsys.readouterr().out
@@ -94,7 +104,9 @@ def test_the_commands_say_what_a_folder_is_and_where_a_tensor_lives(run: Path, t
 def like_llama(biased: bool = False, **attention: Any) -> Model:
     branches = (Attention(num_heads=2, bias=biased, **{"relative": Rope(), **attention}), GatedFeedForward(hidden=20))
     text = Text(vocab_size=40, positions=NoPositions())
-    return Model(width=12, num_layers=2, frontend=text, blocks=(Block(branches=branches, norm=RMSNorm()),), norm=RMSNorm())
+    return Model(
+        width=12, num_layers=2, frontend=text, blocks=(Block(branches=branches, norm=RMSNorm()),), norm=RMSNorm()
+    )
 
 
 COVERED = {
@@ -131,11 +143,18 @@ NOT_COVERED = {
     ),
     "ntk": like_llama().changed(
         blocks=(
-            Block(branches=(Attention(num_heads=2, relative=Rope(scaling=NTKScaling(factor=2.0))), GatedFeedForward()), norm=RMSNorm()),
+            Block(
+                branches=(Attention(num_heads=2, relative=Rope(scaling=NTKScaling(factor=2.0))), GatedFeedForward()),
+                norm=RMSNorm(),
+            ),
         )
     ),
-    "temperature": block(branches=(Attention(num_heads=2, temperature=2.0), FeedForward(hidden=48, activation="gelu_tanh"))),
-    "alibi-beside-learned": block(branches=(Attention(num_heads=2, relative=Alibi()), FeedForward(hidden=48, activation="gelu_tanh"))),
+    "temperature": block(
+        branches=(Attention(num_heads=2, temperature=2.0), FeedForward(hidden=48, activation="gelu_tanh"))
+    ),
+    "alibi-beside-learned": block(
+        branches=(Attention(num_heads=2, relative=Alibi()), FeedForward(hidden=48, activation="gelu_tanh"))
+    ),
 }
 
 
@@ -150,7 +169,11 @@ def test_no_family_that_turns_whole_heads_is_given_a_part_of_one() -> None:
     half = half_rotated()
     assert covering(half) is None
     neox = half.changed(
-        blocks=(Block(branches=(Attention(num_heads=3, relative=Rope(fraction=0.5)), FeedForward(hidden=20)), norm=LayerNorm()),),
+        blocks=(
+            Block(
+                branches=(Attention(num_heads=3, relative=Rope(fraction=0.5)), FeedForward(hidden=20)), norm=LayerNorm()
+            ),
+        ),
         norm=LayerNorm(),
     )
     found = covering(neox)
@@ -182,7 +205,9 @@ def test_any_gpt2_gives_the_same_logits(sizes: dict[str, int], tied: bool, activ
 
 @settings(max_examples=10)
 @given(SIZES, st.integers(1, 3), st.booleans(), st.booleans(), st.floats(100, 1e6))
-def test_any_llama_gives_the_same_logits(sizes: dict[str, int], share: int, tied: bool, biased: bool, base: float) -> None:
+def test_any_llama_gives_the_same_logits(
+    sizes: dict[str, int], share: int, tied: bool, biased: bool, base: float
+) -> None:
     config = LlamaConfig(
         vocab_size=31,
         hidden_size=2 * sizes["heads"] * share,
@@ -251,7 +276,9 @@ def test_an_export_is_compared_with_the_other_library(
     assert "modeling_qkv.py" in said
     assert "compared with the transformers library: differs by" in said
     # A name of a family whose readers turn whole heads, as a faulty table would give it.
-    plain = covering(like_llama(head_dim=8).changed(frontend=Text(vocab_size=270, positions=NoPositions()), context_length=48))
+    plain = covering(
+        like_llama(head_dim=8).changed(frontend=Text(vocab_size=270, positions=NoPositions()), context_length=48)
+    )
     monkeypatch.setattr("qkv.interop.save.covering", lambda spec, first="": plain)
     assert main(["export", str(half_run), "--out", str(tmp_path / "wrong")]) == 2
     assert "computes different logits from the export" in capsys.readouterr().err

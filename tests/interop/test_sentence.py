@@ -21,9 +21,30 @@ from qkv.cli.main import main
 from qkv.interop.sentence import read_sentence
 from qkv.spec.errors import UserError
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers"
+)
 
-WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dogs", "ran", "far", "away", "from", "it", "query", ":", "passage", "##s", "##ing"]
+WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "a",
+    "mat",
+    "and",
+    "dogs",
+    "ran",
+    "far",
+    "away",
+    "from",
+    "it",
+    "query",
+    ":",
+    "passage",
+    "##s",
+    "##ing",
+]
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TEXTS = ["the cat sat on the mat", "Dogs", "  a dog ran far away from the cat and the mat  ", "", "it sat"]
 MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
@@ -40,7 +61,13 @@ def tokenizer() -> tokenizers.Tokenizer:
 
 
 def body(roberta: bool = False) -> Any:
-    sizes = {"vocab_size": 30, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
+    sizes = {
+        "vocab_size": 30,
+        "hidden_size": 12,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 20,
+    }
     torch.manual_seed(3)
     model = (
         RobertaModel(RobertaConfig(**sizes, max_position_embeddings=26, pad_token_id=0))
@@ -59,20 +86,32 @@ def write(path: Path, tree: Any) -> None:
 
 
 def sentence_folder(
-    folder: Path, model: Any, modes: Sequence[str] = ("mean_tokens",), normalise: bool = True, inner: str = "", **said: Any
+    folder: Path,
+    model: Any,
+    modes: Sequence[str] = ("mean_tokens",),
+    normalise: bool = True,
+    inner: str = "",
+    **said: Any,
 ) -> Path:
     """What sentence-transformers writes. ``said``: further keys of the pooling, the reader and the prompts."""
     model.save_pretrained(folder / inner)
     tokenizer().save(str(folder / inner / "tokenizer.json"))
     stem = "sentence_transformers.models."
-    modules = [("", inner, "Transformer"), ("1", "1_Pooling", "Pooling"), *([("2", "2_Normalize", "Normalize")] if normalise else [])]
+    modules = [
+        ("", inner, "Transformer"),
+        ("1", "1_Pooling", "Pooling"),
+        *([("2", "2_Normalize", "Normalize")] if normalise else []),
+    ]
     write(
         folder / "modules.json",
         [{"idx": i, "name": str(i), "path": path, "type": stem + kind} for i, (_, path, kind) in enumerate(modules)],
     )
     pooling = {f"pooling_mode_{mode}": mode in modes for mode in MODES}
     write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 12, **pooling, **said.get("pooling", {})})
-    write(folder / inner / "sentence_bert_config.json", {"max_seq_length": 20, "do_lower_case": False, **said.get("reader", {})})
+    write(
+        folder / inner / "sentence_bert_config.json",
+        {"max_seq_length": 20, "do_lower_case": False, **said.get("reader", {})},
+    )
     write(
         folder / "config_sentence_transformers.json",
         {"__version__": {"sentence_transformers": "3.0.0"}, "similarity_fn_name": "cosine", **said.get("prompts", {})},
@@ -92,7 +131,9 @@ def vectors(model: Any, row: Sequence[int]) -> list[list[float]]:
         return model.double()(torch.tensor([row])).last_hidden_state[0].tolist()
 
 
-def mean(x: list[list[float]], first: int = 0, power: float = 1.0, weigh: Callable[[int], float] = lambda i: 1.0) -> list[float]:
+def mean(
+    x: list[list[float]], first: int = 0, power: float = 1.0, weigh: Callable[[int], float] = lambda i: 1.0
+) -> list[float]:
     weights = [weigh(i) if i >= first else 0.0 for i in range(len(x))]
     return [sum(w * v[d] for w, v in zip(weights, x, strict=True)) / sum(weights) ** power for d in range(len(x[0]))]
 
@@ -191,7 +232,21 @@ def test_long_texts_are_cut_and_it_is_told(tmp_path: Path, capsys: pytest.Captur
 def test_the_command_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, file = sentence_folder(tmp_path / "model", body(), prompts=PROMPTS), tmp_path / "vectors.npy"
     assert (
-        main(["embed", str(folder), "the cat", "it sat", "--prompt", "query", "--pooling", "max", "--no-normalise", "--out", str(file)])
+        main(
+            [
+                "embed",
+                str(folder),
+                "the cat",
+                "it sat",
+                "--prompt",
+                "query",
+                "--pooling",
+                "max",
+                "--no-normalise",
+                "--out",
+                str(file),
+            ]
+        )
         == 0
     )
     wanted = qkv.embed(folder, ["the cat", "it sat"], prompt="query", poolings=("max",), normalise=False)
@@ -227,7 +282,13 @@ def test_a_published_model_without_settings_takes_the_mean(tmp_path: Path) -> No
 
 def test_a_run_is_embedded_too(tmp_path: Path) -> None:
     (tmp_path / "my.txt").write_text("a stitch in time saves nine. " * 60)
-    small = ["model.width=16", "model.context_length=16", "training.steps=2", "training.batch_size=2", "model.blocks.mixer.num_heads=2"]
+    small = [
+        "model.width=16",
+        "model.context_length=16",
+        "training.steps=2",
+        "training.batch_size=2",
+        "model.blocks.mixer.num_heads=2",
+    ]
     run = qkv.train(tmp_path / "my.txt", tmp_path / "run", overrides=small)
     ids = [run.tokenizer.encode(text) for text in ("a stitch", "nine")]
     with torch.no_grad():
@@ -241,7 +302,11 @@ def test_a_run_is_embedded_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "tree", "sentence"),
     [
-        ("modules.json", [{"path": "", "type": "a.Transformer"}, {"path": "2_Dense", "type": "a.Dense"}], "lists Transformer, Dense"),
+        (
+            "modules.json",
+            [{"path": "", "type": "a.Transformer"}, {"path": "2_Dense", "type": "a.Dense"}],
+            "lists Transformer, Dense",
+        ),
         ("modules.json", [{"path": "../else", "type": "a.Transformer"}], "outside it"),
         ("modules.json", [{"path": "/etc", "type": "a.Transformer"}], "outside it"),
         ("modules.json", {"path": ""}, "a list of modules"),
@@ -276,7 +341,10 @@ def test_what_is_not_known_is_refused(file: str, tree: Any, sentence: str, tmp_p
 
 def test_the_pooling_of_new_releases_is_read(tmp_path: Path) -> None:
     folder = sentence_folder(tmp_path, body())
-    write(folder / "1_Pooling" / "config.json", {"embedding_dimension": 12, "pooling_mode": "lasttoken", "include_prompt": True})
+    write(
+        folder / "1_Pooling" / "config.json",
+        {"embedding_dimension": 12, "pooling_mode": "lasttoken", "include_prompt": True},
+    )
     assert read_sentence(folder).poolings == ("lasttoken",)
 
 

@@ -22,9 +22,30 @@ import qkv
 from qkv.cli.main import main
 from qkv.spec.errors import UserError
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers"
+)
 
-WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "far", "away", "from", "it", "who", "?", "##s", "##ing", "walk"]
+WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "a",
+    "mat",
+    "and",
+    "dog",
+    "ran",
+    "far",
+    "away",
+    "from",
+    "it",
+    "who",
+    "?",
+    "##s",
+    "##ing",
+    "walk",
+]
 PAIRS = [("the cat sat on a mat", "dogs walking"), ("it ran", "the dog ran far away from it"), ("the the", "")]
 QUESTION, CONTEXT = "who ran ?", "the cat sat on a mat and the dogs ran far away from it"
 SENTENCE = "the cats walking on a mat"
@@ -45,14 +66,26 @@ class Style(NamedTuple):
     def tokenizer(self, folder: Path) -> Any:
         """Written into ``folder`` as that library writes it."""
         specials = [self.pad, self.unknown, self.cls, self.sep, self.mask]
-        core = tokenizers.Tokenizer(WordPiece({word: i for i, word in enumerate([*specials, *WORDS])}, unk_token=self.unknown))
+        core = tokenizers.Tokenizer(
+            WordPiece({word: i for i, word in enumerate([*specials, *WORDS])}, unk_token=self.unknown)
+        )
         core.normalizer, core.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
         names = {"cls": self.cls, "sep": self.sep}
         core.post_processor = processors.TemplateProcessing(
-            single=self.one.format(**names), pair=self.two.format(**names), special_tokens=[(self.cls, 2), (self.sep, 3)]
+            single=self.one.format(**names),
+            pair=self.two.format(**names),
+            special_tokens=[(self.cls, 2), (self.sep, 3)],
         )
-        roles = {"cls_token": self.cls, "sep_token": self.sep, "mask_token": self.mask, "pad_token": self.pad, "unk_token": self.unknown}
-        made = PreTrainedTokenizerFast(tokenizer_object=core, **roles, model_input_names=["input_ids", "token_type_ids", "attention_mask"])
+        roles = {
+            "cls_token": self.cls,
+            "sep_token": self.sep,
+            "mask_token": self.mask,
+            "pad_token": self.pad,
+            "unk_token": self.unknown,
+        }
+        made = PreTrainedTokenizerFast(
+            tokenizer_object=core, **roles, model_input_names=["input_ids", "token_type_ids", "attention_mask"]
+        )
         made.save_pretrained(folder)
         return made
 

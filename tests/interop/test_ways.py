@@ -7,14 +7,28 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.interop.mapping.ways import BY_HEAD, INTERLEAVED, ONE_BY_HEAD, PAIR, PLAIN, QKV, QKV_BY_HEAD, TRANSPOSED, Broadcast, Cut, Way
+from qkv.interop.mapping.ways import (
+    BY_HEAD,
+    INTERLEAVED,
+    ONE_BY_HEAD,
+    PAIR,
+    PLAIN,
+    QKV,
+    QKV_BY_HEAD,
+    TRANSPOSED,
+    Broadcast,
+    Cut,
+    Way,
+)
 
 WAYS: dict[str, Way] = {"plain": PLAIN, "transposed": TRANSPOSED, "qkv": QKV, "pair": PAIR, "interleaved": INTERLEAVED}
 
 
 @pytest.mark.parametrize("name", WAYS)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5), st.integers(1, 6), st.booleans())
-def test_there_and_back_is_the_same(name: str, groups: int, per_group: int, head_dim: int, width: int, is_bias: bool) -> None:
+def test_there_and_back_is_the_same(
+    name: str, groups: int, per_group: int, head_dim: int, width: int, is_bias: bool
+) -> None:
     way, keys = WAYS[name], groups * head_dim
     cut = Cut((keys * per_group, keys, keys), groups)
     rows = sum(cut.sizes) + (sum(cut.sizes) % 2 if name == "pair" else 0)

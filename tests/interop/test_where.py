@@ -47,7 +47,11 @@ def test_a_branch_outside_of_the_package_owns_its_linear_maps() -> None:
 
 def test_norms_tables_and_heads_have_places_too() -> None:
     model = tiny_model()
-    paths = {"frontend.table": "model.frontend", "frontend.positions.table": "model.frontend.positions", "norm.bias": "model.norm"}
+    paths = {
+        "frontend.table": "model.frontend",
+        "frontend.positions.table": "model.frontend.positions",
+        "norm.bias": "model.norm",
+    }
     paths |= {"head.weight": "model.head", "blocks.1.branches.1.norm.weight": "model.blocks.0.norm"}
     assert {name: where(model, name).spec_path for name in paths} == paths
     assert where(model, "norm.bias").module == LayerNorm.__name__

@@ -31,8 +31,12 @@ def test_it_writes_ids_after_ids(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.split() == [str(index) for index in theirs[0].tolist()]
 
 
-@pytest.mark.parametrize("words", [["generate", "FOLDER", "Once"], ["generate", "FOLDER"], ["generate", "FOLDER", "Once", "--special"]])
-def test_what_needs_text_says_that_there_is_no_tokenizer(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "words", [["generate", "FOLDER", "Once"], ["generate", "FOLDER"], ["generate", "FOLDER", "Once", "--special"]]
+)
+def test_what_needs_text_says_that_there_is_no_tokenizer(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tiny(tmp_path / "bare")
     assert main([word.replace("FOLDER", str(folder)) for word in words]) == 2
     assert "holds no tokenizer" in capsys.readouterr().err
@@ -54,7 +58,9 @@ def test_what_needs_text_says_that_there_is_no_tokenizer(words: list[str], tmp_p
     (["text", "--ids", "5"], "a prompt cannot be combined with it"),
     (["--ids", "5", "--special"], "--special cannot be combined with it"),
 ])  # fmt: skip
-def test_wrong_ids_are_refused(words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_ids_are_refused(
+    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["generate", str(tiny(tmp_path / "bare")), *words]) == 2
     assert sentence in capsys.readouterr().err
 
@@ -70,4 +76,6 @@ def test_stop_strings_of_the_recipe_do_not_hinder(tmp_path: Path) -> None:
     model = load_published(tiny(tmp_path / "bare")).model
     run = qkv.load(tmp_path / "bare")
     drawn = Generation(max_new_tokens=5, seed=4)
-    assert qkv.generate(run, ids=[1, 2], max_new_tokens=5, seed=4, temperature=1.0) == generate(model, [[1, 2]], drawn)[0]
+    assert (
+        qkv.generate(run, ids=[1, 2], max_new_tokens=5, seed=4, temperature=1.0) == generate(model, [[1, 2]], drawn)[0]
+    )

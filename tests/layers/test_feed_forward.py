@@ -68,7 +68,9 @@ def test_feed_forward_is_its_formula(activation: str, bias: bool) -> None:
 def test_feed_forward_equals_two_convolutions_of_width_one() -> None:
     branch = built(spec.FeedForward(hidden=9, activation="relu"))
     hidden = F.conv1d(some().mT, branch.up.weight[..., None], branch.up.bias).relu()
-    torch.testing.assert_close(applied(branch, some()), F.conv1d(hidden, branch.down.weight[..., None], branch.down.bias).mT)
+    torch.testing.assert_close(
+        applied(branch, some()), F.conv1d(hidden, branch.down.weight[..., None], branch.down.bias).mT
+    )
 
 
 @pytest.mark.parametrize("part", [spec.FeedForward(), spec.GatedFeedForward()], ids=lambda p: p.kind)
@@ -77,7 +79,9 @@ def test_shifting_the_sequence_shifts_the_output(part: spec.Branch) -> None:
     torch.testing.assert_close(applied(branch, some().roll(2, 1)), applied(branch, some()).roll(2, 1))
 
 
-@pytest.mark.parametrize(("name", "activation"), [("GLU", "sigmoid"), ("ReGLU", "relu"), ("GEGLU", "gelu"), ("SwiGLU", "silu")])
+@pytest.mark.parametrize(
+    ("name", "activation"), [("GLU", "sigmoid"), ("ReGLU", "relu"), ("GEGLU", "gelu"), ("SwiGLU", "silu")]
+)
 @pytest.mark.parametrize("bias", [True, False])
 def test_gated_feed_forward_is_its_formula(name: str, activation: str, bias: bool) -> None:
     """The gate's weights come first."""
@@ -96,7 +100,9 @@ def test_default_widths() -> None:
     assert branch.gate_up.weight.shape == (2 * 32, WIDTH)
 
 
-@pytest.mark.parametrize("part", [spec.FeedForward(dropout=0.5), spec.GatedFeedForward(dropout=0.5)], ids=lambda p: p.kind)
+@pytest.mark.parametrize(
+    "part", [spec.FeedForward(dropout=0.5), spec.GatedFeedForward(dropout=0.5)], ids=lambda p: p.kind
+)
 def test_dropout_is_off_in_eval_and_keeps_the_mean_in_training(part: spec.Branch) -> None:
     branch, plain = built(part), built(part.changed(dropout=0.0))
     torch.testing.assert_close(applied(branch.eval(), some()), applied(plain, some()))

@@ -79,7 +79,9 @@ class _Odd(Branch):
         v, k, q = self.vkq(x).split([self.part.groups * 2, self.part.groups * 2, self.part.heads * 2], -1)
         v, k = (t.unflatten(-1, (-1, 2)).repeat_interleave(every, -2) for t in (v, k))
         y = (q.unflatten(-1, (-1, 2)) * k).sum(-1, keepdim=True) * v
-        return y.flatten(-2) @ self.codes.new_ones(self.part.heads * 2, self.width) + self.codes.sum(0) + self.lookup.weight.sum(0), state
+        return y.flatten(-2) @ self.codes.new_ones(self.part.heads * 2, self.width) + self.codes.sum(
+            0
+        ) + self.lookup.weight.sum(0), state
 
 
 branches.Branch.kinds().pop("odd_heads")  # other tests ask for all kinds that there are
@@ -92,7 +94,11 @@ def odd(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def model(seed: int, **fields: int) -> Transformer:
     branch = {"kind": "odd_heads", **fields}
-    described = {"width": 6, "frontend": {"kind": "text", "vocab_size": 5}, "blocks": [{"branches": [branch, "feed_forward(4)"]}]}
+    described = {
+        "width": 6,
+        "frontend": {"kind": "text", "vocab_size": 5},
+        "blocks": [{"branches": [branch, "feed_forward(4)"]}],
+    }
     built = build(Model.parse(described), seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -152,8 +158,14 @@ class _Wrong(Declared):
     ("said", "message"),
     [
         ({"mop": MATRIX}, "_Wrong declares the layout of 'mop', but has no such weight"),
-        ({"kernel": MATRIX}, r"kernel: declared as a matrix, but it has the shape \[2, 3, 4\]; declare it as whole or as rows"),
-        ({"map": matrix(gate=2, up=3)}, r"map.weight: the pieces gate, up have 5 features in all, but the shape is \[4, 3\]"),
+        (
+            {"kernel": MATRIX},
+            r"kernel: declared as a matrix, but it has the shape \[2, 3, 4\]; declare it as whole or as rows",
+        ),
+        (
+            {"map": matrix(gate=2, up=3)},
+            r"map.weight: the pieces gate, up have 5 features in all, but the shape is \[4, 3\]",
+        ),
         ({"map": matrix(q=(4, 3))}, "map.weight: 4 features of q are not a multiple of the 3 of a head"),
     ],
 )

@@ -34,7 +34,9 @@ def equation(module: LowRank, x: Tensor, scale: float) -> Tensor:
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize(
-    ("part", "scale"), [(LoRA(rank=3, alpha=6.0), 2.0), (LoRA(rank=4, alpha=6.0, use_rslora=True), 3.0)], ids=["lora", "rslora"]
+    ("part", "scale"),
+    [(LoRA(rank=3, alpha=6.0), 2.0), (LoRA(rank=4, alpha=6.0, use_rslora=True), 3.0)],
+    ids=["lora", "rslora"],
 )
 def test_the_output_is_the_equation(part: LoRA, scale: float, bias: bool) -> None:
     module, x = adapted(part, bias=bias), torch.randn(5, 12)

@@ -107,7 +107,8 @@ def test_a_position_has_a_place_on_each_axis() -> None:
     rows, columns = apart.tables  # type: ignore[misc]
     assert [tuple(t.shape) for t in (rows, columns)] == [(3, 2), (4, 3)]
     assert torch.equal(
-        apart(torch.tensor([[7, 0]])), torch.stack((torch.cat((rows[1], columns[3])), torch.cat((rows[0], columns[0]))))[None]
+        apart(torch.tensor([[7, 0]])),
+        torch.stack((torch.cat((rows[1], columns[3])), torch.cat((rows[0], columns[0]))))[None],
     )
     rows, columns = added.tables  # type: ignore[misc]
     assert torch.equal(added(torch.tensor([7])), (rows[1] + columns[3])[None])

@@ -32,7 +32,10 @@ from qkv.spec.model import Block, Encoder, Text
 
 
 @given(
-    buckets=st.integers(4, 70), extra=st.integers(1, 3000), causal=st.booleans(), distances=st.lists(st.integers(-9000, 9000), min_size=1)
+    buckets=st.integers(4, 70),
+    extra=st.integers(1, 3000),
+    causal=st.booleans(),
+    distances=st.lists(st.integers(-9000, 9000), min_size=1),
 )
 def test_buckets_are_those_of_the_published_model(buckets: int, extra: int, causal: bool, distances: list[int]) -> None:
     distance, furthest = torch.tensor(distances), buckets // 2 + extra
@@ -51,7 +54,12 @@ def test_every_distance_near_and_far_has_the_published_bucket(causal: bool) -> N
 def published(ours: Any, causal: bool) -> T5Attention:
     """T5's layer with the weights of ours, whose logits are not scaled."""
     config = T5Config(
-        d_model=12, d_kv=4, num_heads=3, relative_attention_num_buckets=8, relative_attention_max_distance=10, dropout_rate=0.0
+        d_model=12,
+        d_kv=4,
+        num_heads=3,
+        relative_attention_num_buckets=8,
+        relative_attention_max_distance=10,
+        dropout_rate=0.0,
     )
     config.is_decoder = causal
     theirs = T5Attention(config, has_relative_attention_bias=True).double().eval()
@@ -95,7 +103,11 @@ def test_shaw_s_layer_is_its_equation(values: bool) -> None:
     torch.testing.assert_close(applied(ours, x), ours.output(z.transpose(1, 2).flatten(2)))
 
 
-PARTS = [parts.Shaw(max_distance=3, values=True), parts.Shaw(max_distance=3), parts.T5Buckets(num_buckets=6, max_distance=8)]
+PARTS = [
+    parts.Shaw(max_distance=3, values=True),
+    parts.Shaw(max_distance=3),
+    parts.T5Buckets(num_buckets=6, max_distance=8),
+]
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.kind)
@@ -131,7 +143,9 @@ def test_the_mask_says_which_directions_have_buckets() -> None:
 def test_rounded_slopes_are_falcons_for_every_count_of_heads(scaled: bool) -> None:
     steps = torch.arange(600)[None]
     for heads in range(1, 72):
-        ours = build_relative(Attention(num_heads=heads, head_dim=16, relative=parts.Alibi(scaled=scaled, rounded="bf16")), 12)
+        ours = build_relative(
+            Attention(num_heads=heads, head_dim=16, relative=parts.Alibi(scaled=scaled, rounded="bf16")), 12
+        )
         assert ours is not None
         found = ours.bias(torch.zeros(1, heads, 1, 16), Sites(steps[:, :1], steps), 0.25)[0, :, 0]
         theirs = build_alibi_tensor(torch.ones_like(steps), heads, torch.float32)[:, 0]
@@ -152,13 +166,19 @@ def test_mixed_precision_gives_nearly_the_same(part: Any, cast: torch.dtype) -> 
 
 
 def test_a_largest_distance_within_the_exact_buckets_is_refused() -> None:
-    with pytest.raises(SpecError, match="max_distance: 16 is within the buckets of one distance each; give at least 17"):
+    with pytest.raises(
+        SpecError, match="max_distance: 16 is within the buckets of one distance each; give at least 17"
+    ):
         parts.T5Buckets.parse({"num_buckets": 32, "max_distance": 16})
 
 
 def shared(causal: bool = True, layers: int = 3, **fields: Any) -> Any:
     mask = Causal() if causal else Full()
-    block = Block(branches=(Attention(num_heads=2, mask=mask, relative=parts.T5Buckets(num_buckets=6, max_distance=9, shared=True)),))
+    block = Block(
+        branches=(
+            Attention(num_heads=2, mask=mask, relative=parts.T5Buckets(num_buckets=6, max_distance=9, shared=True)),
+        )
+    )
     return build(model(block, num_layers=layers, **fields)).double().eval()
 
 
@@ -202,9 +222,15 @@ def test_layers_of_other_sizes_and_the_two_stacks_have_tables_of_their_own() -> 
     relative = parts.T5Buckets(num_buckets=6, max_distance=9, shared=True)
     two, one = (Attention(num_heads=heads, relative=relative) for heads in (2, 1))
     reads = Encoder(
-        blocks=(Block(branches=(Attention(num_heads=2, mask=Full(), relative=relative),)),), num_layers=2, frontend=Text(vocab_size=5)
+        blocks=(Block(branches=(Attention(num_heads=2, mask=Full(), relative=relative),)),),
+        num_layers=2,
+        frontend=Text(vocab_size=5),
     )
-    m = build(model(Block(branches=(two, CrossAttention(num_heads=2))), Block(branches=(one, two)), num_layers=4, encoder=reads))
+    m = build(
+        model(
+            Block(branches=(two, CrossAttention(num_heads=2))), Block(branches=(one, two)), num_layers=4, encoder=reads
+        )
+    )
     names = [
         "blocks.0.branches.0.body.relative.table",
         "blocks.1.branches.0.body.relative.table",
@@ -217,7 +243,9 @@ def test_layers_of_other_sizes_and_the_two_stacks_have_tables_of_their_own() -> 
 @torch.no_grad()
 def test_a_stack_of_t5_s_gives_its_vectors() -> None:
     """T5's encoder: no scale, one table, rms norms, and the tied head of v1.0 times width^-1/2."""
-    config = T5Config(d_model=16, d_kv=4, num_heads=3, d_ff=20, num_layers=3, vocab_size=13, relative_attention_num_buckets=8)
+    config = T5Config(
+        d_model=16, d_kv=4, num_heads=3, d_ff=20, num_layers=3, vocab_size=13, relative_attention_num_buckets=8
+    )
     config.dropout_rate, config.relative_attention_max_distance = 0.0, 10
     theirs = T5EncoderModel(config).double().eval()
     generator = torch.Generator().manual_seed(4)
@@ -228,8 +256,15 @@ def test_a_stack_of_t5_s_gives_its_vectors() -> None:
     norm = parts.RMSNorm(eps=config.layer_norm_epsilon)
     block = Block(branches=(attention, FeedForward(hidden=20, activation="relu", bias=False)), norm=norm)
     text = Text(vocab_size=13, positions=parts.NoPositions())
-    ours: Any = build(model(block, num_layers=3, norm=norm, frontend=text, head=LanguageModelHead(scale=16**-0.5))).double().eval()
-    ours.frontend.table.data, ours.norm.weight.data = theirs.shared.weight.data, theirs.encoder.final_layer_norm.weight.data
+    ours: Any = (
+        build(model(block, num_layers=3, norm=norm, frontend=text, head=LanguageModelHead(scale=16**-0.5)))
+        .double()
+        .eval()
+    )
+    ours.frontend.table.data, ours.norm.weight.data = (
+        theirs.shared.weight.data,
+        theirs.encoder.final_layer_norm.weight.data,
+    )
     first = theirs.encoder.block[0].layer[0].SelfAttention
     ours.blocks[0].branches[0].body.relative.table.data = first.relative_attention_bias.weight.data
     for own, other in zip(ours.blocks, theirs.encoder.block, strict=True):

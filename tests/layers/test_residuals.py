@@ -29,7 +29,8 @@ def test_each_kind_is_its_formula() -> None:
 
 def test_what_is_learned() -> None:
     shapes = {
-        part.kind: [tuple(p.shape) for p in build_residual(part, 6).parameters()] for part in (spec.Add(), spec.Scaled(), spec.Gated())
+        part.kind: [tuple(p.shape) for p in build_residual(part, 6).parameters()]
+        for part in (spec.Add(), spec.Scaled(), spec.Gated())
     }
     assert shapes == {"add": [], "scaled": [(6,)], "gated": [()]}
 

@@ -25,7 +25,9 @@ def built(part: Branch, width: int = WIDTH, dtype: torch.dtype = torch.float64) 
 
 
 def some(batch: int = 2, length: int = 7, width: int = WIDTH, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(batch, length, width, generator=torch.Generator().manual_seed(length), dtype=torch.float64).to(dtype)
+    return torch.randn(batch, length, width, generator=torch.Generator().manual_seed(length), dtype=torch.float64).to(
+        dtype
+    )
 
 
 def applied(branch: Any, x: Tensor, lengths: Tensor | None = None, segments: Tensor | None = None) -> Tensor:

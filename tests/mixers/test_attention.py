@@ -108,7 +108,10 @@ def repeated(ours: Any, part: Attention, whole: Attention) -> Any:
     many = built(whole)
     for mine, theirs in zip(many.qkv.parameters(), ours.qkv.parameters(), strict=True):
         q, k, v = theirs.data.split(ours.sizes)
-        k, v = (t.unflatten(0, (part.kv_heads, width)).repeat_interleave(times, 0).flatten(0, 1) for t, width in ((k, dk), (v, dv)))
+        k, v = (
+            t.unflatten(0, (part.kv_heads, width)).repeat_interleave(times, 0).flatten(0, 1)
+            for t, width in ((k, dk), (v, dv))
+        )
         mine.data = torch.cat((q, k, v))
     many.output.load_state_dict(ours.output.state_dict())
     return many
@@ -118,7 +121,9 @@ def repeated(ours: Any, part: Attention, whole: Attention) -> Any:
 def test_shared_keys_and_values_equal_repeated_ones(groups: int) -> None:
     part = Attention(num_heads=6, num_kv_heads=groups, relative=Rope())
     ours = built(part)
-    torch.testing.assert_close(applied(ours, some()), applied(repeated(ours, part, part.changed(num_kv_heads=6)), some()))
+    torch.testing.assert_close(
+        applied(ours, some()), applied(repeated(ours, part, part.changed(num_kv_heads=6)), some())
+    )
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3])
@@ -173,7 +178,9 @@ def test_queries_and_keys_are_normed_over_the_width_of_a_head(norm: Any) -> None
     torch.testing.assert_close(applied(ours, x), ours.output(out.transpose(1, 2).flatten(2)))
 
 
-@pytest.mark.parametrize(("written", "meant"), [(True, RMSNorm()), (False, NoNorm()), ("layer_norm(1e-3)", LayerNorm(eps=1e-3))])
+@pytest.mark.parametrize(
+    ("written", "meant"), [(True, RMSNorm()), (False, NoNorm()), ("layer_norm(1e-3)", LayerNorm(eps=1e-3))]
+)
 def test_the_norm_of_heads_is_a_norm_or_a_switch(written: Any, meant: Any) -> None:
     assert Attention.parse({"qk_norm": written}).qk_norm == CrossAttention.parse({"qk_norm": written}).qk_norm == meant
 
@@ -207,7 +214,9 @@ def test_every_fast_path_serves_mixed_precision(monkeypatch: pytest.MonkeyPatch,
     """Large enough for the measured choice, with everything that touches the precision of q and k."""
     forget_choices(monkeypatch)
     monkeypatch.setattr(choose, "_measured", lambda case, *_: Choice("attention", case, twin, "given"))
-    ours = built(Attention(num_heads=4, num_kv_heads=2, head_dim=8, qk_norm=RMSNorm(), relative=Rope()), dtype=torch.float32)
+    ours = built(
+        Attention(num_heads=4, num_kv_heads=2, head_dim=8, qk_norm=RMSNorm(), relative=Rope()), dtype=torch.float32
+    )
     x = some(2, 70, dtype=torch.float32)
     expected = applied(ours, x)
     (wanted,) = torch.autograd.grad(expected.pow(2).sum(), ours.qkv.weight)

@@ -37,7 +37,9 @@ def test_buckets_are_those_of_the_published_model(buckets: int, extra: int, dist
 @pytest.mark.parametrize(("buckets", "furthest"), [(256, 512), (32, 64), (7, 100), (2, 9)])
 def test_every_distance_has_the_published_bucket(buckets: int, furthest: int) -> None:
     distance = torch.arange(-3 * furthest, 3 * furthest)
-    assert torch.equal(log_buckets(distance, buckets, furthest), make_log_bucket_position(distance, buckets, furthest).long())
+    assert torch.equal(
+        log_buckets(distance, buckets, furthest), make_log_bucket_position(distance, buckets, furthest).long()
+    )
 
 
 class Published(nn.Module):
@@ -53,7 +55,9 @@ class Published(nn.Module):
             position_buckets=part.position_buckets or -1,
             max_relative_positions=part.max_distance,
             share_att_key=part.share_projections,
-            pos_att_type=[name for name, on in (("c2p", part.content_to_position), ("p2c", part.position_to_content)) if on],
+            pos_att_type=[
+                name for name, on in (("c2p", part.content_to_position), ("p2c", part.position_to_content)) if on
+            ],
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
         )
@@ -89,7 +93,12 @@ CASES: dict[str, dict[str, Any]] = {
     "without buckets": {"position_buckets": None, "max_distance": 4, "share_projections": False},
     "more vectors than distances": {"position_buckets": 256, "max_distance": 512},
     "content to position": {"position_buckets": 4, "max_distance": 6, "position_to_content": False},
-    "position to content": {"position_buckets": 4, "max_distance": 6, "content_to_position": False, "share_projections": False},
+    "position to content": {
+        "position_buckets": 4,
+        "max_distance": 6,
+        "content_to_position": False,
+        "share_projections": False,
+    },
 }
 
 
@@ -106,7 +115,10 @@ def test_outputs_and_gradients_equal_those_of_the_published_layer(case: str) -> 
     expected[real].pow(3).sum().backward()
     pairs = [(x.grad, y.grad), (ours.relative.table.grad, theirs.table.grad)]
     pairs.append(
-        (ours.qkv.weight.grad, torch.cat([getattr(theirs.layer, f"{name}_proj").weight.grad for name in ("query", "key", "value")]))
+        (
+            ours.qkv.weight.grad,
+            torch.cat([getattr(theirs.layer, f"{name}_proj").weight.grad for name in ("query", "key", "value")]),
+        )
     )
     if not ours.spec.share_projections and ours.spec.position_to_content:
         pairs.append((ours.position_query.weight.grad, theirs.layer.pos_query_proj.weight.grad))
@@ -142,7 +154,10 @@ def test_a_shared_table_is_held_once_and_serves_every_layer() -> None:
     """The same as layers with equal tables of their own; its gradient is the sum of theirs."""
     part = DisentangledAttention(num_heads=2, position_buckets=4, max_distance=7, table_norm=LayerNorm(), shared=True)
     text = Text(vocab_size=9, positions=NoPositions())
-    models = [Model(width=8, num_layers=3, frontend=text, blocks=(Block(branches=(p,)),)) for p in (part, part.changed(shared=False))]
+    models = [
+        Model(width=8, num_layers=3, frontend=text, blocks=(Block(branches=(p,)),))
+        for p in (part, part.changed(shared=False))
+    ]
     one, own = (build(model).double() for model in models)
     own.load_state_dict(one.state_dict(), strict=False)
     for layer in own.branches[1:]:
@@ -176,7 +191,17 @@ def test_what_makes_no_sense_is_refused(fields: dict[str, Any], sentence: str) -
 
 def test_every_option_of_the_shared_base_is_computed_here_too() -> None:
     """A field that joins the base must be read by ``ScoredAttention`` as well, and then be added to this list."""
-    known = {"num_heads", "num_kv_heads", "head_dim", "value_dim", "temperature", "bias", "output_bias", "qk_norm", "dropout"}
+    known = {
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+        "value_dim",
+        "temperature",
+        "bias",
+        "output_bias",
+        "qk_norm",
+        "dropout",
+    }
     assert set(DotProduct.model_fields) == known
 
 

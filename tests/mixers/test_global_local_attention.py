@@ -28,7 +28,10 @@ class Published(nn.Module):
         super().__init__()
         part = ours.spec
         config = LongformerConfig(
-            hidden_size=ours.width, num_attention_heads=part.num_heads, attention_window=[2 * part.window], attention_probs_dropout_prob=0.0
+            hidden_size=ours.width,
+            num_attention_heads=part.num_heads,
+            attention_window=[2 * part.window],
+            attention_probs_dropout_prob=0.0,
         )
         self.window = 2 * part.window
         self.layer = LongformerSelfAttention(config, 0).double()
@@ -46,7 +49,8 @@ class Published(nn.Module):
     def forward(self, x: Tensor, real: Tensor, everywhere: Tensor) -> Tensor:
         rest = -x.shape[1] % self.window
         x, real, everywhere = (
-            nn.functional.pad(t, (0, 0, 0, rest) if t.dim() == 3 else (0, rest)) for t in (x, real.long(), everywhere.long())
+            nn.functional.pad(t, (0, 0, 0, rest) if t.dim() == 3 else (0, rest))
+            for t in (x, real.long(), everywhere.long())
         )
         mask = (10000.0 * everywhere - 10000.0 * (1 - real)).double()
         hidden, chosen = mask < 0, mask > 0
@@ -59,7 +63,9 @@ def drawn(**fields: Any) -> Any:
 
 
 @pytest.mark.parametrize(("window", "few"), [(2, 3), (3, 1), (4, 2), (5, 7)])
-def test_outputs_and_gradients_equal_those_of_the_published_layer(window: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_and_gradients_equal_those_of_the_published_layer(
+    window: int, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Several blocks of queries, rows of different lengths. (Their gradient of a row of padding alone is NaN; ours is held by the battery.)"""
     monkeypatch.setattr(GlobalLocalAttention, "block", property(lambda part: max(part.window, 4)))
     ours = drawn(window=window, num_global=few)
@@ -75,7 +81,9 @@ def test_outputs_and_gradients_equal_those_of_the_published_layer(window: int, f
     torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-5)
     grads = torch.cat([m.weight.grad for m in (ours.qkv, ours.global_query, ours.global_key_value)])
     names = ("query", "key", "value", "query_global", "key_global", "value_global")
-    torch.testing.assert_close(grads, torch.cat([getattr(theirs.layer, name).weight.grad for name in names]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        grads, torch.cat([getattr(theirs.layer, name).weight.grad for name in names]), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_a_row_s_own_prefix_is_global() -> None:
@@ -89,7 +97,9 @@ def test_a_row_s_own_prefix_is_global() -> None:
 
 def test_without_a_prefix_it_is_a_window() -> None:
     ours, x = drawn(num_global=None, window=2), some(3, 13)
-    torch.testing.assert_close(applied(ours, x), Published(ours)(x, torch.ones(3, 13), torch.zeros(3, 13)), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        applied(ours, x), Published(ours)(x, torch.ones(3, 13), torch.zeros(3, 13)), rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("hidden", [False, True])
@@ -114,19 +124,29 @@ def test_the_blocks_are_dense_attention_under_the_mask(block: int) -> None:
     sites = Sites(places[None], places[None])
     seen = global_local.windowed(q, k, v, global_local.place(chosen, 2, sites, True), 3, block, (0.5, 0.0))
     table = ((places[:, None] - places).abs() <= 3) | (places < 2)
-    torch.testing.assert_close(seen, reference.attention(q, k, v, AttentionProblem(Explicit(table[None, None]), sites, 0.5)))
+    torch.testing.assert_close(
+        seen, reference.attention(q, k, v, AttentionProblem(Explicit(table[None, None]), sites, 0.5))
+    )
 
 
 def test_cost_follows_the_window_and_not_the_length() -> None:
     part = GlobalLocalAttention(window=64, num_heads=2)
-    model = Model(width=32, frontend=Text(vocab_size=9, positions=NoPositions()), blocks=(Block(branches=(part,)),), context_length=4096)
+    model = Model(
+        width=32,
+        frontend=Text(vocab_size=9, positions=NoPositions()),
+        blocks=(Block(branches=(part,)),),
+        context_length=4096,
+    )
     flops = [cost(model, 1, length).total.attended for length in (1024, 2048, 4096)]
     assert flops[1] / flops[0] == pytest.approx(2, rel=0.05)
     assert flops[2] / flops[1] == pytest.approx(2, rel=0.05)
 
 
 def test_it_works_in_half_precision_and_drops_in_training_alone() -> None:
-    ours, x = built(GlobalLocalAttention(num_heads=3, window=2, dropout=0.5), dtype=torch.float32).eval(), some(dtype=torch.float32)
+    ours, x = (
+        built(GlobalLocalAttention(num_heads=3, window=2, dropout=0.5), dtype=torch.float32).eval(),
+        some(dtype=torch.float32),
+    )
     expected = applied(ours, x)
     with torch.autocast("cpu", torch.bfloat16):
         seen = applied(ours, x)

@@ -58,7 +58,9 @@ def published(part: LSHAttention) -> tuple[Any, Any]:
 PUBLISHED = [
     LSHAttention(num_heads=3, head_dim=5, chunk_length=4, num_buckets=(6,), num_hashes=1, seed=7),
     LSHAttention(num_heads=3, head_dim=5, chunk_length=4, num_buckets=(2, 4), num_hashes=3, chunks_before=2, seed=7),
-    LSHAttention(mask=Full(), num_heads=2, head_dim=4, chunk_length=3, num_buckets=(4,), num_hashes=2, chunks_after=1, seed=1),
+    LSHAttention(
+        mask=Full(), num_heads=2, head_dim=4, chunk_length=3, num_buckets=(4,), num_hashes=2, chunks_after=1, seed=1
+    ),
 ]
 
 
@@ -93,7 +95,9 @@ def test_more_rounds_come_nearer_to_full_attention() -> None:
     """On clustered vectors, for which hashing is made: 0.34 of the outputs' norm with one round, 0.20 with eight."""
     generator = torch.Generator().manual_seed(0)
     centres = torch.randn(12, WIDTH, generator=generator) * 3
-    x = centres[torch.randint(12, (4, 192), generator=generator)] + 0.3 * torch.randn(4, 192, WIDTH, generator=generator)
+    x = centres[torch.randint(12, (4, 192), generator=generator)] + 0.3 * torch.randn(
+        4, 192, WIDTH, generator=generator
+    )
     errors = []
     for rounds in (1, 2, 4, 8):
         module = built(LSHAttention(num_heads=2, chunk_length=16, num_buckets=(12,), num_hashes=rounds))
@@ -143,7 +147,11 @@ def test_documents_are_taken_apart_and_put_together() -> None:
     found = documents(segments)
     assert found.lengths.tolist() == [2, 3, 5, 1, 1, 2, 1]
     apart = found.apart(x)
-    assert [apart[i, :n, 0].tolist() for i, n in enumerate(found.lengths.tolist())][:3] == [[0, 1], [2, 3, 4], [5, 6, 7, 8, 9]]
+    assert [apart[i, :n, 0].tolist() for i, n in enumerate(found.lengths.tolist())][:3] == [
+        [0, 1],
+        [2, 3, 4],
+        [5, 6, 7, 8, 9],
+    ]
     assert torch.equal(found.together(apart), x)
 
 
@@ -179,7 +187,8 @@ def hashing(length: int, branch: str, **more: Any) -> dict[str, Any]:
 def test_a_task_that_writes_refuses_rows_longer_than_a_chunk(task: str) -> None:
     head = {"head": {"kind": "tokens", "num_classes": 3}} if task == "sorting" else {}
     with pytest.raises(
-        SpecError, match=r"model\.blocks\.1\.branches\.1: .* of up to 64 positions, but context_length is 65; .*inexact_decoding=true"
+        SpecError,
+        match=r"model\.blocks\.1\.branches\.1: .* of up to 64 positions, but context_length is 65; .*inexact_decoding=true",
     ):
         Recipe.parse({**TASKS[task], "model": hashing(65, "lsh_attention", **head)})
     Recipe.parse({**TASKS[task], "model": hashing(64, "lsh_attention", **head)})

@@ -51,7 +51,9 @@ def test_each_row_reads_its_own_memory_and_none_of_its_padding(name: str) -> Non
         alone = Memory((known.vectors[0][row : row + 1, :length],), torch.tensor([length]))
         if length:
             torch.testing.assert_close(y[row : row + 1], at_once(branch, x[row : row + 1], alone))
-    torch.testing.assert_close(y[3], branch.output.bias.expand_as(y[3]), msg="a row without a memory gets the bias alone")
+    torch.testing.assert_close(
+        y[3], branch.output.bias.expand_as(y[3]), msg="a row without a memory gets the bias alone"
+    )
     assert (y[0] - y[1]).abs().max() > 1e-3
 
 

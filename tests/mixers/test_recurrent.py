@@ -57,7 +57,11 @@ def test_backward_is_forward_on_the_reversed_row(kind: type[Recurrent]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", MODULES, ids=lambda kind: kind.kind)
 def test_both_directions_serve_mixed_precision(kind: type[Recurrent], dtype: torch.dtype) -> None:
-    branch, x, lengths = built(kind(direction="both"), dtype=torch.float32), some(dtype=torch.float32), torch.tensor([7, 4])
+    branch, x, lengths = (
+        built(kind(direction="both"), dtype=torch.float32),
+        some(dtype=torch.float32),
+        torch.tensor([7, 4]),
+    )
     expected = applied(branch, x, lengths)
     with torch.autocast("cpu", torch.bfloat16):
         seen = applied(branch, x.to(dtype), lengths)

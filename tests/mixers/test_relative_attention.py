@@ -35,11 +35,15 @@ def published(ours: Any) -> XLNetRelativeAttention:
     if ours.types is not None:
         theirs.r_s_bias.data = ours.types.bias.data.view(HEADS, DK).clone()
         theirs.seg_embed.data = ours.types.vectors.data.view(2, HEADS, DK).clone()
-    theirs.r_w_bias.data, theirs.r_r_bias.data = (b.data.view(HEADS, DK).clone() for b in (ours.content_bias, ours.position_bias))
+    theirs.r_w_bias.data, theirs.r_r_bias.data = (
+        b.data.view(HEADS, DK).clone() for b in (ours.content_bias, ours.position_bias)
+    )
     return theirs
 
 
-def their_output(theirs: XLNetRelativeAttention, x: Tensor, hidden: Tensor, memory: Tensor | None = None, both: bool = True) -> Tensor:
+def their_output(
+    theirs: XLNetRelativeAttention, x: Tensor, hidden: Tensor, memory: Tensor | None = None, both: bool = True
+) -> Tensor:
     """What the layer adds to its input, before residual and norm. x (B, N, D), hidden (B, N, M)."""
     h, mems = x.transpose(0, 1), None if memory is None else memory.transpose(0, 1)
     cat = h if mems is None else torch.cat((mems, h))
@@ -92,7 +96,9 @@ def test_outputs_and_gradients_equal_those_of_the_published_layer(causal: bool) 
     ours = drawn(mask=Causal() if causal else Full())
     theirs, lengths = published(ours), torch.tensor([9, 4, 1])
     real = torch.arange(9) < lengths[:, None]
-    hidden = ~real[:, None].expand(-1, 9, -1) | (torch.ones(9, 9, dtype=torch.bool).triu(1) if causal else torch.tensor(False))
+    hidden = ~real[:, None].expand(-1, 9, -1) | (
+        torch.ones(9, 9, dtype=torch.bool).triu(1) if causal else torch.tensor(False)
+    )
     x, y = some(3, 9, WIDTH).requires_grad_(), some(3, 9, WIDTH).requires_grad_()
     seen, expected = applied(ours, x, lengths), their_output(theirs, y, hidden)
     torch.testing.assert_close(seen[real], expected[real], rtol=1e-6, atol=1e-6)
@@ -135,7 +141,9 @@ def test_a_permutation_sees_what_the_published_streams_see() -> None:
     visible[:, :count, :count], visible[:, count:, :count] = itself, earlier
     positions = torch.arange(count).repeat(2)[None]
     seen = ours(torch.cat((content, query), 1), Context(positions, visible=visible))[0]
-    torch.testing.assert_close(seen[:, :count], their_output(theirs, content, ~itself.expand(2, -1, -1)), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        seen[:, :count], their_output(theirs, content, ~itself.expand(2, -1, -1)), rtol=1e-6, atol=1e-6
+    )
     expected = _query_stream(theirs, query, content, ~earlier.expand(2, -1, -1))
     first = int(order[0])  # it sees nothing, which ours answers with 0
     others = [i for i in range(count) if i != first]

@@ -18,8 +18,14 @@ from qkv.spec.training import Training
 
 FORMS: dict[str, dict[str, Any]] = {
     "decoder": {"blocks": [{"branches": ["attention(2)", "feed_forward(16)"]}]},
-    "classifier": {"blocks": [{"branches": ["attention(2, mask=full)", "feed_forward(16)"]}], "head": "classification(3)"},
-    "disentangled": {"blocks": [{"branches": ["disentangled_attention(2)", "feed_forward(16)"]}], "head": "classification(3)"},
+    "classifier": {
+        "blocks": [{"branches": ["attention(2, mask=full)", "feed_forward(16)"]}],
+        "head": "classification(3)",
+    },
+    "disentangled": {
+        "blocks": [{"branches": ["disentangled_attention(2)", "feed_forward(16)"]}],
+        "head": "classification(3)",
+    },
     "relative": {"blocks": [{"branches": ["relative_attention(2)", "feed_forward(16)"]}], "head": "classification(3)"},
     "gru": {"blocks": [{"branches": ["gru", "feed_forward(16)"]}]},
 }
@@ -27,7 +33,13 @@ TARGETS = {"gru": ["output", "up"]}
 
 
 def model_of(form: str) -> Transformer:
-    spec = {"width": 8, "num_layers": 3, "context_length": 12, "frontend": {"kind": "text", "vocab_size": 11}, **FORMS[form]}
+    spec = {
+        "width": 8,
+        "num_layers": 3,
+        "context_length": 12,
+        "frontend": {"kind": "text", "vocab_size": 11},
+        **FORMS[form],
+    }
     return build(Model.parse(spec), seed=1)
 
 
@@ -74,7 +86,9 @@ def test_frozen_parameters_stay_out_of_every_choice() -> None:
     _, names = learning("classifier", adapt="lora(2)", frozen=["blocks.*.lora_a"])
     assert not any(name.endswith("lora_a") for name in names)
     model(torch.tensor([[1, 2, 3]]))[0].sum().backward()
-    assert all(p.grad is None for name, p in model.named_parameters() if tops({name}) <= {"frontend", "blocks.0", "blocks.1"})
+    assert all(
+        p.grad is None for name, p in model.named_parameters() if tops({name}) <= {"frontend", "blocks.0", "blocks.1"}
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +99,10 @@ def test_frozen_parameters_stay_out_of_every_choice() -> None:
             r"training\.frozen: no parameter has a path like 'blocks.0.branchs'; did you mean 'blocks.0.branches'",
         ),
         ({"frozen": ["*"]}, r"leave no trainable parameter"),
-        ({"adapt": {"kind": "lora", "targets": ["qkw"]}}, r"training\.adapt\.targets: no linear map .* ends in 'qkw'; did you mean 'qkv'"),
+        (
+            {"adapt": {"kind": "lora", "targets": ["qkw"]}},
+            r"training\.adapt\.targets: no linear map .* ends in 'qkw'; did you mean 'qkv'",
+        ),
         ({"adapt": {"kind": "lora", "whole": ["frontnd"]}}, r"training\.adapt\.whole: .* did you mean 'frontend'"),
     ],
     ids=["path", "all", "target", "whole"],

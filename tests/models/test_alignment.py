@@ -17,8 +17,12 @@ from qkv.spec.masks import Full
 from qkv.spec.model import Block, Encoder, Text
 
 SOURCE, TARGET = [3, 1, 4, 1, 5], [2, 6, 5]
-ENCODER = Encoder(frontend=Text(vocab_size=9), blocks=(Block(branches=(Attention(mask=Full()), FeedForward()), dropout=0.5),))
-READS = Block(branches=(Attention(), CrossAttention(num_heads=2), GRU(), AdditiveAttention(), FixedContext()), dropout=0.5)
+ENCODER = Encoder(
+    frontend=Text(vocab_size=9), blocks=(Block(branches=(Attention(mask=Full()), FeedForward()), dropout=0.5),)
+)
+READS = Block(
+    branches=(Attention(), CrossAttention(num_heads=2), GRU(), AdditiveAttention(), FixedContext()), dropout=0.5
+)
 
 
 def test_every_branch_that_attends_is_named_in_order() -> None:

@@ -24,7 +24,9 @@ HERE = Context(torch.arange(5)[None])
 
 def block(order: Any, **fields: Any) -> Any:
     """One block with weights of its own everywhere, in float64."""
-    built = build(model(Block(branches=(Attention(num_heads=2), FeedForward(activation="tanh")), order=order, **fields)))
+    built = build(
+        model(Block(branches=(Attention(num_heads=2), FeedForward(activation="tanh")), order=order, **fields))
+    )
     generator = torch.Generator().manual_seed(3)
     for parameter in built.parameters():
         parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
@@ -100,7 +102,9 @@ def test_a_branch_may_go_without_the_norm_of_the_others() -> None:
 
 def test_listed_norms_that_are_the_common_one_change_nothing() -> None:
     for order in ("pre", "post", "sandwich"):
-        torch.testing.assert_close(block(order, norms=(LayerNorm(), LayerNorm()))(X, HERE)[0], block(order)(X, HERE)[0], rtol=0.0, atol=0.0)
+        torch.testing.assert_close(
+            block(order, norms=(LayerNorm(), LayerNorm()))(X, HERE)[0], block(order)(X, HERE)[0], rtol=0.0, atol=0.0
+        )
 
 
 def test_as_many_norms_as_branches() -> None:
@@ -115,7 +119,9 @@ def test_parallel_branches_do_not_care_about_their_order() -> None:
     torch.testing.assert_close(made(X, HERE)[0], before)
 
 
-@pytest.mark.parametrize(("residual", "keeps"), [(Scaled(initial=0.2), 1.0), (Gated(initial=0.4), 1.0), (NoResidual(), 0.0)])
+@pytest.mark.parametrize(
+    ("residual", "keeps"), [(Scaled(initial=0.2), 1.0), (Gated(initial=0.4), 1.0), (NoResidual(), 0.0)]
+)
 def test_residuals_join_each_branch(residual: Residual, keeps: float) -> None:
     made = block("pre", residual=residual)
     norm1, f, norm2, g = parts(made)

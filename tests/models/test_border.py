@@ -24,7 +24,9 @@ TEXT = Text(vocab_size=VOCABULARY)
 MODELS: dict[str, Model] = {
     "decoder": model(Block(branches=SEVEN)),
     "encoder": model(Block(branches=(Attention(mask=Full()), FeedForward()))),
-    "encoder-decoder": model(Block(branches=(Attention(), CrossAttention(), FeedForward())), encoder=Encoder(frontend=TEXT)),
+    "encoder-decoder": model(
+        Block(branches=(Attention(), CrossAttention(), FeedForward())), encoder=Encoder(frontend=TEXT)
+    ),
     "latents": model(Block(branches=(CrossAttention(),)), latents=Latents(count=3), queries=Queries()),
 }
 LONG = torch.long
@@ -141,7 +143,8 @@ def test_a_memory_is_of_the_rows_of_the_ids(rows: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "sentence"), [([1, 1, 1], r"\(3,\)"), ([1], r"\(1,\)"), ([1.0, 1.0], "float32"), ([-1, 2], "lengths hold -1")]
+    ("lengths", "sentence"),
+    [([1, 1, 1], r"\(3,\)"), ([1], r"\(1,\)"), ([1.0, 1.0], "float32"), ([-1, 2], "lengths hold -1")],
 )
 def test_a_state_goes_back_in_its_own_rows(lengths: list[float], sentence: str) -> None:
     m = build(model(Block())).eval()
@@ -195,4 +198,8 @@ def test_everything_lies_where_the_weights_lie() -> None:
 def test_values_on_another_device_are_not_waited_for() -> None:
     """Ids of a device whose values are not at hand are looked up as they are: reading them would wait for the device."""
     m = built("encoder").to("meta")
-    assert m(Signal(torch.full((2, 5), 99, device="meta"), lengths=torch.tensor([7, -1], device="meta")))[0].shape == (2, 5, VOCABULARY)
+    assert m(Signal(torch.full((2, 5), 99, device="meta"), lengths=torch.tensor([7, -1], device="meta")))[0].shape == (
+        2,
+        5,
+        VOCABULARY,
+    )

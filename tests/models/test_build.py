@@ -22,7 +22,9 @@ from qkv.spec.parts import BatchNorm as BatchNormSpec
 
 def wide(**fields: object) -> Transformer:
     """Large enough for its standard deviations to be measured."""
-    return build(Model(width=256, num_layers=3, context_length=64, frontend=Text(vocab_size=500), init_std=0.05, **fields))  # type: ignore[arg-type]
+    return build(
+        Model(width=256, num_layers=3, context_length=64, frontend=Text(vocab_size=500), init_std=0.05, **fields)
+    )  # type: ignore[arg-type]
 
 
 def test_matrices_start_with_the_given_standard_deviation_and_endings_with_less() -> None:
@@ -86,7 +88,12 @@ def test_building_leaves_the_random_state_of_the_program_alone() -> None:
 def test_paths_of_parameters_are_paths_of_the_spec() -> None:
     built = build(model(Block(), num_layers=2))
     assert built.spec.layers[1].branches[0].kind == "attention"
-    assert {"frontend.table", "frontend.positions.table", "blocks.1.branches.0.body.qkv.weight", "norm.weight"} <= built.state_dict().keys()
+    assert {
+        "frontend.table",
+        "frontend.positions.table",
+        "blocks.1.branches.0.body.qkv.weight",
+        "norm.weight",
+    } <= built.state_dict().keys()
     seen: list[str] = []
     built(ids(), tap=lambda name, x: seen.append(name))
     assert seen == ["frontend", *(f"blocks.{i}.branches.{j}" for i in range(2) for j in range(2))]

@@ -22,8 +22,15 @@ from qkv.spec.model import Block, Text
 from qkv.spec.parts import BatchNorm, LearnedSinusoidal, Llama3Scaling, Rope, Shaw, T5Buckets
 from qkv.spec.training import Training
 
-LARGE = Block(branches=(Attention(num_heads=2, relative=Rope(scaling=Llama3Scaling(factor=4.0, original_length=64))), GatedFeedForward()))
-LEARNED = Block(branches=(Attention(relative=T5Buckets()), Attention(relative=Shaw(values=True)), Attention(top_k=3), MemoryLayer()))
+LARGE = Block(
+    branches=(
+        Attention(num_heads=2, relative=Rope(scaling=Llama3Scaling(factor=4.0, original_length=64))),
+        GatedFeedForward(),
+    )
+)
+LEARNED = Block(
+    branches=(Attention(relative=T5Buckets()), Attention(relative=Shaw(values=True)), Attention(top_k=3), MemoryLayer())
+)
 RECURRENT = Block(branches=(LSTM(direction="both"), Convolution()))
 SPECS: dict[str, Any] = {
     "seven mixers": seven(),
@@ -52,7 +59,9 @@ def test_a_compiled_model_is_one_graph_and_equals_the_plain_one(name: str, recom
     seen = gradients(again, torch.compile(again, backend="aot_eager", fullgraph=True), batch)
     assert seen.keys() == expected.keys()
     for part, value in expected.items():
-        torch.testing.assert_close(seen[part], value, rtol=1e-4, atol=1e-6, msg=lambda text, part=part: f"{part}: {text}")
+        torch.testing.assert_close(
+            seen[part], value, rtol=1e-4, atol=1e-6, msg=lambda text, part=part: f"{part}: {text}"
+        )
     assert "large" not in name or {"attention", "linear"} <= {choice.op for choice in all_choices()}
 
 
@@ -69,4 +78,6 @@ def test_a_compiled_model_with_adapters_is_one_graph_and_equals_the_plain_one(na
     assert seen.keys() == expected.keys()
     assert all(value.abs().sum() > 0 for part, value in expected.items() if part.endswith(("lora_a", "lora_b")))
     for part, value in expected.items():
-        torch.testing.assert_close(seen[part], value, rtol=1e-4, atol=1e-6, msg=lambda text, part=part: f"{part}: {text}")
+        torch.testing.assert_close(
+            seen[part], value, rtol=1e-4, atol=1e-6, msg=lambda text, part=part: f"{part}: {text}"
+        )

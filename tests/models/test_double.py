@@ -24,7 +24,13 @@ from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import Norm, RMSNorm
 
 T = TypeVar("T")
-POOLINGS: tuple[Literal["first", "last", "mean", "max", "attention"], ...] = ("first", "last", "mean", "max", "attention")
+POOLINGS: tuple[Literal["first", "last", "mean", "max", "attention"], ...] = (
+    "first",
+    "last",
+    "mean",
+    "max",
+    "attention",
+)
 HEADS: tuple[Head, ...] = (
     LanguageModelHead(),
     LanguageModelHead(tied=False, transform="gelu", norm=RMSNorm(), softcap=3.0),
@@ -106,6 +112,10 @@ def test_stacks(name: str) -> None:
 def test_cross_entropy(rows: int | None) -> None:
     head, hidden = torch.nn.Linear(4, 3).double(), torch.ones(3, 4, dtype=torch.float64, requires_grad=True)
     targets = torch.tensor([0, 2, 1])
-    loss = watched(lambda: cross_entropy(head(hidden), targets) if rows is None else chunked_cross_entropy(hidden, head, targets, rows))
+    loss = watched(
+        lambda: (
+            cross_entropy(head(hidden), targets) if rows is None else chunked_cross_entropy(hidden, head, targets, rows)
+        )
+    )
     expected = -head(hidden).log_softmax(-1)[range(3), targets].sum()
     torch.testing.assert_close(loss, expected, rtol=1e-14, atol=0)

@@ -37,7 +37,9 @@ def double(spec: Model, seed: int = 0) -> Transformer:
     m = build(spec).double().eval()
     generator = torch.Generator().manual_seed(seed)
     for p in m.parameters():
-        p.data = torch.randn(p.shape, generator=generator, dtype=torch.float64) * (p.shape[-1] ** -0.5 if p.dim() > 1 else 0.3)
+        p.data = torch.randn(p.shape, generator=generator, dtype=torch.float64) * (
+            p.shape[-1] ** -0.5 if p.dim() > 1 else 0.3
+        )
     return m
 
 
@@ -55,7 +57,8 @@ def padded(ids: Tensor, lengths: Tensor, junk: int = JUNK) -> Tensor:
 def joined_attention(cross: Any, part: CrossAttention, width: int) -> Any:
     """Self-attention with the same weights."""
     fields = {
-        name: getattr(part, name) for name in ("num_heads", "num_kv_heads", "head_dim", "value_dim", "temperature", "bias", "qk_norm")
+        name: getattr(part, name)
+        for name in ("num_heads", "num_kv_heads", "head_dim", "value_dim", "temperature", "bias", "qk_norm")
     }
     own = built_branch(Attention(mask=Full(), **fields), width)
     own.qkv.weight.data = torch.cat((cross.query.weight, cross.memory.weight))
@@ -76,11 +79,16 @@ def joined_attention(cross: Any, part: CrossAttention, width: int) -> Any:
     ],
 )
 @pytest.mark.parametrize("count", [1, 4, 9])
-def test_cross_attention_is_self_attention_over_the_concatenation_that_sees_the_memory_alone(part: CrossAttention, count: int) -> None:
+def test_cross_attention_is_self_attention_over_the_concatenation_that_sees_the_memory_alone(
+    part: CrossAttention, count: int
+) -> None:
     width, slots, lengths = 12, 6, torch.tensor([6, 2, 1])
     cross = built_branch(part, width)
     generator = torch.Generator().manual_seed(3)
-    x, memory = (torch.randn(3, size, width, dtype=torch.float64, generator=generator).requires_grad_() for size in (count, slots))
+    x, memory = (
+        torch.randn(3, size, width, dtype=torch.float64, generator=generator).requires_grad_()
+        for size in (count, slots)
+    )
     shown = (torch.arange(slots + count) < lengths[:, None])[:, None].expand(-1, slots + count, -1)
     context = Context(torch.arange(slots + count)[None], visible=shown)
     expected = joined_attention(cross, part, width)(torch.cat((memory, x), 1), context)[0][:, slots:]
@@ -92,7 +100,9 @@ def test_cross_attention_is_self_attention_over_the_concatenation_that_sees_the_
 
 def torch_block(theirs: Any, ours: Any, crossing: bool) -> None:
     """Copies the weights of one block into torch's layer; its attention keeps q, k and v in one matrix."""
-    pairs = [(theirs.self_attn, ours.branches[0].body.qkv, ours.branches[0].body.output, theirs.norm1, ours.branches[0].norm)]
+    pairs = [
+        (theirs.self_attn, ours.branches[0].body.qkv, ours.branches[0].body.output, theirs.norm1, ours.branches[0].norm)
+    ]
     if crossing:
         cross = ours.branches[1].body
         joined = nn.Linear(1, 1, dtype=torch.float64)
@@ -117,11 +127,17 @@ def test_an_encoder_decoder_is_that_of_torch() -> None:
     feed_forward = FeedForward(hidden=hidden, activation="relu")
     ours = double(
         model(
-            Block(branches=(Attention(num_heads=heads), CrossAttention(num_heads=heads), feed_forward), order="post", norm=norm),
+            Block(
+                branches=(Attention(num_heads=heads), CrossAttention(num_heads=heads), feed_forward),
+                order="post",
+                norm=norm,
+            ),
             num_layers=2,
             norm=NoNorm(),
             encoder=encoder(
-                blocks=(Block(branches=(Attention(mask=Full(), num_heads=heads), feed_forward), order="post", norm=norm),),
+                blocks=(
+                    Block(branches=(Attention(mask=Full(), num_heads=heads), feed_forward), order="post", norm=norm),
+                ),
                 num_layers=3,
                 norm=NoNorm(),
             ),
@@ -139,7 +155,8 @@ def test_an_encoder_decoder_is_that_of_torch() -> None:
     source, target = some_ids(3, 7), some_ids(3, 5, seed=2)
     known = torch.tensor([7, 3, 5])
     x, y = (
-        stack.frontend(Signal(ids), Context(torch.arange(ids.shape[1])[None])) for stack, ids in ((ours.encoder, source), (ours, target))
+        stack.frontend(Signal(ids), Context(torch.arange(ids.shape[1])[None]))
+        for stack, ids in ((ours.encoder, source), (ours, target))
     )
     hidden_keys = torch.arange(7) >= known[:, None]
     later = torch.ones(5, 5, dtype=torch.bool).triu(1)
@@ -153,11 +170,16 @@ def test_an_encoder_decoder_is_that_of_torch() -> None:
 # Padding.
 
 HEADS: dict[str, Head] = {
-    **{f"classes, {how}": ClassificationHead(num_classes=3, pooling=how) for how in ("first", "last", "mean", "max", "attention")},
+    **{
+        f"classes, {how}": ClassificationHead(num_classes=3, pooling=how)
+        for how in ("first", "last", "mean", "max", "attention")
+    },
     "regression": RegressionHead(pooling="max", hidden=6),
     "tags": TokenHead(num_classes=4),
     "tags, hidden": TokenHead(num_classes=4, hidden=7, activation="gelu", norm=LayerNorm(eps=0.1), hidden_bias=False),
-    "classes, hidden": ClassificationHead(num_classes=3, pooling="first", hidden=6, activation="silu", norm=RMSNorm(), bias=False),
+    "classes, hidden": ClassificationHead(
+        num_classes=3, pooling="first", hidden=6, activation="silu", norm=RMSNorm(), bias=False
+    ),
     "spans": SpanHead(),
     "masked words": LanguageModelHead(bias=True, transform="gelu"),
 }
@@ -222,7 +244,9 @@ def prefix_decoder(norm: Norm | None = None, **fields: Any) -> Model:
     attention = Attention(num_heads=2, mask=Causal() | Prefix(), relative=Rope())
     norm = norm or LayerNorm()
     text = Text(vocab_size=VOCABULARY, positions=NoPositions())
-    return model(Block(branches=(attention, FeedForward()), norm=norm), num_layers=2, frontend=text, norm=norm, **fields)
+    return model(
+        Block(branches=(attention, FeedForward()), norm=norm), num_layers=2, frontend=text, norm=norm, **fields
+    )
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -230,7 +254,10 @@ def prefix_decoder(norm: Norm | None = None, **fields: Any) -> Model:
 def test_padded_rows_of_a_prefix_decoder_are_those_alone(norm: str) -> None:
     m, ids, prefix = double(prefix_decoder(NORMS[norm])), some_ids(3, 9), torch.tensor([4, 1, 0])
     seen = m(Signal(padded(ids, LENGTHS), lengths=LENGTHS, prefix=prefix))[0]
-    same_rows(seen, [m(Signal(ids[row : row + 1, :n], prefix=prefix[row : row + 1]))[0] for row, n in enumerate(LENGTHS.tolist())])
+    same_rows(
+        seen,
+        [m(Signal(ids[row : row + 1, :n], prefix=prefix[row : row + 1]))[0] for row, n in enumerate(LENGTHS.tolist())],
+    )
 
 
 def losses(m: Transformer, answer: Tensor, real: Tensor) -> Tensor:
@@ -285,7 +312,10 @@ def test_batch_norm_learns_from_real_tokens_of_source_and_target_alone() -> None
 def layered(memory: str = "layers", **fields: Any) -> Model:
     reads = encoder(num_layers=3, memory=memory, **fields)
     return model(
-        Block(branches=(Attention(num_heads=2), CrossAttention(num_heads=2), FeedForward())), frontend=TEXT, num_layers=3, encoder=reads
+        Block(branches=(Attention(num_heads=2), CrossAttention(num_heads=2), FeedForward())),
+        frontend=TEXT,
+        num_layers=3,
+        encoder=reads,
     )
 
 
@@ -399,5 +429,7 @@ def test_the_prefix_sees_itself_and_the_rest_what_came_before() -> None:
 def test_a_prefix_of_nothing_is_a_causal_model_and_one_of_all_an_encoder() -> None:
     spec, ids = prefix_decoder(), some_ids(2, 6)
     for prefix, mask in ((0, Causal()), (6, Full())):
-        other = spec.changed(blocks=(Block(branches=(Attention(num_heads=2, mask=mask, relative=Rope()), FeedForward())),))
+        other = spec.changed(
+            blocks=(Block(branches=(Attention(num_heads=2, mask=mask, relative=Rope()), FeedForward())),)
+        )
         torch.testing.assert_close(double(spec)(Signal(ids, prefix=torch.full((2,), prefix)))[0], double(other)(ids)[0])

@@ -21,7 +21,13 @@ from qkv.spec.parts import LayerNorm
 
 WIDTH, VOCABULARY = 12, 9
 X = torch.randn(3, 5, WIDTH, generator=torch.Generator().manual_seed(0))
-SIZES: dict[str, Any] = {"hidden_size": WIDTH, "num_attention_heads": 2, "vocab_size": VOCABULARY, "num_labels": 4, "intermediate_size": 8}
+SIZES: dict[str, Any] = {
+    "hidden_size": WIDTH,
+    "num_attention_heads": 2,
+    "vocab_size": VOCABULARY,
+    "num_labels": 4,
+    "intermediate_size": 8,
+}
 
 
 def scrambled(module: Any, seed: int = 1) -> Any:
@@ -59,7 +65,10 @@ def test_roberta_s_classifier() -> None:
 
 
 def test_deberta_s_pooler() -> None:
-    theirs, last = scrambled(ContextPooler(DebertaV2Config(**SIZES, pooler_hidden_size=WIDTH))), scrambled(nn.Linear(WIDTH, 4))
+    theirs, last = (
+        scrambled(ContextPooler(DebertaV2Config(**SIZES, pooler_hidden_size=WIDTH))),
+        scrambled(nn.Linear(WIDTH, 4)),
+    )
     ours = head(ClassificationHead(num_classes=4, pooling="first", hidden=WIDTH, activation="gelu"))
     copied([(ours.hidden, theirs.dense), (ours.output, last)])
     same(ours(X), last(theirs(X)))
@@ -70,7 +79,9 @@ def test_modernbert_s_layer_with_its_norm(kind: Any) -> None:
     """Of the mean of the positions, or of each."""
     theirs = scrambled(ModernBertPredictionHead(ModernBertConfig(**SIZES, norm_eps=1e-3)))
     last = scrambled(nn.Linear(WIDTH, 4))
-    ours = head(kind(num_classes=4, hidden=WIDTH, activation="gelu", norm=LayerNorm(eps=1e-3, bias=False), hidden_bias=False))
+    ours = head(
+        kind(num_classes=4, hidden=WIDTH, activation="gelu", norm=LayerNorm(eps=1e-3, bias=False), hidden_bias=False)
+    )
     copied([(ours.hidden, theirs.dense), (ours.norm, theirs.norm), (ours.output, last)])
     same(ours(X), last(theirs(X.mean(1) if kind is ClassificationHead else X)))
 
@@ -85,7 +96,10 @@ def test_bert_s_masked_words(eps: float) -> None:
 
 
 def test_modernbert_s_masked_words() -> None:
-    theirs, decoder = scrambled(ModernBertPredictionHead(ModernBertConfig(**SIZES))), scrambled(nn.Linear(WIDTH, VOCABULARY))
+    theirs, decoder = (
+        scrambled(ModernBertPredictionHead(ModernBertConfig(**SIZES))),
+        scrambled(nn.Linear(WIDTH, VOCABULARY)),
+    )
     part = LanguageModelHead(tied=False, bias=True, transform="gelu", norm=LayerNorm(bias=False), transform_bias=False)
     ours = head(part)
     copied([(ours.transform.dense, theirs.dense), (ours.transform.norm, theirs.norm)])
@@ -103,7 +117,10 @@ def test_vectors_are_scaled_before_the_logits_and_the_bias_is_not() -> None:
 def test_a_norm_needs_the_layer_that_it_ends(kind: type[Head]) -> None:
     with pytest.raises(SpecError, match="norm: rms_norm normalises the hidden layer, but there is none; give hidden"):
         kind.parse({"norm": "rms_norm"})
-    with pytest.raises(SpecError, match="norm: a head normalises each vector separately; use layer_norm, rms_norm or none, not batch_norm"):
+    with pytest.raises(
+        SpecError,
+        match="norm: a head normalises each vector separately; use layer_norm, rms_norm or none, not batch_norm",
+    ):
         kind.parse({"norm": "batch_norm", "hidden": 4})
 
 

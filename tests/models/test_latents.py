@@ -56,13 +56,20 @@ FORMS: dict[str, Model] = {
     "tags": perceiver(head=TokenHead(num_classes=4)),
     "queries": perceiver(head=CLASSES, queries=Queries(count=3), frontend=TEXT.changed(width=6)),
     "one query": perceiver(
-        head=ClassificationHead(num_classes=3, pooling="first"), queries=Queries(count=1), frontend=TEXT.changed(width=6)
+        head=ClassificationHead(num_classes=3, pooling="first"),
+        queries=Queries(count=1),
+        frontend=TEXT.changed(width=6),
     ),
-    "latents": perceiver(head=CLASSES, queries=None, blocks=(), latents=LATENTS.changed(width=16), frontend=TEXT.changed(width=6)),
+    "latents": perceiver(
+        head=CLASSES, queries=None, blocks=(), latents=LATENTS.changed(width=16), frontend=TEXT.changed(width=6)
+    ),
     "additive": perceiver(
-        latents=LATENTS.changed(blocks=(Block(branches=(AdditiveAttention(),)), BETWEEN)), blocks=(Block(branches=(AdditiveAttention(),)),)
+        latents=LATENTS.changed(blocks=(Block(branches=(AdditiveAttention(),)), BETWEEN)),
+        blocks=(Block(branches=(AdditiveAttention(),)),),
     ),
-    "fixed context": perceiver(latents=LATENTS.changed(blocks=(Block(branches=(FixedContext(pooling="mean"),)), BETWEEN))),
+    "fixed context": perceiver(
+        latents=LATENTS.changed(blocks=(Block(branches=(FixedContext(pooling="mean"),)), BETWEEN))
+    ),
     "batch norm": perceiver(norm=BatchNorm(), latents=LATENTS.changed(norm=BatchNorm())),
 }
 
@@ -93,7 +100,9 @@ def torch_block(block: Any, x: Tensor, memory: Tensor | None, hidden: Tensor | N
     x = x + torch_attention(first.body, normed, normed if memory is None else memory, hidden)
     normed = F.layer_norm(x, x.shape[-1:], second.norm.weight, second.norm.bias)
     return x + F.linear(
-        F.gelu(F.linear(normed, second.body.up.weight, second.body.up.bias)), second.body.down.weight, second.body.down.bias
+        F.gelu(F.linear(normed, second.body.up.weight, second.body.up.bias)),
+        second.body.down.weight,
+        second.body.down.bias,
     )
 
 
@@ -104,7 +113,9 @@ def test_a_model_with_latents_is_that_of_torch(asks: Queries | None) -> None:
         Block(branches=(CrossAttention(num_heads=2), FEED_FORWARD)),
         Block(branches=(Attention(num_heads=5, mask=Full()), FEED_FORWARD)),
     )
-    ours = double(perceiver(queries=asks, blocks=(reads,), latents=LATENTS.changed(blocks=(reads, between), num_layers=4)))
+    ours = double(
+        perceiver(queries=asks, blocks=(reads,), latents=LATENTS.changed(blocks=(reads, between), num_layers=4))
+    )
     assert ours.latents is not None
     ids = padded(some_ids(3, 9), LENGTHS)
     hidden = torch.arange(9) >= LENGTHS[:, None]
@@ -204,7 +215,9 @@ def test_every_branch_is_counted_and_those_that_end_one_start_small() -> None:
     assert all(0.2 < std < 0.6 for std in stds)  # 6^-½ = 0.41
 
 
-@pytest.mark.parametrize(("once", "walk"), [(0, (0, 1, 2, 0, 1, 2, 0, 1, 2)), (1, (0, 1, 2, 1, 2, 1, 2)), (2, (0, 1, 2, 2, 2))])
+@pytest.mark.parametrize(
+    ("once", "walk"), [(0, (0, 1, 2, 0, 1, 2, 0, 1, 2)), (1, (0, 1, 2, 1, 2, 1, 2)), (2, (0, 1, 2, 2, 2))]
+)
 @torch.no_grad()
 def test_rounds_are_the_same_layers_again(once: int, walk: tuple[int, ...]) -> None:
     short = double(perceiver(latents=LATENTS.changed(rounds=3, once=once)))
@@ -231,7 +244,9 @@ def test_a_text_of_any_length_has_the_mean_of_all_latents() -> None:
 
 
 def test_it_does_not_decode() -> None:
-    causal = perceiver(latents=LATENTS.changed(blocks=(READS, Block(branches=(Attention(num_heads=2, mask=Causal()), FEED_FORWARD)))))
+    causal = perceiver(
+        latents=LATENTS.changed(blocks=(READS, Block(branches=(Attention(num_heads=2, mask=Causal()), FEED_FORWARD))))
+    )
     assert not causal.decodes
     assert not causal.causal
     with pytest.raises(UserError, match=r"model\.latents: "):
@@ -264,9 +279,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"latents": LATENTS.changed(blocks=(BETWEEN,))},
         "latents.blocks: no branch of these blocks reads the input",
     ),
-    "blocks that read nothing": ({"blocks": (Block(branches=ONLY),)}, "blocks: no branch of these blocks reads the latents"),
-    "queries for nobody": ({"blocks": (), "head": CLASSES}, "queries: no block of the model reads the latents with them"),
-    "queries without latents": ({"latents": None, "blocks": (BETWEEN,)}, "queries: there are no latents for them to read"),
+    "blocks that read nothing": (
+        {"blocks": (Block(branches=ONLY),)},
+        "blocks: no branch of these blocks reads the latents",
+    ),
+    "queries for nobody": (
+        {"blocks": (), "head": CLASSES},
+        "queries: no block of the model reads the latents with them",
+    ),
+    "queries without latents": (
+        {"latents": None, "blocks": (BETWEEN,)},
+        "queries: there are no latents for them to read",
+    ),
     "latents as the answer, too wide": (
         {"blocks": (), "queries": None, "head": CLASSES},
         "latents.width: the head reads the latents, so their width must be the model's, 16, not 10",
@@ -287,7 +311,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"latents": {**LATENTS.to_dict(), "rounds": 2, "once": 3}},
         "latents.once: 3 layers before the rounds leave none of the 3 for them; give fewer",
     ),
-    "heads that do not divide": ({"latents": LATENTS.changed(width=11)}, "latents.blocks.1.branches.0.num_heads: 2 heads do not divide"),
+    "heads that do not divide": (
+        {"latents": LATENTS.changed(width=11)},
+        "latents.blocks.1.branches.0.num_heads: 2 heads do not divide",
+    ),
 }
 
 
@@ -308,11 +335,16 @@ def test_queries_need_positions() -> None:
 def test_a_tied_head_needs_vectors_of_its_width() -> None:
     with pytest.raises(UserError, match=r"^head\.tied: .* 16, but they have 6 features"):
         perceiver().changed(frontend=TEXT.changed(width=6))
-    assert build(perceiver(frontend=TEXT.changed(width=6), head=LanguageModelHead(tied=False))).head.weight.shape == (VOCABULARY, 16)
+    assert build(perceiver(frontend=TEXT.changed(width=6), head=LanguageModelHead(tied=False))).head.weight.shape == (
+        VOCABULARY,
+        16,
+    )
 
 
 def test_two_ways_of_writing_it_are_one() -> None:
-    written = perceiver(frontend=TEXT.changed(width=16), latents=LATENTS.changed(blocks=(READS, BETWEEN, READS), num_layers=None))
+    written = perceiver(
+        frontend=TEXT.changed(width=16), latents=LATENTS.changed(blocks=(READS, BETWEEN, READS), num_layers=None)
+    )
     assert normal(written) == normal(perceiver())
     assert folded(unrolled(perceiver())).latents == LATENTS
     assert normal(perceiver(latents=LATENTS.changed(once=1))) == normal(perceiver())
@@ -335,7 +367,9 @@ def test_masked_words_are_learned_through_latents(tmp_path: Path) -> None:
     recipe = recipe_of("masked_tokens", {**LEARNS, "head": "language_model(tied=false)"}, tmp_path, "bytes")
     settings = {"steps": 60, "batch_size": 16, "optimizer": "adamw(lr=1e-2)", "validation": {"every": 60, "batches": 2}}
     run = train(
-        recipe.changed(training=type(recipe.training).parse({**settings, "schedule": "constant"})), tmp_path / "run", on_event=ignore
+        recipe.changed(training=type(recipe.training).parse({**settings, "schedule": "constant"})),
+        tmp_path / "run",
+        on_event=ignore,
     )
     untrained = 5.55  # log 257
     assert run.val_loss is not None
@@ -346,8 +380,19 @@ def test_masked_words_are_learned_through_latents(tmp_path: Path) -> None:
 
 def test_texts_are_told_apart_through_latents(tmp_path: Path) -> None:
     source = write_table(tmp_path / "table.jsonl", rows_of("classification", 80))
-    fields = {**LEARNS, "context_length": 32, "queries": {"count": 1}, "head": "classification(pooling=first)", "init_std": 0.1}
-    settings = {"steps": 80, "batch_size": 16, "optimizer": "adamw(lr=1e-2)", "validation": {"every": 80, "batches": None}}
+    fields = {
+        **LEARNS,
+        "context_length": 32,
+        "queries": {"count": 1},
+        "head": "classification(pooling=first)",
+        "init_std": 0.1,
+    }
+    settings = {
+        "steps": 80,
+        "batch_size": 16,
+        "optimizer": "adamw(lr=1e-2)",
+        "validation": {"every": 80, "batches": None},
+    }
     recipe = recipe_for("classification", source, {"tokenizer": "word_list(60, min_frequency=1)"}, settings, **fields)
     assert qkv.evaluate(train(recipe, tmp_path / "run", on_event=ignore), "train")["accuracy"] >= 95
 
@@ -358,5 +403,7 @@ def test_a_task_that_writes_refuses_latents(task: str, tmp_path: Path) -> None:
     if task == "masked_tokens":
         assert recipe_of(task, given, tmp_path).model.latents is not None
         return
-    with pytest.raises(SpecError, match=r"model\.latents: latents read a whole text at once, but the task 'next_token' needs"):
+    with pytest.raises(
+        SpecError, match=r"model\.latents: latents read a whole text at once, but the task 'next_token' needs"
+    ):
         recipe_of(task, given, tmp_path)

@@ -65,12 +65,18 @@ def test_sandwiches_with_zero_centred_norms_and_soft_caps_are_gemma_2() -> None:
         attn_implementation="eager",
     )
     theirs = scrambled(Gemma2ForCausalLM(config))
-    attention = Attention(num_heads=4, num_kv_heads=2, head_dim=10, temperature=(7 / 10) ** 0.5, bias=False, relative=Rope(), softcap=1.5)
+    attention = Attention(
+        num_heads=4, num_kv_heads=2, head_dim=10, temperature=(7 / 10) ** 0.5, bias=False, relative=Rope(), softcap=1.5
+    )
     norm, forward = RMSNorm(eps=1e-3, zero_centred=True), GatedFeedForward(hidden=20, activation="gelu_tanh")
     local = attention.changed(mask=Causal() & Window(size=5))
     blocks = tuple(Block(branches=(mix, forward), norm=norm, order="sandwich") for mix in (local, attention))
     text = TEXT.changed(scale=True)
-    ours = build(Model(width=WIDTH, context_length=32, frontend=text, blocks=blocks, norm=norm, head=LanguageModelHead(softcap=3.0)))
+    ours = build(
+        Model(
+            width=WIDTH, context_length=32, frontend=text, blocks=blocks, norm=norm, head=LanguageModelHead(softcap=3.0)
+        )
+    )
     weights = {"frontend.table": theirs.model.embed_tokens.weight, "norm.weight": theirs.model.norm.weight}
     for i, layer in enumerate(theirs.model.layers):
         mix, feed, attends = f"blocks.{i}.branches.0", f"blocks.{i}.branches.1", layer.self_attn
@@ -105,7 +111,15 @@ def test_parallel_branches_with_norms_of_their_own_are_gpt_neox() -> None:
     branches = (Attention(num_heads=3, relative=Rope(fraction=0.25)), FeedForward(hidden=20))
     block = Block(branches=branches, order="parallel", norms=(norm, norm))
     ours = build(
-        Model(width=WIDTH, num_layers=2, context_length=32, frontend=TEXT, blocks=(block,), norm=norm, head=LanguageModelHead(tied=False))
+        Model(
+            width=WIDTH,
+            num_layers=2,
+            context_length=32,
+            frontend=TEXT,
+            blocks=(block,),
+            norm=norm,
+            head=LanguageModelHead(tied=False),
+        )
     )
     model = theirs.gpt_neox
     weights = {"frontend.table": model.embed_in.weight, "head.weight": theirs.get_output_embeddings().weight}
@@ -119,7 +133,9 @@ def test_parallel_branches_with_norms_of_their_own_are_gpt_neox() -> None:
             f"{feed}.body.up": layer.mlp.dense_h_to_4h,
             f"{feed}.body.down": layer.mlp.dense_4h_to_h,
         }
-        weights |= {f"{place}.{name}": value for place, module in places.items() for name, value in module.named_parameters()}
+        weights |= {
+            f"{place}.{name}": value for place, module in places.items() for name, value in module.named_parameters()
+        }
         # There q, k and v of a head stand together.
         for name, value in layer.attention.query_key_value.named_parameters():
             weights[f"{mix}.body.qkv.{name}"] = value.unflatten(0, (3, 3, 8)).transpose(0, 1).flatten(0, 2)

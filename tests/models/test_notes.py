@@ -23,7 +23,9 @@ from qkv.spec.model import Block, Model, Text
 WORDS = ("the₁", "cat", "sat", "on", "the₂", "mat")
 QUERY = torch.tensor([0.9, 0.1, 0.2, 0.3])
 KEYS = torch.tensor([[0, 0, 0, 1], [1, 0, 0.3, 0], [0, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]])
-VALUES = torch.tensor([[0.1, 0, 0, 0.8], [0.9, 0, 0.1, 0.7], [0, 0.9, 0, 0.3], [0, 0, 0.5, 0], [0, 0, 0, 0.9], [0, 0, 0.9, 0.6]])
+VALUES = torch.tensor(
+    [[0.1, 0, 0, 0.8], [0.9, 0, 0.1, 0.7], [0, 0.9, 0, 0.3], [0, 0, 0.5, 0], [0, 0, 0, 0.9], [0, 0, 0.9, 0.6]]
+)
 
 
 def rounded(values: Tensor, digits: int) -> list[float]:
@@ -125,7 +127,9 @@ def test_scores_are_scaled_by_the_head_width_and_not_by_the_embedding_width() ->
 
 def test_batch_norm_is_per_feature_over_the_real_tokens_and_not_over_everything() -> None:
     """Wrong: ``x.mean(keepdim=True)``, one number for all features, padding included."""
-    x = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 10.0, 100.0]) + torch.tensor([0.0, 5.0, -7.0])
+    x = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [1.0, 10.0, 100.0]
+    ) + torch.tensor([0.0, 5.0, -7.0])
     real = torch.arange(4) < torch.tensor([4, 2])[:, None]
     x = torch.where(real[..., None], x, 1e4)
     norm = build_norm(parts.BatchNorm(), 3)
@@ -166,7 +170,12 @@ def test_an_encoder_block_has_a_norm_for_each_of_its_two_branches() -> None:
         built = build(Model(width=8, frontend=Text(vocab_size=5), blocks=(block,), norm=parts.NoNorm()))
         return sum(type(module).__name__ == "LayerNorm" for module in built.modules())
 
-    assert {order: norms(order) for order in ("pre", "post", "sandwich", "parallel")} == {"pre": 2, "post": 2, "sandwich": 4, "parallel": 1}
+    assert {order: norms(order) for order in ("pre", "post", "sandwich", "parallel")} == {
+        "pre": 2,
+        "post": 2,
+        "sandwich": 4,
+        "parallel": 1,
+    }
 
 
 def test_values_are_as_wide_as_keys_by_default_and_free_otherwise() -> None:
@@ -193,5 +202,7 @@ def test_the_running_maximum_is_what_keeps_online_softmax_finite(shift: float) -
     expected = float((scores.double().softmax(-1) * values).sum())
     places = Sites(torch.tensor([[3]]), torch.arange(4)[None], aligned=True)
     q, k, v = torch.ones(1, 1, 1, 1), scores[None, None, :, None], values[None, None, :, None]
-    assert blockwise.attention(q, k, v, AttentionProblem(Full(), places, 1.0), block=1).item() == pytest.approx(expected, rel=1e-5)
+    assert blockwise.attention(q, k, v, AttentionProblem(Full(), places, 1.0), block=1).item() == pytest.approx(
+        expected, rel=1e-5
+    )
     assert online_without_maximum(scores, values).isfinite() == (shift == 0.0)

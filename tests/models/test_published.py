@@ -18,16 +18,28 @@ from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import LayerNorm, Llama3Scaling, NoPositions, RMSNorm, Rope, RopeScaling
 
 VOCABULARY, LENGTH = 101, 40
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 
 
 def gpt2() -> tuple[Any, Transformer]:
     theirs = GPT2LMHeadModel(
-        GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=48, n_layer=3, n_head=4, bos_token_id=None, eos_token_id=None)
+        GPT2Config(
+            vocab_size=VOCABULARY, n_positions=64, n_embd=48, n_layer=3, n_head=4, bos_token_id=None, eos_token_id=None
+        )
     ).eval()
     norm = LayerNorm(eps=1e-5)
     block = Block(branches=(Attention(num_heads=4), FeedForward(activation="gelu_tanh")), norm=norm)
-    ours = build(Model(width=48, num_layers=3, context_length=64, frontend=Text(vocab_size=VOCABULARY), blocks=(block,), norm=norm)).eval()
+    ours = build(
+        Model(
+            width=48, num_layers=3, context_length=64, frontend=Text(vocab_size=VOCABULARY), blocks=(block,), norm=norm
+        )
+    ).eval()
     return theirs, ours
 
 
@@ -84,7 +96,10 @@ def copy_gpt2(theirs: Any, ours: Transformer) -> None:
 
 @torch.no_grad()
 def copy_llama(theirs: Any, ours: Transformer) -> None:
-    pairs: list[tuple[Any, Any]] = [(ours.frontend, {"table": theirs.model.embed_tokens.weight}), (ours.norm, same(theirs.model.norm))]
+    pairs: list[tuple[Any, Any]] = [
+        (ours.frontend, {"table": theirs.model.embed_tokens.weight}),
+        (ours.norm, same(theirs.model.norm)),
+    ]
     for block, other in zip(ours.blocks, theirs.model.layers, strict=True):
         mix, forward = block.branches  # type: ignore[union-attr]
         pairs += [(mix.norm, same(other.input_layernorm)), (forward.norm, same(other.post_attention_layernorm))]

@@ -50,7 +50,9 @@ def test_concatenated_positions_with_a_tied_head() -> None:
 def test_decoding_with_a_branch_that_sees_later_positions() -> None:
     built = build(model(Block(), Block(branches=(FeedForward(), Attention(mask=Full())))))
     assert built(ids())[0].shape == (2, 9, 13)
-    with pytest.raises(UserError, match=r"model\.blocks\.1\.branches\.1: this branch sees later positions, so the model cannot decode"):
+    with pytest.raises(
+        UserError, match=r"model\.blocks\.1\.branches\.1: this branch sees later positions, so the model cannot decode"
+    ):
         built.init_state(2)
 
 
@@ -60,7 +62,9 @@ def test_going_back_in_a_state_that_cannot(branch: GRU | LinearAttention, kind: 
     assert not built.rewindable
     _, state = built(ids(), built.init_state(2))
     assert state is not None
-    with pytest.raises(UserError, match=rf"the state of '{kind}' cannot be cut to a length; keep a copy of it \(rows\) from before"):
+    with pytest.raises(
+        UserError, match=rf"the state of '{kind}' cannot be cut to a length; keep a copy of it \(rows\) from before"
+    ):
         built.rewind(state, torch.tensor([1, 1]))
 
 
@@ -68,14 +72,17 @@ def test_more_positions_than_the_capacity() -> None:
     built = build(model(frontend=Text(vocab_size=13, positions=NoPositions())))
     _, state = built(ids(2, 5), built.init_state(2, capacity=6))
     assert state is not None
-    with pytest.raises(UserError, match="the state holds 6 positions and 7 are needed; give init_state a larger capacity, or none"):
+    with pytest.raises(
+        UserError, match="the state holds 6 positions and 7 are needed; give init_state a larger capacity, or none"
+    ):
         built(ids(2, 2), state)
 
 
 @pytest.mark.parametrize("capacity", [0, -3])
 def test_a_capacity_for_nothing(capacity: int) -> None:
     with pytest.raises(
-        UserError, match=f"a state with a capacity of {capacity} holds no position; give at least 1, or none to let it grow"
+        UserError,
+        match=f"a state with a capacity of {capacity} holds no position; give at least 1, or none to let it grow",
     ):
         build(model()).init_state(1, capacity)
 
@@ -83,13 +90,15 @@ def test_a_capacity_for_nothing(capacity: int) -> None:
 def test_documents_and_a_state_together() -> None:
     built = build(model())
     with pytest.raises(
-        UserError, match=r"packed documents \(segments\) cannot be joined with a state; give each document a row of its own"
+        UserError,
+        match=r"packed documents \(segments\) cannot be joined with a state; give each document a row of its own",
     ):
         built(Signal(ids(), segments=torch.zeros(2, 9, dtype=torch.long)), built.init_state(2))
 
 
 def test_a_vocabulary_that_nobody_knows() -> None:
     with pytest.raises(
-        UserError, match=r"model\.frontend\.vocab_size is not known: give it, or build the model together with its tokenizer"
+        UserError,
+        match=r"model\.frontend\.vocab_size is not known: give it, or build the model together with its tokenizer",
     ):
         build(model(frontend=Text()))

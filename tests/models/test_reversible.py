@@ -28,7 +28,16 @@ TEXT = Text(vocab_size=11)
 
 def spec(*blocks: Block, **fields: Any) -> Model:
     blocks = blocks or (Block(residual=Reversible()),)
-    return Model(**{"width": 16, "context_length": 16, "frontend": TEXT, "blocks": blocks, "head": LanguageModelHead(tied=False), **fields})
+    return Model(
+        **{
+            "width": 16,
+            "context_length": 16,
+            "frontend": TEXT,
+            "blocks": blocks,
+            "head": LanguageModelHead(tied=False),
+            **fields,
+        }
+    )
 
 
 def nothing(name: str, value: Tensor) -> None:
@@ -43,7 +52,10 @@ def gradients(model: Transformer, plain: bool, bf16: bool = False) -> dict[str, 
         memory = model.encode(IDS[:, :5]) if model.encoder else None
         logits = model(Signal(IDS, lengths=torch.tensor([7, 4])), tap=nothing if plain else None, memory=memory)[0]
         logits.float().pow(2).mean().backward()  # inside, where weights that were rounded may be remembered
-    return {"logits": logits.detach(), **{name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}}
+    return {
+        "logits": logits.detach(),
+        **{name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None},
+    }
 
 
 FORMS = {
@@ -68,7 +80,10 @@ def test_gradients_are_those_of_autograd(name: str, dropped: bool) -> None:
     """Also where parts are dropped: the numbers drawn the second time are those of the first."""
     form = FORMS[name]
     if dropped:
-        inner = [b.changed(dropout=0.3) if isinstance(b, Attention | CrossAttention | FeedForward) else b for b in form.blocks[0].branches]
+        inner = [
+            b.changed(dropout=0.3) if isinstance(b, Attention | CrossAttention | FeedForward) else b
+            for b in form.blocks[0].branches
+        ]
         form = form.changed(blocks=(form.blocks[0].changed(branches=tuple(inner), dropout=0.2, drop_path=0.3),))
     model = build(form.changed(init_std=0.3)).double().train()
     expected, seen = gradients(model, plain=True), gradients(model, plain=False)

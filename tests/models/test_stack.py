@@ -68,7 +68,9 @@ def test_steps_equal_one_pass_and_rows_can_be_forked() -> None:
     assert nbytes(fork.blocks) >= built.state_bytes(20, 3)
 
 
-@pytest.mark.parametrize("spec", [seven(), model(Block(norm=BatchNorm(), dropout=0.3, drop_path=0.3), num_layers=3, norm=BatchNorm())])
+@pytest.mark.parametrize(
+    "spec", [seven(), model(Block(norm=BatchNorm(), dropout=0.3, drop_path=0.3), num_layers=3, norm=BatchNorm())]
+)
 def test_computing_blocks_again_gives_equal_gradients_and_statistics(spec: Any) -> None:
     """Dropout draws the same numbers the second time, and batch norm counts a batch once."""
     kept, again = build(spec), build(spec)
@@ -117,7 +119,9 @@ def test_a_whole_model_in_bf16_is_near_to_fp32() -> None:
 def test_without_gradients_only_the_latest_vectors_are_kept(stack: str) -> None:
     """Of a model's own blocks and of an encoder's."""
     text = Text(vocab_size=VOCABULARY)
-    encoder = Encoder(context_length=32, frontend=text, blocks=(Block(branches=(Attention(mask=Full()),)),), num_layers=5)
+    encoder = Encoder(
+        context_length=32, frontend=text, blocks=(Block(branches=(Attention(mask=Full()),)),), num_layers=5
+    )
     reads = Block(branches=(Attention(), CrossAttention()))
     built = build(model(reads, num_layers=5, encoder=encoder))
     left: list[weakref.ref[Tensor]] = []

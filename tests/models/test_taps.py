@@ -27,7 +27,13 @@ MIXERS = {
 def built(mixer: Attention, order: str = "pre") -> Transformer:
     block = Block(branches=(mixer, FeedForward()), order=order)  # type: ignore[arg-type]
     return (
-        build(Model(width=16, num_layers=2, context_length=16, frontend=Text(vocab_size=11), blocks=(block,), init_std=0.4)).double().eval()
+        build(
+            Model(
+                width=16, num_layers=2, context_length=16, frontend=Text(vocab_size=11), blocks=(block,), init_std=0.4
+            )
+        )
+        .double()
+        .eval()
     )
 
 
@@ -67,7 +73,8 @@ def test_every_point_is_seen_with_a_state_too() -> None:
         y, state = m(IDS[:, place : place + 1], state, tap=tap)
         parts.append(y)
         torch.testing.assert_close(
-            tap.seen["blocks.1.branches.0.weights"][:, :, 0], once["blocks.1.branches.0.weights"][:, :, place, : place + 1]
+            tap.seen["blocks.1.branches.0.weights"][:, :, 0],
+            once["blocks.1.branches.0.weights"][:, :, place, : place + 1],
         )
     torch.testing.assert_close(torch.cat(parts, 1), whole)
 

@@ -65,11 +65,16 @@ def test_heads_that_become_fewer_are_means_by_hand(bias: bool) -> None:
     old, new = model(attention(6, bias=bias), 1), model(attention(2, bias=bias), 2)
     found = ways(transplant(old, new))
     assert found[f"{QKV}.weight"] == "q: kept; k, v: means of 3 heads"
-    assert {path for path, how in found.items() if how != "kept"} == {f"{QKV}.weight", *([f"{QKV}.bias"] if bias else [])}
+    assert {path for path, how in found.items() if how != "kept"} == {
+        f"{QKV}.weight",
+        *([f"{QKV}.bias"] if bias else []),
+    }
     for i in range(2):
         for leaf in ["weight", *(["bias"] if bias else [])]:
             name = f"blocks.{i}.branches.0.body.qkv.{leaf}"
-            torch.testing.assert_close(new.state_dict()[name], _means(old.state_dict()[name].double(), 6, 2).float(), rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(
+                new.state_dict()[name], _means(old.state_dict()[name].double(), 6, 2).float(), rtol=1e-6, atol=1e-6
+            )
 
 
 def _means(rows: Tensor, heads: int, groups: int) -> Tensor:
@@ -118,12 +123,19 @@ def test_other_mixers_keep_what_has_their_path_and_shape() -> None:
     assert random
     assert all(".branches.0.body." in path for path in random)
     assert found["frontend.table"] == found["norm.weight"] == found["blocks.*.branches.1.body.up.weight"] == "kept"
-    assert not any(torch.equal(new.state_dict()[n], t) for n, t in model("gru", 9).state_dict().items() if ".branches.1.body.up" in n)
+    assert not any(
+        torch.equal(new.state_dict()[n], t)
+        for n, t in model("gru", 9).state_dict().items()
+        if ".branches.1.body.up" in n
+    )
 
 
 def test_some_layers_are_named() -> None:
     new = model(
-        "gru", 2, num_layers=None, blocks=[{"branches": [attention(6), "feed_forward(20)"]}, {"branches": ["gru", "feed_forward(20)"]}]
+        "gru",
+        2,
+        num_layers=None,
+        blocks=[{"branches": [attention(6), "feed_forward(20)"]}, {"branches": ["gru", "feed_forward(20)"]}],
     )
     found = ways(transplant(model(attention(6), 1), new))
     assert found["blocks.*.branches.0.body.output.weight"] == "kept"
@@ -158,7 +170,9 @@ def test_heads_of_cross_attention_become_fewer_like_those_of_attention() -> None
 
     old, new = reading(2, 1), reading(6, 2)
     assert ways(transplant(old, new))["blocks.*.branches.0.body.memory.weight"] == "k, v: each head 3 times"
-    torch.testing.assert_close(new(IDS, memory=new.encode(IDS))[0], old(IDS, memory=old.encode(IDS))[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        new(IDS, memory=new.encode(IDS))[0], old(IDS, memory=old.encode(IDS))[0], rtol=1e-5, atol=1e-5
+    )
     back = reading(2, 5)
     assert ways(transplant(new, back))["blocks.*.branches.0.body.memory.bias"] == "k, v: means of 3 heads"
 

@@ -22,7 +22,10 @@ def test_padded_rows_with_types_and_a_normed_front_end_are_those_alone(norm: str
     seen = m(Signal(padded(ids, LENGTHS), lengths=LENGTHS, types=types))[0]
     same_rows(
         seen,
-        [m(Signal(ids[row : row + 1, :length], types=types[row : row + 1, :length]))[0] for row, length in enumerate(LENGTHS.tolist())],
+        [
+            m(Signal(ids[row : row + 1, :length], types=types[row : row + 1, :length]))[0]
+            for row, length in enumerate(LENGTHS.tolist())
+        ],
     )
     assert not torch.allclose(seen[0], m(Signal(ids, types=1 - types))[0][0])
 
@@ -30,7 +33,10 @@ def test_padded_rows_with_types_and_a_normed_front_end_are_those_alone(norm: str
 @torch.no_grad()
 def test_types_of_each_piece_are_given_with_it() -> None:
     m = double(
-        model(Block(branches=(Attention(num_heads=2), FeedForward())), frontend=Text(vocab_size=VOCABULARY, types=3, norm=LayerNorm()))
+        model(
+            Block(branches=(Attention(num_heads=2), FeedForward())),
+            frontend=Text(vocab_size=VOCABULARY, types=3, norm=LayerNorm()),
+        )
     )
     ids, types = some_ids(2, 6), some_ids(2, 6, seed=4) % 3
     state, outs = m.init_state(2), []

@@ -71,9 +71,21 @@ class Case:
         slopes = alibi_slopes(self.heads[0]) if self.alibi else None
         places = sites(self.sites, self.queries, self.keys)
         added = random(1, self.heads[0], self.queries, self.keys) if self.added else None
-        values = RelativeValues(random(5, self.widths[1]), clipped_distances(places.query, places.key, 2)) if self.values else None
+        values = (
+            RelativeValues(random(5, self.widths[1]), clipped_distances(places.query, places.key, 2))
+            if self.values
+            else None
+        )
         return AttentionProblem(
-            MASKS[self.mask], places, self.widths[0] ** -0.5, slopes, self.dropout, added, self.top_k, values, self.softcap
+            MASKS[self.mask],
+            places,
+            self.widths[0] ** -0.5,
+            slopes,
+            self.dropout,
+            added,
+            self.top_k,
+            values,
+            self.softcap,
         )
 
     def inputs(self, dtype: torch.dtype = torch.float64, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
@@ -151,11 +163,16 @@ def by_loops(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tens
     for row in range(q.shape[0]):
         for head in range(q.shape[1]):
             shared = head * k.shape[1] // q.shape[1]
-            out += [one_query(q[row, head, n], k[row, shared], v[row, shared], problem, (row, head, n)) for n in range(q.shape[2])]
+            out += [
+                one_query(q[row, head, n], k[row, shared], v[row, shared], problem, (row, head, n))
+                for n in range(q.shape[2])
+            ]
     return torch.stack(out).view(*q.shape[:3], v.shape[-1])
 
 
-def one_query(q: Tensor, keys: Tensor, values: Tensor, problem: AttentionProblem, where: tuple[int, int, int]) -> Tensor:
+def one_query(
+    q: Tensor, keys: Tensor, values: Tensor, problem: AttentionProblem, where: tuple[int, int, int]
+) -> Tensor:
     row, head, n = where
     places = problem.sites
     i = int(places.query[row % places.query.shape[0], n])
@@ -169,13 +186,17 @@ def one_query(q: Tensor, keys: Tensor, values: Tensor, problem: AttentionProblem
             score = problem.softcap * torch.tanh(score / problem.softcap)
         score = score - slope * (i - j)
         stands.append(j)
-        scores.append(score if problem.added is None else score + problem.added[row % problem.added.shape[0], head, n, m])
+        scores.append(
+            score if problem.added is None else score + problem.added[row % problem.added.shape[0], head, n, m]
+        )
         more = problem.values
         seen.append(values[m] if more is None else values[m] + more.table[more.index[row % more.index.shape[0], n, m]])
     if not seen:
         return values.sum(0) * 0 + (q + keys.sum(0)).sum() * 0
     if problem.top_k is not None:
-        best = sorted(range(len(scores)), key=lambda place: (-round(scores[place].item(), 9), stands[place]))[: problem.top_k]
+        best = sorted(range(len(scores)), key=lambda place: (-round(scores[place].item(), 9), stands[place]))[
+            : problem.top_k
+        ]
         scores, seen = [scores[place] for place in best], [seen[place] for place in best]
     largest = max(score.item() for score in scores)
     raw = [(score - largest).exp() for score in scores]

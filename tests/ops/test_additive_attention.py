@@ -49,7 +49,12 @@ def test_every_path_equals_the_loops_with_gradients(path: Callable[..., Tensor],
     assert_all_same(outputs_and_gradients(partial(path, lengths=torch.tensor(lengths)), tensors()), expected)
 
 
-@given(queries=st.integers(0, 9), slots=st.integers(1, 7), block=st.integers(1, 300), dtype=st.sampled_from([torch.float32, torch.float64]))
+@given(
+    queries=st.integers(0, 9),
+    slots=st.integers(1, 7),
+    block=st.integers(1, 300),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
 def test_blocks_of_any_size_equal_the_reference(queries: int, slots: int, block: int, dtype: torch.dtype) -> None:
     def in_blocks(q: Tensor, memory: Tensor, w_q: Tensor, w_k: Tensor, v: Tensor) -> Tensor:
         return blocks.scores(q @ w_q.t(), memory @ w_k.t(), v, block)
@@ -65,7 +70,9 @@ def test_blocks_of_any_size_equal_the_reference(queries: int, slots: int, block:
 def test_many_pairs_go_in_blocks_and_one_query_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(choose, "_LARGEST", 1)
-    monkeypatch.setattr(choose.blocks, "scores", lambda q, *rest: asked.append(q.shape[1]) or reference.scores(q, *rest))
+    monkeypatch.setattr(
+        choose.blocks, "scores", lambda q, *rest: asked.append(q.shape[1]) or reference.scores(q, *rest)
+    )
     monkeypatch.setattr(reference, "scores", lambda q, keys, v: (q[:, :, None] + keys[:, None]).tanh() @ v)
     for count in (4, 1):
         fast(*tensors(count))
@@ -75,7 +82,11 @@ def test_many_pairs_go_in_blocks_and_one_query_does_not(monkeypatch: pytest.Monk
 def test_what_the_blocks_keep_does_not_grow_with_the_pairs() -> None:
     def kept(length: int) -> int:
         sizes: list[int] = []
-        q, keys, v = torch.randn(1, length, A, requires_grad=True), torch.randn(1, length, A, requires_grad=True), torch.randn(A)
+        q, keys, v = (
+            torch.randn(1, length, A, requires_grad=True),
+            torch.randn(1, length, A, requires_grad=True),
+            torch.randn(A),
+        )
         with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
             blocks.scores(q, keys, v)
         return sum(sizes)

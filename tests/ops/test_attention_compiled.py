@@ -23,7 +23,9 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.mask)
 @pytest.mark.parametrize("twin", ["sdpa", *boxed.TWINS])
-def test_one_graph_with_the_outputs_and_gradients_of_the_reference(monkeypatch: pytest.MonkeyPatch, twin: str, case: Case) -> None:
+def test_one_graph_with_the_outputs_and_gradients_of_the_reference(
+    monkeypatch: pytest.MonkeyPatch, twin: str, case: Case
+) -> None:
     forget_choices(monkeypatch)
     monkeypatch.setattr(choose, "_SMALLEST", 1)
     monkeypatch.setattr(choose, "_measured", lambda case, *_: Choice("attention", case, twin, "given"))
@@ -47,5 +49,7 @@ def test_what_a_box_says_of_itself_is_true(twin: str, dtype: torch.dtype) -> Non
     )
     out, rest = torch.ops.qkv.attention.default(q, k, v, twin, True, 0.5)
     given = (torch.randn_like(out), *(t.detach() for t in (q, k, v, out, rest)), twin, True, 0.5)
-    torch.library.opcheck(torch.ops.qkv.attention_backward.default, given, test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(
+        torch.ops.qkv.attention_backward.default, given, test_utils=("test_schema", "test_faketensor")
+    )
     assert (out.dtype, out.shape, out.is_contiguous()) == (dtype, q.shape, True)

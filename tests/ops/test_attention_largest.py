@@ -29,7 +29,9 @@ def of_few_values(case: Case, dtype: torch.dtype) -> list[Tensor]:
 def test_equal_scores_are_taken_in_the_order_of_positions(twin: str, sites: str, mask: str, dtype: torch.dtype) -> None:
     for case in (Case(mask, sites, 11, top_k=3), Case(mask, sites, 12, (4, 4), top_k=1, alibi=True)):
         problem, inputs = case.problem(), of_few_values(case, dtype)
-        expected = outputs_and_gradients(lambda q, k, v, problem=problem: by_loops(q, k, v, problem), [t.double() for t in inputs])
+        expected = outputs_and_gradients(
+            lambda q, k, v, problem=problem: by_loops(q, k, v, problem), [t.double() for t in inputs]
+        )
         assert_all_same(outputs_and_gradients(partial(TWINS[twin], problem=problem), inputs), expected)
 
 

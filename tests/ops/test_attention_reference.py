@@ -71,7 +71,9 @@ def test_as_many_as_there_are_keys_is_plain_attention(count: int) -> None:
     case = Case("causal", queries=9)
     inputs = case.inputs()
     assert_same(
-        reference.attention(*inputs, case.changed(top_k=count).problem()), reference.attention(*inputs, case.problem()), tolerance=0.0
+        reference.attention(*inputs, case.changed(top_k=count).problem()),
+        reference.attention(*inputs, case.problem()),
+        tolerance=0.0,
     )
 
 
@@ -140,7 +142,9 @@ def test_without_order_among_the_keys_their_permutation_changes_nothing() -> Non
 
 def test_temperature_towards_zero_is_a_lookup_in_a_dictionary() -> None:
     """Each query is one of the keys with some noise; the output becomes the value stored under that key, and nothing else."""
-    keys = torch.nn.functional.normalize(torch.randn(1, 1, 8, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64), dim=-1)
+    keys = torch.nn.functional.normalize(
+        torch.randn(1, 1, 8, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64), dim=-1
+    )
     values = torch.arange(8.0, dtype=torch.float64)[None, None, :, None]
     asked = torch.tensor([3, 0, 7, 3])
     queries = keys[:, :, asked] + 0.02

@@ -63,7 +63,14 @@ def serves(twin: str, case: Case) -> bool:
             square = case.sites == "aligned" and case.widths[0] == case.widths[1]
             return square and plain(case) and not case.alibi and not case.added and not case.dropout
         case "tiled":
-            return case.aligned and case.same_for_all and not blind(case) and not case.alibi and not case.added and not case.dropout
+            return (
+                case.aligned
+                and case.same_for_all
+                and not blind(case)
+                and not case.alibi
+                and not case.added
+                and not case.dropout
+            )
         case "banded":
             return case.aligned
         case "blockwise":
@@ -79,7 +86,9 @@ CASES = [
 ]
 CASES += [
     Case(mask, sites, 11, heads, alibi=alibi, added=added, top_k=count)
-    for mask, sites in product(("causal", "window with sinks", "some see nothing", "adjacency by row and head, causal"), SITES)
+    for mask, sites in product(
+        ("causal", "window with sinks", "some see nothing", "adjacency by row and head, causal"), SITES
+    )
     for heads, alibi, added, count in [
         ((4, 2), False, True, None),
         ((4, 1), True, False, 3),
@@ -89,7 +98,9 @@ CASES += [
 ]
 CASES += [
     Case(mask, sites, 11, heads, alibi=alibi, top_k=count, softcap=0.5)
-    for mask, sites in product(("causal", "window with sinks", "some see nothing", "adjacency by row and head, causal"), SITES)
+    for mask, sites in product(
+        ("causal", "window with sinks", "some see nothing", "adjacency by row and head, causal"), SITES
+    )
     for heads, alibi, count in [((4, 2), False, None), ((4, 1), True, None), ((4, 4), False, 3)]
 ]
 
@@ -132,7 +143,9 @@ def test_sites_said_to_be_fully_visible() -> None:
     """``full`` lets a path leave the mask out; that is right where the mask shows everything."""
     q, k, v = Case(queries=1, sites="ring", heads=(2, 2)).inputs()
     held = torch.tensor([[3, 0, 1, 2, 4, 5], [5, 4, 3, 2, 1, 0]])
-    told, untold = (AttentionProblem(Causal(), Sites(torch.tensor([[5], [5]]), held, full=full), 0.5) for full in (True, False))
+    told, untold = (
+        AttentionProblem(Causal(), Sites(torch.tensor([[5], [5]]), held, full=full), 0.5) for full in (True, False)
+    )
     assert_same(sdpa.attention(q, k, v, told), reference.attention(q, k, v, untold))
 
 
@@ -144,7 +157,9 @@ def test_what_is_added_has_a_gradient(twin: str) -> None:
         problem, inputs = case.problem(), [*case.inputs(), random(*shape)]
         f = choose.attention if twin == "chosen" else {**SMALL_BLOCKS, "reference": reference.attention}[twin]
 
-        def run(q: Tensor, k: Tensor, v: Tensor, added: Tensor, f: Twin = f, problem: AttentionProblem = problem) -> Tensor:
+        def run(
+            q: Tensor, k: Tensor, v: Tensor, added: Tensor, f: Twin = f, problem: AttentionProblem = problem
+        ) -> Tensor:
             return f(q, k, v, replace(problem, added=added))
 
         def loops(q: Tensor, k: Tensor, v: Tensor, added: Tensor, problem: AttentionProblem = problem) -> Tensor:
@@ -167,7 +182,9 @@ def test_a_path_without_a_gradient_for_what_is_added_is_not_chosen_for_one(fresh
 @pytest.mark.parametrize("twin", ["sdpa", "banded", "reference", "top k"])
 def test_dropout_takes_whole_weights_and_keeps_the_mean(twin: str) -> None:
     steps = torch.arange(64)[None]
-    plain, dropped = (AttentionProblem(Causal() & Window(30), Sites(steps, steps, aligned=True), 0.3, dropout=p) for p in (0.0, 0.4))
+    plain, dropped = (
+        AttentionProblem(Causal() & Window(30), Sites(steps, steps, aligned=True), 0.3, dropout=p) for p in (0.0, 0.4)
+    )
     q, k = (torch.randn(1, 1, 64, 8, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
     torch.manual_seed(0)
     seen = choose.TWINS[twin](q, k, torch.eye(64)[None, None], dropped)
@@ -211,7 +228,9 @@ cases = st.builds(
 
 @settings(max_examples=150)
 @given(case=cases, timed=st.sampled_from(TIMED), dtype=st.sampled_from([torch.float32, torch.float64]))
-def test_the_choice_suits_and_its_answer_is_the_reference(fresh_choices: None, case: Case, timed: str, dtype: torch.dtype) -> None:
+def test_the_choice_suits_and_its_answer_is_the_reference(
+    fresh_choices: None, case: Case, timed: str, dtype: torch.dtype
+) -> None:
     """Whatever a measurement would have preferred."""
     choices.restore([])
     choices._chosen.clear()
@@ -227,10 +246,14 @@ def test_the_choice_suits_and_its_answer_is_the_reference(fresh_choices: None, c
 
 
 @pytest.mark.parametrize("timed", TIMED)
-def test_the_choice_never_sends_a_path_what_it_is_not_made_for(fresh_choices: None, monkeypatch: pytest.MonkeyPatch, timed: str) -> None:
+def test_the_choice_never_sends_a_path_what_it_is_not_made_for(
+    fresh_choices: None, monkeypatch: pytest.MonkeyPatch, timed: str
+) -> None:
     """Every mask at every kind of site, with each thing that rules a path out alone and together."""
     monkeypatch.setattr(choose, "fastest", preferring(timed))
-    for mask, kind, queries, widths, alibi, dropout in product(MASKS, SITES, (1, 5, 14), ((4, 4), (4, 2)), (False, True), (0.0, 0.5)):
+    for mask, kind, queries, widths, alibi, dropout in product(
+        MASKS, SITES, (1, 5, 14), ((4, 4), (4, 2)), (False, True), (0.0, 0.5)
+    ):
         if kind == "packed" and queries < 5:
             continue
         case = Case(mask, kind, queries, widths=widths, alibi=alibi, dropout=dropout)
@@ -293,7 +316,12 @@ def test_the_work_of_a_window_follows_the_window() -> None:
 
     def looked_at(mask: Mask, length: int) -> int:
         steps = torch.arange(length)[None]
-        return sum(1 for _ in blockwise.blocks(AttentionProblem(mask, Sites(steps, steps, aligned=True), 1.0), length, length, 16))
+        return sum(
+            1
+            for _ in blockwise.blocks(
+                AttentionProblem(mask, Sites(steps, steps, aligned=True), 1.0), length, length, 16
+            )
+        )
 
     window = Causal() & Window(20, sinks=2)
     assert looked_at(window, 640) <= 2 * looked_at(window, 320) + 8
@@ -320,7 +348,9 @@ def test_the_error_in_bf16_is_at_most_twice_that_of_the_reference(twin: str) -> 
         fast = outputs_and_gradients(partial(choose.TWINS[twin], problem=problem), inputs)
         for got, allowed, right in zip(fast, plain, exact, strict=True):
             error, reference_error = (float((t.float() - right).square().mean().sqrt()) for t in (got, allowed))
-            assert error <= 2 * reference_error, f"{case}: {error:.2e} where the reference in bf16 is off by {reference_error:.2e}"
+            assert error <= 2 * reference_error, (
+                f"{case}: {error:.2e} where the reference in bf16 is off by {reference_error:.2e}"
+            )
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 0, 8), (0, 4, 9, 8)])

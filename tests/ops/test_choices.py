@@ -63,7 +63,9 @@ def test_a_small_gain_is_confirmed_by_runs_in_turns(
 
     monkeypatch.setattr(timing, "race", lambda runs: Race({name: gain if name == "plain" else 1.0 for name in runs}))
     monkeypatch.setattr(timing, "duel", duel)
-    found = choices.fastest("op", "case", "plain", {"plain": lambda: None, "other": lambda: None, "slow": lambda: None}, "what")
+    found = choices.fastest(
+        "op", "case", "plain", {"plain": lambda: None, "other": lambda: None, "slow": lambda: None}, "what"
+    )
     assert (found.twin, found.gain) == ("other" if taken > 1 else "plain", taken)
     assert bool(asked) == (ratios is not None)
 

@@ -18,7 +18,9 @@ from qkv.ops.linear import operator
 from qkv.ops.masks import Causal, Full, Sites
 from qkv.ops.recurrence import choose as recurrence
 
-needs_onednn = pytest.mark.skipif(not permission.available(), reason="this build's oneDNN does not keep fp32 exact here")
+needs_onednn = pytest.mark.skipif(
+    not permission.available(), reason="this build's oneDNN does not keep fp32 exact here"
+)
 needs_operator = pytest.mark.skipif(not operator.available(), reason="this build has no fused operator")
 
 
@@ -40,14 +42,19 @@ def watched(monkeypatch: pytest.MonkeyPatch, twins: dict[str, Callable[..., Any]
 
 LINEAR = [
     *((rows, training, "torch") for rows, training in [(1, False), (5, False), (80, False), (5, True)]),
-    *(pytest.param(rows, training, "oneDNN", marks=needs_onednn) for rows, training in [(1, False), (5, False), (80, False), (5, True)]),
+    *(
+        pytest.param(rows, training, "oneDNN", marks=needs_onednn)
+        for rows, training in [(1, False), (5, False), (80, False), (5, True)]
+    ),
     *(pytest.param(rows, False, "oneDNN operator", marks=needs_operator) for rows in (1, 5, 80)),
     pytest.param(1, False, "split", marks=needs_operator),
 ]
 
 
 @pytest.mark.parametrize(("rows", "training", "name"), LINEAR)
-def test_a_linear_map_takes_the_quickest_path(monkeypatch: pytest.MonkeyPatch, rows: int, training: bool, name: str) -> None:
+def test_a_linear_map_takes_the_quickest_path(
+    monkeypatch: pytest.MonkeyPatch, rows: int, training: bool, name: str
+) -> None:
     """Among them products of one row, which are slow on some machines by the path that is quickest for more."""
     races = inject(monkeypatch, quickest(name))
     called = watched(monkeypatch, linear.TWINS)
@@ -61,7 +68,9 @@ def test_a_linear_map_takes_the_quickest_path(monkeypatch: pytest.MonkeyPatch, r
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["sdpa", "tiled", pytest.param("sdpa, oneDNN", marks=needs_onednn)])
 @pytest.mark.parametrize("training", [True, False])
-def test_causal_attention_takes_the_quickest_path(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype, training: bool) -> None:
+def test_causal_attention_takes_the_quickest_path(
+    monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype, training: bool
+) -> None:
     races = inject(monkeypatch, quickest(name))
     called = watched(monkeypatch, attention.TWINS)
     q, positions = torch.ones(2, 8, 64, 16, dtype=dtype), torch.arange(64)[None]
@@ -76,19 +85,27 @@ def test_attention_under_any_mask_takes_the_quicker_path(monkeypatch: pytest.Mon
     inject(monkeypatch, quickest(name))
     called = watched(monkeypatch, attention.TWINS)
     q, positions = torch.ones(1, 2, 8, 16), torch.arange(8)[None]
-    attention.attention(q, q, q, AttentionProblem(Full(), Sites(positions, positions.masked_fill(positions > 5, -1)), 0.25))
+    attention.attention(
+        q, q, q, AttentionProblem(Full(), Sites(positions, positions.masked_fill(positions > 5, -1)), 0.25)
+    )
     assert called == [name]
 
 
 @pytest.mark.parametrize("name", ["torch", "torch, fp32"])
 @pytest.mark.parametrize("form", ["autocast", "weights in bf16"])
 @pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
-def test_a_recurrence_below_fp32_takes_the_quicker_path(monkeypatch: pytest.MonkeyPatch, cell: str, form: str, name: str) -> None:
+def test_a_recurrence_below_fp32_takes_the_quicker_path(
+    monkeypatch: pytest.MonkeyPatch, cell: str, form: str, name: str
+) -> None:
     inject(monkeypatch, quickest(name))
-    monkeypatch.setitem(recurrence.TWINS, "torch", recurrence.TWINS["torch, fp32"])  # torch's own does not run on every machine
+    monkeypatch.setitem(
+        recurrence.TWINS, "torch", recurrence.TWINS["torch, fp32"]
+    )  # torch's own does not run on every machine
     called = watched(monkeypatch, recurrence.TWINS)
     dtype, gates = torch.float32 if form == "autocast" else torch.bfloat16, recurrence._GATES[cell]
-    weights = tuple(torch.full(size, 0.1, dtype=dtype) for size in ((gates * 4, 6), (gates * 4, 4), (gates * 4,), (gates * 4,)))
+    weights = tuple(
+        torch.full(size, 0.1, dtype=dtype) for size in ((gates * 4, 6), (gates * 4, 4), (gates * 4,), (gates * 4,))
+    )
     state = tuple(torch.zeros(2, 4, dtype=dtype) for _ in range(2 if cell == "lstm" else 1))
     with torch.autocast("cpu", torch.bfloat16, enabled=form == "autocast"):
         recurrence.recur(cell, torch.ones(2, 3, 6, dtype=dtype), state, weights)  # pyright: ignore[reportArgumentType]

@@ -22,7 +22,9 @@ from qkv.ops.linear import onednn as differentiable
 from qkv.ops.linear import operator as fused
 from qkv.ops.timing import Race
 
-needs_onednn = pytest.mark.skipif(not onednn.available(), reason="this build of torch has no oneDNN that keeps fp32 exact here")
+needs_onednn = pytest.mark.skipif(
+    not onednn.available(), reason="this build of torch has no oneDNN that keeps fp32 exact here"
+)
 needs_operator = pytest.mark.skipif(not fused.available(), reason="this build of torch lacks the operator")
 
 SHAPES = [((5, 7), 3), ((2, 3, 33), 65), ((1, 129), 64), ((4, 1, 6), 1), ((0, 5), 4), ((2, 0, 5), 4), ((16,), 8)]
@@ -52,7 +54,9 @@ def test_onednn_equals_torch_with_all_gradients(shape: tuple[int, ...], outputs:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("shape", "outputs"), [s for s in SHAPES if 0 not in s[0]])
 @torch.no_grad()
-def test_forward_paths_equal_torch(twin: choose.Callable[..., Tensor], shape: tuple[int, ...], outputs: int, bias: bool) -> None:
+def test_forward_paths_equal_torch(
+    twin: choose.Callable[..., Tensor], shape: tuple[int, ...], outputs: int, bias: bool
+) -> None:
     x, *weights = tensors(shape, outputs, bias)
     if twin is split.linear:
         x = x.flatten(0, -2)[:1] if x.dim() > 1 else x
@@ -116,8 +120,12 @@ def test_compiled_it_is_one_graph_with_the_same_gradients(bias: bool) -> None:
     inputs = tensors((2, 3, 33), 65, bias)
     torch._dynamo.reset()
     compiled = torch.compile(differentiable.linear, backend="aot_eager", fullgraph=True)
-    assert_all_same(outputs_and_gradients(compiled, inputs), outputs_and_gradients(F.linear, [t.double() for t in inputs]))
-    torch.library.opcheck(torch.ops.qkv.onednn_linear.default, tuple(t.requires_grad_() for t in inputs) + (None,) * (not bias))
+    assert_all_same(
+        outputs_and_gradients(compiled, inputs), outputs_and_gradients(F.linear, [t.double() for t in inputs])
+    )
+    torch.library.opcheck(
+        torch.ops.qkv.onednn_linear.default, tuple(t.requires_grad_() for t in inputs) + (None,) * (not bias)
+    )
 
 
 @pytest.fixture
@@ -143,7 +151,9 @@ def test_the_chosen_path_equals_torch(
 
 
 @pytest.mark.parametrize("twin", choose.TWINS)
-def test_whatever_is_fastest_the_answer_is_the_same(fresh_choices: None, monkeypatch: pytest.MonkeyPatch, twin: str) -> None:
+def test_whatever_is_fastest_the_answer_is_the_same(
+    fresh_choices: None, monkeypatch: pytest.MonkeyPatch, twin: str
+) -> None:
     """Each path in turn is said to be the fastest of those that a case allows."""
 
     def said(op: str, case: str, plain: str, runs: dict[str, object], what: str) -> Choice:
@@ -221,7 +231,9 @@ class TestProof:
 
     def test_a_product_that_rounds_one_shape_alone_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         rounded = self.rounded(8)
-        monkeypatch.setattr(Tensor, "__matmul__", lambda a, b: rounded(a, b) if a.dim() == 3 and a.shape[-2] == 128 else real(a, b))
+        monkeypatch.setattr(
+            Tensor, "__matmul__", lambda a, b: rounded(a, b) if a.dim() == 3 and a.shape[-2] == 128 else real(a, b)
+        )
         assert not onednn.available()
 
     def test_without_onednn_it_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +280,9 @@ class TestChoices:
     @pytest.mark.parametrize(
         ("other", "twin", "gain"), [(0.5, "other", 2.0), (0.95, "plain", 1.0), (1.0, "plain", 1.0), (3.0, "plain", 1.0)]
     )
-    def test_the_plain_path_is_kept_within_the_noise(self, monkeypatch: pytest.MonkeyPatch, other: float, twin: str, gain: float) -> None:
+    def test_the_plain_path_is_kept_within_the_noise(
+        self, monkeypatch: pytest.MonkeyPatch, other: float, twin: str, gain: float
+    ) -> None:
         found = self.picked(monkeypatch, plain=1.0, other=other)
         assert (found.twin, found.gain) == (twin, pytest.approx(gain))
 
@@ -287,7 +301,9 @@ class TestChoices:
         assert choices.choose("op", "case", decide) is choices.choose("op", "case", decide)
         assert len(made) == 1
 
-    def test_a_run_goes_on_with_the_choices_that_it_began_with(self, fresh_choices: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_run_goes_on_with_the_choices_that_it_began_with(
+        self, fresh_choices: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         first = choices.choose("op", "case", lambda: Choice("op", "case", "a", "measured", 1.5))
         saved = choices.snapshot()
         forget_choices(monkeypatch)

@@ -47,8 +47,12 @@ def test_the_reference_equals_the_loops() -> None:
 @given(length=st.integers(1, 13), chunk=st.integers(1, 15), dtype=st.sampled_from([torch.float64, torch.float32]))
 def test_chunks_equal_the_reference(length: int, chunk: int, dtype: torch.dtype) -> None:
     given_ = inputs(length, dtype)
-    expected = outputs_and_gradients(lambda q, k, v: reference.linear_attention(q, k, v)[0], [t.double() for t in given_])
-    assert_all_same(outputs_and_gradients(partial(chunks, chunk=chunk), given_), expected, 1e-4 if dtype == torch.float32 else None)
+    expected = outputs_and_gradients(
+        lambda q, k, v: reference.linear_attention(q, k, v)[0], [t.double() for t in given_]
+    )
+    assert_all_same(
+        outputs_and_gradients(partial(chunks, chunk=chunk), given_), expected, 1e-4 if dtype == torch.float32 else None
+    )
 
 
 @given(lengths=st.lists(st.integers(1, 5), min_size=1, max_size=4), chunk=st.integers(1, 6))

@@ -25,7 +25,9 @@ simple = st.one_of(
     st.just(Explicit(table(1, 1, POSITIONS, POSITIONS))),
 )
 joined = st.recursive(
-    simple, lambda inner: st.tuples(inner, inner, st.booleans()).map(lambda t: t[0] & t[1] if t[2] else t[0] | t[1]), max_leaves=4
+    simple,
+    lambda inner: st.tuples(inner, inner, st.booleans()).map(lambda t: t[0] & t[1] if t[2] else t[0] | t[1]),
+    max_leaves=4,
 )
 
 
@@ -108,7 +110,9 @@ part = st.one_of(
     st.builds(spec.Blocks, size=st.integers(1, 8), back=st.integers(0, 2), ahead=st.integers(0, 2)),
 )
 parts = st.recursive(
-    part, lambda inner: st.tuples(inner, inner, st.booleans()).map(lambda t: t[0] & t[1] if t[2] else t[0] | t[1]), max_leaves=5
+    part,
+    lambda inner: st.tuples(inner, inner, st.booleans()).map(lambda t: t[0] & t[1] if t[2] else t[0] | t[1]),
+    max_leaves=5,
 )
 
 

@@ -13,7 +13,9 @@ from qkv.ops.choices import Choice
 from qkv.ops.orthogonal import choose, products, reference
 
 TWINS = {
-    name: pytest.param(twin, marks=pytest.mark.skipif("oneDNN" in name and not onednn.available(), reason="no exact oneDNN here"))
+    name: pytest.param(
+        twin, marks=pytest.mark.skipif("oneDNN" in name and not onednn.available(), reason="no exact oneDNN here")
+    )
     for name, twin in products.TWINS.items()
 }
 # Five steps of bf16, whose products keep eight bits of their factors.
@@ -58,12 +60,16 @@ def test_no_gradient_makes_no_update(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(6, 10), (10, 6), (2, 10, 6)])
-def test_the_choice_is_followed_for_both_ways_that_a_matrix_lies(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_choice_is_followed_for_both_ways_that_a_matrix_lies(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     g = random(*shape)
     lying = g if g.shape[-2] < g.shape[-1] else g.mT
     for name in ("bf16", "fp32"):
         forget_choices(monkeypatch)
-        monkeypatch.setattr(choose, "fastest", lambda op, case, *_, name=name: Choice(op, case, name, "as the test says"))
+        monkeypatch.setattr(
+            choose, "fastest", lambda op, case, *_, name=name: Choice(op, case, name, "as the test says")
+        )
         found = choose.orthogonal(g)
         assert torch.equal(found if lying is g else found.mT, products.TWINS[name](lying))
         (choice,) = choices.all_choices()

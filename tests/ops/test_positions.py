@@ -35,7 +35,9 @@ def test_a_step_of_k_positions_is_one_linear_map_that_does_not_depend_on_the_pos
     step = torch.zeros(width, width)
     for i in range(width // 2):
         angle = k / 10000.0 ** (2 * i / width)
-        step[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = torch.tensor([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
+        step[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = torch.tensor(
+            [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]]
+        )
     positions = torch.arange(300)
     assert_same(sinusoid(positions, width) @ step.t(), sinusoid(positions + k, width), 1e-4)
 
@@ -52,7 +54,9 @@ def test_in_two_dimensions_half_of_the_width_belongs_to_each_axis() -> None:
 
 
 def test_a_step_in_two_dimensions_is_one_linear_map_too() -> None:
-    step = torch.block_diag(*(turn(3 / 10000.0 ** (i / 2)) for i in range(2)), *(turn(2 / 10000.0 ** (i / 2)) for i in range(2)))
+    step = torch.block_diag(
+        *(turn(3 / 10000.0 ** (i / 2)) for i in range(2)), *(turn(2 / 10000.0 ** (i / 2)) for i in range(2))
+    )
     rows, columns = torch.arange(20), torch.arange(20).flip(0)
     assert_same(sinusoid_2d(rows, columns, 8) @ step.t(), sinusoid_2d(rows + 3, columns + 2, 8), 1e-5)
 
@@ -100,11 +104,19 @@ def test_a_partial_rotation_leaves_the_rest_of_the_head_alone(fraction: float) -
 def config(kind: str, head_dim: int, base: float, **parameters: Any) -> LlamaConfig:
     parameters = {"rope_type": kind, "rope_theta": base, **parameters}
     return LlamaConfig(
-        hidden_size=4 * head_dim, num_attention_heads=4, head_dim=head_dim, max_position_embeddings=2048, rope_parameters=parameters
+        hidden_size=4 * head_dim,
+        num_attention_heads=4,
+        head_dim=head_dim,
+        max_position_embeddings=2048,
+        rope_parameters=parameters,
     )
 
 
-widths, bases, factors = st.sampled_from([4, 16, 64, 128]), st.sampled_from([500.0, 10000.0, 500000.0]), st.sampled_from([1.5, 4.0, 32.0])
+widths, bases, factors = (
+    st.sampled_from([4, 16, 64, 128]),
+    st.sampled_from([500.0, 10000.0, 500000.0]),
+    st.sampled_from([1.5, 4.0, 32.0]),
+)
 
 
 @given(head_dim=widths, base=bases)
@@ -122,7 +134,9 @@ def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 @given(head_dim=widths, base=bases, factor=factors, fraction=st.sampled_from([1.0, 0.5]))
 def test_linear_scaling_equals_that_of_transformers(head_dim: int, base: float, factor: float, fraction: float) -> None:
-    theirs, expected = ROPE_INIT_FUNCTIONS["linear"](config("linear", head_dim, base, factor=factor, partial_rotary_factor=fraction))
+    theirs, expected = ROPE_INIT_FUNCTIONS["linear"](
+        config("linear", head_dim, base, factor=factor, partial_rotary_factor=fraction)
+    )
     part = Rope(base=base, fraction=fraction, scaling=LinearScaling(factor=factor))
     ours, magnitude = rope_frequencies(part, part.rotated(head_dim))
     assert_close(ours, theirs)
@@ -162,8 +176,15 @@ def test_a_lone_pair_has_nothing_to_stretch() -> None:
 def test_yarn_equals_that_of_transformers(
     head_dim: int, base: float, factor: float, length: int, betas: tuple[float, float], fraction: float
 ) -> None:
-    given_ = {"factor": factor, "original_max_position_embeddings": length, "beta_fast": betas[0], "beta_slow": betas[1]}
-    theirs, expected = ROPE_INIT_FUNCTIONS["yarn"](config("yarn", head_dim, base, partial_rotary_factor=fraction, **given_))
+    given_ = {
+        "factor": factor,
+        "original_max_position_embeddings": length,
+        "beta_fast": betas[0],
+        "beta_slow": betas[1],
+    }
+    theirs, expected = ROPE_INIT_FUNCTIONS["yarn"](
+        config("yarn", head_dim, base, partial_rotary_factor=fraction, **given_)
+    )
     scaling = YarnScaling(factor=factor, original_length=length, beta_fast=betas[0], beta_slow=betas[1])
     part = Rope(base=base, fraction=fraction, scaling=scaling)
     ours, magnitude = rope_frequencies(part, part.rotated(head_dim))
@@ -171,13 +192,26 @@ def test_yarn_equals_that_of_transformers(
     assert magnitude == pytest.approx(expected, rel=1e-12)
 
 
-@given(head_dim=widths, base=bases, factor=factors, length=st.sampled_from([64, 8192]), bounds=st.sampled_from([(1.0, 4.0), (2.0, 32.0)]))
+@given(
+    head_dim=widths,
+    base=bases,
+    factor=factors,
+    length=st.sampled_from([64, 8192]),
+    bounds=st.sampled_from([(1.0, 4.0), (2.0, 32.0)]),
+)
 def test_llama3_scaling_equals_that_of_transformers(
     head_dim: int, base: float, factor: float, length: int, bounds: tuple[float, float]
 ) -> None:
-    given_ = {"factor": factor, "original_max_position_embeddings": length, "low_freq_factor": bounds[0], "high_freq_factor": bounds[1]}
+    given_ = {
+        "factor": factor,
+        "original_max_position_embeddings": length,
+        "low_freq_factor": bounds[0],
+        "high_freq_factor": bounds[1],
+    }
     theirs, expected = ROPE_INIT_FUNCTIONS["llama3"](config("llama3", head_dim, base, **given_))
-    scaling = Llama3Scaling(factor=factor, original_length=length, low_frequency_factor=bounds[0], high_frequency_factor=bounds[1])
+    scaling = Llama3Scaling(
+        factor=factor, original_length=length, low_frequency_factor=bounds[0], high_frequency_factor=bounds[1]
+    )
     ours, magnitude = rope_frequencies(Rope(base=base, scaling=scaling), head_dim)
     assert_close(ours, theirs)
     assert magnitude == expected
@@ -186,7 +220,9 @@ def test_llama3_scaling_equals_that_of_transformers(
 @pytest.mark.parametrize("scaled", [False, True])
 def test_turned_queries_and_keys_equal_those_of_transformers(scaled: bool) -> None:
     """With yarn the magnitude is part of it."""
-    given_: dict[str, Any] = {"factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0} if scaled else {}
+    given_: dict[str, Any] = (
+        {"factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0} if scaled else {}
+    )
     theirs = LlamaRotaryEmbedding(config("yarn" if scaled else "default", 16, 10000.0, **given_))
     part = Rope(scaling=YarnScaling(factor=4.0, original_length=64) if scaled else None)
     positions = torch.tensor([[0, 1, 50, 300], [7, 8, 9, 10]])

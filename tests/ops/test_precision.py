@@ -20,8 +20,12 @@ def product_dtype(asked: str) -> torch.dtype:
         return (x @ x).dtype
 
 
-@pytest.mark.parametrize(("factor", "taken", "gain"), [(100.0, "fp32", 100.0), (1.5, "fp32", 1.5), (0.95, "fp32", 1.0), (0.5, "bf16", 2.0)])
-def test_bf16_that_is_allowed_is_taken_where_it_is_faster(monkeypatch: pytest.MonkeyPatch, factor: float, taken: str, gain: float) -> None:
+@pytest.mark.parametrize(
+    ("factor", "taken", "gain"), [(100.0, "fp32", 100.0), (1.5, "fp32", 1.5), (0.95, "fp32", 1.0), (0.5, "bf16", 2.0)]
+)
+def test_bf16_that_is_allowed_is_taken_where_it_is_faster(
+    monkeypatch: pytest.MonkeyPatch, factor: float, taken: str, gain: float
+) -> None:
     inject(monkeypatch, lambda name: factor if name == "bf16" else 1.0)
     assert runs_in("bf16", CPU) == taken
     assert product_dtype("bf16") == {"bf16": torch.bfloat16, "fp32": torch.float32}[taken]
@@ -35,7 +39,9 @@ def test_fp32_is_fp32_and_asks_for_no_timing(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("factor", "sizes"), [(100.0, 1), (2.0, 2), (0.5, 2)])
-def test_a_small_product_decides_where_bf16_is_emulated(monkeypatch: pytest.MonkeyPatch, factor: float, sizes: int) -> None:
+def test_a_small_product_decides_where_bf16_is_emulated(
+    monkeypatch: pytest.MonkeyPatch, factor: float, sizes: int
+) -> None:
     races = inject(monkeypatch, lambda name: factor if name == "bf16" else 1.0)
     choice(CPU)
     assert [race for race in races if "bf16" in race] == [["fp32", "bf16"]] * sizes
@@ -44,7 +50,9 @@ def test_a_small_product_decides_where_bf16_is_emulated(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("missing", "taken"), [("bf16", "fp32"), ("fp32", "bf16")])
 def test_a_precision_that_does_not_run_is_not_taken(monkeypatch: pytest.MonkeyPatch, missing: str, taken: str) -> None:
     inject(monkeypatch, lambda name: 1.0)
-    monkeypatch.setattr(timing, "race", lambda runs: Race({name: 1.0 for name in runs if name != missing}, {missing: "no such kernel"}))
+    monkeypatch.setattr(
+        timing, "race", lambda runs: Race({name: 1.0 for name in runs if name != missing}, {missing: "no such kernel"})
+    )
     found = choice(CPU)
     assert (found.twin, found.gain) == (taken, None)
     assert found.reason.endswith(f"{missing} does not run here (no such kernel)")

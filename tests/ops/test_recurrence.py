@@ -35,7 +35,9 @@ def joined(hs: Tensor, state: tuple[Tensor, ...]) -> Tensor:
     return torch.cat((hs, *(t[:, None] for t in state)), 1)
 
 
-def ours(recur: Recur, cell: str, x: Tensor, *rest: Tensor, lengths: Tensor | None = None, starts: Tensor | None = None) -> Tensor:
+def ours(
+    recur: Recur, cell: str, x: Tensor, *rest: Tensor, lengths: Tensor | None = None, starts: Tensor | None = None
+) -> Tensor:
     return joined(*recur(cell, x, rest[:-4], rest[-4:], starts, lengths))
 
 
@@ -43,7 +45,9 @@ def module(cell: str, x: Tensor, *rest: Tensor) -> Tensor:
     names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
     unit = MODULES[cell](WIDTH, HIDDEN, batch_first=True, dtype=x.dtype)
     state = tuple(t[None] for t in rest[:-4])
-    hs, last = torch.func.functional_call(unit, dict(zip(names, rest[-4:], strict=True)), (x, state if cell == "lstm" else state[0]))
+    hs, last = torch.func.functional_call(
+        unit, dict(zip(names, rest[-4:], strict=True)), (x, state if cell == "lstm" else state[0])
+    )
     return joined(hs, tuple(t[0] for t in (last if cell == "lstm" else (last,))))
 
 
@@ -52,7 +56,9 @@ def module(cell: str, x: Tensor, *rest: Tensor) -> Tensor:
 @pytest.mark.parametrize("cell", GATES)
 def test_every_path_equals_torch_with_all_gradients(cell: str, recur: Recur, length: int) -> None:
     given_ = tensors(cell, length)
-    assert_all_same(outputs_and_gradients(partial(ours, recur, cell), given_), outputs_and_gradients(partial(module, cell), given_))
+    assert_all_same(
+        outputs_and_gradients(partial(ours, recur, cell), given_), outputs_and_gradients(partial(module, cell), given_)
+    )
 
 
 @given(

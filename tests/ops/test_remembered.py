@@ -45,7 +45,9 @@ def test_what_was_not_measured_is_not_kept(cache: Path) -> None:
     assert list(cache.rglob("*")) == []
 
 
-def test_each_processor_setting_version_and_number_of_threads_has_its_own(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def test_each_processor_setting_version_and_number_of_threads_has_its_own(
+    monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
     files = {remembered.remembered_file()}
     with monkeypatch.context() as m:
         m.setattr(torch, "get_num_threads", lambda: 64)
@@ -92,7 +94,9 @@ def test_what_another_process_kept_meanwhile_stays(monkeypatch: pytest.MonkeyPat
     assert (chosen("b", "one"), chosen("a", "two")) == ("a", "b")
 
 
-def test_a_cache_that_cannot_be_written_costs_the_measurement_alone(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def test_a_cache_that_cannot_be_written_costs_the_measurement_alone(
+    monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
     (cache / "choices").write_text("a file where the folder should be")
     assert chosen("a") == "a"
     new_process(monkeypatch)

@@ -45,7 +45,9 @@ def test_blocks_are_skipped_without_being_evaluated() -> None:
 def test_long_sequences_are_estimated() -> None:
     length = 3 * 4096 + 5
     assert visible_pairs(predicates.Causal(), length, length) == pytest.approx(length * (length + 1) / 2, rel=1e-3)
-    assert visible_pairs(build_mask(Causal() & Window(size=100)), length, length) == pytest.approx(100 * length, rel=0.01)
+    assert visible_pairs(build_mask(Causal() & Window(size=100)), length, length) == pytest.approx(
+        100 * length, rel=0.01
+    )
 
 
 def test_a_prefix_of_unknown_length_is_half_of_the_row() -> None:

@@ -89,7 +89,11 @@ def read_svg(svg: str) -> ElementTree.Element:
 
 def found(root: ElementTree.Element, tag: str, class_: str | None = None) -> list[ElementTree.Element]:
     """Elements by tag and one of their classes."""
-    return [e for e in root.iter("{http://www.w3.org/2000/svg}" + tag) if class_ is None or class_ in (e.get("class") or "").split()]
+    return [
+        e
+        for e in root.iter("{http://www.w3.org/2000/svg}" + tag)
+        if class_ is None or class_ in (e.get("class") or "").split()
+    ]
 
 
 def words(root: ElementTree.Element) -> list[str]:

@@ -23,7 +23,9 @@ def test_bars_are_as_long_as_their_values() -> None:
     ten, five, minus = found(root, "rect", "bar")
     assert float(five.get("width") or 0) == pytest.approx(float(ten.get("width") or 0) / 2, abs=0.2)
     assert float(minus.get("width") or 0) == pytest.approx(float(five.get("width") or 0), abs=0.2)
-    assert float(minus.get("x") or 0) + float(minus.get("width") or 0) == pytest.approx(float(ten.get("x") or 0), abs=0.2)
+    assert float(minus.get("x") or 0) + float(minus.get("width") or 0) == pytest.approx(
+        float(ten.get("x") or 0), abs=0.2
+    )
 
 
 def test_values_and_names_are_written_and_one_stands_out() -> None:

@@ -20,14 +20,24 @@ value = st.one_of(st.floats(), st.floats(-10, 10), st.none())
 series = st.lists(st.tuples(st.floats() | st.floats(0, 1e4), value), max_size=30)
 
 
-@given(st.lists(series, max_size=9), st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.sampled_from([200, 360, 960]))
+@given(
+    st.lists(series, max_size=9),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([200, 360, 960]),
+)
 def test_every_chart_is_xml_with_finite_coordinates(
     many: list[list[tuple[float, float | None]]], x_log: bool, y_log: bool, smooth: bool, zero: bool, width: int
 ) -> None:
     drawn = [
-        Line(f"line {i}", [x for x, _ in pairs], [y for _, y in pairs], smooth=smooth, points=not smooth) for i, pairs in enumerate(many)
+        Line(f"line {i}", [x for x, _ in pairs], [y for _, y in pairs], smooth=smooth, points=not smooth)
+        for i, pairs in enumerate(many)
     ]
-    chart = LineChart("Loss", drawn, "step", x_log=x_log, y_log=y_log, y_zero=zero, width=width, events=[(3.0, "resumed")])
+    chart = LineChart(
+        "Loss", drawn, "step", x_log=x_log, y_log=y_log, y_zero=zero, width=width, events=[(3.0, "resumed")]
+    )
     for standalone in (True, False):
         root = read_svg(chart.svg(standalone))
         assert len(found(root, "style")) == standalone
@@ -35,7 +45,12 @@ def test_every_chart_is_xml_with_finite_coordinates(
 
 def test_hostile_names_stay_text() -> None:
     chart = LineChart(
-        HOSTILE, [Line(HOSTILE, [1, 2], [1.0, 2.0], points=True)] * 2, HOSTILE, HOSTILE, events=[(1.5, HOSTILE)], description=HOSTILE
+        HOSTILE,
+        [Line(HOSTILE, [1, 2], [1.0, 2.0], points=True)] * 2,
+        HOSTILE,
+        HOSTILE,
+        events=[(1.5, HOSTILE)],
+        description=HOSTILE,
     )
     for drawn in (chart, chart.compact()):
         assert drawn is not None
@@ -52,7 +67,9 @@ def test_the_line_goes_through_its_values() -> None:
     kind, low, high = (root.get("data-y") or "").split()
     assert kind == "linear"
     assert float(low) == 0.0
-    places = [(left + x / 4 * width, top + height * (1 - y / float(high))) for x, y in [(0, 0), (1, 10), (2, 5), (4, 10)]]
+    places = [
+        (left + x / 4 * width, top + height * (1 - y / float(high))) for x, y in [(0, 0), (1, 10), (2, 5), (4, 10)]
+    ]
     for (x, y), (wanted_x, wanted_y) in zip(coordinates(path)[0], places, strict=True):
         assert (x, y) == (pytest.approx(wanted_x, abs=0.11), pytest.approx(wanted_y, abs=0.11))
 

@@ -54,7 +54,15 @@ def test_fixed(value: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0 B"), (999, "999 B"), (999.7, "1 kB"), (1234, "1.23 kB"), (999_600, "1 MB"), (48_200_000, "48.2 MB"), (3e12, "3 TB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (999.7, "1 kB"),
+        (1234, "1.23 kB"),
+        (999_600, "1 MB"),
+        (48_200_000, "48.2 MB"),
+        (3e12, "3 TB"),
+    ],
 )
 def test_size(value: float, text: str) -> None:
     assert size(value) == text
@@ -82,13 +90,16 @@ def test_duration(seconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0:00"), (41, "0:41"), (725, "12:05"), (11_242, "3:07:22"), (-3, "0:00"), (math.inf, "–:––")]
+    ("seconds", "text"),
+    [(0, "0:00"), (41, "0:41"), (725, "12:05"), (11_242, "3:07:22"), (-3, "0:00"), (math.inf, "–:––")],
 )
 def test_clock(seconds: float, text: str) -> None:
     assert clock(seconds) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(1551, "1,551"), (1_234_567.0, "1,234,567"), (0.5, "0.5"), (7e9, "7G"), (-3, "-3")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(1551, "1,551"), (1_234_567.0, "1,234,567"), (0.5, "0.5"), (7e9, "7G"), (-3, "-3")]
+)
 def test_place(value: float, text: str) -> None:
     assert place(value) == text
 

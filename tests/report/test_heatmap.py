@@ -83,7 +83,9 @@ def test_long_names_of_columns_are_tilted(names: list[str]) -> None:
 
 
 def test_a_screen_reader_is_told_the_values() -> None:
-    small = HeatMap("Confusion", [[0.75, 0.25], [0.0, 1.0]], ["cat", "dog"], ["cat", "dog"], written=[["3", "1"], ["0", "8"]])
+    small = HeatMap(
+        "Confusion", [[0.75, 0.25], [0.0, 1.0]], ["cat", "dog"], ["cat", "dog"], written=[["3", "1"], ["0", "8"]]
+    )
     assert 'aria-label="Confusion. ' in small.svg()
     assert "cat: cat 3, dog 1. dog: cat 0, dog 8." in small.svg()
     large = HeatMap("Many", [[float(i * j) for j in range(30)] for i in range(30)])

@@ -57,7 +57,13 @@ def test_the_file_is_strict_json_with_flags(tmp_path: Path) -> None:
 
 
 def test_numbers_of_other_libraries_are_numbers(tmp_path: Path) -> None:
-    given_row = {"a": np.float32(0.5), "b": np.int64(3), "c": torch.tensor(2.5), "d": np.float64(0.1), "e": torch.tensor(math.nan)}
+    given_row = {
+        "a": np.float32(0.5),
+        "b": np.int64(3),
+        "c": torch.tensor(2.5),
+        "d": np.float64(0.1),
+        "e": torch.tensor(math.nan),
+    }
     (row,) = read_metrics(logged(tmp_path / "m.jsonl", [given_row]))
     assert {key: row[key] for key in "abcd"} == {"a": 0.5, "b": 3, "c": 2.5, "d": 0.1}
     assert math.isnan(row["e"])
@@ -141,7 +147,9 @@ def test_a_crash_while_dropping_leaves_the_old_file(tmp_path: Path, monkeypatch:
         log.write(step=1)
         log.write(step=2)
         log.flush()
-        monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
+        monkeypatch.setattr(
+            Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device"))
+        )
         with pytest.raises(OSError, match="No space"):
             log.truncate_after(1)
         log.write(step=3)
@@ -149,7 +157,9 @@ def test_a_crash_while_dropping_leaves_the_old_file(tmp_path: Path, monkeypatch:
     assert [p.name for p in tmp_path.iterdir()] == ["m.jsonl"]
 
 
-def test_the_disk_has_the_new_file_before_it_takes_the_old_ones_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_disk_has_the_new_file_before_it_takes_the_old_ones_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[str] = []
     sync, replace = os.fsync, Path.replace
     monkeypatch.setattr(os, "fsync", lambda file: (done.append("sync"), sync(file)))

@@ -156,7 +156,12 @@ def test_markup_is_escaped_by_its_type() -> None:
     assert tag("meta", charset="utf-8") == '<meta charset="utf-8">'
 
 
-@given(st.recursive(st.none() | st.floats() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+@given(
+    st.recursive(
+        st.none() | st.floats() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
 def test_json_in_a_script_is_strict_and_cannot_end_it(data: Any) -> None:
     text = script_json(data)
     assert "<" not in text

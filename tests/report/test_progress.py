@@ -51,7 +51,9 @@ def drawings(written: str) -> list[str]:
     return [line for line in re.split(r"[\r\n]+", plain) if line.strip()]
 
 
-def work(stream: io.StringIO, clock: Clock, steps: int, seconds: float, total: int | None = None, unit: str = "steps") -> list[str]:
+def work(
+    stream: io.StringIO, clock: Clock, steps: int, seconds: float, total: int | None = None, unit: str = "steps"
+) -> list[str]:
     with Progress("train", total, unit, stream=stream) as progress:
         for step in range(1, steps + 1):
             clock.now += seconds
@@ -100,7 +102,9 @@ def test_on_a_terminal_one_line_is_drawn_again_and_again(clock: Clock, terminal:
 
 
 @pytest.mark.parametrize("columns", [12, 20, 30, 44, 60, 80, 200])
-def test_the_line_fits_every_terminal(clock: Clock, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+def test_the_line_fits_every_terminal(
+    clock: Clock, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     lines = work(terminal, clock, 50, 0.2, total=100)[:-1]
     assert all(cell_len(line) <= columns for line in lines)

@@ -83,7 +83,9 @@ def test_places_are_the_inverse_of_the_axis(log: bool) -> None:
     assert scale.place(8) == pytest.approx(0.5 if log else 0.2)
 
 
-@pytest.mark.parametrize("values", [[], [math.nan], [math.inf, -math.inf], [5.0], [0.0, 0.0], [1e9, 1e9 + 1e-7], [-1e100, 1e100]])
+@pytest.mark.parametrize(
+    "values", [[], [math.nan], [math.inf, -math.inf], [5.0], [0.0, 0.0], [1e9, 1e9 + 1e-7], [-1e100, 1e100]]
+)
 @pytest.mark.parametrize("log", [False, True])
 def test_degenerate_values_have_an_axis(values: list[float], log: bool) -> None:
     scale = AxisScale.over(values, log=log, pad=0.05)

@@ -18,10 +18,18 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "examples": {"columns": ["text", "answer"], "rows": [["what a film", "good"], ["x" * 2000, "bad"]]},
     "tagged": {
         "sentences": [
-            {"words": ["Ann", "Lee", "in", "Rome"], "tags": ["B-PER", "I-PER", "O", "O"], "truth": ["B-PER", "I-PER", "O", "B-LOC"]}
+            {
+                "words": ["Ann", "Lee", "in", "Rome"],
+                "tags": ["B-PER", "I-PER", "O", "O"],
+                "truth": ["B-PER", "I-PER", "O", "B-LOC"],
+            }
         ]
     },
-    "alignment": {"source": ["ein", "Haus"], "target": ["a", "house", "."], "weights": [[0.9, 0.1], [0.2, 0.8], [0.5, 0.5]]},
+    "alignment": {
+        "source": ["ein", "Haus"],
+        "target": ["a", "house", "."],
+        "weights": [[0.9, 0.1], [0.2, 0.8], [0.5, 0.5]],
+    },
     "curves": {
         "x": [1, 2, 4],
         "x_label": "distance",
@@ -55,7 +63,9 @@ def test_a_section_is_a_page_of_its_own(kind: str) -> None:
 
 
 def test_an_unknown_kind_is_named_with_those_that_are_known() -> None:
-    with pytest.raises(ValueError, match=r"a section of the kind 'pie' cannot be drawn; kinds: confusion, examples, tagged"):
+    with pytest.raises(
+        ValueError, match=r"a section of the kind 'pie' cannot be drawn; kinds: confusion, examples, tagged"
+    ):
         drawn({"kind": "pie", "title": "A pie"})
 
 
@@ -111,7 +121,11 @@ def test_nothing_that_is_shown_breaks_the_page() -> None:
 
 
 SPLITS = {
-    "validation": {"figures": {"loss": 0.5, "accuracy": 81.0, "macro_f1": 80.0, "targets": 10}, "sections": [], "notes": ["Of 2018."]},
+    "validation": {
+        "figures": {"loss": 0.5, "accuracy": 81.0, "macro_f1": 80.0, "targets": 10},
+        "sections": [],
+        "notes": ["Of 2018."],
+    },
     "test": {
         "figures": {"loss": 0.6, "accuracy": 79.0, "rougeL": 3.0, "targets": 20},
         "sections": [section("bars")],
@@ -143,14 +157,32 @@ def test_the_test_part_is_what_counts() -> None:
 
 def test_the_report_of_a_run_speaks_its_tasks_language() -> None:
     metrics = [
-        {"step": i, "loss": 1 / i, "val_loss": 1 / i, "val_accuracy": 10.0 * i, "tokens_per_second": 50.0, "time": 1.0 * i}
+        {
+            "step": i,
+            "loss": 1 / i,
+            "val_loss": 1 / i,
+            "val_accuracy": 10.0 * i,
+            "tokens_per_second": 50.0,
+            "time": 1.0 * i,
+        }
         for i in range(1, 9)
     ]
     run = TrainingRun(
-        "stars", metrics=metrics, loss_unit="nats an example", usage=("predict", "qkv predict runs/stars"), folder="runs/stars"
+        "stars",
+        metrics=metrics,
+        loss_unit="nats an example",
+        usage=("predict", "qkv predict runs/stars"),
+        folder="runs/stars",
     )
     text = read_page(training_report(run)).text
-    for shown in ("nats an example", "Accuracy", "80.00", "on the validation split", "Examples per second", "qkv predict runs/stars"):
+    for shown in (
+        "nats an example",
+        "Accuracy",
+        "80.00",
+        "on the validation split",
+        "Examples per second",
+        "qkv predict runs/stars",
+    ):
         assert shown in text
     assert "token" not in text.lower()
     assert "Perplexity" not in text

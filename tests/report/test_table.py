@@ -32,7 +32,16 @@ def test_every_row_is_one_line(rows: list[list[object]]) -> None:
     assert len(lines) == len(rows) + 2
     numbers = [row[2] for row in rows if len(row) > 2 and row[2] is not None]
     if numbers and all(isinstance(v, (int, float)) for v in numbers):
-        assert len({cell_len(line) for line, row in zip(lines[1:], rows, strict=False) if len(row) > 2 and row[2] is not None}) == 1
+        assert (
+            len(
+                {
+                    cell_len(line)
+                    for line, row in zip(lines[1:], rows, strict=False)
+                    if len(row) > 2 and row[2] is not None
+                }
+            )
+            == 1
+        )
 
 
 def test_on_a_terminal_markup_stays_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,11 @@ def rows(steps: int, every: int = 100) -> list[dict[str, Any]]:
         }
         if step % every == 0:
             held_out = loss + 0.1
-            row |= {"val_loss": held_out, "val_perplexity": math.exp(held_out), "val_bits_per_character": held_out / math.log(2) / 2}
+            row |= {
+                "val_loss": held_out,
+                "val_perplexity": math.exp(held_out),
+                "val_bits_per_character": held_out / math.log(2) / 2,
+            }
         made.append(row)
     return made
 
@@ -71,7 +75,15 @@ def test_a_finished_run() -> None:
     assert shown["Bits per character"] == f"{loss / math.log(2) / 2:.3f}"
     assert (shown["Tokens per second"], shown["Parameters"], shown["Compute"]) == ("12k", "800k", "7.9T")
     assert shown["Training time"] == "1 min 00 s"
-    for words in ("A decoder of two layers.", "The king is gone.", "thend wist", "width:", "800,000", "2.13", "qkv generate runs/tiny"):
+    for words in (
+        "A decoder of two layers.",
+        "The king is gone.",
+        "thend wist",
+        "width:",
+        "800,000",
+        "2.13",
+        "qkv generate runs/tiny",
+    ):
         assert words in reader.text
     assert "qkv train" not in reader.text
     assert reader.count("progress") == 0

@@ -44,7 +44,11 @@ def same(a: Checkpoint, b: Checkpoint) -> bool:
     def equal(x: dict[str, Tensor], y: dict[str, Tensor]) -> bool:
         return x.keys() == y.keys() and all(torch.equal(x[k], y[k]) and x[k].dtype == y[k].dtype for k in x)
 
-    return a.step == b.step and a.state == b.state and all(equal(dict(a.tensors[p]), dict(b.tensors[p])) for p in a.tensors)
+    return (
+        a.step == b.step
+        and a.state == b.state
+        and all(equal(dict(a.tensors[p]), dict(b.tensors[p])) for p in a.tensors)
+    )
 
 
 @pytest.fixture
@@ -132,7 +136,11 @@ def make_folder(path: Path) -> None:
 DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
     ("weights.safetensors", cut, "is cut short or not a safetensors file"),
     ("weights.safetensors", flip, "was changed after it was written"),
-    ("weights.safetensors", make_pickle, "is a pickle under the name of a safetensors file; it could run code, so it was not loaded"),
+    (
+        "weights.safetensors",
+        make_pickle,
+        "is a pickle under the name of a safetensors file; it could run code, so it was not loaded",
+    ),
     ("weights.safetensors", make_torch_pickle, "is a pickle under the name of a safetensors file"),
     ("weights.safetensors", empty, "is empty"),
     ("weights.safetensors", Path.unlink, "is missing"),
@@ -190,7 +198,9 @@ def test_a_full_disk_at_any_point_leaves_the_good_checkpoint(
         real(handle)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UserError, match=r"^the checkpoint of step 30 in .* cannot be written: the disk is full; free some space"):
+    with pytest.raises(
+        UserError, match=r"^the checkpoint of step 30 in .* cannot be written: the disk is full; free some space"
+    ):
         saved.save(a_checkpoint(30))
     assert tree(saved.folder) == before
     assert all(p.name.startswith("step-") for p in saved.folder.iterdir())
@@ -301,11 +311,16 @@ def test_weights_and_model_must_agree(tmp_path: Path) -> None:
     load_weights(other, tensors, path)
     assert torch.equal(model.weight, other.weight)
     assert metadata["step"] == 3
-    with pytest.raises(UserError, match=r"the tensor 'weight' has the shape \[2, 3\] in .*model\.safetensors, but \[2, 4\] in the model"):
+    with pytest.raises(
+        UserError,
+        match=r"the tensor 'weight' has the shape \[2, 3\] in .*model\.safetensors, but \[2, 4\] in the model",
+    ):
         load_weights(nn.Linear(4, 2), tensors, path)
     with pytest.raises(UserError, match=r"lacks the tensor 'bias'"):
         load_weights(model, {"weight": tensors["weight"]}, path)
-    with pytest.raises(UserError, match=r"holds the tensor 'wieght', which this model does not have; did you mean 'weight'"):
+    with pytest.raises(
+        UserError, match=r"holds the tensor 'wieght', which this model does not have; did you mean 'weight'"
+    ):
         load_weights(model, {**tensors, "wieght": tensors["weight"]}, path)
 
 

@@ -32,7 +32,10 @@ def rows(count: int, flipped: bool = False, seed: int = 0) -> list[tuple[str, st
     """Texts whose first word tells the label; ``flipped`` tells the other one. The labels are not equally frequent."""
     draw = random.Random(seed)
     kinds = [draw.random() < 0.7 for _ in range(count)]
-    return [(f"{'good' if kind else 'bad'} film number {i}", "up" if kind != flipped else "down") for i, kind in enumerate(kinds)]
+    return [
+        (f"{'good' if kind else 'bad'} film number {i}", "up" if kind != flipped else "down")
+        for i, kind in enumerate(kinds)
+    ]
 
 
 @pytest.fixture
@@ -94,7 +97,9 @@ def test_a_tagger_and_its_most_frequent_tags(tmp_path: Path) -> None:
         path.write_text("\n".join(f"the\tO\ncat\t{tag}\nsat\tO\nnumber{i}\tO\n" for i in range(30)))
         return path
 
-    recipe = recipe_for("token_classification", conll("train.conll", "B-animal"), data={"tokenizer": "words(40)"}, training={"steps": 1})
+    recipe = recipe_for(
+        "token_classification", conll("train.conll", "B-animal"), data={"tokenizer": "words(40)"}, training={"steps": 1}
+    )
     train(recipe, tmp_path / "run", on_event=ignore)
     evaluation = evaluate(load(tmp_path / "run"), data=str(conll("same.conll", "B-animal")))
     assert evaluation.figures["f1_of_most_frequent_tag"] == 100
@@ -103,7 +108,9 @@ def test_a_tagger_and_its_most_frequent_tags(tmp_path: Path) -> None:
     assert evaluation.figures["f1_of_most_frequent_tag"] == 0
 
 
-@pytest.mark.parametrize(("task", "model"), [("next_token", CAUSAL), ("masked_tokens", SEES_ALL), ("skip_gram", VECTORS)])
+@pytest.mark.parametrize(
+    ("task", "model"), [("next_token", CAUSAL), ("masked_tokens", SEES_ALL), ("skip_gram", VECTORS)]
+)
 def test_a_text(task: str, model: dict[str, Any], tmp_path: Path) -> None:
     words = {"tokenizer": "word_list(60, min_frequency=1)"} if task == "skip_gram" else {"tokenizer": BYTE_PAIRS}
     recipe = recipe_of(task, model, tmp_path, **words)

@@ -69,7 +69,9 @@ def test_evaluation_covers_every_target_of_a_split_once(straight: Path, split: s
     assert figures["perplexity"] == pytest.approx(math.exp(figures["loss"]))
     counts = corpus.splits[split].counts
     assert figures["bits_per_byte"] == pytest.approx(figures["loss"] / math.log(2) * counts.tokens / counts.bytes)
-    assert figures["bits_per_character"] == pytest.approx(figures["loss"] / math.log(2) * counts.tokens / counts.characters)
+    assert figures["bits_per_character"] == pytest.approx(
+        figures["loss"] / math.log(2) * counts.tokens / counts.characters
+    )
     assert figures["seconds"] > 0
 
 
@@ -106,7 +108,9 @@ def test_a_damaged_model_file_is_refused(copied: Path) -> None:
 def test_a_model_file_of_another_shape_is_refused(copied: Path) -> None:
     path = copied / "spec.yaml"
     path.write_text(path.read_text().replace("width: 16", "width: 32"))
-    with pytest.raises(UserError, match=r"the tensor 'frontend\.table' has the shape \[\d+, 16\] in .*, but \[\d+, 32\] in the model"):
+    with pytest.raises(
+        UserError, match=r"the tensor 'frontend\.table' has the shape \[\d+, 16\] in .*, but \[\d+, 32\] in the model"
+    ):
         load(copied, accept_changes=True)
 
 
@@ -121,7 +125,10 @@ EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: replace(run / "spec.yaml", "order: pre", "order: post"),
         r"spec\.yaml was changed: model\.blocks\.0\.order is \"post\", and the weights were trained with the default",
     ),
-    "training": (lambda run: replace(run / "spec.yaml", "clip_norm: 1.0", "clip_norm: 2.0"), r"training\.clip_norm is 2\.0"),
+    "training": (
+        lambda run: replace(run / "spec.yaml", "clip_norm: 1.0", "clip_norm: 2.0"),
+        r"training\.clip_norm is 2\.0",
+    ),
     "vocabulary": (
         lambda run: swap_ids(run / "tokenizer.json"),
         r"tokenizer\.json was changed after the weights were trained",
@@ -139,14 +146,20 @@ def swap_ids(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("edit", "sentence"), EDITS.values(), ids=EDITS)
-def test_an_edited_run_is_refused_until_it_is_accepted(copied: Path, edit: Callable[[Path], object], sentence: str) -> None:
+def test_an_edited_run_is_refused_until_it_is_accepted(
+    copied: Path, edit: Callable[[Path], object], sentence: str
+) -> None:
     edit(copied)
     with pytest.raises(UserError, match=sentence + r".*; put it back, or accept the change with 'qkv accept"):
         load(copied)
     wanted = load(copied, accept_changes=True)
     assert re.search(sentence, accept(copied) or "")
     found = load(copied)
-    assert (found.recipe, found.step, found.vocabulary.digest()) == (wanted.recipe, wanted.step, wanted.vocabulary.digest())
+    assert (found.recipe, found.step, found.vocabulary.digest()) == (
+        wanted.recipe,
+        wanted.step,
+        wanted.vocabulary.digest(),
+    )
     assert all(torch.equal(a, b) for a, b in zip(found.model.parameters(), wanted.model.parameters(), strict=True))
     assert accept(copied) is None
 
@@ -167,7 +180,9 @@ def test_an_edited_run_is_no_start(copied: Path, text: Path, tmp_path: Path) -> 
 
 def test_training_does_not_go_on_with_an_edited_vocabulary(copied: Path) -> None:
     tree = json.loads((copied / "tokenizer.json").read_text())
-    (copied / "tokenizer.json").write_text(json.dumps({**tree, "decoder": {"type": "Fuse"}}))  # the ids are as they were
+    (copied / "tokenizer.json").write_text(
+        json.dumps({**tree, "decoder": {"type": "Fuse"}})
+    )  # the ids are as they were
     with pytest.raises(UserError, match=r"tokenizer\.json was changed .*; put it back, or name another folder"):
         train(load(copied, accept_changes=True).recipe, copied, on_event=ignore)
 
@@ -191,7 +206,9 @@ def test_best_weights_that_are_missing_are_not_replaced_unasked(copied: Path) ->
     found = load(copied)
     assert newest is not None
     assert found.step == newest.step == STEPS
-    assert all(torch.equal(found.model.get_parameter(name), tensor) for name, tensor in newest.tensors["weights"].items())
+    assert all(
+        torch.equal(found.model.get_parameter(name), tensor) for name, tensor in newest.tensors["weights"].items()
+    )
 
 
 def test_an_edited_metrics_file_is_refused(copied: Path) -> None:
@@ -252,7 +269,9 @@ def test_the_line_counts_what_the_task_counts(capsys: pytest.CaptureFixture[str]
     assert "perplexity" not in told
 
 
-def test_a_compiled_step_has_the_losses_of_a_plain_one(text: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_step_has_the_losses_of_a_plain_one(
+    text: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled: list[object] = []
     real = torch.compile
 

@@ -21,7 +21,25 @@ from qkv.spec.plain import is_slot
 from qkv.spec.recipe import Recipe
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
-    ["no", "on", "1e-3", "0o17", "1_000", "~", "- a", "a: b", "#", "*x", "two\nlines", "two\n\n lines \n", "tab\there", "'", '"', "é", "😀"]
+    [
+        "no",
+        "on",
+        "1e-3",
+        "0o17",
+        "1_000",
+        "~",
+        "- a",
+        "a: b",
+        "#",
+        "*x",
+        "two\nlines",
+        "two\n\n lines \n",
+        "tab\there",
+        "'",
+        '"',
+        "é",
+        "😀",
+    ]
 )
 PLAIN = st.none() | st.booleans() | st.integers(-9, 9) | TEXT
 
@@ -90,7 +108,9 @@ def _fields(spec: type[Spec], depth: int) -> SearchStrategy[dict[str, Any]]:
     if spec is Attention:  # a task that decodes asks for causal masks
         masks = valid(Mask, depth - 1)
         chosen.pop("mask")
-        needed["mask"] = st.just(Causal()) | masks.map(lambda mask: Causal() & mask) | masks.map(lambda mask: mask & Causal())
+        needed["mask"] = (
+            st.just(Causal()) | masks.map(lambda mask: Causal() & mask) | masks.map(lambda mask: mask & Causal())
+        )
     if spec is Recipe:  # most tasks read something
         needed["data"] = chosen.pop("data")
     if spec is Data:
@@ -131,5 +151,10 @@ def _scalar(annotation: Any, bounds: tuple[Any, ...]) -> SearchStrategy[Any]:
 
 
 def _inside(value: float, bounds: tuple[Any, ...]) -> bool:
-    tests = {"gt": lambda b: value > b, "ge": lambda b: value >= b, "lt": lambda b: value < b, "le": lambda b: value <= b}
+    tests = {
+        "gt": lambda b: value > b,
+        "ge": lambda b: value >= b,
+        "lt": lambda b: value < b,
+        "le": lambda b: value <= b,
+    }
     return all(test(getattr(bound, name)) for bound in bounds for name, test in tests.items() if hasattr(bound, name))

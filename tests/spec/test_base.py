@@ -11,7 +11,15 @@ from pydantic import ValidationError
 from tests.spec.strategies import parts, recipes, valid
 
 from qkv.spec.base import Part, with_article, words
-from qkv.spec.branches import Attention, Branch, CausalConvolution, FeedForward, GatedFeedForward, LinearAttention, TokenShift
+from qkv.spec.branches import (
+    Attention,
+    Branch,
+    CausalConvolution,
+    FeedForward,
+    GatedFeedForward,
+    LinearAttention,
+    TokenShift,
+)
 from qkv.spec.errors import Problem, SpecError, UserError, nearest
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Model, Text
@@ -90,11 +98,23 @@ WRONG = {
         {"width": 20, "blocks": [{"branches": ["attention(8)"]}]},
         "8 heads do not divide the width 20; heads that do: 1, 2, 4, 5, 10, 20",
     ),
-    "shared heads": ({"blocks": [{"branches": ["attention(4, num_kv_heads=3)"]}]}, "3 K/V heads cannot be shared evenly by 4 query heads"),
-    "ALiBi": ({"blocks": [{"branches": ["attention(mask=full, relative=alibi)"]}]}, "alibi is defined for causal attention"),
-    "odd RoPE": ({"width": 12, "blocks": [{"branches": ["attention(4, relative=rope)"]}]}, "RoPE rotates pairs, but 3 features of a head"),
+    "shared heads": (
+        {"blocks": [{"branches": ["attention(4, num_kv_heads=3)"]}]},
+        "3 K/V heads cannot be shared evenly by 4 query heads",
+    ),
+    "ALiBi": (
+        {"blocks": [{"branches": ["attention(mask=full, relative=alibi)"]}]},
+        "alibi is defined for causal attention",
+    ),
+    "odd RoPE": (
+        {"width": 12, "blocks": [{"branches": ["attention(4, relative=rope)"]}]},
+        "RoPE rotates pairs, but 3 features of a head",
+    ),
     "groups": ({"width": 9, "blocks": [{"branches": ["token_shift(2)"]}]}, "2 groups do not divide the width 9"),
-    "layers": ({"num_layers": 1, "blocks": [{}, {}]}, "num_layers: 1 layers are fewer than the 2 blocks of the pattern"),
+    "layers": (
+        {"num_layers": 1, "blocks": [{}, {}]},
+        "num_layers: 1 layers are fewer than the 2 blocks of the pattern",
+    ),
     "concatenation": (
         {"width": 9, "frontend": "text(join=concatenate)", "blocks": [{"branches": ["feed_forward"]}]},
         "concatenated positions take half of the width, but 9 is odd",
@@ -108,7 +128,10 @@ WRONG = {
         "blocks.0.order: 'before' given, but it should be 'pre', 'post', 'sandwich' or 'parallel'",
     ),
     "a number as part": ({"norm": 3}, "norm: 3 is not a norm; allowed: batch_norm, layer_norm, none, rms_norm"),
-    "two problems": ({"width": 0, "num_layers": 0}, "width: 0 given, but it should be greater than 0 (and 1 more problem)"),
+    "two problems": (
+        {"width": 0, "num_layers": 0},
+        "width: 0 given, but it should be greater than 0 (and 1 more problem)",
+    ),
     "three problems": ({"width": 0, "num_layers": 0, "a": 1}, "(and 2 more problems)"),
     "a long value": ({"width": "w" * 100}, "width: '" + "w" * 37 + "..." + "w" * 18 + "' given"),
 }
@@ -145,24 +168,53 @@ def test_derived_properties() -> None:
     model = Model(num_layers=5, blocks=(Block(branches=(Attention(),)), Block(branches=(FeedForward(),))))
     assert [block.branches[0].kind for block in model.layers] == ["attention", "feed_forward"] * 2 + ["attention"]
     assert (model.causal, model.first_not_decoding(), model.vocab_size) == (True, (), None)
-    bidirectional = Model(blocks=(Block(), Block(branches=(FeedForward(), Attention(mask=Full())))), frontend=Text(vocab_size=7))
-    assert (bidirectional.causal, bidirectional.first_not_decoding(), bidirectional.vocab_size) == (False, ("blocks", 1, "branches", 1), 7)
+    bidirectional = Model(
+        blocks=(Block(), Block(branches=(FeedForward(), Attention(mask=Full())))), frontend=Text(vocab_size=7)
+    )
+    assert (bidirectional.causal, bidirectional.first_not_decoding(), bidirectional.vocab_size) == (
+        False,
+        ("blocks", 1, "branches", 1),
+        7,
+    )
     assert Attention(num_heads=8, num_kv_heads=2).kv_heads == 2
     assert Attention(num_heads=8).dims(64) == (8, 8)
     assert Attention(num_heads=8, head_dim=6, value_dim=10).dims(64) == (6, 10)
     assert (FeedForward().hidden_at(48), FeedForward(hidden=5).hidden_at(48)) == (192, 5)
     assert (GatedFeedForward().hidden_at(128), GatedFeedForward().hidden_at(96)) == (352, 256)
     assert CausalConvolution(kernel_size=4, dilation=3).tail == 9
-    assert [part().mixes for part in (LinearAttention, TokenShift, FeedForward, GatedFeedForward)] == [True, True, False, False]
+    assert [part().mixes for part in (LinearAttention, TokenShift, FeedForward, GatedFeedForward)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_task_that_decodes_refuses_a_model_that_does_not() -> None:
-    with pytest.raises(SpecError, match=r"model\.blocks\.0\.branches\.0: this branch sees later positions, but the task 'next_token'"):
+    with pytest.raises(
+        SpecError, match=r"model\.blocks\.0\.branches\.0: this branch sees later positions, but the task 'next_token'"
+    ):
         Recipe.parse({"data": "x", "model": {"blocks": [{"branches": ["attention(mask=full)"]}]}})
 
 
 JUNK = st.sampled_from(
-    [None, True, -1, 0, 1e400, float("nan"), "", "x", "window(", [], [None], {}, {"kind": "x"}, {"kind": [1]}, {"x": {}}]
+    [
+        None,
+        True,
+        -1,
+        0,
+        1e400,
+        float("nan"),
+        "",
+        "x",
+        "window(",
+        [],
+        [None],
+        {},
+        {"kind": "x"},
+        {"kind": [1]},
+        {"x": {}},
+    ]
 )
 
 

@@ -50,10 +50,19 @@ def test_every_integer_has_two_bounds(top: Any) -> None:
         ({"num_layers": 100_000_000}, "num_layers: 100000000 given, but it should be less than or equal to 10000"),
         ({"context_length": LARGEST + 1}, "context_length: 2147483648 given"),
         ({"width": 10**5000}, "width: an integer of 16,610 bits given"),
-        ({"blocks": [{"branches": ["attention(num_heads=3)"]}], "width": 1_000_000}, "3 heads do not divide the width 1000000; heads"),
-        ({"latents": {"rounds": 1000, "num_layers": 11}, "blocks": []}, "latents.rounds: 1000 rounds of 11 layers are more than 10000"),
+        (
+            {"blocks": [{"branches": ["attention(num_heads=3)"]}], "width": 1_000_000},
+            "3 heads do not divide the width 1000000; heads",
+        ),
+        (
+            {"latents": {"rounds": 1000, "num_layers": 11}, "blocks": []},
+            "latents.rounds: 1000 rounds of 11 layers are more than 10000",
+        ),
         ({"blocks": [{"branches": ["lsh_attention(num_buckets=[65536, 65536])"]}]}, "more than 2147483647 buckets"),
-        ({"frontend": {"kind": "text", "positions": {"kind": "axial", "shape": [65536, 65536]}}}, "more than 2147483647 positions"),
+        (
+            {"frontend": {"kind": "text", "positions": {"kind": "axial", "shape": [65536, 65536]}}},
+            "more than 2147483647 positions",
+        ),
         ({"init_std": float("nan")}, "init_std: nan given, but it should be a finite number"),
         ({"init_std": float("inf")}, "init_std: inf given, but it should be a finite number"),
     ],
@@ -64,7 +73,9 @@ def test_a_number_out_of_bounds_is_refused(data: dict[str, Any], sentence: str) 
     assert sentence in str(caught.value)
 
 
-@pytest.mark.parametrize("data", [{"width": 12_288, "num_layers": 96}, {"num_layers": 2500}, {"context_length": 1_000_000_000}])
+@pytest.mark.parametrize(
+    "data", [{"width": 12_288, "num_layers": 96}, {"num_layers": 2500}, {"context_length": 1_000_000_000}]
+)
 def test_published_sizes_are_within_them(data: dict[str, Any]) -> None:
     assert Model.parse(data).depth == data.get("num_layers", 1)
 
@@ -78,7 +89,16 @@ def test_a_mask_and_a_pattern_are_counted_without_being_unrolled(monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    "text", [f"data: {HUGE}", "data: " + "9" * 5000, "seed: 9223372036854775808", "lr: .inf", "lr: -.Inf", "lr: .nan", "lr: 1e999"]
+    "text",
+    [
+        f"data: {HUGE}",
+        "data: " + "9" * 5000,
+        "seed: 9223372036854775808",
+        "lr: .inf",
+        "lr: -.Inf",
+        "lr: .nan",
+        "lr: 1e999",
+    ],
 )
 def test_a_file_holds_no_number_that_nothing_can_be(text: str) -> None:
     with pytest.raises(SpecError, match=r"spec\.yaml:1: .*(64 bits|not a finite number)") as caught:

@@ -52,7 +52,9 @@ def test_a_star_is_every_element_and_an_integer_is_one() -> None:
     assert changed("model.blocks.*.norm=rms_norm") == changed("model.blocks.norm=rms_norm")
     assert [b.order for b in changed("model.blocks.1.order=post").model.blocks] == ["pre", "post", "pre"]
     assert [b.order for b in changed("model.blocks.-1.order=post").model.blocks] == ["pre", "pre", "post"]
-    assert changed("model.blocks.0.branches.1=gated_feed_forward(hidden=512)").model.blocks[0].branches[1] == GatedFeedForward(hidden=512)
+    assert changed("model.blocks.0.branches.1=gated_feed_forward(hidden=512)").model.blocks[0].branches[
+        1
+    ] == GatedFeedForward(hidden=512)
 
 
 def test_mixer_and_feed_forward_tell_branches_apart() -> None:
@@ -70,8 +72,12 @@ def test_a_kind_selects_its_parts() -> None:
 
 
 def test_a_part_in_short_form_is_opened() -> None:
-    assert branches(changed("model.blocks.0.mixer.num_kv_heads=2"))[0] == Attention(num_kv_heads=2, mask=Causal() & Window(size=16))
-    assert branches(changed("model.blocks.2.feed_forward.activation=relu"))[5] == FeedForward(hidden=64, activation="relu")
+    assert branches(changed("model.blocks.0.mixer.num_kv_heads=2"))[0] == Attention(
+        num_kv_heads=2, mask=Causal() & Window(size=16)
+    )
+    assert branches(changed("model.blocks.2.feed_forward.activation=relu"))[5] == FeedForward(
+        hidden=64, activation="relu"
+    )
     assert changed("model.blocks.2.norm.eps=1e-3").model.blocks[2].norm == RMSNorm(eps=1e-3)
 
 
@@ -79,7 +85,9 @@ def test_a_default_is_written_out_where_something_below_it_is_set() -> None:
     recipe = changed("model.blocks.mixer.num_heads=2", "training.optimizer.lr=3e-4", data={"data": "x"})
     expected = Model(blocks=(Block(branches=(Attention(num_heads=2), FeedForward())),))
     assert recipe.model == expected
-    assert recipe.training == Recipe(data=Data(source="x")).training.changed(optimizer=recipe.training.optimizer.changed(lr=3e-4))
+    assert recipe.training == Recipe(data=Data(source="x")).training.changed(
+        optimizer=recipe.training.optimizer.changed(lr=3e-4)
+    )
 
 
 def test_a_lone_source_is_opened() -> None:
@@ -102,7 +110,9 @@ def test_later_overrides_win() -> None:
 def test_a_part_that_was_unset_is_set_whole_and_then_changed() -> None:
     rope = changed("model.blocks.attention.relative=rope", "model.blocks.attention.relative.scaling=linear(2)")
     assert branches(rope)[0].relative == Rope(scaling=LinearScaling(factor=2))
-    more = changed("model.blocks.attention.relative=rope(scaling=linear(2))", "model.blocks.attention.relative.scaling.factor=3")
+    more = changed(
+        "model.blocks.attention.relative=rope(scaling=linear(2))", "model.blocks.attention.relative.scaling.factor=3"
+    )
     assert branches(more)[0].relative == Rope(scaling=LinearScaling(factor=3))
 
 
@@ -142,7 +152,9 @@ def test_the_data_itself_stays_as_it_was() -> None:
 
 
 def test_places_that_take_one_value_do_not_share_it() -> None:
-    data, _ = apply(HYBRID, [*assignments(["model.blocks.mixer={kind: gru, hidden: 8}", "model.blocks.0.mixer.hidden=16"])], Recipe)
+    data, _ = apply(
+        HYBRID, [*assignments(["model.blocks.mixer={kind: gru, hidden: 8}", "model.blocks.0.mixer.hidden=16"])], Recipe
+    )
     assert [b.hidden for b in branches(Recipe.parse(data)) if isinstance(b, GRU)] == [16, 8, 8]
 
 
@@ -188,7 +200,8 @@ def test_what_matches_nothing_gets_a_sentence(text: str, sentence: str) -> None:
 
 def test_a_part_that_is_not_set_has_to_be_set_whole() -> None:
     with pytest.raises(
-        SpecError, match=r"'model.blocks.0.branches.0.relative.scaling' is not set; set it whole, such as .*\.scaling=linear"
+        SpecError,
+        match=r"'model.blocks.0.branches.0.relative.scaling' is not set; set it whole, such as .*\.scaling=linear",
     ):
         changed("model.blocks.attention.relative=rope", "model.blocks.attention.relative.scaling.factor=2")
 
@@ -200,14 +213,24 @@ def test_data_that_is_no_list_of_blocks_is_refused(blocks: Any) -> None:
 
 
 def test_a_short_form_that_cannot_be_read_is_named_with_its_place() -> None:
-    with pytest.raises(SpecError, match=r"model\.blocks\.0\.branches\.0: there is no branch 'attenton'; did you mean 'attention'\?"):
-        changed("model.blocks.mixer.num_heads=2", data={"data": "x", "model": {"blocks": [{"branches": ["attenton(4)"]}]}})
+    with pytest.raises(
+        SpecError, match=r"model\.blocks\.0\.branches\.0: there is no branch 'attenton'; did you mean 'attention'\?"
+    ):
+        changed(
+            "model.blocks.mixer.num_heads=2", data={"data": "x", "model": {"blocks": [{"branches": ["attenton(4)"]}]}}
+        )
 
 
 def leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every path in plain data, with its value; the keys of ``quick`` are not names of a spec."""
     yield path, node
-    inner = node.items() if isinstance(node, dict) and path != ("quick",) else enumerate(node) if isinstance(node, list) else ()
+    inner = (
+        node.items()
+        if isinstance(node, dict) and path != ("quick",)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    )
     for name, value in inner:
         if name != "kind":
             yield from leaves(value, (*path, str(name)))

@@ -95,7 +95,10 @@ def test_an_empty_document_is_none(text: str) -> None:
 
 
 REFUSED = {
-    "a tab before a key": ("a: 1\nb:\n\tc: 2\n", "f:3: a tab stands here, and YAML allows only spaces; replace each tab by spaces"),
+    "a tab before a key": (
+        "a: 1\nb:\n\tc: 2\n",
+        "f:3: a tab stands here, and YAML allows only spaces; replace each tab by spaces",
+    ),
     "a tab after a colon": ("a:\t1\nb:\tc: 1\n", "f:1: a tab stands here"),
     "a key twice": ("a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\n", "f:5: the key 'c' stands here and in line 3; keep one"),
     "a tag that builds an object": (
@@ -155,9 +158,14 @@ def test_aliases_of_aliases_are_counted_and_not_built() -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(exclude_categories=["Cs"])),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
     lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), inner, max_size=4)
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), inner, max_size=4)
     ),
     max_leaves=12,
 )

@@ -154,7 +154,10 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("toys")
 def test_a_toy_part_in_each_slot_is_trained() -> None:
     block = {
-        "branches": ["toy_mixer", {"kind": "attention", "num_heads": 2, "mask": "toy_mask", "relative": "toy_relative"}],
+        "branches": [
+            "toy_mixer",
+            {"kind": "attention", "num_heads": 2, "mask": "toy_mask", "relative": "toy_relative"},
+        ],
         "norm": "toy_norm",
         "residual": "toy_residual",
     }
@@ -183,7 +186,10 @@ def test_a_part_that_nothing_implements_is_named() -> None:
     class Lonely(parts.Norm, kind="lonely"):
         """Implemented nowhere."""
 
-    with pytest.raises(UserError, match=r"no module implements 'lonely'; import the file that does, or mark it with @implements\(Lonely\)"):
+    with pytest.raises(
+        UserError,
+        match=r"no module implements 'lonely'; import the file that does, or mark it with @implements\(Lonely\)",
+    ):
         implementation(Lonely(), "qkv.layers")
     parts.Norm.kinds().pop("lonely")
 
@@ -191,7 +197,11 @@ def test_a_part_that_nothing_implements_is_named() -> None:
 def test_modules_of_a_package_are_found_without_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "toys").mkdir()
     (tmp_path / "toys" / "__init__.py").touch()
-    lines = ["from qkv.spec.parts import Norm", "from qkv.spec.register import implements", "class Found(Norm, kind='found'): ..."]
+    lines = [
+        "from qkv.spec.parts import Norm",
+        "from qkv.spec.register import implements",
+        "class Found(Norm, kind='found'): ...",
+    ]
     (tmp_path / "toys" / "found.py").write_text("\n".join([*lines, "implements(Found)(lambda part, width: width)"]))
     monkeypatch.syspath_prepend(str(tmp_path))
     import_all("toys")
@@ -205,7 +215,11 @@ def test_modules_of_a_package_are_found_without_a_list(tmp_path: Path, monkeypat
 def test_a_package_whose_import_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "halves").mkdir()
     (tmp_path / "halves" / "__init__.py").touch()
-    lines = ["from qkv.spec.parts import Norm", "from qkv.spec.register import implements", "class Late(Norm, kind='late'): ..."]
+    lines = [
+        "from qkv.spec.parts import Norm",
+        "from qkv.spec.register import implements",
+        "class Late(Norm, kind='late'): ...",
+    ]
     (tmp_path / "halves" / "late.py").write_text(
         "\n".join(["import json", "json.missing", *lines, "implements(Late)(lambda part, width: width)"])
     )
@@ -271,7 +285,11 @@ _USES = ("qkv/interop/", "models/families/", "training/automatic", "library/")
 
 @pytest.mark.parametrize("part", PLACES, ids=lambda part: part.kind)
 def test_a_part_is_named_in_as_many_source_files_as_stated(part: type[Part]) -> None:
-    found = {source.name for source in package() if part.__name__ in _named(source) and not any(use in source.name for use in _USES)}
+    found = {
+        source.name
+        for source in package()
+        if part.__name__ in _named(source) and not any(use in source.name for use in _USES)
+    }
     assert len(found) <= PLACES[part], sorted(found)
 
 
@@ -279,8 +297,16 @@ def test_a_part_is_named_in_as_many_source_files_as_stated(part: type[Part]) -> 
 def _named(source: Source) -> set[str]:
     """Names of classes of specs that a source file defines, imports as ``Name`` or uses as ``module.Name``."""
     nodes = list(ast.walk(source.tree))
-    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("qkv.spec")]
+    imports = [
+        node for node in nodes if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("qkv.spec")
+    ]
     known = {alias.asname or alias.name: alias.name for node in imports for alias in node.names}
-    used = (node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in known)
-    defined = {node.name for node in nodes if isinstance(node, ast.ClassDef)} if "qkv/spec/" in source.name else set[str]()
+    used = (
+        node
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in known
+    )
+    defined = (
+        {node.name for node in nodes if isinstance(node, ast.ClassDef)} if "qkv/spec/" in source.name else set[str]()
+    )
     return defined | set(known.values()) | {node.attr for node in used}

@@ -39,7 +39,11 @@ def test_every_slot_and_every_part_is_in_it() -> None:
         if issubclass(part, Processor):  # stored with a run, not written in a recipe
             continue
         slot = next(slot for slot in slots() if issubclass(part, slot))
-        kinds = [choice["properties"]["kind"]["const"] for choice in definitions[slot.__name__]["anyOf"] if "properties" in choice]
+        kinds = [
+            choice["properties"]["kind"]["const"]
+            for choice in definitions[slot.__name__]["anyOf"]
+            if "properties" in choice
+        ]
         assert kinds.count(part.kind) == 1
 
 
@@ -83,7 +87,14 @@ def test_every_default_conforms_to_its_own_schema() -> None:
         {"data": "x"},
         {"data": {"source": "x", "tokenizer": "bpe(512)"}},
         {"data": "x", "model": {"norm": " rms_norm ( eps=1e-3 ) "}},
-        {"data": "x", "model": {"blocks": [{"branches": ["gru", {"kind": "attention", "mask": {"kind": "all_of", "masks": ["causal"]}}]}]}},
+        {
+            "data": "x",
+            "model": {
+                "blocks": [
+                    {"branches": ["gru", {"kind": "attention", "mask": {"kind": "all_of", "masks": ["causal"]}}]}
+                ]
+            },
+        },
     ],
 )
 def test_short_forms_conform(data: Any) -> None:

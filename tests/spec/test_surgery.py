@@ -9,11 +9,23 @@ from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.surgery import folded, operated, unrolled
 
-ATTENTION = {"kind": "attention", "num_heads": 6, "num_kv_heads": 3, "bias": False, "dropout": 0.1, "mask": "causal & window(8)"}
+ATTENTION = {
+    "kind": "attention",
+    "num_heads": 6,
+    "num_kv_heads": 3,
+    "bias": False,
+    "dropout": 0.1,
+    "mask": "causal & window(8)",
+}
 
 
 def recipe(**model: object) -> Recipe:
-    described = {"width": 24, "num_layers": 4, "blocks": [{"branches": [ATTENTION, "feed_forward(32)"], "norm": "rms_norm"}], **model}
+    described = {
+        "width": 24,
+        "num_layers": 4,
+        "blocks": [{"branches": [ATTENTION, "feed_forward(32)"], "norm": "rms_norm"}],
+        **model,
+    }
     return Recipe.parse({"data": "a.txt", "model": described})
 
 
@@ -58,7 +70,9 @@ def test_heads_are_those_of_the_old_part_before_they_are_checked() -> None:
 
 
 def test_training_and_other_parts_change_too() -> None:
-    found = operated(recipe(), ["training.optimizer.lr=0.5", "norm=rms_norm", "blocks.*.feed_forward=gated_feed_forward"])
+    found = operated(
+        recipe(), ["training.optimizer.lr=0.5", "norm=rms_norm", "blocks.*.feed_forward=gated_feed_forward"]
+    )
     assert (found.training.optimizer.lr, found.model.norm.kind) == (0.5, "rms_norm")
     assert found.model.layers[0].branches[1].to_dict()["hidden"] == 32
 

@@ -131,7 +131,9 @@ class _Grid(Frontend):
 
     def forward(self, signal: Signal, context: Context) -> Tensor:
         return (
-            signal.values * self.scale if signal.positions is None else signal.values * self.scale + signal.positions.sum(-1, keepdim=True)
+            signal.values * self.scale
+            if signal.positions is None
+            else signal.values * self.scale + signal.positions.sum(-1, keepdim=True)
         )
 
     def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
@@ -167,7 +169,13 @@ def test_a_run_with_a_toy_part_in_each_slot_of_training_and_data(tmp_path: Path)
         "data": {"source": str(tmp_path / "text.txt"), "tokenizer": "toy_tokenizer", "batching": "toy_batching"},
         "model": {**model, "blocks": [{"branches": [attention, "feed_forward(8)"]}]},
         "task": "toy_task",
-        "training": {"steps": 4, "batch_size": 2, "schedule": "toy_schedule", "adapt": "toy_adapt", "validation": {"every": 4}},
+        "training": {
+            "steps": 4,
+            "batch_size": 2,
+            "schedule": "toy_schedule",
+            "adapt": "toy_adapt",
+            "validation": {"every": 4},
+        },
     }
     run = qkv.train(Recipe.parse(described), tmp_path / "run")
     begun = build(run.recipe.model, run.recipe.training.seed)
@@ -197,12 +205,17 @@ def test_two_memories_of_equal_length_have_lengths_of_their_own() -> None:
     memories = {name: Memory((x,), torch.tensor(lengths[name])) for name, x in ((MEMORY, source), ("style", style))}
     whole = model(ids, memory=memories)[0]
     for row in range(2):
-        cut = {name: Memory((x.vectors[0][row : row + 1, : lengths[name][row]],), x.lengths[row : row + 1]) for name, x in memories.items()}
+        cut = {
+            name: Memory((x.vectors[0][row : row + 1, : lengths[name][row]],), x.lengths[row : row + 1])
+            for name, x in memories.items()
+        }
         torch.testing.assert_close(model(ids[row : row + 1], memory=cut)[0], whole[row : row + 1], rtol=1e-5, atol=1e-6)
     decoded, state = [], model.init_state(2, memory=memories)
     for place in range(3):
         y, state = model(ids[:, place : place + 1], state)
         decoded.append(y)
     torch.testing.assert_close(torch.cat(decoded, 1), whole, rtol=1e-5, atol=1e-6)
-    with pytest.raises(qkv.UserError, match="this branch reads the memory 'style'; encode the source and give its memory"):
+    with pytest.raises(
+        qkv.UserError, match="this branch reads the memory 'style'; encode the source and give its memory"
+    ):
         model(ids, memory=memories[MEMORY])

@@ -168,8 +168,14 @@ BAD = {
     "a sentence": (b"To be, or not to be\n", "small.yaml: the file holds a single value"),
     "latin-1": (b"name: x\ndata: caf\xe9\n", "small.yaml:2: byte 0xe9 is not UTF-8"),
     "too large": (b"#" * 1_000_001, "small.yaml: the file is larger than 1,000 kB"),
-    "an unknown key": (b"data: x\nmodel:\n  widht: 3\n", "small.yaml:3: model.widht: unknown key; did you mean 'width'?"),
-    "a wrong type": (b"data: x\nmodel: {width: wide}\n", "small.yaml:2: model.width: 'wide' given, but it should be a valid integer"),
+    "an unknown key": (
+        b"data: x\nmodel:\n  widht: 3\n",
+        "small.yaml:3: model.widht: unknown key; did you mean 'width'?",
+    ),
+    "a wrong type": (
+        b"data: x\nmodel: {width: wide}\n",
+        "small.yaml:2: model.width: 'wide' given, but it should be a valid integer",
+    ),
     "a window of 0": (
         b"data: x\nmodel:\n  blocks:\n  - branches:\n    - attention(4, mask=causal & window(0))\n",
         "small.yaml:5: model.blocks.0.branches.0.mask.masks.1.size: 0 given, but it should be greater than 0",
@@ -186,9 +192,18 @@ BAD = {
         b"data: x\nmodel: {blocks: [{branches: [attenton]}]}\n",
         "small.yaml:2: model.blocks.0.branches.0: there is no branch 'attenton'; did you mean 'attention'?",
     ),
-    "a kind that is no word": (b"data: x\nmodel: {norm: {kind: [1]}}\n", "small.yaml:2: model.norm.kind: there is no norm [1]"),
-    "an article": (b"data: x\ntraining: {optimizer: {lr: 1}}\n", "small.yaml:2: training.optimizer: an optimizer needs a 'kind'"),
-    "an endless short form": (b"data: x\nmodel: {norm: '" + b"(" * 5000 + b"'}\n", "is too long for the short form of a norm"),
+    "a kind that is no word": (
+        b"data: x\nmodel: {norm: {kind: [1]}}\n",
+        "small.yaml:2: model.norm.kind: there is no norm [1]",
+    ),
+    "an article": (
+        b"data: x\ntraining: {optimizer: {lr: 1}}\n",
+        "small.yaml:2: training.optimizer: an optimizer needs a 'kind'",
+    ),
+    "an endless short form": (
+        b"data: x\nmodel: {norm: '" + b"(" * 5000 + b"'}\n",
+        "is too long for the short form of a norm",
+    ),
     "a model alone": (b"width: 3\n", "small.yaml: this file is a model alone"),
 }
 
@@ -204,7 +219,10 @@ def test_a_bad_file_gets_a_sentence(tmp_path: Path, content: bytes, sentence: st
 
 BAD_QUICK = {
     "no quick form": (b"data: x\n", "small.yaml: this recipe has no short form"),
-    "a list as quick form": (b"data: x\nquick: [training.steps=3]\n", "small.yaml:2: quick: the short form is a mapping"),
+    "a list as quick form": (
+        b"data: x\nquick: [training.steps=3]\n",
+        "small.yaml:2: quick: the short form is a mapping",
+    ),
     "an unknown quick key": (
         b"data: x\nquick: {steps: 3}\n",
         "override 'steps=3': there is no 'steps' in a recipe; did you mean 'training.steps'?",
@@ -239,8 +257,14 @@ def test_a_missing_file_is_told_with_the_nearest_name(recipe_file: Path, tmp_pat
     ("override", "sentence"),
     [
         ("model.width=wide", "override 'model.width=wide': model.width: 'wide' given"),
-        ("model.blocks.mixer.mask=full", "override 'model.blocks.mixer.mask=full': model.blocks.0.branches.0: this branch sees later"),
-        ("model.blocks.mixer.num_heads=7", "override 'model.blocks.mixer.num_heads=7': model.blocks.0.branches.0.num_heads: 7 heads"),
+        (
+            "model.blocks.mixer.mask=full",
+            "override 'model.blocks.mixer.mask=full': model.blocks.0.branches.0: this branch sees later",
+        ),
+        (
+            "model.blocks.mixer.num_heads=7",
+            "override 'model.blocks.mixer.num_heads=7': model.blocks.0.branches.0.num_heads: 7 heads",
+        ),
     ],
 )
 def test_an_override_is_blamed_for_what_it_set(recipe_file: Path, override: str, sentence: str) -> None:
@@ -251,7 +275,9 @@ def test_an_override_is_blamed_for_what_it_set(recipe_file: Path, override: str,
 
 def test_the_file_is_blamed_for_what_it_says(recipe_file: Path) -> None:
     recipe_file.write_text(EXAMPLE.replace("width: 64", "width: 63"))
-    with pytest.raises(SpecError, match=r"small\.yaml:6: model\.blocks\.0\.branches\.0\.num_heads: 4 heads do not divide the width 63"):
+    with pytest.raises(
+        SpecError, match=r"small\.yaml:6: model\.blocks\.0\.branches\.0\.num_heads: 4 heads do not divide the width 63"
+    ):
         read_recipe(recipe_file, ["training.steps=3"])
 
 
@@ -264,5 +290,7 @@ def test_the_format_is_written_and_earlier_ones_are_read(recipe_file: Path) -> N
 
 def test_a_later_format_is_refused_before_its_keys_are(recipe_file: Path) -> None:
     recipe_file.write_text(f"format: {FORMAT + 1}\nbetter: true\n{recipe_file.read_text()}")
-    with pytest.raises(UserError, match=f"format: a later version of qkv wrote this file, in format {FORMAT + 1}; this version reads"):
+    with pytest.raises(
+        UserError, match=f"format: a later version of qkv wrote this file, in format {FORMAT + 1}; this version reads"
+    ):
         read_recipe(recipe_file)

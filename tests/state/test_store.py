@@ -31,7 +31,11 @@ def arrivals(calls: list[tuple[int, list[int] | None]], batch: int) -> list[tupl
     return found
 
 
-calls = st.lists(st.tuples(st.integers(0, 9), st.none() | st.lists(st.integers(0, 9), min_size=3, max_size=3)), min_size=1, max_size=6)
+calls = st.lists(
+    st.tuples(st.integers(0, 9), st.none() | st.lists(st.integers(0, 9), min_size=3, max_size=3)),
+    min_size=1,
+    max_size=6,
+)
 
 
 def seen(came: Arrival, width: int) -> list[int]:
@@ -52,7 +56,9 @@ def assert_holds(view: View, row: int, positions: list[int]) -> None:
 
 @settings(max_examples=60)
 @given(calls=calls, batch=st.integers(1, 3), capacity=st.none() | st.just(60))
-def test_position_p_stands_in_slot_p(calls: list[tuple[int, list[int] | None]], batch: int, capacity: int | None) -> None:
+def test_position_p_stands_in_slot_p(
+    calls: list[tuple[int, list[int] | None]], batch: int, capacity: int | None
+) -> None:
     store = new_store(batch, 2, (3, 3), LIKE, capacity)
     for came, positions in arrivals(calls, batch):
         view = store.append(vectors(positions), -vectors(positions), came)
@@ -75,7 +81,9 @@ def test_a_ring_shows_each_new_position_its_window_and_the_sinks(
         assert all(t.shape[2] <= window + sinks for t in store.tensors())
         for row, count in enumerate(seen(came, positions.shape[1])):
             new = [p for p in positions[row].tolist() if p < count]
-            assert_holds(view, row, [p for p in range(count) if any(p <= q and (p < sinks or p > q - window) for q in new)])
+            assert_holds(
+                view, row, [p for p in range(count) if any(p <= q and (p < sinks or p > q - window) for q in new)]
+            )
 
 
 def test_slots_double_from_a_small_beginning_and_stop_at_the_limit() -> None:
@@ -109,7 +117,8 @@ def test_a_narrower_store_takes_wider_vectors() -> None:
 
 def test_joined_stores_have_the_room_of_the_larger() -> None:
     small, large = (
-        Ring(torch.full((rows, 1, slots, 2), float(rows)), torch.zeros(rows, 1, slots, 2), 6) for rows, slots in ((1, 2), (2, 6))
+        Ring(torch.full((rows, 1, slots, 2), float(rows)), torch.zeros(rows, 1, slots, 2), 6)
+        for rows, slots in ((1, 2), (2, 6))
     )
     both = small.join(large)
     assert both.keys[..., 0].tolist() == [[[1.0] * 2 + [0.0] * 4], *[[[2.0] * 6]] * 2]

@@ -48,7 +48,11 @@ def test_all_cores_where_nothing_limits_them(cores, count: int, tmp_path: Path) 
         ("0::/", {"cpu.max": "max 100000"}, 64),
         ("0::/", {"cpu.max": "20000 100000"}, 1),
         ("0::/pod/main", {"pod/main/cpu.max": "max 100000", "pod/cpu.max": "400000 100000"}, 4),
-        ("4:cpu,cpuacct:/docker/a\n1:memory:/", {"cpu/docker/a/cpu.cfs_quota_us": "150000", "cpu/docker/a/cpu.cfs_period_us": "100000"}, 2),
+        (
+            "4:cpu,cpuacct:/docker/a\n1:memory:/",
+            {"cpu/docker/a/cpu.cfs_quota_us": "150000", "cpu/docker/a/cpu.cfs_period_us": "100000"},
+            2,
+        ),
         ("4:cpu,cpuacct:/docker/a", {"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
         ("4:cpu,cpuacct:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
         ("nonsense", {"cpu.max": "what"}, 64),
@@ -95,7 +99,9 @@ def test_the_figures_of_a_machine_belong_to_its_threads(cores, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("asked", "wanted"), [("", 2), ("5", 5)])
-def test_torch_starts_no_more_threads_than_may_run(cores, monkeypatch: pytest.MonkeyPatch, asked: str, wanted: int) -> None:
+def test_torch_starts_no_more_threads_than_may_run(
+    cores, monkeypatch: pytest.MonkeyPatch, asked: str, wanted: int
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
     monkeypatch.setattr(allowance, "usable_cores", lambda: 2)
     threads = [5]

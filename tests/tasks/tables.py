@@ -39,7 +39,11 @@ def kind_of(task: str) -> str:
 
 
 def recipe_for(
-    task: str, source: Path | str = "table.jsonl", data: Mapping[str, Any] = {}, training: Mapping[str, Any] = {}, **model: Any
+    task: str,
+    source: Path | str = "table.jsonl",
+    data: Mapping[str, Any] = {},
+    training: Mapping[str, Any] = {},
+    **model: Any,
 ) -> Recipe:
     """A recipe of one small block."""
     if kind_of(task) in HEADS:
@@ -47,7 +51,12 @@ def recipe_for(
     model = {"width": 16, "num_layers": 1, "context_length": 32, **model}
     settings = {"steps": 8, "batch_size": 3, "validation": {"every": 4}, "checkpoints": {"every": 3}, **training}
     return Recipe.parse(
-        {"data": {"source": str(source), "batching": "length_buckets", **data}, "task": task, "model": model, "training": settings}
+        {
+            "data": {"source": str(source), "batching": "length_buckets", **data},
+            "task": task,
+            "model": model,
+            "training": settings,
+        }
     )
 
 
@@ -86,7 +95,11 @@ def _tag(word: str) -> str:
 
 def _question(text: str) -> dict[str, Any]:
     answer = text.split()[len(text.split()) // 2]
-    return {"context": text, "question": f"where is {answer}", "answers": [{"text": answer, "start": text.index(answer)}]}
+    return {
+        "context": text,
+        "question": f"where is {answer}",
+        "answers": [{"text": answer, "start": text.index(answer)}],
+    }
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
@@ -96,10 +109,15 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def dataset_of(
-    recipe: Recipe, rows: Sequence[dict[str, Any]], held_out: Sequence[dict[str, Any]] | None = None, vocabulary: Vocabulary | None = None
+    recipe: Recipe,
+    rows: Sequence[dict[str, Any]],
+    held_out: Sequence[dict[str, Any]] | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> tuple[ExampleTask, ExampleDataset]:
     """The task and its dataset of rows that no file holds; the same rows are held out where none are given."""
-    records = Records("table", {"train": list(rows), "validation": list(rows if held_out is None else held_out)}, {}, (), "", ())
+    records = Records(
+        "table", {"train": list(rows), "validation": list(rows if held_out is None else held_out)}, {}, (), "", ()
+    )
     task = build_task(recipe.task)
     assert isinstance(task, ExampleTask)
     recipe = task.completed(recipe, records)

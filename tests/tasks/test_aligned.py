@@ -45,7 +45,11 @@ def ids(vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
 def test_each_written_token_stands_beside_what_was_read_for_it(vocabulary: Vocabulary) -> None:
     source, written = ids(vocabulary)
     (section,) = aligned(model(vocabulary), vocabulary, source, written)
-    assert (section["kind"], section["source"][:4], section["target"][:4]) == ("alignment", SOURCE.split(), TARGET.split())
+    assert (section["kind"], section["source"][:4], section["target"][:4]) == (
+        "alignment",
+        SOURCE.split(),
+        TARGET.split(),
+    )
     assert section["source"][4] == section["target"][4] == vocabulary.tokenizer.core.id_to_token(source[-1])
     weights = torch.tensor(section["weights"])
     assert weights.shape == (5, 5)

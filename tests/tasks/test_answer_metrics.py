@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from qkv.tasks.answer_metrics import answer_scores, exact_match, normalised, overlap
 
 texts = st.lists(
-    st.sampled_from(["the", "A", "an", "cat", "Cat's", "sat.", "U.S.", "café", "--", "1,000", "theory", "a-b"]), max_size=6
+    st.sampled_from(["the", "A", "an", "cat", "Cat's", "sat.", "U.S.", "café", "--", "1,000", "theory", "a-b"]),
+    max_size=6,
 ).map(" ".join)
 
 
@@ -43,12 +44,16 @@ def test_both_figures_are_those_of_the_definition(answer: str, truth: str) -> No
 
 
 @given(st.lists(st.tuples(texts, st.lists(texts, max_size=3)), min_size=1, max_size=5))
-def test_the_best_truth_counts_and_a_question_without_one_has_the_empty_answer(rows: list[tuple[str, list[str]]]) -> None:
+def test_the_best_truth_counts_and_a_question_without_one_has_the_empty_answer(
+    rows: list[tuple[str, list[str]]],
+) -> None:
     found = answer_scores([answer for answer, _ in rows], [truths for _, truths in rows])
     wanted = []
     for answer, truths in rows:
         usable = [truth for truth in truths if plain(truth)] or [""]
-        wanted.append((max(plain(answer) == plain(truth) for truth in usable), max(f1(answer, truth) for truth in usable)))
+        wanted.append(
+            (max(plain(answer) == plain(truth) for truth in usable), max(f1(answer, truth) for truth in usable))
+        )
     assert found["exact_match"] == pytest.approx(100 * sum(exact for exact, _ in wanted) / len(rows))
     assert found["f1"] == pytest.approx(100 * sum(shared for _, shared in wanted) / len(rows))
 

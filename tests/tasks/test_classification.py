@@ -17,7 +17,9 @@ from qkv.tasks.dataset import ExampleDataset
 ROWS = rows_of("classification", 20)
 
 
-def opened(rows: list[dict[str, Any]] = ROWS, task: str = "classification", **options: Any) -> tuple[Any, ExampleDataset]:
+def opened(
+    rows: list[dict[str, Any]] = ROWS, task: str = "classification", **options: Any
+) -> tuple[Any, ExampleDataset]:
     return dataset_of(recipe_for(task, **options), rows)
 
 
@@ -33,7 +35,9 @@ def test_a_row_is_cls_and_its_text_padded_on_the_right() -> None:
     assert batch.input.lengths is not None
     assert batch.input.lengths.tolist() == [len(ids) for ids in wanted]
     assert [ids[:n] for ids, n in zip(batch.input.values.tolist(), batch.input.lengths.tolist(), strict=True)] == wanted
-    assert all(not any(ids[n:]) for ids, n in zip(batch.input.values.tolist(), batch.input.lengths.tolist(), strict=True))
+    assert all(
+        not any(ids[n:]) for ids, n in zip(batch.input.values.tolist(), batch.input.lengths.tolist(), strict=True)
+    )
     assert [dataset.vocabulary.labels[i] for i in batch.targets.tolist()] == [ROWS[i]["label"] for i in (3, 1, 4, 0)]
 
 
@@ -45,11 +49,15 @@ def test_rows_of_one_length_have_no_lengths() -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("pooling", ["first", "last", "mean", "max", "attention"])
 def test_the_loss_is_cross_entropy_with_smoothed_targets_in_float64(smoothing: float, pooling: str) -> None:
-    task, dataset = opened(task=f"classification(label_smoothing={smoothing})", head=f"classification(pooling={pooling})")
+    task, dataset = opened(
+        task=f"classification(label_smoothing={smoothing})", head=f"classification(pooling={pooling})"
+    )
     model, batch = model_of(dataset, 0.3), next(dataset.rows("validation", 1))
     assert batch.input.lengths is not None
     wanted = plain = 0.0
-    for ids, target, length in zip(batch.input.values, batch.targets.tolist(), batch.input.lengths.tolist(), strict=True):
+    for ids, target, length in zip(
+        batch.input.values, batch.targets.tolist(), batch.input.lengths.tolist(), strict=True
+    ):
         nats = -model(ids[None, :length])[0][0].double().log_softmax(-1)
         wanted += float((1 - smoothing) * nats[target] + smoothing * nats.mean())
         plain += float(nats[target])
@@ -84,7 +92,9 @@ def test_an_evaluation_is_that_of_what_predict_answers() -> None:
     assert evaluation.sections[1]["rows"] == [[text, answer, truth, f"{p:.3f}"] for p, text, answer, truth in certain]
     for answer in answers:
         assert sum(answer["probabilities"].values()) == pytest.approx(1)
-        assert answer["probability"] == max(answer["probabilities"].values()) == answer["probabilities"][answer["answer"]]
+        assert (
+            answer["probability"] == max(answer["probabilities"].values()) == answer["probabilities"][answer["answer"]]
+        )
 
 
 def test_labels_that_are_numbers_stand_in_their_order() -> None:
@@ -103,7 +113,9 @@ def test_more_classes_than_labels_are_kept_and_fewer_refused() -> None:
 
 
 def test_labels_that_cannot_be_learned_are_refused() -> None:
-    with pytest.raises(UserError, match=r"every example of 'table' has the label 'a', so there are no classes to distinguish"):
+    with pytest.raises(
+        UserError, match=r"every example of 'table' has the label 'a', so there are no classes to distinguish"
+    ):
         opened(labelled("a", "a"))
     with pytest.raises(UserError, match=r"the label 'c' occurs only in held-out data"):
         dataset_of(recipe_for("classification"), labelled("a", "b"), labelled("c"))
@@ -112,7 +124,9 @@ def test_labels_that_cannot_be_learned_are_refused() -> None:
 def test_a_long_text_is_cut_and_said_so() -> None:
     rows = [{"text": "a" * 9, "label": "a"}, {"text": "b" * 7, "label": "b"}]
     task, dataset = opened(rows, context_length=8)
-    assert dataset.notes == ("2 of 4 examples were cut: their text is longer than the 7 tokens that fit (the longest has 9)",)
+    assert dataset.notes == (
+        "2 of 4 examples were cut: their text is longer than the 7 tokens that fit (the longest has 9)",
+    )
     assert {len(example.parts[0]) for example in dataset.examples["train"]} == {8}
     answers = task.predict(model_of(dataset), dataset.vocabulary, dataset.recipe, rows)
     assert answers[0]["note"] == "the input has 9 tokens and the model reads 7; the rest was not read"

@@ -36,7 +36,10 @@ def opened(task: str, rows: list[dict[str, Any]] | None = None, **options: Any) 
 
 def equal(a: Batch, b: Batch) -> bool:
     def plain(batch: Batch) -> Any:
-        read = {name: {field.name: getattr(signal, field.name) for field in fields(signal)} for name, signal in batch.signals.items()}
+        read = {
+            name: {field.name: getattr(signal, field.name) for field in fields(signal)}
+            for name, signal in batch.signals.items()
+        }
         return {"read": read, "targets": batch.targets, "extras": dict(batch.extras), "count": batch.count}
 
     def alike(x: Any, y: Any) -> bool:
@@ -89,12 +92,18 @@ def _content(dataset: ExampleDataset, parts: Any) -> Any:
 
 
 def _rows(batch: Batch) -> list[Any]:
-    lengths = [batch.input.values.shape[1]] * len(batch.input.values) if batch.input.lengths is None else batch.input.lengths.tolist()
+    lengths = (
+        [batch.input.values.shape[1]] * len(batch.input.values)
+        if batch.input.lengths is None
+        else batch.input.lengths.tolist()
+    )
     targets = [
         row[:n].tolist() if batch.targets.shape == batch.input.values.shape else row.tolist()
         for row, n in zip(batch.targets, lengths, strict=True)
     ]
-    return [repr((ids[:n].tolist(), target)) for ids, n, target in zip(batch.input.values, lengths, targets, strict=True)]
+    return [
+        repr((ids[:n].tolist(), target)) for ids, n, target in zip(batch.input.values, lengths, targets, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -133,7 +142,9 @@ def test_a_digest_changes_with_every_row_and_its_answer(task: str) -> None:
 
 
 def test_a_part_without_an_example_is_refused() -> None:
-    with pytest.raises(UserError, match=r"data\.source: the validation part of 'table' has no example that can be used"):
+    with pytest.raises(
+        UserError, match=r"data\.source: the validation part of 'table' has no example that can be used"
+    ):
         dataset_of(recipe_for("classification"), rows_of("classification", 5), [])
 
 
@@ -151,7 +162,10 @@ def test_sizes_are_filled_in_and_too_small_ones_refused() -> None:
     assert model.frontend.vocab_size == model.encoder.frontend.vocab_size == size
     big = {"kind": "text", "vocab_size": 500}
     assert opened("classification", frontend=big).recipe.model.frontend.vocab_size == 500
-    with pytest.raises(SpecError, match=r"model\.frontend\.vocab_size: 5 ids are fewer than the \d+ of the tokenizer; leave the key out"):
+    with pytest.raises(
+        SpecError,
+        match=r"model\.frontend\.vocab_size: 5 ids are fewer than the \d+ of the tokenizer; leave the key out",
+    ):
         opened("classification", frontend={"kind": "text", "vocab_size": 5})
 
 
@@ -159,20 +173,26 @@ def test_shared_vectors_need_a_shared_tokenizer() -> None:
     recipe = translating(True, data={"target_tokenizer": "characters"})
     assert recipe.model.encoder is not None
     shared = recipe.changed(model=recipe.model.changed(encoder=recipe.model.encoder.changed(share_embedding=True)))
-    with pytest.raises(SpecError, match=r"model\.encoder\.share_embedding: source and target have tokenizers of their own"):
+    with pytest.raises(
+        SpecError, match=r"model\.encoder\.share_embedding: source and target have tokenizers of their own"
+    ):
         dataset_of(shared, rows_of("translation", 5))
 
 
 def text_dataset(tmp_path: Path, change: Any = None, seed: int = 1) -> tuple[Corpus, TextDataset]:
     path = tmp_path / "text.txt"
     path.write_text("the cat sat on the mat, and the dog ran. " * 40)
-    recipe = Recipe.parse({"data": str(path), "model": {"context_length": 8, "width": 8}, "training": {"batch_size": 4, "seed": seed}})
+    recipe = Recipe.parse(
+        {"data": str(path), "model": {"context_length": 8, "width": 8}, "training": {"batch_size": 4, "seed": seed}}
+    )
     corpus = open_corpus(recipe.data)
     return corpus, TextDataset(recipe, corpus, Vocabulary(corpus.tokenizer, corpus.tokenizer), change)
 
 
 def masked(batch: Batch, rng: np.random.Generator) -> Batch:
-    return Batch.of(batch.input.values * torch.from_numpy(rng.integers(0, 2, batch.input.values.shape)), batch.input.values)
+    return Batch.of(
+        batch.input.values * torch.from_numpy(rng.integers(0, 2, batch.input.values.shape)), batch.input.values
+    )
 
 
 def test_a_running_text_is_changed_with_random_numbers_of_its_step(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ tags = st.lists(st.sampled_from(["O", "O", "B-a", "I-a", "B-b", "I-b", "E-a", "S
 
 @given(tags)
 def test_entities_are_those_of_seqeval(given_tags: list[str]) -> None:
-    assert [tuple(e) for e in entities(given_tags)] == [(kind, begin, end + 1) for kind, begin, end in get_entities(given_tags)]
+    assert [tuple(e) for e in entities(given_tags)] == [
+        (kind, begin, end + 1) for kind, begin, end in get_entities(given_tags)
+    ]
 
 
 @given(st.lists(st.tuples(tags, tags), min_size=1, max_size=4))
@@ -66,7 +68,12 @@ def test_what_marks_entities() -> None:
     assert not marks_entities(["B-x", "I-x"])
 
 
-@given(st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["O", "B-x", "B-y"])), min_size=1, max_size=5), min_size=1))
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["O", "B-x", "B-y"])), min_size=1, max_size=5),
+        min_size=1,
+    )
+)
 def test_the_most_frequent_tag_of_each_word(sentences: list[list[tuple[str, str]]]) -> None:
     guess = MostFrequent({"words": [w for w, _ in s], "tags": [t for _, t in s]} for s in sentences)
     pairs = [pair for s in sentences for pair in s]

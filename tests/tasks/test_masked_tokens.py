@@ -20,7 +20,16 @@ from qkv.tasks.task import Totals
 from qkv.tasks.words import WordNumbers
 from qkv.tokenizers.train import train
 
-KINDS = ("characters", "bytes", "words", "word_list(100, lowercase=false)", "bpe(300)", "wordpiece(60)", "unigram(300)", "code(300)")
+KINDS = (
+    "characters",
+    "bytes",
+    "words",
+    "word_list(100, lowercase=false)",
+    "bpe(300)",
+    "wordpiece(60)",
+    "unigram(300)",
+    "code(300)",
+)
 
 
 def test_the_loss_is_that_of_the_hidden_tokens_alone(tmp_path: Path) -> None:
@@ -28,7 +37,12 @@ def test_the_loss_is_that_of_the_hidden_tokens_alone(tmp_path: Path) -> None:
     batch = dataset.batch(0)
     logits = model(batch.input.values)[0].log_softmax(-1)
     nats = [-logits[i, j, t] for i, row in enumerate(batch.targets.tolist()) for j, t in enumerate(row) if t != IGNORED]
-    right = [int(logits[i, j].argmax() == t) for i, row in enumerate(batch.targets.tolist()) for j, t in enumerate(row) if t != IGNORED]
+    right = [
+        int(logits[i, j].argmax() == t)
+        for i, row in enumerate(batch.targets.tolist())
+        for j, t in enumerate(row)
+        if t != IGNORED
+    ]
     assert 0 < len(nats) < batch.targets.numel() / 3
     torch.testing.assert_close(task.summed_loss(model, batch).double(), torch.stack(nats).sum(), rtol=1e-6, atol=0)
     seen = Totals()
@@ -66,10 +80,15 @@ def test_tokens_of_a_word_are_numbered_alike(kind: str) -> None:
     tokenizer = train(tokenizer_spec(kind), [TEXT])
     ids, spans = tokenizer.encode_offsets(text)
     runs = [match.span() for match in re.finditer(r"\w+", text)]
-    own = [next((r for r, (begin, end) in enumerate(runs) if begin <= _letter(text, span) < end), None) for span in spans]
+    own = [
+        next((r for r, (begin, end) in enumerate(runs) if begin <= _letter(text, span) < end), None) for span in spans
+    ]
     numbers = WordNumbers(tokenizer).of(torch.tensor([ids]).numpy())[0].tolist()
     for i in range(len(ids) - 1):
-        assert (numbers[i] == numbers[i + 1]) == (own[i] is not None and own[i] == own[i + 1]), (text[slice(*spans[i])], kind)
+        assert (numbers[i] == numbers[i + 1]) == (own[i] is not None and own[i] == own[i + 1]), (
+            text[slice(*spans[i])],
+            kind,
+        )
 
 
 def tokenizer_spec(kind: str) -> TokenizerSpec:
@@ -120,14 +139,26 @@ def test_a_gap_stands_for_one_token_with_the_space_that_belongs_to_it() -> None:
     byte_pairs, characters = train(tokenizer_spec("bpe(300)"), [TEXT]), train(tokenizer_spec("characters"), [TEXT])
     mask = 999
     found = read_gaps("The cat <mask> on [MASK] mat", byte_pairs, [mask])
-    assert found.ids == [*byte_pairs.encode("The cat"), mask, *byte_pairs.encode(" on"), mask, *byte_pairs.encode(" mat")]
+    assert found.ids == [
+        *byte_pairs.encode("The cat"),
+        mask,
+        *byte_pairs.encode(" on"),
+        mask,
+        *byte_pairs.encode(" mat"),
+    ]
     assert [found.ids[place] for place in found.places] == [mask, mask]
-    assert read_gaps("The c<mask>t", characters, [mask]).ids == [*characters.encode("The c"), mask, *characters.encode("t")]
+    assert read_gaps("The c<mask>t", characters, [mask]).ids == [
+        *characters.encode("The c"),
+        mask,
+        *characters.encode("t"),
+    ]
     assert read_gaps("a <mask> b", characters, [mask]).ids == [*characters.encode("a "), mask, *characters.encode(" b")]
 
 
 def test_gaps_are_filled_with_the_most_probable_words(tmp_path: Path) -> None:
-    task, dataset, model = opened(recipe_of("masked_tokens", {**SEES_ALL, "head": "language_model(bias=true)"}, tmp_path, "bpe(400)"))
+    task, dataset, model = opened(
+        recipe_of("masked_tokens", {**SEES_ALL, "head": "language_model(bias=true)"}, tmp_path, "bpe(400)")
+    )
     tokenizer = dataset.vocabulary.tokenizer
     with torch.no_grad():
         for rank, word in enumerate((" cat", " ran", " the")):
@@ -140,7 +171,9 @@ def test_gaps_are_filled_with_the_most_probable_words(tmp_path: Path) -> None:
     assert len(answer["best"][0]) == 5
 
 
-@pytest.mark.parametrize(("text", "sentence"), [("no gap", "has no gap to fill; write <mask>"), ("<mask>" * 40, "and the model reads 32")])
+@pytest.mark.parametrize(
+    ("text", "sentence"), [("no gap", "has no gap to fill; write <mask>"), ("<mask>" * 40, "and the model reads 32")]
+)
 def test_what_cannot_be_filled_is_a_sentence(text: str, sentence: str, tmp_path: Path) -> None:
     task, dataset, model = opened(recipe_of("masked_tokens", SEES_ALL, tmp_path))
     with pytest.raises(UserError, match=sentence):
@@ -148,5 +181,7 @@ def test_what_cannot_be_filled_is_a_sentence(text: str, sentence: str, tmp_path:
 
 
 def test_shares_that_are_more_than_a_whole_are_refused() -> None:
-    with pytest.raises(SpecError, match=r"random: 0\.3 and replaced 0\.8 are fractions of the targets, but their sum is above 1"):
+    with pytest.raises(
+        SpecError, match=r"random: 0\.3 and replaced 0\.8 are fractions of the targets, but their sum is above 1"
+    ):
         recipe_of("masked_tokens(random=0.3)", SEES_ALL)

@@ -25,7 +25,9 @@ from qkv.tasks.task import Scale, Totals
 
 
 def head(vocab: int, width: int, dtype: torch.dtype = torch.float64, **spec: object) -> LanguageModelHead:
-    made = LanguageModelHead(HeadSpec.parse({"tied": False, **spec}), width, torch.nn.Parameter(torch.zeros(vocab, width))).to(dtype)
+    made = LanguageModelHead(
+        HeadSpec.parse({"tied": False, **spec}), width, torch.nn.Parameter(torch.zeros(vocab, width))
+    ).to(dtype)
     for p in made.parameters():
         nn.init.normal_(p)
     return made
@@ -41,7 +43,14 @@ def gradients(loss: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(loss, tensors)
 
 
-@given(st.integers(1, 12), st.integers(1, 9), st.integers(2, 7), st.sampled_from([None, 3.0]), st.booleans(), st.integers(0, 99))
+@given(
+    st.integers(1, 12),
+    st.integers(1, 9),
+    st.integers(2, 7),
+    st.sampled_from([None, 3.0]),
+    st.booleans(),
+    st.integers(0, 99),
+)
 def test_shares_have_the_value_and_the_gradients_of_the_whole(
     count: int, rows: int, vocab: int, softcap: float | None, bias: bool, seed: int
 ) -> None:
@@ -119,7 +128,11 @@ def test_the_task_sums_nats_over_real_targets(most_logits: int, monkeypatch: pyt
     batch = Batch.of(Signal(ids, lengths=torch.tensor([6, 4, 2])), targets)
     loss, count = build_task(NextToken()).summed_loss(model, batch), batch.num_targets
     assert count == 12
-    expected = sum(-model(ids[i : i + 1, :n])[0].log_softmax(-1)[0, j, targets[i, j]] for i, n in enumerate((6, 4, 2)) for j in range(n))
+    expected = sum(
+        -model(ids[i : i + 1, :n])[0].log_softmax(-1)[0, j, targets[i, j]]
+        for i, n in enumerate((6, 4, 2))
+        for j in range(n)
+    )
     torch.testing.assert_close(loss.double(), torch.as_tensor(expected), rtol=1e-5, atol=1e-5)
 
 
@@ -132,9 +145,17 @@ def test_the_tap_sees_every_branch() -> None:
 
 
 def test_figures_are_those_of_the_definitions() -> None:
-    figures = build_task(NextToken()).figures(Totals(math.log(2) * 30, 10), Scale(characters_per_token=4, bytes_per_token=5))
+    figures = build_task(NextToken()).figures(
+        Totals(math.log(2) * 30, 10), Scale(characters_per_token=4, bytes_per_token=5)
+    )
     assert figures == pytest.approx(
-        {"loss": 3 * math.log(2), "perplexity": 8, "bits_per_token": 3, "bits_per_character": 0.75, "bits_per_byte": 0.6}
+        {
+            "loss": 3 * math.log(2),
+            "perplexity": 8,
+            "bits_per_token": 3,
+            "bits_per_character": 0.75,
+            "bits_per_byte": 0.6,
+        }
     )
 
 

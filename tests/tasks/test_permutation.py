@@ -61,7 +61,11 @@ def attended(body: Any, query: Tensor, place: int, seen: list[tuple[int, Tensor]
 def two_streams(model: Any, found: PermutationBatch, row: int, mask: int) -> list[Tensor]:
     """The query stream of one row after all layers: h and g are two lists, and g looks at h."""
     table, places = model.frontend.table, range(found.ids.shape[1])
-    position = model.frontend.positions.table if model.frontend.positions is not None else torch.zeros(len(places), table.shape[1])
+    position = (
+        model.frontend.positions.table
+        if model.frontend.positions is not None
+        else torch.zeros(len(places), table.shape[1])
+    )
     h = [table[found.ids[row, i]] + position[i] for i in places]
     start = table[mask] if model.frontend.query is None else model.frontend.query[0, 0]
     g = [start + position[i] for i in places]
@@ -102,7 +106,9 @@ def test_one_sequence_is_two_streams(name: str, rate: float, padded: int, tmp_pa
     compared = 0
     for row in range(2):
         wanted = two_streams(model, found, row, mask)
-        for place, (target, position) in enumerate(zip(batch.targets[row].tolist(), batch.input.positions[row].tolist(), strict=True)):  # type: ignore[union-attr]
+        for place, (target, position) in enumerate(
+            zip(batch.targets[row].tolist(), batch.input.positions[row].tolist(), strict=True)
+        ):  # type: ignore[union-attr]
             if target != IGNORED:
                 assert target == found.targets[row, position]
                 torch.testing.assert_close(hidden[row, place], wanted[position], rtol=1e-6, atol=1e-6)
@@ -123,7 +129,9 @@ def test_the_task_sums_the_targets_of_the_queries(tmp_path: Path) -> None:
     seen = Totals()
     with torch.no_grad():
         seen.add(task.observe(model, batch))
-    assert task.figures(seen, dataset.scale())["perplexity"] == pytest.approx(math.exp(nats.item() / seen.count), rel=1e-6)
+    assert task.figures(seen, dataset.scale())["perplexity"] == pytest.approx(
+        math.exp(nats.item() / seen.count), rel=1e-6
+    )
 
 
 def test_the_same_tokens_decide_as_in_xlnet(tmp_path: Path) -> None:
@@ -150,7 +158,11 @@ def test_the_same_tokens_decide_as_in_xlnet(tmp_path: Path) -> None:
         query = batch.input.positions[0, 9:].tolist().index(place)  # type: ignore[index]
         (one,) = torch.autograd.grad(theirs[number, 0], given, retain_graph=True)
         (other,) = torch.autograd.grad(ours[query, 0], embedded, retain_graph=True)
-        assert (one[0].abs().sum(-1) > 0).tolist() == (other[0, :9].abs().sum(-1) > 0).tolist() == found.query_mask[0, place].tolist()
+        assert (
+            (one[0].abs().sum(-1) > 0).tolist()
+            == (other[0, :9].abs().sum(-1) > 0).tolist()
+            == found.query_mask[0, place].tolist()
+        )
 
 
 def test_gaps_are_filled_from_left_to_right(tmp_path: Path) -> None:
@@ -178,7 +190,9 @@ def test_gaps_are_filled_from_left_to_right(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("branch", ["attention(2)", "gru", "convolution", "attention(2, mask='full & window(3)')"])
 def test_other_mixers_are_refused(branch: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"model\.blocks\.0\.branches\.0: the task 'permutation' provides its own masks"):
+    with pytest.raises(
+        SpecError, match=r"model\.blocks\.0\.branches\.0: the task 'permutation' provides its own masks"
+    ):
         recipe_of("permutation", {"blocks": [{"branches": [branch, "feed_forward"]}]}, tmp_path)
 
 

@@ -44,7 +44,9 @@ def test_a_window_is_cls_question_sep_context_sep_and_points_at_the_answer() -> 
 
 
 def test_windows_that_do_not_hold_the_whole_answer_point_at_cls() -> None:
-    context = " ".join(["a", "red", "cat", "sat", "on", "the", "mat", "and", "then", "the", "dog", "ran", "under", "a", "house"])
+    context = " ".join(
+        ["a", "red", "cat", "sat", "on", "the", "mat", "and", "then", "the", "dog", "ran", "under", "a", "house"]
+    )
     _, dataset = opened([row(context, "the mat")])
     batch = next(dataset.rows("validation"))
     words = context.split()
@@ -139,20 +141,25 @@ def test_where_every_question_has_an_answer_none_is_never_said() -> None:
 def test_a_long_question_is_cut_and_said_so() -> None:
     rows = [row("a red cat", "red", "where is the red blue cat")]
     task, dataset = opened(rows)
-    assert dataset.notes == ("2 of 2 examples were cut: their question is longer than the 4 tokens that fit (the longest has 6)",)
+    assert dataset.notes == (
+        "2 of 2 examples were cut: their question is longer than the 4 tokens that fit (the longest has 6)",
+    )
     (answer,) = task.predict(model_of(dataset), dataset.vocabulary, dataset.recipe, rows)
     assert answer["note"] == "the question has 6 tokens and the model reads 4; the rest was not read"
 
 
 def test_a_context_without_a_token_has_no_answer() -> None:
     task, dataset = opened()
-    (answer,) = task.predict(model_of(dataset), dataset.vocabulary, dataset.recipe, [{"question": "where", "context": " "}])
+    (answer,) = task.predict(
+        model_of(dataset), dataset.vocabulary, dataset.recipe, [{"question": "where", "context": " "}]
+    )
     assert answer == {"answer": "no answer", "probability": 1.0}
 
 
 def test_what_cannot_be_read_is_refused() -> None:
     with pytest.raises(
-        SpecError, match=r"task\.max_question_tokens: a question of 4 tokens and 3 special tokens leave no room for a context in 7"
+        SpecError,
+        match=r"task\.max_question_tokens: a question of 4 tokens and 3 special tokens leave no room for a context in 7",
     ):
         opened(length=7)
     task, dataset = opened()

@@ -20,7 +20,11 @@ from qkv.training.loop import train
 HEAD = {"head": "classification(pooling=last)"}
 NOWHERE = {"frontend": {"kind": "text", "positions": "none"}}
 ATTENTION = {**HEAD, "blocks": [{"branches": ["attention(2)"]}]}
-CONVOLUTION = {**HEAD, **NOWHERE, "blocks": [{"branches": ["causal_convolution(3)"]}] * 2}  # sees 4 places before its own
+CONVOLUTION = {
+    **HEAD,
+    **NOWHERE,
+    "blocks": [{"branches": ["causal_convolution(3)"]}] * 2,
+}  # sees 4 places before its own
 RNN = {**HEAD, **NOWHERE, "blocks": [{"branches": ["rnn"]}]}
 TASK = {"kind": "recall", "distances": [0, 2, 5], "symbols": 4, "fillers": 3}
 

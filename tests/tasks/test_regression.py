@@ -22,7 +22,9 @@ from qkv.tasks.regression import closeness
 ROWS = rows_of("regression", 20)
 
 
-def opened(rows: list[dict[str, Any]] = ROWS, held_out: list[dict[str, Any]] | None = None, **options: Any) -> tuple[Any, ExampleDataset]:
+def opened(
+    rows: list[dict[str, Any]] = ROWS, held_out: list[dict[str, Any]] | None = None, **options: Any
+) -> tuple[Any, ExampleDataset]:
     return dataset_of(recipe_for(options.pop("task", "regression"), **options), rows, held_out)
 
 
@@ -46,7 +48,9 @@ def test_a_unit_that_is_given_is_kept() -> None:
 
 
 def test_a_value_that_looks_like_an_ignored_target_counts() -> None:
-    _, dataset = opened([{"text": "a", "value": -100.0}, {"text": "b", "value": 0.0}], task="regression(mean=0.0, deviation=1.0)")
+    _, dataset = opened(
+        [{"text": "a", "value": -100.0}, {"text": "b", "value": 0.0}], task="regression(mean=0.0, deviation=1.0)"
+    )
     batch = next(dataset.rows("validation"))
     assert (sorted(batch.targets.tolist()), batch.num_targets) == ([-100, 0], 2)
 
@@ -56,7 +60,9 @@ def test_the_loss_is_the_squared_error_in_float64() -> None:
     model, batch = model_of(dataset), next(dataset.rows("validation", 1))
     assert batch.input.lengths is not None
     wanted = 0.0
-    for ids, target, length in zip(batch.input.values, batch.targets.double(), batch.input.lengths.tolist(), strict=True):
+    for ids, target, length in zip(
+        batch.input.values, batch.targets.double(), batch.input.lengths.tolist(), strict=True
+    ):
         wanted += float((model(ids[None, :length])[0][0, 0].double() - target) ** 2)
     assert float(task.summed_loss(model, batch)) == pytest.approx(wanted, rel=1e-4)
 
@@ -98,7 +104,9 @@ def test_figures_of_nothing_and_of_a_constant_are_no_numbers() -> None:
 def test_a_long_text_is_cut_and_said_so() -> None:
     rows = [{"text": "a cat sat on the mat", "value": 1.0}, {"text": "a", "value": 2.0}]
     task, dataset = opened(rows, data={"tokenizer": "characters"}, context_length=8)
-    assert dataset.notes == ("2 of 4 examples were cut: their text is longer than the 7 tokens that fit (the longest has 20)",)
+    assert dataset.notes == (
+        "2 of 4 examples were cut: their text is longer than the 7 tokens that fit (the longest has 20)",
+    )
     answers = task.predict(model_of(dataset), dataset.vocabulary, dataset.recipe, rows)
     assert answers[0]["note"] == "the input has 20 tokens and the model reads 7; the rest was not read"
     assert "note" not in answers[1]

@@ -125,8 +125,12 @@ def _after(module: Any, source: list[int], before: list[int]) -> Tensor:
     return module(torch.tensor([before]), memory=module.encode(torch.tensor([source])))[0][0, -1]
 
 
-@pytest.mark.parametrize(("name", "answer"), [("span_corruption", "The dogs sat on the house."), ("denoising", "The dogs sat.")])
-def test_what_was_written_is_put_into_the_text(name: str, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "answer"), [("span_corruption", "The dogs sat on the house."), ("denoising", "The dogs sat.")]
+)
+def test_what_was_written_is_put_into_the_text(
+    name: str, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task, dataset, module = opened(recipe_of(name, PAIR, tmp_path))
     tokenizer = dataset.vocabulary.tokenizer
     read: list[list[int]] = []
@@ -166,14 +170,18 @@ def test_the_model_itself_writes(name: str, model: dict[str, Any], tmp_path: Pat
 def test_more_gaps_than_the_model_has_sentinels_for_are_refused(tmp_path: Path) -> None:
     task, dataset, module = opened(recipe_of("span_corruption", PAIR, tmp_path))
     most = len(sentinels(dataset.vocabulary.tokenizer))
-    with pytest.raises(UserError, match=f"the text has {most + 1} gaps, and the model has learned to fill {most} at once"):
+    with pytest.raises(
+        UserError, match=f"the text has {most + 1} gaps, and the model has learned to fill {most} at once"
+    ):
         task.predict(module, dataset.vocabulary, dataset.recipe, [{"text": "a <mask>" * (most + 1)}])
     with pytest.raises(UserError, match=r"tokens, and the model reads 31; give a shorter one"):
         task.predict(module, dataset.vocabulary, dataset.recipe, [{"text": "<mask> sat" + " on the mat" * 20}])
 
 
 def test_a_context_that_holds_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"model\.context_length: 2 positions are too few for a corrupted text and its target"):
+    with pytest.raises(
+        SpecError, match=r"model\.context_length: 2 positions are too few for a corrupted text and its target"
+    ):
         opened(recipe_of("span_corruption", {**PREFIX, "context_length": 2}, tmp_path))
 
 

@@ -34,7 +34,9 @@ def small_recipe(task: str, folder: Path, count: int = 14, **training: Any) -> R
         data = {**words, "batching": BATCHINGS.get(task, "length_buckets")}
         return recipe_for(TASKS[task], source, data, settings, context_length=24, blocks=DROPOUT)
     data = {**words, "batching": "token_buckets(tokens=60)"}
-    return translating(task == "translation", task, source=source, data=data, training=settings).changed(sample={"max_new_tokens": 4})
+    return translating(task == "translation", task, source=source, data=data, training=settings).changed(
+        sample={"max_new_tokens": 4}
+    )
 
 
 @pytest.mark.parametrize("task", [*TASKS, "translation", "summarization"])
@@ -61,12 +63,16 @@ def test_a_run_learns_and_answers(task: str, figure: str, least: float, tmp_path
     few = qkv.evaluate(run, "train", batches=1)
     assert few["targets"] < figures["targets"]
     row = rows_of(task, 1)[0]
-    (answer,) = qkv.predict(tmp_path / "run", {name: row[name] for name in row if name not in ("label", "tags", "answers")})
+    (answer,) = qkv.predict(
+        tmp_path / "run", {name: row[name] for name in row if name not in ("label", "tags", "answers")}
+    )
     assert isinstance(answer["answer"], str)
 
 
 def test_a_run_keeps_the_units_of_its_numbers(tmp_path: Path) -> None:
-    recipe = small_recipe("regression", tmp_path, 80, steps=60, batch_size=16, validation={"every": 60, "batches": None})
+    recipe = small_recipe(
+        "regression", tmp_path, 80, steps=60, batch_size=16, validation={"every": 60, "batches": None}
+    )
     run = train(recipe, tmp_path / "run", on_event=ignore)
     task = qkv.load(tmp_path / "run").recipe.task
     assert isinstance(task, Regression)
@@ -87,7 +93,9 @@ def test_another_table_under_a_run_is_noticed(tmp_path: Path) -> None:
     rows = rows_of("classification", 14)
     rows[3]["label"] = "none" if rows[3]["label"] == "animal" else "animal"
     write_table(tmp_path / "classification.jsonl", rows)
-    with pytest.raises(UserError, match=r"the data or a file of the vocabulary was changed; put it back, or name another folder"):
+    with pytest.raises(
+        UserError, match=r"the data or a file of the vocabulary was changed; put it back, or name another folder"
+    ):
         train(recipe, tmp_path / "run", on_event=ignore)
 
 

@@ -24,7 +24,9 @@ ROWS = rows_of("translation", 6)
 BOTH = pytest.mark.parametrize("encoder", [True, False], ids=["encoder", "prefix"])
 
 
-def opened(encoder: bool, task: str = "translation", rows: list[dict[str, Any]] = ROWS, **options: Any) -> tuple[Any, ExampleDataset]:
+def opened(
+    encoder: bool, task: str = "translation", rows: list[dict[str, Any]] = ROWS, **options: Any
+) -> tuple[Any, ExampleDataset]:
     words = {"tokenizer": "word_list(60, min_frequency=1)", **options.pop("data", {})}
     return dataset_of(translating(encoder, task, data=words, **options), rows)
 
@@ -75,7 +77,9 @@ def test_it_may_begin_with_tokens_of_its_own(encoder: bool) -> None:
 
 
 def test_a_token_that_begins_is_one_of_the_tokenizers() -> None:
-    with pytest.raises(UserError, match=r"task\.begin: the tokenizer of the target has no token '<eoss>'; did you mean '<eos>'"):
+    with pytest.raises(
+        UserError, match=r"task\.begin: the tokenizer of the target has no token '<eoss>'; did you mean '<eos>'"
+    ):
         opened(True, "translation(begin=['<eoss>'])")
 
 
@@ -85,13 +89,19 @@ def test_a_framed_source_stands_in_what_its_tokenizer_puts_round_it() -> None:
     cut = task.cut(dataset.recipe, vocabulary)
     end = vocabulary.tokenizer.special("eos")
     plain = [vocabulary.tokenizer.encode(row["source"]) for row in ROWS]
-    assert [example.parts[0].tolist() for example in dataset.examples["train"]] == [[*ids, end] for ids in plain]  # it has no template
+    assert [example.parts[0].tolist() for example in dataset.examples["train"]] == [
+        [*ids, end] for ids in plain
+    ]  # it has no template
     framing = Tokenizer.from_json(vocabulary.tokenizer.to_json())
     framing.core.post_processor = TemplateProcessing(
         single="<bos> $A <eos>", special_tokens=[("<bos>", framing.special("bos")), ("<eos>", end)]
     )
     framed = Vocabulary(framing, framing)
-    assert task.encode(ROWS[0], framed, task.cut(dataset.recipe, framed)).parts[0].tolist() == [framing.special("bos"), *plain[0], end]
+    assert task.encode(ROWS[0], framed, task.cut(dataset.recipe, framed)).parts[0].tolist() == [
+        framing.special("bos"),
+        *plain[0],
+        end,
+    ]
     assert task.cut(dataset.recipe, framed).limits["source"] == cut.limits["source"] - 1
 
 
@@ -140,13 +150,18 @@ def test_the_loss_is_teacher_forcing_in_float64(encoder: bool, smoothing: float)
 def test_what_is_written_is_the_most_probable_token_after_token(encoder: bool) -> None:
     task, dataset = opened(encoder)
     model = model_of(dataset, 0.3)
-    answers = task.predict(model, dataset.vocabulary, dataset.recipe.changed(sample=Generation(max_new_tokens=4, temperature=0.0)), ROWS)
+    answers = task.predict(
+        model, dataset.vocabulary, dataset.recipe.changed(sample=Generation(max_new_tokens=4, temperature=0.0)), ROWS
+    )
     for row, answer in zip(ROWS, answers, strict=True):
         source, _, bos, eos = ids_of(dataset, row)
         written: list[int] = []
         while len(written) < 4 and eos not in written:
             written.append(next_id(model, encoder, source, written, bos, eos))
-        assert answer["answer"] == dataset.vocabulary.target.decode([i for i in written if i != eos], skip_special=True).strip()
+        assert (
+            answer["answer"]
+            == dataset.vocabulary.target.decode([i for i in written if i != eos], skip_special=True).strip()
+        )
 
 
 def next_id(model: Any, encoder: bool, source: list[int], written: list[int], bos: int, eos: int) -> int:
@@ -188,7 +203,9 @@ def test_two_tokenizers_only_with_an_encoder() -> None:
     _, dataset = opened(True, data=data)
     assert not dataset.vocabulary.shared
     assert dataset.recipe.model.frontend.vocab_size == dataset.vocabulary.target.vocab_size
-    with pytest.raises(SpecError, match=r"data\.target_tokenizer: source and target are one sequence in a model without an encoder"):
+    with pytest.raises(
+        SpecError, match=r"data\.target_tokenizer: source and target are one sequence in a model without an encoder"
+    ):
         opened(False, data=data)
 
 
@@ -198,9 +215,13 @@ def test_a_translation_is_measured_by_bleu(encoder: bool) -> None:
     model = model_of(dataset, 0.3)
     evaluation = task.evaluate(model, dataset, "validation", Totals(2.0, 4), dataset.recipe)
     written = [answer["answer"] for answer in task.predict(model, dataset.vocabulary, dataset.recipe, ROWS)]
-    assert evaluation.figures["bleu"] == pytest.approx(sacrebleu.corpus_bleu(written, [[row["target"] for row in ROWS]]).score)
+    assert evaluation.figures["bleu"] == pytest.approx(
+        sacrebleu.corpus_bleu(written, [[row["target"] for row in ROWS]]).score
+    )
     assert evaluation.figures["loss"] == 0.5
-    assert evaluation.sections[-1]["rows"] == [[row["source"], text, row["target"]] for row, text in zip(ROWS, written, strict=True)]
+    assert evaluation.sections[-1]["rows"] == [
+        [row["source"], text, row["target"]] for row, text in zip(ROWS, written, strict=True)
+    ]
     assert "version:" in evaluation.notes[0]
 
 
@@ -214,6 +235,8 @@ def test_a_summary_is_measured_by_rouge_beside_the_first_sentence() -> None:
     found = task.compare(["the cat", "a house"], rows).figures
     best = max(scorer.score(target, "the cat")["rouge1"].fmeasure for target in rows[0]["targets"])
     assert found["rouge1"] == pytest.approx(50 * (best + scorer.score("house", "a house")["rouge1"].fmeasure))
-    assert found["rougeL_of_lead_1"] == pytest.approx(50 * (1 + scorer.score("house", "a red house")["rougeL"].fmeasure))
+    assert found["rougeL_of_lead_1"] == pytest.approx(
+        50 * (1 + scorer.score("house", "a red house")["rougeL"].fmeasure)
+    )
     text = task.sample(model_of(dataset), dataset, dataset.recipe)
     assert text.count("→") == 2

@@ -84,7 +84,11 @@ def test_the_loss_is_that_of_each_place() -> None:
     task, dataset, model = opened(recipe_of(TASK, MODELS["tagged"]))
     batch = dataset.batch(0)
     logits = model(batch.input.values)[0].log_softmax(-1)
-    nats = -sum(logits[i, k, n] for i, row in enumerate(batch.input.values.tolist()) for k, n in enumerate(sorted(numbers(dataset, row))))
+    nats = -sum(
+        logits[i, k, n]
+        for i, row in enumerate(batch.input.values.tolist())
+        for k, n in enumerate(sorted(numbers(dataset, row)))
+    )
     torch.testing.assert_close(task.summed_loss(model, batch).double(), torch.as_tensor(nats), rtol=1e-5, atol=0)
 
 
@@ -97,7 +101,10 @@ def test_it_is_learned_and_examined_at_other_lengths(tmp_path: Any) -> None:
     assert evaluation.figures["exact_match"] > 0.5
     (curve,) = evaluation.sections
     assert curve["x"] == [3, 6, 12]
-    assert [line["y"][1] for line in curve["lines"]] == [evaluation.figures["exact_match_at_6"], evaluation.figures["token_accuracy_at_6"]]
+    assert [line["y"][1] for line in curve["lines"]] == [
+        evaluation.figures["exact_match_at_6"],
+        evaluation.figures["token_accuracy_at_6"],
+    ]
     assert evaluation.figures["exact_match_at_12"] < evaluation.figures["exact_match"]
 
 

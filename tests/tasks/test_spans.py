@@ -23,7 +23,16 @@ TEXTS = [
     "The old mill, by the river: 1,234 steps from Ötting's café.",
     "A mill — an old one — stood by the café in 1234; 東京 and Paris too!",
 ]
-KINDS = ["characters", "bytes", "words(200)", "word_list(200, lowercase=true)", "bpe(300)", "wordpiece(200)", "unigram(300)", "code(300)"]
+KINDS = [
+    "characters",
+    "bytes",
+    "words(200)",
+    "word_list(200, lowercase=true)",
+    "bpe(300)",
+    "wordpiece(200)",
+    "unigram(300)",
+    "code(300)",
+]
 EVERY_CHARACTER = ["characters", "bytes"]
 ACROSS_CHARACTERS = ["bpe(300)", "unigram(300)", "code(300)"]
 """A piece may end inside the bytes of a character that is not ASCII."""
@@ -38,7 +47,9 @@ def tokenizer_of(kind: str) -> Tokenizer:
 contexts = st.one_of(
     st.sampled_from(TEXTS),
     st.text(st.sampled_from("aeé t.m,1\n東🙂"), min_size=1, max_size=40),
-    st.lists(st.sampled_from(["The", "old", "mill", ",", "river", "café's", "1,234", "—", "東京"]), min_size=1, max_size=12).map(" ".join),
+    st.lists(
+        st.sampled_from(["The", "old", "mill", ",", "river", "café's", "1,234", "—", "東京"]), min_size=1, max_size=12
+    ).map(" ".join),
 ).filter(lambda text: bool(text.strip()))
 
 
@@ -52,7 +63,9 @@ def test_windows_cover_everything_in_steps_of_the_stride(length: int, room: int,
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 20), st.integers(0, 59), st.integers(1, 20))
-def test_an_answer_as_long_as_two_windows_share_lies_whole_in_one(length: int, room: int, stride: int, first: int, size: int) -> None:
+def test_an_answer_as_long_as_two_windows_share_lies_whole_in_one(
+    length: int, room: int, stride: int, first: int, size: int
+) -> None:
     size = min(size, room - min(stride, room) + 1, length)
     first = min(first, length - size)
     assert any(begin <= first and first + size <= end for begin, end in windows(length, room, stride))
@@ -108,7 +121,9 @@ def read_by_an_oracle(kind: str, context: str, answer: dict[str, object], stride
     task, dataset = dataset_of(recipe, rows, vocabulary=Vocabulary(tokenizer, tokenizer))
     oracle, seen = Oracle(), Totals()
     for batch in dataset.rows("validation"):
-        oracle.says = 9 * torch.nn.functional.one_hot(batch.targets, batch.input.values.shape[1]).transpose(1, 2).float()
+        oracle.says = (
+            9 * torch.nn.functional.one_hot(batch.targets, batch.input.values.shape[1]).transpose(1, 2).float()
+        )
         seen.add(task.observe(oracle, batch))
     evaluation = task.evaluate(oracle, dataset, "validation", seen, dataset.recipe)
     assert task.figures(seen, Scale(1, 1))["window_accuracy"] == 100

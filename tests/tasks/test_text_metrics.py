@@ -15,7 +15,9 @@ from rouge_score.rouge_scorer import RougeScorer
 from qkv.spec.errors import UserError
 from qkv.tasks.text_metrics import bleu, first_sentence, metric_library, rouge
 
-words = st.lists(st.sampled_from(["a", "cat", "Cat", "sat", "on", "mat", ",", "."]), min_size=1, max_size=12).map(" ".join)
+words = st.lists(st.sampled_from(["a", "cat", "Cat", "sat", "on", "mat", ",", "."]), min_size=1, max_size=12).map(
+    " ".join
+)
 corpora = st.lists(st.tuples(words, words), min_size=1, max_size=4)
 
 
@@ -56,7 +58,9 @@ def test_rouge_takes_the_best_reference_of_each_text(rows: list[tuple[str, list[
     found = rouge([text for text, _ in rows], [references for _, references in rows]).figures
     for name in ("rouge1", "rouge2", "rougeL"):
         scorer = RougeScorer([name], use_stemmer=True)
-        best = [max(scorer.score(reference, text)[name].fmeasure for reference in references) for text, references in rows]
+        best = [
+            max(scorer.score(reference, text)[name].fmeasure for reference in references) for text, references in rows
+        ]
         assert found[name] == pytest.approx(100 * sum(best) / len(best))
 
 

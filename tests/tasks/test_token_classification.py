@@ -22,16 +22,29 @@ from qkv.tasks.token_classification import pieces_of
 
 ROWS = rows_of("token_classification", 20)
 TEXT = "The café, in Ötting 1,234 and 東京 too"
-KINDS = ["characters", "bytes", "words(200)", "word_list(200)", "bpe(300)", "wordpiece(200)", "unigram(300)", "code(300)"]
+KINDS = [
+    "characters",
+    "bytes",
+    "words(200)",
+    "word_list(200)",
+    "bpe(300)",
+    "wordpiece(200)",
+    "unigram(300)",
+    "code(300)",
+]
 
 
-def opened(rows: list[dict[str, Any]] = ROWS, tokenizer: str = "bpe(300)", length: int = 32) -> tuple[Any, ExampleDataset]:
+def opened(
+    rows: list[dict[str, Any]] = ROWS, tokenizer: str = "bpe(300)", length: int = 32
+) -> tuple[Any, ExampleDataset]:
     return dataset_of(recipe_for("token_classification", data={"tokenizer": tokenizer}, context_length=length), rows)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(words=st.lists(st.sampled_from([*TEXT.split(), "new", "A", "e"]), min_size=1, max_size=6))
-def test_ids_are_those_of_the_sentence_and_a_tag_stands_at_the_first_piece_of_its_word(kind: str, words: list[str]) -> None:
+def test_ids_are_those_of_the_sentence_and_a_tag_stands_at_the_first_piece_of_its_word(
+    kind: str, words: list[str]
+) -> None:
     tokenizer = trained(Recipe.parse({"data": {"source": "x", "tokenizer": kind}}).data.tokenizer, [TEXT] * 3)
     pieces = pieces_of(tokenizer)
     ids, heads = [], []
@@ -85,7 +98,9 @@ def test_words_that_do_not_fit_are_noted_and_count_as_wrong() -> None:
     words = ["cat"] * 6
     rows = [{"words": words, "tags": ["B-x", "I-x", "O", "O", "B-x", "O"]}, {"words": ["cat"], "tags": ["O"]}]
     task, dataset = opened(rows, tokenizer="word_list(20, min_frequency=1)", length=4)
-    assert dataset.notes == ("2 of 4 examples were cut: their sentence is longer than the 4 tokens that fit (the longest has 6)",)
+    assert dataset.notes == (
+        "2 of 4 examples were cut: their sentence is longer than the 4 tokens that fit (the longest has 6)",
+    )
     model = model_of(dataset)
     seen = measure(model, task, dataset.rows("validation"), "fp32")
     assert seen is not None
@@ -111,7 +126,9 @@ def test_an_evaluation_is_seqeval_on_what_predict_answers() -> None:
     truth, found = [row["tags"] for row in ROWS], [answer["tags"] for answer in answers]
     assert evaluation.figures["f1"] == pytest.approx(100 * f1_score(truth, found, zero_division=0))
     assert evaluation.figures["accuracy"] == pytest.approx(
-        100 * sum(a == b for t, f in zip(truth, found, strict=True) for a, b in zip(t, f, strict=True)) / sum(map(len, truth))
+        100
+        * sum(a == b for t, f in zip(truth, found, strict=True) for a, b in zip(t, f, strict=True))
+        / sum(map(len, truth))
     )
     guess = [MostFrequent(ROWS)(row["words"]) for row in ROWS]
     assert evaluation.figures["f1_of_most_frequent_tag"] == pytest.approx(100 * f1_score(truth, guess, zero_division=0))
@@ -130,7 +147,9 @@ def test_tags_that_mark_no_entities_are_measured_word_by_word() -> None:
     assert evaluation.figures.keys() == {"loss", "accuracy", "f1", "accuracy_of_most_frequent_tag"}
     assert evaluation.figures["accuracy_of_most_frequent_tag"] == 75
     (answer,) = task.predict(model, dataset.vocabulary, dataset.recipe, [{"words": "the dog"}])
-    assert answer["answer"] == " ".join(f"{word}/{tag}" for word, tag in zip(["the", "dog"], answer["tags"], strict=True))
+    assert answer["answer"] == " ".join(
+        f"{word}/{tag}" for word, tag in zip(["the", "dog"], answer["tags"], strict=True)
+    )
 
 
 def test_a_text_is_cut_at_white_space() -> None:
@@ -142,10 +161,14 @@ def test_a_text_is_cut_at_white_space() -> None:
     assert texts[0]["words"] == ["the", "red", "cat"]
 
 
-@pytest.mark.parametrize("given_words", ["  ", [], 5, ["a", 5], [""]], ids=["blank", "empty", "number", "a number in it", "an empty word"])
+@pytest.mark.parametrize(
+    "given_words", ["  ", [], 5, ["a", 5], [""]], ids=["blank", "empty", "number", "a number in it", "an empty word"]
+)
 def test_what_is_no_sentence_is_refused(given_words: Any) -> None:
     task, dataset = opened()
-    with pytest.raises(UserError, match=r"words: .* is not a sentence; give a text with at least one word, or a list of words"):
+    with pytest.raises(
+        UserError, match=r"words: .* is not a sentence; give a text with at least one word, or a list of words"
+    ):
         task.predict(model_of(dataset), dataset.vocabulary, dataset.recipe, [{"words": given_words}])
 
 

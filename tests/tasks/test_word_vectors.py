@@ -46,7 +46,11 @@ def test_the_loss_is_that_of_every_pair(kind: str, tmp_path: Path) -> None:
         for x in inner:
             nats -= math.log(sigmoid(u[word] @ x)) + sum(math.log(sigmoid(-u[n] @ x)) for n in negatives if n != word)
             count += 1
-    assert any(n == word for word, row in zip(batch.targets.tolist(), batch.extras["negatives"].tolist(), strict=True) for n in row)  # type: ignore[union-attr]
+    assert any(
+        n == word
+        for word, row in zip(batch.targets.tolist(), batch.extras["negatives"].tolist(), strict=True)
+        for n in row
+    )  # type: ignore[union-attr]
     assert batch.num_targets == count
     assert task.summed_loss(model, batch).item() == pytest.approx(nats, rel=1e-6)
     seen = Totals()
@@ -132,7 +136,9 @@ def test_neighbours_are_nearest_by_cosine() -> None:
     order = [words[i] for i in np.argsort(-(unit @ unit[4])) if i != 4]
     assert lexicon.near("w4") == order[:6]
     sums = unit @ (unit[1] - unit[2] + unit[3])
-    assert [i for i, _ in lexicon.nearest([1, 2, 3], [1, -1, 1])] == [i for i in np.argsort(-sums) if i not in (1, 2, 3)][:6]
+    assert [i for i, _ in lexicon.nearest([1, 2, 3], [1, -1, 1])] == [
+        i for i in np.argsort(-sums) if i not in (1, 2, 3)
+    ][:6]
 
 
 def test_analogies_are_answered_by_the_sum() -> None:
@@ -162,7 +168,9 @@ def test_a_sum_of_words_is_asked_for_and_unknown_words_are_named(tmp_path: Path)
     lexicon = Lexicon.of(model, dataset.vocabulary.tokenizer)
     numbers = [lexicon.number(word) for word in ("king", "cat", "house")]
     (found,) = task.predict(model, dataset.vocabulary, dataset.recipe, [{"text": "King - cat + house"}])
-    assert [entry["word"] for entry in found["nearest"]] == [lexicon.words[i] for i, _ in lexicon.nearest(numbers, [1, -1, 1])]
+    assert [entry["word"] for entry in found["nearest"]] == [
+        lexicon.words[i] for i, _ in lexicon.nearest(numbers, [1, -1, 1])
+    ]
     with pytest.raises(UserError, match=r"the word 'kong' has no vector; did you mean 'king'"):
         task.predict(model, dataset.vocabulary, dataset.recipe, [{"text": "kong"}])
     with pytest.raises(UserError, match="'- ' names no word"):
@@ -181,8 +189,14 @@ def test_the_evaluation_shows_words_and_counts_analogies(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"blocks": [{}]}, r"model\.blocks: the task 'cbow' trains word vectors without blocks; give model\.blocks=\[\]"),
-        ({"head": "language_model"}, r"model\.head\.tied: the task 'cbow' has a separate table of output vectors; give false"),
+        (
+            {"blocks": [{}]},
+            r"model\.blocks: the task 'cbow' trains word vectors without blocks; give model\.blocks=\[\]",
+        ),
+        (
+            {"head": "language_model"},
+            r"model\.head\.tied: the task 'cbow' has a separate table of output vectors; give false",
+        ),
     ],
     ids=["blocks", "tied"],
 )

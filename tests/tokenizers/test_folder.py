@@ -16,9 +16,16 @@ from qkv.tokenizers.byte_level import SYMBOLS
 from qkv.tokenizers.coders import ByteCoder
 from qkv.tokenizers.tokenizer import Tokenizer
 
-BERT = {piece: index for index, piece in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "to", "be", "##e", "é", "e", ",", "漢"])}
+BERT = {
+    piece: index
+    for index, piece in enumerate(
+        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "to", "be", "##e", "é", "e", ",", "漢"]
+    )
+}
 GPT2 = {symbol: index for index, symbol in enumerate([*SYMBOLS, "be", "Ġbe", "<|endoftext|>"])}
-ROBERTA = {symbol: index for index, symbol in enumerate(["<s>", "<pad>", "</s>", "<unk>", *SYMBOLS, "be", "Ġbe", "<mask>"])}
+ROBERTA = {
+    symbol: index for index, symbol in enumerate(["<s>", "<pad>", "</s>", "<unk>", *SYMBOLS, "be", "Ġbe", "<mask>"])
+}
 MERGES = [("b", "e"), ("Ġ", "be")]
 PIECES = [("▁", -2.0), ("▁to", -1.0), ("be", -3.0), ("<", -4.0), ("/", -4.0), ("s", -4.0), (">", -4.0)]
 T5 = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *PIECES]
@@ -46,7 +53,9 @@ def test_a_folder_of_transformers_has_its_ids_and_roles(name: str, tmp_path: Pat
         ids = theirs.encode(text, add_special_tokens=False)
         assert tokenizer.encode(text) == ids
         assert tokenizer.decode(ids) == theirs.decode(ids, clean_up_tokenization_spaces=False)
-    assert tokenizer.specials == {role: index for role in ROLES if (index := getattr(theirs, f"{role}_token_id")) is not None}
+    assert tokenizer.specials == {
+        role: index for role in ROLES if (index := getattr(theirs, f"{role}_token_id")) is not None
+    }
     assert tokenizer.vocab_size == len(theirs)
 
 
@@ -95,9 +104,17 @@ def older(folder: Path, kind: str, settings: dict[str, Any]) -> Path:
 
 OLDER: dict[str, tuple[str, dict[str, Any], Any]] = {
     "bert": ("wordpiece", {"do_lower_case": True}, transformers.BertTokenizer),
-    "cased bert": ("wordpiece", {"do_lower_case": False, "tokenizer_class": "BertTokenizer"}, transformers.BertTokenizer),
+    "cased bert": (
+        "wordpiece",
+        {"do_lower_case": False, "tokenizer_class": "BertTokenizer"},
+        transformers.BertTokenizer,
+    ),
     "bert that keeps accents": ("wordpiece", {"strip_accents": False}, transformers.BertTokenizer),
-    "bert that leaves ideographs together": ("wordpiece", {"tokenize_chinese_chars": False}, transformers.BertTokenizer),
+    "bert that leaves ideographs together": (
+        "wordpiece",
+        {"tokenize_chinese_chars": False},
+        transformers.BertTokenizer,
+    ),
     "gpt2": (
         "gpt2",
         {"bos_token": "<|endoftext|>", "eos_token": {"__type": "AddedToken", "content": "<|endoftext|>"}},
@@ -142,8 +159,14 @@ def test_added_tokens_of_the_older_files_have_their_ids(tmp_path: Path) -> None:
     [
         ({}, "holds no tokenizer: neither tokenizer.json, nor vocab.json with merges.txt, nor vocab.txt"),
         ({"vocab.json": "{}"}, "holds no tokenizer"),
-        ({"spiece.model": "x"}, r"holds a SentencePiece model \(spiece.model\) and no tokenizer.json; load it with transformers"),
-        ({"vocab.txt": "a", "tokenizer_config.json": '{"tokenizer_class": "EsmTokenizer"}'}, "files of a EsmTokenizer are not supported"),
+        (
+            {"spiece.model": "x"},
+            r"holds a SentencePiece model \(spiece.model\) and no tokenizer.json; load it with transformers",
+        ),
+        (
+            {"vocab.txt": "a", "tokenizer_config.json": '{"tokenizer_class": "EsmTokenizer"}'},
+            "files of a EsmTokenizer are not supported",
+        ),
         ({"vocab.txt": "a", "tokenizer_config.json": "{"}, "tokenizer_config.json is not JSON"),
         ({"vocab.txt": "a", "tokenizer_config.json": "[]"}, "tokenizer_config.json does not hold a mapping"),
         ({"vocab.json": '{"a</w>": 0}', "merges.txt": ""}, "is not byte-level byte-pair encoding"),
@@ -153,7 +176,9 @@ def test_added_tokens_of_the_older_files_have_their_ids(tmp_path: Path) -> None:
     ],
     ids=lambda value: "+".join(value) or "nothing" if isinstance(value, dict) else None,
 )
-def test_a_folder_without_a_tokenizer_that_can_be_read_says_so(files: dict[str, str], sentence: str, tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer_that_can_be_read_says_so(
+    files: dict[str, str], sentence: str, tmp_path: Path
+) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=sentence) as caught:

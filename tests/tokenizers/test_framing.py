@@ -18,7 +18,9 @@ from qkv.tokenizers.train import train
 
 
 def core(*specials: str, template: PostProcessor | None = None) -> Core:
-    found = Core(WordPiece({word: i for i, word in enumerate([*specials, "[UNK]", "a", "cat", "the"])}, unk_token="[UNK]"))
+    found = Core(
+        WordPiece({word: i for i, word in enumerate([*specials, "[UNK]", "a", "cat", "the"])}, unk_token="[UNK]")
+    )
     found.pre_tokenizer = Whitespace()
     found.add_special_tokens(list(specials))
     if template is not None:

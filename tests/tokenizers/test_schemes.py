@@ -32,7 +32,9 @@ class Naïve(dict[str, "Ünï"]):
 '''
 C_CODE = "for (int i=0; i<1024; ++i) {\r\n\t\tx[i] += 0x1F;\r\n}\r\n"
 CODE = train(spec.Code(vocab_size=600), [PYTHON * 20, C_CODE * 20])
-WORDPIECES = {lowercase: train(spec.WordPiece(vocab_size=700, lowercase=lowercase), PROSE) for lowercase in (True, False)}
+WORDPIECES = {
+    lowercase: train(spec.WordPiece(vocab_size=700, lowercase=lowercase), PROSE) for lowercase in (True, False)
+}
 UNIGRAM = train(spec.Unigram(vocab_size=700), PROSE)
 WORD_LIST = train(spec.WordList(), ["A cat, a DOG: it's Über-cool.", "a cat a dog über , : ' it s . - cool rare"])
 AMINO = train(spec.AminoAcids(), ())
@@ -42,7 +44,9 @@ def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
     return [tokenizer.decode([index]) for index in tokenizer.encode(text)]
 
 
-@pytest.mark.parametrize("text", [PYTHON, C_CODE, PROSE[0], AWKWARD, *BY_HAND, "a 1 2  3 ١٢", " x", "x ", "  x\n \n\ty"])
+@pytest.mark.parametrize(
+    "text", [PYTHON, C_CODE, PROSE[0], AWKWARD, *BY_HAND, "a 1 2  3 ١٢", " x", "x ", "  x\n \n\ty"]
+)
 def test_code_gives_back_every_text_and_keeps_digits_apart(text: str) -> None:
     assert CODE.decode(CODE.encode(text)) == text
     spans = [text[slice(*span)] for span in CODE.encode_offsets(text)[1]]
@@ -63,7 +67,9 @@ def test_an_indentation_does_not_change_what_follows_it() -> None:
 
 
 @pytest.mark.parametrize("lowercase", WORDPIECES)
-@pytest.mark.parametrize("text", [*BY_HAND, AWKWARD, PROSE[20 % len(PROSE)], "Don't. Stop? No! Ünknown 漢字, [UNK] [CLS]s ##x"])
+@pytest.mark.parametrize(
+    "text", [*BY_HAND, AWKWARD, PROSE[20 % len(PROSE)], "Don't. Stop? No! Ünknown 漢字, [UNK] [CLS]s ##x"]
+)
 def test_wordpiece_gives_the_ids_of_the_library_and_of_transformers(lowercase: bool, text: str, tmp_path: Path) -> None:
     tokenizer = WORDPIECES[lowercase]
     tokenizer.save(tmp_path)
@@ -135,7 +141,9 @@ def test_letters_beyond_a_quarter_of_the_vocabulary_are_unknown() -> None:
     letters = "".join(map(chr, range(0x430, 0x450)))
     tokenizer = train(spec.WordPiece(vocab_size=41), [f"{letters} aaa bbb aaa bbb ccc"])
     assert tokenizer.vocab_size <= 41
-    assert tokenizer.unknown("a b c а б ж я") == ["ж", "я"], "10 letters: three that are frequent, then those that come first"
+    assert tokenizer.unknown("a b c а б ж я") == ["ж", "я"], (
+        "10 letters: three that are frequent, then those that come first"
+    )
 
 
 def test_a_word_list_is_words_without_spaces() -> None:
@@ -206,7 +214,9 @@ def test_spans_are_of_the_text_as_it_was_written(tokenizer: Tokenizer, text: str
         assert "".join(words).startswith("thec")
 
 
-@pytest.mark.parametrize("text", ["wordpiece(vocab_size=2)", "unigram(vocab_size=257)", "words(min_frequency=0)", "code(vocab_size=3)"])
+@pytest.mark.parametrize(
+    "text", ["wordpiece(vocab_size=2)", "unigram(vocab_size=257)", "words(min_frequency=0)", "code(vocab_size=3)"]
+)
 def test_sizes_that_cannot_be_are_refused(text: str) -> None:
     kind, _, field = text.rstrip(")").partition("(")
     name, _, value = field.partition("=")

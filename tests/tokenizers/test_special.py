@@ -100,7 +100,9 @@ def test_the_unknown_token_of_words_is_not_skipped() -> None:
 @pytest.mark.parametrize("name", SCHEMES)
 def test_transformers_reads_the_same_ids_from_the_file(name: str, tmp_path: Path) -> None:
     MADE[name].save(tmp_path)
-    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), pad_token="<pad>", eos_token="<eos>")
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "tokenizer.json"), pad_token="<pad>", eos_token="<eos>"
+    )
     assert (theirs.pad_token_id, theirs.eos_token_id, len(theirs)) == (
         MADE[name].special("pad"),
         MADE[name].special("eos"),
@@ -139,7 +141,12 @@ def test_ids_with_gaps_are_refused_rather_than_used_twice() -> None:
 
 def unigram() -> tokenizers.Tokenizer:
     """As T5 does it: the special tokens are pieces of the model itself."""
-    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((piece, -2.0) for piece in ("▁", "<", "/", "s", ">", "▁to", "be"))]
+    pieces = [
+        ("<pad>", 0.0),
+        ("</s>", 0.0),
+        ("<unk>", 0.0),
+        *((piece, -2.0) for piece in ("▁", "<", "/", "s", ">", "▁to", "be")),
+    ]
     core = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=2))
     core.pre_tokenizer = pre_tokenizers.Metaspace()
     core.add_special_tokens(["<pad>", "</s>", "<unk>"])
@@ -225,9 +232,13 @@ def test_roles_that_the_contents_do_not_tell_are_kept_in_the_file(tmp_path: Path
 def test_special_tokens_in_a_text_are_plain_unless_asked_for(kind: str, tmp_path: Path) -> None:
     """As the transformers library with and without ``split_special_tokens``, of folders of three schemes."""
     scheme = spec.Tokenizer.kinds()[kind].parse({"vocab_size": 300})
-    ours = train(scheme, ["the quick brown fox [jumps] over <the> lazy dog; mask MASK eos " * 20]).with_specials(["mask", "eos"])
+    ours = train(scheme, ["the quick brown fox [jumps] over <the> lazy dog; mask MASK eos " * 20]).with_specials(
+        ["mask", "eos"]
+    )
     ours.save(tmp_path)
-    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), mask_token="<mask>", eos_token="<eos>")
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "tokenizer.json"), mask_token="<mask>", eos_token="<eos>"
+    )
     for text in ("the <mask> fox", "<mask>", "fox<eos>dog <mask><mask> ", "no token < mask >"):
         heard = ours.reading_special.encode(text)
         assert heard == theirs(text, add_special_tokens=False).input_ids

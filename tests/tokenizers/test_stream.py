@@ -35,7 +35,9 @@ def sentencepiece() -> Tokenizer:
     tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁a", "b", "▁bc"]
     core = tokenizers.Tokenizer(models.Unigram([(token, -1.0) for token in tokens], unk_id=0, byte_fallback=True))
     core.pre_tokenizer = pre_tokenizers.Metaspace()
-    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     return Tokenizer(core)
 
 

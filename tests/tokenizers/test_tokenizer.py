@@ -63,7 +63,9 @@ def test_characters_give_back_their_alphabet(text: str) -> None:
     assert len(tokenizer.encode(text)) == len(text)
 
 
-@given(words=st.lists(st.sampled_from(["To", "be", ",", " ", "\n\n", "…", "that", "'", "漢字", "200", "\t"]), max_size=30))
+@given(
+    words=st.lists(st.sampled_from(["To", "be", ",", " ", "\n\n", "…", "that", "'", "漢字", "200", "\t"]), max_size=30)
+)
 def test_words_give_back_known_words(words: list[str]) -> None:
     tokenizer = train(spec.Words(), [CORPUS])
     text = "".join(words)
@@ -137,15 +139,26 @@ def test_a_coder_that_forgets_gives_the_same_ids(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     ("name", "coder"),
-    [(name, {"characters": CharacterCoder, "amino_acids": CharacterCoder, "bytes": ByteCoder}.get(name, UnitCoder)) for name in SCHEMES],
+    [
+        (name, {"characters": CharacterCoder, "amino_acids": CharacterCoder, "bytes": ByteCoder}.get(name, UnitCoder))
+        for name in SCHEMES
+    ],
 )
 def test_a_saved_tokenizer_is_the_same_and_stays_fast(name: str, coder: type, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     MADE[name].save(path)
-    for again in (Tokenizer.load(path), Tokenizer.load(tmp_path), Tokenizer.from_json(path.read_text(encoding="utf-8"))):
+    for again in (
+        Tokenizer.load(path),
+        Tokenizer.load(tmp_path),
+        Tokenizer.from_json(path.read_text(encoding="utf-8")),
+    ):
         assert isinstance(again._coder, coder)
         assert again.encode(CORPUS) == MADE[name].encode(CORPUS)
-        assert (again.vocab_size, again.unknown_id, again.dtype) == (MADE[name].vocab_size, MADE[name].unknown_id, MADE[name].dtype)
+        assert (again.vocab_size, again.unknown_id, again.dtype) == (
+            MADE[name].vocab_size,
+            MADE[name].unknown_id,
+            MADE[name].dtype,
+        )
 
 
 @pytest.mark.parametrize("text", BY_HAND)
@@ -209,7 +222,9 @@ def test_a_pair_of_surrogates_is_the_character_that_it_means() -> None:
 @pytest.mark.parametrize(("ids", "wrong"), [([0, 999999], "999999"), ([-1], "-1")])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_an_id_outside_the_vocabulary_is_refused(name: str, ids: list[int], wrong: str) -> None:
-    with pytest.raises(UserError, match=f"the id {wrong} is outside the tokenizer's vocabulary of {MADE[name].vocab_size} ids"):
+    with pytest.raises(
+        UserError, match=f"the id {wrong} is outside the tokenizer's vocabulary of {MADE[name].vocab_size} ids"
+    ):
         MADE[name].decode(ids)
 
 
@@ -227,8 +242,14 @@ def test_bytes_that_are_not_utf8_become_the_replacement_character() -> None:
 
 def foreign() -> tokenizers.Tokenizer:
     """A vocabulary as other tools make it: lower case, added tokens, special tokens round a text, cut after eight ids."""
-    core = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "to": 1, "be": 2, "##e": 3, "[CLS]": 4}, unk_token="[UNK]"))
-    core.normalizer, core.pre_tokenizer, core.decoder = normalizers.Lowercase(), pre_tokenizers.Whitespace(), decoders.WordPiece()
+    core = tokenizers.Tokenizer(
+        models.WordPiece({"[UNK]": 0, "to": 1, "be": 2, "##e": 3, "[CLS]": 4}, unk_token="[UNK]")
+    )
+    core.normalizer, core.pre_tokenizer, core.decoder = (
+        normalizers.Lowercase(),
+        pre_tokenizers.Whitespace(),
+        decoders.WordPiece(),
+    )
     core.add_special_tokens(["[CLS]"])
     core.post_processor = tokenizers.processors.TemplateProcessing("[CLS] $A", special_tokens=[("[CLS]", 4)])
     core.enable_truncation(2)
@@ -270,7 +291,9 @@ def test_added_tokens_and_normalizers_take_the_librarys_path() -> None:
         (b"", "is not a tokenizer.json"),
     ],
 )
-def test_a_file_that_is_no_tokenizer_is_refused_in_one_sentence(content: bytes | None, sentence: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_tokenizer_is_refused_in_one_sentence(
+    content: bytes | None, sentence: str, tmp_path: Path
+) -> None:
     path = tmp_path / "some.json"
     if content is not None:
         path.write_bytes(content)

@@ -79,7 +79,8 @@ def test_a_new_scheme_is_one_more_entry(monkeypatch: pytest.MonkeyPatch) -> None
         vocab_size: int = 40
 
     with pytest.raises(
-        UserError, match="no module implements 'wordpiece_of_a_test'; import the file that does, or mark it with @implements"
+        UserError,
+        match="no module implements 'wordpiece_of_a_test'; import the file that does, or mark it with @implements",
     ):
         train(WordPiece(), TEXTS)
 

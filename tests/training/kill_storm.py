@@ -58,18 +58,24 @@ def small_recipe(text: Path, steps: int, **training: Any) -> Recipe:
         "checkpoints": {"every": 7},
         "sample_every": 15,
     }
-    return Recipe.parse({"data": str(text), "model": model, "training": settings | training, "sample": {"max_new_tokens": 8, "seed": 1}})
+    return Recipe.parse(
+        {"data": str(text), "model": model, "training": settings | training, "sample": {"max_new_tokens": 8, "seed": 1}}
+    )
 
 
 def differences(a: Path, b: Path) -> list[str]:
     """What is not equal, bit for bit, in two run folders: losses, best weights, and the newest checkpoint."""
     found = []
     keys = ("step", "loss", "val_loss", "grad_norm", "lr", "sample")
-    rows = [[{k: row[k] for k in keys if k in row} for row in rows_of(folder) if "event" not in row] for folder in (a, b)]
+    rows = [
+        [{k: row[k] for k in keys if k in row} for row in rows_of(folder) if "event" not in row] for folder in (a, b)
+    ]
     if rows[0] != rows[1]:
         found.append("metrics.jsonl")
     tensors = [read_tensors(folder / "model.safetensors")[0] for folder in (a, b)]
-    found += [f"model.safetensors/{name}" for name in tensors[0].keys() | tensors[1].keys() if not _equal(name, *tensors)]
+    found += [
+        f"model.safetensors/{name}" for name in tensors[0].keys() | tensors[1].keys() if not _equal(name, *tensors)
+    ]
     saved = [CheckpointStore(folder / "resume").load(lambda _: None) for folder in (a, b)]
     if saved[0] is None or saved[1] is None or saved[0].step != saved[1].step:
         return [*found, "resume: other steps"]

@@ -62,7 +62,9 @@ def test_frozen_parameters_do_not_move_and_are_not_remembered(text: Path, tmp_pa
 def test_lora_moves_its_matrices_alone_and_loads_merged(text: Path, tmp_path: Path, optimizer: str) -> None:
     said: list[str] = []
     recipe = recipe_of(text, 4, optimizer=optimizer, adapt=LORA)
-    run = train(recipe, tmp_path / "run", on_event=lambda event: said.append(event.text) if isinstance(event, Notice) else None)
+    run = train(
+        recipe, tmp_path / "run", on_event=lambda event: said.append(event.text) if isinstance(event, Notice) else None
+    )
     assert not moved(tmp_path / "run", run.recipe)
     stored, _ = read_tensors(tmp_path / "run" / "model.safetensors")
     small = {name for name in stored if name.endswith(("lora_a", "lora_b"))}

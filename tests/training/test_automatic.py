@@ -95,7 +95,10 @@ def test_overrides_and_the_short_form(tmp_path: Path) -> None:
     path.write_text("all work and no play makes a dull text\n" * 100)
     recipe = automatic(str(path), ["training.steps=7", "model.blocks.mixer.num_heads=1"], machine=SMALL)
     assert (recipe.training.steps, recipe.model.blocks[0].branches[0].num_heads) == (7, 1)  # pyright: ignore[reportAttributeAccessIssue]
-    assert automatic(str(path), quick=True, machine=SMALL).training.steps == automatic(str(path), machine=SMALL).training.steps // 10
+    assert (
+        automatic(str(path), quick=True, machine=SMALL).training.steps
+        == automatic(str(path), machine=SMALL).training.steps // 10
+    )
 
 
 def test_a_text_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
@@ -133,7 +136,9 @@ def test_the_expected_loss_is_the_published_one_for_new_text() -> None:
 def test_nothing_is_chosen_that_the_memory_does_not_hold(recipe_for, monkeypatch: pytest.MonkeyPatch) -> None:
     def peak(recipe: Recipe) -> int:
         frontend = recipe.model.frontend.changed(vocab_size=getattr(recipe.data.tokenizer, "vocab_size", 128))
-        return cost(recipe.model.changed(frontend=frontend), training=recipe.training, batch_size=recipe.training.batch_size).memory.peak
+        return cost(
+            recipe.model.changed(frontend=frontend), training=recipe.training, batch_size=recipe.training.batch_size
+        ).memory.peak
 
     free = recipe_for(10**9, LARGE)
     monkeypatch.setattr(module, "fits_memory", lambda needed: needed <= peak(free) / 2)

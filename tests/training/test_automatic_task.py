@@ -83,13 +83,17 @@ def test_what_is_said_of_the_data_and_overrides_hold(tmp_path: Path) -> None:
     data = {"source": str(path), "columns": {"text": "review", "label": "other"}, "validation_fraction": 0.25}
     recipe = automatic_task("classification", data, ["training.steps=7"], machine=FAST)
     assert (recipe.data.columns, recipe.data.validation_fraction, recipe.training.steps) == (data["columns"], 0.25, 7)
-    assert recipe.description.startswith("30 examples, 512 ids (wordpiece), an encoder of 2 layers of width 64: chosen for")
+    assert recipe.description.startswith(
+        "30 examples, 512 ids (wordpiece), an encoder of 2 layers of width 64: chosen for"
+    )
     whole = automatic_task("classification", data, machine=FAST)
     assert automatic_task("classification", data, quick=True, machine=FAST).training.steps == whole.training.steps // 10
 
 
 def test_a_task_that_no_table_is_enough_for() -> None:
-    with pytest.raises(UserError, match="the task 'next_token' cannot be trained on a table of examples; allowed: classification"):
+    with pytest.raises(
+        UserError, match="the task 'next_token' cannot be trained on a table of examples; allowed: classification"
+    ):
         automatic_task("next_token", {"source": "mine.csv"}, machine=FAST)
 
 
@@ -102,7 +106,9 @@ def test_a_run_is_named_after_its_data(source: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["classification", "translation"])
-def test_batches_shrink_to_the_memory(recipe_for: Callable[..., Recipe], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_shrink_to_the_memory(
+    recipe_for: Callable[..., Recipe], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free = recipe_for(kind, 20_000, 60)
     monkeypatch.setattr(module, "fits_memory", lambda needed: needed <= module._bytes(free) / 3)
     tight = recipe_for(kind, 20_000, 60)

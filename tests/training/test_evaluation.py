@@ -37,16 +37,28 @@ def recipe(tmp_path: Path) -> Recipe:
         "blocks": [{"branches": ["attention(2, mask=full)", "feed_forward"]}],
         "head": "classification",
     }
-    training = {"steps": 6, "batch_size": 4, "optimizer": "adamw(lr=0.01)", "schedule": "constant", "validation": {"every": 3}}
+    training = {
+        "steps": 6,
+        "batch_size": 4,
+        "optimizer": "adamw(lr=0.01)",
+        "schedule": "constant",
+        "validation": {"every": 3},
+    }
     return Recipe.parse(
-        {"data": {"source": str(table), "test": str(table)}, "model": model, "task": "classification", "training": training}
+        {
+            "data": {"source": str(table), "test": str(table)},
+            "model": model,
+            "task": "classification",
+            "training": training,
+        }
     )
 
 
 def figures(folder: Path) -> dict[str, dict[str, float]]:
     found = json.loads((folder / EVALUATION).read_text())["splits"]
     return {
-        split: {name: value for name, value in evaluation["figures"].items() if name != "seconds"} for split, evaluation in found.items()
+        split: {name: value for name, value in evaluation["figures"].items() if name != "seconds"}
+        for split, evaluation in found.items()
     }
 
 
@@ -58,7 +70,9 @@ def test_a_finished_run_is_examined_on_all_that_was_held_out(recipe: Recipe, tmp
     assert run.evaluation["step"] == run.step
     assert {split: found["targets"] for split, found in figures(run.folder).items()} == {"validation": 4, "test": 40}
     measured = evaluate(run, "test").figures
-    assert figures(run.folder)["test"] == pytest.approx({name: value for name, value in measured.items() if name != "seconds"})
+    assert figures(run.folder)["test"] == pytest.approx(
+        {name: value for name, value in measured.items() if name != "seconds"}
+    )
     assert run.evaluation["splits"]["test"]["sections"][0]["kind"] == "confusion"
 
 
@@ -73,7 +87,9 @@ class Killed(BaseException):
     """Stands for a kill: nothing catches it."""
 
 
-def test_an_evaluation_that_was_killed_is_taken_at_the_next_start(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_that_was_killed_is_taken_at_the_next_start(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = train(recipe, tmp_path / "whole", on_event=ignore)
     plain = ClassificationTask.evaluate
 
@@ -93,7 +109,9 @@ def test_an_evaluation_that_was_killed_is_taken_at_the_next_start(recipe: Recipe
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
 
 
-def test_a_signal_leaves_the_evaluation_for_the_next_start(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_leaves_the_evaluation_for_the_next_start(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = ClassificationTask.evaluate
 
     def signalled(*args: Any) -> Evaluation:
@@ -111,7 +129,9 @@ def test_a_signal_leaves_the_evaluation_for_the_next_start(recipe: Recipe, tmp_p
     assert train(recipe, tmp_path / "run", on_event=ignore).evaluation is not None
 
 
-def test_a_figure_that_cannot_be_computed_does_not_cost_the_run(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_that_cannot_be_computed_does_not_cost_the_run(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def lacking(*_: Any) -> Evaluation:
         raise UserError("the library is not installed")
 
@@ -120,7 +140,9 @@ def test_a_figure_that_cannot_be_computed_does_not_cost_the_run(recipe: Recipe, 
     events: list[Event] = []
     run = train(recipe, tmp_path / "run", on_event=events.append)
     assert run.evaluation is None
-    assert "the final evaluation failed: the library is not installed" in " ".join(e.text for e in events if isinstance(e, Notice))
+    assert "the final evaluation failed: the library is not installed" in " ".join(
+        e.text for e in events if isinstance(e, Notice)
+    )
     assert [event.status for event in events if isinstance(event, Ended)] == ["finished"]
     monkeypatch.setattr(ClassificationTask, "evaluate", plain)
     assert train(recipe, tmp_path / "run", on_event=ignore).evaluation is not None
@@ -181,7 +203,9 @@ def recipe_of_task(task: str, folder: Path) -> Recipe:
         "recall",
     ],
 )
-def test_a_signal_ends_the_evaluation_of_every_task_at_once(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_ends_the_evaluation_of_every_task_at_once(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = recipe_of_task(task, tmp_path)
     kind = type(build_task(recipe.task))
     real_figures, real_measure = kind.figures, evaluation.measure
@@ -225,7 +249,10 @@ def test_the_evaluation_of_thousands_of_classes_is_small(tmp_path: Path) -> None
     assert len(section["counts"]) == 41
     assert sum(map(sum, section["counts"])) == 200
     assert "2,000 classes" in section["note"]
-    assert any("the bag of words is left out: 2,000 classes" in note for note in run.evaluation["splits"]["validation"]["notes"])
+    assert any(
+        "the bag of words is left out: 2,000 classes" in note
+        for note in run.evaluation["splits"]["validation"]["notes"]
+    )
     assert (tmp_path / "run" / EVALUATION).stat().st_size < 200_000
     assert (tmp_path / "run" / "report.html").stat().st_size < 2e6
 
@@ -237,7 +264,9 @@ def test_a_run_of_format_1_opens_and_goes_on(recipe: Recipe, tmp_path: Path) -> 
     (tmp_path / "run" / EVALUATION).rename(tmp_path / "run" / "exam.json")
     old = load(tmp_path / "run")
     assert old.evaluation == run.evaluation
-    with pytest.warns(DeprecationWarning, match="^Run.exam is now Run.evaluation; the old name works in this version only$"):
+    with pytest.warns(
+        DeprecationWarning, match="^Run.exam is now Run.evaluation; the old name works in this version only$"
+    ):
         assert old.exam == run.evaluation
     assert train(recipe, tmp_path / "run", on_event=said.append).evaluation == run.evaluation
     assert Notice("exam.json, the evaluation's file in a run of format 1, is now evaluation.json") in said

@@ -48,7 +48,9 @@ def from_step(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor | tupl
     return hook
 
 
-def failing_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Transformer], object], **training: object) -> str:
+def failing_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Transformer], object], **training: object
+) -> str:
     """Train a model that ``spoil`` has prepared to fail; the sentence."""
     real = setup.build
 
@@ -73,7 +75,9 @@ BRANCHES = [(i, j) for i in range(2) for j in range(3)]
 
 
 @pytest.mark.parametrize(("block", "branch"), BRANCHES)
-def test_a_branch_that_gives_nan_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, branch: int) -> None:
+def test_a_branch_that_gives_nan_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, branch: int
+) -> None:
     def spoil(model: Transformer) -> None:
         body = model.get_submodule(f"blocks.{block}.branches.{branch}.body")
         body.register_forward_hook(from_step(lambda x: x.masked_fill(torch.arange(x.shape[-1]) == 3, float("nan"))))
@@ -101,7 +105,9 @@ def test_a_bad_gradient_is_traced_to_where_it_began(tmp_path: Path, monkeypatch:
 
 
 def test_an_infinite_logit_is_the_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sentence = failing_run(tmp_path, monkeypatch, lambda model: model.head.register_forward_hook(from_step(lambda x: x * float("inf"))))
+    sentence = failing_run(
+        tmp_path, monkeypatch, lambda model: model.head.register_forward_hook(from_step(lambda x: x * float("inf")))
+    )
     assert "the loss is nan; head was the first to give values that are not finite" in sentence
 
 
@@ -134,6 +140,8 @@ def test_before_the_first_checkpoint_the_sentence_says_so(tmp_path: Path, monkey
 
 
 def test_a_rate_that_is_far_too_high_fails_with_a_remedy(tmp_path: Path) -> None:
-    recipe = small_recipe(write_text(tmp_path / "text.txt"), 24, optimizer="adamw(lr=1e30)", schedule="constant", clip_norm=None)
+    recipe = small_recipe(
+        write_text(tmp_path / "text.txt"), 24, optimizer="adamw(lr=1e30)", schedule="constant", clip_norm=None
+    )
     with pytest.raises(UserError, match=r"^step \d+: the (loss|gradient norm) is (nan|inf); .*lower the learning rate"):
         train(recipe, tmp_path / "run", on_event=lambda event: None)

@@ -19,7 +19,9 @@ from qkv.training.loop import train
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_finishes_the_step_and_saves(text: Path, straight: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_finishes_the_step_and_saves(
+    text: Path, straight: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     events: list[Event] = []
 
@@ -32,7 +34,9 @@ def test_a_signal_finishes_the_step_and_saves(text: Path, straight: Path, tmp_pa
     with pytest.raises(Interrupted, match="after step 9 of 24") as caught:
         train(recipe, tmp_path / "run", on_event=interrupt)
     assert caught.value.number == number
-    assert events[-1] == Ended("stopped", 9, f"stopped by {number.name} after step 9 of 24; the same command resumes it")
+    assert events[-1] == Ended(
+        "stopped", 9, f"stopped by {number.name} after step 9 of 24; the same command resumes it"
+    )
     assert Saved(9) in events
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
     assert "stopped by" in (tmp_path / "run" / "report.html").read_text()
@@ -88,7 +92,9 @@ def test_a_second_ctrl_c_aborts_at_once(text: Path, tmp_path: Path) -> None:
 
 def test_training_runs_outside_the_main_thread(text: Path, tmp_path: Path) -> None:
     done: list[int] = []
-    thread = threading.Thread(target=lambda: done.append(train(small_recipe(text, 4), tmp_path / "run", on_event=ignore).step))
+    thread = threading.Thread(
+        target=lambda: done.append(train(small_recipe(text, 4), tmp_path / "run", on_event=ignore).step)
+    )
     thread.start()
     thread.join()
     assert done == [4]

@@ -28,9 +28,22 @@ from qkv.training.loop import train
 
 def plain_recipe(text: Path, **training: Any) -> Recipe:
     """Without dropout, so that another loop can follow it."""
-    model = {"width": 16, "num_layers": 2, "context_length": 16, "blocks": [{"branches": ["attention(2)", "feed_forward"]}]}
-    settings = {"steps": 6, "batch_size": 4, "clip_norm": 0.5, "optimizer": "adamw(lr=0.01)", "schedule": "linear(warmup=2)"}
-    return Recipe.parse({"data": str(text), "model": model, "training": settings | training, "sample": {"max_new_tokens": 4}})
+    model = {
+        "width": 16,
+        "num_layers": 2,
+        "context_length": 16,
+        "blocks": [{"branches": ["attention(2)", "feed_forward"]}],
+    }
+    settings = {
+        "steps": 6,
+        "batch_size": 4,
+        "clip_norm": 0.5,
+        "optimizer": "adamw(lr=0.01)",
+        "schedule": "linear(warmup=2)",
+    }
+    return Recipe.parse(
+        {"data": str(text), "model": model, "training": settings | training, "sample": {"max_new_tokens": 4}}
+    )
 
 
 def test_losses_norms_and_weights_are_those_of_a_plain_loop(text: Path, tmp_path: Path) -> None:
@@ -97,7 +110,11 @@ def test_ragged_accumulation_weighs_every_target_alike(text: Path, tmp_path: Pat
 def test_a_run_leaves_everything_that_is_needed_later(straight: Path) -> None:
     for name in ("spec.yaml", "tokenizer.json", "model.safetensors", "metrics.jsonl", "report.html"):
         assert (straight / name).is_file(), name
-    assert sorted(p.name for p in (straight / "resume").iterdir()) == ["step-00000021", "step-00000024", "surroundings.json"]
+    assert sorted(p.name for p in (straight / "resume").iterdir()) == [
+        "step-00000021",
+        "step-00000024",
+        "surroundings.json",
+    ]
     rows = rows_of(straight)
     losses = [row["loss"] for row in rows if "loss" in row]
     assert len(losses) == STEPS
@@ -193,5 +210,7 @@ def test_the_figure_that_chooses_the_weights_can_be_another_than_the_loss(
 
 def test_a_figure_that_is_not_measured_cannot_choose(text: Path, tmp_path: Path) -> None:
     recipe = plain_recipe(text, validation={"every": 2, "batches": 1, "best": "accuracy"})
-    with pytest.raises(UserError, match=r"training\.validation\.best: 'accuracy' is not measured in this task; allowed: .*loss"):
+    with pytest.raises(
+        UserError, match=r"training\.validation\.best: 'accuracy' is not measured in this task; allowed: .*loss"
+    ):
         train(recipe, tmp_path / "run", on_event=ignore)

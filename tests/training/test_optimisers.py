@@ -31,7 +31,12 @@ class Little(nn.Module):
         torch.manual_seed(seed)
         self.frontend = nn.Embedding(7, 6)
         branch = Branch(FeedForward(), 6)
-        branch.up, branch.down, branch.conv, branch.table = nn.Linear(6, 12), nn.Linear(12, 6), nn.Conv1d(6, 6, 3), nn.Embedding(4, 6)
+        branch.up, branch.down, branch.conv, branch.table = (
+            nn.Linear(6, 12),
+            nn.Linear(12, 6),
+            nn.Conv1d(6, 6, 3),
+            nn.Embedding(4, 6),
+        )
         self.blocks = nn.ModuleList([branch])
         self.norm = nn.LayerNorm(6)
 
@@ -107,7 +112,9 @@ def multiply_in(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
-def test_muon_updates_the_matrices_of_the_blocks_and_adamw_the_rest(nesterov: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_muon_updates_the_matrices_of_the_blocks_and_adamw_the_rest(
+    nesterov: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     multiply_in("fp32", monkeypatch)
     spec, model = Muon(lr=0.05, nesterov=nesterov, weight_decay=0.2, others=AdamW(lr=0.01, weight_decay=0.1)), Little()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -118,7 +125,9 @@ def test_muon_updates_the_matrices_of_the_blocks_and_adamw_the_rest(nesterov: bo
         torch.testing.assert_close(model.get_parameter(name).detach().double(), expected, rtol=1e-5, atol=1e-5)
     for other in before:
         if other not in maps:
-            expected = adamw_reference(before[other], history[other], spec.others, [spec.others.lr * m for m in MULTIPLIERS])
+            expected = adamw_reference(
+                before[other], history[other], spec.others, [spec.others.lr * m for m in MULTIPLIERS]
+            )
             torch.testing.assert_close(model.get_parameter(other).detach().double(), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -138,7 +147,9 @@ def test_in_bf16_muon_is_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
         torchs.step()
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0.01, atol=0.01)
-        torch.testing.assert_close(optimizer.state_dict()[f"{optimizer.names[a]}/momentum_buffer"], torchs.state[b]["momentum_buffer"])
+        torch.testing.assert_close(
+            optimizer.state_dict()[f"{optimizer.names[a]}/momentum_buffer"], torchs.state[b]["momentum_buffer"]
+        )
 
 
 READS = ["cross_attention(2)", "feed_forward"]
@@ -159,12 +170,21 @@ STACKS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_muon_has_the_matrices_of_every_stack(stack: str) -> None:
-    model = build(Model.parse({"width": 8, "context_length": 8, "frontend": {"kind": "text", "vocab_size": 5}, **STACKS[stack]}), 0)
+    model = build(
+        Model.parse({"width": 8, "context_length": 8, "frontend": {"kind": "text", "vocab_size": 5}, **STACKS[stack]}),
+        0,
+    )
     optimizer = build_optimizer(Muon(), model)
     with_gradients(model, 0)
     optimizer.step()
-    under = {name.removesuffix("/momentum_buffer") for name in optimizer.state_dict() if name.endswith("/momentum_buffer")}
-    inside = {name for name, p in model.named_parameters() if ".branches." in name and name.endswith(".weight") and p.ndim == 2}
+    under = {
+        name.removesuffix("/momentum_buffer") for name in optimizer.state_dict() if name.endswith("/momentum_buffer")
+    }
+    inside = {
+        name
+        for name, p in model.named_parameters()
+        if ".branches." in name and name.endswith(".weight") and p.ndim == 2
+    }
     assert under == inside
     assert {name.split(".")[0] for name in under} == {stack, "blocks"}
 
@@ -179,9 +199,20 @@ def test_muon_has_the_matrices_of_every_stack(stack: str) -> None:
     ],
 )
 def test_tables_inside_a_branch_are_no_maps(branch: object, tables: list[str]) -> None:
-    spec = Model.parse({"width": 8, "context_length": 8, "frontend": {"kind": "text", "vocab_size": 5}, "blocks": [{"branches": [branch]}]})
+    spec = Model.parse(
+        {
+            "width": 8,
+            "context_length": 8,
+            "frontend": {"kind": "text", "vocab_size": 5},
+            "blocks": [{"branches": [branch]}],
+        }
+    )
     model = build(spec, 0)
-    left = {name for name, p in model.named_parameters() if name.startswith("blocks.") and p.ndim == 2 and p not in matrices(model)}
+    left = {
+        name
+        for name, p in model.named_parameters()
+        if name.startswith("blocks.") and p.ndim == 2 and p not in matrices(model)
+    }
     assert sorted(name.rpartition(".")[2] for name in left) == tables
     total = cost(spec).total
     assert total.matrices == sum(p.numel() for p in matrices(model))
@@ -229,7 +260,9 @@ def test_a_fresh_state_forgets_what_was_there() -> None:
 def test_a_state_of_another_model_is_refused() -> None:
     model = Little()
     optimizer = build_optimizer(AdamW(), model)
-    with pytest.raises(UserError, match=r"'norm\.weigth/exp_avg' belongs to no parameter .*did you mean 'norm\.weight'"):
+    with pytest.raises(
+        UserError, match=r"'norm\.weigth/exp_avg' belongs to no parameter .*did you mean 'norm\.weight'"
+    ):
         optimizer.load_state_dict({"norm.weigth/exp_avg": torch.zeros(6)})
     with pytest.raises(UserError, match=r"shape \[5\], its parameter \[6\]"):
         optimizer.load_state_dict({"norm.weight/exp_avg": torch.zeros(5)})

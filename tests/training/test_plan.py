@@ -49,7 +49,12 @@ class Ticks:
 
 
 def budgeted(text: Path, minutes: float, steps: int = 400) -> Recipe:
-    training = {"validation": {"every": 100, "batches": 1}, "checkpoints": {"every": 130}, "sample_every": 1000, "accumulate": 1}
+    training = {
+        "validation": {"every": 100, "batches": 1},
+        "checkpoints": {"every": 130},
+        "sample_every": 1000,
+        "accumulate": 1,
+    }
     recipe = small_recipe(text, steps, minutes=minutes, **training)
     return recipe.changed(model={"width": 8, "num_layers": 1, "context_length": 8})
 
@@ -59,7 +64,11 @@ def run(text: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, rehearsed: fl
     told: list[Planned] = []
     with monkeypatch.context() as patched:
         ticks = Ticks(patched, rehearsed, real)
-        train(budgeted(text, 0.5), folder, on_event=ticks.listen(lambda e: told.append(e) if isinstance(e, Planned) else None))
+        train(
+            budgeted(text, 0.5),
+            folder,
+            on_event=ticks.listen(lambda e: told.append(e) if isinstance(e, Planned) else None),
+        )
     return told
 
 
@@ -67,7 +76,9 @@ def steps_done(folder: Path) -> int:
     return max(row["step"] for row in rows_of(folder) if "loss" in row)
 
 
-def test_steps_that_fit_are_all_made_and_come_to_what_no_budget_gives(text: Path, straight: Path, tmp_path: Path) -> None:
+def test_steps_that_fit_are_all_made_and_come_to_what_no_budget_gives(
+    text: Path, straight: Path, tmp_path: Path
+) -> None:
     train(small_recipe(text, STEPS, minutes=1.0), tmp_path / "run", on_event=ignore)
     assert [d for d in differences(straight, tmp_path / "run") if d != "metrics.jsonl"] == []
     losses = [[row["loss"] for row in rows_of(folder) if "loss" in row] for folder in (straight, tmp_path / "run")]
@@ -100,14 +111,19 @@ def test_never_more_than_the_recipes_steps(text: Path, tmp_path: Path, monkeypat
     assert steps_done(tmp_path / "run") == 60
 
 
-def test_what_does_not_fit_at_all_is_said(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_what_does_not_fit_at_all_is_said(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     from qkv.training.show import Show
 
     with monkeypatch.context() as patched, Show() as show:
         ticks = Ticks(patched, 30.0, 30.0)
         train(budgeted(text, 0.5), tmp_path / "run", on_event=ticks.listen(show))
     assert steps_done(tmp_path / "run") == 20
-    assert "about 12 min 00 s for 20 steps of at most 400; not even that fits into training.minutes=0.5" in capsys.readouterr().err
+    assert (
+        "about 12 min 00 s for 20 steps of at most 400; not even that fits into training.minutes=0.5"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +153,9 @@ def test_a_run_that_was_cut_keeps_its_plan_on_a_machine_of_another_speed(
     assert differences(uncut, tmp_path / "cut") == []
 
 
-def test_the_plan_of_a_checkpoint_outlives_its_file(text: Path, uncut: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_of_a_checkpoint_outlives_its_file(
+    text: Path, uncut: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def crash(event: Event) -> None:
         if isinstance(event, Stepped) and event.step == 25:
             raise Crash
@@ -149,7 +167,9 @@ def test_the_plan_of_a_checkpoint_outlives_its_file(text: Path, uncut: Path, tmp
     assert differences(uncut, tmp_path / "cut") == []
 
 
-def test_the_plan_is_on_the_disk_before_it_takes_effect(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_is_on_the_disk_before_it_takes_effect(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found: list[tuple[int, Any]] = []
 
     def look(event: Event) -> None:
@@ -176,7 +196,9 @@ def test_a_budget_is_a_positive_number(minutes: Any) -> None:
         Training.parse({"minutes": minutes})
 
 
-def test_validations_are_measured_as_often_as_planned(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validations_are_measured_as_often_as_planned(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looked: list[int] = []
     with monkeypatch.context() as patched:
         ticks = Ticks(patched, 1.0, 1.0)
@@ -186,7 +208,9 @@ def test_validations_are_measured_as_often_as_planned(text: Path, tmp_path: Path
     assert looked == [6, 12, 18, 24]
 
 
-TRAINING = Training.parse({"steps": 10_000, "minutes": 5.0, "validation": {"every": 1000}, "checkpoints": {"every": 1000}})
+TRAINING = Training.parse(
+    {"steps": 10_000, "minutes": 5.0, "validation": {"every": 1000}, "checkpoints": {"every": 1000}}
+)
 
 
 def test_evaluation_validations_and_files_are_part_of_the_plan() -> None:
@@ -195,7 +219,9 @@ def test_evaluation_validations_and_files_are_part_of_the_plan() -> None:
     # 0.95 · 300 s, less preparation, evaluation, ten validations and eleven checkpoints, four of them by the clock.
     assert plan.first.steps == pytest.approx((285 - 15 - 30 - 10 * 2.25 - 14 * 0.5) / 0.1, rel=0.02)
     assert plan.first.seconds <= 285
-    assert expected(TRAINING, costs, PlanStage(plan.first.steps + 11, plan.first.validate, plan.first.save), 0, 15.0) > 285
+    assert (
+        expected(TRAINING, costs, PlanStage(plan.first.steps + 11, plan.first.validate, plan.first.save), 0, 15.0) > 285
+    )
     assert plan.check == -(-plan.first.steps // 50)
 
 
@@ -231,9 +257,16 @@ def test_an_evaluation_is_rehearsed_on_few_rows(tmp_path: Path, monkeypatch: pyt
 
     table = tmp_path / "table.csv"
     table.write_text("text,label\n" + "good film,1\nbad plot,0\n" * 2000)
-    model = {"width": 8, "context_length": 8, "blocks": [{"branches": ["attention(2, mask=full)"]}], "head": "classification"}
+    model = {
+        "width": 8,
+        "context_length": 8,
+        "blocks": [{"branches": ["attention(2, mask=full)"]}],
+        "head": "classification",
+    }
     training = {"steps": 12, "minutes": 60.0, "batch_size": 4, "validation": {"every": 12, "batches": 1}}
-    recipe = Recipe.parse({"data": {"source": str(table)}, "model": model, "task": "classification", "training": training})
+    recipe = Recipe.parse(
+        {"data": {"source": str(table)}, "model": model, "task": "classification", "training": training}
+    )
     ticks, answered, plain = Ticks(monkeypatch, 1e-3, 1e-3), [], ClassificationTask.answered
 
     def count(self: Any, model: Any, dataset: Any, split: str, of: Any, most: int | None = None) -> Any:

@@ -24,24 +24,32 @@ def trained(
     events: list[Event] = []
     recipe = small_recipe(text, steps, precision="bf16", schedule="constant(warmup=1)")
     model = train(recipe, folder, on_event=events.append).model
-    return model.state_dict(), [event.text for event in events if isinstance(event, Notice) and event.text.startswith(SLOW)]
+    return model.state_dict(), [
+        event.text for event in events if isinstance(event, Notice) and event.text.startswith(SLOW)
+    ]
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_where_bf16_is_slower_a_run_is_one_of_fp32_and_says_so_once(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_bf16_is_slower_a_run_is_one_of_fp32_and_says_so_once(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow, said = trained(text, tmp_path / "slow", 3, monkeypatch, 100.0)
     assert said == ["products run in fp32, not bf16, which is slower on this cpu; qkv why shows both times"]
-    plain = train(small_recipe(text, 3, schedule="constant(warmup=1)"), tmp_path / "fp32", on_event=lambda event: None).model.state_dict()
+    plain = train(
+        small_recipe(text, 3, schedule="constant(warmup=1)"), tmp_path / "fp32", on_event=lambda event: None
+    ).model.state_dict()
     assert same(slow, plain)
     fast, said = trained(text, tmp_path / "fast", 3, monkeypatch, 0.1)
     assert said == []
     assert not same(fast, plain)
 
 
-def test_a_run_goes_on_in_the_precision_that_it_began_with(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_in_the_precision_that_it_began_with(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second start measures the opposite, and pays no heed to it."""
     straight, _ = trained(text, tmp_path / "straight", 4, monkeypatch, 100.0)
     trained(text, tmp_path / "cut", 2, monkeypatch, 100.0)

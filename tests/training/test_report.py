@@ -20,7 +20,9 @@ from qkv.training.loop import train
 
 
 def written(path: Path) -> Path:
-    path.write_text("text,label\n" + "".join(f"{'good ' * (i % 7 + 1)}film,{'yes' if i % 3 else 'no'}\n" for i in range(60)))
+    path.write_text(
+        "text,label\n" + "".join(f"{'good ' * (i % 7 + 1)}film,{'yes' if i % 3 else 'no'}\n" for i in range(60))
+    )
     return path
 
 
@@ -28,7 +30,11 @@ def trained(folder: Path) -> Recipe:
     validation = {"every": 3, "best": "accuracy", "batches": None}
     model = {"width": 32, "num_layers": 2}
     recipe = recipe_for(
-        "classification", written(folder / "table.csv"), data={"tokenizer": "words(20)"}, training={"validation": validation}, **model
+        "classification",
+        written(folder / "table.csv"),
+        data={"tokenizer": "words(20)"},
+        training={"validation": validation},
+        **model,
     )
     train(recipe, folder / "run", on_event=ignore)
     return load(folder / "run").recipe
@@ -53,4 +59,7 @@ def test_a_description_says_what_is_taken_after_a_change(tmp_path: Path) -> None
     assert recipe.description.endswith("but for training.steps=7.")
     for quick in (False, True):  # the steps are planned later
         assert "steps" not in automatic_task("classification", data, quick=quick, machine=FAST).description
-    assert automatic_task("classification", data, ["description=mine", "training.steps=7"], machine=FAST).description == "mine"
+    assert (
+        automatic_task("classification", data, ["description=mine", "training.steps=7"], machine=FAST).description
+        == "mine"
+    )

@@ -18,7 +18,9 @@ from qkv.spec.yaml_io import read_recipe
 from qkv.training.loop import train
 from qkv.training.results import record, stale
 
-TABLE = "text,label\n" + "".join(f"{'good' if i % 2 else 'bad'} film number {i},{'yes' if i % 2 else 'no'}\n" for i in range(60))
+TABLE = "text,label\n" + "".join(
+    f"{'good' if i % 2 else 'bad'} film number {i},{'yes' if i % 2 else 'no'}\n" for i in range(60)
+)
 RECIPE = """\
 # Two words are told apart.
 name: words
@@ -92,7 +94,9 @@ def test_the_result_of_several_seeds(recipe: Path) -> None:
 
 def test_a_changed_recipe_makes_its_result_stale(recipe: Path) -> None:
     record([trained(recipe, 1)], recipe)
-    recipe.write_text(recipe.read_text().replace("# Two words", "# More words").replace("metric: a variant", "metric: another"))
+    recipe.write_text(
+        recipe.read_text().replace("# Two words", "# More words").replace("metric: a variant", "metric: another")
+    )
     assert not stale(recipe)
     recipe.write_text(recipe.read_text().replace("steps: 6", "steps: 7"))
     assert "changed after its result was recorded" in stale(recipe)
@@ -181,7 +185,9 @@ def test_results_of_earlier_versions_are_read(recipe: Path) -> None:
     text = recipe.read_text()
     old = {"metric": "right", "value": 1.5, "seeds": [1], "published": 2.5, "source": "a book"}
     recipe.write_text(with_keys(text, {"typed": None, "published": None, "results": [old]}))
-    with pytest.warns(UserWarning, match="^the key 'results' of a recipe is now 'typed' and 'published', and was read as these$"):
+    with pytest.warns(
+        UserWarning, match="^the key 'results' of a recipe is now 'typed' and 'published', and was read as these$"
+    ):
         found = read_recipe(recipe)
     assert found.typed[0].value == 1.5
     assert (found.published[0].value, found.published[0].source) == (2.5, "a book")

@@ -40,9 +40,12 @@ def cut_run(text: Path, folder: Path, **training: Any) -> Recipe:
 
 
 @pytest.mark.parametrize(
-    ("kind", "step"), [(Stepped, 3), (Stepped, 7), (Saved, 7), (Stepped, 13), (Validated, 10), (Saved, 21), (Validated, 24), (Saved, 24)]
+    ("kind", "step"),
+    [(Stepped, 3), (Stepped, 7), (Saved, 7), (Stepped, 13), (Validated, 10), (Saved, 21), (Validated, 24), (Saved, 24)],
 )
-def test_a_run_that_was_cut_goes_on_bit_for_bit(text: Path, straight: Path, tmp_path: Path, kind: type[Event], step: int) -> None:
+def test_a_run_that_was_cut_goes_on_bit_for_bit(
+    text: Path, straight: Path, tmp_path: Path, kind: type[Event], step: int
+) -> None:
     recipe = small_recipe(text, STEPS)
     with pytest.raises(Crash):
         train(recipe, tmp_path / "run", on_event=crash_at(step, kind))
@@ -98,13 +101,17 @@ def test_steps_can_be_raised_where_the_schedule_does_not_look_ahead(text: Path, 
 
 
 def test_steps_cannot_be_raised_where_the_past_would_have_been_another(text: Path, straight: Path) -> None:
-    with pytest.raises(UserError, match=r"training\.steps: .* has 24 steps and cannot be continued to 48, .* 'cosine' .* other rates"):
+    with pytest.raises(
+        UserError, match=r"training\.steps: .* has 24 steps and cannot be continued to 48, .* 'cosine' .* other rates"
+    ):
         train(small_recipe(text, 48), straight, on_event=ignore)
 
 
 def test_another_recipe_over_the_same_folder_names_the_first_difference(text: Path, straight: Path) -> None:
     before = {p: p.stat().st_mtime_ns for p in straight.rglob("*")}
-    with pytest.raises(UserError, match=r"another recipe: training\.batch_size is 3 there and 5 here; name another folder"):
+    with pytest.raises(
+        UserError, match=r"another recipe: training\.batch_size is 3 there and 5 here; name another folder"
+    ):
         train(small_recipe(text, STEPS, batch_size=5), straight, on_event=ignore)
     with pytest.raises(UserError, match=r"training\.optimizer\.kind is \"muon\" there and \"adamw\" here"):
         train(small_recipe(text, STEPS, optimizer="adamw"), straight, on_event=ignore)
@@ -142,7 +149,9 @@ def test_another_text_under_the_same_name_is_noticed(tmp_path: Path) -> None:
         train(recipe, tmp_path / "run", on_event=ignore)
 
 
-def test_a_torn_checkpoint_costs_only_the_steps_since_the_one_before(text: Path, straight: Path, tmp_path: Path) -> None:
+def test_a_torn_checkpoint_costs_only_the_steps_since_the_one_before(
+    text: Path, straight: Path, tmp_path: Path
+) -> None:
     recipe = small_recipe(text, STEPS)
     with pytest.raises(Crash):
         train(recipe, tmp_path / "run", on_event=crash_at(16))
@@ -177,7 +186,9 @@ def test_a_full_disk_stops_the_run_and_nothing_that_was_saved_is_lost(
 
 def test_a_file_where_the_folder_should_be(text: Path, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("mine")
-    with pytest.raises(UserError, match=r"^the run folder .*run cannot be written: a file stands where a folder is needed"):
+    with pytest.raises(
+        UserError, match=r"^the run folder .*run cannot be written: a file stands where a folder is needed"
+    ):
         train(small_recipe(text, STEPS), tmp_path / "run", on_event=ignore)
     assert (tmp_path / "run").read_text() == "mine"
 
@@ -192,11 +203,15 @@ def test_a_read_only_run_folder(text: Path, tmp_path: Path, monkeypatch: pytest.
         return real(path, flags, *args, **kwargs)
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(UserError, match=r"metrics\.jsonl cannot be written: the folder is read-only or belongs to someone else"):
+    with pytest.raises(
+        UserError, match=r"metrics\.jsonl cannot be written: the folder is read-only or belongs to someone else"
+    ):
         train(small_recipe(text, STEPS), tmp_path / "run", on_event=ignore)
 
 
-def test_a_finished_run_in_a_read_only_folder_is_loaded(text: Path, straight: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_run_in_a_read_only_folder_is_loaded(
+    text: Path, straight: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
         assert not flags & (os.O_WRONLY | os.O_RDWR), f"{path} was opened for writing"
         return real(path, flags, *args, **kwargs)

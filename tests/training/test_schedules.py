@@ -47,7 +47,9 @@ def test_cosine(warmup: int, final: float) -> None:
 @given(st.integers(0, 90), st.floats(0, 1))
 def test_linear(warmup: int, final: float) -> None:
     p = shares(100, warmup)
-    np.testing.assert_allclose(curve(LinearDecay(warmup=warmup, final=final), 100), warmed(100, warmup, (1 - p) + final * p), atol=1e-12)
+    np.testing.assert_allclose(
+        curve(LinearDecay(warmup=warmup, final=final), 100), warmed(100, warmup, (1 - p) + final * p), atol=1e-12
+    )
 
 
 def test_warmup_stable_decay() -> None:
@@ -61,7 +63,9 @@ def test_constant_rises_and_stays() -> None:
     np.testing.assert_allclose(curve(Constant(), 3), [1, 1, 1])
 
 
-@pytest.mark.parametrize("schedule", [Constant(warmup=500), Cosine(warmup=500), LinearDecay(warmup=500), WarmupStableDecay(warmup=500)])
+@pytest.mark.parametrize(
+    "schedule", [Constant(warmup=500), Cosine(warmup=500), LinearDecay(warmup=500), WarmupStableDecay(warmup=500)]
+)
 def test_a_warm_up_longer_than_the_run_only_rises(schedule: Schedule) -> None:
     np.testing.assert_allclose(curve(schedule, 100), np.arange(1, 101) / 500)
 

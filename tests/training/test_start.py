@@ -52,7 +52,13 @@ def classifier(folder: Path, start: Path, **model: object) -> qkv.Recipe:
     table.write_text("text\tlabel\n" + "".join(f"the {word} day\t{word}\n" for word in ("good", "bad") * 20))
     described = {**MODEL, "head": "classification", **model}
     return qkv.Recipe.parse(
-        {"data": str(table), "model": described, "task": "classification", "start": str(start), "training": {**TRAINING, "steps": 1}}
+        {
+            "data": str(table),
+            "model": described,
+            "task": "classification",
+            "start": str(start),
+            "training": {**TRAINING, "steps": 1},
+        }
     )
 
 
@@ -112,7 +118,9 @@ def test_another_start_is_another_recipe(pretrained: Run, tmp_path: Path) -> Non
     ],
     ids=["deeper", "shallower", "wider"],
 )
-def test_a_model_that_is_built_otherwise_is_refused(pretrained: Run, tmp_path: Path, changes: dict[str, object], sentence: str) -> None:
+def test_a_model_that_is_built_otherwise_is_refused(
+    pretrained: Run, tmp_path: Path, changes: dict[str, object], sentence: str
+) -> None:
     with pytest.raises(UserError, match=sentence):
         train(classifier(tmp_path, pretrained.folder, **changes), tmp_path / "run", on_event=ignore)
     assert not (tmp_path / "run" / "spec.yaml").exists()
@@ -129,7 +137,9 @@ def test_another_tokenizer_is_refused(pretrained: Run, tmp_path: Path) -> None:
         train(recipe, tmp_path / "run", on_event=ignore)
 
 
-def published_bert(folder: Path, words: tuple[str, ...] = ("good", "bad", "the", "film", "day"), positions: int = 32) -> Path:
+def published_bert(
+    folder: Path, words: tuple[str, ...] = ("good", "bad", "the", "film", "day"), positions: int = 32
+) -> Path:
     """A random BERT that hides words, as its makers would publish it, with a pooler that its own head does not read."""
     folder.mkdir(parents=True, exist_ok=True)
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
@@ -158,7 +168,13 @@ def alone(table: Path, start: Path, **more: object) -> qkv.Recipe:
     """A classifier whose recipe says nothing of the model."""
     table.write_text("text\tlabel\n" + "".join(f"the {word} day\t{word}\n" for word in ("good", "bad") * 20))
     return qkv.Recipe.parse(
-        {"data": str(table), "task": "classification", "start": str(start), "training": {**TRAINING, "steps": 1}, **more}
+        {
+            "data": str(table),
+            "task": "classification",
+            "start": str(start),
+            "training": {**TRAINING, "steps": 1},
+            **more,
+        }
     )
 
 
@@ -168,16 +184,25 @@ def test_a_published_checkpoint_is_a_start_that_describes_the_model(tmp_path: Pa
     theirs = BertForPreTraining.from_pretrained(start)
     mine = run.model.state_dict()
     assert (run.recipe.model.width, len(run.recipe.model.layers), run.recipe.model.context_length) == (16, 2, 32)
-    torch.testing.assert_close(mine["frontend.table"], theirs.bert.embeddings.word_embeddings.weight, rtol=0, atol=1e-20)
+    torch.testing.assert_close(
+        mine["frontend.table"], theirs.bert.embeddings.word_embeddings.weight, rtol=0, atol=1e-20
+    )
     layer = theirs.bert.encoder.layer[1]
-    torch.testing.assert_close(mine["blocks.1.branches.1.body.up.weight"], layer.intermediate.dense.weight, rtol=0, atol=1e-20)
+    torch.testing.assert_close(
+        mine["blocks.1.branches.1.body.up.weight"], layer.intermediate.dense.weight, rtol=0, atol=1e-20
+    )
     torch.testing.assert_close(mine["head.hidden.weight"], theirs.bert.pooler.dense.weight, rtol=0, atol=1e-20)
     assert mine["head.output.weight"].shape == (2, 16)
-    assert any("its head is initialised at random, except head.hidden.bias, head.hidden.weight" in sentence for sentence in said)
+    assert any(
+        "its head is initialised at random, except head.hidden.bias, head.hidden.weight" in sentence
+        for sentence in said
+    )
     assert run.tokenizer.specials["cls"] == 2
 
 
-def test_a_published_start_is_described_by_its_config_and_builds_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_published_start_is_described_by_its_config_and_builds_one_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start, (read, built) = published_bert(tmp_path / "bert"), counted(monkeypatch)
     recipe = with_start(alone(tmp_path / "rows.tsv", start))
     assert (read, built) == ([start / "config.json"], [])
@@ -226,7 +251,9 @@ def test_a_run_is_a_start_that_describes_the_model_and_an_own_word_counts(pretra
 
 def test_a_run_with_adapters_is_a_start_as_what_it_amounts_to(pretrained: Run, tmp_path: Path) -> None:
     training = {**TRAINING, "adapt": "lora(2)", "optimizer": "adamw(lr=0.1)"}
-    first = train(alone(tmp_path / "rows.tsv", pretrained.folder, training=training), tmp_path / "first", on_event=ignore)
+    first = train(
+        alone(tmp_path / "rows.tsv", pretrained.folder, training=training), tmp_path / "first", on_event=ignore
+    )
     second, said = begun(alone(tmp_path / "rows.tsv", tmp_path / "first"), tmp_path / "second")
     name = "blocks.0.branches.0.body.qkv.weight"
     assert not torch.equal(first.model.state_dict()[name], pretrained.model.state_dict()[name])
@@ -245,7 +272,10 @@ def test_a_task_that_the_start_cannot_do_is_refused(tmp_path: Path) -> None:
 
 def test_a_published_encoder_decoder_learns_with_its_own_marks(tmp_path: Path) -> None:
     words = Tokenizer(
-        models.WordLevel({piece: i for i, piece in enumerate(["<pad>", "</s>", "<unk>", "eins", "zwei", "one", "two"])}, unk_token="<unk>")
+        models.WordLevel(
+            {piece: i for i, piece in enumerate(["<pad>", "</s>", "<unk>", "eins", "zwei", "one", "two"])},
+            unk_token="<unk>",
+        )
     )
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.add_special_tokens(["<pad>", "</s>", "<unk>"])
@@ -258,7 +288,12 @@ def test_a_published_encoder_decoder_learns_with_its_own_marks(tmp_path: Path) -
     recipe = {"data": str(tmp_path / "pairs.csv"), "task": "translation", "start": str(start), "training": TRAINING}
     recipe["sample"] = {"max_new_tokens": 5, "temperature": 0.0}
     run, said = begun(qkv.Recipe.parse(recipe), tmp_path / "run")
-    assert run.recipe.task.to_dict() == {"kind": "translation", "label_smoothing": 0.1, "begin": ["<pad>"], "framed": True}
+    assert run.recipe.task.to_dict() == {
+        "kind": "translation",
+        "label_smoothing": 0.1,
+        "begin": ["<pad>"],
+        "framed": True,
+    }
     theirs = T5ForConditionalGeneration.from_pretrained(start)
     torch.testing.assert_close(run.model.state_dict()["frontend.table"], theirs.shared.weight, rtol=0, atol=1e-20)
     assert not [sentence for sentence in said if "initialised at random" in sentence]

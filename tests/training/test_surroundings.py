@@ -24,7 +24,9 @@ def separate_choices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def choose(twin: str) -> str:
-    return choices.choose("some op", "some case", lambda: choices.Choice("some op", "some case", twin, "measured", 1.5)).twin
+    return choices.choose(
+        "some op", "some case", lambda: choices.Choice("some op", "some case", twin, "measured", 1.5)
+    ).twin
 
 
 def test_the_next_start_takes_the_same_paths(tmp_path: Path) -> None:

@@ -39,14 +39,18 @@ def trained(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         "blocks": [{"branches": ["attention(2, relative=rope)", "feed_forward(32)"]}],
     }
     training = {"steps": 30, "batch_size": 4, "optimizer": "adamw(lr=0.02)", "validation": {"every": 15, "batches": 3}}
-    recipe = Recipe.parse({"data": str(text), "model": model, "training": training, "sample": {"max_new_tokens": 4, "seed": 1}})
+    recipe = Recipe.parse(
+        {"data": str(text), "model": model, "training": training, "sample": {"max_new_tokens": 4, "seed": 1}}
+    )
     return train(recipe, tmp_path_factory.mktemp("runs") / "trained", on_event=ignore)
 
 
 @pytest.fixture(scope="module")
 def healed(trained: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Swapped, list[Event]]:
     events: list[Event] = []
-    return swap(trained.folder, LINEAR, tmp_path_factory.mktemp("swapped") / "run", heal=10, on_event=events.append), events
+    return swap(
+        trained.folder, LINEAR, tmp_path_factory.mktemp("swapped") / "run", heal=10, on_event=events.append
+    ), events
 
 
 def test_the_figures_are_those_of_the_models(trained: Run, healed: tuple[Swapped, list[Event]]) -> None:
@@ -54,7 +58,9 @@ def test_the_figures_are_those_of_the_models(trained: Run, healed: tuple[Swapped
     batches = trained.recipe.training.validation.batches
     assert list(found.figures) == [BEFORE, AFTER, HEALED]
     assert found.figures[BEFORE]["loss"] == pytest.approx(evaluate(trained, batches=batches).figures["loss"], rel=1e-6)
-    assert found.figures[HEALED]["loss"] == pytest.approx(evaluate(found.run, batches=batches).figures["loss"], rel=1e-6)
+    assert found.figures[HEALED]["loss"] == pytest.approx(
+        evaluate(found.run, batches=batches).figures["loss"], rel=1e-6
+    )
     assert found.figures[BEFORE]["loss"] < found.figures[AFTER]["loss"]
     assert found.figures[HEALED]["loss"] < found.figures[AFTER]["loss"]
     assert found.figures[AFTER]["perplexity"] == pytest.approx(math.exp(found.figures[AFTER]["loss"]))
@@ -102,7 +108,9 @@ def test_without_healing_the_run_stands_before_its_first_step(trained: Run, tmp_
     assert torch.equal(checkpoint.tensors["weights"][name], new)
     run = qkv.train(tmp_path / "run", overrides=["training.steps=1", "training.validation.every=1"], on_event=ignore)
     assert run.metrics[-1]["step"] == 1
-    assert (run.model.state_dict()[name] - new).abs().max() < 0.1  # one step from the weights that were swapped, not from random ones
+    assert (
+        run.model.state_dict()[name] - new
+    ).abs().max() < 0.1  # one step from the weights that were swapped, not from random ones
 
 
 def test_a_swapped_training_goes_on_as_if_it_had_not_stopped(trained: Run, tmp_path: Path) -> None:
@@ -131,7 +139,10 @@ def test_a_stop_while_healing_leaves_a_run_that_goes_on(trained: Run, tmp_path: 
 
 def test_a_published_checkpoint_is_healed_on_a_text_that_is_given(trained: Run, text: Path, tmp_path: Path) -> None:
     rotary = trained.model.spec.changed(
-        blocks=({"branches": ["attention(2, bias=false, relative=rope)", "gated_feed_forward(32)"], "norm": "rms_norm"},), norm="rms_norm"
+        blocks=(
+            {"branches": ["attention(2, bias=false, relative=rope)", "gated_feed_forward(32)"], "norm": "rms_norm"},
+        ),
+        norm="rms_norm",
     )
     save_published(qkv.build(rotary, 3), tmp_path / "hf", trained.tokenizer)
     with pytest.raises(UserError, match="does not say what it was trained on; give --data"):

@@ -76,9 +76,16 @@ def walk() -> list[Station]:
         Station(
             "data",
             f"A batch of {ids.shape[0]} rows of {ids.shape[1]} positions; the target is the next id.",
-            (f"input   {_shape(ids)}  {_listed(ids[:, :6])} …", f"targets {_shape(batch.targets)}  {_listed(batch.targets[:, :6])} …"),
+            (
+                f"input   {_shape(ids)}  {_listed(ids[:, :6])} …",
+                f"targets {_shape(batch.targets)}  {_listed(batch.targets[:, :6])} …",
+            ),
         ),
-        Station("frontends", "Ids to vectors, with positions, lengths and masks in a context.", (f"x {_shape(seen['frontend'])}",)),
+        Station(
+            "frontends",
+            "Ids to vectors, with positions, lengths and masks in a context.",
+            (f"x {_shape(seen['frontend'])}",),
+        ),
         Station(
             "models, mixers, layers",
             "Each branch reads the residual stream and adds to it; attention mixes positions.",
@@ -92,9 +99,15 @@ def walk() -> list[Station]:
         Station(
             "tasks",
             "The loss: mean negative log-likelihood of the targets.",
-            (f"{loss.item():.2f} nats a token; ln {seen['head'].shape[-1]} = {math.log(seen['head'].shape[-1]):.2f} is chance",),
+            (
+                f"{loss.item():.2f} nats a token; ln {seen['head'].shape[-1]} = {math.log(seen['head'].shape[-1]):.2f} is chance",
+            ),
         ),
-        Station("training", "Gradients, clipped, and one update by the optimiser.", (f"{grown:,} parameters with a gradient",)),
+        Station(
+            "training",
+            "Gradients, clipped, and one update by the optimiser.",
+            (f"{grown:,} parameters with a gradient",),
+        ),
     ]
 
 
@@ -109,7 +122,10 @@ def _station(station: Station, width: float, y: float) -> tuple[list[Markup], fl
     top = y + PAD + (0 if beside else LEAD)
     pieces = [written(PAD, y + PAD + 10 + LEAD * i, name, 12, bold=True, ink="accent") for i, name in enumerate(names)]
     pieces += [written(left, top + 10 + LEAD * i, words) for i, words in enumerate(lines)]
-    pieces += [code(left, top + 10 + LEAD * (len(lines) + i), value, fit, ink="muted") for i, value in enumerate(station.values)]
+    pieces += [
+        code(left, top + 10 + LEAD * (len(lines) + i), value, fit, ink="muted")
+        for i, value in enumerate(station.values)
+    ]
     height = max(top - y + LEAD * (len(lines) + len(station.values)), PAD + LEAD * len(names)) + PAD - 3
     return [box(0, y, width, height), *pieces], height
 

@@ -58,7 +58,13 @@ def masks(width: int) -> Picture:
     for n, (expression, name) in enumerate(MASKS):
         pieces += _panel(expression, name, pitch * (n % columns), height * (n // columns), cell)
     told = "; ".join(
-        f"{name}, {expression}: {sum(map(sum, visible(expression)))} of {LENGTH**2} pairs visible" for expression, name in MASKS
+        f"{name}, {expression}: {sum(map(sum, visible(expression)))} of {LENGTH**2} pairs visible"
+        for expression, name in MASKS
     )
     rows = -(-len(MASKS) // columns)
-    return Picture("Masks", f"One line per query, one column per key, visible pairs in colour. {told}.", (width, rows * height - 8), pieces)
+    return Picture(
+        "Masks",
+        f"One line per query, one column per key, visible pairs in colour. {told}.",
+        (width, rows * height - 8),
+        pieces,
+    )

@@ -83,7 +83,14 @@ class Sheet:
         middle = {"cx": 10.0, "cy": self.y + 11}
         self.pieces += [
             tag("circle", r=10.0, style="fill:var(--accent)", **middle),
-            tag("text", str(len(self.parts)), x=10.0, y=self.y + 15, text_anchor="middle", style="fill:var(--paper);font-weight:600"),
+            tag(
+                "text",
+                str(len(self.parts)),
+                x=10.0,
+                y=self.y + 15,
+                text_anchor="middle",
+                style="fill:var(--paper);font-weight:600",
+            ),
         ]
 
     def titled(self, name: str) -> None:
@@ -99,9 +106,15 @@ class Sheet:
     def header(self, html: str) -> None:
         """Title, status and description."""
         self.part("Header")
-        title, pill = (_plain(_all(pattern, html)[0]) for pattern in ("<h1>(.*?)</h1>", '<span class="pill[^"]*">(.*?)</span>'))
+        title, pill = (
+            _plain(_all(pattern, html)[0]) for pattern in ("<h1>(.*?)</h1>", '<span class="pill[^"]*">(.*?)</span>')
+        )
         end = LEFT + text_width(title, 20) + 14
-        self.add(34, written(LEFT, self.y + 18, title, 20, bold=True), written(end, self.y + 17, pill, 12, ink="good", bold=True))
+        self.add(
+            34,
+            written(LEFT, self.y + 18, title, 20, bold=True),
+            written(end, self.y + 17, pill, 12, ink="good", bold=True),
+        )
         for words in wrapped(_plain(_all("</div><p>(.*?)</p></header>", html)[0]), self.room):
             self.add(17, written(LEFT, self.y + 4, words, ink="muted"))
         self.y += 8
@@ -138,7 +151,9 @@ class Sheet:
     def _chart(self, svg: str, x: float, y: float, width: float) -> tuple[float, Markup]:
         """Height and markup of a chart of the page, placed and scaled."""
         wide, high = (float(size) for size in _all('viewBox="0 0 ([0-9.]+) ([0-9.]+)"', svg)[0:1][0])
-        inside = re.sub(r"<title>.*?</title>|<desc>.*?</desc>", "", svg[svg.index(">") + 1 : -len("</svg>")], flags=re.DOTALL)
+        inside = re.sub(
+            r"<title>.*?</title>|<desc>.*?</desc>", "", svg[svg.index(">") + 1 : -len("</svg>")], flags=re.DOTALL
+        )
         height = high * width / wide
         place = {"x": float(x), "y": float(y), "width": float(width), "height": float(height)}
         return height + 8, tag("svg", Markup(inside), viewBox=f"0 0 {wide:g} {high:g}", class_="chart", **place)
@@ -158,7 +173,11 @@ class Sheet:
         self.titled(name)
         for cells in _all("<tr><td>(.*?)</td><td[^>]*>(.*?)</td></tr>", _section(html, name))[:6]:
             left, right = map(_plain, cells)
-            self.add(18, written(LEFT, self.y + 10, left, ink="muted"), written(LEFT + self.room, self.y + 10, right, anchor="end"))
+            self.add(
+                18,
+                written(LEFT, self.y + 10, left, ink="muted"),
+                written(LEFT + self.room, self.y + 10, right, anchor="end"),
+            )
         self.y += 14
 
     def commands(self, html: str) -> None:

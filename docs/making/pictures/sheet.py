@@ -36,7 +36,9 @@ def heading(words: str, x: float = 0, y: float = 15) -> Markup:
     return frame.text(x, y, words, class_="title")
 
 
-def written(x: float, y: float, words: object, size: float = 12, anchor: str | None = None, ink: str = "ink", bold: bool = False) -> Markup:
+def written(
+    x: float, y: float, words: object, size: float = 12, anchor: str | None = None, ink: str = "ink", bold: bool = False
+) -> Markup:
     """Text in the ink, muted or accent colour of the theme."""
     style = f"fill:var(--{ink});font-size:{size:g}px" + (";font-weight:600" if bold else "")
     return tag("text", words, x=float(x), y=float(y), text_anchor=anchor, style=style)

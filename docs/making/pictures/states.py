@@ -29,7 +29,11 @@ def bytes_over_length(branch: object) -> tuple[int, ...]:
 def _causal_mixers() -> list[str]:
     """Kinds that qkv itself brings."""
     kinds = {kind: part() for kind, part in Branch.kinds().items() if part.__module__.startswith("qkv.")}
-    return [kind for kind, part in kinds.items() if part.mixes and part.causal and not part.reads_memory and kind != "attention"]
+    return [
+        kind
+        for kind, part in kinds.items()
+        if part.mixes and part.causal and not part.reads_memory and kind != "attention"
+    ]
 
 
 def curves() -> dict[tuple[int, ...], list[str]]:
@@ -50,4 +54,6 @@ def states(width: int) -> LineChart:
     told = "Keys and values grow with every position, a window stops growing, recurrent states and convolutions are constant."
     unit = f"bytes a layer {WIDTH} wide, logarithmic"
     height = 400 if width <= NARROW else 420
-    return LineChart("State", lines, "positions, logarithmic", unit, True, True, description=told, width=width, height=height)
+    return LineChart(
+        "State", lines, "positions, logarithmic", unit, True, True, description=told, width=width, height=height
+    )

@@ -55,9 +55,13 @@ def find_recipe(
         begun = None if start is None else str(start)
         return _recipe_of_table(task, {"source": str(source), **data}, overrides, quick, out, resume, begun, adapt)
     if start is not None or adapt is not None:
-        raise UserError("'start' and 'adapt' apply to a table of examples with a task; in a recipe, set start and training.adapt")
+        raise UserError(
+            "'start' and 'adapt' apply to a table of examples with a task; in a recipe, set start and training.adapt"
+        )
     if data:
-        raise UserError(f"{next(iter(data))!r} applies to tables of examples; name the task too, such as task='classification'")
+        raise UserError(
+            f"{next(iter(data))!r} applies to tables of examples; name the task too, such as task='classification'"
+        )
     path, folder = Path(source), Path(out) if out is not None else None
     if not is_text(source):
         recipe = read_recipe(path, overrides, quick)
@@ -95,7 +99,9 @@ def _recipe_of_table(
         if (known.data.source, known.task.kind, known.start) == (data["source"], task, start):
             changes = [*([f"training.adapt={adapt}"] if adapt else []), *overrides]
             return override(known.changed(data=known.data.changed(**data)), changes), folder
-        there = f"the task {known.task.kind!r} on {known.data.source!r}" + (f" from {known.start!r}" if known.start else "")
+        there = f"the task {known.task.kind!r} on {known.data.source!r}" + (
+            f" from {known.start!r}" if known.start else ""
+        )
         here = f"{task!r} on {data['source']!r}" + (f" from {start!r}" if start else "")
         raise UserError(f"{folder} holds a run of {there}, not of {here}; name another folder")
     return automatic_task(task, data, overrides, quick, start=start, adapt=adapt), folder
@@ -106,7 +112,9 @@ def _recipe_of_text(source: str, overrides: Iterable[str], quick: bool, folder: 
 
     if not Path(source).exists() and source not in NAMES:
         here = [entry.name for entry in Path().iterdir() if entry.is_file()]
-        raise UserError(f"there is no file {source!r} and no known data set of that name; {nearest(source, [*here, *NAMES])}")
+        raise UserError(
+            f"there is no file {source!r} and no known data set of that name; {nearest(source, [*here, *NAMES])}"
+        )
     if folder and (folder / "spec.yaml").is_file():
         # A newly chosen recipe could differ, because the text may have grown and the machine is measured anew.
         known = read_recipe(folder)
@@ -180,7 +188,9 @@ def swap(
 
     name = Path(run).name if isinstance(run, (str, Path)) else run.folder.name
     text = None if data is None else str(data)
-    return swap_parts(run, changes, _folder(f"{name}-swapped", False) if out is None else out, heal, text, on_event, copy)
+    return swap_parts(
+        run, changes, _folder(f"{name}-swapped", False) if out is None else out, heal, text, on_event, copy
+    )
 
 
 def load(run: str | Path, accept_changes: bool = False, copy: bool = False, **published: Any) -> Run:
@@ -200,7 +210,9 @@ def load(run: str | Path, accept_changes: bool = False, copy: bool = False, **pu
 
 
 @overload
-def generate(run: Run | str | Path, prompt: str = "", *, ids: None = None, special: bool = False, **options: Any) -> str:
+def generate(
+    run: Run | str | Path, prompt: str = "", *, ids: None = None, special: bool = False, **options: Any
+) -> str:
     """Generate text after ``prompt``."""
 
 
@@ -255,9 +267,13 @@ def evaluate(
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
     if data is not None and split is not None:
-        raise UserError(f"'split' names a part of the run's own data, but {str(data)!r} is evaluated as a whole; leave one of them out")
+        raise UserError(
+            f"'split' names a part of the run's own data, but {str(data)!r} is evaluated as a whole; leave one of them out"
+        )
     recipe = measured(loaded.recipe, overrides)
-    return evaluate_run(replace(loaded, recipe=recipe), split or "validation", batches, None if data is None else str(data)).figures
+    return evaluate_run(
+        replace(loaded, recipe=recipe), split or "validation", batches, None if data is None else str(data)
+    ).figures
 
 
 def predict(run: Run | str | Path, *inputs: Any) -> list[dict[str, Any]]:
@@ -274,7 +290,9 @@ def predict(run: Run | str | Path, *inputs: Any) -> list[dict[str, Any]]:
     return predict_run(loaded, rows_for(loaded, inputs))
 
 
-def embed(run: Run | str | Path, texts: Sequence[str], prompt: str | None = None, prefix: str | None = None, **options: Any) -> np.ndarray:
+def embed(
+    run: Run | str | Path, texts: Sequence[str], prompt: str | None = None, prefix: str | None = None, **options: Any
+) -> np.ndarray:
     """Embed each text: (texts, D) float32, the vectors before the head, pooled over the tokens of the text.
 
     A sentence-transformers folder defines pooling, length, normalisation and prompts. ``prompt``: name of one of its
@@ -289,7 +307,9 @@ def embed(run: Run | str | Path, texts: Sequence[str], prompt: str | None = None
     return embed_with(run, texts, prompt, prefix, **options)
 
 
-def cost(spec: Model | Recipe, batch_size: int | None = None, length: int | None = None, precision: str | None = None) -> Cost:
+def cost(
+    spec: Model | Recipe, batch_size: int | None = None, length: int | None = None, precision: str | None = None
+) -> Cost:
     """Estimate parameters, FLOPs, memory and state of a model without building it.
 
     Omitted arguments are the recipe's; for a model alone, one row of its context length in fp32. Raises ``UserError``.

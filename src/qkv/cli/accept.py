@@ -14,7 +14,9 @@ qkv accept runs/my
 """
 
 
-def accept_command(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by 'qkv train'.")]) -> None:
+def accept_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by 'qkv train'.")],
+) -> None:
     """Accept the edited spec or vocabulary of a run.
 
     Weights record the spec and vocabulary that they were trained with, and commands refuse to load them with others. This command records

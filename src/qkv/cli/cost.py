@@ -35,19 +35,34 @@ qkv cost recipes/multi30k_transformer.yaml --length 20 --source-length 25
 
 
 def cost_command(
-    spec: Annotated[str, typer.Argument(metavar="SPEC", help=f"A recipe, a model, a run folder, or one of {', '.join(PRESETS)}.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as model.width=512.")] = None,
-    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Batch size; default: the recipe's, or 1.")] = None,
-    length: Annotated[int | None, typer.Option(metavar="N", help="Sequence length; default: the context length.")] = None,
+    spec: Annotated[
+        str, typer.Argument(metavar="SPEC", help=f"A recipe, a model, a run folder, or one of {', '.join(PRESETS)}.")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as model.width=512.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(metavar="N", help="Batch size; default: the recipe's, or 1.")
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(metavar="N", help="Sequence length; default: the context length.")
+    ] = None,
     source_length: Annotated[
         int | None, typer.Option(metavar="N", help="Input length of the encoder; default: its context length.")
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(metavar="fp32|bf16", help="Precision of matrix products; default: the one the recipe uses on this machine, or fp32."),
+        typer.Option(
+            metavar="fp32|bf16",
+            help="Precision of matrix products; default: the one the recipe uses on this machine, or fp32.",
+        ),
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Build the model, measure, and compare with the prediction.")] = False,
-    probe: Annotated[bool, typer.Option("--probe", help="Measure this machine's speed, to estimate tokens per second.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Build the model, measure, and compare with the prediction.")
+    ] = False,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Measure this machine's speed, to estimate tokens per second.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Count parameters, FLOPs, memory, decoding state and time of a model, without building it."""
@@ -65,7 +80,11 @@ def cost_command(
     print_table("", ["quantity", "value"], _figures(counted, machine))
     if checked:
         typer.echo()
-        print_table("predicted and measured", ["quantity", "predicted", "measured", "error"], [_compared(row) for row in checked])
+        print_table(
+            "predicted and measured",
+            ["quantity", "predicted", "measured", "error"],
+            [_compared(row) for row in checked],
+        )
 
 
 def _read(name: str, overrides: Iterable[str]) -> tuple[Model, Training]:
@@ -108,10 +127,15 @@ def _open_sizes(model: Model) -> bool:
 def _title(name: str, counted: Cost) -> str:
     layers, rows = _many(len(counted.model.layers), "layer"), _many(counted.batch_size, "row")
     if encoder := counted.model.encoder:
-        layers, rows = f"{_many(len(encoder.layers), 'encoder layer')} and {layers}", f"{rows} of {counted.source_length:,} and"
+        layers, rows = (
+            f"{_many(len(encoder.layers), 'encoder layer')} and {layers}",
+            f"{rows} of {counted.source_length:,} and",
+        )
     else:
         rows += " of"
-    return f"{name}: {layers} of width {counted.model.width:,}; {rows} {counted.length:,} positions, {counted.precision}"
+    return (
+        f"{name}: {layers} of width {counted.model.width:,}; {rows} {counted.length:,} positions, {counted.precision}"
+    )
 
 
 def _many(count: int, noun: str) -> str:
@@ -125,7 +149,10 @@ def _parts(counted: Cost) -> list[list[object]]:
 
 def _figures(counted: Cost, machine: Machine | None) -> list[tuple[str, str]]:
     memory, training = counted.memory, counted.training
-    scores = max((branch.scores for block in (*counted.encoder, *counted.latents, *counted.blocks) for branch in block), default=0)
+    scores = max(
+        (branch.scores for block in (*counted.encoder, *counted.latents, *counted.blocks) for branch in block),
+        default=0,
+    )
     rows = [
         ("FLOPs, forward", short(counted.forward_flops)),
         ("… without masked attention scores", short(counted.needed_flops)),
@@ -153,7 +180,9 @@ def _rates(counted: Cost, machine: Machine | None) -> list[tuple[str, str]]:
         return [("tokens/s", "not estimated: this machine has not been measured; use --probe")]
     speed = counted.speed(machine)
     rates = [("training", speed.train), ("prefill", speed.prefill), ("decoding", speed.decode)]
-    return [(f"{name}, estimated tokens/s", short(rate)) for name, rate in rates if name == "training" or counted.writes]
+    return [
+        (f"{name}, estimated tokens/s", short(rate)) for name, rate in rates if name == "training" or counted.writes
+    ]
 
 
 def _probed() -> Machine:
@@ -179,7 +208,9 @@ def _checked(counted: Cost, machine: Machine | None) -> list[Measurement]:
         raise UserError("--check measures full training only; leave out training.adapt and training.frozen")
     return check(
         counted,
-        lambda model: Update(model, summed_loss, build_optimizer(training.optimizer, model), training.accumulate, counted.precision),
+        lambda model: Update(
+            model, summed_loss, build_optimizer(training.optimizer, model), training.accumulate, counted.precision
+        ),
         machine,
     )
 

@@ -16,7 +16,9 @@ qkv demo --out runs/longer training.steps=5000 training.minutes=10
 
 
 def demo_command(
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as training.steps=500.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as training.steps=500.")
+    ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The run folder.")] = Path("runs/demo"),
 ) -> None:
     """Train a small model for at most three minutes on the documentation that comes with CPython, and generate text."""

@@ -27,16 +27,28 @@ cat lines.txt | qkv embed all-MiniLM-L6-v2/ - --out vectors.npy
 
 def embed_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a published model.")],
-    inputs: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Texts; '-' reads one per line from standard input.")],
-    prompt: Annotated[str | None, typer.Option(metavar="NAME", help="Name of one of the model's prompts, prepended to every text.")] = None,
+    inputs: Annotated[
+        list[str], typer.Argument(metavar="TEXT...", help="Texts; '-' reads one per line from standard input.")
+    ],
+    prompt: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of one of the model's prompts, prepended to every text.")
+    ] = None,
     prefix: Annotated[str | None, typer.Option(metavar="TEXT", help="Text to prepend to every text.")] = None,
     pooling: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="cls, mean, max, mean_sqrt_len, weightedmean or lasttoken; default: the model's."),
+        typer.Option(
+            metavar="NAME", help="cls, mean, max, mean_sqrt_len, weightedmean or lasttoken; default: the model's."
+        ),
     ] = None,
-    normalise: Annotated[bool | None, typer.Option(help="Scale vectors to length 1; default: the model's setting.")] = None,
-    max_length: Annotated[int | None, typer.Option(metavar="N", min=1, help="Maximum number of tokens read per text.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Output .npy file; default: JSON, one line per text.")] = None,
+    normalise: Annotated[
+        bool | None, typer.Option(help="Scale vectors to length 1; default: the model's setting.")
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Maximum number of tokens read per text.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Output .npy file; default: JSON, one line per text.")
+    ] = None,
     copy: Copy = False,
 ) -> None:
     """Compute one embedding vector per text, with the pooling of a sentence-transformers folder if it has one."""
@@ -46,12 +58,23 @@ def embed_command(
         output_file("--out", out)
     folder = run if is_sentence_folder(run) else run_or_published(run)
     texts = [line for text in inputs for line in (_lines() if text == "-" else [text])]
-    options: dict[str, Any] = {"poolings": tuple(pooling) if pooling else None, "normalise": normalise, "max_length": max_length}
+    options: dict[str, Any] = {
+        "poolings": tuple(pooling) if pooling else None,
+        "normalise": normalise,
+        "max_length": max_length,
+    }
     from qkv.runs.embed import embed
 
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        vectors = embed(folder, texts, prompt, prefix, copy=copy, **{name: value for name, value in options.items() if value is not None})
+        vectors = embed(
+            folder,
+            texts,
+            prompt,
+            prefix,
+            copy=copy,
+            **{name: value for name, value in options.items() if value is not None},
+        )
     for note in notes:
         typer.echo(f"note: {note.message}", err=True)
     if out is not None:

@@ -32,10 +32,18 @@ _SPLITS = ("train", "validation", "test")
 
 def evaluate_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by 'qkv train'.")],
-    changes: Annotated[list[str] | None, typer.Argument(metavar="[PATH=VALUE...]", help="Changes of sample.* or --data columns.")] = None,
-    data: Annotated[str | None, typer.Option(metavar="FILE", help="Evaluate on this file, read like the run's own data.")] = None,
-    split: Annotated[str | None, typer.Option(metavar="train|validation|test", help="Data split; default: validation.")] = None,
-    batches: Annotated[int | None, typer.Option(metavar="N", help="Evaluate on N evenly spread batches; default: all.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[PATH=VALUE...]", help="Changes of sample.* or --data columns.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Evaluate on this file, read like the run's own data.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(metavar="train|validation|test", help="Data split; default: validation.")
+    ] = None,
+    batches: Annotated[
+        int | None, typer.Option(metavar="N", help="Evaluate on N evenly spread batches; default: all.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     report: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Also write an HTML report.")] = None,
     copy: Copy = False,
@@ -44,7 +52,9 @@ def evaluate_command(
     if batches is not None and batches < 1:
         raise UserError(f"--batches: {batches} given, but it should be at least 1; leave it out for the whole split")
     if data is not None and split is not None:
-        raise UserError("--split selects part of the run's own data, and --data evaluates on another file; use only one of them")
+        raise UserError(
+            "--split selects part of the run's own data, and --data evaluates on another file; use only one of them"
+        )
     split = split or "validation"
     if split not in _SPLITS:
         raise UserError(f"--split: there is no split {split!r}; {nearest(split, _SPLITS)}")
@@ -64,7 +74,11 @@ def evaluate_command(
     if report is not None:
         _write(report, str(run), loaded.recipe, part, evaluation, loaded.step)
     if as_json:
-        typer.echo(json.dumps({"run": str(run), "split": part, "step": loaded.step, **evaluation.figures, "notes": evaluation.notes}))
+        typer.echo(
+            json.dumps(
+                {"run": str(run), "split": part, "step": loaded.step, **evaluation.figures, "notes": evaluation.notes}
+            )
+        )
         return
     rows = [(words(name), value) for name, value in evaluation.figures.items()]
     print_table(f"{run}, step {loaded.step:,}, {part}", ["figure", "value"], rows)
@@ -76,6 +90,8 @@ def _write(path: Path, title: str, recipe: Recipe, split: str, evaluation: Evalu
     from qkv.report.evaluation import evaluation_report
     from qkv.runs.files import clear_errors, write_file
 
-    page = evaluation_report(title, recipe.description, {split: asdict(evaluation)}, step, recipe.training.validation.best)
+    page = evaluation_report(
+        title, recipe.description, {split: asdict(evaluation)}, step, recipe.training.validation.best
+    )
     with clear_errors(str(path)):
         write_file(path, page.encode())

@@ -34,9 +34,13 @@ FORMATS = {
 
 def export_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a published checkpoint.")],
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Output folder; default: beside the run, named RUN-FORMAT.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Output folder; default: beside the run, named RUN-FORMAT.")
+    ] = None,
     format: Annotated[str, typer.Option(metavar="hf|peft", help="Output format; peft: only the adapter.")] = "hf",
-    dtype: Annotated[str | None, typer.Option(metavar="fp32|bf16|fp16", help="Precision of the weights; default: unchanged.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="fp32|bf16|fp16", help="Precision of the weights; default: unchanged.")
+    ] = None,
     check: Annotated[
         bool | None,
         typer.Option(
@@ -53,7 +57,11 @@ def export_command(
     folder = out or source.with_name(f"{source.name}-{format}")
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; name another folder with --out")
-    family = _write_adapter(source, folder, dtype, copy) if format == "peft" else _write(_read(source, copy), folder, dtype, check)
+    family = (
+        _write_adapter(source, folder, dtype, copy)
+        if format == "peft"
+        else _write(_read(source, copy), folder, dtype, check)
+    )
     typer.echo(f"{folder}: {family}")
 
 
@@ -64,7 +72,9 @@ def _write_adapter(source: Path, folder: Path, dtype: str | None, copy: bool) ->
     from qkv.runs.load import load_adapted
 
     if not (source / "spec.yaml").is_file():
-        raise UserError(f"{source} is a published checkpoint; only a run trained with an adapter can be exported as peft")
+        raise UserError(
+            f"{source} is a published checkpoint; only a run trained with an adapter can be exported as peft"
+        )
     run = load_adapted(source, copy=copy)
     model = run.model.to(precision(dtype)) if dtype else run.model
     found = save_adapter(model, run.recipe.training, folder, run.recipe.start, _adapted(run.recipe.start))
@@ -128,7 +138,9 @@ def _write(read: _Source, folder: Path, dtype: str | None, check: bool | None) -
     try:
         family = _write_model(read, partial)
         asked = size_of(read.model) <= LIMIT if check is None else check
-        unasked = "not compared with the transformers library, " + ("as it is large (--check)" if check is None else "as asked")
+        unasked = "not compared with the transformers library, " + (
+            "as it is large (--check)" if check is None else "as asked"
+        )
         said = compare(read.model, partial) if asked else unasked
         partial.replace(folder)
     except OSError as error:

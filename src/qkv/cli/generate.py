@@ -30,25 +30,57 @@ echo "Once upon" | qkv generate runs/my -
 
 def generate_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by 'qkv train'.")],
-    prompt: Annotated[str, typer.Argument(metavar="[PROMPT]", help="Text to continue; '-' reads it from standard input.")] = "",
-    max_new_tokens: Annotated[int | None, typer.Option(metavar="N", help="Maximum number of new tokens; 0 prints the prompt.")] = None,
-    temperature: Annotated[float | None, typer.Option(metavar="T", help="Sampling temperature; 0 takes the most probable token.")] = None,
+    prompt: Annotated[
+        str, typer.Argument(metavar="[PROMPT]", help="Text to continue; '-' reads it from standard input.")
+    ] = "",
+    max_new_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Maximum number of new tokens; 0 prints the prompt.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(metavar="T", help="Sampling temperature; 0 takes the most probable token.")
+    ] = None,
     top_k: Annotated[int | None, typer.Option(metavar="K", help="Sample only from the K most probable tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(metavar="P", help="Sample from the smallest set of tokens with probability P.")] = None,
-    min_p: Annotated[float | None, typer.Option(metavar="P", help="Drop tokens less probable than P times the most probable.")] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(metavar="R", help="Values above 1 make repeated tokens less likely.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text; may be given several times.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(metavar="P", help="Sample from the smallest set of tokens with probability P.")
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option(metavar="P", help="Drop tokens less probable than P times the most probable.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(metavar="R", help="Values above 1 make repeated tokens less likely.")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text; may be given several times.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed; default: a new one each time.")] = None,
-    overflow: Annotated[str | None, typer.Option(metavar="slide|refuse", help="Past the context: drop old tokens, or refuse.")] = None,
+    overflow: Annotated[
+        str | None, typer.Option(metavar="slide|refuse", help="Past the context: drop old tokens, or refuse.")
+    ] = None,
     num_samples: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="Number of texts to sample.")] = 1,
-    num_beams: Annotated[int | None, typer.Option(metavar="K", help="Number of beams; above 1: beam search, no sampling.")] = None,
-    num_return: Annotated[int | None, typer.Option(metavar="N", help="Number of texts that beam search returns.")] = None,
-    length_penalty: Annotated[float | None, typer.Option(metavar="A", help="Rank beams by log probability / length ** A.")] = None,
-    early_stopping: Annotated[bool | None, typer.Option(help="Stop beam search as soon as K texts are complete.")] = None,
-    choose: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Score this text as the continuation; give several.")] = None,
-    choose_by: Annotated[str | None, typer.Option(metavar="sum|token|character", help="Log probability: total or mean.")] = None,
-    ids: Annotated[str | None, typer.Option(metavar="'N N …'", help="Continue these token ids and print ids; needs no tokenizer.")] = None,
-    special: Annotated[bool, typer.Option("--special", help="Parse special tokens in the prompt; default: as plain text.")] = False,
+    num_beams: Annotated[
+        int | None, typer.Option(metavar="K", help="Number of beams; above 1: beam search, no sampling.")
+    ] = None,
+    num_return: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of texts that beam search returns.")
+    ] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(metavar="A", help="Rank beams by log probability / length ** A.")
+    ] = None,
+    early_stopping: Annotated[
+        bool | None, typer.Option(help="Stop beam search as soon as K texts are complete.")
+    ] = None,
+    choose: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Score this text as the continuation; give several.")
+    ] = None,
+    choose_by: Annotated[
+        str | None, typer.Option(metavar="sum|token|character", help="Log probability: total or mean.")
+    ] = None,
+    ids: Annotated[
+        str | None, typer.Option(metavar="'N N …'", help="Continue these token ids and print ids; needs no tokenizer.")
+    ] = None,
+    special: Annotated[
+        bool, typer.Option("--special", help="Parse special tokens in the prompt; default: as plain text.")
+    ] = False,
     stream: Annotated[bool, typer.Option(help="Print text while it is generated.")] = True,
     copy: Copy = False,
 ) -> None:
@@ -66,7 +98,9 @@ def generate_command(
     elif choose:
         _print_choice(_reading(load(folder, copy=copy), special), _prompt(prompt), choose, choose_by or "sum")
     else:
-        _write(_reading(load(folder, copy=copy), special), _prompt(prompt), {**chosen, "seed": seed}, num_samples, stream)
+        _write(
+            _reading(load(folder, copy=copy), special), _prompt(prompt), {**chosen, "seed": seed}, num_samples, stream
+        )
 
 
 def _write(run: Run, prompt: str, options: dict[str, Any], count: int, stream: bool) -> None:
@@ -119,7 +153,9 @@ def _check_choice(chosen: dict[str, Any], choose: list[str] | None, choose_by: s
     """Raise UserError for generation options together with --choose, or --choose-by without it."""
     if not choose:
         if choose_by is not None:
-            raise UserError("--choose-by: it sets how --choose texts are scored, and there are none; give them with --choose")
+            raise UserError(
+                "--choose-by: it sets how --choose texts are scored, and there are none; give them with --choose"
+            )
         return
     if choose_by not in (None, *get_args(Measure)):
         raise UserError(f"--choose-by: {choose_by!r} given; {nearest(str(choose_by), get_args(Measure))}")
@@ -134,7 +170,9 @@ def _check_beams(generation: Generation, chosen: dict[str, Any], num_samples: in
     if generation.num_beams == 1 and idle:
         raise UserError(f"{_option(idle[0])}: it needs beam search; set --num-beams above 1")
     if generation.num_beams > 1 and num_samples > 1:
-        raise UserError("--num-samples: beam search is deterministic, so all samples would be equal; use --num-return for the N best texts")
+        raise UserError(
+            "--num-samples: beam search is deterministic, so all samples would be equal; use --num-return for the N best texts"
+        )
 
 
 def _prompt(prompt: str) -> str:
@@ -156,7 +194,10 @@ def _note_the_context(run: Run, prompt: str, generation: Generation) -> None:
     ids, limit = prompt_ids(run.tokenizer, prompt), run.model.frontend.limit
     forgotten = first_seen(len(ids), limit)
     if forgotten and generation.overflow == "slide" and generation.max_new_tokens:
-        typer.echo(f"note: the prompt has {len(ids)} tokens and the context length is {limit}; the first {forgotten} are ignored", err=True)
+        typer.echo(
+            f"note: the prompt has {len(ids)} tokens and the context length is {limit}; the first {forgotten} are ignored",
+            err=True,
+        )
     last, reach = len(ids) + generation.max_new_tokens, None if limit else learned_reach(run.model.spec)
     if reach is not None and last - 1 > reach and generation.max_new_tokens:  # the last token is never an input
         typer.echo(
@@ -214,5 +255,7 @@ def _print_choice(run: Run, prompt: str, options: list[str], by: str) -> None:
         choices = score_texts(run.model, run.tokenizer, prompt, options, by)  # type: ignore[arg-type]
     for note in notes:
         typer.echo(f"note: {note.message}", err=True)
-    rows = [(repr(c.text), f"{c.probability:.1%}", f"{c.log_probability:.4f}", c.tokens, f"{c.score:.4f}") for c in choices]
+    rows = [
+        (repr(c.text), f"{c.probability:.1%}", f"{c.log_probability:.4f}", c.tokens, f"{c.score:.4f}") for c in choices
+    ]
     print_table("", ["option", "probability", "log p", "tokens", f"score by {by}"], rows)

@@ -20,7 +20,9 @@ qkv info runs/my
 _PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "pydantic")
 
 
-def info_command(run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run folder, made by 'qkv train'.")] = None) -> None:
+def info_command(
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run folder, made by 'qkv train'.")] = None,
+) -> None:
     """Show versions, machine, and data and cache folders; or a summary of a run."""
     from qkv.report.table import print_table
 
@@ -33,7 +35,9 @@ def info_command(run: Annotated[Path | None, typer.Argument(metavar="[RUN]", hel
     from qkv.runs.files import files_in
 
     typer.echo()
-    print_table("", ["file", "size"], [(str(path.relative_to(folder)), size(count)) for path, count in files_in(folder).items()])
+    print_table(
+        "", ["file", "size"], [(str(path.relative_to(folder)), size(count)) for path, count in files_in(folder).items()]
+    )
 
 
 def _installation() -> list[tuple[str, Any]]:
@@ -77,7 +81,13 @@ def _data_sets() -> str:
     for name in (*NAMES, *TABLES):
         here = (name not in KNOWN and name not in TABLES) or any((folder / name).is_dir() for folder in folders)
         files = [file for split in TABLES[name].splits.values() for file in split] if name in TABLES else []
-        told.append(name if here else f"{name} (to be downloaded)" if all(file.url for file in files) else f"{name} (not available)")
+        told.append(
+            name
+            if here
+            else f"{name} (to be downloaded)"
+            if all(file.url for file in files)
+            else f"{name} (not available)"
+        )
     return ", ".join(told)
 
 
@@ -96,7 +106,11 @@ def _run(folder: Path) -> list[tuple[str, Any]]:
         ("task", run.recipe.task.kind),
         ("description", run.recipe.description or None),
         ("data", run.recipe.data.source),
-        *([("tokenizer", f"{run.recipe.data.tokenizer.kind}, {run.tokenizer.vocab_size:,} ids")] if run.vocabulary.has_text else []),
+        *(
+            [("tokenizer", f"{run.recipe.data.tokenizer.kind}, {run.tokenizer.vocab_size:,} ids")]
+            if run.vocabulary.has_text
+            else []
+        ),
         *([("processors", ", ".join(run.vocabulary.processors))] if run.vocabulary.processors else []),
         ("model", f"{len(model.layers)} layers of width {model.width}: {_pattern(model)}"),
         ("context length", model.context_length),

@@ -17,10 +17,18 @@ qkv load owner/name --revision v1.0
 
 
 def load_command(
-    source: Annotated[Path, typer.Argument(metavar="FOLDER|NAME", help="A folder in Hugging Face format, or a published name.")],
-    dtype: Annotated[str | None, typer.Option(metavar="fp32|bf16|fp16", help="Precision in memory; default: as stored.")] = None,
-    revision: Annotated[str | None, typer.Option(metavar="NAME", help="Branch, tag or commit of a published name.")] = None,
-    pickles: Annotated[bool, typer.Option("--pickles", help="Read pytorch_model.bin (tensors only) if there are no safetensors.")] = False,
+    source: Annotated[
+        Path, typer.Argument(metavar="FOLDER|NAME", help="A folder in Hugging Face format, or a published name.")
+    ],
+    dtype: Annotated[
+        str | None, typer.Option(metavar="fp32|bf16|fp16", help="Precision in memory; default: as stored.")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Branch, tag or commit of a published name.")
+    ] = None,
+    pickles: Annotated[
+        bool, typer.Option("--pickles", help="Read pytorch_model.bin (tensors only) if there are no safetensors.")
+    ] = False,
     copy: Copy = False,
 ) -> None:
     """Load a published checkpoint and show its family, sizes, and which tensors and config keys are used or ignored and why."""

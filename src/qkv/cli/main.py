@@ -79,7 +79,14 @@ def main(args: Sequence[str] | None = None) -> int:
         return _unexpected(error)
 
 
-def _note(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: str | None = None) -> None:
+def _note(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
     """Replacement of ``warnings.showwarning``: prints warnings of the package as one line, others as Python does."""
     own = Path(filename).is_relative_to(_PACKAGE)
     text = f"note: {message}\n" if own else warnings.formatwarning(message, category, filename, lineno, line)
@@ -99,7 +106,11 @@ def _unexpected(error: Exception) -> int:
     if os.environ.get("QKV_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
         return 1
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError":
+    if (
+        isinstance(error, MemoryError)
+        or "can't allocate memory" in str(error)
+        or type(error).__name__ == "OutOfMemoryError"
+    ):
         return _say("out of memory; reduce training.batch_size, model.context_length or model.width", 2)
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
@@ -173,7 +184,9 @@ def _no_command(name: str) -> str:
 def _command(name: str) -> Any:
     module = importlib.import_module(f"qkv.cli.{name}")
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, short_help=COMMANDS[name], epilog=_verbatim(module.EXAMPLES))(getattr(module, f"{name}_command"))
+    alone.command(name, short_help=COMMANDS[name], epilog=_verbatim(module.EXAMPLES))(
+        getattr(module, f"{name}_command")
+    )
     return get_command(alone)
 
 
@@ -183,7 +196,9 @@ def _verbatim(examples: str) -> str:
 
 
 def _app() -> typer.Typer:
-    app = typer.Typer(cls=_Commands, help=HELP, epilog=_verbatim(EXAMPLES), rich_markup_mode=None, pretty_exceptions_enable=False)
+    app = typer.Typer(
+        cls=_Commands, help=HELP, epilog=_verbatim(EXAMPLES), rich_markup_mode=None, pretty_exceptions_enable=False
+    )
     app.callback()(_overview)
     for name, summary in COMMANDS.items():
         app.command(name, short_help=summary)(_overview)
@@ -199,6 +214,8 @@ def _version(asked: bool) -> None:
 
 
 def _overview(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     pass

@@ -37,17 +37,27 @@ Answer = dict[str, Any]
 def predict_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by 'qkv train'.")],
     inputs: Annotated[
-        list[str] | None, typer.Argument(metavar="[INPUT]...", help="Texts; '-' reads one per line from standard input.")
+        list[str] | None,
+        typer.Argument(metavar="[INPUT]...", help="Texts; '-' reads one per line from standard input."),
     ] = None,
-    context: Annotated[str | None, typer.Option(metavar="TEXT|@FILE", help="Text that contains the answer to a question.")] = None,
-    part: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=TEXT|@FILE", help="Any other input field, by name.")] = None,
-    data: Annotated[str | None, typer.Option(metavar="FILE", help="Predict for every row of a table (CSV, TSV, JSONL, …).")] = None,
+    context: Annotated[
+        str | None, typer.Option(metavar="TEXT|@FILE", help="Text that contains the answer to a question.")
+    ] = None,
+    part: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=TEXT|@FILE", help="Any other input field, by name.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Predict for every row of a table (CSV, TSV, JSONL, …).")
+    ] = None,
     column: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=COLUMN", help="--data: column of an input field; default: as in training, or guessed."),
+        typer.Option(
+            metavar="NAME=COLUMN", help="--data: column of an input field; default: as in training, or guessed."
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="--data: output file (.csv, .tsv, .jsonl); default: standard output.")
+        Path | None,
+        typer.Option("--out", "-o", help="--data: output file (.csv, .tsv, .jsonl); default: standard output."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line with all details.")] = False,
     copy: Copy = False,
@@ -76,7 +86,12 @@ def predict_command(
 
 
 def _check(
-    inputs: list[str] | None, data: str | None, out: Path | None, column: list[str] | None, context: str | None, part: list[str] | None
+    inputs: list[str] | None,
+    data: str | None,
+    out: Path | None,
+    column: list[str] | None,
+    context: str | None,
+    part: list[str] | None,
 ) -> None:
     """Raise ``UserError`` for options that cannot be combined."""
     if data is not None and (inputs or context is not None or part):
@@ -175,7 +190,9 @@ def _print(rows: Sequence[dict[str, Any]], answers: Sequence[Answer]) -> None:
     """Print plain answers as lines, answers with metrics as a table."""
     from qkv.report.table import print_table
 
-    figures = list(dict.fromkeys(name for answer in answers for name, value in answer.items() if _is_figure(name, value)))
+    figures = list(
+        dict.fromkeys(name for answer in answers for name, value in answer.items() if _is_figure(name, value))
+    )
     if not figures:
         for answer in answers:
             typer.echo(answer["answer"])
@@ -225,9 +242,14 @@ def _written(columns: Sequence[str], kept: Sequence[Mapping[str, Any]], answers:
     names = dict.fromkeys(name for answer in answers for name in answer)
     as_named = {name: f"predicted_{name}" if name in columns else name for name in names}
     if form == "jsonl":
-        rows = [{**row, **{as_named[name]: value for name, value in a.items()}} for row, a in zip(kept, answers, strict=True)]
+        rows = [
+            {**row, **{as_named[name]: value for name, value in a.items()}}
+            for row, a in zip(kept, answers, strict=True)
+        ]
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    shown = [name for name in names if name == "answer" or any(_is_figure(name, answer.get(name)) for answer in answers)]
+    shown = [
+        name for name in names if name == "answer" or any(_is_figure(name, answer.get(name)) for answer in answers)
+    ]
     file = io.StringIO()
     writer = csv.writer(file, delimiter="\t" if form == "tsv" else ",", lineterminator="\n")
     writer.writerow([*columns, *(as_named[name] for name in shown)])

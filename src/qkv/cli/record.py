@@ -18,7 +18,9 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def record_command(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN... RECIPE", help="Finished runs, one per seed, then the recipe file.")],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="RUN... RECIPE", help="Finished runs, one per seed, then the recipe file.")
+    ],
 ) -> None:
     """Record the results of finished runs in their recipe file: metrics, seeds, time, machine, versions, digests.
 
@@ -26,7 +28,9 @@ def record_command(
     """
     *runs, recipe = paths
     if not runs or recipe.suffix not in _SUFFIXES:
-        raise UserError(f"the last argument is the recipe, a file such as recipe.yaml, after one run or more; {str(recipe)!r} is last here")
+        raise UserError(
+            f"the last argument is the recipe, a file such as recipe.yaml, after one run or more; {str(recipe)!r} is last here"
+        )
     folders = [run_folder(run) for run in runs]
     from qkv.report.evaluation import words
     from qkv.report.table import print_table
@@ -34,7 +38,9 @@ def record_command(
 
     result = record(folders, recipe)
     rows = [
-        (split, words(name), figure.mean, figure.spread) for split, figures in result.figures.items() for name, figure in figures.items()
+        (split, words(name), figure.mean, figure.spread)
+        for split, figures in result.figures.items()
+        for name, figure in figures.items()
     ]
     seeds = ", ".join(map(str, result.seeds))
     title = f"{recipe}, {result.form} form, seed{'s' * (len(result.seeds) > 1)} {seeds}, {result.minutes:g} min"

@@ -24,7 +24,9 @@ _TOPS = {"recipe": Recipe, "model": Model}
 
 
 def schema_command(
-    of: Annotated[str, typer.Argument(metavar="recipe|model", help="Kind of file that the schema describes.")] = "recipe",
+    of: Annotated[
+        str, typer.Argument(metavar="recipe|model", help="Kind of file that the schema describes.")
+    ] = "recipe",
 ) -> None:
     """Print a JSON schema that lets editors complete and check YAML files."""
     if of not in _TOPS:

@@ -20,8 +20,12 @@ def swap_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a published checkpoint.")],
     changes: Annotated[list[str], typer.Argument(metavar="PATH=VALUE...", help="Changes, such as blocks.0.mixer=gru.")],
     heal: Annotated[int, typer.Option(metavar="STEPS", help="Training steps after the change; 0: none.")] = 100,
-    data: Annotated[str | None, typer.Option(metavar="TEXT", help="Text to train and evaluate on; default: the run's own data.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="New run folder; default: runs/<name>-swapped.")] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Text to train and evaluate on; default: the run's own data.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="New run folder; default: runs/<name>-swapped.")
+    ] = None,
     copy: Copy = False,
 ) -> None:
     """Replace a part of a trained model, keep the weights that fit, and train briefly to adapt the rest.

@@ -26,15 +26,21 @@ _MEASURED = 1 << 18
 
 
 def tokenizer_command(
-    action: Annotated[str, typer.Argument(metavar="train|show", help="Train a tokenizer on texts, or show how one splits a text.")],
+    action: Annotated[
+        str, typer.Argument(metavar="train|show", help="Train a tokenizer on texts, or show how one splits a text.")
+    ],
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FILE... | TOKENIZER TEXT", help="train: text files (may be gzipped); show: a tokenizer and a text."),
+        typer.Argument(
+            metavar="FILE... | TOKENIZER TEXT", help="train: text files (may be gzipped); show: a tokenizer and a text."
+        ),
     ] = None,
     kind: Annotated[str, typer.Option(help="Tokenizer scheme: bpe, wordpiece, unigram, words, code, …")] = "bpe",
     vocab_size: Annotated[int | None, typer.Option(help="Maximum vocabulary size; default: the scheme's.")] = None,
     lowercase: Annotated[bool | None, typer.Option(help="Lowercase the text; default: the scheme's.")] = None,
-    min_frequency: Annotated[int | None, typer.Option(help="Minimum frequency of a word or piece; default: the scheme's.")] = None,
+    min_frequency: Annotated[
+        int | None, typer.Option(help="Minimum frequency of a word or piece; default: the scheme's.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Output file.")] = Path("tokenizer.json"),
 ) -> None:
     """Train a tokenizer on text files and save it as tokenizer.json, or show the tokens of a text with their ids and offsets."""
@@ -60,7 +66,9 @@ def _scheme(kind: str, fields: dict[str, Any]) -> spec.Tokenizer:
     for name in fields:
         if name not in kinds[kind].model_fields:
             having = ", ".join(sorted(other for other, part in kinds.items() if name in part.model_fields))
-            raise UserError(f"--{name.replace('_', '-')} does not apply to the tokenizer {kind!r}; it applies to: {having}")
+            raise UserError(
+                f"--{name.replace('_', '-')} does not apply to the tokenizer {kind!r}; it applies to: {having}"
+            )
     return kinds[kind].parse(fields)
 
 

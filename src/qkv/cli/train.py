@@ -32,41 +32,74 @@ qkv train classify --from runs/pretrained --data mine.csv --adapt "lora(16)"
 """
 _FIRST = "A recipe, run folder, text file or data set name; or classify, regress, tag, answer, translate, summarize, finetune."
 
-_Text = Annotated[str | None, typer.Option(metavar="COLUMN", help="classify, regress, summarize: input text column; default: guessed.")]
-_Pair = Annotated[str | None, typer.Option(metavar="COLUMN", help="classify, regress: column of a second text, for text pairs.")]
-_Start = Annotated[str | None, typer.Option("--from", metavar="RUN|FOLDER|NAME", help="Verbs: run or published checkpoint to finetune.")]
+_Text = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="classify, regress, summarize: input text column; default: guessed."),
+]
+_Pair = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="classify, regress: column of a second text, for text pairs.")
+]
+_Start = Annotated[
+    str | None,
+    typer.Option("--from", metavar="RUN|FOLDER|NAME", help="Verbs: run or published checkpoint to finetune."),
+]
 _Adapt = Annotated[
-    str | None, typer.Option(metavar="whole|head|last|lora", help="Verbs: parameters to train; 'lora(16)' sets the rank. Default: whole.")
+    str | None,
+    typer.Option(
+        metavar="whole|head|last|lora", help="Verbs: parameters to train; 'lora(16)' sets the rank. Default: whole."
+    ),
 ]
 
 
 def train_command(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help=_FIRST)],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as training.steps=500.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; default: runs/ and the recipe's name.")] = None,
-    minutes: Annotated[float | None, typer.Option(metavar="N", help="Time budget of the whole run; default: the recipe's.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as training.steps=500.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The run folder; default: runs/ and the recipe's name.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(metavar="N", help="Time budget of the whole run; default: the recipe's.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Use the recipe's short form.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write event files for TensorBoard.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Move an existing run in the folder aside and start again.")] = False,
-    data: Annotated[str | None, typer.Option(metavar="FILE", help="Verbs: training data: CSV, TSV, JSONL, CoNLL, SQuAD.")] = None,
-    validation: Annotated[str | None, typer.Option(metavar="FILE", help="Verbs: validation data; default: a share of --data.")] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Move an existing run in the folder aside and start again.")
+    ] = False,
+    data: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Verbs: training data: CSV, TSV, JSONL, CoNLL, SQuAD.")
+    ] = None,
+    validation: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Verbs: validation data; default: a share of --data.")
+    ] = None,
     test: Annotated[str | None, typer.Option(metavar="FILE", help="Verbs: test data for the final evaluation.")] = None,
-    bad_rows: Annotated[str | None, typer.Option(metavar="skip|refuse", help="Verbs: skip or refuse unusable rows.")] = None,
+    bad_rows: Annotated[
+        str | None, typer.Option(metavar="skip|refuse", help="Verbs: skip or refuse unusable rows.")
+    ] = None,
     text: _Text = None,
     pair: _Pair = None,
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="classify: class column.")] = None,
     value: Annotated[str | None, typer.Option(metavar="COLUMN", help="regress: number column.")] = None,
     summary: Annotated[str | None, typer.Option(metavar="COLUMN", help="summarize: summary column.")] = None,
-    source: Annotated[str | None, typer.Option(metavar="FILE|COLUMN", help="translate: source text file; with --data, a column.")] = None,
-    target: Annotated[str | None, typer.Option(metavar="FILE|COLUMN", help="translate: its translation, line by line.")] = None,
+    source: Annotated[
+        str | None, typer.Option(metavar="FILE|COLUMN", help="translate: source text file; with --data, a column.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="FILE|COLUMN", help="translate: its translation, line by line.")
+    ] = None,
     words: Annotated[str | None, typer.Option(metavar="COLUMN", help="tag: column of words.")] = None,
     tags: Annotated[str | None, typer.Option(metavar="COLUMN", help="tag: column of tags, one per word.")] = None,
     question: Annotated[str | None, typer.Option(metavar="COLUMN", help="answer: question column.")] = None,
-    context: Annotated[str | None, typer.Option(metavar="COLUMN", help="answer: column of the text that contains the answer.")] = None,
+    context: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="answer: column of the text that contains the answer.")
+    ] = None,
     answers: Annotated[str | None, typer.Option(metavar="COLUMN", help="answer: column of answers.")] = None,
     start: _Start = None,
     adapt: _Adapt = None,
-    task: Annotated[str | None, typer.Option(metavar="VERB", help="finetune: task; default: inferred from the data.")] = None,
+    task: Annotated[
+        str | None, typer.Option(metavar="VERB", help="finetune: task; default: inferred from the data.")
+    ] = None,
 ) -> None:
     """Train a model. An existing run in the folder is resumed.
 
@@ -85,7 +118,9 @@ def train_command(
         chosen, folder = find_recipe(overrides=changes, quick=quick, out=out, resume=not fresh, **table)
         if fresh:
             _set_aside(folder)
-        run_and_tell(chosen, folder, chosen.description if recipe in (*VERBS, FINETUNE) or is_text(recipe) else "", began)
+        run_and_tell(
+            chosen, folder, chosen.description if recipe in (*VERBS, FINETUNE) or is_text(recipe) else "", began
+        )
 
 
 _OF_TABLES = (
@@ -116,7 +151,9 @@ def _table(recipe: str, options: dict[str, Any], changes: list[str]) -> dict[str
         return {"source": recipe}
     bare = next((change for change in changes if "=" not in change), None)
     if bare is not None:
-        raise UserError(f"{bare!r} is not a change such as training.steps=500; if it is the data: qkv train {recipe} --data {bare}")
+        raise UserError(
+            f"{bare!r} is not a change such as training.steps=500; if it is the data: qkv train {recipe} --data {bare}"
+        )
     return table_of(recipe, options)
 
 

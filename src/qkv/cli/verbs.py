@@ -55,7 +55,9 @@ def table_of(verb: str, options: Mapping[str, Any]) -> dict[str, Any]:
         texts = ", or --source a.txt --target b.txt" if verb == "translate" else ""
         raise UserError(f"'qkv train {verb}' needs training data: --data FILE{texts}")
     if given.get("bad_rows") not in (None, "skip", "refuse"):
-        raise UserError(f"--bad-rows: {given['bad_rows']!r} given; {nearest(str(given['bad_rows']), ('skip', 'refuse'))}")
+        raise UserError(
+            f"--bad-rows: {given['bad_rows']!r} given; {nearest(str(given['bad_rows']), ('skip', 'refuse'))}"
+        )
     chosen = {columns[name]: column for name, column in named.items()}
     return {"source": source, "task": task, **given, **begun, **({"columns": chosen} if chosen else {})}
 
@@ -63,7 +65,9 @@ def table_of(verb: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def _told(given: Mapping[str, Any], begun: Mapping[str, Any]) -> str:
     """Verb that 'finetune' stands for: named by --task, or inferred from the options and the data. Raises ``UserError``."""
     if "start" not in begun:
-        raise UserError("'qkv train finetune' needs a model to start from: name a run or a published checkpoint with --from")
+        raise UserError(
+            "'qkv train finetune' needs a model to start from: name a run or a published checkpoint with --from"
+        )
     if "task" in given:
         kinds = {**{verb: verb for verb in VERBS}, **{found.task: verb for verb, found in VERBS.items()}}
         if given["task"] not in kinds:

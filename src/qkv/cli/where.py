@@ -24,7 +24,8 @@ qkv where blocks.0.branches.1.body.up.weight runs/my
 def where_command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Tensor name, qkv's or the published one.")],
     run: Annotated[
-        Path | None, typer.Argument(metavar="[RUN|FOLDER]", help="A run or a published checkpoint; default: any family.")
+        Path | None,
+        typer.Argument(metavar="[RUN|FOLDER]", help="A run or a published checkpoint; default: any family."),
     ] = None,
 ) -> None:
     """Locate a tensor of a model: spec path, module, file and line."""

@@ -24,9 +24,15 @@ _VOCABULARY, _LARGEST = 256, 500_000_000
 
 
 def why_command(
-    spec: Annotated[Path | None, typer.Argument(metavar="[SPEC|RUN]", help="A recipe, a model or a run folder.")] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as model.width=512.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Discard choices measured earlier on this machine and measure again.")] = False,
+    spec: Annotated[
+        Path | None, typer.Argument(metavar="[SPEC|RUN]", help="A recipe, a model or a run folder.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as model.width=512.")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Discard choices measured earlier on this machine and measure again.")
+    ] = False,
 ) -> None:
     """Run one training step and one decoding step of each kind of block, and show which implementations were used.
 
@@ -48,7 +54,9 @@ def why_command(
     _try(_one_of_each(model), recipe.training if recipe else Training())
     choices = sorted(all_choices(), key=lambda choice: choice.op)
     rows = [(c.op, c.case, c.twin, "" if c.gain is None else f"{c.gain:.2f} ×", c.reason) for c in choices]
-    print_table(str(spec or "a model of default sizes"), ["operation", "case", "implementation", "speedup", "reason"], rows)
+    print_table(
+        str(spec or "a model of default sizes"), ["operation", "case", "implementation", "speedup", "reason"], rows
+    )
     if (path := remembered_file()).exists():
         typer.echo(f"\nmeasured choices are cached in {path}; --fresh measures again")
 
@@ -70,7 +78,9 @@ def _one_of_each(model: Model) -> Model:
     small = model.changed(num_layers=len(model.blocks), frontend=frontend)
     parameters = cost(small).parameters
     if parameters > _LARGEST:
-        raise UserError(f"one block of each kind has {parameters:,} parameters, too many to run here; reduce model.width")
+        raise UserError(
+            f"one block of each kind has {parameters:,} parameters, too many to run here; reduce model.width"
+        )
     return small
 
 

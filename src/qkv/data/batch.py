@@ -33,7 +33,14 @@ class Batch:
     count: int | None = None
 
     @classmethod
-    def of(cls, read: Signal | Tensor, targets: Tensor, source: Signal | None = None, count: int | None = None, **extras: Any) -> Self:
+    def of(
+        cls,
+        read: Signal | Tensor,
+        targets: Tensor,
+        source: Signal | None = None,
+        count: int | None = None,
+        **extras: Any,
+    ) -> Self:
         """Batch of the input signal ``read``, of ids (B, N) or a ``Signal``, and optionally an encoder's ``source``;
         ``extras`` and ``count`` as in the class.
         """

@@ -24,7 +24,8 @@ class Batches:
     def __init__(self, corpus: Corpus, batching: spec.Batching, batch_size: int, length: int, seed: int = 0):
         layout = implementation(batching, "qkv.data")
         self._train, self._validation = (
-            _checked(layout(batching, corpus.splits[name], batch_size, length, seed), corpus, name) for name in (TRAIN, VALIDATION)
+            _checked(layout(batching, corpus.splits[name], batch_size, length, seed), corpus, name)
+            for name in (TRAIN, VALIDATION)
         )
 
     def batch(self, step: int) -> Batch:
@@ -52,6 +53,8 @@ def _checked(layout: RowLayout, corpus: Corpus, part: str) -> RowLayout:
     problem = layout.problem()
     if problem:
         sizes = " and ".join(f"{len(split.ids)} for {name}" for name, split in corpus.splits.items())
-        remedy = f"give more text (there are {sizes}), a shorter model.context_length or another data.validation_fraction"
+        remedy = (
+            f"give more text (there are {sizes}), a shorter model.context_length or another data.validation_fraction"
+        )
         raise UserError(f"data.source: the {part} part of {corpus.name!r} {problem}; {remedy}")
     return layout

@@ -33,7 +33,9 @@ class LengthBuckets(RowLayout):
 
     for_examples = True
 
-    def __init__(self, batching: spec.LengthBuckets | spec.TokenBuckets, split: Split, batch_size: int, length: int, seed: int):
+    def __init__(
+        self, batching: spec.LengthBuckets | spec.TokenBuckets, split: Split, batch_size: int, length: int, seed: int
+    ):
         super().__init__(batching, split, batch_size, length, seed)
         targets = np.maximum(np.diff(split.documents, append=len(split.ids)) - 1, 0)
         full, rest = np.divmod(targets, length)
@@ -49,7 +51,9 @@ class LengthBuckets(RowLayout):
         self._plan = lru_cache(maxsize=2)(self._draw)
 
     @classmethod
-    def epoch(cls, batching: spec.LengthBuckets, sizes: np.ndarray, batch_size: int, generator: np.random.Generator) -> list[np.ndarray]:
+    def epoch(
+        cls, batching: spec.LengthBuckets, sizes: np.ndarray, batch_size: int, generator: np.random.Generator
+    ) -> list[np.ndarray]:
         lengths, counts = np.unique(sizes, return_counts=True)
         buckets = np.split(np.argsort(sizes, kind="stable"), borders(lengths, counts, batching.buckets))
         rows = np.concatenate([generator.permutation(bucket) for bucket in buckets])
@@ -127,7 +131,9 @@ class TokenBuckets(LengthBuckets):
         self._rows: ExampleRows | None = None
 
     @classmethod
-    def epoch(cls, batching: spec.TokenBuckets, sizes: np.ndarray, batch_size: int, generator: np.random.Generator) -> list[np.ndarray]:
+    def epoch(
+        cls, batching: spec.TokenBuckets, sizes: np.ndarray, batch_size: int, generator: np.random.Generator
+    ) -> list[np.ndarray]:
         rows, most = generator.permutation(len(sizes)), batching.tokens
         together = _SORTED_TOGETHER * max(1, most // max(1, int(sizes.mean())))
         batches: list[np.ndarray] = []

@@ -36,7 +36,9 @@ def stored(shelf: str, key: str, load: Callable[[Path], T | None], build: Callab
         return _built(home / key, load, build)
     except OSError as error:
         refused = error
-    logging.getLogger(__name__).warning("the cache %s cannot be written (%s); using a temporary folder", home, refused.strerror)
+    logging.getLogger(__name__).warning(
+        "the cache %s cannot be written (%s); using a temporary folder", home, refused.strerror
+    )
     try:
         temporary = Path(tempfile.mkdtemp(prefix="qkv-"))
         atexit.register(shutil.rmtree, temporary, ignore_errors=True)

@@ -22,7 +22,9 @@ def check_at_least(name: str, value: float, least: float) -> None:
 def check_one_row(ids: np.ndarray) -> None:
     """Raise ``UserError`` unless ``ids`` has one axis."""
     if ids.ndim != 1:
-        raise UserError(f"ids have the shape {ids.shape}, but a one-dimensional array (the tokens of one text) is required")
+        raise UserError(
+            f"ids have the shape {ids.shape}, but a one-dimensional array (the tokens of one text) is required"
+        )
 
 
 def check_rows(ids: np.ndarray, **beside: np.ndarray | None) -> None:
@@ -31,4 +33,6 @@ def check_rows(ids: np.ndarray, **beside: np.ndarray | None) -> None:
         raise UserError(f"ids have the shape {ids.shape}, but a two-dimensional array (a batch of rows) is required")
     for name, array in beside.items():
         if array is not None and array.shape != ids.shape:
-            raise UserError(f"{name} has the shape {array.shape}, but ids have the shape {ids.shape}: give one value per token")
+            raise UserError(
+                f"{name} has the shape {array.shape}, but ids have the shape {ids.shape}: give one value per token"
+            )

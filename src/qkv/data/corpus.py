@@ -109,7 +109,12 @@ def open_corpus(data: spec.Data, tokenizer: Tokenizer | None = None) -> Corpus:
     source = resolve(data.source)
     parts = cache(lambda: _parts(source, data.validation_fraction))
     tokenizer = tokenizer or _trained(source, data, parts)
-    splits = stored("ids", _ids_key(source, data, tokenizer), _load, lambda folder: _build(folder, source.name, parts(), tokenizer, data))
+    splits = stored(
+        "ids",
+        _ids_key(source, data, tokenizer),
+        _load,
+        lambda folder: _build(folder, source.name, parts(), tokenizer, data),
+    )
     return Corpus(source.name, tokenizer, splits)
 
 
@@ -166,7 +171,10 @@ class _Part(NamedTuple):
 def _parts(source: Source, fraction: float) -> dict[str, _Part]:
     count = source.train.characters()
     if source.validation:
-        return {TRAIN: _Part(source.train, 0, count), VALIDATION: _Part(source.validation, 0, source.validation.characters())}
+        return {
+            TRAIN: _Part(source.train, 0, count),
+            VALIDATION: _Part(source.validation, 0, source.validation.characters()),
+        }
     if not count:
         raise UserError(f"data.source: {source.name!r} is empty; a text needs at least {2 * LEAST} characters")
     border = int(count * (1 - fraction))
@@ -229,7 +237,9 @@ class _Writer:
 
     def finished(self, name: str) -> TextCounts:
         if not self._count["tokens"]:
-            raise UserError(f"data.tokenizer: a part of {name!r}, {self._count['characters']} characters long, gives no ids at all")
+            raise UserError(
+                f"data.tokenizer: a part of {name!r}, {self._count['characters']} characters long, gives no ids at all"
+            )
         for file in (self._ids, self._documents):
             file.flush()
             os.fsync(file.fileno())
@@ -242,7 +252,10 @@ def _load(folder: Path) -> dict[str, Split] | None:
     """
     try:
         found = json.loads((folder / "counts.json").read_text(encoding="utf-8"))
-        return {name: _split(folder, name, TextCounts(**found["splits"][name]), np.dtype(found["dtype"])) for name in found["splits"]}
+        return {
+            name: _split(folder, name, TextCounts(**found["splits"][name]), np.dtype(found["dtype"]))
+            for name in found["splits"]
+        }
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 

@@ -39,7 +39,10 @@ def _fetched(file: PublishedFile) -> bytes:
     """Download the file's bytes, at most one more than the published size, to bound endless responses."""
     content = bytearray()
     try:
-        with urllib.request.urlopen(file.url, timeout=TIMEOUT) as answer, progress(f"downloading {file.name}", file.size) as advance:
+        with (
+            urllib.request.urlopen(file.url, timeout=TIMEOUT) as answer,
+            progress(f"downloading {file.name}", file.size) as advance,
+        ):
             while block := answer.read(min(1 << 16, file.size + 1 - len(content))):
                 content += block
                 advance(len(block))

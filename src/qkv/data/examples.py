@@ -27,7 +27,9 @@ class ExampleRows:
         if not layout.for_examples:
             kinds = implementations(spec.Batching, "qkv.data").items()
             known = ", ".join(sorted(part.kind for part, found in kinds if found.for_examples))
-            raise UserError(f"data.batching: {batching.kind!r} is for running text, not for examples; use one of {known}")
+            raise UserError(
+                f"data.batching: {batching.kind!r} is for running text, not for examples; use one of {known}"
+            )
         self._plan = lru_cache(maxsize=2)(lambda epoch: layout.epoch(batching, sizes, batch_size, random(seed, epoch)))
         self._ends: list[int] = []
 

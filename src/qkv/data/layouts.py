@@ -26,7 +26,9 @@ class RowLayout(ABC):
     num_rows: int
 
     @classmethod
-    def epoch(cls, batching: Any, sizes: np.ndarray, batch_size: int, generator: np.random.Generator) -> list[np.ndarray]:
+    def epoch(
+        cls, batching: Any, sizes: np.ndarray, batch_size: int, generator: np.random.Generator
+    ) -> list[np.ndarray]:
         """Batches of one epoch of separate examples, each an array of example indices. ``sizes`` (examples,): positions
         of each example.
         """

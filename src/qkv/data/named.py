@@ -38,8 +38,18 @@ KNOWN = {
         )
     ),
     "wikitext-2": Known(
-        PublishedFile("train.txt", _WIKITEXT + "train.txt", 10797148, "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f"),
-        PublishedFile("valid.txt", _WIKITEXT + "valid.txt", 1121681, "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8"),
+        PublishedFile(
+            "train.txt",
+            _WIKITEXT + "train.txt",
+            10797148,
+            "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
+        ),
+        PublishedFile(
+            "valid.txt",
+            _WIKITEXT + "valid.txt",
+            1121681,
+            "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+        ),
     ),
 }
 

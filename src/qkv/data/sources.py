@@ -40,8 +40,12 @@ def resolve(source: str) -> Source:
     if path.is_dir():
         raise UserError(f"data.source: {source!r} is a directory; name one text file")
     if path.exists():
-        raise UserError(f"data.source: {source!r} is not a regular file, and a text is read more than once; name a text file")
-    raise UserError(f"data.source: there is no file {source!r} and no known data set of that name; {nearest(source, NAMES)}")
+        raise UserError(
+            f"data.source: {source!r} is not a regular file, and a text is read more than once; name a text file"
+        )
+    raise UserError(
+        f"data.source: there is no file {source!r} and no known data set of that name; {nearest(source, NAMES)}"
+    )
 
 
 def _source(name: str, train: TextSource, validation: TextSource | None = None) -> Source:
@@ -94,5 +98,7 @@ def _fetch(file: PublishedFile, target: Path, looked: str) -> None:
 def _checked(name: str, file: PublishedFile, path: Path) -> TextSource:
     text = TextSource.of_file(path)
     if text.digest() != file.sha256:
-        raise UserError(f"data.source: {path} is not the published {file.name} of {name!r}; remove it, or use it as the file {str(path)!r}")
+        raise UserError(
+            f"data.source: {path} is not the published {file.name} of {name!r}; remove it, or use it as the file {str(path)!r}"
+        )
     return text

@@ -64,7 +64,9 @@ class TextSource:
         position = 0
         for block in self._decoded():
             begin, position = position, position + len(block)
-            if position > start and (part := block[max(0, start - begin) : None if stop is None else max(0, stop - begin)]):
+            if position > start and (
+                part := block[max(0, start - begin) : None if stop is None else max(0, stop - begin)]
+            ):
                 yield part
             if stop is not None and position >= stop:
                 return

@@ -59,7 +59,9 @@ class Vocabulary:
 
     def digest(self) -> str:
         """SHA-256 of tokenizers, labels and processors, in hexadecimal."""
-        texts = [self.tokenizer.core.to_str(), "" if self.shared else self.target.core.to_str()] if self.has_text else []
+        texts = (
+            [self.tokenizer.core.to_str(), "" if self.shared else self.target.core.to_str()] if self.has_text else []
+        )
         parts = [*texts, *self.labels, *([json.dumps(self._plain(), sort_keys=True)] if self.processors else [])]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

@@ -23,7 +23,9 @@ class RandomCrops(RowLayout):
     for_examples = True
 
     @classmethod
-    def epoch(cls, batching: spec.Batching, sizes: np.ndarray, batch_size: int, generator: np.random.Generator) -> list[np.ndarray]:
+    def epoch(
+        cls, batching: spec.Batching, sizes: np.ndarray, batch_size: int, generator: np.random.Generator
+    ) -> list[np.ndarray]:
         return list(generator.integers(0, len(sizes), (-(-len(sizes) // batch_size), batch_size)))
 
     def __init__(self, batching: spec.Batching, split: Split, batch_size: int, length: int, seed: int):
@@ -59,7 +61,11 @@ class Packed(RandomCrops):
         per_epoch = self.num_targets // self.length
         place = step * self.batch_size + np.arange(self.batch_size)
         epoch = place // per_epoch
-        return self.rows(np.concatenate([self._order(int(e))[place[epoch == e] % per_epoch] for e in np.unique(epoch)]).astype(np.int64))
+        return self.rows(
+            np.concatenate([self._order(int(e))[place[epoch == e] % per_epoch] for e in np.unique(epoch)]).astype(
+                np.int64
+            )
+        )
 
     def rows(self, index: np.ndarray) -> Batch:
         return with_segments(super().rows(index), self.split.documents, index * self.length)

@@ -27,7 +27,9 @@ class Moved:
     and a loader's methods without their base classes, because ``importlib.abc`` takes 10 ms to import.
     """
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """Import spec of a former module; None for all other names."""
         return ModuleSpec(fullname, self) if fullname in MODULES else None  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 

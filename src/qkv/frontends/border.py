@@ -19,7 +19,10 @@ _FEW = 256
 def check_signal(signal: Signal, count: int, axes: int) -> None:
     """Raise ``UserError`` if the fields of a signal differ in rows or positions. ``count``: positions per row."""
     rows, device = signal.num_rows, signal.values.device
-    for name, counts, most in (("lengths", signal.lengths, signal.values.shape[1]), ("prefix lengths", signal.prefix, count)):
+    for name, counts, most in (
+        ("lengths", signal.lengths, signal.values.shape[1]),
+        ("prefix lengths", signal.prefix, count),
+    ):
         if counts is not None:
             check_counts(name, counts, rows, most, device)
     if signal.segments is None and signal.positions is None and signal.visible is None:
@@ -38,7 +41,9 @@ def check_signal(signal: Signal, count: int, axes: int) -> None:
 def check_ids(ids: Tensor, device: torch.device) -> None:
     """Raise ``UserError`` unless ids are integers (B, N) on the device of the weights."""
     if ids.dim() != 2:
-        raise UserError(f"ids have the shape {_shape(ids)}, and a model reads rows of them, (B, N); one row is ids[None]")
+        raise UserError(
+            f"ids have the shape {_shape(ids)}, and a model reads rows of them, (B, N); one row is ids[None]"
+        )
     if ids.dtype not in (torch.long, torch.int):
         raise UserError(f"ids are {_named(ids.dtype)}, and they number tokens; give int64 or int32")
     _same_device("ids", ids, device)
@@ -49,7 +54,9 @@ def check_vocabulary(ids: Tensor, size: int, lowest: int = 0) -> None:
     bounds = _bounds(ids)
     if bounds is not None and not lowest <= bounds[0] <= bounds[1] < size:
         wrong = bounds[1] if bounds[1] >= size else bounds[0]
-        raise UserError(f"the id {wrong} is outside of the vocabulary; ids are {lowest} to {size - 1}, those of padding too")
+        raise UserError(
+            f"the id {wrong} is outside of the vocabulary; ids are {lowest} to {size - 1}, those of padding too"
+        )
 
 
 def check_counts(name: str, counts: Tensor, rows: int, most: int | None, device: torch.device) -> None:
@@ -58,7 +65,9 @@ def check_counts(name: str, counts: Tensor, rows: int, most: int | None, device:
     ``name``: of the argument, for the message.
     """
     if counts.shape != (rows,):
-        raise UserError(f"{name} have the shape {_shape(counts)}, and there is one for each of {rows} rows; give ({rows},)")
+        raise UserError(
+            f"{name} have the shape {_shape(counts)}, and there is one for each of {rows} rows; give ({rows},)"
+        )
     if counts.dtype not in (torch.long, torch.int):
         raise UserError(f"{name} are {_named(counts.dtype)}, and they count positions; give int64 or int32")
     _same_device(name, counts, device)
@@ -79,7 +88,9 @@ def check_table(name: str, table: Tensor, shapes: tuple[tuple[int, ...], ...], d
 def check_rows(name: str, rows: int, beside: str, batch: int) -> None:
     """Raise ``UserError`` if ``rows`` of the argument ``name`` differ from ``batch`` rows of ``beside``."""
     if rows != batch:
-        raise UserError(f"{name} and {beside} are not of the same rows: {rows} and {batch}; give one row for each text in both")
+        raise UserError(
+            f"{name} and {beside} are not of the same rows: {rows} and {batch}; give one row for each text in both"
+        )
 
 
 def _bounds(values: Tensor) -> tuple[int, int] | None:

@@ -145,7 +145,9 @@ class Frontend(Declared):
             return positions
         real = positions
         if lengths is not None:
-            real = positions.masked_fill(torch.arange(positions.shape[1], device=positions.device) >= lengths[:, None], 0)
+            real = positions.masked_fill(
+                torch.arange(positions.shape[1], device=positions.device) >= lengths[:, None], 0
+            )
         if int(real.min()) < 0:
             raise UserError(f"the position {int(real.min())} is before the first, 0")
         self.fits(int(real.max()) + 1)
@@ -174,7 +176,9 @@ def _check_room(limits: Counts, needed: Counts) -> None:
         over = next(((limit, end) for limit, end in zip(limits, needed, strict=True) if 0 < limit < end), None)
         if over is not None:
             limit, end = over
-            raise UserError(f"the state holds {limit} positions and {end} are needed; give init_state a larger capacity, or none")
+            raise UserError(
+                f"the state holds {limit} positions and {end} are needed; give init_state a larger capacity, or none"
+            )
 
 
 def _restarted(segments: Tensor) -> Tensor:

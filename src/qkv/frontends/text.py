@@ -37,7 +37,9 @@ class TextFrontend(Frontend):
         """Create the tables. ``table``: token embeddings shared with another front end; None for its own."""
         super().__init__(part, stack)
         if part.vocab_size is None:
-            raise UserError("model.frontend.vocab_size is not known: give it, or build the model together with its tokenizer")
+            raise UserError(
+                "model.frontend.vocab_size is not known: give it, or build the model together with its tokenizer"
+            )
         width = part.width or width
         self.scale, self.typed = width**0.5 if part.scale else 1.0, stack.reads_types or part.types > 0
         self.norm = build_norm(part.norm, width)

@@ -110,7 +110,10 @@ class Beams:
             slots[slot] = pair
         # An empty slot repeats its old text, so that all rows of the batch have the same length.
         parents = [0 if alone else slot for slot in range(width)]
-        settled = [pair or (Beam(-math.inf, parents[slot], 0), [*self.texts[parents[slot]], 0]) for slot, pair in enumerate(slots)]
+        settled = [
+            pair or (Beam(-math.inf, parents[slot], 0), [*self.texts[parents[slot]], 0])
+            for slot, pair in enumerate(slots)
+        ]
         self.texts = [text for _, text in settled]
         self.log_probabilities = [beam.log_probability for beam, _ in settled]
         return [beam.parent for beam, _ in settled]
@@ -176,7 +179,9 @@ class BeamSearch:
             beams = self.beams[prompt]
             parents = beams.advance(candidates, self._ending(prompt))
             if not beams.done:
-                successors += [Next(block * width + parent, text[-1:]) for parent, text in zip(parents, beams.texts, strict=True)]
+                successors += [
+                    Next(block * width + parent, text[-1:]) for parent, text in zip(parents, beams.texts, strict=True)
+                ]
         return successors
 
     def _ending(self, prompt: int) -> Callable[[list[int]], bool]:
@@ -194,12 +199,15 @@ class BeamSearch:
         found = (found + torch.tensor(before, dtype=torch.float64, device=logits.device)[..., None]).flatten(1)
         found, place = found.topk(min(2 * self.generation.num_beams, found.shape[1]))
         # One read from the device: float64 holds indices exactly.
-        columns = torch.stack((found, (place // tokens.shape[1]).double(), tokens.view(count, -1).gather(1, place).double()))
+        columns = torch.stack(
+            (found, (place // tokens.shape[1]).double(), tokens.view(count, -1).gather(1, place).double())
+        )
         listed: list[list[list[float]]] = columns.tolist()
         if not all(math.isfinite(row[0]) for row in listed[0]):
             raise UserError("the model's logits are not finite, so texts cannot be ranked; its weights are damaged")
         return [
-            [Beam(chance, int(parent), int(token)) for chance, parent, token in zip(*row, strict=True)] for row in zip(*listed, strict=True)
+            [Beam(chance, int(parent), int(token)) for chance, parent, token in zip(*row, strict=True)]
+            for row in zip(*listed, strict=True)
         ]
 
 
@@ -233,9 +241,13 @@ def beam_search(
 def _check(model: Transformer, generation: Generation, end_id: int | None) -> None:
     drawn = generation.drawing()
     if drawn:
-        raise UserError(f"{drawn[0]}: beam search does not sample, but it is {getattr(generation, drawn[0])}; leave it out")
+        raise UserError(
+            f"{drawn[0]}: beam search does not sample, but it is {getattr(generation, drawn[0])}; leave it out"
+        )
     if generation.stop:
-        raise UserError("stop: stop strings need a tokenizer, and only token ids are given; search with a tokenizer or without 'stop'")
+        raise UserError(
+            "stop: stop strings need a tokenizer, and only token ids are given; search with a tokenizer or without 'stop'"
+        )
     known = model.vocab_size or 0
     if end_id is not None and not 0 <= end_id < known:
         raise UserError(f"the end token {end_id} is outside the vocabulary (0 to {known - 1})")

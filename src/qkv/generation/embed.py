@@ -55,7 +55,12 @@ class Embedding:
 
 
 def embed_texts(
-    model: Transformer, tokenizer: Tokenizer, texts: Sequence[str], how: Embedding, prompt: str = "", batch_size: int = 32
+    model: Transformer,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    how: Embedding,
+    prompt: str = "",
+    batch_size: int = 32,
 ) -> np.ndarray:
     """Return text embeddings (texts, D · poolings), float32. ``prompt`` is prepended to each text.
 
@@ -83,10 +88,15 @@ def _embedded(model: Transformer, texts: Sequence[Framed], how: Embedding, skipp
     kinds = [(model.spec.encoder or model.spec).types_read(text.types) for text in texts]
     types = batch_of(kinds, device)[0] if any(kinds) else None
     x = at_least_single(_vectors(model, Signal(ids, lengths, types=types)))
-    steps, lengths = torch.arange(ids.shape[1], device=device), torch.tensor([len(text.ids) for text in texts], device=device)
+    steps, lengths = (
+        torch.arange(ids.shape[1], device=device),
+        torch.tensor([len(text.ids) for text in texts], device=device),
+    )
     real = steps < lengths[:, None]
     counted = real & (steps >= torch.minimum(lengths - 1, lengths.new_tensor(skipped))[:, None])
-    if model.spec.num_outputs is not None:  # latents or a fixed number of queries: outputs are not tokens, and none is padding
+    if (
+        model.spec.num_outputs is not None
+    ):  # latents or a fixed number of queries: outputs are not tokens, and none is padding
         counted = torch.ones(x.shape[:2], dtype=torch.bool, device=device)
     found = torch.cat([pooled_over(x, counted, POOLINGS[name]) for name in how.poolings], -1)
     return F.normalize(found, dim=-1) if how.normalise else found

@@ -17,15 +17,21 @@ def write_ids(model: Transformer, ids: Sequence[int], generation: Generation) ->
     Raises ``UserError`` for ids outside the vocabulary, an encoder–decoder, stop strings and num_return > 1.
     """
     if model.encoder is not None:
-        raise UserError("ids can be continued by a decoder only; this model is an encoder\u2013decoder (use qkv predict)")
+        raise UserError(
+            "ids can be continued by a decoder only; this model is an encoder\u2013decoder (use qkv predict)"
+        )
     if generation.stop:
         raise UserError(f"stop: {generation.stop[0]!r} is a text, but ids are generated here; leave it out")
     if generation.num_return > 1:
-        raise UserError(f"num_return is {generation.num_return}, but generation from ids returns one row; leave it at 1")
+        raise UserError(
+            f"num_return is {generation.num_return}, but generation from ids returns one row; leave it at 1"
+        )
     wrong = next((index for index in ids if not 0 <= index < (model.spec.vocab_size or 0)), None)
     if wrong is not None or not ids:
         given = "none" if wrong is None else wrong
-        raise UserError(f"ids: {given} given; allowed: at least one id, each from 0 to {(model.spec.vocab_size or 0) - 1}")
+        raise UserError(
+            f"ids: {given} given; allowed: at least one id, each from 0 to {(model.spec.vocab_size or 0) - 1}"
+        )
     if generation.num_beams > 1:
         return beam_search(model, [list(ids)], generation)[0][0].tokens
     return generate(model, [list(ids)], generation)[0]

@@ -29,13 +29,17 @@ class Sampling:
     training mode; see ``evaluating``.
     """
 
-    def __init__(self, model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation, capacity: int | None = None):
+    def __init__(
+        self, model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation, capacity: int | None = None
+    ):
         """Start after ``prompts``. ``capacity``: fixed number of positions of the state; None grows by doubling.
 
         Raises ``UserError`` for invalid prompts, a model that cannot generate, and num_beams > 1.
         """
         if generation.num_beams > 1:
-            raise UserError(f"num_beams is {generation.num_beams}, but sampling has no beams; call qkv.generation.beam.beam_search")
+            raise UserError(
+                f"num_beams is {generation.num_beams}, but sampling has no beams; call qkv.generation.beam.beam_search"
+            )
         self.model, self.generation = model, generation
         self.texts: list[list[int]] = []
         """Tokens of each row, prompt included."""
@@ -89,7 +93,9 @@ class Sampling:
             best, tokens = filtered(logits, self.generation, history).max(-1)
             sound = all(map(math.isfinite, best.tolist()))
         else:
-            uniforms = torch.tensor([self._random[row.key].random() for row in rows], dtype=torch.float64, device=logits.device)
+            uniforms = torch.tensor(
+                [self._random[row.key].random() for row in rows], dtype=torch.float64, device=logits.device
+            )
             tokens = pick(logits, self.generation, history, uniforms)
             sound = True
         found: list[int] = tokens.tolist()
@@ -122,7 +128,9 @@ def stream(
 ) -> Iterator[list[int]]:
     """Yield the new token of each prompt, one list per step. See ``Sampling``; for stop strings see ``stream_text``."""
     if generation.stop:
-        raise UserError("stop: stop strings need a tokenizer, and only token ids are given; generate with a tokenizer or without 'stop'")
+        raise UserError(
+            "stop: stop strings need a tokenizer, and only token ids are given; generate with a tokenizer or without 'stop'"
+        )
     sampling = Sampling(model, prompts, generation, capacity)
     with evaluating(model):
         while sampling.running:
@@ -130,7 +138,10 @@ def stream(
 
 
 def generate(
-    model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation | None = None, capacity: int | None = None
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    generation: Generation | None = None,
+    capacity: int | None = None,
 ) -> list[list[int]]:
     """Generate the new tokens of each prompt; see ``Sampling``. Raises ``UserError`` for invalid prompts or options."""
     steps = list(stream(model, prompts, generation or Generation(), capacity))

@@ -50,7 +50,12 @@ class ScoredOption(NamedTuple):
 
 
 def score_texts(
-    model: Transformer, tokenizer: Tokenizer, prompt: str, options: Sequence[str], by: Measure = "sum", memory: Memory | None = None
+    model: Transformer,
+    tokenizer: Tokenizer,
+    prompt: str,
+    options: Sequence[str],
+    by: Measure = "sum",
+    memory: Memory | None = None,
 ) -> list[ScoredOption]:
     """Score the options, in their order, with probabilities softmax(score).
 
@@ -65,11 +70,16 @@ def score_texts(
             raise UserError(f"the option {option!r} is given twice, which would split its probability; give it once")
     before, after = joined_ids(tokenizer, prompt, options)
     scores = score_options(model, before, after, memory)
-    judged = [{"sum": s.sum, "token": s.mean, "character": s.sum / len(o)}[by] for o, s in zip(options, scores, strict=True)]
+    judged = [
+        {"sum": s.sum, "token": s.mean, "character": s.sum / len(o)}[by] for o, s in zip(options, scores, strict=True)
+    ]
     largest = max(judged)
     mass = sum(math.exp(score - largest) for score in judged)
     columns = zip(options, judged, scores, after, strict=True)
-    return [ScoredOption(text, math.exp(score - largest) / mass, both.sum, len(ids), score) for text, score, both, ids in columns]
+    return [
+        ScoredOption(text, math.exp(score - largest) / mass, both.sum, len(ids), score)
+        for text, score, both, ids in columns
+    ]
 
 
 def joined_ids(tokenizer: Tokenizer, prompt: str, options: Sequence[str]) -> tuple[list[int], list[list[int]]]:
@@ -82,7 +92,9 @@ def joined_ids(tokenizer: Tokenizer, prompt: str, options: Sequence[str]) -> tup
     for option in options:
         unknown = tokenizer.unknown(option)
         if unknown:
-            raise UserError(f"the option {option!r} has {unknown[0]!r}, which is not in the tokenizer's vocabulary; leave it out")
+            raise UserError(
+                f"the option {option!r} has {unknown[0]!r}, which is not in the tokenizer's vocabulary; leave it out"
+            )
     whole = [tokenizer.encode(prompt + option) for option in options]
     common = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(before, *whole, strict=False)))
     if not prompt or not common:
@@ -125,7 +137,9 @@ class Scoring:
             for found, first in zip(self.found, firsts, strict=True):
                 found.append(first)
             return [Next(0, option[:-1], key) for key, option in enumerate(self.options) if len(option) > 1]
-        for place, row in enumerate(rows):  # one by one: all logits together would take options · tokens · vocabulary floats
+        for place, row in enumerate(
+            rows
+        ):  # one by one: all logits together would take options · tokens · vocabulary floats
             self.found[row.key] += _picked(reading.all_logits(place), self.options[row.key][1:])
         return []
 

@@ -39,4 +39,6 @@ class StopStrings:
     def _possible_start(self, text: str) -> int:
         """Number of trailing characters that may begin a stop string."""
         longest = max(map(len, self.stop), default=1) - 1
-        return next((n for n in range(min(longest, len(text)), 0, -1) if any(s.startswith(text[-n:]) for s in self.stop)), 0)
+        return next(
+            (n for n in range(min(longest, len(text)), 0, -1) if any(s.startswith(text[-n:]) for s in self.stop)), 0
+        )

@@ -20,7 +20,11 @@ PROMPT_END = 16
 
 
 def generate_text(
-    model: Transformer, tokenizer: Tokenizer, prompt: str, generation: Generation | None = None, capacity: int | None = None
+    model: Transformer,
+    tokenizer: Tokenizer,
+    prompt: str,
+    generation: Generation | None = None,
+    capacity: int | None = None,
 ) -> str:
     """Generate text after ``prompt`` and return it without the prompt; with num_beams > 1 the text with the best score.
 
@@ -31,14 +35,22 @@ def generate_text(
 
 
 def stream_text(
-    model: Transformer, tokenizer: Tokenizer, prompt: str, generation: Generation | None = None, capacity: int | None = None
+    model: Transformer,
+    tokenizer: Tokenizer,
+    prompt: str,
+    generation: Generation | None = None,
+    capacity: int | None = None,
 ) -> Iterator[str]:
     """Yield the text of ``generate_text`` in pieces as it is generated; with num_beams > 1 as one piece at the end."""
     return (piece for _, piece in _pieces(model, tokenizer, [prompt], generation or Generation(), capacity))
 
 
 def generate_texts(
-    model: Transformer, tokenizer: Tokenizer, prompts: Sequence[str], generation: Generation | None = None, capacity: int | None = None
+    model: Transformer,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    generation: Generation | None = None,
+    capacity: int | None = None,
 ) -> list[str]:
     """Generate text after each prompt in one batch. Row i uses seed ``generation.seed + i``; finished rows leave the batch."""
     texts = [""] * len(prompts)
@@ -139,10 +151,14 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
     """Token ids of the prompt, or of a line break if it is empty. Raises ``UserError`` for unknown characters or words."""
     unknown = tokenizer.unknown(prompt or "\n")
     if unknown and not prompt:
-        raise UserError("the prompt is empty, and the tokenizer has no token for a line break to start from; give a prompt")
+        raise UserError(
+            "the prompt is empty, and the tokenizer has no token for a line break to start from; give a prompt"
+        )
     if unknown:
         named = ", ".join(map(repr, unknown[:5])) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
-        raise UserError(f"the prompt has {named}, which is not in the tokenizer's vocabulary; leave it out or train on a text that has it")
+        raise UserError(
+            f"the prompt has {named}, which is not in the tokenizer's vocabulary; leave it out or train on a text that has it"
+        )
     ids = tokenizer.encode(prompt or "\n")
     if not ids:
         raise UserError(f"the prompt {prompt!r} has no tokens after tokenization; give another one")

@@ -31,8 +31,15 @@ class Blank(Tensor):
 
     @staticmethod
     def __new__(cls, body: Tensor) -> Blank:
-        layout = {"strides": body.stride(), "storage_offset": body.storage_offset(), "dtype": body.dtype, "layout": body.layout}
-        made = Tensor._make_wrapper_subclass(cls, body.size(), device=torch.device("cpu"), requires_grad=False, **layout)
+        layout = {
+            "strides": body.stride(),
+            "storage_offset": body.storage_offset(),
+            "dtype": body.dtype,
+            "layout": body.layout,
+        }
+        made = Tensor._make_wrapper_subclass(
+            cls, body.size(), device=torch.device("cpu"), requires_grad=False, **layout
+        )
         made.body = body
         return made
 
@@ -88,7 +95,9 @@ def _made(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 _RANDOM_INTEGERS = {
-    overload for packet in (_aten.randint,) for overload in (packet.default, packet.generator, packet.low, packet.low_generator)
+    overload
+    for packet in (_aten.randint,)
+    for overload in (packet.default, packet.generator, packet.low, packet.low_generator)
 }
 
 
@@ -187,14 +196,22 @@ def _alias(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 def _layer_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
     """Output, mean and reciprocal deviation; the latter in fp32 or wider."""
     x, axes = args[0], len(args[1])
-    each = torch.empty((*x.shape[:-axes], *(1,) * axes), dtype=torch.promote_types(x.dtype, torch.float32), device="meta")
-    return torch.empty(x.shape, dtype=x.dtype, device="meta"), each, torch.empty(each.shape, dtype=each.dtype, device="meta")
+    each = torch.empty(
+        (*x.shape[:-axes], *(1,) * axes), dtype=torch.promote_types(x.dtype, torch.float32), device="meta"
+    )
+    return (
+        torch.empty(x.shape, dtype=x.dtype, device="meta"),
+        each,
+        torch.empty(each.shape, dtype=each.dtype, device="meta"),
+    )
 
 
 def _layer_norm_gradient(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, ...]:
     _, x, _, _, _, weight, bias, wanted = args
     given = zip((x, weight, bias), wanted, strict=True)
-    return tuple(torch.empty(t.shape, dtype=t.dtype, device="meta") if want and t is not None else None for t, want in given)
+    return tuple(
+        torch.empty(t.shape, dtype=t.dtype, device="meta") if want and t is not None else None for t, want in given
+    )
 
 
 def _attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -202,7 +219,9 @@ def _attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     q, v = args[0], args[2]
     rows, heads, count = q.shape[:3]
     out = torch.empty((rows, count, heads, v.shape[-1]), dtype=q.dtype, device="meta").transpose(1, 2)
-    sums = torch.empty((rows, count, heads), dtype=torch.promote_types(q.dtype, torch.float32), device="meta").transpose(1, 2)
+    sums = torch.empty(
+        (rows, count, heads), dtype=torch.promote_types(q.dtype, torch.float32), device="meta"
+    ).transpose(1, 2)
     return out, sums
 
 
@@ -255,7 +274,9 @@ def _embedding_gradient(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 _RULES: dict[Any, Any] = {
     **dict.fromkeys((_aten.mm.default, _aten.bmm.default, _aten.addmm.default, _aten.baddbmm.default), _product),
-    **dict.fromkeys((_aten._softmax.default, _aten._log_softmax.default, _aten._softmax_backward_data.default), _like_first),
+    **dict.fromkeys(
+        (_aten._softmax.default, _aten._log_softmax.default, _aten._softmax_backward_data.default), _like_first
+    ),
     _aten._log_softmax_backward_data.default: _like_first,
     _aten._reshape_alias.default: _alias,
     _aten.cat.default: _joined,
@@ -264,10 +285,17 @@ _RULES: dict[Any, Any] = {
     _aten.index.Tensor: _indexed,
     _aten.nll_loss_forward.default: _target_loss,
     _aten.nll_loss_backward.default: _like_second,
-    **dict.fromkeys((_aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim, _aten.amax.default), _reduced),
+    **dict.fromkeys(
+        (_aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim, _aten.amax.default), _reduced
+    ),
     **dict.fromkeys((_aten.any.dim, _aten.all.dim, _aten.argmax.default, _aten.logsumexp.default), _reduced),
-    **dict.fromkeys((_aten.empty_like.default, _aten.zeros_like.default, _aten.ones_like.default, _aten.full_like.default), _like_first),
-    **dict.fromkeys((_aten.new_empty.default, _aten.new_zeros.default, _aten.new_ones.default, _aten.new_full.default), _new),
+    **dict.fromkeys(
+        (_aten.empty_like.default, _aten.zeros_like.default, _aten.ones_like.default, _aten.full_like.default),
+        _like_first,
+    ),
+    **dict.fromkeys(
+        (_aten.new_empty.default, _aten.new_zeros.default, _aten.new_ones.default, _aten.new_full.default), _new
+    ),
     _aten._safe_softmax.default: _like_first,
     _aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_gradient,

@@ -110,7 +110,13 @@ class Cost:
     @property
     def train_flops(self) -> int:
         """FLOPs of an update: forward, backward (twice the forward), and recomputation (checkpointing or reversible blocks)."""
-        repeated = (*self.encoder, *self.latents, *self.blocks) if self.training.recompute else self.blocks if self.model.reversible else ()
+        repeated = (
+            (*self.encoder, *self.latents, *self.blocks)
+            if self.training.recompute
+            else self.blocks
+            if self.model.reversible
+            else ()
+        )
         again = sum(branch.flops - branch.ending for block in repeated for branch in block)
         return self.training.accumulate * (3 * self.total.flops + again)
 
@@ -132,7 +138,10 @@ class Cost:
 
     def at(self, length: int | None = None, attention: str | None = None, irregular: str | None = None) -> Cost:
         """The cost at another length, or with other attention implementations."""
-        length, paths = self.length if length is None else length, (attention or self.attention, irregular or self.irregular)
+        length, paths = (
+            self.length if length is None else length,
+            (attention or self.attention, irregular or self.irregular),
+        )
         if (length, *paths) == (self.length, self.attention, self.irregular):
             return self
         source = self.source_length or None
@@ -145,10 +154,17 @@ class Cost:
         """
         total, passes = self.total, self.training.accumulate
         again = self.train_flops / (3 * passes * total.flops)
-        forward = self._products(machine) + (total.saved / (machine.elements or machine.bandwidth)) / 3 + total.calls * machine.call
+        forward = (
+            self._products(machine)
+            + (total.saved / (machine.elements or machine.bandwidth)) / 3
+            + total.calls * machine.call
+        )
         # An optimiser step reads weights, gradients and two moments, and writes all but the gradients.
         update = 7 * FLOAT * self.trained_parameters / machine.bandwidth
-        step = max(self.step_bytes() / machine.bandwidth, total.step / machine.flops_at(self.precision)) + total.step_calls * machine.call
+        step = (
+            max(self.step_bytes() / machine.bandwidth, total.step / machine.flops_at(self.precision))
+            + total.step_calls * machine.call
+        )
         return Speed(
             train=passes * self.tokens / (3 * passes * again * forward + update),
             prefill=self.tokens / forward,
@@ -214,12 +230,21 @@ def cost(
     again = training.recompute or model.reversible
     branches = (*found.encoder, *found.latents, *found.blocks)
     most = max((sum(branch.saved for branch in block) for block in branches), default=0) if again else 0
-    weights, gradients = FLOAT * (added(*found.parts.values()).parameters + found.trained.added), FLOAT * found.trained.parameters
+    weights, gradients = (
+        FLOAT * (added(*found.parts.values()).parameters + found.trained.added),
+        FLOAT * found.trained.parameters,
+    )
     optimizer = FLOAT * training.optimizer.numbers(found.trained.parameters, found.trained.matrices)
     beside = gradients if training.accumulate > 1 else 0
     peak = weights + optimizer + max(beside + found.peak, gradients)
     memory = TrainingMemory(weights, gradients, optimizer, found.kept + most, peak)
-    sizes = {"encoder": found.encoder, "latents": found.latents, "source_length": source, "irregular": irregular, "learned": learned}
+    sizes = {
+        "encoder": found.encoder,
+        "latents": found.latents,
+        "source_length": source,
+        "irregular": irregular,
+        "learned": learned,
+    }
     return Cost(model, batch_size, length, precision, training, attention, found.parts, found.blocks, memory, **sizes)
 
 

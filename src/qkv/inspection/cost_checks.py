@@ -33,4 +33,6 @@ def _check_frontend(stack: Stack, path: str, length: int) -> None:
         raise UserError(f"{key} is not known without the tokenizer; give it, as in {key.removeprefix('model.')}=8192")
     limit = stack.position_limit
     if limit is not None and length > limit:
-        raise UserError(f"{length} positions are more than the {limit} of the learned position table ({path}.context_length)")
+        raise UserError(
+            f"{length} positions are more than the {limit} of the learned position table ({path}.context_length)"
+        )

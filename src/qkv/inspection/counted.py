@@ -265,7 +265,9 @@ def _remembered(asked: Asked) -> Counted:
     return _counted(asked)
 
 
-@torch.random.fork_rng(devices=[])  # a run counts its cost between two steps, whose random numbers must not depend on it
+@torch.random.fork_rng(
+    devices=[]
+)  # a run counts its cost between two steps, whose random numbers must not depend on it
 def _counted(asked: Asked) -> Counted:
     """Build the model without memory, run a training step, and a decoding step if it decodes."""
     small = reduced(asked.model, whole=asked.partly)
@@ -287,8 +289,14 @@ def _counted(asked: Asked) -> Counted:
             shares[key] = replace(shares.get(key, Share()), step=tally.flops, step_calls=round(_AROUND * tally.calls))
     parts, layers = _laid_out(run, shares)
     total = added(*parts.values())
-    trained = Trained(sum(p.numel() for p in learns), maps, extra) if asked.partly else Trained(total.parameters, total.matrices, 0)
-    missing = FLOAT * (total.parameters - sum(p.numel() for p in run.model.parameters())) if asked.model.reversible else 0
+    trained = (
+        Trained(sum(p.numel() for p in learns), maps, extra)
+        if asked.partly
+        else Trained(total.parameters, total.matrices, 0)
+    )
+    missing = (
+        FLOAT * (total.parameters - sum(p.numel() for p in run.model.parameters())) if asked.model.reversible else 0
+    )
     if asked.partly or asked.training.accumulate > 1:
         missing = 0
     kept, peak = _over_time(small, segments, forward, missing)
@@ -344,7 +352,10 @@ def _laid_out(run: _Run, shares: dict[Key, Share]) -> tuple[dict[str, Share], di
             for found in own if name else [branch for layer in layers[prefix] for branch in layer]:
                 for kind, share in found.items():
                     parts[prefix + kind] = parts.get(prefix + kind, Share()) + share
-    sums = {prefix: tuple(tuple(added(*branch.values()) for branch in layer) for layer in found) for prefix, found in layers.items()}
+    sums = {
+        prefix: tuple(tuple(added(*branch.values()) for branch in layer) for layer in found)
+        for prefix, found in layers.items()
+    }
     return parts, sums
 
 

@@ -47,7 +47,9 @@ def random_batch(model: Transformer, sizes: BatchSizes) -> Batch:
     return Batch.of(read, targets, source, targets.numel())
 
 
-def backward(model: Transformer, loss: SummedLoss, batches: Sequence[Batch], count: int, precision: torch.autocast) -> Tensor:
+def backward(
+    model: Transformer, loss: SummedLoss, batches: Sequence[Batch], count: int, precision: torch.autocast
+) -> Tensor:
     """Add the gradient of the mean loss over the ``count`` targets of all batches; return the summed loss in nats.
 
     precision: context of the forward passes.

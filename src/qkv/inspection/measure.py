@@ -92,7 +92,9 @@ def check(cost: Cost, update_of: Callable[[Transformer], Update], machine: Machi
     ]
     if machine:
         per_update = cost.training.accumulate * cost.tokens
-        rows.append(Measurement("training", "tokens/s", cost.speed(machine).train, per_update / seconds(lambda: update(batch))))
+        rows.append(
+            Measurement("training", "tokens/s", cost.speed(machine).train, per_update / seconds(lambda: update(batch)))
+        )
     return rows + _decoding(cost, machine, model, batch) if cost.writes else rows
 
 
@@ -147,7 +149,11 @@ def _decoding(cost: Cost, machine: Machine | None, model: Transformer, batch: Ba
         return rows
     speed = cost.speed(machine)
     prefill, decode = rates(model, batch)
-    return [*rows, Measurement("prefill", "tokens/s", speed.prefill, prefill), Measurement("decoding", "tokens/s", speed.decode, decode)]
+    return [
+        *rows,
+        Measurement("prefill", "tokens/s", speed.prefill, prefill),
+        Measurement("decoding", "tokens/s", speed.decode, decode),
+    ]
 
 
 def rates(model: Transformer, batch: Batch) -> tuple[float, float]:

@@ -55,7 +55,11 @@ def _plan(layers: Sequence[Any], whole: bool) -> tuple[int, ...]:
     places: dict[Any, list[int]] = {}
     for i, layer in enumerate(layers):
         places.setdefault(layer, []).append(i)
-    stands = {i: i if whole or len(same) <= _FEW or i in (same[0], same[-1]) else same[1] for same in places.values() for i in same}
+    stands = {
+        i: i if whole or len(same) <= _FEW or i in (same[0], same[-1]) else same[1]
+        for same in places.values()
+        for i in same
+    }
     order = {i: place for place, i in enumerate(sorted(set(stands.values())))}
     return tuple(order[stands[i]] for i in range(len(layers)))
 

@@ -128,7 +128,9 @@ def _listed(folder: Path, index: str) -> dict[str, Path]:
         raise UserError(f"{folder / index} has no 'weight_map' from names to files")
     for name in table.values():
         if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
-            raise UserError(f"{folder / index} names the shard {name!r}, which is outside the folder; nothing was read from there")
+            raise UserError(
+                f"{folder / index} names the shard {name!r}, which is outside the folder; nothing was read from there"
+            )
     return {tensor: folder / name for tensor, name in table.items()}
 
 

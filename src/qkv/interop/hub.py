@@ -31,9 +31,13 @@ def fetch(name: str, revision: str | None = None, pickles: bool = False) -> Path
     except RevisionNotFoundError:
         raise UserError(f"the published model {name!r} has no revision {revision!r}") from None
     except (RepositoryNotFoundError, HFValidationError):
-        raise UserError(f"there is no folder {name!r} here and no published model of that name, or it requires a login") from None
+        raise UserError(
+            f"there is no folder {name!r} here and no published model of that name, or it requires a login"
+        ) from None
     except (LocalEntryNotFoundError, OfflineModeIsEnabled):
-        raise UserError(f"there is no folder {name!r} here, and {name!r}{of} is not in the cache and cannot be downloaded now") from None
+        raise UserError(
+            f"there is no folder {name!r} here, and {name!r}{of} is not in the cache and cannot be downloaded now"
+        ) from None
     except (HfHubHTTPError, OSError) as error:
         raise UserError(f"the published model {name!r}{of} cannot be fetched: {str(error).splitlines()[0]}") from None
     folder = Path(found)

@@ -16,7 +16,17 @@ from qkv.former.names import renamed
 from qkv.interop.folder import Stored, held_by, stored_tensors
 from qkv.interop.mapped import watch
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Family, Match, choose, ignored_keys, matches, named_as_now, read_spec, reason_for, without_prefix
+from qkv.interop.mapping.family import (
+    Family,
+    Match,
+    choose,
+    ignored_keys,
+    matches,
+    named_as_now,
+    read_spec,
+    reason_for,
+    without_prefix,
+)
 from qkv.interop.opened import Opened, opened
 from qkv.interop.places import CONFIG
 from qkv.interop.registry import FAMILIES
@@ -83,7 +93,9 @@ def load_published(
     return read_published(opened(source, revision, pickles), dtype, pickles, copy)
 
 
-def read_published(found: Opened, dtype: torch.dtype | str | None = None, pickles: bool = False, copy: bool = False) -> PublishedModel:
+def read_published(
+    found: Opened, dtype: torch.dtype | str | None = None, pickles: bool = False, copy: bool = False
+) -> PublishedModel:
     """Load an opened checkpoint; see ``load_published``. Raises ``UserError``."""
     folder = found.folder
     stored = stored_tensors(folder, pickles, copy)
@@ -127,11 +139,18 @@ def _empty(spec: Model, folder: Path) -> Transformer:
         with torch.device("meta"):
             return Transformer(spec)
     except (RuntimeError, OverflowError) as error:
-        raise UserError(f"{folder / CONFIG} gives sizes that no tensor can have: {str(error).splitlines()[0]}") from None
+        raise UserError(
+            f"{folder / CONFIG} gives sizes that no tensor can have: {str(error).splitlines()[0]}"
+        ) from None
 
 
 def fill(
-    model: nn.Module, family: Family, architecture: str, stored: Mapping[str, Stored], dtype: torch.dtype | None, source: str
+    model: nn.Module,
+    family: Family,
+    architecture: str,
+    stored: Mapping[str, Stored],
+    dtype: torch.dtype | None,
+    source: str,
 ) -> list[tuple[str, str]]:
     """Load the stored tensors into ``model`` one by one; return (name, reason) of each tensor that is ignored.
 
@@ -152,7 +171,9 @@ def fill(
     for match in first:
         _check(match, shapes[match.ours], stored, source)
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        for match, tensor in zip(first, threads.map(lambda match: _read(match, shapes[match.ours], stored, dtype), first), strict=True):
+        for match, tensor in zip(
+            first, threads.map(lambda match: _read(match, shapes[match.ours], stored, dtype), first), strict=True
+        ):
             place(places[match.ours], tensor)
     _check_tied(model, (first, tied), stored, dtype, source)
     return ignored
@@ -187,15 +208,21 @@ def _ignored(
         )
     if unexpected:
         expected = _near(unexpected[0], wanted)
-        raise UserError(f"{source} holds the tensor {unexpected[0]!r}{_more(unexpected)}, which its config does not use; {expected}")
+        raise UserError(
+            f"{source} holds the tensor {unexpected[0]!r}{_more(unexpected)}, which its config does not use; {expected}"
+        )
     return ignored
 
 
-def _kept(family: Family, architecture: str, stored: Mapping[str, Stored], dtype: torch.dtype | None) -> dict[str, Tensor]:
+def _kept(
+    family: Family, architecture: str, stored: Mapping[str, Stored], dtype: torch.dtype | None
+) -> dict[str, Tensor]:
     """Stored tensors that qkv's model lacks but an export writes back unchanged, by their published names."""
     reasons = family.kept(architecture)
     named = {family.written_name(architecture, name): tensor for name, tensor in stored.items()}
-    return {name: _cast(tensor.read(), dtype) for name, tensor in named.items() if reason_for(name, reasons) is not None}
+    return {
+        name: _cast(tensor.read(), dtype) for name, tensor in named.items() if reason_for(name, reasons) is not None
+    }
 
 
 def _more(names: Sequence[str]) -> str:
@@ -218,11 +245,17 @@ def _check(match: Match, shape: torch.Size, stored: Mapping[str, Stored], source
 def _check_zeros(zeros: Mapping[str, str], stored: Mapping[str, Stored], source: str) -> None:
     for name, reason in zeros.items():
         if name in stored and bool(stored[name].read().any()):
-            raise UserError(f"{source}: the tensor {name!r} holds values other than 0, which qkv does not support; it supports {reason}")
+            raise UserError(
+                f"{source}: the tensor {name!r} holds values other than 0, which qkv does not support; it supports {reason}"
+            )
 
 
 def _check_tied(
-    model: nn.Module, found: tuple[Sequence[Match], Sequence[Match]], stored: Mapping[str, Stored], dtype: torch.dtype | None, source: str
+    model: nn.Module,
+    found: tuple[Sequence[Match], Sequence[Match]],
+    stored: Mapping[str, Stored],
+    dtype: torch.dtype | None,
+    source: str,
 ) -> None:
     """Raise ``UserError`` if a file stores a shared tensor under two names with different values. ``found``: the result
     of ``_shared``.

@@ -107,7 +107,9 @@ class MappedFile:
         if tensor.device.type != "cpu":
             return False
         living = [(region, begin) for ref, begin in self._joined if (region := ref()) is not None]
-        return any(begin <= tensor.data_ptr() < begin + len(region) for region, begin in ((self._map, self._begin), *living))
+        return any(
+            begin <= tensor.data_ptr() < begin + len(region) for region, begin in ((self._map, self._begin), *living)
+        )
 
     def changed(self) -> bool:
         """True if the mapped file was modified or truncated since it was mapped.

@@ -16,7 +16,9 @@ def normal(spec: Model) -> Model:
     if latents is not None:
         once = latents.once if latents.rounds > 1 else 0
         latents = _layered(latents, spec.latent_width).changed(width=spec.latent_width, once=once)
-    return plain.changed(encoder=_stack(spec.encoder, spec.width) if spec.encoder else None, latents=latents, init_std=0.02)
+    return plain.changed(
+        encoder=_stack(spec.encoder, spec.width) if spec.encoder else None, latents=latents, init_std=0.02
+    )
 
 
 L = TypeVar("L", bound=Layered)
@@ -33,4 +35,6 @@ def _layered(spec: L, width: int) -> L:
 
 
 def _block(block: Block, width: int) -> Block:
-    return block.changed(branches=tuple(branch.canonical(width) for branch in block.branches), dropout=0.0, drop_path=0.0)
+    return block.changed(
+        branches=tuple(branch.canonical(width) for branch in block.branches), dropout=0.0, drop_path=0.0
+    )

@@ -52,5 +52,7 @@ def find_folder(source: str | Path, revision: str | None = None, pickles: bool =
     if folder.exists():
         raise UserError(f"{folder} is a file; name the folder that holds it, or a published model")
     if not may_be_name(str(source)):
-        raise UserError(f"there is no folder {str(source)!r}, and it is not the form of a published name ('gpt2', 'owner/name')")
+        raise UserError(
+            f"there is no folder {str(source)!r}, and it is not the form of a published name ('gpt2', 'owner/name')"
+        )
     return hub.fetch(str(source), revision, pickles)

@@ -61,7 +61,9 @@ def save_adapter(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f".{WEIGHTS}.partial"
-        save_file({name: tensor.contiguous().cpu() for name, tensor in found.tensors.items()}, partial, {"format": "pt"})
+        save_file(
+            {name: tensor.contiguous().cpu() for name, tensor in found.tensors.items()}, partial, {"format": "pt"}
+        )
         partial.replace(folder / WEIGHTS)
         write_whole(folder / CONFIG, (json.dumps(found.config, indent=2) + "\n").encode())
     except OSError as error:
@@ -75,21 +77,27 @@ def adapter(model: Transformer, training: Training, base: str | None = None, bef
     """
     maps, part = adapters(model), training.adapt
     if not maps or not isinstance(part, LoRA):
-        raise UserError(f"there is no adapter to write: the weights were trained with training.adapt={part.kind}, not lora")
+        raise UserError(
+            f"there is no adapter to write: the weights were trained with training.adapt={part.kind}, not lora"
+        )
     names = _names(model)
     tensors: dict[str, Tensor] = {}
     paths: list[str] = []
     for path, module in maps.items():
         found = _of_map(module, names[f"{path}.weight"])
         paths += found
-        tensors |= {f"{_PREFIX}{name}.{leaf}.weight": tensor for name, pair in found.items() for leaf, tensor in pair.items()}
+        tensors |= {
+            f"{_PREFIX}{name}.{leaf}.weight": tensor for name, pair in found.items() for leaf, tensor in pair.items()
+        }
     whole = _learned_whole(model, training, names)
     tensors |= {f"{_PREFIX}{name}": tensor for name, tensor in whole.items()}
     tables = {} if base is None else _other_tables(model, before, names, whole)
     tensors |= {f"{_PREFIX}{name}": tensor for name, tensor in tables.items()}
     everything = {_owner(theirs) for match in names.values() for theirs in match.theirs}
     transposed = any(isinstance(names[f"{path}.weight"].way, Transposed) for path in maps)
-    config = _config(model, part, base, _targets(paths, everything), sorted({_owner(name) for name in whole}), transposed)
+    config = _config(
+        model, part, base, _targets(paths, everything), sorted({_owner(name) for name in whole}), transposed
+    )
     return Adapter(config, tensors, model.spec.vocab_size if tables else None)
 
 
@@ -117,8 +125,13 @@ def _of_map(module: LowRank, match: Match) -> dict[str, dict[str, Tensor]]:
         product = at_least_single(some) @ at_least_single(a)
         product = product.t() if isinstance(match.way, Transposed) else product
         if product.shape != change.shape or not torch.allclose(product, change, rtol=1e-4, atol=1e-6):
-            raise UserError(f"{match.theirs[0]} does not store its map by rows, so no pair of low-rank matrices can express the adapter")
-    return {_owner(name): {"lora_A": a.clone(), "lora_B": some.clone()} for name, some in zip(match.theirs, parts, strict=True)}
+            raise UserError(
+                f"{match.theirs[0]} does not store its map by rows, so no pair of low-rank matrices can express the adapter"
+            )
+    return {
+        _owner(name): {"lora_A": a.clone(), "lora_B": some.clone()}
+        for name, some in zip(match.theirs, parts, strict=True)
+    }
 
 
 def _learned_whole(model: Transformer, training: Training, names: Mapping[str, Match]) -> dict[str, Tensor]:
@@ -133,7 +146,9 @@ def _learned_whole(model: Transformer, training: Training, names: Mapping[str, M
     return {name: tensor.clone() for name, tensor in found.items()}
 
 
-def _other_tables(model: Transformer, before: Model | None, names: Mapping[str, Match], whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _other_tables(
+    model: Transformer, before: Model | None, names: Mapping[str, Match], whole: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Token tables that the base model ``before`` lacks, or whose number of rows differs, by published name; all if
     ``before`` is None.
 
@@ -144,7 +159,12 @@ def _other_tables(model: Transformer, before: Model | None, names: Mapping[str, 
     found, seen = dict[str, Tensor](), set[int]()
     for ours, match in names.items():
         tensor = tensors.get(ours)
-        if tensor is None or id(tensor) in seen or any(name in whole for name in match.theirs) or there.get(ours) == tensor.shape:
+        if (
+            tensor is None
+            or id(tensor) in seen
+            or any(name in whole for name in match.theirs)
+            or there.get(ours) == tensor.shape
+        ):
             continue
         if ours in _TOKENS:
             seen.add(id(tensor))
@@ -177,11 +197,15 @@ def _targets(paths: Iterable[str], everything: Iterable[str]) -> list[str]:
     for path in paths:
         names = path.split(".")
         tails = [".".join(names[-count:]) for count in range(1, len(names) + 1)]
-        ends.add(next(tail for tail in tails if all(p in paths for p in everything if p == tail or p.endswith(f".{tail}"))))
+        ends.add(
+            next(tail for tail in tails if all(p in paths for p in everything if p == tail or p.endswith(f".{tail}")))
+        )
     return sorted(ends)
 
 
-def _config(model: Transformer, part: LoRA, base: str | None, targets: list[str], whole: list[str], transposed: bool) -> dict[str, Any]:
+def _config(
+    model: Transformer, part: LoRA, base: str | None, targets: list[str], whole: list[str], transposed: bool
+) -> dict[str, Any]:
     writes = "SEQ_2_SEQ_LM" if model.spec.encoder else "CAUSAL_LM" if model.spec.causal else None
     return {
         "peft_type": "LORA",

@@ -105,7 +105,9 @@ def in_place(parts: Sequence[Entry], shape: Sequence[int]) -> Tensor | None:
     sizes = [part.numbers * part.dtype.itemsize for part in parts]
     if all(part.begin + size == after.begin for part, size, after in zip(parts, sizes, parts[1:], strict=False)):
         return first.source.tensor(first.begin, first.dtype, shape)
-    return first.source.joined([(part.begin, size) for part, size in zip(parts, sizes, strict=True)], first.dtype, shape)
+    return first.source.joined(
+        [(part.begin, size) for part, size in zip(parts, sizes, strict=True)], first.dtype, shape
+    )
 
 
 def entries(file: Path, copy: bool = True) -> dict[str, Entry]:
@@ -128,12 +130,16 @@ def entries(file: Path, copy: bool = True) -> dict[str, Entry]:
     return dict(_entries(file, header, 8 + length, source))
 
 
-def _entries(file: Path, header: Mapping[str, Any], start: int, source: MappedFile | None) -> Iterator[tuple[str, Entry]]:
+def _entries(
+    file: Path, header: Mapping[str, Any], start: int, source: MappedFile | None
+) -> Iterator[tuple[str, Entry]]:
     for name, entry in header.items():
         if name == "__metadata__":
             continue
         if entry["dtype"] not in DTYPES:
-            raise UserError(f"{file}: {name!r} is stored as {entry['dtype']}, which qkv does not read; it reads {', '.join(DTYPES)}")
+            raise UserError(
+                f"{file}: {name!r} is stored as {entry['dtype']}, which qkv does not read; it reads {', '.join(DTYPES)}"
+            )
         yield name, Entry(file, start + entry["data_offsets"][0], DTYPES[entry["dtype"]], tuple(entry["shape"]), source)
 
 

@@ -81,7 +81,9 @@ def save_published(
     found = covering(model.spec, family)
     if found is None:
         kinds = ", ".join(family.name for family in FAMILIES)
-        raise UserError(f"no published family that qkv knows covers this model, so no other library could open it; known: {kinds}")
+        raise UserError(
+            f"no published family that qkv knows covers this model, so no other library could open it; known: {kinds}"
+        )
     folder = Path(folder).expanduser()
     fixed = {key: value for key, value in found.config.items() if key.endswith("_token_id") and value is not None}
     config = {**found.config, **about(model, tokenizer, labels), **_start(model, tokenizer, begin), **fixed}
@@ -106,7 +108,9 @@ def _kept(kept: Mapping[str, Tensor], found: Covering, model: nn.Module) -> dict
     return {name: tensor.to(dtype) for name, tensor in kept.items() if reason_for(name, reasons) is not None}
 
 
-def published_tensors(model: nn.Module, family: Family, architecture: str, gradients: bool = False) -> dict[str, Tensor]:
+def published_tensors(
+    model: nn.Module, family: Family, architecture: str, gradients: bool = False
+) -> dict[str, Tensor]:
     """Tensors of the model by published name, or their ``gradients``; shared tensors appear once."""
     tensors, found, seen = model.state_dict(keep_vars=True), dict[str, Tensor](), set[int]()
     for match in matches(model, family.written(architecture)):
@@ -123,9 +127,14 @@ def about(model: nn.Module, tokenizer: Tokenizer | None, labels: Sequence[str]) 
     first = next(model.parameters())
     found: dict[str, Any] = {"torch_dtype": _NAMES.get(first.dtype, "float32")}
     if tokenizer is not None:
-        found |= {f"{role}_token_id": tokenizer.specials[role] for role in ("bos", "eos", "pad") if role in tokenizer.specials}
+        found |= {
+            f"{role}_token_id": tokenizer.specials[role] for role in ("bos", "eos", "pad") if role in tokenizer.specials
+        }
     if labels:
-        found |= {"id2label": {str(i): label for i, label in enumerate(labels)}, "label2id": {label: i for i, label in enumerate(labels)}}
+        found |= {
+            "id2label": {str(i): label for i, label in enumerate(labels)},
+            "label2id": {label: i for i, label in enumerate(labels)},
+        }
     return found
 
 

@@ -70,7 +70,9 @@ def read_sentence(folder: Path) -> EmbeddingSettings:
     poolings, pools_prompt = _poolings(pooling)
     max_length, lower_case = _reader(body)
     prompts, default = _prompts(folder)
-    return EmbeddingSettings(body, poolings, "Normalize" in kinds, max_length, lower_case, pools_prompt, prompts, default)
+    return EmbeddingSettings(
+        body, poolings, "Normalize" in kinds, max_length, lower_case, pools_prompt, prompts, default
+    )
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:
@@ -82,13 +84,16 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{folder / MODULES} cannot be read: {error}") from None
     fits = isinstance(listed, list) and all(
-        isinstance(module, dict) and isinstance(module.get("type"), str) and isinstance(module.get("path"), str) for module in listed
+        isinstance(module, dict) and isinstance(module.get("type"), str) and isinstance(module.get("path"), str)
+        for module in listed
     )
     if not fits:
         raise UserError(f"{folder / MODULES} should hold a list of modules, each with a type and a path")
     outside = next((module["path"] for module in listed if _climbs(module["path"])), None)
     if outside is not None:
-        raise UserError(f"{folder / MODULES} names the folder {outside!r}, which is outside it; nothing was read from there")
+        raise UserError(
+            f"{folder / MODULES} names the folder {outside!r}, which is outside it; nothing was read from there"
+        )
     return [(module["type"].rpartition(".")[2], folder / module["path"]) for module in listed]
 
 
@@ -106,7 +111,9 @@ def _poolings(folder: Path) -> tuple[tuple[str, ...], bool]:
         names = tuple(said) if isinstance(said, list) else (said,)
         unknown = next((name for name in names if name not in POOLINGS.values()), None)
         if unknown is not None or not names:
-            raise UserError(f"{config.source}: there is no pooling {unknown!r}; {nearest(str(unknown), POOLINGS.values())}")
+            raise UserError(
+                f"{config.source}: there is no pooling {unknown!r}; {nearest(str(unknown), POOLINGS.values())}"
+            )
         names = tuple(name for name in POOLINGS.values() if name in names)
         for key in POOLINGS:
             config.has(f"pooling_mode_{key}")
@@ -125,9 +132,14 @@ def _reader(folder: Path) -> tuple[int | None, bool]:
     if file is None:
         return None, False
     config = _config(file)
-    most, lower = (config.integer("max_seq_length") if config.has("max_seq_length") else None), config.flag("do_lower_case", False)
+    most, lower = (
+        (config.integer("max_seq_length") if config.has("max_seq_length") else None),
+        config.flag("do_lower_case", False),
+    )
     config.fixed("transformer_task", "feature-extraction", "the task of the model")
-    config.finish(("model_args", "tokenizer_args", "config_args", "modality_config", "module_output_name", "processing_kwargs"))
+    config.finish(
+        ("model_args", "tokenizer_args", "config_args", "modality_config", "module_output_name", "processing_kwargs")
+    )
     if most is not None and most < 1:
         raise UserError(f"{file}: max_seq_length is {most}, but it should be at least 1")
     return most, lower

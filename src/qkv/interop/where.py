@@ -50,7 +50,9 @@ def where(model: Transformer, name: str, family: Family | None = None, architect
         ours = next((match.ours for match in bare.values() if name in match.theirs), None)
     if ours is None:
         known = {*own, *(theirs for match in table.values() for theirs in match.theirs)}
-        raise UserError(f"the model has no tensor {name!r}, under its own names or the published ones; {_near(name, known)}")
+        raise UserError(
+            f"the model has no tensor {name!r}, under its own names or the published ones; {_near(name, known)}"
+        )
     owner = _owner(model, ours)
     file, line = source_of(owner)
     match = table.get(ours)
@@ -70,7 +72,9 @@ def everywhere(name: str) -> list[tuple[str, Place]]:
         for architecture in family.architectures:
             with contextlib.suppress(UserError):
                 model = sketch(family, architecture, layers)
-                known.update(theirs for match in _table(model, family, architecture).values() for theirs in match.theirs)
+                known.update(
+                    theirs for match in _table(model, family, architecture).values() for theirs in match.theirs
+                )
                 found.append((family.name, where(model, name, family, architecture)))
                 break
     if not found:

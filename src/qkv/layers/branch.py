@@ -99,7 +99,9 @@ def linear_maps(model: nn.Module) -> list[str]:
     """Paths of the linear layers in branches of ``model`` whose weight is a matrix, in the model's order."""
     found = layouts(model)
     inside = {name for name, _ in _in_branches(model)}
-    maps = (path for path, module in model.named_modules() if isinstance(module, nn.Linear) and f"{path}.weight" in inside)
+    maps = (
+        path for path, module in model.named_modules() if isinstance(module, nn.Linear) and f"{path}.weight" in inside
+    )
     return [path for path in maps if found[f"{path}.weight"].kind == "matrix"]
 
 

@@ -73,7 +73,10 @@ class Context:
         """Mask (B, N), True at positions that are not padding; None without padding."""
         if self.lengths is None:
             return None
-        return self.once("valid", lambda: torch.arange(self.positions.shape[1], device=self.positions.device) < self._lengths()[:, None])
+        return self.once(
+            "valid",
+            lambda: torch.arange(self.positions.shape[1], device=self.positions.device) < self._lengths()[:, None],
+        )
 
     @property
     def document_starts(self) -> Tensor | None:

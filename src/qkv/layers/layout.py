@@ -125,12 +125,18 @@ def _check_name(module: nn.Module, name: str) -> None:
 
 def _check(name: str, layout: Layout, tensor: Tensor) -> None:
     if layout.kind == "matrix" and tensor.dim() != 2:
-        raise UserError(f"{name}: declared as a matrix, but it has the shape {list(tensor.shape)}; declare it as whole or as rows")
+        raise UserError(
+            f"{name}: declared as a matrix, but it has the shape {list(tensor.shape)}; declare it as whole or as rows"
+        )
     for pieces, axis in ((layout.out, 0), (layout.into, -1)):
         total = sum(piece.size for piece in pieces)
         if pieces and (not tensor.dim() or total != tensor.shape[axis]):
             names = ", ".join(piece.name for piece in pieces)
-            raise UserError(f"{name}: the pieces {names} have {total} features in all, but the shape is {list(tensor.shape)}")
+            raise UserError(
+                f"{name}: the pieces {names} have {total} features in all, but the shape is {list(tensor.shape)}"
+            )
         uneven = next((piece for piece in pieces if piece.head and piece.size % piece.head), None)
         if uneven:
-            raise UserError(f"{name}: {uneven.size} features of {uneven.name} are not a multiple of the {uneven.head} of a head")
+            raise UserError(
+                f"{name}: {uneven.size} features of {uneven.name} are not a multiple of the {uneven.head} of a head"
+            )

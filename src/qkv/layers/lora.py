@@ -37,7 +37,12 @@ class LowRank(Linear):
     def __init__(self, base: nn.Linear, part: LoRA):
         """``base`` provides W and b, which are frozen. A ~ U(-1/√I, 1/√I) as in the authors' code, B = 0."""
         nn.Module.__init__(self)
-        self.in_features, self.out_features, self.scale, self.dropout = base.in_features, base.out_features, part.scale, part.dropout
+        self.in_features, self.out_features, self.scale, self.dropout = (
+            base.in_features,
+            base.out_features,
+            part.scale,
+            part.dropout,
+        )
         base.requires_grad_(False)
         # Not by assignment, because ``weight`` is a property.
         weight: Any = base.weight
@@ -143,5 +148,7 @@ def folded(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
     for name in tensors:
         path, dot, leaf = name.rpartition(".")
         if leaf == A and dot:
-            found[f"{path}.weight"] = merged_weight(found[f"{path}.weight"], tensors[name], tensors[f"{path}.{B}"], scale)
+            found[f"{path}.weight"] = merged_weight(
+                found[f"{path}.weight"], tensors[name], tensors[f"{path}.{B}"], scale
+            )
     return found

@@ -34,7 +34,11 @@ class MemoryLayer(Branch):
 
     def layouts(self) -> Layouts:
         slots = self.num_heads * self.slots, self.slots
-        return {"query": matrix(q=(self.num_heads * self.key_dim, self.key_dim)), "keys": matrix(k=slots), "values": from_heads(*slots)}
+        return {
+            "query": matrix(q=(self.num_heads * self.key_dim, self.key_dim)),
+            "keys": matrix(k=slots),
+            "values": from_heads(*slots),
+        }
 
     def reset_parameters(self) -> None:
         """Initialise keys from N(0, 1) for softmax, else from N(0, 1/k), so that scores have unit variance."""
@@ -42,7 +46,9 @@ class MemoryLayer(Branch):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         q = self.query(x).unflatten(-1, (self.num_heads, self.key_dim))
-        return memory(q, self.keys.view(self.num_heads, self.slots, self.key_dim), self.values.weight, self.activation), state
+        return memory(
+            q, self.keys.view(self.num_heads, self.slots, self.key_dim), self.values.weight, self.activation
+        ), state
 
     def ending(self) -> nn.Module:
         return self.values

@@ -104,7 +104,9 @@ class LearnedSinusoidal(Positions):
         self.activation = ACTIVATIONS[part.activation]
 
     def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        waves = ops.sinusoid(positions, self.width, self.base, single_or_wider(self.up.weight.dtype)).to(self.up.weight.dtype)
+        waves = ops.sinusoid(positions, self.width, self.base, single_or_wider(self.up.weight.dtype)).to(
+            self.up.weight.dtype
+        )
         return self.down(self.activation(self.up(waves)))
 
 
@@ -125,7 +127,9 @@ def resample_grid(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> 
     Raises ``UserError`` if the table has other than h·w rows.
     """
     if table.shape[0] != old[0] * old[1]:
-        raise UserError(f"the table has {table.shape[0]} positions, but a grid of {old[0]} × {old[1]} has {old[0] * old[1]}")
+        raise UserError(
+            f"the table has {table.shape[0]} positions, but a grid of {old[0]} × {old[1]} has {old[0] * old[1]}"
+        )
     if old == new:
         return table
     grid = table.unflatten(0, old).permute(2, 0, 1)[None]
@@ -154,7 +158,10 @@ def _linear(part: spec.LinearScaling, base: float, rotated: int, dtype: torch.dt
 
 @implements(spec.Llama3Scaling)
 def _llama3(part: spec.Llama3Scaling, base: float, rotated: int, dtype: torch.dtype) -> tuple[Tensor, float]:
-    plain, bounds = ops.inverse_frequencies(rotated, base, dtype=dtype), (part.low_frequency_factor, part.high_frequency_factor)
+    plain, bounds = (
+        ops.inverse_frequencies(rotated, base, dtype=dtype),
+        (part.low_frequency_factor, part.high_frequency_factor),
+    )
     return ops.llama3_scaling(plain, part.factor, part.original_length, *bounds), 1.0
 
 

@@ -158,7 +158,9 @@ class Alibi(Relative):
     def slopes(self, q: Tensor, scale: float) -> Tensor | None:
         if self.part.rounded is not None:
             return None
-        return position_ops.alibi_slopes(self.num_heads, q.device, single_or_wider(q.dtype)) * (scale if self.part.scaled else 1.0)
+        return position_ops.alibi_slopes(self.num_heads, q.device, single_or_wider(q.dtype)) * (
+            scale if self.part.scaled else 1.0
+        )
 
     def bias(self, q: Tensor, sites: Sites, scale: float) -> Tensor | None:
         if self.part.rounded is None:

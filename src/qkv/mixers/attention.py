@@ -47,5 +47,13 @@ class Attention(KeyValueAttention):
         dropout = part.dropout if self.training else 0.0
         bias, values = relative.bias(q, sites, self.scale), relative.values(sites)
         return AttentionProblem(
-            self.mask, sites, self.scale, relative.slopes(q, self.scale), dropout, bias, part.top_k, values, part.softcap
+            self.mask,
+            sites,
+            self.scale,
+            relative.slopes(q, self.scale),
+            dropout,
+            bias,
+            part.top_k,
+            values,
+            part.softcap,
         )

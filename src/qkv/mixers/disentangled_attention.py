@@ -64,12 +64,18 @@ class DisentangledAttention(ScoredAttention):
         self.part: spec.DisentangledAttention = part
         if part.biases_apart:
             self.qkv = Linear(width, sum(self.sizes), bias=False)
-        self.query_bias, self.value_bias = (nn.Parameter(torch.zeros(n)) if part.biases_apart else None for n in self.sizes[::2])
+        self.query_bias, self.value_bias = (
+            nn.Parameter(torch.zeros(n)) if part.biases_apart else None for n in self.sizes[::2]
+        )
         self.relative = DistanceVectors(part, width)
         apart = not part.share_projections
         keys_biased = part.bias and part.key_bias
-        self.position_key = Linear(width, self.sizes[1], bias=keys_biased) if apart and part.content_to_position else None
-        self.position_query = Linear(width, self.sizes[0], bias=part.bias) if apart and part.position_to_content else None
+        self.position_key = (
+            Linear(width, self.sizes[1], bias=keys_biased) if apart and part.content_to_position else None
+        )
+        self.position_query = (
+            Linear(width, self.sizes[0], bias=part.bias) if apart and part.position_to_content else None
+        )
 
     def layouts(self) -> Layouts:
         q, k, v = self.sizes
@@ -95,13 +101,19 @@ class DisentangledAttention(ScoredAttention):
         if self.part.content_to_position:
             terms.append(by_query(q, self._by_head(self._keys(vectors)), index))
         if self.part.position_to_content:
-            terms.append(by_key(k.repeat_interleave(q.shape[1] // k.shape[1], 1), self._by_head(self._queries(vectors)), index))
+            terms.append(
+                by_key(k.repeat_interleave(q.shape[1] // k.shape[1], 1), self._by_head(self._queries(vectors)), index)
+            )
         return q, self.scale * sum(terms[1:], terms[0])
 
     def _index(self, sites: Sites) -> Tensor:
         """Distance bucket d of each query and key, (B or 1, N, M)."""
         part, distance = self.part, sites.query[:, :, None] - sites.key[:, None, :]
-        bucket = distance if part.position_buckets is None else log_buckets(distance, part.position_buckets, part.max_distance)
+        bucket = (
+            distance
+            if part.position_buckets is None
+            else log_buckets(distance, part.position_buckets, part.max_distance)
+        )
         return (bucket + part.span).clamp(0, 2 * part.span - 1)
 
     def _keys(self, vectors: Tensor) -> Tensor:

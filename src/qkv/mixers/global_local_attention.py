@@ -73,7 +73,10 @@ class GlobalLocalAttention(Branch):
 
     def _heads(self, x: Tensor) -> tuple[Tensor, ...]:
         """Split heads: (B, N, n H Dk) -> n tensors (B, H, N, Dk)."""
-        return tuple(t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in x.split(self.part.num_heads * self.head_dim, -1))
+        return tuple(
+            t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for t in x.split(self.part.num_heads * self.head_dim, -1)
+        )
 
     def _places(self, context: Context) -> Places:
         """Positions of the call's tokens, with the choice of global ones."""
@@ -108,14 +111,18 @@ def _of_global(places: Places, rows: int) -> Sites:
     def at(t: Tensor) -> Tensor:
         return t.expand(rows, -1).gather(1, index)
 
-    given = None if sites.given is None else sites.given.gather(1, index[..., None].expand(-1, -1, sites.given.shape[2]))
+    given = (
+        None if sites.given is None else sites.given.gather(1, index[..., None].expand(-1, -1, sites.given.shape[2]))
+    )
     segments = None if sites.query_segment is None else at(sites.query_segment)
     return Sites(at(sites.query), sites.key, segments, sites.key_segment, given=given)
 
 
 def _in_place(positions: Tensor) -> bool:
     """True if the vector at index i has position i; assumed on the meta device, which has no values."""
-    return positions.is_meta or torch.equal(positions, torch.arange(positions.shape[1], device=positions.device).expand_as(positions))
+    return positions.is_meta or torch.equal(
+        positions, torch.arange(positions.shape[1], device=positions.device).expand_as(positions)
+    )
 
 
 def _consecutive(positions: Tensor, segments: Tensor | None) -> bool:

@@ -34,9 +34,13 @@ class KeyValueBranch(Branch):
         self.rewindable = self.ring is None
 
     def init_state(self, batch: int, capacity: int | None = None) -> Store:
-        return new_store(batch, self.kv_heads, (self.head_dim, self.value_dim), self.like().detach(), capacity, self.ring)
+        return new_store(
+            batch, self.kv_heads, (self.head_dim, self.value_dim), self.like().detach(), capacity, self.ring
+        )
 
-    def with_past(self, k: Tensor, v: Tensor, context: Context, state: State | None) -> tuple[Tensor, Tensor, State | None, Sites]:
+    def with_past(
+        self, k: Tensor, v: Tensor, context: Context, state: State | None
+    ) -> tuple[Tensor, Tensor, State | None, Sites]:
         """Append k and v to the state; return (visible keys, their values, next state, positions of queries and keys)."""
         if state is None:
             return k, v, None, context.once(("sites", self.causal), lambda: self._whole(context))
@@ -61,7 +65,9 @@ class KeyValueBranch(Branch):
         if not special and (valid is None or self.causal):
             return Sites(context.positions, context.positions, aligned=True)
         key = context.positions if valid is None else context.positions.masked_fill(~valid, -1)
-        return Sites(context.positions, key, context.segments, context.segments, prefix=context.prefix, given=context.visible)
+        return Sites(
+            context.positions, key, context.segments, context.segments, prefix=context.prefix, given=context.visible
+        )
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
         kept = length if self.ring is None else min(length, sum(self.ring))

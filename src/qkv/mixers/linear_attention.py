@@ -35,7 +35,9 @@ class LinearAttention(Branch):
 
     def init_state(self, batch: int, capacity: int | None = None) -> State:
         like = self.qkv.weight.detach()
-        return like.new_zeros(batch, self.num_heads, self.head_dim, self.head_dim), like.new_zeros(batch, self.num_heads, self.head_dim)
+        return like.new_zeros(batch, self.num_heads, self.head_dim, self.head_dim), like.new_zeros(
+            batch, self.num_heads, self.head_dim
+        )
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         q, k, v = (t.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))

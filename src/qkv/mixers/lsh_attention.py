@@ -41,7 +41,9 @@ class LSHAttention(KeyValueBranch):
         self.part, size = part, part.num_heads * head_dim
         self.query_key, self.value = Linear(width, size, bias=part.bias), Linear(width, size, bias=part.bias)
         self.output = Linear(size, width, bias=part.bias)
-        self.hashing = ops.Hashing(part.num_hashes, part.num_buckets, part.chunk_length, part.chunks_before, part.chunks_after, part.seed)
+        self.hashing = ops.Hashing(
+            part.num_hashes, part.num_buckets, part.chunk_length, part.chunks_before, part.chunks_after, part.seed
+        )
 
     def layouts(self) -> Layouts:
         heads = self.part.num_heads * self.head_dim, self.head_dim

@@ -95,7 +95,11 @@ class Recurrent(Branch):
         if direction == "forward":
             return cell(x, start, context.document_starts, None)[0]
         index = context.once("reversed", lambda: reversal(x.shape[1], context.lengths, x.device))
-        starts = None if context.segments is None else replace(context, segments=taken(context.segments, index)).document_starts
+        starts = (
+            None
+            if context.segments is None
+            else replace(context, segments=taken(context.segments, index)).document_starts
+        )
         return taken(cell(taken(x, index), start, starts, None)[0], index)
 
     def state_bytes(self, length: int, batch: int = 1) -> int:

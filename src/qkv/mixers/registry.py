@@ -12,7 +12,11 @@ _PACKAGES = ("qkv.layers", "qkv.mixers")
 def build_branch(part: BranchSpec, width: int, memory_width: int | None = None) -> Branch:
     """Build the module of a branch spec. ``memory_width``: width of memory vectors, if it differs from ``width``."""
     module = implementation(part, *_PACKAGES)
-    return module(part, width) if memory_width in (None, width) or not part.reads_memory else module(part, width, memory_width)
+    return (
+        module(part, width)
+        if memory_width in (None, width) or not part.reads_memory
+        else module(part, width, memory_width)
+    )
 
 
 def branches() -> dict[type[BranchSpec], type[Branch]]:

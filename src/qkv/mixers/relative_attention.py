@@ -31,12 +31,17 @@ class TypeScores(Declared):
 
     def layouts(self) -> Layouts:
         size = self.bias.numel()
-        return {"bias": vector("q", size, self.head_dim), "vectors": Layout("whole", into=(Piece("q", size, self.head_dim),))}
+        return {
+            "bias": vector("q", size, self.head_dim),
+            "vectors": Layout("whole", into=(Piece("q", size, self.head_dim),)),
+        }
 
     def forward(self, q: Tensor, context: Context) -> Tensor:
         """Scores by token type (B, H, N, N), or (B, H, N, 1) if the input has no types. q (B, H, N, Dk)."""
         if context.types is not None and context.arrival is not None:
-            raise UserError("relative attention supports token types without a state only; process the whole sequence in one call")
+            raise UserError(
+                "relative attention supports token types without a state only; process the whole sequence in one call"
+            )
         w = self.bias.view(-1, 1, self.head_dim).to(q.dtype)
         vectors = self.vectors.unflatten(1, (-1, self.head_dim)).transpose(0, 1).to(q.dtype)
         scores = (q + w) @ vectors.transpose(-1, -2)

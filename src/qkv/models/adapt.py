@@ -113,7 +113,9 @@ def _targets(model: nn.Module, part: spec.LoRA) -> list[str]:
     maps = linear_maps(model)
     for target in part.targets:
         if not any(_ends(path, target) for path in maps):
-            raise UserError(f"training.adapt.targets: no linear map of a block has a path that ends in {target!r}; {_near(target, maps)}")
+            raise UserError(
+                f"training.adapt.targets: no linear map of a block has a path that ends in {target!r}; {_near(target, maps)}"
+            )
     return [path for path in maps if any(_ends(path, target) for target in part.targets)]
 
 
@@ -132,7 +134,12 @@ def _of_head(names: Iterable[str]) -> set[str]:
 
 
 def _own_matrices(model: nn.Module) -> set[str]:
-    return {f"{path}.{leaf}" for path, module in model.named_modules() if isinstance(module, LowRank) for leaf in ("lora_a", "lora_b")}
+    return {
+        f"{path}.{leaf}"
+        for path, module in model.named_modules()
+        if isinstance(module, LowRank)
+        for leaf in ("lora_a", "lora_b")
+    }
 
 
 def matching(patterns: Iterable[str], names: Iterable[str], key: str) -> set[str]:

@@ -29,7 +29,13 @@ def alignment(model: Transformer, source: Sequence[int], target: Sequence[int]) 
     with evaluating(model):
         model.features(written, memory=model.encode(ids), tap=tap)
     seen = {name.removesuffix(".weights"): weights[0] for name, weights in tap.seen.items()}
-    found = [(branch.name, seen[branch.name]) for branch in model.branches if branch.spec.reads_memory and branch.name in seen]
+    found = [
+        (branch.name, seen[branch.name])
+        for branch in model.branches
+        if branch.spec.reads_memory and branch.name in seen
+    ]
     if not found:
-        raise UserError("no branch of the model attends to the encoder's output; an alignment needs cross_attention or additive_attention")
+        raise UserError(
+            "no branch of the model attends to the encoder's output; an alignment needs cross_attention or additive_attention"
+        )
     return found

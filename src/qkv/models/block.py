@@ -103,7 +103,9 @@ class Block(nn.Module):
         self.branches = nn.ModuleList(slots)
         self.norm = build_norm(spec.norm, width) if order is Parallel and not spec.norms else None
 
-    def forward(self, x: Tensor, context: Context, state: tuple[State, ...] | None = None) -> tuple[Tensor, tuple[State, ...] | None]:
+    def forward(
+        self, x: Tensor, context: Context, state: tuple[State, ...] | None = None
+    ) -> tuple[Tensor, tuple[State, ...] | None]:
         after: list[Any] = []
         if self.spec.order != "parallel":
             for j, branch in enumerate(self.branches):

@@ -30,7 +30,9 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Te
 
 
 @untraced("a gradient taken in the forward pass cannot be traced")
-def chunked_cross_entropy(hidden: Tensor, head: nn.Module, targets: Tensor, rows: int, smoothing: float = 0.0) -> Tensor:
+def chunked_cross_entropy(
+    hidden: Tensor, head: nn.Module, targets: Tensor, rows: int, smoothing: float = 0.0
+) -> Tensor:
     """Compute ``cross_entropy(head(hidden), targets, smoothing)`` for ``rows`` positions at a time, to save memory.
 
     hidden (T, D), targets (T) -> (). Value and gradient are equal up to the order of summation. ``head`` must act on
@@ -53,7 +55,9 @@ class _Chunked(torch.autograd.Function):
     """Cross entropy whose gradients are computed in the forward pass; the backward pass only scales them."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, targets: Tensor, head: Head, rows: int, smoothing: float, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, targets: Tensor, head: Head, rows: int, smoothing: float, *parameters: Tensor
+    ) -> Tensor:
         nats = hidden.new_zeros((), dtype=single_or_wider(hidden.dtype))
         hidden_grad = torch.zeros_like(hidden)
         grads = [torch.zeros_like(p) for p in parameters]

@@ -27,14 +27,18 @@ def language_loss(model: Transformer, signal: Signal, targets: Tensor, smoothing
     return loss_of_vectors(model, hidden.flatten(0, 1), targets.flatten(), smoothing, how.get("tap"))
 
 
-def loss_of_vectors(model: Transformer, vectors: Tensor, targets: Tensor, smoothing: float = 0.0, tap: Tap | None = None) -> Tensor:
+def loss_of_vectors(
+    model: Transformer, vectors: Tensor, targets: Tensor, smoothing: float = 0.0, tap: Tap | None = None
+) -> Tensor:
     """-Σ log p(target) in nats, from the head's input ``vectors`` (T, D), over the targets (T) other than -100."""
     vocab = model.vocab_size
     assert vocab is not None  # a language model reads tokens
     rows = max(_FEWEST_ROWS, _SHARE // vocab)
     if receives(tap, "head"):
         shares = zip(vectors.split(rows), targets.split(rows), strict=True)
-        return torch.stack([cross_entropy(tapped(tap, "head", "head", model.head(x)), t, smoothing) for x, t in shares]).sum()
+        return torch.stack(
+            [cross_entropy(tapped(tap, "head", "head", model.head(x)), t, smoothing) for x, t in shares]
+        ).sum()
     if targets.numel() * vocab <= _MOST_LOGITS:
         return cross_entropy(model.head(vectors), targets, smoothing)
     return chunked_cross_entropy(vectors, model.head, targets, rows, smoothing)

@@ -35,7 +35,10 @@ def through_reversible(slots: Slots, x: Tensor) -> Tensor:
     """
     learned = {id(p): p for slot, _ in slots for p in slot.parameters() if p.requires_grad}
     memories = {
-        id(v): v for _, context in slots for v in [v for memory in context.memories.values() for v in memory.vectors] if v.requires_grad
+        id(v): v
+        for _, context in slots
+        for v in [v for memory in context.memories.values() for v in memory.vectors]
+        if v.requires_grad
     }
     return _Reversible.apply(slots, x, *learned.values(), *memories.values())  # type: ignore[no-any-return]
 
@@ -102,7 +105,9 @@ class _Reversible(torch.autograd.Function):
 
 
 @torch.enable_grad()
-def _computed(slot: PreNorm, b: Tensor, context: Context, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
+def _computed(
+    slot: PreNorm, b: Tensor, context: Context, leaves: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Compute a branch from detached inputs: (b, branch output, leaves), for gradients of this branch alone.
 
     The graph is built in the forward pass too, then discarded: without a graph, ops may choose other implementations
@@ -112,7 +117,8 @@ def _computed(slot: PreNorm, b: Tensor, context: Context, leaves: Sequence[Tenso
     cut = {id(leaf): leaf if leaf.is_leaf else leaf.detach().requires_grad_() for leaf in leaves}
     if context.memories:
         memories = {
-            name: memory._replace(vectors=tuple(cut.get(id(v), v) for v in memory.vectors)) for name, memory in context.memories.items()
+            name: memory._replace(vectors=tuple(cut.get(id(v), v) for v in memory.vectors))
+            for name, memory in context.memories.items()
         }
         context = replace(context, memories=memories)
     # A view, because module hooks, such as those of torch's FLOP counter, reject leaf tensors in a backward pass.

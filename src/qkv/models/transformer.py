@@ -69,7 +69,9 @@ class Layered(Declared):
 
         ``memory_width``: features of the vectors that cross-attention reads; default: ``width``.
         """
-        self.blocks = nn.ModuleList(Block(block, width, f"{name}.{i}", memory_width) for i, block in enumerate(spec.layers))
+        self.blocks = nn.ModuleList(
+            Block(block, width, f"{name}.{i}", memory_width) for i, block in enumerate(spec.layers)
+        )
         share_tables(self.blocks.modules())
         self.reversible = spec.reversible
         self.norm = build_norm(spec.norm, spec.leaving(width))
@@ -116,7 +118,14 @@ class Layered(Declared):
 class Stack(Layered):
     """Stack of front end, blocks and final norm: a signal of B rows -> vectors (B, N, D)."""
 
-    def __init__(self, spec: StackSpec, width: int, table: nn.Parameter | None = None, path: str = "", memory_width: int | None = None):
+    def __init__(
+        self,
+        spec: StackSpec,
+        width: int,
+        table: nn.Parameter | None = None,
+        path: str = "",
+        memory_width: int | None = None,
+    ):
         """Build the stack. ``table``: token embeddings shared with another stack; None for its own.
 
         path: prefix of names, such as "encoder.".   memory_width: see ``lay``.
@@ -141,7 +150,9 @@ class Stack(Layered):
         """Vocabulary size of the input; None if the input is not tokens."""
         return self.frontend.vocab_size
 
-    def embed(self, signal: Signal, past: Past | None = None, tap: Tap | None = None, memories: Memories | None = None) -> Embedded:
+    def embed(
+        self, signal: Signal, past: Past | None = None, tap: Tap | None = None, memories: Memories | None = None
+    ) -> Embedded:
         """Embed a signal: (vectors (B, N, D), their context); a tap receives the vectors as ``frontend``."""
         x, context = self.frontend.embed(signal, past, tap, memories)
         return tapped(context.tap, "frontend", f"{self.path}frontend", x), context
@@ -193,7 +204,9 @@ class Latents(Layered):
         """
         wrong = next((name for name in _APART if getattr(context, name) is not None), None)
         if wrong:
-            raise UserError(f"{_APART[wrong]} ({wrong}) cannot be read by latents, in which all of a row meets; leave it out")
+            raise UserError(
+                f"{_APART[wrong]} ({wrong}) cannot be read by latents, in which all of a row meets; leave it out"
+            )
         count = len(self.vectors.table)
         steps = torch.arange(count, device=x.device)
         inside = Context(steps[None], tap=context.tap, memories={MEMORY: _memory(x, context.lengths)})
@@ -231,7 +244,9 @@ class Transformer(Stack):
         self.spec = spec
         table = self.frontend.table
         self.encoder = Encoder(spec.encoder, spec.width, table) if spec.encoder else None
-        self.latents = Latents(spec.latents, spec.latent_width, spec.frontend_width(spec.width)) if spec.latents else None
+        self.latents = (
+            Latents(spec.latents, spec.latent_width, spec.frontend_width(spec.width)) if spec.latents else None
+        )
         self.queries = Queries(spec.queries, spec.width, spec.context_length) if spec.queries else None
         self.head = build_head(spec.head, spec.leaving(spec.width), table)
         self.reads_prefix = spec.reads_prefix
@@ -239,7 +254,10 @@ class Transformer(Stack):
     @property
     def every_branch(self) -> list[Branch]:
         """Branches of all stacks in order: those of the encoder or latents first."""
-        return [*(branch for before in (self.encoder, self.latents) if before for branch in before.branches), *self.branches]
+        return [
+            *(branch for before in (self.encoder, self.latents) if before for branch in before.branches),
+            *self.branches,
+        ]
 
     def recompute_blocks(self, on: bool) -> None:
         """Switch activation checkpointing for all blocks, including encoder and latents."""
@@ -255,7 +273,9 @@ class Transformer(Stack):
     def encode(self, signal: Signal | Tensor, tap: Tap | None = None) -> Memory:
         """Run the encoder on a source; the result is the ``memory`` argument of other methods."""
         if self.encoder is None:
-            raise UserError("the model has no encoder to read a source with; give model.encoder, or join source and target in one sequence")
+            raise UserError(
+                "the model has no encoder to read a source with; give model.encoder, or join source and target in one sequence"
+            )
         return self.encoder(signal, tap)
 
     def init_state(self, batch: int, capacity: int | None = None, memory: Memory | Memories | None = None) -> State:
@@ -265,7 +285,9 @@ class Transformer(Stack):
         """
         self._needs_decoding()
         if capacity is not None and capacity < 1:
-            raise UserError(f"a state with a capacity of {capacity} holds no position; give at least 1, or none to let it grow")
+            raise UserError(
+                f"a state with a capacity of {capacity} holds no position; give at least 1, or none to let it grow"
+            )
         memories = self._memories(memory)
         for known in memories.values():
             check_rows("the memory", known.lengths.shape[0], "the state", batch)
@@ -289,25 +311,41 @@ class Transformer(Stack):
         """
         if not self.rewindable:
             stuck = next(b for b in self.branches if not b.rewindable)
-            raise UserError(f"the state of {stuck.spec.kind!r} cannot be cut to a length; keep a copy of it (rows) from before")
+            raise UserError(
+                f"the state of {stuck.spec.kind!r} cannot be cut to a length; keep a copy of it (rows) from before"
+            )
         check_counts("lengths", lengths, len(state.positions), None, lengths.device)
         left = Counts.of(lengths)
         if any(not 0 <= length <= seen for length, seen in zip(left, state.positions, strict=True)):
-            raise UserError(f"a state can only be rewound to what it has seen: {left.tolist()} asked, {state.positions.tolist()} seen")
+            raise UserError(
+                f"a state can only be rewound to what it has seen: {left.tolist()} asked, {state.positions.tolist()} seen"
+            )
         return state._replace(positions=left, blocks=cut(state.blocks, left))
 
     def forward(
-        self, signal: Signal | Tensor, state: State | None = None, *, tap: Tap | None = None, memory: Memory | Memories | None = None
+        self,
+        signal: Signal | Tensor,
+        state: State | None = None,
+        *,
+        tap: Tap | None = None,
+        memory: Memory | Memories | None = None,
     ) -> tuple[Tensor, State | None]:
         """Return (outputs of the head, next state; None without a state). ``signal``: ids (B, N), or a ``Signal``.
 
         ``memory``: the encoder's output, for calls without a state; with a state, pass it to ``init_state``.
         """
         x, context, state = self._read(Signal.of(signal), state, tap, memory)
-        return tapped(tap, "head", "head", self.head(x, context.lengths if self.spec.num_outputs is None else None)), state
+        return tapped(
+            tap, "head", "head", self.head(x, context.lengths if self.spec.num_outputs is None else None)
+        ), state
 
     def features(
-        self, signal: Signal | Tensor, state: State | None = None, *, tap: Tap | None = None, memory: Memory | Memories | None = None
+        self,
+        signal: Signal | Tensor,
+        state: State | None = None,
+        *,
+        tap: Tap | None = None,
+        memory: Memory | Memories | None = None,
     ) -> tuple[Tensor, State | None]:
         """Return (input vectors of the head (B, N, D), next state). With latents or queries, N is their number."""
         x, _, state = self._read(Signal.of(signal), state, tap, memory)
@@ -324,7 +362,9 @@ class Transformer(Stack):
             return self.vectors(x, context), context, None
         if memory is not None:
             raise UserError("a memory cannot be joined with a state; give it to init_state, which reads it once")
-        x, context = self.embed(signal, Past(state.positions, state.limit, state.prefix if self.reads_prefix else None), tap)
+        x, context = self.embed(
+            signal, Past(state.positions, state.limit, state.prefix if self.reads_prefix else None), tap
+        )
         states = []
         for after, kept in self.through(x, context, state.blocks):
             x = after

@@ -90,14 +90,18 @@ def _names(layout: Layout) -> set[str]:
     return {piece.name for piece in layout.out}
 
 
-def _by_piece(name: str, own: Tensor, given: Tensor, before: tuple[Piece, ...], after: tuple[Piece, ...]) -> Transferred:
+def _by_piece(
+    name: str, own: Tensor, given: Tensor, before: tuple[Piece, ...], after: tuple[Piece, ...]
+) -> Transferred:
     """Transfer the pieces of a tensor, such as queries, keys and values, each from the old tensor's piece of that name.
 
     own, given: new and old tensor; before, after: their pieces.
     """
     ways: dict[str, list[str]] = {}
     taken = 0
-    there = {piece.name: (piece, rows) for piece, rows in zip(before, given.split([p.size for p in before]), strict=True)}
+    there = {
+        piece.name: (piece, rows) for piece, rows in zip(before, given.split([p.size for p in before]), strict=True)
+    }
     for piece, mine in zip(after, own.split([p.size for p in after]), strict=True):
         was, theirs = there[piece.name]
         made, how = _regrouped(mine, theirs, was.head, piece.head)
@@ -107,7 +111,9 @@ def _by_piece(name: str, own: Tensor, given: Tensor, before: tuple[Piece, ...], 
             taken += mine.numel()
     if list(ways) == [NEW]:
         return Transferred(name, NEW, own.numel(), 0)
-    return Transferred(name, "; ".join(f"{', '.join(letters)}: {how}" for how, letters in ways.items()), own.numel(), taken)
+    return Transferred(
+        name, "; ".join(f"{', '.join(letters)}: {how}" for how, letters in ways.items()), own.numel(), taken
+    )
 
 
 def _regrouped(own: Tensor, given: Tensor, was: int | None, width: int | None) -> tuple[Tensor | None, str]:

@@ -122,7 +122,9 @@ def _confirmed(ratios: list[float]) -> float:
 def told(what: str, found: timing.Race) -> str:
     """Format the times of all candidates, fastest first, and the errors of those that cannot run."""
     times = ", ".join(f"{name} {s * 1e3:.3g}" for name, s in sorted(found.seconds.items(), key=lambda item: item[1]))
-    return "; ".join([f"{what}, ms: {times}", *(f"{name} does not run here ({reason})" for name, reason in found.failed.items())])
+    return "; ".join(
+        [f"{what}, ms: {times}", *(f"{name} does not run here ({reason})" for name, reason in found.failed.items())]
+    )
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:

@@ -46,7 +46,9 @@ def declares(describe: Callable[..., Unseen]) -> Callable[[Callable[P, T]], Call
     def mark(operation: Callable[P, T]) -> Callable[P, T]:
         @wraps(operation)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            observer = None if torch.compiler.is_compiling() else _observer.get()  # the compiler cannot trace context variables
+            observer = (
+                None if torch.compiler.is_compiling() else _observer.get()
+            )  # the compiler cannot trace context variables
             if observer is None:
                 return operation(*args, **kwargs)
             return observer(lambda: operation(*args, **kwargs), describe(*args, **kwargs))

@@ -71,7 +71,9 @@ def buckets(x: Tensor, hashing: Hashing) -> Tensor:
     """
     turned = torch.einsum("bhnd,hdrf->bhrnf", x, rotations(hashing, x.shape[1], x.shape[3]).to(x))
     found, unit = torch.zeros((), dtype=torch.long, device=x.device), 1
-    for part, factor in zip(turned.split([factor // 2 for factor in hashing.factors], -1), hashing.factors, strict=True):
+    for part, factor in zip(
+        turned.split([factor // 2 for factor in hashing.factors], -1), hashing.factors, strict=True
+    ):
         found = found + unit * torch.cat((part, -part), -1).argmax(-1)
         unit *= factor
     return found
@@ -111,7 +113,9 @@ def _chunks(sorted_by: Tensor, lengths: Tensor, hashing: Hashing) -> tuple[Tenso
     own = (-(-lengths // size)).clamp(min=1)[:, None, None]
     chunk = torch.arange(each, device=sorted_by.device).repeat(hashing.rounds)[:, None]
     turn = torch.arange(hashing.rounds, device=sorted_by.device).repeat_interleave(each)[:, None]
-    met = (turn * own + chunk + torch.arange(-hashing.before, hashing.after + 1, device=sorted_by.device)) % (hashing.rounds * own)
+    met = (turn * own + chunk + torch.arange(-hashing.before, hashing.after + 1, device=sorted_by.device)) % (
+        hashing.rounds * own
+    )
     met = met // own * each + met % own
     keys = places.gather(2, met.flatten(1)[:, None, :, None].expand(-1, places.shape[1], -1, size))
     there = real.gather(1, met.flatten(1)[..., None].expand(-1, -1, size))

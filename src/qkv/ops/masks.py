@@ -167,7 +167,9 @@ class Explicit(Mask):
     def allowed(self, grid: Grid) -> Tensor:
         # Not from the grid, which has a single row if all rows have equal positions.
         batch, head = (torch.arange(size, device=self.table.device) for size in self.table.shape[:2])
-        return self.table[batch[:, None, None, None], head[:, None, None], grid.query.clamp(min=0), grid.key.clamp(min=0)]
+        return self.table[
+            batch[:, None, None, None], head[:, None, None], grid.query.clamp(min=0), grid.key.clamp(min=0)
+        ]
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,9 @@ class allowed:
                 torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
             allowed._inside += 1
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         with allowed._lock:
             allowed._inside -= 1
             if not allowed._inside:
@@ -45,7 +47,15 @@ class allowed:
 
 
 # (batch or 0, rows, inner, columns) of typical products in training and decoding.
-_SHAPES = [(0, 512, 64, 256), (0, 4096, 32, 64), (0, 1, 512, 2048), (0, 7, 33, 65), (0, 64, 2048, 64), (8, 64, 32, 64), (8, 128, 64, 128)]
+_SHAPES = [
+    (0, 512, 64, 256),
+    (0, 4096, 32, 64),
+    (0, 1, 512, 2048),
+    (0, 7, 33, 65),
+    (0, 64, 2048, 64),
+    (8, 64, 32, 64),
+    (8, 128, 64, 128),
+]
 
 
 @cache

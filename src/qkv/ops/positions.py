@@ -23,7 +23,9 @@ def sinusoid_2d(rows: Tensor, columns: Tensor, width: int, base: float = 10000.0
     return torch.cat((sinusoid(rows, half, base), sinusoid(columns, width - half, base)), -1)
 
 
-def inverse_frequencies(width: int, base: float, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+def inverse_frequencies(
+    width: int, base: float, device: torch.device | None = None, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """RoPE's angles per position of each feature pair, base^(-2i/D) radians for i < D/2 with D = ``width``."""
     return base ** (-torch.arange(0, width, 2, device=device, dtype=dtype) / width)
 
@@ -51,7 +53,9 @@ def llama3_scaling(frequencies: Tensor, factor: float, original_length: int, low
     return (1 - share) * frequencies / factor + share * frequencies
 
 
-def yarn_scaling(frequencies: Tensor, factor: float, original_length: int, base: float, betas: tuple[float, float]) -> Tensor:
+def yarn_scaling(
+    frequencies: Tensor, factor: float, original_length: int, base: float, betas: tuple[float, float]
+) -> Tensor:
     """YaRN's scaling: θ / factor for low frequencies, θ for high ones, a linear ramp between (Peng et al. 2023).
 
     ``betas`` (fast, slow): rotations within ``original_length`` at which the ramp over the index begins and ends.

@@ -80,4 +80,8 @@ def _load(path: Path) -> dict[str, dict[str, Any]]:
 
 def _whole(fields: Any) -> bool:
     wanted = {"twin": str, "reason": str, "gain": float}
-    return isinstance(fields, dict) and fields.keys() == wanted.keys() and all(isinstance(fields[k], kind) for k, kind in wanted.items())
+    return (
+        isinstance(fields, dict)
+        and fields.keys() == wanted.keys()
+        and all(isinstance(fields[k], kind) for k, kind in wanted.items())
+    )

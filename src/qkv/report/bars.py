@@ -69,6 +69,21 @@ class BarChart:
             zero, tip = (start + scale.place(v) * (end - start) for v in (0.0, value if drawable(value) else 0.0))
             colour = "quiet" if self.highlight not in ("", name) else "s0"
             about = tag("title", f"{name}: {words} {self.unit}".rstrip())
-            yield tag("rect", about, x=min(zero, tip), y=y, width=max(abs(tip - zero), 0.5), height=_BAR, rx=2, class_=f"bar {colour}")
+            yield tag(
+                "rect",
+                about,
+                x=min(zero, tip),
+                y=y,
+                width=max(abs(tip - zero), 0.5),
+                height=_BAR,
+                rx=2,
+                class_=f"bar {colour}",
+            )
             beyond = tip - 6 if tip < zero else tip + 6
-            yield text(beyond, middle, words, anchor="end" if tip < zero else None, class_=None if drawable(value) else "gap-mark")
+            yield text(
+                beyond,
+                middle,
+                words,
+                anchor="end" if tip < zero else None,
+                class_=None if drawable(value) else "gap-mark",
+            )

@@ -60,7 +60,12 @@ class LineChart:
     def data(self) -> dict[str, Any]:
         """Titles and drawn points as plain data, embedded in the page for the tooltips."""
         shown = [
-            {"name": t.name, "colour": t.colour, "x": [_digits(x, 9) for x, _ in t.points], "y": [_digits(y, 5) for _, y in t.points]}
+            {
+                "name": t.name,
+                "colour": t.colour,
+                "x": [_digits(x, 9) for x, _ in t.points],
+                "y": [_digits(y, 5) for _, y in t.points],
+            }
             for t in self.traces
         ]
         return {"title": self.title, "x": self.x_label, "y": self.y_label, "lines": shown}
@@ -113,7 +118,9 @@ class _Drawing:
             values = [y for _, y in trace.points if drawable(y)]
             if values and not trace.faint:
                 first, last = fixed(values[0]), fixed(values[-1])
-                told.append(f"{trace.name}: from {first} to {last}, lowest {fixed(min(values))}, highest {fixed(max(values))}.")
+                told.append(
+                    f"{trace.name}: from {first} to {last}, lowest {fixed(min(values))}, highest {fixed(max(values))}."
+                )
         return " ".join(told) or "No values yet."
 
     def _nothing(self) -> Markup:
@@ -148,7 +155,11 @@ class _Drawing:
 
     def _stroke(self, trace: Trace) -> Markup:
         drawn = [run for fits, run in runs(trace.points, self.y.log) if fits]
-        path = "".join("M" + " ".join(f"{number(self.px(x))},{number(self.py(y))}" for x, y in run) for run in drawn if len(run) > 1)
+        path = "".join(
+            "M" + " ".join(f"{number(self.px(x))},{number(self.py(y))}" for x, y in run)
+            for run in drawn
+            if len(run) > 1
+        )
         style = stroke_class(trace.colour)
         stroke = tag("path", d=path, class_=f"line {style}" + (" faint" if trace.faint else "")) if path else None
         dots = [point for run in drawn for point in run if len(run) == 1 or (trace.marked and len(trace.points) <= 60)]
@@ -156,7 +167,9 @@ class _Drawing:
 
     def _dot(self, trace: Trace, x: float, y: float) -> Markup:
         about = tag("title", f"{trace.name}: {fixed(y)} at {self.chart.x_label} {place(x)}")
-        return tag("circle", about, cx=self.px(x), cy=self.py(y), r=3.5, class_=f"point s{trace.colour % frame.COLOURS}")
+        return tag(
+            "circle", about, cx=self.px(x), cy=self.py(y), r=3.5, class_=f"point s{trace.colour % frame.COLOURS}"
+        )
 
     def _gaps(self) -> Iterator[Markup]:
         """Vertical bands at values that cannot be drawn (NaN, infinite, or not positive on a logarithmic axis)."""
@@ -170,9 +183,23 @@ class _Drawing:
             what = "≤ 0" if drawable(y) else fixed(y)
             until = f" to {place(end)}" if end > x else ""
             about = tag("title", f"{name}: {what} at {self.chart.x_label} {place(x)}{until}")
-            yield tag("rect", about, x=start, y=float(self.top), width=width, height=float(self.bottom - self.top), class_="gap")
+            yield tag(
+                "rect",
+                about,
+                x=start,
+                y=float(self.top),
+                width=width,
+                height=float(self.bottom - self.top),
+                class_="gap",
+            )
             at_end = covered + 4 + text_width(what) > self.right
-            yield text(start - 4 if at_end else covered + 4, self.bottom - 6, what, anchor="end" if at_end else None, class_="gap-mark")
+            yield text(
+                start - 4 if at_end else covered + 4,
+                self.bottom - 6,
+                what,
+                anchor="end" if at_end else None,
+                class_="gap-mark",
+            )
 
     def _ends(self) -> list[tuple[Trace, tuple[float, float]]]:
         """(trace, last drawable point) of each line, from top to bottom; the faint raw values behind a running mean are
@@ -198,7 +225,10 @@ class _Drawing:
         """
         if self.chart.width < _COMPACT or len(self.ends) * 16 > self.chart.height - 70:
             return False
-        return all(self.x.place(end[0]) > 0.9 and text_width(self._end_label(trace)) < self.chart.width / 4 for trace, end in self.ends)
+        return all(
+            self.x.place(end[0]) > 0.9 and text_width(self._end_label(trace)) < self.chart.width / 4
+            for trace, end in self.ends
+        )
 
     def _names(self) -> Iterator[Markup]:
         places = frame.apart([self.py(end[1]) + 4 for _, end in self.ends], 16, self.top + 4, self.bottom + 4)

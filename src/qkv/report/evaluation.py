@@ -43,7 +43,9 @@ def headline(splits: Splits) -> list[tuple[str, str, str]]:
     split = judged(splits)
     figures = splits[split]["figures"] if split else {}
     chosen = [(name, value) for name, value in figures.items() if name not in BESIDE_THE_POINT and value is not None]
-    return [(f"{named(name)}, {split}", fixed(value), _elsewhere(splits, split, name)) for name, value in chosen[:_SHOWN]]
+    return [
+        (f"{named(name)}, {split}", fixed(value), _elsewhere(splits, split, name)) for name, value in chosen[:_SHOWN]
+    ]
 
 
 def _elsewhere(splits: Splits, split: str, name: str) -> str:

@@ -18,7 +18,9 @@ def asset(name: str) -> str:
     return files("qkv.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def svg(size: tuple[float, float], title: str, description: str, body: Markup, standalone: bool, **data: object) -> Markup:
+def svg(
+    size: tuple[float, float], title: str, description: str, body: Markup, standalone: bool, **data: object
+) -> Markup:
     """SVG element of ``size`` (width, height) around the drawn ``body``, which scales to its container; ``standalone``
     includes its style sheet.
 

@@ -17,7 +17,15 @@ from qkv.report.frame import text, text_width
 from qkv.report.markup import Markup, tag
 from qkv.report.scale import AxisScale, drawable
 
-_ANCHORS = [(16, 22, 58), (31, 61, 124), (27, 107, 150), (38, 152, 152), (98, 190, 130), (180, 219, 106), (253, 241, 122)]
+_ANCHORS = [
+    (16, 22, 58),
+    (31, 61, 124),
+    (27, 107, 150),
+    (38, 152, 152),
+    (98, 190, 130),
+    (180, 219, 106),
+    (253, 241, 122),
+]
 """Colour scale from low to high. Lightness is monotonic, so the order survives greyscale print and colour blindness."""
 
 _MOST_TOLD, _LARGEST_TOLD = 100, 10
@@ -60,7 +68,12 @@ class HeatMap:
 
     def data(self) -> dict[str, Any]:
         """Title, names and values of the map as plain data, embedded in the report page."""
-        told = {"title": self.title, "rows": list(self.rows), "columns": list(self.columns), "values": [list(row) for row in self.values]}
+        told = {
+            "title": self.title,
+            "rows": list(self.rows),
+            "columns": list(self.columns),
+            "values": [list(row) for row in self.values],
+        }
         return told | ({"written": [list(row) for row in self.written]} if self.written else {})
 
     def compact(self) -> None:
@@ -84,23 +97,29 @@ class _Drawing:
         self.chart = chart
         self.height, self.count = len(chart.values), max([0, *(len(row) for row in chart.values)])
         found = AxisScale.over(v for row in chart.values for v in row if v is not None)
-        self.scale = AxisScale.over([found.low if chart.low is None else chart.low, found.high if chart.high is None else chart.high])
-        self.left = min(chart.width * 0.3, max([0.0, *(text_width(name) for name in chart.rows)])) + (10 if chart.rows else 0)
+        self.scale = AxisScale.over(
+            [found.low if chart.low is None else chart.low, found.high if chart.high is None else chart.high]
+        )
+        self.left = min(chart.width * 0.3, max([0.0, *(text_width(name) for name in chart.rows)])) + (
+            10 if chart.rows else 0
+        )
         self.right = chart.width - 62
         names = min(chart.width * 0.25, max([0.0, *(text_width(name) for name in chart.columns)]))
         self.cell = min(64.0, (self.right - self.left) / max(1, self.count))
         self.right = self.left + self.cell * self.count
         self.tilted = bool(names) and names > self.cell - 4
-        self.top = (48 if chart.x_label or chart.y_label else 30) + (0 if not names else names * 0.9 + 8 if self.tilted else 18)
+        self.top = (48 if chart.x_label or chart.y_label else 30) + (
+            0 if not names else names * 0.9 + 8 if self.tilted else 18
+        )
         self.bottom = self.top + self.cell * self.height
 
     def svg(self, standalone: bool) -> str:
         chart = self.chart
-        about = (
-            f"{self.height} rows, {self.count} columns, colours from {short(self.scale.low)} to {short(self.scale.high)}. {self._told()}"
-        )
+        about = f"{self.height} rows, {self.count} columns, colours from {short(self.scale.low)} to {short(self.scale.high)}. {self._told()}"
         axes = " → ".join(
-            label for label in (chart.y_label and f"rows: {chart.y_label}", chart.x_label and f"columns: {chart.x_label}") if label
+            label
+            for label in (chart.y_label and f"rows: {chart.y_label}", chart.x_label and f"columns: {chart.x_label}")
+            if label
         )
         cells = self._cells() if self.height * self.count <= _MOST_CELLS else [self._image()]
         body = [
@@ -116,7 +135,12 @@ class _Drawing:
 
     def _told(self) -> str:
         """Text alternative of the map: all values of a small map, the largest values of a large one."""
-        cells = [(i, j, v) for i, row in enumerate(self.chart.values) for j, v in enumerate(row) if v is not None and drawable(v)]
+        cells = [
+            (i, j, v)
+            for i, row in enumerate(self.chart.values)
+            for j, v in enumerate(row)
+            if v is not None and drawable(v)
+        ]
         if len(cells) <= _MOST_TOLD:
             rows = [[self._value(i, j) for k, j, _ in cells if k == i] for i in range(self.height)]
             return " ".join(f"{_name(self.chart.rows, i)}: {', '.join(told)}." for i, told in enumerate(rows) if told)
@@ -126,7 +150,9 @@ class _Drawing:
     def _value(self, row: int, column: int) -> str:
         """Name of the column and value of the cell, as text."""
         value = self.chart.values[row][column]
-        written = self.chart.written[row][column] if self.chart.written else short(value if value is not None else math.nan)
+        written = (
+            self.chart.written[row][column] if self.chart.written else short(value if value is not None else math.nan)
+        )
         return f"{_name(self.chart.columns, column)} {written}"
 
     def _backdrop(self) -> Iterator[Markup]:
@@ -144,7 +170,15 @@ class _Drawing:
                 written = self.chart.written[i][j] if self.chart.written else short(value, 3)
                 told = f"{written} ({short(value, 3)})" if self.chart.written else short(value, 4)
                 about = tag("title", f"{self._name(self.chart.rows, i)}, {self._name(self.chart.columns, j)}: {told}")
-                yield tag("rect", about, x=x, y=float(y), width=self.cell, height=self.cell, fill=f"#{red:02x}{green:02x}{blue:02x}")
+                yield tag(
+                    "rect",
+                    about,
+                    x=x,
+                    y=float(y),
+                    width=self.cell,
+                    height=self.cell,
+                    fill=f"#{red:02x}{green:02x}{blue:02x}",
+                )
                 if (self.chart.numbers or self.chart.written) and text_width(written, 11) < self.cell - 2:
                     ink = "#000" if 0.3 * red + 0.6 * green + 0.1 * blue > 120 else "#fff"
                     at = {
@@ -156,7 +190,9 @@ class _Drawing:
                     yield tag("text", written, **at)
 
     def _image(self) -> Markup:
-        shares = [[self.scale.place(v) if v is not None and drawable(v) else None for v in row] for row in self.chart.values]
+        shares = [
+            [self.scale.place(v) if v is not None and drawable(v) else None for v in row] for row in self.chart.values
+        ]
         rows = [[*row, *[None] * (self.count - len(row))] for row in shares]
         source = "data:image/png;base64," + base64.b64encode(png(rows)).decode()
         wide, high = self.right - self.left, self.bottom - self.top
@@ -183,7 +219,9 @@ class _Drawing:
         for i in range(steps):
             red, green, blue = colour(1 - i / (steps - 1))
             y = self.top + high * i / steps
-            yield tag("rect", x=x, y=float(y), width=10, height=high / steps + 0.4, fill=f"#{red:02x}{green:02x}{blue:02x}")
+            yield tag(
+                "rect", x=x, y=float(y), width=10, height=high / steps + 0.4, fill=f"#{red:02x}{green:02x}{blue:02x}"
+            )
         yield text(x + 14, self.top + 10, short(self.scale.high))
         yield text(x + 14, self.top + high, short(self.scale.low))
 

@@ -45,7 +45,9 @@ def tag(element: str, *children: object, **attributes: object) -> Markup:
     """HTML or SVG element with the given children and attributes. Those that are ``None`` or ``False`` are omitted;
     ``class_`` means ``class``, ``data_x`` ``data-x``.
     """
-    names = "".join(_attribute(name, value) for name, value in attributes.items() if value is not None and value is not False)
+    names = "".join(
+        _attribute(name, value) for name, value in attributes.items() if value is not None and value is not False
+    )
     if element in _VOID:
         return Markup(f"<{element}{names}>")
     if element in _SHAPES and not children:

@@ -91,7 +91,9 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 def _encode(row: dict[str, Any]) -> bytes:
     if FLAG in row:
-        raise ValueError(f"the name {FLAG!r} is reserved for numbers that JSON cannot represent; give the metric another name")
+        raise ValueError(
+            f"the name {FLAG!r} is reserved for numbers that JSON cannot represent; give the metric another name"
+        )
     plain = {key: _plain(key, value) for key, value in row.items()}
     wild = {key: str(value) for key, value in plain.items() if isinstance(value, float) and not math.isfinite(value)}
     if wild:
@@ -124,7 +126,9 @@ def _rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             if row is not None:
                 yield line, row
             elif line.strip() and file.read(1):
-                raise UserError(f"{path}:{number}: this line is not a JSON object; the file was changed by another program")
+                raise UserError(
+                    f"{path}:{number}: this line is not a JSON object; the file was changed by another program"
+                )
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
@@ -161,7 +165,9 @@ def _repair(path: Path) -> None:
         if _row(line) is None:
             # An incomplete line of a crash begins like a row, or with zeros after a power cut; anything else is another file.
             if line.strip(b"\0\r\n\t ") and not line.startswith(b"{"):
-                raise UserError(f"{path}: this is not a metrics log, whose lines are JSON objects; use another name or move the file")
+                raise UserError(
+                    f"{path}: this is not a metrics log, whose lines are JSON objects; use another name or move the file"
+                )
             file.truncate(start)
         elif not line.endswith(b"\n"):
             file.write(b"\n")

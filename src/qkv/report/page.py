@@ -80,7 +80,13 @@ class Page:
     def cards(self, cards: Sequence[tuple[str, str, str]]) -> None:
         """Append a row of cards, boxes with one key figure each: (title, value, note)."""
         made = [
-            tag("div", tag("dt", name), tag("dd", value, class_="value"), tag("dd", beside, class_="beside"), class_="card")
+            tag(
+                "div",
+                tag("dt", name),
+                tag("dd", value, class_="value"),
+                tag("dd", beside, class_="beside"),
+                class_="card",
+            )
             for name, value, beside in cards
         ]
         self._add(tag("dl", *made, class_="cards"))
@@ -91,7 +97,10 @@ class Page:
         numeric = [all_numbers([row[i] for row in rows if i < len(row)]) for i in range(count)]
         classes = ["number" if n else None for n in numeric]
         head = (
-            tag("thead", tag("tr", *(tag("th", c, scope="col", class_=k) for c, k in zip(columns, classes, strict=False))))
+            tag(
+                "thead",
+                tag("tr", *(tag("th", c, scope="col", class_=k) for c, k in zip(columns, classes, strict=False))),
+            )
             if columns
             else None
         )

@@ -29,7 +29,12 @@ class Progress:
     """
 
     def __init__(
-        self, description: str, total: int | None = None, unit: str = "steps", done: int = 0, stream: IO[str] | None = None
+        self,
+        description: str,
+        total: int | None = None,
+        unit: str = "steps",
+        done: int = 0,
+        stream: IO[str] | None = None,
     ) -> None:
         self.description = visible(description)
         self.total = total
@@ -79,7 +84,11 @@ class Progress:
         """Texts of the progress line besides its progress bar: amount done, metrics, rate, time left."""
         told = [self._amount(), *self._figures()]
         if not any(map(_is_speed, self.figures)) and self.speed.rate:
-            told.append(f"{self._count(self.speed.rate)}/s" if self.unit == "bytes" else f"{short(self.speed.rate)} {self.unit}/s")
+            told.append(
+                f"{self._count(self.speed.rate)}/s"
+                if self.unit == "bytes"
+                else f"{short(self.speed.rate)} {self.unit}/s"
+            )
         if self.total and self.speed.rate and self.done < self.total:
             told.append(f"{clock((self.total - self.done) / self.speed.rate + self.after)} left")
         return told
@@ -200,7 +209,9 @@ class _Live:
         ours = stream is sys.stderr
         prints = ours and _is_terminal(sys.stdout)
         line = _Line(progress)
-        self.live = Live(line, console=self.console, auto_refresh=False, transient=True, redirect_stdout=prints, redirect_stderr=ours)
+        self.live = Live(
+            line, console=self.console, auto_refresh=False, transient=True, redirect_stdout=prints, redirect_stderr=ours
+        )
         self.live.start()
 
     def show(self) -> float:

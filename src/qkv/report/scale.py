@@ -69,7 +69,9 @@ def _linear_ticks(low: float, high: float, count: int) -> list[float]:
     span = high - low
     power = math.floor(math.log10(span / count))
     ladder = [(mantissa, exponent) for exponent in (power - 1, power, power + 1) for mantissa in (1, 2, 5)]
-    fitting = next(i for i, (mantissa, exponent) in enumerate(ladder) if span / (mantissa * 10.0**exponent) <= 1.5 * count + 0.7)
+    fitting = next(
+        i for i, (mantissa, exponent) in enumerate(ladder) if span / (mantissa * 10.0**exponent) <= 1.5 * count + 0.7
+    )
     candidates = (_multiples(low, high, *step) for step in reversed(ladder[: fitting + 1]))
     return next(ticks for ticks in candidates if len(ticks) >= 2)
 

@@ -26,7 +26,9 @@ def add_sections(page: Page, sections: Sequence[Section]) -> None:
     for section in sections:
         draw = DRAWN.get(str(section.get("kind")))
         if draw is None:
-            raise ValueError(f"a section of the kind {section.get('kind')!r} cannot be drawn; kinds: {', '.join(DRAWN)}")
+            raise ValueError(
+                f"a section of the kind {section.get('kind')!r} cannot be drawn; kinds: {', '.join(DRAWN)}"
+            )
         with page.section(section["title"]):
             if section.get("note"):
                 page.prose(section["note"])
@@ -60,7 +62,9 @@ def _confusion(page: Page, section: Section) -> None:
         ["class", "examples", "recall %", "precision %", "F1 %"],
         _by_class(labels, counts)[: len(labels) - bool(section.get("others"))],
     )
-    pairs = sorted(((n, i, j) for i, row in enumerate(counts) for j, n in enumerate(row) if i != j and n), reverse=True)[:_PAIRS]
+    pairs = sorted(
+        ((n, i, j) for i, row in enumerate(counts) for j, n in enumerate(row) if i != j and n), reverse=True
+    )[:_PAIRS]
     mistakes = section.get("mistakes", [[labels[i], labels[j], n] for n, i, j in pairs])
     if len(labels) > 2 and mistakes:
         with page.details("Most frequent confusions", open_=len(labels) > 12):
@@ -91,7 +95,9 @@ def _tagged(page: Page, section: Section) -> None:
     ``truth``, one per word.
     """
     sentences = section["sentences"]
-    kinds = sorted({kind(tag) for told in sentences for tag in (*told["tags"], *(told.get("truth") or ())) if tag != "O"})
+    kinds = sorted(
+        {kind(tag) for told in sentences for tag in (*told["tags"], *(told.get("truth") or ())) if tag != "O"}
+    )
     page.drawing(legend(kinds))
     for told in sentences:
         page.drawing(sentence(told["words"], told["tags"], told.get("truth"), kinds))
@@ -103,14 +109,18 @@ def _alignment(page: Page, section: Section) -> None:
     """
     source, target = ([str(token) for token in section[name]] for name in ("source", "target"))
     width = min(960, max(320, 160 + 30 * len(source)))
-    page.picture(HeatMap("Attention", section["weights"], target, source, "source", "output", low=0.0, width=width), width)
+    page.picture(
+        HeatMap("Attention", section["weights"], target, source, "source", "output", low=0.0, width=width), width
+    )
 
 
 def _curves(page: Page, section: Section) -> None:
     """Append a line chart of ``lines``, each with ``name``, ``y`` and optionally its own ``x``; optional ``x_label``
     and ``y_label``.
     """
-    lines = [Line(line["name"], line.get("x", section.get("x", ())), line["y"], points=True) for line in section["lines"]]
+    lines = [
+        Line(line["name"], line.get("x", section.get("x", ())), line["y"], points=True) for line in section["lines"]
+    ]
     options = {name: section[name] for name in ("x_label", "y_label", "x_log", "y_log", "y_zero") if name in section}
     page.chart(LineChart(section["title"], lines, **options))
 

@@ -56,7 +56,9 @@ def traces(line: Line, colour: int, limit: int, x_log: bool = False) -> list[Tra
     return [Trace(line.name, colour, raw, faint=True), Trace(f"{line.name}, mean", colour, mean, marked=line.points)]
 
 
-def smoothed(pairs: list[tuple[float, float]], limit: int, x_log: bool = False, share: float = 0.03) -> list[tuple[float, float]]:
+def smoothed(
+    pairs: list[tuple[float, float]], limit: int, x_log: bool = False, share: float = 0.03
+) -> list[tuple[float, float]]:
     """Smooth a series (x, y) by a running mean at about ``limit`` positions; its window is the fraction ``share`` of
     the series, narrower at the start and at gaps.
 

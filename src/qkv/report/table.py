@@ -60,7 +60,11 @@ def _print_rich(title: str, columns: Sequence[str], rows: Rows, stream: IO[str])
     from rich.text import Text
 
     table = Table(
-        title=Text(visible(title), style="bold") if title else None, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False
+        title=Text(visible(title), style="bold") if title else None,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
     )
     for name, right in zip(columns, _right(columns, rows), strict=True):
         table.add_column(Text(visible(name)), justify="right" if right else "left", overflow="fold", header_style="dim")

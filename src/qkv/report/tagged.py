@@ -25,7 +25,9 @@ def sentence(words: Sequence[str], tags: Sequence[str], truth: Sequence[str] | N
     return tag("div", *found, class_="tagged")
 
 
-def _walk(words: Sequence[str], tags: Sequence[str], truth: Sequence[str] | None) -> Iterator[tuple[str, str, str | None, str]]:
+def _walk(
+    words: Sequence[str], tags: Sequence[str], truth: Sequence[str] | None
+) -> Iterator[tuple[str, str, str | None, str]]:
     before = "O"
     for word, got, wanted in zip_longest(words, tags, truth or ()):
         yield word, got, wanted, before
@@ -39,10 +41,18 @@ def _word(word: str, got: str, wanted: str, before: str, kinds: Sequence[str]) -
     label = "" if got == "O" or goes_on else name
     below: object = label or "\u00a0"
     if got != wanted:
-        below = tag("span", tag("s", name if got != "O" else "–"), f" {kind(wanted) if wanted != 'O' else '–'}", class_="wrong")
+        below = tag(
+            "span", tag("s", name if got != "O" else "–"), f" {kind(wanted) if wanted != 'O' else '–'}", class_="wrong"
+        )
     colour = f"t{list(kinds).index(name) % _COLOURS}" if got != "O" and name in kinds else "plain"
     about = None if got == wanted else f"predicted {got}, true {wanted}"
-    return tag("span", tag("b", word, class_=colour), tag("i", below), class_="word wrong-word" if about else "word", title=about)
+    return tag(
+        "span",
+        tag("b", word, class_=colour),
+        tag("i", below),
+        class_="word wrong-word" if about else "word",
+        title=about,
+    )
 
 
 def kind(label: str) -> str:

@@ -118,8 +118,19 @@ def _add_progress(page: Page, run: TrainingRun) -> None:
 def _data(run: TrainingRun) -> dict[str, Any]:
     """Summary of the run as plain data, embedded in the page; the curves are embedded separately."""
     validations = [{"step": s, "val_loss": v} for s, v in zip(*run.series("val_loss"), strict=True)]
-    told = {"name": run.name, "status": run.status, "message": run.message, "step": run.step, "figures": dict(run.figures)}
-    return {**told, "cost": [list(row) for row in run.cost], "environment": dict(run.environment), "validations": validations}
+    told = {
+        "name": run.name,
+        "status": run.status,
+        "message": run.message,
+        "step": run.step,
+        "figures": dict(run.figures),
+    }
+    return {
+        **told,
+        "cost": [list(row) for row in run.cost],
+        "environment": dict(run.environment),
+        "validations": validations,
+    }
 
 
 def _what_happened(run: TrainingRun) -> list[str]:
@@ -148,7 +159,11 @@ def _validation_card(run: TrainingRun) -> Card | None:
         at = run.evaluation["step"]
         kept = next((v for v, s in zip(values, steps, strict=True) if s == at and math.isfinite(v)), None)
         if kept is not None:
-            return "Loss, validation", fixed(kept), f"step {at:,}, {chosen_by(run.best)}" if at != run.step else run.loss_unit
+            return (
+                "Loss, validation",
+                fixed(kept),
+                f"step {at:,}, {chosen_by(run.best)}" if at != run.step else run.loss_unit,
+            )
     best, at = min((v, s) for v, s in zip(values, steps, strict=True) if math.isfinite(v))
     return "Validation loss", fixed(last), run.loss_unit if best == last else f"best {fixed(best)} at step {at:,}"
 
@@ -158,7 +173,11 @@ def _train_loss_card(run: TrainingRun) -> Card | None:
     recent = [v for v in losses[-50:] if math.isfinite(v)]
     if not recent:
         return None
-    return "Training loss", fixed(statistics.fmean(recent)), f"mean of {len(recent)} steps" if len(recent) > 1 else "one step"
+    return (
+        "Training loss",
+        fixed(statistics.fmean(recent)),
+        f"mean of {len(recent)} steps" if len(recent) > 1 else "one step",
+    )
 
 
 def _task_cards(run: TrainingRun) -> list[Card]:
@@ -210,7 +229,10 @@ _CARDS: list[Callable[[TrainingRun], Card | None]] = [
 
 def _add_curves(page: Page, run: TrainingRun) -> None:
     loss = loss_chart(run)
-    others = [*_figure_charts(run), *(chart for chart in (_rate_chart(run), _norm_chart(run), _speed_chart(run)) if chart)]
+    others = [
+        *_figure_charts(run),
+        *(chart for chart in (_rate_chart(run), _norm_chart(run), _speed_chart(run)) if chart),
+    ]
     if not loss.lines and not others:
         return
     with page.section("Learning curves"):
@@ -234,7 +256,9 @@ def loss_chart(run: TrainingRun, width: int = 960, height: int = 360) -> LineCha
         lines.append(Line("validation", at, held_out, points=True))
     log = _spread(losses + held_out) > 2
     label = f"{run.loss_unit}, logarithmic" if log else run.loss_unit
-    events = [(row["step"], str(row["event"])) for row in run.metrics if row.get("event") and row.get("step") is not None]
+    events = [
+        (row["step"], str(row["event"])) for row in run.metrics if row.get("event") and row.get("step") is not None
+    ]
     return LineChart("Loss", lines, "step", label, y_log=log, events=events, width=width, height=height)
 
 
@@ -277,7 +301,11 @@ def _norm_chart(run: TrainingRun) -> LineChart | None:
 def _speed_chart(run: TrainingRun) -> LineChart | None:
     steps, values = run.series("tokens_per_second")
     return (
-        _small(f"{run.counted} per second".capitalize(), Line(f"{run.counted} per second", steps, values, smooth=True), y_zero=True)
+        _small(
+            f"{run.counted} per second".capitalize(),
+            Line(f"{run.counted} per second", steps, values, smooth=True),
+            y_zero=True,
+        )
         if steps
         else None
     )
@@ -288,8 +316,13 @@ def _add_validations(page: Page, run: TrainingRun) -> None:
     if len(steps) < 2:
         return
     training = dict(zip(*run.series("loss"), strict=True))
-    others = {words(name): dict(zip(*run.series(f"val_{name}"), strict=True)) for name in run.measured if name not in _UNSEEN}
-    rows = [[int(s), training.get(s), v, *(found.get(s) for found in others.values())] for s, v in zip(steps, values, strict=True)]
+    others = {
+        words(name): dict(zip(*run.series(f"val_{name}"), strict=True)) for name in run.measured if name not in _UNSEEN
+    }
+    rows = [
+        [int(s), training.get(s), v, *(found.get(s) for found in others.values())]
+        for s, v in zip(steps, values, strict=True)
+    ]
     with page.details(f"{len(rows):,} validations as a table"):
         page.table(["step", "training loss", "validation loss", *others], _spaced(rows, 200))
 
@@ -302,7 +335,9 @@ def _spaced(items: Sequence[Any], most: int) -> list[Any]:
 
 
 def _add_samples(page: Page, run: TrainingRun) -> None:
-    logged = [{"step": row.get("step", 0), "text": row["sample"]} for row in run.metrics if row.get("sample") is not None]
+    logged = [
+        {"step": row.get("step", 0), "text": row["sample"]} for row in run.metrics if row.get("sample") is not None
+    ]
     samples = _spaced(run.samples or logged, _MOST_SAMPLES)
     if not samples:
         return

@@ -125,10 +125,16 @@ def newest_state(folder: Path) -> dict[str, Any] | None:
 
 def _write(folder: Path, checkpoint: Checkpoint) -> None:
     folder.mkdir()
-    files = {part: write_tensors(folder / f"{part}.safetensors", checkpoint.tensors[part], {"step": checkpoint.step}) for part in PARTS}
+    files = {
+        part: write_tensors(folder / f"{part}.safetensors", checkpoint.tensors[part], {"step": checkpoint.step})
+        for part in PARTS
+    }
     content = {"step": checkpoint.step, "files": files, "state": checkpoint.state}
     body = json.dumps(content, indent=1, sort_keys=True)
-    write_file(folder / "state.json", json.dumps({"sha256": _text_digest(body), "content": content}, indent=1, sort_keys=True).encode())
+    write_file(
+        folder / "state.json",
+        json.dumps({"sha256": _text_digest(body), "content": content}, indent=1, sort_keys=True).encode(),
+    )
     sync(folder)
 
 
@@ -176,7 +182,9 @@ def _checked(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> d
             raise UserError(f"the tensor {name!r} has the shape {shapes}")
     unknown = next((name for name in tensors if name not in own), None)
     if unknown:
-        raise UserError(f"{source} holds the tensor {unknown!r}, which this model does not have; {nearest(unknown, own)}")
+        raise UserError(
+            f"{source} holds the tensor {unknown!r}, which this model does not have; {nearest(unknown, own)}"
+        )
     return own
 
 

@@ -29,13 +29,17 @@ def embed(
     if isinstance(texts, str):
         raise UserError("a single text is given, but a list of texts is required; put it in brackets")
     if prompt is not None and prefix is not None:
-        raise UserError("both a prompt and a prefix are given; the prompt is one of the model's own, the prefix one of yours: give one")
+        raise UserError(
+            "both a prompt and a prefix are given; the prompt is one of the model's own, the prefix one of yours: give one"
+        )
     run, said = opened(source, copy)
     how, text = _how(said, options), prefix or ""
     if said is not None and prefix is None:
         text = said.prompt(prompt)
     elif prompt is not None:
-        raise UserError(f"{run.folder} has no prompts, so there is none named {prompt!r}; give the text itself as prefix")
+        raise UserError(
+            f"{run.folder} has no prompts, so there is none named {prompt!r}; give the text itself as prefix"
+        )
     return embed_texts(run.model, run.vocabulary.tokenizer, texts, how, text, batch_size)
 
 
@@ -57,7 +61,9 @@ def opened(source: Run | str | Path, copy: bool = False) -> tuple[Run, Embedding
 def _how(said: EmbeddingSettings | None, options: dict[str, Any]) -> Embedding:
     unknown = next((name for name in options if name not in Embedding.__dataclass_fields__), None)
     if unknown:
-        raise UserError(f"there is no option {unknown!r} of an embedding; {nearest(unknown, Embedding.__dataclass_fields__)}")
+        raise UserError(
+            f"there is no option {unknown!r} of an embedding; {nearest(unknown, Embedding.__dataclass_fields__)}"
+        )
     if said is None:
         return Embedding(**options)
     own: dict[str, Any] = {

@@ -25,7 +25,11 @@ from qkv.tasks.task import Evaluation, Task, Totals
 
 
 def measure(
-    model: Transformer, task: Task, batches: Iterable[Batch], number_format: str, stop: Callable[[], bool] = lambda: False
+    model: Transformer,
+    task: Task,
+    batches: Iterable[Batch],
+    number_format: str,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Totals | None:
     """Sum losses and hits of the task over ``batches``, without dropout, in the precision ``number_format`` ("fp32",
     "bf16"); None if ``stop`` returned True.
@@ -47,7 +51,13 @@ def never() -> bool:
 
 
 def evaluate_split(
-    model: Any, task: Task, dataset: Dataset, recipe: Recipe, split: str, batches: int | None = None, stop: Callable[[], bool] = never
+    model: Any,
+    task: Task,
+    dataset: Dataset,
+    recipe: Recipe,
+    split: str,
+    batches: int | None = None,
+    stop: Callable[[], bool] = never,
 ) -> Evaluation | None:
     """Evaluate ``model`` on one split: metrics with the number of targets and the seconds taken, and details for the
     report; None if ``stop`` returned True.
@@ -60,10 +70,16 @@ def evaluate_split(
     if seen is None:
         return None
     whole = task.evaluates and batches is None
-    evaluation = task.evaluate(model, dataset, split, seen, recipe) if whole else Evaluation(task.figures(seen, dataset.scale(split)))
+    evaluation = (
+        task.evaluate(model, dataset, split, seen, recipe)
+        if whole
+        else Evaluation(task.figures(seen, dataset.scale(split)))
+    )
     if stop():
         return None
-    return replace(evaluation, figures={**evaluation.figures, "targets": seen.count, "seconds": time.perf_counter() - began})
+    return replace(
+        evaluation, figures={**evaluation.figures, "targets": seen.count, "seconds": time.perf_counter() - began}
+    )
 
 
 def held_out(dataset: Dataset) -> tuple[str, ...]:

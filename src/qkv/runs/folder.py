@@ -36,7 +36,9 @@ def locked(folder: Path) -> Iterator[None]:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(f"another process is training in {folder}; wait for it, or name another folder") from None
+                raise UserError(
+                    f"another process is training in {folder}; wait for it, or name another folder"
+                ) from None
             except OSError:  # a file system without locks
                 pass
         yield

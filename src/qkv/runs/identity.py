@@ -34,7 +34,9 @@ def essence(recipe: Recipe) -> dict[str, Any]:
     Without defaults, versions of qkv with new fields resume the runs of older versions.
     """
     content = {name: plain for name, plain in recipe.essential().items() if name in _DECIDING}
-    content["training"] = {name: value for name, value in content.get("training", {}).items() if name not in _FREE | {"steps"}}
+    content["training"] = {
+        name: value for name, value in content.get("training", {}).items() if name not in _FREE | {"steps"}
+    }
     return content
 
 
@@ -75,7 +77,9 @@ def check_unedited(stored: Mapping[str, Any] | None, recipe: Recipe | None, fold
     """Raise UserError if the spec or the vocabulary in ``folder`` differs from the one ``stored`` with the weights."""
     found = edited(stored, recipe, folder)
     if found:
-        raise UserError(f"{found}; put it back, or accept the change with 'qkv accept {folder}', in Python load(…, accept_changes=True)")
+        raise UserError(
+            f"{found}; put it back, or accept the change with 'qkv accept {folder}', in Python load(…, accept_changes=True)"
+        )
 
 
 def _vocabulary_digests(folder: Path) -> dict[str, str]:

@@ -37,12 +37,18 @@ def read_inputs(recipe: Recipe, source: str, columns: Mapping[str, str]) -> Inpu
     """
     task = build_task(recipe.task)
     if not task.asks:
-        raise UserError(f"a model of the task {recipe.task.kind!r} has no answer to predict; generate text with 'qkv generate'")
+        raise UserError(
+            f"a model of the task {recipe.task.kind!r} has no answer to predict; generate text with 'qkv generate'"
+        )
     # Tasks trained on running text have no roles, but still take a text as input.
     known = {role.name: role for role in getattr(task, "roles", ())}
     roles = tuple(known.get(name) or Role(name, "text", (name, "sentence")) for name in (*task.asks, *task.may_ask))
     table = table_of(source, recipe.data.changed(format=None, columns={}), roles, "--data")
-    learned = {role.name: recipe.data.columns[role.name] for role in roles if recipe.data.columns.get(role.name) in table.columns}
+    learned = {
+        role.name: recipe.data.columns[role.name]
+        for role in roles
+        if recipe.data.columns.get(role.name) in table.columns
+    }
     choice = choose(table, roles, {**learned, **columns}, "--data")
     return _read(table, roles, choice.columns, [*table.notes, *([choice.note] if choice.note else [])])
 

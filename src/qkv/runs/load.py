@@ -82,7 +82,9 @@ def _weights(
     if path.exists():  # written meanwhile by the first validation of a training in progress
         return map_tensors(path, copy)
     if checkpoint is None:
-        raise UserError(f"the run in {folder} has no weights{'' if had else ' yet'}: {path} is missing, and there is no checkpoint")
+        raise UserError(
+            f"the run in {folder} has no weights{'' if had else ' yet'}: {path} is missing, and there is no checkpoint"
+        )
     if not accept_changes:
         check_kept(folder, had)
     return checkpoint.tensors["weights"], {"step": checkpoint.step, MADE_WITH: checkpoint.state.get(MADE_WITH)}, None

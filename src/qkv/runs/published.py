@@ -33,13 +33,17 @@ def _task(found: PublishedModel) -> Task:
     spec = found.spec
     if spec.encoder is not None and not spec.head.predicts_tokens:
         given = f"{found.architecture} ({found.family}) has a head of the kind {spec.head.kind!r} on an encoder–decoder"
-        raise UserError(f"{found.folder}: {given}, which no task of qkv asks; qkv.interop.load.load_published loads the model alone")
+        raise UserError(
+            f"{found.folder}: {given}, which no task of qkv asks; qkv.interop.load.load_published loads the model alone"
+        )
     if spec.encoder is not None:
         begin = pieces(found.folder, found.tokenizer, found.begin) if found.tokenizer else ()
         return Translation(begin=begin, framed=True)
     if spec.head.predicts_tokens:
         return NextToken() if spec.causal else MaskedTokens()
-    return next(task for task in Task.kinds().values() if task.head == spec.head.kind and task.reads == "examples")().published()
+    return next(
+        task for task in Task.kinds().values() if task.head == spec.head.kind and task.reads == "examples"
+    )().published()
 
 
 def pieces(folder: Path, tokenizer: Tokenizer, begin: Sequence[int]) -> tuple[str, ...]:

@@ -37,7 +37,10 @@ class Run:
     @property
     def val_loss(self) -> float | None:
         """Held-out loss of ``model``, as measured in training; None if not measured."""
-        return next((row["val_loss"] for row in reversed(self.metrics) if row.get("step") == self.step and "val_loss" in row), None)
+        return next(
+            (row["val_loss"] for row in reversed(self.metrics) if row.get("step") == self.step and "val_loss" in row),
+            None,
+        )
 
     @property
     def evaluation(self) -> dict[str, Any] | None:

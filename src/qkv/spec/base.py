@@ -76,7 +76,11 @@ class Spec(BaseModel):
     def essential(self) -> dict[str, Any]:
         """Return fields that differ from their defaults as plain nested data, which is stable when versions add fields."""
         given = ((name, getattr(self, name), field) for name, field in type(self).model_fields.items())
-        return {name: _essential(value) for name, value, field in given if value != field.get_default(call_default_factory=True)}
+        return {
+            name: _essential(value)
+            for name, value, field in given
+            if value != field.get_default(call_default_factory=True)
+        }
 
     def changed(self, **fields: Any) -> Self:
         """Return a validated copy with some fields replaced."""
@@ -137,7 +141,9 @@ class Part(Spec):
         return own
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(
+        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
         if not cls.__dict__.get("_is_slot"):
             return handler(schema)
         # Slots can be recursive (a mask of masks), so the schema is a reference that qkv.spec.schema resolves.
@@ -189,11 +195,15 @@ def _fill_slot(slot: type[Part], value: Any) -> Part:
 def read_short_form(slot: type[Part], text: str) -> Any:
     """Parse ``text`` with ``slot.short_form``. Raises ValueError for texts that are too long or nested too deeply."""
     if len(text) > 400:
-        raise ValueError(f"{quoted(text)} is too long for the short form of {with_article(words(slot.__name__))}; write it as a mapping")
+        raise ValueError(
+            f"{quoted(text)} is too long for the short form of {with_article(words(slot.__name__))}; write it as a mapping"
+        )
     try:
         return slot.short_form(text)
     except RecursionError:
-        raise ValueError(f"{quoted(text)} is nested too deeply for {with_article(words(slot.__name__))}; write it as a mapping") from None
+        raise ValueError(
+            f"{quoted(text)} is nested too deeply for {with_article(words(slot.__name__))}; write it as a mapping"
+        ) from None
 
 
 def call_form(slot: type[Part], text: str | ast.expr) -> dict[str, Any]:
@@ -203,12 +213,16 @@ def call_form(slot: type[Part], text: str | ast.expr) -> dict[str, Any]:
         try:
             node = ast.parse(text.strip(), mode="eval").body
         except SyntaxError:
-            raise ValueError(f"{quoted(text)} cannot be read as {with_article(noun)}; write a kind or kind(value, name=value)") from None
+            raise ValueError(
+                f"{quoted(text)} cannot be read as {with_article(noun)}; write a kind or kind(value, name=value)"
+            ) from None
     else:
         node, text = text, ast.unparse(text)
     call = node if isinstance(node, ast.Call) else ast.Call(func=node, args=[], keywords=[])
     if not isinstance(call.func, ast.Name):
-        raise ValueError(f"{quoted(text)} cannot be read as {with_article(noun)}; write a kind or kind(value, name=value)")
+        raise ValueError(
+            f"{quoted(text)} cannot be read as {with_article(noun)}; write a kind or kind(value, name=value)"
+        )
     kind = call.func.id
     if kind not in slot.kinds():
         raise ValueError(f"there is no {noun} {quoted(kind)}; {nearest(kind, slot.kinds())}")

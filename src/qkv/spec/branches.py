@@ -85,7 +85,12 @@ def heads_divide(width: int, num_heads: int) -> list[Problem]:
     if width % num_heads == 0:
         return []
     allowed = ", ".join(str(h) for h in range(1, min(width, 64) + 1) if width % h == 0)
-    return [Problem(("num_heads",), f"{num_heads} heads do not divide the width {width}; heads that do: {allowed}; or give head_dim")]
+    return [
+        Problem(
+            ("num_heads",),
+            f"{num_heads} heads do not divide the width {width}; heads that do: {allowed}; or give head_dim",
+        )
+    ]
 
 
 class DotProduct(Branch):
@@ -98,7 +103,9 @@ class DotProduct(Branch):
     temperature: float = Field(default=1.0, gt=0)
     bias: bool = True
     output_bias: bool | None = Field(default=None, description="bias of the output projection; default: as bias")
-    qk_norm: SwitchedNorm = Field(default=NoNorm(), description="norm of queries and keys over the features of a head; true: rms_norm")
+    qk_norm: SwitchedNorm = Field(
+        default=NoNorm(), description="norm of queries and keys over the features of a head; true: rms_norm"
+    )
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
     @property
@@ -124,9 +131,18 @@ class DotProduct(Branch):
     def problems(self) -> list[Problem]:
         found: list[Problem] = []
         if self.num_heads % self.kv_heads:
-            found.append(Problem(("num_kv_heads",), f"{self.kv_heads} K/V heads cannot be shared evenly by {self.num_heads} query heads"))
+            found.append(
+                Problem(
+                    ("num_kv_heads",),
+                    f"{self.kv_heads} K/V heads cannot be shared evenly by {self.num_heads} query heads",
+                )
+            )
         if self.qk_norm.over_batch:
-            found.append(Problem(("qk_norm",), "batch_norm normalises over positions, not heads; use layer_norm, rms_norm or none"))
+            found.append(
+                Problem(
+                    ("qk_norm",), "batch_norm normalises over positions, not heads; use layer_norm, rms_norm or none"
+                )
+            )
         return found
 
     def width_problems(self, width: int) -> list[Problem]:
@@ -170,8 +186,12 @@ class Attention(MaskedAttention, kind="attention"):
     """
 
     relative: Relative = NoRelative()
-    top_k: int | None = Field(default=None, gt=0, description="number of largest logits per query that get a weight; default: all")
-    softcap: float | None = Field(default=None, gt=0, description="c: logits s become c · tanh(s / c) before bias and mask")
+    top_k: int | None = Field(
+        default=None, gt=0, description="number of largest logits per query that get a weight; default: all"
+    )
+    softcap: float | None = Field(
+        default=None, gt=0, description="c: logits s become c · tanh(s / c) before bias and mask"
+    )
 
     @property
     def only_visible_keys(self) -> bool:
@@ -185,7 +205,10 @@ class Attention(MaskedAttention, kind="attention"):
         found = super().problems()
         if self.relative.causal_only and not self.causal:
             found.append(
-                Problem(("relative",), f"{self.relative.kind} is defined for causal attention; use a causal mask or another relative part")
+                Problem(
+                    ("relative",),
+                    f"{self.relative.kind} is defined for causal attention; use a causal mask or another relative part",
+                )
             )
         return found
 
@@ -280,7 +303,11 @@ class Recurrent(Branch):
     def _halves(self, hidden: int | None, field: str) -> list[Problem]:
         if self.direction != "both" or hidden is None or hidden % 2 == 0:
             return []
-        return [Problem((field,), f"{hidden} hidden features cannot be split evenly into two directions; make the number even")]
+        return [
+            Problem(
+                (field,), f"{hidden} hidden features cannot be split evenly into two directions; make the number even"
+            )
+        ]
 
 
 class RNN(Recurrent, kind="rnn"):

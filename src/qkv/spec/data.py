@@ -52,7 +52,9 @@ class LengthBuckets(Batching, kind="length_buckets"):
 class TokenBuckets(Batching, kind="token_buckets"):
     """Documents or examples batched by similar length up to ``tokens`` positions, padding included (Vaswani et al. 2017)."""
 
-    tokens: int = Field(default=2048, gt=0, description="positions per batch: rows × longest row, source and target together")
+    tokens: int = Field(
+        default=2048, gt=0, description="positions per batch: rows × longest row, source and target together"
+    )
     separator: str = Field(default="\n", min_length=1, description="separator of documents in a text")
 
     @property
@@ -66,16 +68,25 @@ class TokenBuckets(Batching, kind="token_buckets"):
 class Data(Spec):
     """Text or table of examples, with tokenizer, split and batching. A single string is read as ``source``."""
 
-    source: str = Field(min_length=1, description="name of a known data set, or a file; 'a.txt | b.txt' joins parallel texts line by line")
+    source: str = Field(
+        min_length=1,
+        description="name of a known data set, or a file; 'a.txt | b.txt' joins parallel texts line by line",
+    )
     validation: str | None = Field(default=None, min_length=1, description="file of the held-out part")
     test: str | None = Field(default=None, min_length=1, description="file of the test part")
     format: Literal["csv", "tsv", "jsonl", "conll", "squad", "parallel"] | None = Field(
         default=None, description="format of a table; default: detected from the file's suffix and first lines"
     )
-    columns: dict[str, str] = Field(default={}, description="columns by role, such as {text: review, label: stars}; default: guessed")
-    bad_rows: Literal["skip", "refuse"] = Field(default="skip", description="skip or refuse rows that cannot be used; both report them")
+    columns: dict[str, str] = Field(
+        default={}, description="columns by role, such as {text: review, label: stars}; default: guessed"
+    )
+    bad_rows: Literal["skip", "refuse"] = Field(
+        default="skip", description="skip or refuse rows that cannot be used; both report them"
+    )
     tokenizer: Tokenizer = Characters()
-    target_tokenizer: Tokenizer | None = Field(default=None, description="tokenizer of the target text; default: the same for both")
+    target_tokenizer: Tokenizer | None = Field(
+        default=None, description="tokenizer of the target text; default: the same for both"
+    )
     batching: Batching = RandomCrops()
     validation_fraction: float = Field(
         default=0.1, gt=0, lt=1, description="held-out fraction, from the end of the text, if the source has no split"

@@ -26,14 +26,18 @@ class UserError(ValueError):
     """Invalid input. The message is one sentence for the user; the command line prints it and exits with code 2."""
 
     def __init__(self, sentence: str):
-        words = (clipped(word, MOST_OF_A_WORD) for word in re.split(r"(\s+)", clipped(sentence, 10 * MOST_OF_A_SENTENCE)))
+        words = (
+            clipped(word, MOST_OF_A_WORD) for word in re.split(r"(\s+)", clipped(sentence, 10 * MOST_OF_A_SENTENCE))
+        )
         super().__init__(clipped("".join(words), MOST_OF_A_SENTENCE))
 
 
 class SpecError(UserError):
     """Invalid spec. ``problems``: all problems found; the message describes the first."""
 
-    def __init__(self, problems: Iterable[Problem], source: str = "", lines: dict[tuple[str | int, ...], int] | None = None):
+    def __init__(
+        self, problems: Iterable[Problem], source: str = "", lines: dict[tuple[str | int, ...], int] | None = None
+    ):
         self.problems = list(problems)
         self.source = source
         self.lines = lines or {}

@@ -30,7 +30,9 @@ def with_present_names(data: Any) -> Any:
     if "results" not in fields or "typed" in fields:
         return fields
     entries: Any = fields.pop("results")
-    if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, dict) for entry in cast("list[Any]", entries)):
+    if not isinstance(entries, (list, tuple)) or not all(
+        isinstance(entry, dict) for entry in cast("list[Any]", entries)
+    ):
         return cast("Any", data)
     warnings.warn("the key 'results' of a recipe is now 'typed' and 'published', and was read as these")  # noqa: B028 (the file is named by the command)
     known = [dict(entry) for entry in cast("list[dict[str, Any]]", entries)]

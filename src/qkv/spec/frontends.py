@@ -91,7 +91,9 @@ class Text(Frontend, kind="text"):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     scale: bool = Field(default=False, description="multiply token embeddings by √width (Vaswani et al. 2017)")
     vectors: str | None = Field(
-        default=None, min_length=1, description="run folder, or text file of words and numbers, with initial token embeddings"
+        default=None,
+        min_length=1,
+        description="run folder, or text file of words and numbers, with initial token embeddings",
     )
     norm: Norm = Field(default=NoNorm(), description="norm of the embeddings")
     types: int = Field(default=0, ge=0, le=WIDEST, description="number of token types, such as first and second text")
@@ -157,5 +159,7 @@ class Text(Frontend, kind="text"):
 
     def problems(self) -> list[Problem]:
         if self.join == "concatenate" and self.positions.absent:
-            return [Problem(("join",), "there are no positions to concatenate; use 'add', or other positions than 'none'")]
+            return [
+                Problem(("join",), "there are no positions to concatenate; use 'add', or other positions than 'none'")
+            ]
         return []

@@ -26,15 +26,21 @@ class Generation(Spec):
     temperature: float = Field(default=1.0, ge=0, description="0: greedy decoding")
     top_k: int | None = Field(default=None, gt=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    min_p: float | None = Field(default=None, ge=0, lt=1, description="minimum probability of a token relative to the most probable one")
+    min_p: float | None = Field(
+        default=None, ge=0, lt=1, description="minimum probability of a token relative to the most probable one"
+    )
     repetition_penalty: float = Field(default=1.0, gt=0)
-    stop: Seq[Annotated[str, Field(min_length=1)]] = Field(default=(), description="strings that end the text; not included in it")
+    stop: Seq[Annotated[str, Field(min_length=1)]] = Field(
+        default=(), description="strings that end the text; not included in it"
+    )
     seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED)
     overflow: Literal["slide", "refuse"] = Field(
         default="slide", description="beyond the context length of bounded positions: slide the context, or refuse"
     )
     num_beams: int = Field(default=1, ge=1, description="number of beams; more than 1: beam search instead of sampling")
-    length_penalty: float = Field(default=1.0, ge=-10, le=10, description="beam search: score = log probability / length ** length_penalty")
+    length_penalty: float = Field(
+        default=1.0, ge=-10, le=10, description="beam search: score = log probability / length ** length_penalty"
+    )
     num_return: int = Field(default=1, ge=1, description="beam search: number of texts returned")
     early_stopping: bool = Field(default=False, description="beam search: stop as soon as num_beams texts have ended")
 
@@ -42,14 +48,21 @@ class Generation(Spec):
         found: list[Problem] = []
         if self.num_return > self.num_beams:
             found.append(
-                Problem(("num_return",), f"{self.num_return} given, but beam search returns at most num_beams = {self.num_beams} texts")
+                Problem(
+                    ("num_return",),
+                    f"{self.num_return} given, but beam search returns at most num_beams = {self.num_beams} texts",
+                )
             )
-        return found + ([Problem((name,), self._not_searched(name)) for name in self.drawing()] if self.num_beams > 1 else [])
+        return found + (
+            [Problem((name,), self._not_searched(name)) for name in self.drawing()] if self.num_beams > 1 else []
+        )
 
     def drawing(self) -> tuple[str, ...]:
         """Names of sampling settings that differ from their defaults; temperature 0 (greedy) does not count."""
         return tuple(
-            name for name in DRAWING if getattr(self, name) != _default(name) and (name, getattr(self, name)) != ("temperature", 0.0)
+            name
+            for name in DRAWING
+            if getattr(self, name) != _default(name) and (name, getattr(self, name)) != ("temperature", 0.0)
         )
 
     def _not_searched(self, name: str) -> str:

@@ -67,7 +67,9 @@ class LanguageModelHead(Head, kind="language_model"):
 def _no_batch(norm: Norm) -> list[Problem]:
     if not norm.over_batch:
         return []
-    return [Problem(("norm",), "a head normalises each vector separately; use layer_norm, rms_norm or none, not batch_norm")]
+    return [
+        Problem(("norm",), "a head normalises each vector separately; use layer_norm, rms_norm or none, not batch_norm")
+    ]
 
 
 class Classes(Head):
@@ -116,7 +118,12 @@ class Hidden(Head):
 
     def problems(self) -> list[Problem]:
         if self.hidden is None and not self.norm.identity:
-            return [Problem(("norm",), f"{self.norm.kind} normalises the hidden layer, but there is none; give hidden, or leave norm out")]
+            return [
+                Problem(
+                    ("norm",),
+                    f"{self.norm.kind} normalises the hidden layer, but there is none; give hidden, or leave norm out",
+                )
+            ]
         return _no_batch(self.norm)
 
 

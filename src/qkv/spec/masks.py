@@ -125,7 +125,9 @@ class Prefix(Mask, kind="prefix"):
     """
 
     length: int | None = Field(
-        default=None, gt=0, description="prefix length; default: that of each row, the source of a sequence-to-sequence task"
+        default=None,
+        gt=0,
+        description="prefix length; default: that of each row, the source of a sequence-to-sequence task",
     )
 
     @property
@@ -196,7 +198,10 @@ class AllOf(Mask, kind="all_of"):
 
     def __str__(self) -> str:
         # Operators are left-associative, so a nested mask on the right keeps its brackets.
-        return " & ".join(f"({m})" if isinstance(m, AnyOf) or (i and isinstance(m, AllOf)) else str(m) for i, m in enumerate(self.masks))
+        return " & ".join(
+            f"({m})" if isinstance(m, AnyOf) or (i and isinstance(m, AllOf)) else str(m)
+            for i, m in enumerate(self.masks)
+        )
 
 
 class AnyOf(Mask, kind="any_of"):

@@ -41,7 +41,9 @@ class Block(Spec):
     norm: Norm = LayerNorm()
     residual: Residual = Add()
     dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout on the output of each branch")
-    drop_path: float = Field(default=0.0, ge=0, lt=1, description="probability of skipping a branch in training (Huang et al. 2016)")
+    drop_path: float = Field(
+        default=0.0, ge=0, lt=1, description="probability of skipping a branch in training (Huang et al. 2016)"
+    )
     norms: Seq[Norm] = Field(default=(), description="one norm per branch; default: norm for all")
 
     def norm_of(self, i: int) -> Norm:
@@ -56,16 +58,26 @@ class Block(Spec):
     def problems(self) -> list[Problem]:
         found = self._reversible_problems() if self.reversible else []
         if len(self.norms) not in (0, len(self.branches)):
-            sentence = f"{len(self.norms)} norms are given for {len(self.branches)} branches; give one for each, or none"
+            sentence = (
+                f"{len(self.norms)} norms are given for {len(self.branches)} branches; give one for each, or none"
+            )
             found.append(Problem(("norms",), sentence))
         if self.order == "parallel" and not self.residual.keeps_input and len(self.branches) > 1:
-            found.append(Problem(("residual",), "parallel branches are added to x, but 'none' keeps only the last; use another residual"))
+            found.append(
+                Problem(
+                    ("residual",),
+                    "parallel branches are added to x, but 'none' keeps only the last; use another residual",
+                )
+            )
         return found
 
     def _reversible_problems(self) -> list[Problem]:
         if self.order not in ("pre", "sandwich"):
             return [
-                Problem(("order",), f"a reversible residual recomputes x from its sum with y; use 'pre' or 'sandwich', not {self.order!r}")
+                Problem(
+                    ("order",),
+                    f"a reversible residual recomputes x from its sum with y; use 'pre' or 'sandwich', not {self.order!r}",
+                )
             ]
         if not any(norm.over_batch for norm in (self.norm, *self.norms)):
             return []
@@ -84,8 +96,12 @@ class Block(Spec):
 class Layered(Spec):
     """Base class of specs with a stack: ``num_layers`` blocks, repeating the listed ones cyclically, and a final norm."""
 
-    num_layers: int | None = Field(default=None, gt=0, le=MOST_LAYERS, description="default: the number of listed blocks")
-    blocks: Seq[Block] = Field(default=(Block(),), max_length=MOST_LAYERS, description="an empty list: a bag of vectors")
+    num_layers: int | None = Field(
+        default=None, gt=0, le=MOST_LAYERS, description="default: the number of listed blocks"
+    )
+    blocks: Seq[Block] = Field(
+        default=(Block(),), max_length=MOST_LAYERS, description="an empty list: a bag of vectors"
+    )
     norm: Norm = LayerNorm()
 
     @property
@@ -159,11 +175,21 @@ class Layered(Spec):
                 found += [p.under("blocks", i, "branches", j) for p in branch.width_problems(width)]
         if self.num_layers and not self.blocks:
             found.append(
-                Problem(("num_layers",), f"{self.num_layers} layers given, but no block is listed; leave the key out, or list a block")
+                Problem(
+                    ("num_layers",),
+                    f"{self.num_layers} layers given, but no block is listed; leave the key out, or list a block",
+                )
             )
         if self.num_layers and self.num_layers < len(self.blocks):
-            found.append(Problem(("num_layers",), f"{self.num_layers} layers are fewer than the {len(self.blocks)} blocks of the pattern"))
-        other = next((i for i, block in enumerate(self.blocks) if not block.reversible), None) if self.reversible else None
+            found.append(
+                Problem(
+                    ("num_layers",),
+                    f"{self.num_layers} layers are fewer than the {len(self.blocks)} blocks of the pattern",
+                )
+            )
+        other = (
+            next((i for i, block in enumerate(self.blocks) if not block.reversible), None) if self.reversible else None
+        )
         if other is not None:
             sentence = "other blocks are reversible (two streams) and this one is not (one stream); make all of them reversible, or none"
             found.append(Problem(("blocks", other, "residual"), sentence))
@@ -173,7 +199,9 @@ class Layered(Spec):
 class Reader(Spec):
     """Base class of specs that read an input signal through a front end (token table, image patches, audio)."""
 
-    context_length: int = Field(default=256, gt=0, description="longest sequence in training; the size of a learned position table")
+    context_length: int = Field(
+        default=256, gt=0, description="longest sequence in training; the size of a learned position table"
+    )
     frontend: Frontend = Text()
 
     @property
@@ -208,9 +236,7 @@ class Stack(Layered, Reader):
         """
         found, own = self.block_problems(width), self.frontend_width(width)
         if own != (frontend_width or width):
-            sentence = (
-                f"the blocks read vectors of {width} features, not of {own}; leave it out, or give model.latents, which read any width"
-            )
+            sentence = f"the blocks read vectors of {width} features, not of {own}; leave it out, or give model.latents, which read any width"
             found.append(Problem(("frontend", "width"), sentence))
         return [*found, *self.frontend.width_problems(own)]
 
@@ -224,7 +250,8 @@ class Encoder(Stack):
 
     blocks: Seq[Block] = Field(default=(_ENCODER_BLOCK,), min_length=1)
     memory: Literal["last", "layers"] = Field(
-        default="last", description="last: every layer reads the final output; layers: layer i reads the output of encoder layer i"
+        default="last",
+        description="last: every layer reads the final output; layers: layer i reads the output of encoder layer i",
     )
     share_embedding: bool = Field(default=False, description="one table of token embeddings for source and target")
 
@@ -251,10 +278,20 @@ class Latents(Layered):
 
     def problems(self) -> list[Problem]:
         if self.once >= self.depth:
-            return [Problem(("once",), f"{self.once} layers before the rounds leave none of the {self.depth} for them; give fewer")]
+            return [
+                Problem(
+                    ("once",),
+                    f"{self.once} layers before the rounds leave none of the {self.depth} for them; give fewer",
+                )
+            ]
         if self.rounds * self.depth <= MOST_LAYERS:
             return []
-        return [Problem(("rounds",), f"{self.rounds} rounds of {self.depth} layers are more than {MOST_LAYERS} in all; give fewer")]
+        return [
+            Problem(
+                ("rounds",),
+                f"{self.rounds} rounds of {self.depth} layers are more than {MOST_LAYERS} in all; give fewer",
+            )
+        ]
 
 
 class Queries(Spec):
@@ -269,7 +306,9 @@ class Queries(Spec):
     def problems(self) -> list[Problem]:
         if not self.positions.absent:
             return []
-        return [Problem(("positions",), "queries consist of positions only; give learned, sinusoidal or learned_sinusoidal")]
+        return [
+            Problem(("positions",), "queries consist of positions only; give learned, sinusoidal or learned_sinusoidal")
+        ]
 
 
 class Wide(Spec):
@@ -288,10 +327,14 @@ class Model(Stack, Wide):
 
     encoder: Encoder | None = Field(default=None, description="encoder of the source; default: none")
     latents: Latents | None = Field(default=None, description="latents that read the input; default: none")
-    queries: Queries | None = Field(default=None, description="queries that read the latents; default: the front end's vectors")
+    queries: Queries | None = Field(
+        default=None, description="queries that read the latents; default: the front end's vectors"
+    )
     head: Head = LanguageModelHead()
     init_std: float = Field(
-        default=0.02, gt=0, description="initial deviation of weights; that of output projections is divided by √(number of branches)"
+        default=0.02,
+        gt=0,
+        description="initial deviation of weights; that of output projections is divided by √(number of branches)",
     )
 
     @property
@@ -351,23 +394,29 @@ class Model(Stack, Wide):
         assert self.latents is not None
         found = [p.under("latents") for p in self.latents.block_problems(self.latent_width)]
         if self.encoder:
-            found.append(Problem(("encoder",), "the blocks read either latents or an encoder's output; leave one of them out"))
+            found.append(
+                Problem(("encoder",), "the blocks read either latents or an encoder's output; leave one of them out")
+            )
         for stack, path in ((self.latents, ("latents", "blocks")), (self, ("blocks",))):
             if stack.blocks and not stack.reads_memory:
                 read = "the input" if path[0] == "latents" else "the latents"
                 found.append(Problem(path, f"no branch of these blocks reads {read}; list one of {_memory_kinds()}"))
         if self.queries and not self.blocks:
-            found.append(Problem(("queries",), "no block of the model reads the latents with them; list one, or leave them out"))
+            found.append(
+                Problem(("queries",), "no block of the model reads the latents with them; list one, or leave them out")
+            )
         if not self.blocks and self.latent_width != self.width:
-            sentence = f"the head reads the latents, so their width must be the model's, {self.width}, not {self.latent_width}"
+            sentence = (
+                f"the head reads the latents, so their width must be the model's, {self.width}, not {self.latent_width}"
+            )
             found.append(Problem(("latents", "width"), sentence))
         if self.blocks and not self.queries and self.frontend_width(self.width) != self.width:
-            sentence = "the blocks read these vectors, so their width must be the model's; leave it out, or give queries"
+            sentence = (
+                "the blocks read these vectors, so their width must be the model's; leave it out, or give queries"
+            )
             found.append(Problem(("frontend", "width"), sentence))
         if self.num_outputs and self.head.per_position:
-            sentence = (
-                f"a head of the kind {self.head.kind!r} needs one vector per position, but reads {self.num_outputs} vectors per row; "
-            )
+            sentence = f"a head of the kind {self.head.kind!r} needs one vector per position, but reads {self.num_outputs} vectors per row; "
             found.append(Problem(("head",), sentence + "list a block, and leave queries.count out"))
         return found
 
@@ -384,10 +433,19 @@ class Model(Stack, Wide):
             return found
         path, other = ("encoder", "share_embedding"), self._table_width(self.encoder)
         if own != other:
-            found.append(Problem(path, f"token embeddings have {other} features in the source and {own} in the target; set it to false"))
+            found.append(
+                Problem(
+                    path,
+                    f"token embeddings have {other} features in the source and {own} in the target; set it to false",
+                )
+            )
         if None not in (self.vocab_size, self.encoder.vocab_size) and self.vocab_size != self.encoder.vocab_size:
             sizes = f"of {self.encoder.vocab_size} and {self.vocab_size} tokens"
-            found.append(Problem(path, f"source and target have vocabularies {sizes}, but a shared table needs one; set it to false"))
+            found.append(
+                Problem(
+                    path, f"source and target have vocabularies {sizes}, but a shared table needs one; set it to false"
+                )
+            )
         return found
 
     def _table_width(self, stack: Stack) -> int | None:
@@ -397,33 +455,53 @@ class Model(Stack, Wide):
     def _stream_problems(self) -> list[Problem]:
         found: list[Problem] = []
         if self.tied and self.reversible:
-            sentence = "the head reads two streams, twice as wide as token embeddings, so it cannot be tied; set it to false"
+            sentence = (
+                "the head reads two streams, twice as wide as token embeddings, so it cannot be tied; set it to false"
+            )
             found.append(Problem(("head", "tied"), sentence))
         if self.encoder is not None and self.encoder.reversible:
             sentence = "a reversible encoder has two streams, twice as wide as the memory that cross branches read; use another residual"
             found.append(Problem(("encoder", "blocks"), sentence))
         if self.latents is not None and (self.reversible or self.latents.reversible):
-            found.append(Problem(("latents",), "latents have one stream and reversible blocks two; use another residual, or no latents"))
+            found.append(
+                Problem(
+                    ("latents",),
+                    "latents have one stream and reversible blocks two; use another residual, or no latents",
+                )
+            )
         return found
 
     def _memory_problems(self) -> list[Problem]:
         encoder, reader = self.encoder, self.first_branch(lambda branch: branch.reads_memory)
         if self.queries:
-            return [Problem(("queries",), "there are no latents for them to read; give model.latents, or leave them out")]
+            return [
+                Problem(("queries",), "there are no latents for them to read; give model.latents, or leave them out")
+            ]
         if encoder is None:
             sentence = "this branch reads an encoder's output, but the model has no encoder; give model.encoder"
             return [Problem(reader, sentence)] if reader else []
         found = [p.under("encoder") for p in encoder.stack_problems(self.width)]
         if not reader:
             found.append(
-                Problem(("encoder",), f"no branch of the model's blocks reads the encoder's output; list one of {_memory_kinds()}")
+                Problem(
+                    ("encoder",),
+                    f"no branch of the model's blocks reads the encoder's output; list one of {_memory_kinds()}",
+                )
             )
         inner = encoder.first_branch(lambda branch: branch.reads_memory)
         if inner:
-            found.append(Problem(("encoder", *inner), "the encoder has no memory to read; move this branch to the model's own blocks"))
+            found.append(
+                Problem(
+                    ("encoder", *inner), "the encoder has no memory to read; move this branch to the model's own blocks"
+                )
+            )
         if encoder.memory == "layers" and encoder.depth != self.depth:
             counts = f"the encoder has {encoder.depth} and the model {self.depth}"
-            found.append(Problem(("encoder", "memory"), f"layer i reads encoder layer i, so both need equally many layers; {counts}"))
+            found.append(
+                Problem(
+                    ("encoder", "memory"), f"layer i reads encoder layer i, so both need equally many layers; {counts}"
+                )
+            )
         return found
 
 

@@ -82,11 +82,16 @@ def measured(recipe: S, changes: Iterable[str | Assignment]) -> S:
     chosen = list(assignments(changes))
     for change in chosen:
         if change.path == ("data", "source"):
-            raise _error(change.text, "splits and baselines belong to the training data; to evaluate on another file give --data FILE")
+            raise _error(
+                change.text,
+                "splits and baselines belong to the training data; to evaluate on another file give --data FILE",
+            )
         if change.path[0] != "sample" and change.path[:2] not in MEASURED_ON:
             path = ".".join(change.path)
             given = " and ".join(".".join(names) for names in MEASURED_ON)
-            raise _error(change.text, f"{path} describes the training; an evaluation can change sample.… and {given} only")
+            raise _error(
+                change.text, f"{path} describes the training; an evaluation can change sample.… and {given} only"
+            )
     return override(recipe, chosen) if chosen else recipe
 
 
@@ -95,7 +100,9 @@ def quick_form(values: Mapping[str, Any]) -> list[Assignment]:
     return [Assignment.of(path, value) for path, value in values.items()]
 
 
-def parsed(top: type[S], data: dict[str, Any], chosen: Iterable[Assignment], source: str = "", lines: Lines | None = None) -> S:
+def parsed(
+    top: type[S], data: dict[str, Any], chosen: Iterable[Assignment], source: str = "", lines: Lines | None = None
+) -> S:
     """Parse plain ``data`` with the overrides ``chosen`` applied. Raises ``SpecError`` that names the override at fault.
 
     ``source``: name of the file for messages; ``lines``: line number in it of each path.
@@ -120,7 +127,9 @@ def _to_blame(path: SpecPath, origins: dict[SpecPath, str]) -> str | None:
     return next(iter([*around, *inside]), None)
 
 
-def apply(data: Mapping[str, Any], chosen: Iterable[Assignment], top: type[Spec]) -> tuple[dict[str, Any], dict[SpecPath, str]]:
+def apply(
+    data: Mapping[str, Any], chosen: Iterable[Assignment], top: type[Spec]
+) -> tuple[dict[str, Any], dict[SpecPath, str]]:
     """Apply assignments to a copy of the plain ``data`` of a spec ``top``.
 
     Returns (the changed data, the text of the override that set each path).
@@ -215,7 +224,11 @@ class _Search:
         elif name.lstrip("-").isdecimal():
             index = int(name)
             if not -count <= index < count:
-                return self._miss(place, names, sentence=f"{dotted(place.trail)!r} has {count} elements, 0 to {count - 1}, and no {index}")
+                return self._miss(
+                    place,
+                    names,
+                    sentence=f"{dotted(place.trail)!r} has {count} elements, 0 to {count - 1}, and no {index}",
+                )
             yield from self.find(place.element(index % count), names[1:])
         else:
             for index in range(count):
@@ -227,7 +240,9 @@ class _Search:
         if place.value is None:
             example = next(iter(_kinds(spec)), "{}")
             return self._miss(
-                place, names, sentence=f"{dotted(place.trail)!r} is not set; set it whole, such as {dotted(place.trail)}={example}"
+                place,
+                names,
+                sentence=f"{dotted(place.trail)!r} is not set; set it whole, such as {dotted(place.trail)}={example}",
             )
         actual = self._open(place, spec)
         if name in actual.model_fields:
@@ -292,7 +307,9 @@ class _Search:
             names |= {str(_opened(part, slot, inner.trail).get("kind")) for part in parts if slot is not None}
         return frozenset(names)
 
-    def _miss(self, place: _Place, names: tuple[str, ...], known: frozenset[str] = frozenset(), sentence: str = "") -> None:
+    def _miss(
+        self, place: _Place, names: tuple[str, ...], known: frozenset[str] = frozenset(), sentence: str = ""
+    ) -> None:
         self.misses.append(_Miss(len(names), place.trail, names[0], known, sentence))
 
     def refuse_if_nothing_matched(self) -> None:
@@ -313,7 +330,11 @@ class _Search:
         if miss.trail:
             return ""
         inner = {name: shape_of(field.annotation) for name, field in self.top.model_fields.items()}
-        paths = [f"{name}.{miss.name}" for name, shape in inner.items() if shape.spec and miss.name in shape.spec.model_fields]
+        paths = [
+            f"{name}.{miss.name}"
+            for name, shape in inner.items()
+            if shape.spec and miss.name in shape.spec.model_fields
+        ]
         return f"did you mean {paths[0]!r}?" if paths else ""
 
 

@@ -42,7 +42,9 @@ class RMSNorm(Norm, kind="rms_norm"):
 
     def problems(self) -> list[Problem]:
         if self.zero_centred and not self.weight:
-            return [Problem(("zero_centred",), "there is no weight to centre; leave weight true, or zero_centred false")]
+            return [
+                Problem(("zero_centred",), "there is no weight to centre; leave weight true, or zero_centred false")
+            ]
         return []
 
 
@@ -156,9 +158,14 @@ class Axial(Positions, kind="axial"):
     """
 
     shape: Seq[int] = Field(
-        default=(64, 64), min_length=1, max_length=16, description="size of each axis; the product is the number of positions"
+        default=(64, 64),
+        min_length=1,
+        max_length=16,
+        description="size of each axis; the product is the number of positions",
     )
-    widths: Seq[int] = Field(default=(), description="features of each axis, with the width as their sum; default: full width, summed")
+    widths: Seq[int] = Field(
+        default=(), description="features of each axis, with the width as their sum; default: full width, summed"
+    )
 
     @property
     def limited_by(self) -> str:
@@ -182,10 +189,18 @@ class Axial(Positions, kind="axial"):
         ]
         if self.widths and len(self.widths) != len(self.shape):
             found.append(
-                Problem(("widths",), f"{len(self.widths)} widths are given for {len(self.shape)} axes; give one for each, or none")
+                Problem(
+                    ("widths",),
+                    f"{len(self.widths)} widths are given for {len(self.shape)} axes; give one for each, or none",
+                )
             )
         if not found and prod(self.shape) > LARGEST:
-            found.append(Problem(("shape",), f"a grid of more than {LARGEST} positions is larger than any sequence; give smaller axes"))
+            found.append(
+                Problem(
+                    ("shape",),
+                    f"a grid of more than {LARGEST} positions is larger than any sequence; give smaller axes",
+                )
+            )
         return found
 
 
@@ -246,9 +261,14 @@ class YarnScaling(RopeScaling, kind="yarn"):
 
     factor: float = Field(gt=1)
     original_length: int = Field(gt=0)
-    beta_fast: float = Field(default=32.0, ge=1e-6, le=1e6, description="rotations within original_length above which a frequency is kept")
+    beta_fast: float = Field(
+        default=32.0, ge=1e-6, le=1e6, description="rotations within original_length above which a frequency is kept"
+    )
     beta_slow: float = Field(
-        default=1.0, ge=1e-6, le=1e6, description="rotations within original_length below which a frequency is interpolated"
+        default=1.0,
+        ge=1e-6,
+        le=1e6,
+        description="rotations within original_length below which a frequency is interpolated",
     )
 
 
@@ -266,7 +286,11 @@ class Llama3Scaling(RopeScaling, kind="llama3"):
 
     def problems(self) -> list[Problem]:
         low, high = self.low_frequency_factor, self.high_frequency_factor
-        return [] if low < high else [Problem(("high_frequency_factor",), f"{high:g} is not above low_frequency_factor, which is {low:g}")]
+        return (
+            []
+            if low < high
+            else [Problem(("high_frequency_factor",), f"{high:g} is not above low_frequency_factor, which is {low:g}")]
+        )
 
 
 class Rope(Relative, kind="rope"):
@@ -332,7 +356,12 @@ class T5Buckets(Relative, kind="t5"):
         if self.max_distance > self.num_buckets // 2:
             return []
         least = self.num_buckets // 2 + 1
-        return [Problem(("max_distance",), f"{self.max_distance} is within the buckets of one distance each; give at least {least}")]
+        return [
+            Problem(
+                ("max_distance",),
+                f"{self.max_distance} is within the buckets of one distance each; give at least {least}",
+            )
+        ]
 
 
 class NoRelative(Relative, kind="none"):

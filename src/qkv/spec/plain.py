@@ -54,7 +54,9 @@ def plain(value: Any, in_slot: bool | None = None) -> Any:
 
 def _fields(spec: Spec) -> dict[str, Any]:
     fields = type(spec).model_fields
-    return {name: plain(getattr(spec, name), is_slot(shape_of(field.annotation).spec)) for name, field in fields.items()}
+    return {
+        name: plain(getattr(spec, name), is_slot(shape_of(field.annotation).spec)) for name, field in fields.items()
+    }
 
 
 def _part(part: Part) -> Any:

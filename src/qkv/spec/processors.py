@@ -21,5 +21,9 @@ class Scaler(Processor, kind="scaler"):
             sentence = f"{len(self.deviation)} deviations are given for {len(self.mean)} means; give one for each"
             return [Problem(("deviation",), sentence)]
         if any(value <= 0 for value in self.deviation):
-            return [Problem(("deviation",), f"{min(self.deviation)} given, and values are divided by it; give numbers above 0")]
+            return [
+                Problem(
+                    ("deviation",), f"{min(self.deviation)} given, and values are divided by it; give numbers above 0"
+                )
+            ]
         return []

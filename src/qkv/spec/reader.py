@@ -137,11 +137,16 @@ class _Reader:
             self._refuse(event, f"the data is nested deeper than {MAX_DEPTH} levels")
         tag = getattr(event, "tag", None)
         if tag:
-            self._refuse(event, f"the tag {quoted(tag.replace('tag:yaml.org,2002:', '!!'))} is not read; a file holds plain data only")
+            self._refuse(
+                event,
+                f"the tag {quoted(tag.replace('tag:yaml.org,2002:', '!!'))} is not read; a file holds plain data only",
+            )
 
     def _alias(self, event: Any) -> Any:
         if event.anchor not in self.anchors:
-            self._refuse(event, f"{quoted('*' + event.anchor)} names nothing above; text that begins with '*' needs quotes")
+            self._refuse(
+                event, f"{quoted('*' + event.anchor)} names nothing above; text that begins with '*' needs quotes"
+            )
         value, size = self.anchors[event.anchor]
         self._check(event, 0, size)
         # A copy, so that an override of one occurrence does not change the other.
@@ -152,7 +157,8 @@ class _Reader:
             return event.value
         if in_flow and event.value.count("(") > event.value.count(")"):
             self._refuse(
-                event, f"{quoted(event.value)} is cut at a comma; inside [ ] and {{ }} a short form with commas needs quotes around it"
+                event,
+                f"{quoted(event.value)} is cut at a comma; inside [ ] and {{ }} a short form with commas needs quotes around it",
             )
         value = scalar(event.value)
         if isinstance(value, int) and value.bit_length() > 63:
@@ -190,12 +196,16 @@ class _Reader:
         if mark is None:
             position = getattr(error, "position", 0)
             line = self.text.count("\n", 0, position) + 1
-            raise _error(self.source, line, f"the character {self.text[position : position + 1]!r} is not allowed in YAML") from None
+            raise _error(
+                self.source, line, f"the character {self.text[position : position + 1]!r} is not allowed in YAML"
+            ) from None
         tabbed = [i for i, row in enumerate(rows[: mark.line + 1], 1) if re.match(r" *\t", row)]
         if self.text[mark.index : mark.index + 1] == "\t":
             tabbed = [mark.line + 1]
         if tabbed:
-            raise _error(self.source, tabbed[-1], "a tab stands here, and YAML allows only spaces; replace each tab by spaces") from None
+            raise _error(
+                self.source, tabbed[-1], "a tab stands here, and YAML allows only spaces; replace each tab by spaces"
+            ) from None
         begun = getattr(error, "context_mark", None)
         since = f" that begins in line {begun.line + 1}" if begun and begun.line != mark.line else ""
         context = getattr(error, "context", None)

@@ -38,7 +38,9 @@ class Recipe(Spec):
     quick: dict[str, Any] = {}
     result: Result | None = Field(default=None, description="results of this recipe's runs, written by 'qkv record'")
     published: Seq[Published] = Field(default=(), description="published results to compare with")
-    typed: Seq[Typed] = Field(default=(), description="results entered by hand: of variants, or from before 'qkv record'")
+    typed: Seq[Typed] = Field(
+        default=(), description="results entered by hand: of variants, or from before 'qkv record'"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -58,10 +60,17 @@ class Recipe(Spec):
         kind, draws = self.task.kind, self.task.reads == "nothing"
         if draws and self.data.source != NO_DATA.source:
             return [
-                Problem(("data",), f"the task {kind!r} generates its own data and would not read {self.data.source!r}; leave the key out")
+                Problem(
+                    ("data",),
+                    f"the task {kind!r} generates its own data and would not read {self.data.source!r}; leave the key out",
+                )
             ]
         if not draws and self.data == NO_DATA:
-            return [Problem(("data",), f"missing; the task {kind!r} reads {self.task.reads}: name a file or a known data set")]
+            return [
+                Problem(
+                    ("data",), f"missing; the task {kind!r} reads {self.task.reads}: name a file or a known data set"
+                )
+            ]
         return []
 
     def _decoding_problems(self) -> list[Problem]:
@@ -75,9 +84,7 @@ class Recipe(Spec):
             return [Problem(("model", *path), sentence)]
         if self.task.needs == "decodes" and not self.model.decodes:
             path = self.model.first_not_decoding()
-            sentence = (
-                f"this branch sees later positions, but {asks} needs a model that decodes; use the mask 'causal' or 'causal | prefix'"
-            )
+            sentence = f"this branch sees later positions, but {asks} needs a model that decodes; use the mask 'causal' or 'causal | prefix'"
             return [Problem(("model", *path), sentence)]
         return self._exactness_problems() if self.task.writes(self.model) else []
 
@@ -96,7 +103,9 @@ class Recipe(Spec):
         if self.model.head.kind == self.task.head:
             return []
         kinds = f"a head of the kind {self.task.head!r}, but the model's is {self.model.head.kind!r}"
-        return [Problem(("model", "head"), f"the task {self.task.kind!r} needs {kinds}; give model.head={self.task.head}")]
+        return [
+            Problem(("model", "head"), f"the task {self.task.kind!r} needs {kinds}; give model.head={self.task.head}")
+        ]
 
     def _encoder_problems(self) -> list[Problem]:
         if not self.model.encoder or self.task.takes_encoder:

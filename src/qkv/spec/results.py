@@ -28,7 +28,9 @@ class Result(Spec):
     seeds: Seq[int]
     steps: Seq[int] = Field(description="training steps, by seed")
     best_steps: Seq[int] = Field(description="step of the weights that were kept, by seed")
-    minutes: float = Field(gt=0, description="training time with validations, without final evaluation; mean over the seeds")
+    minutes: float = Field(
+        gt=0, description="training time with validations, without final evaluation; mean over the seeds"
+    )
     figures: dict[str, dict[str, Figure]] = Field(description="metrics by split and name")
     notes: Seq[str] = ()
     machine: Seq[str] = Field(description="processor, device and threads of the runs")

@@ -21,7 +21,11 @@ def json_schema(top: type[Spec]) -> Node:
     """
     definitions: Node = {}
     schema = _resolved(_generated(top), definitions)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "$defs": {**schema.get("$defs", {}), **definitions}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "$defs": {**schema.get("$defs", {}), **definitions},
+    }
 
 
 class _Generator(GenerateJsonSchema):
@@ -74,10 +78,16 @@ def _slot_schema(slot: type[Part], definitions: Node) -> Node:
 def _short_forms(slot: type[Part]) -> list[Node]:
     """Schemas of a slot's text forms: bare kinds, offered by editors, and ``kind(value, name=value)``."""
     kinds = sorted(slot.kinds())
-    bare = [kind for kind in kinds if not any(field.is_required() for field in slot.kinds()[kind].model_fields.values())]
+    bare = [
+        kind for kind in kinds if not any(field.is_required() for field in slot.kinds()[kind].model_fields.values())
+    ]
     if "short_form" in vars(slot):
         return [{"type": "string", "description": "an expression of " + ", ".join(kinds), "examples": bare}]
-    form = {"type": "string", "pattern": rf"^\s*({'|'.join(kinds)})\s*\(.*\)\s*$", "description": "kind(value, name=value)"}
+    form = {
+        "type": "string",
+        "pattern": rf"^\s*({'|'.join(kinds)})\s*\(.*\)\s*$",
+        "description": "kind(value, name=value)",
+    }
     return [{"enum": bare}, form] if bare else [form]
 
 

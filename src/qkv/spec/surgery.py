@@ -56,7 +56,9 @@ def _listed(stack: L) -> L:
 
 def _folded(stack: L) -> L:
     layers = stack.layers
-    period = next((p for p in range(1, len(layers)) if all(layers[i] == layers[i % p] for i in range(len(layers)))), len(layers))
+    period = next(
+        (p for p in range(1, len(layers)) if all(layers[i] == layers[i % p] for i in range(len(layers)))), len(layers)
+    )
     return stack.changed(blocks=layers[:period], num_layers=len(layers) if period < len(layers) else None)
 
 
@@ -86,7 +88,9 @@ def _filled(block: Block, i: int, value: Any) -> Any:
     kind = Branch.kinds().get(str(said.get("kind")))
     if kind is None:
         return value
-    common = {name: field for name, field in type(old).model_fields.items() if _same_field(kind, name, field.annotation)}
+    common = {
+        name: field for name, field in type(old).model_fields.items() if _same_field(kind, name, field.annotation)
+    }
     kept = {name: plain(getattr(old, name), is_slot(shape_of(field.annotation).spec)) for name, field in common.items()}
     return {**kept, **said}
 

@@ -54,12 +54,16 @@ class SequenceToSequence(Task):
     With an encoder, x is its input. Without, x and y are one sequence; a prefix mask makes x bidirectional (Raffel et al. 2020).
     """
 
-    label_smoothing: float = Field(default=0.1, ge=0, lt=1, description="probability mass spread uniformly over the vocabulary")
+    label_smoothing: float = Field(
+        default=0.1, ge=0, lt=1, description="probability mass spread uniformly over the vocabulary"
+    )
     begin: Seq[Annotated[str, Field(min_length=1)]] = Field(
-        default=(), description="special tokens at the beginning of the target; default: the tokenizer's beginning-of-sequence token"
+        default=(),
+        description="special tokens at the beginning of the target; default: the tokenizer's beginning-of-sequence token",
     )
     framed: bool = Field(
-        default=False, description="add the tokenizer's special tokens to the source; if false or if it has none, add an end token only"
+        default=False,
+        description="add the tokenizer's special tokens to the source; if false or if it has none, add an end token only",
     )
 
     reads: ClassVar[Reads] = "examples"
@@ -107,7 +111,8 @@ class QuestionAnswering(Task, kind="question_answering"):
     max_answer_tokens: int = Field(default=30, gt=0, description="maximum length of predicted answers")
     max_question_tokens: int = Field(default=48, gt=0, description="longer questions are truncated")
     no_answer: bool | None = Field(
-        default=None, description="allow unanswerable questions (Rajpurkar et al. 2018); default: true if the training part has any"
+        default=None,
+        description="allow unanswerable questions (Rajpurkar et al. 2018); default: true if the training part has any",
     )
 
     reads: ClassVar[Reads] = "examples"
@@ -118,7 +123,9 @@ class Regression(Task, kind="regression"):
     """Text regression: ((y - mean) / deviation - f(text))²; metrics: RMSE, MAE and Pearson's r. Columns ``text`` and ``value``."""
 
     mean: float | None = Field(default=None, description="mean of the targets; default: that of the training set")
-    deviation: float | None = Field(default=None, gt=0, description="standard deviation of the targets; default: that of the training set")
+    deviation: float | None = Field(
+        default=None, gt=0, description="standard deviation of the targets; default: that of the training set"
+    )
 
     reads: ClassVar[Reads] = "examples"
     head: ClassVar[str] = "regression"
@@ -141,7 +148,12 @@ class MaskedTokens(Task, kind="masked_tokens"):
     def problems(self) -> list[Problem]:
         if self.replaced + self.random <= 1 + 1e-9:
             return []
-        return [Problem(("random",), f"{self.random} and replaced {self.replaced} are fractions of the targets, but their sum is above 1")]
+        return [
+            Problem(
+                ("random",),
+                f"{self.random} and replaced {self.replaced} are fractions of the targets, but their sum is above 1",
+            )
+        ]
 
 
 class Restoration(Task):
@@ -198,7 +210,9 @@ class Denoising(Restoration, kind="denoising"):
 class Permutation(Task, kind="permutation"):
     """Permutation language modelling: predict tokens in a random order, each from earlier ones (XLNet, 2019)."""
 
-    rate: float = Field(default=1 / 6, gt=0, le=1, description="fraction of tokens that are predicted, the last in the order")
+    rate: float = Field(
+        default=1 / 6, gt=0, le=1, description="fraction of tokens that are predicted, the last in the order"
+    )
     max_span: int = Field(default=5, ge=1, description="maximum tokens of a contiguous target span")
 
     def model_problems(self, model: Model) -> list[Problem]:
@@ -219,19 +233,28 @@ class WordVectors(Task):
     Input vectors are the front end's table, output vectors the head's; there is no stack between them.
     """
 
-    window: int = Field(default=5, ge=1, description="maximum words on each side; for each word the window is sampled from 1 to this")
+    window: int = Field(
+        default=5, ge=1, description="maximum words on each side; for each word the window is sampled from 1 to this"
+    )
     negatives: int = Field(default=5, ge=1, description="negative samples per predicted word")
     power: float = Field(default=0.75, ge=0, description="negatives are sampled in proportion to frequency ** power")
     threshold: float | None = Field(
-        default=1e-3, gt=0, le=1, description="subsampling threshold: more frequent words are dropped at random; null keeps all"
+        default=1e-3,
+        gt=0,
+        le=1,
+        description="subsampling threshold: more frequent words are dropped at random; null keeps all",
     )
 
     def model_problems(self, model: Model) -> list[Problem]:
         found: list[Problem] = []
         if model.blocks:
-            found.append(Problem(("blocks",), f"the task {self.kind!r} trains word vectors without blocks; give model.blocks=[]"))
+            found.append(
+                Problem(("blocks",), f"the task {self.kind!r} trains word vectors without blocks; give model.blocks=[]")
+            )
         if model.tied:
-            found.append(Problem(("head", "tied"), f"the task {self.kind!r} has a separate table of output vectors; give false"))
+            found.append(
+                Problem(("head", "tied"), f"the task {self.kind!r} has a separate table of output vectors; give false")
+            )
         return found
 
 
@@ -276,7 +299,9 @@ class Recall(Generated, kind="recall"):
     """
 
     distances: Seq[int] = Field(
-        default=(1, 2, 4, 8, 16, 32, 64), min_length=1, description="numbers of filler tokens between symbol and question; one per batch"
+        default=(1, 2, 4, 8, 16, 32, 64),
+        min_length=1,
+        description="numbers of filler tokens between symbol and question; one per batch",
     )
     symbols: int = Field(default=16, ge=2)
     fillers: int = Field(default=16, ge=1)

@@ -101,7 +101,9 @@ class Checkpoints(Spec):
 
     every: int = Field(default=250, gt=0, description="steps between checkpoints")
     seconds: float | None = Field(default=60.0, gt=0, description="maximum seconds between checkpoints")
-    keep: int = Field(default=2, gt=0, description="checkpoints to keep; with two, the earlier one replaces a damaged one")
+    keep: int = Field(
+        default=2, gt=0, description="checkpoints to keep; with two, the earlier one replaces a damaged one"
+    )
 
 
 class Training(Spec):
@@ -119,21 +121,29 @@ class Training(Spec):
     optimizer: Optimizer = AdamW()
     schedule: Schedule = Cosine(warmup=100)
     adapt: Adapt = Whole()
-    frozen: Seq[str] = Field(default=(), description="path patterns of frozen parameters, such as frontend or blocks.0.*")
-    rates: dict[str, PositiveFloat] = Field(default={}, description="learning rate factors by path pattern; the first match counts")
+    frozen: Seq[str] = Field(
+        default=(), description="path patterns of frozen parameters, such as frontend or blocks.0.*"
+    )
+    rates: dict[str, PositiveFloat] = Field(
+        default={}, description="learning rate factors by path pattern; the first match counts"
+    )
     clip_norm: float | None = Field(default=1.0, gt=0)
     precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="of matrix products; bf16 is used only if it is faster than fp32 on the machine"
     )
     compile: bool = False
-    recompute: bool = Field(default=False, description="activation checkpointing: recompute each block in the backward pass")
+    recompute: bool = Field(
+        default=False, description="activation checkpointing: recompute each block in the backward pass"
+    )
     seed: int = Field(default=1337, ge=0, le=LARGEST_SEED)
     validation: Validation = Validation()
     checkpoints: Checkpoints = Checkpoints()
     sample_every: int | None = Field(
         default=None, gt=0, description="steps between samples shown in the report; default: at each validation"
     )
-    tensorboard: bool = Field(default=False, description="also write TensorBoard event files (needs the extra qkv[tensorboard])")
+    tensorboard: bool = Field(
+        default=False, description="also write TensorBoard event files (needs the extra qkv[tensorboard])"
+    )
 
 
 __getattr__ = renamed(__name__, {"Linear": "LinearDecay"})

@@ -38,7 +38,9 @@ _Dumper.add_representer(_Lines, _in_lines)
 
 def block(key: str, value: Any) -> str:
     """Format ``key`` and ``value`` as YAML lines; lists of plain values and ``InLine`` mappings take one line each."""
-    text: str = yaml.dump(_Lines({key: value}), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=150, default_flow_style=None)
+    text: str = yaml.dump(
+        _Lines({key: value}), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=150, default_flow_style=None
+    )
     return text
 
 

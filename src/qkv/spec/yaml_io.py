@@ -55,7 +55,9 @@ def read_spec(path: str | Path, overrides: Iterable[str] = ()) -> Recipe | Model
 
 def dump(spec: Spec) -> str:
     """Format ``spec`` as YAML with all fields; reading it gives an equal spec."""
-    text: str = yaml.dump(plain(spec), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=False)
+    text: str = yaml.dump(
+        plain(spec), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=False
+    )
     return text
 
 
@@ -86,7 +88,9 @@ def _quick(data: dict[str, Any], source: str, lines: Lines) -> list[Assignment]:
     values = data.get("quick")
     if not values:
         where = f"{source}:{lines[('quick',)]}" if ("quick",) in lines else source
-        raise SpecError([Problem((), "this recipe has no short form; its key 'quick' would hold dotted overrides")], where)
+        raise SpecError(
+            [Problem((), "this recipe has no short form; its key 'quick' would hold dotted overrides")], where
+        )
     if not isinstance(values, dict):
         raise SpecError([Problem(("quick",), "the short form is a mapping of dotted paths to values")], source, lines)
     return quick_form(cast("dict[str, Any]", values))
@@ -100,11 +104,18 @@ def _read(path: str | Path) -> tuple[dict[str, Any], Lines, str]:
     text = _text(path)
     data, lines = read_json(text, source) if path.suffix == ".json" else read_yaml(text, source)
     if data is None:
-        raise SpecError([Problem((), "the file is empty; a recipe has at least the key 'data', a model any of its keys")], source)
+        raise SpecError(
+            [Problem((), "the file is empty; a recipe has at least the key 'data', a model any of its keys")], source
+        )
     if not isinstance(data, dict):
         found = "a list" if isinstance(data, list) else "a single value"
         raise SpecError(
-            [Problem((), f"the file holds {found}; a recipe or a model is a mapping of keys such as 'model' or 'width'")], source
+            [
+                Problem(
+                    (), f"the file holds {found}; a recipe or a model is a mapping of keys such as 'model' or 'width'"
+                )
+            ],
+            source,
         )
     found = cast("dict[str, Any]", data)
     if problems := newer(found):
@@ -119,11 +130,15 @@ def _text(path: Path) -> str:
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file{_near(path)}") from None
     except IsADirectoryError:
-        raise UserError(f"{path}: this is a folder, and not a run; give a recipe or model file{_specs_in(path)}") from None
+        raise UserError(
+            f"{path}: this is a folder, and not a run; give a recipe or model file{_specs_in(path)}"
+        ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: the file cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if len(raw) > MAX_BYTES:
-        raise UserError(f"{path}: the file is larger than {MAX_BYTES // 1000:,} kB, so it is not a recipe or a model") from None
+        raise UserError(
+            f"{path}: the file is larger than {MAX_BYTES // 1000:,} kB, so it is not a recipe or a model"
+        ) from None
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

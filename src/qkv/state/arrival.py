@@ -64,7 +64,9 @@ class Arrival:
     Counts are known on the host; tensors are made when first asked for, once for all layers.
     """
 
-    def __init__(self, past: Counts, count: int, lengths: Tensor | None = None, device: torch.device | str | None = None):
+    def __init__(
+        self, past: Counts, count: int, lengths: Tensor | None = None, device: torch.device | str | None = None
+    ):
         """Describe a call. ``past``: positions read before by each row.   ``count``: N.   device: device of the tensors."""
         self.past, self.count, self.lengths, self.device = past, count, lengths, device
         first = past[0] if past else 0

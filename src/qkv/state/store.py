@@ -171,7 +171,9 @@ class Ring(Dense):
             self._turn(keys, values, arrival)
             held = arrival.once(("ring", self.window, self.sinks), lambda: self._held(arrival.after_tensor))
             return View(self.keys, self.values, held[:, : self.keys.shape[2]], recent=arrival.start is not None)
-        before = arrival.once(("ring", self.window, self.sinks), lambda: self._held(arrival.past_tensor))[:, : self.keys.shape[2]]
+        before = arrival.once(("ring", self.window, self.sinks), lambda: self._held(arrival.past_tensor))[
+            :, : self.keys.shape[2]
+        ]
         new = arrival.positions if arrival.real is None else arrival.positions.masked_fill(~arrival.real, -1)
         rows = max(before.shape[0], new.shape[0])
         positions = torch.cat((before.expand(rows, -1), new.expand(rows, -1)), 1)
@@ -184,13 +186,17 @@ class Ring(Dense):
         window, sinks = self.window, self.sinks
         self._grow(min(arrival.end, window + sinks))
         if arrival.start is not None and keys.shape[2] == 1:
-            self._fill(keys, values, arrival.start if arrival.start < sinks else sinks + (arrival.start - sinks) % window)
+            self._fill(
+                keys, values, arrival.start if arrival.start < sinks else sinks + (arrival.start - sinks) % window
+            )
             return
         positions, ends = arrival.positions, arrival.after_tensor[:, None]
         # Positions of one call may share a slot; only the latest is written.
         lasting = (positions < sinks) | (positions >= ends - window)
         lasting = (lasting if arrival.real is None else lasting & arrival.real).expand(keys.shape[0], -1)
-        self._write(keys, values, torch.where(positions < sinks, positions, sinks + (positions - sinks) % window), lasting)
+        self._write(
+            keys, values, torch.where(positions < sinks, positions, sinks + (positions - sinks) % window), lasting
+        )
 
     def _held(self, past: Tensor) -> Tensor:
         """Position held in each slot after ``past`` (B) positions were read, (B, window + sinks); -1 if it is empty."""
@@ -207,7 +213,12 @@ class Ring(Dense):
 
 
 def new_store(
-    batch: int, heads: int, widths: tuple[int, int], like: Tensor, capacity: int | None = None, ring: tuple[int, int] | None = None
+    batch: int,
+    heads: int,
+    widths: tuple[int, int],
+    like: Tensor,
+    capacity: int | None = None,
+    ring: tuple[int, int] | None = None,
 ) -> Store:
     """Create an empty store of keys and values for ``batch`` rows: a ring buffer if ``ring`` is given, else dense.
 

@@ -16,7 +16,9 @@ MOST_TOKENS = 40
 """Maximum number of tokens per side of a readable picture."""
 
 
-def aligned(model: Transformer, vocabulary: Vocabulary, source: Sequence[int], written: Sequence[int]) -> list[dict[str, Any]]:
+def aligned(
+    model: Transformer, vocabulary: Vocabulary, source: Sequence[int], written: Sequence[int]
+) -> list[dict[str, Any]]:
     """Report section: attention weights over ``source`` behind each token of ``written`` but the first.
 
     Weights of the last cross-attention branch, averaged over heads. Empty if no branch attends to the source, or if
@@ -29,9 +31,19 @@ def aligned(model: Transformer, vocabulary: Vocabulary, source: Sequence[int], w
     except UserError:  # the model reads the source without attention
         return []
     names = {"source": _tokens(vocabulary.tokenizer, source), "target": _tokens(vocabulary.target, written[1:])}
-    return [{"kind": "alignment", "title": "Attention over the source", **names, "weights": at_least_single(weights).mean(0).tolist()}]
+    return [
+        {
+            "kind": "alignment",
+            "title": "Attention over the source",
+            **names,
+            "weights": at_least_single(weights).mean(0).tolist(),
+        }
+    ]
 
 
 def _tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Text of each token of ``ids``; tokens that decode to "", such as the end token, by their names."""
-    return [tokenizer.decode([int(token)], skip_special=True).strip() or str(tokenizer.core.id_to_token(int(token))) for token in ids]
+    return [
+        tokenizer.decode([int(token)], skip_special=True).strip() or str(tokenizer.core.id_to_token(int(token)))
+        for token in ids
+    ]

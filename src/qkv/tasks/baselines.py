@@ -37,7 +37,9 @@ def too_large(texts: Sequence[str], labels: Sequence[str]) -> str:
     return ""
 
 
-def bag_of_words_accuracy(texts: Sequence[str], labels: Sequence[str], unseen: Sequence[str], truth: Sequence[str]) -> float | None:
+def bag_of_words_accuracy(
+    texts: Sequence[str], labels: Sequence[str], unseen: Sequence[str], truth: Sequence[str]
+) -> float | None:
     """Accuracy of ``bag_of_words`` on ``unseen`` texts with labels ``truth``, in per cent.
 
     None without scikit-learn, or if ``too_large``.

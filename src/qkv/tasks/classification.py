@@ -42,7 +42,9 @@ class ClassificationTask(PooledTask):
     roles = (
         TEXT,
         PAIR,
-        Role("label", "label", ("label", "class", "category", "stars", "sentiment", "target", "rating", "location", "y")),
+        Role(
+            "label", "label", ("label", "class", "category", "stars", "sentiment", "target", "rating", "location", "y")
+        ),
     )
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
@@ -56,7 +58,9 @@ class ClassificationTask(PooledTask):
 
     def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation) -> Example:
         if row["label"] not in vocabulary.classes:
-            raise UserError(f"data: the label {row['label']!r} occurs only in held-out data, so it cannot be learned; remove such rows")
+            raise UserError(
+                f"data: the label {row['label']!r} occurs only in held-out data, so it cannot be learned; remove such rows"
+            )
         return example_of(row, vocabulary, cut, vocabulary.classes[row["label"]])
 
     def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:
@@ -89,7 +93,9 @@ class ClassificationTask(PooledTask):
         figures = {**self.figures(seen, dataset.scale(split)), **_baselines(dataset, split)}
         rows = dataset.fitted_on or ()
         note = too_large([told(row) for row in rows], [row["label"] for row in rows])
-        return Evaluation(figures, [confusion(labels, seen.outcomes), *([table] if wrong else [])], [note] if note else [])
+        return Evaluation(
+            figures, [confusion(labels, seen.outcomes), *([table] if wrong else [])], [note] if note else []
+        )
 
     def _mistakes(self, model: Any, dataset: ExampleDataset, split: str, recipe: Recipe) -> list[list[Any]]:
         answered = ((row, a["answer"], a["probability"]) for row, a in self.answered(model, dataset, split, recipe))
@@ -114,7 +120,8 @@ def _baselines(dataset: ExampleDataset, split: str) -> dict[str, float]:
     if not dataset.fitted_on:
         return {}
     (texts, labels), (unseen, truth) = (
-        ([told(row) for row in rows], [row["label"] for row in rows]) for rows in (dataset.fitted_on, dataset.records[split])
+        ([told(row) for row in rows], [row["label"] for row in rows])
+        for rows in (dataset.fitted_on, dataset.records[split])
     )
     usual = Counter(labels).most_common(1)[0][0]
     found = {"accuracy_of_most_frequent_label": 100 * truth.count(usual) / max(1, len(truth))}
@@ -125,7 +132,9 @@ def _baselines(dataset: ExampleDataset, split: str) -> dict[str, float]:
 def _collated(rows: Sequence[tuple[np.ndarray, np.ndarray, int]]) -> Batch:
     ids, lengths = padded([ids for ids, _, _ in rows])
     labels = torch.tensor([label for _, _, label in rows])
-    return Batch.of(Signal(ids, lengths_or_none(ids, lengths), types=types_or_none([types for _, types, _ in rows])), labels)
+    return Batch.of(
+        Signal(ids, lengths_or_none(ids, lengths), types=types_or_none([types for _, types, _ in rows])), labels
+    )
 
 
 def _natural(label: str) -> tuple[int, float, str]:

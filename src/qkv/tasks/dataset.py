@@ -96,7 +96,12 @@ class TextDataset(Dataset):
         ``length``: window length in tokens; None for the model's context length.
         """
         training = recipe.training
-        self.recipe, self.corpus, self.vocabulary, self.name = with_vocabulary(recipe, vocabulary), corpus, vocabulary, corpus.name
+        self.recipe, self.corpus, self.vocabulary, self.name = (
+            with_vocabulary(recipe, vocabulary),
+            corpus,
+            vocabulary,
+            corpus.name,
+        )
         self._change, self._seed = change, training.seed
         self._of = lambda held_out: Batches(
             Corpus(corpus.name, corpus.tokenizer, {**corpus.splits, VALIDATION: corpus.splits[held_out]}),
@@ -173,12 +178,16 @@ class ExampleDataset(Dataset):
         self.records, self.examples, self.notes, self._collate = records.splits, examples, notes, collate
         self.fitted_on: Sequence[dict[str, Any]] | None = records.splits.get(TRAIN)
         """The rows that baselines are fitted on: the training part of the run and nothing else; None where it is not at hand."""
-        self._sizes = {split: np.array([example.size for example in rows], np.int64) for split, rows in examples.items()}
+        self._sizes = {
+            split: np.array([example.size for example in rows], np.int64) for split, rows in examples.items()
+        }
         for split, sizes in self._sizes.items():
             if not len(sizes):
                 raise UserError(f"data.source: the {split} part of {self.name!r} has no example that can be used")
         self._rows = (
-            ExampleRows(self._sizes[TRAIN], recipe.data.batching, training.batch_size, training.seed) if TRAIN in examples else None
+            ExampleRows(self._sizes[TRAIN], recipe.data.batching, training.batch_size, training.seed)
+            if TRAIN in examples
+            else None
         )
         self._batch_size = training.batch_size
 

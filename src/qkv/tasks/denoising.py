@@ -65,7 +65,9 @@ class DenoisingTask(RestorationTask):
         return damaged
 
     def repair(self, text: str, tokenizer: Tokenizer) -> tuple[list[int], None]:
-        return (read_gaps(text, tokenizer, [_mask(tokenizer)]).ids if GAP.search(text) else tokenizer.encode(text)), None
+        return (
+            read_gaps(text, tokenizer, [_mask(tokenizer)]).ids if GAP.search(text) else tokenizer.encode(text)
+        ), None
 
     def repaired(self, known: None, tokens: Sequence[int], tokenizer: Tokenizer) -> str:
         return tokenizer.decode(tokens, skip_special=True).strip()
@@ -74,7 +76,10 @@ class DenoisingTask(RestorationTask):
 def full_stops(tokenizer: Tokenizer) -> list[int]:
     """Ids of tokens that end a sentence: "." "!" "?", with or without spaces."""
     pieces = tokenizer.token_bytes
-    texts = (tokenizer.decode([i]) if pieces is None else pieces[i].decode(errors="replace") for i in range(tokenizer.vocab_size))
+    texts = (
+        tokenizer.decode([i]) if pieces is None else pieces[i].decode(errors="replace")
+        for i in range(tokenizer.vocab_size)
+    )
     return [index for index, text in enumerate(texts) if text.strip() in {".", "!", "?"}]
 
 

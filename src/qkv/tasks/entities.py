@@ -84,8 +84,15 @@ def entity_scores(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]
     precision, recall, f1, _ = score(average="micro")
     kinds = sorted({entity.type for tags in (*truth, *found) for entity in entities(tags)})
     by_type = zip(kinds, *score(average=None), strict=True) if kinds else ()
-    rows = [[kind, f"{100 * p:.1f}", f"{100 * r:.1f}", f"{100 * f:.1f}", int(count)] for kind, p, r, f, count in by_type]
-    table = {"kind": "examples", "title": "By type", "columns": ["type", "precision", "recall", "F1", "entities"], "rows": rows}
+    rows = [
+        [kind, f"{100 * p:.1f}", f"{100 * r:.1f}", f"{100 * f:.1f}", int(count)] for kind, p, r, f, count in by_type
+    ]
+    table = {
+        "kind": "examples",
+        "title": "By type",
+        "columns": ["type", "precision", "recall", "F1", "entities"],
+        "rows": rows,
+    }
     figures = {"f1": 100 * float(f1), "precision": 100 * float(precision), "recall": 100 * float(recall)}
     return Evaluation(figures, [table] if rows else [])
 

@@ -49,7 +49,9 @@ class ExampleTask(Task):
         cut = self.cut(recipe, vocabulary)
         examples = {OTHER: self.examples(rows, vocabulary, cut)}
         notes = (*records.notes, *unknown, *cut.notes(len(rows)))
-        dataset = ExampleDataset(recipe, replace(records, splits={OTHER: rows}), vocabulary, examples, self.collator(recipe), notes)
+        dataset = ExampleDataset(
+            recipe, replace(records, splits={OTHER: rows}), vocabulary, examples, self.collator(recipe), notes
+        )
         dataset.fitted_on = own.fitted_on if isinstance(own, ExampleDataset) else None
         return dataset
 
@@ -83,7 +85,9 @@ class ExampleTask(Task):
         rows = {split: _spread(found, share) for split, found in dataset.records.items()}
         recipe, vocabulary = dataset.recipe, dataset.vocabulary
         cut = self.cut(recipe, vocabulary)
-        examples = {split: self.examples(some if split != TRAIN else some[:1], vocabulary, cut) for split, some in rows.items()}
+        examples = {
+            split: self.examples(some if split != TRAIN else some[:1], vocabulary, cut) for split, some in rows.items()
+        }
         records = Records(dataset.name, rows, {}, (), "", ())
         return ExampleDataset(recipe, records, vocabulary, examples, self.collator(recipe))
 
@@ -167,7 +171,11 @@ class Truncation:
     def note(self, length: int, role: str) -> dict[str, str]:
         """Entry of a prediction that tells that its input, ``length`` tokens long, was truncated; empty if it was not."""
         most = self.limits[role]
-        return {"note": f"the input has {length} tokens and the model reads {most}; the rest was not read"} if length > most else {}
+        return (
+            {"note": f"the input has {length} tokens and the model reads {most}; the rest was not read"}
+            if length > most
+            else {}
+        )
 
     def notes(self, examples: int) -> list[str]:
         """One message per role about the truncated inputs, with their number out of ``examples``."""

@@ -62,7 +62,9 @@ def filled(gapped: Gapped, words: Sequence[str]) -> str:
 
 def words_carry_spaces(tokenizer: Tokenizer) -> bool:
     """True if tokens of words include the preceding space, as in GPT-2's vocabulary."""
-    return tokenizer.token_bytes is not None and any(piece[:1] == b" " and piece[1:2].isalnum() for piece in tokenizer.token_bytes)
+    return tokenizer.token_bytes is not None and any(
+        piece[:1] == b" " and piece[1:2].isalnum() for piece in tokenizer.token_bytes
+    )
 
 
 def word_of(tokenizer: Tokenizer, index: int) -> str:
@@ -80,7 +82,9 @@ class FillInTask(TextTask):
     def logits(self, model: Transformer, read: Framed, places: list[int]) -> Tensor:
         """Logits (len(places), V) at the mask tokens, the indices ``places`` of ``read``; its ``types`` may be empty."""
 
-    def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def predict(
+        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
         return [self._answer(model, vocabulary.tokenizer, recipe, text_in(row, "text")) for row in rows]
 
     def _answer(self, model: Transformer, tokenizer: Tokenizer, recipe: Recipe, text: str) -> dict[str, Any]:
@@ -89,12 +93,16 @@ class FillInTask(TextTask):
         gapped = read_gaps(text, tokenizer, [mask])
         read = tokenizer.frame.around(gapped.ids)
         if read.whole > recipe.model.context_length:
-            raise UserError(f"the text has {read.whole} tokens, and the model reads {recipe.model.context_length}; give a shorter one")
+            raise UserError(
+                f"the text has {read.whole} tokens, and the model reads {recipe.model.context_length}; give a shorter one"
+            )
         read = read._replace(types=recipe.model.types_read(read.types))
         with torch.inference_mode(), evaluating(model):
             logits = at_least_single(self.logits(model, read, [read.begins[0] + place for place in gapped.places]))
             logits[:, mask] = -torch.inf
-            logits[:, tokenizer.vocab_size :] = -torch.inf  # padding rows in the embedding table of a published checkpoint
+            logits[
+                :, tokenizer.vocab_size :
+            ] = -torch.inf  # padding rows in the embedding table of a published checkpoint
             best = logits.softmax(-1).topk(min(BEST, tokenizer.vocab_size - 1))
         words = [[word_of(tokenizer, index) for index in row] for row in best.indices.tolist()]
         shown = [

@@ -66,7 +66,14 @@ def confusion(labels: Sequence[str], pairs: Pairs) -> dict[str, Any]:
     table = counts(place[given], MOST_CLASSES + 1)  # pyright: ignore[reportArgumentType]
     note = f"The {MOST_CLASSES} of {len(labels):,} classes with the most mistakes; the last row and column are all others together."
     shown = [*(labels[i] for i in worst), "all others"]
-    return {**section, "labels": shown, "counts": table.tolist(), "others": True, "note": note, "mistakes": _mistakes(labels, given)}
+    return {
+        **section,
+        "labels": shown,
+        "counts": table.tolist(),
+        "others": True,
+        "note": note,
+        "mistakes": _mistakes(labels, given),
+    }
 
 
 def _mistakes(labels: Sequence[str], pairs: np.ndarray) -> list[list[Any]]:

@@ -53,7 +53,11 @@ class MaskedTokensTask(FillInTask):
         return tokenizer.with_specials(("mask",))
 
     def changes(self, recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus) -> Changes:
-        spec, mask, words = self.spec, tokenizer.special("mask"), WordNumbers(tokenizer) if self.spec.whole_words else None
+        spec, mask, words = (
+            self.spec,
+            tokenizer.special("mask"),
+            WordNumbers(tokenizer) if self.spec.whole_words else None,
+        )
         assert mask is not None
 
         def hide(batch: Batch, rng: np.random.Generator) -> Batch:
@@ -96,7 +100,9 @@ class MaskedTokensTask(FillInTask):
         text = _hidden_text(dataset, split, 4)
         answers = self.predict(model, dataset.vocabulary, recipe, [{"text": t} for t in text])
         rows = [[t, a["answer"]] for t, a in zip(text, answers, strict=True)]
-        return Evaluation(figures, [{"kind": "examples", "title": "Filled gaps", "columns": ["text", "filled"], "rows": rows}], [note])
+        return Evaluation(
+            figures, [{"kind": "examples", "title": "Filled gaps", "columns": ["text", "filled"], "rows": rows}], [note]
+        )
 
     def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
         assert isinstance(dataset, TextDataset)
@@ -146,7 +152,14 @@ def sentences(dataset: TextDataset, split: str, longest: int) -> list[list[int]]
     found = []
     for text in _stretches(dataset, split, SENTENCES, 4 * longest):
         whole = re.split(r"(?<=[.!?])\s+|\s*\n\s*", text)[1:-1]
-        ids = next((ids for s in whole if len(s.split()) >= 5 and len(ids := dataset.vocabulary.tokenizer.encode(s)) <= longest), None)
+        ids = next(
+            (
+                ids
+                for s in whole
+                if len(s.split()) >= 5 and len(ids := dataset.vocabulary.tokenizer.encode(s)) <= longest
+            ),
+            None,
+        )
         if ids:
             found.append(ids)
     return found

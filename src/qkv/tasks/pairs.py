@@ -36,7 +36,11 @@ def pair_loss(model: Transformer, batch: Batch, smoothing: float, tap: Tap | Non
 
 
 def write_after(
-    model: Transformer, vocabulary: Vocabulary, generation: Generation, sources: Sequence[np.ndarray], begin: Sequence[str] = ()
+    model: Transformer,
+    vocabulary: Vocabulary,
+    generation: Generation,
+    sources: Sequence[np.ndarray],
+    begin: Sequence[str] = (),
 ) -> Iterator[list[int]]:
     """Generate the target of each source (ending with its end token); yields tokens without the end token.
 
@@ -66,7 +70,9 @@ def joined(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batch:
     source's end token. Only the target and its end token are predicted.
     """
     ids, lengths = padded([np.concatenate((source[:-1], written[:-1])) for source, written in rows])
-    targets, _ = padded([np.concatenate((np.full(len(source) - 1, IGNORED), written[1:])) for source, written in rows], IGNORED)
+    targets, _ = padded(
+        [np.concatenate((np.full(len(source) - 1, IGNORED), written[1:])) for source, written in rows], IGNORED
+    )
     prefix = torch.tensor([len(source) for source, _ in rows])
     return Batch.of(Signal(ids, lengths_or_none(ids, lengths), prefix=prefix), targets)
 
@@ -85,7 +91,9 @@ def marks(vocabulary: Vocabulary, begin: Sequence[str] = ()) -> Marks:
         raise UserError(
             "the tokenizer of the target has no tokens that begin and end a text; train one, or give a folder whose tokenizer has them"
         )
-    found = [bos] if bos is not None and not begin else [vocabulary.target.core.token_to_id(content) for content in begin]
+    found = (
+        [bos] if bos is not None and not begin else [vocabulary.target.core.token_to_id(content) for content in begin]
+    )
     ids = tuple(index for index in found if index is not None)
     if len(ids) < len(found):
         unknown = next(content for content, index in zip(begin, found, strict=True) if index is None)

@@ -54,7 +54,12 @@ class PermutationTask(FillInTask):
 
         def order(batch: Batch, rng: np.random.Generator) -> Batch:
             padded = padding(batch)
-            return streams(permutation_targets(batch.input.values.numpy(), padded, rng, self.spec.rate, self.spec.max_span, padded), query)
+            return streams(
+                permutation_targets(
+                    batch.input.values.numpy(), padded, rng, self.spec.rate, self.spec.max_span, padded
+                ),
+                query,
+            )
 
         return order
 
@@ -105,7 +110,9 @@ def streams(batch: PermutationBatch, query: int) -> Batch:
     visible[:, :length, :length] = batch.content_mask
     visible[:, length:, :length] = batch.query_mask[row, places]
     ids = np.concatenate((batch.ids, np.full((rows, many), query)), axis=1)
-    targets = np.concatenate((np.full((rows, length), IGNORED), np.where(real, batch.targets[row, places], IGNORED)), axis=1)
+    targets = np.concatenate(
+        (np.full((rows, length), IGNORED), np.where(real, batch.targets[row, places], IGNORED)), axis=1
+    )
     positions = np.concatenate((np.broadcast_to(np.arange(length), (rows, length)), places), axis=1)
     found = [torch.from_numpy(np.ascontiguousarray(array)) for array in (ids, targets, positions, visible)]
     return Batch.of(Signal(found[0], positions=found[2], visible=found[3]), found[1])

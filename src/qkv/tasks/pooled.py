@@ -24,7 +24,9 @@ from qkv.tasks.dataset import Dataset, Example, ExampleDataset
 from qkv.tasks.example_task import ExampleTask, Truncation, column, framed_by, text_in, trained
 from qkv.tokenizers.tokenizer import Tokenizer
 
-TEXT = Role("text", "text", ("text", "sentence", "review", "content", "sequence", "comment", "tweet", "body", "message"))
+TEXT = Role(
+    "text", "text", ("text", "sentence", "review", "content", "sequence", "comment", "tweet", "body", "message")
+)
 PAIR = Role("pair", "text", ("pair", "hypothesis", "sentence2", "question2"), optional=True)
 """Optional second text, for predictions about pairs."""
 _AT_ONCE = 64
@@ -68,7 +70,10 @@ class PooledTask(ExampleTask):
         return Truncation(room, recipe.model.types_read)
 
     def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
-        return "\n".join(f"{self.shown(row, answer)}  {told(row)}" for row, answer in self.answered(model, dataset, VALIDATION, recipe, 5))
+        return "\n".join(
+            f"{self.shown(row, answer)}  {told(row)}"
+            for row, answer in self.answered(model, dataset, VALIDATION, recipe, 5)
+        )
 
     def answered(
         self, model: Any, dataset: Dataset, split: str, recipe: Recipe, most: int = _MOST_EXAMINED
@@ -83,7 +88,9 @@ class PooledTask(ExampleTask):
             some = rows[begin : begin + _AT_ONCE]
             yield from zip(some, self.predict(model, dataset.vocabulary, recipe, some), strict=True)
 
-    def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def predict(
+        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
         cut, collate = self.cut(recipe, vocabulary), self.collator(recipe)
         found: list[dict[str, Any]] = []
         for begin in range(0, len(rows), _AT_ONCE):
@@ -92,7 +99,10 @@ class PooledTask(ExampleTask):
             batch = collate(read).to(model.device)
             with torch.inference_mode(), evaluating(model):
                 answers = self.answers(at_least_single(outputs(model, batch)), vocabulary, recipe)
-            found += [answer | cut.note(sum(map(len, some)), _ROLES[len(some)]) for answer, some in zip(answers, texts, strict=True)]
+            found += [
+                answer | cut.note(sum(map(len, some)), _ROLES[len(some)])
+                for answer, some in zip(answers, texts, strict=True)
+            ]
         return found
 
 

@@ -136,7 +136,9 @@ class QuestionAnsweringTask(ExampleTask):
         most, question = recipe.model.context_length, self.spec.max_question_tokens
         if most <= question + marks:
             sentence = f"a question of {question} tokens and {marks} special tokens leave no room for a context in {most} positions"
-            raise SpecError([Problem(("task", "max_question_tokens"), f"{sentence}; raise model.context_length or lower this")])
+            raise SpecError(
+                [Problem(("task", "max_question_tokens"), f"{sentence}; raise model.context_length or lower this")]
+            )
         return {"question": question, "row": most}
 
     def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Truncation) -> list[Example]:
@@ -144,7 +146,9 @@ class QuestionAnsweringTask(ExampleTask):
         found = (window for i, row in enumerate(rows) for window in self._windows(i, row, vocabulary, cut))
         return [Example(len(window.ids), 2, tuple(window)) for window in found]
 
-    def _windows(self, number: int, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation) -> Iterator[ContextWindow]:
+    def _windows(
+        self, number: int, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation
+    ) -> Iterator[ContextWindow]:
         tokenizer = vocabulary.tokenizer
         frame, question = tokenizer.pair_frame, cut(tokenizer.encode(row["question"]), "question").tolist()
         ids, offsets = _encoder(tokenizer)(row["context"])
@@ -180,7 +184,10 @@ class QuestionAnsweringTask(ExampleTask):
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         """Loss per boundary (first or last token), and percentage of windows whose target (span or none) is predicted."""
         right = [window.right for window in seen.outcomes]
-        return {"loss": seen.loss / max(1, seen.count), "window_accuracy": 100 * sum(right) / len(right) if right else math.nan}
+        return {
+            "loss": seen.loss / max(1, seen.count),
+            "window_accuracy": 100 * sum(right) / len(right) if right else math.nan,
+        }
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         assert isinstance(dataset, ExampleDataset)
@@ -190,11 +197,20 @@ class QuestionAnsweringTask(ExampleTask):
         texts = [text for text, _ in answers]
         truths = [[answer["text"] for answer in row["answers"]] for row in rows]
         lead = answer_scores([first_sentence(row["context"]) for row in rows], truths)
-        figures = {**self.figures(seen, dataset.scale(split)), **answer_scores(texts, truths), "f1_of_first_sentence": lead["f1"]}
+        figures = {
+            **self.figures(seen, dataset.scale(split)),
+            **answer_scores(texts, truths),
+            "f1_of_first_sentence": lead["f1"],
+        }
         if not all(truths):
             figures["f1_of_no_answer"] = answer_scores([""] * len(rows), truths)["f1"]
         shown = [
-            [row["question"], text or "no answer", " | ".join(dict.fromkeys(truth)) or "no answer", f"{answer.probability:.3f}"]
+            [
+                row["question"],
+                text or "no answer",
+                " | ".join(dict.fromkeys(truth)) or "no answer",
+                f"{answer.probability:.3f}",
+            ]
             for row, text, truth, answer in zip(rows[:_SHOWN], texts, truths, told, strict=False)
         ]
         columns = ["question", "answer", "truth", "probability"]
@@ -206,10 +222,13 @@ class QuestionAnsweringTask(ExampleTask):
         answers = self.predict(model, dataset.vocabulary, recipe, rows)
         truths = [row["answers"][0]["text"] if row["answers"] else "no answer" for row in rows]
         return "\n".join(
-            f"{row['question']}\n→ {answer['answer']}  ({truth})" for row, answer, truth in zip(rows, answers, truths, strict=True)
+            f"{row['question']}\n→ {answer['answer']}  ({truth})"
+            for row, answer, truth in zip(rows, answers, truths, strict=True)
         )
 
-    def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def predict(
+        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
         """Answer each row: ``answer``, its ``probability``, and if there is one its characters [``start``, ``end``)."""
         cut, device = self.cut(recipe, vocabulary), model.device
         rows = [{name: text_in(row, name) for name in self.asks} for row in rows]
@@ -226,7 +245,9 @@ class QuestionAnsweringTask(ExampleTask):
                 answer |= {"start": place[0], "end": place[1]}
             length = len(vocabulary.tokenizer.encode(row["question"]))
             if length > cut.limits["question"]:
-                answer["note"] = f"the question has {length} tokens and the model reads {cut.limits['question']}; the rest was not read"
+                answer["note"] = (
+                    f"the question has {length} tokens and the model reads {cut.limits['question']}; the rest was not read"
+                )
             answers.append(answer)
         return answers
 
@@ -273,7 +294,9 @@ def _together(seen: Sequence[Seen], may_have_none: bool) -> Answer:
         return Answer(None, 1.0)
     none = min(window.none for window in seen) if may_have_none else -math.inf
     total = float(np.logaddexp.reduce([*(window.total for window in seen), none]))
-    return Answer(None, math.exp(none - total)) if none > best.score else Answer(best.span, math.exp(best.score - total))
+    return (
+        Answer(None, math.exp(none - total)) if none > best.score else Answer(best.span, math.exp(best.score - total))
+    )
 
 
 def _collated(rows: Sequence[Any], prefix: bool) -> Batch:
@@ -285,7 +308,10 @@ def _collated(rows: Sequence[Any], prefix: bool) -> Batch:
     read = [ContextWindow(*row) for row in rows]
     ids, lengths = padded([window.ids for window in read])
     targets = torch.from_numpy(np.stack([window.target for window in read]))
-    places = {name: torch.tensor([getattr(window, name) for window in read]) for name in ("question", "begin", "end", "offset")}
+    places = {
+        name: torch.tensor([getattr(window, name) for window in read])
+        for name in ("question", "begin", "end", "offset")
+    }
     asked = torch.tensor([window.asked for window in read]) if prefix else None
     types = types_or_none([window.types for window in read])
     return Batch({INPUT: Signal(ids, lengths_or_none(ids, lengths), types=types, prefix=asked)}, targets, places)

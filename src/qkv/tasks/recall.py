@@ -85,8 +85,15 @@ class RecallTask(GeneratedTask):
         figures |= {f"accuracy_at_{d}": accuracy for d, accuracy in zip(distances, accuracies, strict=True)}
         figures |= {f"gradient_norm_at_{d}": norm for d, norm in zip(distances, norms, strict=True)}
         remembered = [{"name": "the model", "y": accuracies}, {"name": "chance", "y": [chance] * len(distances)}]
-        both = {"kind": "curves", "x": distances, "x_log": distances[0] > 0, "x_label": "tokens between the symbol and the question"}
-        heard = [{"name": "the model", "y": [norm if norm > 0 else None for norm in norms]}]  # 0 cannot be drawn on a logarithmic axis
+        both = {
+            "kind": "curves",
+            "x": distances,
+            "x_log": distances[0] > 0,
+            "x_label": "tokens between the symbol and the question",
+        }
+        heard = [
+            {"name": "the model", "y": [norm if norm > 0 else None for norm in norms]}
+        ]  # 0 cannot be drawn on a logarithmic axis
         sections = [
             both | {"title": "Right answers by distance", "y_label": "accuracy", "y_zero": True, "lines": remembered},
             both | {"title": "Gradient by distance", "y_label": GRADIENT, "y_log": True, "lines": heard},
@@ -114,13 +121,17 @@ class RecallTask(GeneratedTask):
         right = at_least_single(logits.argmax(-1) == batch.targets).mean().item()
         return right, gradient[:, 0].norm(dim=-1).mean().item()
 
-    def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def predict(
+        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
         found = []
         for text in [text_in(row, "text") for row in rows]:
             unknown = vocabulary.tokenizer.unknown(text)
             if unknown or not text.split():
                 known = f"symbols s0 to s{self.spec.symbols - 1}, fillers f0 to f{self.spec.fillers - 1} and {QUERY!r}"
-                raise UserError(f"{' '.join(unknown) or text!r} given, but the model reads {known}, as in 's3 f1 f0 {QUERY}'")
+                raise UserError(
+                    f"{' '.join(unknown) or text!r} given, but the model reads {known}, as in 's3 f1 f0 {QUERY}'"
+                )
             ids = torch.tensor([vocabulary.tokenizer.encode(text)], device=model.device)
             with torch.inference_mode(), evaluating(model):
                 chances = at_least_single(model(ids)[0][0]).softmax(-1)

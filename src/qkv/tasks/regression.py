@@ -53,7 +53,9 @@ class RegressionTask(PooledTask):
         mean = float(values.mean()) if task.mean is None else task.mean
         deviation = float(values.std()) if task.deviation is None else task.deviation
         if not deviation > 0:
-            raise UserError(f"data.source: every example of {records.name!r} has the value {values[0]:g}, so there is nothing to learn")
+            raise UserError(
+                f"data.source: every example of {records.name!r} has the value {values[0]:g}, so there is nothing to learn"
+            )
         return recipe.changed(task=task.changed(mean=mean, deviation=deviation))
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
@@ -68,7 +70,9 @@ class RegressionTask(PooledTask):
 
         def collate(rows: Sequence[tuple[np.ndarray, np.ndarray, float]]) -> Batch:
             ids, lengths = padded([ids for ids, _, _ in rows])
-            values = torch.from_numpy(((np.array([value for _, _, value in rows], np.float64) - mean) / deviation).astype(np.float32))
+            values = torch.from_numpy(
+                ((np.array([value for _, _, value in rows], np.float64) - mean) / deviation).astype(np.float32)
+            )
             types = types_or_none([types for _, types, _ in rows])
             return Batch.of(Signal(ids, lengths_or_none(ids, lengths), types=types), values, count=len(values))
 
@@ -88,7 +92,9 @@ class RegressionTask(PooledTask):
         return {"loss": seen.loss / max(1, seen.count), **closeness(seen.outcomes, _units(self.spec)[0])}
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
-        found = sorted(self.answered(model, dataset, split, recipe), key=lambda pair: -abs(pair[1]["value"] - pair[0]["value"]))
+        found = sorted(
+            self.answered(model, dataset, split, recipe), key=lambda pair: -abs(pair[1]["value"] - pair[0]["value"])
+        )
         shown = [[told(row), answer["answer"], f"{row['value']:.4g}"] for row, answer in found[:_SHOWN]]
         table = {"kind": "examples", "title": "Largest errors", "columns": ["text", "answer", "truth"], "rows": shown}
         return Evaluation(self.figures(seen, dataset.scale(split)), [table])
@@ -125,5 +131,7 @@ def closeness(pairs: Sequence[Sequence[float]], mean: float) -> dict[str, float]
 def _units(task: Any) -> tuple[float, float]:
     """(mean, standard deviation) of the training values, from the task of the completed recipe."""
     if task.mean is None or task.deviation is None:
-        raise UserError("task.mean and task.deviation are not known: give them, or open the data, whose training part decides them")
+        raise UserError(
+            "task.mean and task.deviation are not known: give them, or open the data, whose training part decides them"
+        )
     return task.mean, task.deviation

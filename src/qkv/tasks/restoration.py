@@ -102,7 +102,12 @@ class RestorationTask(TextTask):
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         rows = self._shown(model, dataset, split, recipe, _SHOWN)
-        table = {"kind": "examples", "title": "Generated text", "columns": ["damaged", "written", "wanted"], "rows": rows}
+        table = {
+            "kind": "examples",
+            "title": "Generated text",
+            "columns": ["damaged", "written", "wanted"],
+            "rows": rows,
+        }
         return Evaluation(self.figures(seen, dataset.scale(split)), [table])
 
     def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
@@ -118,17 +123,26 @@ class RestorationTask(TextTask):
         decode = vocabulary.tokenizer.decode
         pairs = _pairs(next(iter(dataset.rows(split, 1))), marks(vocabulary)[1])[:count]
         found = write_after(model, vocabulary, self._greedy(recipe), [source for source, _ in pairs])
-        return [[decode(source[:-1]), decode(tokens), decode(target[:-1])] for (source, target), tokens in zip(pairs, found, strict=True)]
+        return [
+            [decode(source[:-1]), decode(tokens), decode(target[:-1])]
+            for (source, target), tokens in zip(pairs, found, strict=True)
+        ]
 
-    def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def predict(
+        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
         tokenizer = vocabulary.tokenizer
         most, end = self.sizes(self.window(recipe))[0], marks(vocabulary)[1]
         read = [self.repair(text_in(row, "text"), tokenizer) for row in rows]
         for ids, _ in read:
             if len(ids) >= most:
                 raise UserError(f"the text has {len(ids)} tokens, and the model reads {most - 1}; give a shorter one")
-        found = write_after(model, vocabulary, self._greedy(recipe), [np.array([*ids, end], np.int64) for ids, _ in read])
-        return [{"answer": self.repaired(known, tokens, tokenizer)} for (_, known), tokens in zip(read, found, strict=True)]
+        found = write_after(
+            model, vocabulary, self._greedy(recipe), [np.array([*ids, end], np.int64) for ids, _ in read]
+        )
+        return [
+            {"answer": self.repaired(known, tokens, tokenizer)} for (_, known), tokens in zip(read, found, strict=True)
+        ]
 
 
 def _texts(batch: Batch) -> list[np.ndarray]:

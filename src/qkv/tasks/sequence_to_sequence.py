@@ -60,7 +60,9 @@ class SequenceToSequenceTask(ExampleTask):
         if recipe.model.encoder is None:
             sentence = "source and target are one sequence in a model without an encoder, so they have one tokenizer; leave the key out"
             raise SpecError([Problem(("data", "target_tokenizer"), sentence)])
-        return Vocabulary(trained(data.tokenizer, sources, ("eos",)), trained(data.target_tokenizer, targets, self._roles))
+        return Vocabulary(
+            trained(data.tokenizer, sources, ("eos",)), trained(data.target_tokenizer, targets, self._roles)
+        )
 
     @property
     def _roles(self) -> tuple[str, ...]:
@@ -71,7 +73,10 @@ class SequenceToSequenceTask(ExampleTask):
         model, begin = recipe.model, max(1, len(self.spec.begin))
         if model.encoder:
             return {"source": model.encoder.context_length - 1, "target": model.context_length - begin}
-        return {"source": model.context_length // 2 - 1, "target": model.context_length - model.context_length // 2 - begin}
+        return {
+            "source": model.context_length // 2 - 1,
+            "target": model.context_length - model.context_length // 2 - begin,
+        }
 
     def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Truncation:
         limits = self.limits(recipe)
@@ -111,16 +116,25 @@ class SequenceToSequenceTask(ExampleTask):
         assert isinstance(dataset, ExampleDataset)
         rows = dataset.records[VALIDATION][:3]
         written = self.write(model, dataset.vocabulary, recipe, rows)
-        return "\n\n".join(f"{row['source']}\n→ {text}\n  ({row['target']})" for row, text in zip(rows, written, strict=True))
+        return "\n\n".join(
+            f"{row['source']}\n→ {text}\n  ({row['target']})" for row, text in zip(rows, written, strict=True)
+        )
 
-    def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def predict(
+        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
         cut = self.cut(recipe, vocabulary)
         lengths = [len(vocabulary.tokenizer.encode(text_in(row, "source"))) for row in rows]
         texts = self.write(model, vocabulary, recipe, rows, cut)
         return [{"answer": text} | cut.note(length, "source") for text, length in zip(texts, lengths, strict=True)]
 
     def write(
-        self, model: Transformer, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[Mapping[str, Any]], cut: Truncation | None = None
+        self,
+        model: Transformer,
+        vocabulary: Vocabulary,
+        recipe: Recipe,
+        rows: Sequence[Mapping[str, Any]],
+        cut: Truncation | None = None,
     ) -> list[str]:
         """Generate the target text of each row's source, with the settings of ``recipe.sample``.
 
@@ -143,14 +157,26 @@ class SequenceToSequenceTask(ExampleTask):
         written = self.write(model, dataset.vocabulary, recipe, rows)
         found = self.compare(written, rows)
         shown = [[row["source"], text, row["target"]] for row, text in zip(rows[:_SHOWN], written, strict=False)]
-        table = {"kind": "examples", "title": "Generated text", "columns": ["source", "written", "reference"], "rows": shown}
+        table = {
+            "kind": "examples",
+            "title": "Generated text",
+            "columns": ["source", "written", "reference"],
+            "rows": shown,
+        }
         figures = {**self.figures(seen, dataset.scale(split)), **found.figures}
         return Evaluation(
-            figures, [*found.sections, table, *self._looked_at(model, dataset.vocabulary, recipe, rows, written)], found.notes
+            figures,
+            [*found.sections, table, *self._looked_at(model, dataset.vocabulary, recipe, rows, written)],
+            found.notes,
         )
 
     def _looked_at(
-        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[Mapping[str, Any]], written: Sequence[str]
+        self,
+        model: Any,
+        vocabulary: Vocabulary,
+        recipe: Recipe,
+        rows: Sequence[Mapping[str, Any]],
+        written: Sequence[str],
     ) -> list[dict[str, Any]]:
         """Report section with the attention weights of one sentence: the first that is neither one word nor too long."""
         cut, (begin, end) = self.cut(recipe, vocabulary), marks(vocabulary, self.spec.begin)
@@ -193,4 +219,6 @@ class SummarizationTask(SequenceToSequenceTask):
         references = [row.get("targets") or [row["target"]] for row in rows]
         found = rouge(written, references)
         lead = rouge([first_sentence(row["source"]) for row in rows], references)
-        return Evaluation(found.figures | {f"{name}_of_lead_1": value for name, value in lead.figures.items()}, [], found.notes)
+        return Evaluation(
+            found.figures | {f"{name}_of_lead_1": value for name, value in lead.figures.items()}, [], found.notes
+        )

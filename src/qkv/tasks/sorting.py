@@ -94,7 +94,9 @@ class SortingTask(GeneratedTask):
         found = []
         for length in lengths:
             if limit is not None and _positions(length, recipe.model.decodes) > limit:
-                notes.append(f"rows of {length} numbers are not evaluated: the model's learned positions end at {limit}")
+                notes.append(
+                    f"rows of {length} numbers are not evaluated: the model's learned positions end at {limit}"
+                )
                 continue
             found.append((length, self.at_length(model, dataset, length)))
         figures = self.figures(seen, dataset.scale(split))
@@ -102,8 +104,15 @@ class SortingTask(GeneratedTask):
             figures |= {f"{name}_at_{length}": figure[name] for name in ("exact_match", "token_accuracy")}
         names = {"exact_match": "whole rows", "token_accuracy": "numbers"}
         lines = [{"name": words, "y": [figure[name] for _, figure in found]} for name, words in names.items()]
-        section = {"kind": "curves", "title": "Right answers by length", "x": [length for length, _ in found], "lines": lines}
-        return Evaluation(figures, [section | {"x_label": "numbers in a row", "y_label": "accuracy", "y_zero": True}], notes)
+        section = {
+            "kind": "curves",
+            "title": "Right answers by length",
+            "x": [length for length, _ in found],
+            "lines": lines,
+        }
+        return Evaluation(
+            figures, [section | {"x_label": "numbers in a row", "y_label": "accuracy", "y_zero": True}], notes
+        )
 
     def at_length(self, model: Transformer, dataset: Dataset, length: int) -> dict[str, float]:
         """Metrics on newly generated rows of ``length`` numbers, which may be longer than in training."""
@@ -114,7 +123,9 @@ class SortingTask(GeneratedTask):
                 seen.add(self.observe(model, batch.to(model.device)))
         return self.figures(seen, dataset.scale())
 
-    def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def predict(
+        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
         return [{"answer": " ".join(self._sorted(model, vocabulary, text_in(row, "text")))} for row in rows]
 
     def _sorted(self, model: Transformer, vocabulary: Vocabulary, text: str) -> list[str]:

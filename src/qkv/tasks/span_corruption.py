@@ -45,7 +45,9 @@ class SpanCorruptionTask(RestorationTask):
         marks = sentinels(tokenizer)
         gapped = read_gaps(text, tokenizer, marks)
         if len(gapped.places) > len(marks):
-            raise UserError(f"the text has {len(gapped.places)} gaps, and the model has learned to fill {len(marks)} at once")
+            raise UserError(
+                f"the text has {len(gapped.places)} gaps, and the model has learned to fill {len(marks)} at once"
+            )
         return gapped.ids, gapped
 
     def repaired(self, known: Gapped, tokens: Sequence[int], tokenizer: Tokenizer) -> str:

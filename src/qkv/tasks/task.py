@@ -140,12 +140,16 @@ class Task(ABC):
         """Text with example outputs of the model on the data, shown during training; None if there is none."""
         return None
 
-    def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def predict(
+        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
         """Predict for rows of named inputs; each result is plain data with a readable ``answer``.
 
         Raises ``UserError`` if the task makes no predictions.
         """
-        raise UserError(f"a model of the task {self.spec.kind!r} has no answer to predict; generate text with 'qkv generate'")
+        raise UserError(
+            f"a model of the task {self.spec.kind!r} has no answer to predict; generate text with 'qkv generate'"
+        )
 
 
 __getattr__ = renamed(__name__, {"Exam": "Evaluation"})

@@ -21,7 +21,9 @@ def metric_library(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        raise UserError(f"this figure is computed by {name.split('.')[0]}, which is not installed; pip install 'qkv[metrics]'") from None
+        raise UserError(
+            f"this figure is computed by {name.split('.')[0]}, which is not installed; pip install 'qkv[metrics]'"
+        ) from None
 
 
 def bleu(written: Sequence[str], references: Sequence[str]) -> Evaluation:

@@ -34,12 +34,16 @@ class TextTask(Task):
 
     def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Dataset | None) -> Dataset:
         if own is None and self.counts_training:
-            raise UserError(f"the task {recipe.task.kind!r} needs the token frequencies of the training text, which is not available")
+            raise UserError(
+                f"the task {recipe.task.kind!r} needs the token frequencies of the training text, which is not available"
+            )
         whole = open_whole(recipe.data, source, vocabulary.tokenizer, OTHER)
         new = whole.splits[OTHER]
         known = own.corpus.splits if isinstance(own, TextDataset) else {TRAIN: new, VALIDATION: new}
         corpus = Corpus(source, whole.tokenizer, {**known, OTHER: new})
-        return TextDataset(recipe, corpus, vocabulary, self.changes(recipe, vocabulary.tokenizer, corpus), self.window(recipe))
+        return TextDataset(
+            recipe, corpus, vocabulary, self.changes(recipe, vocabulary.tokenizer, corpus), self.window(recipe)
+        )
 
     def window(self, recipe: Recipe) -> int:
         """Window length in tokens; by default the model's context length."""

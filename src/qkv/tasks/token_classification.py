@@ -74,7 +74,9 @@ class TokenClassificationTask(ExampleTask):
         tokenizer = trained(recipe.data.tokenizer, (" ".join(row["words"]) for row in records.splits[TRAIN]))
         known = {tag for rows in records.splits.values() for row in rows for tag in row["tags"]}
         if len(known) < 2:
-            raise UserError(f"data.source: every word of {records.name!r} has the tag {min(known)!r}, so there are no tags to distinguish")
+            raise UserError(
+                f"data.source: every word of {records.name!r} has the tag {min(known)!r}, so there are no tags to distinguish"
+            )
         return Vocabulary(tokenizer, tokenizer, tuple(sorted(known)))
 
     def limits(self, recipe: Recipe) -> dict[str, int]:
@@ -114,7 +116,10 @@ class TokenClassificationTask(ExampleTask):
         """
         pairs = [pair for row in seen.outcomes for pair in row]
         right = sum(true == found for true, found in pairs)
-        figures = {"loss": seen.loss / max(1, seen.count), "accuracy": 100 * right / len(pairs) if pairs else float("nan")}
+        figures = {
+            "loss": seen.loss / max(1, seen.count),
+            "accuracy": 100 * right / len(pairs) if pairs else float("nan"),
+        }
         if marks_entities(scale.labels):
             return figures | {"f1": entity_f1(*_named(seen, scale.labels))}
         return figures | {"f1": agreement([(true, found) for true, found in pairs if found >= 0])["macro_f1"]}
@@ -127,8 +132,14 @@ class TokenClassificationTask(ExampleTask):
         truth = [row["tags"] for row in dataset.records[split]]
         guessed = [guess(row["words"]) for row in dataset.records[split]] if guess else []
         if not marks_entities(labels):
-            right = [tag == g for tags, found in zip(truth, guessed, strict=bool(guess)) for tag, g in zip(tags, found, strict=True)]
-            return Evaluation(figures | ({"accuracy_of_most_frequent_tag": 100 * sum(right) / len(right)} if right else {}), [shown])
+            right = [
+                tag == g
+                for tags, found in zip(truth, guessed, strict=bool(guess))
+                for tag, g in zip(tags, found, strict=True)
+            ]
+            return Evaluation(
+                figures | ({"accuracy_of_most_frequent_tag": 100 * sum(right) / len(right)} if right else {}), [shown]
+            )
         found = entity_scores(*_named(seen, labels))
         baseline = {"f1_of_most_frequent_tag": entity_scores(truth, guessed).figures["f1"]} if guess else {}
         return Evaluation(figures | found.figures | baseline, [*found.sections, shown])
@@ -137,7 +148,8 @@ class TokenClassificationTask(ExampleTask):
         rows = dataset.records[split][:_SHOWN]
         answers = self.predict(model, dataset.vocabulary, recipe, rows)
         sentences = [
-            {"words": row["words"], "tags": answer["tags"], "truth": row["tags"]} for row, answer in zip(rows, answers, strict=True)
+            {"words": row["words"], "tags": answer["tags"], "truth": row["tags"]}
+            for row, answer in zip(rows, answers, strict=True)
         ]
         return {"kind": "tagged", "title": "Tagged sentences", "sentences": sentences}
 
@@ -145,9 +157,14 @@ class TokenClassificationTask(ExampleTask):
         assert isinstance(dataset, ExampleDataset)
         rows = dataset.records[VALIDATION][:5]
         answers = self.predict(model, dataset.vocabulary, recipe, rows)
-        return "\n".join(f"{answer['answer']}\n  ({marked(row['words'], row['tags'])})" for row, answer in zip(rows, answers, strict=True))
+        return "\n".join(
+            f"{answer['answer']}\n  ({marked(row['words'], row['tags'])})"
+            for row, answer in zip(rows, answers, strict=True)
+        )
 
-    def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def predict(
+        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
         read_words, found = reader(vocabulary.tokenizer, self.cut(recipe, vocabulary)), []
         sentences = [_words(row["words"]) for row in rows]
         for begin in range(0, len(rows), _AT_ONCE):
@@ -155,7 +172,9 @@ class TokenClassificationTask(ExampleTask):
             batch = _collated([(ids, types, np.full(len(ids), IGNORED), ()) for ids, types, _ in read]).to(model.device)
             with torch.inference_mode(), evaluating(model):
                 best = _logits(model, batch).argmax(-1).tolist()
-            found += [[vocabulary.labels[row[head]] for head in heads] for row, (_, _, heads) in zip(best, read, strict=True)]
+            found += [
+                [vocabulary.labels[row[head]] for head in heads] for row, (_, _, heads) in zip(best, read, strict=True)
+            ]
         return [_answer(words, tags, vocabulary.labels) for words, tags in zip(sentences, found, strict=True)]
 
 
@@ -206,7 +225,9 @@ def reader(tokenizer: Tokenizer, cut: Truncation) -> Callable[[Sequence[str]], S
 def _example(row: Mapping[str, Any], read: Sentence, classes: Mapping[str, int]) -> Example:
     unknown = next((tag for tag in row["tags"] if tag not in classes), None)
     if unknown is not None:
-        raise UserError(f"data: the tag {unknown!r} is none of those that the run was trained with: {', '.join(classes)}")
+        raise UserError(
+            f"data: the tag {unknown!r} is none of those that the run was trained with: {', '.join(classes)}"
+        )
     tags, (ids, types, heads) = [classes[tag] for tag in row["tags"]], read
     targets = np.full(len(ids), IGNORED, np.int64)
     targets[heads] = tags[: len(heads)]
@@ -229,7 +250,9 @@ def _answer(words: list[str], tags: list[str], labels: Sequence[str]) -> dict[st
     tags = tags + [OUTSIDE if marks_entities(labels) else "?"] * unread
     answer: dict[str, Any] = {"answer": marked(words, tags), "words": words, "tags": tags}
     if unread:
-        answer["note"] = f"the last {unread} of {len(words)} words were not read: the sentence is longer than what the model reads"
+        answer["note"] = (
+            f"the last {unread} of {len(words)} words were not read: the sentence is longer than what the model reads"
+        )
     return answer
 
 

@@ -70,7 +70,11 @@ class WordVectorsTask(TextTask):
 
         def windows(batch: Batch, rng: np.random.Generator) -> Batch:
             ids, lengths = batch.input.values.numpy(), batch.input.lengths
-            rows = list(ids) if lengths is None else [row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)]
+            rows = (
+                list(ids)
+                if lengths is None
+                else [row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)]
+            )
             found = [cbow_contexts(row, spec.window, keep, rng) for row in rows]
             words, near, present = (np.concatenate(parts) for parts in zip(*found, strict=True))
             negatives = sampler.sample((len(words), spec.negatives), rng)
@@ -109,13 +113,21 @@ class WordVectorsTask(TextTask):
         if asked:
             figures["analogy_accuracy"] = sum(right) / len(asked)
             sections.append(_by_group(asked, right))
-        return Evaluation(figures, sections, [f"{len(asked)} analogies have only words of the vocabulary, and are asked over all of it"])
+        return Evaluation(
+            figures,
+            sections,
+            [f"{len(asked)} analogies have only words of the vocabulary, and are asked over all of it"],
+        )
 
     def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
         lexicon = Lexicon.of(model, dataset.vocabulary.tokenizer)
-        return "\n".join(f"{word}: {', '.join(near)}" for word, near in ((w, lexicon.near(w)) for w in frequent(dataset)[:8]))
+        return "\n".join(
+            f"{word}: {', '.join(near)}" for word, near in ((w, lexicon.near(w)) for w in frequent(dataset)[:8])
+        )
 
-    def predict(self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def predict(
+        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
         """Words nearest to each input word, or to a sum of words such as ``king - man + woman``."""
         lexicon = Lexicon.of(model, vocabulary.tokenizer)
         found = []
@@ -219,7 +231,12 @@ def _by_group(asked: Sequence[Analogy], right: Sequence[bool]) -> dict[str, Any]
         own = [answer for analogy, answer in zip(asked, right, strict=True) if analogy.group == group]
         example = next(analogy for analogy in asked if analogy.group == group)
         rows.append([group, f"{example.a} : {example.b} = {example.c} : {example.d}", sum(own), len(own)])
-    return {"kind": "examples", "title": "Analogies", "columns": ["relation", "for example", "right", "asked"], "rows": rows}
+    return {
+        "kind": "examples",
+        "title": "Analogies",
+        "columns": ["relation", "for example", "right", "asked"],
+        "rows": rows,
+    }
 
 
 def _terms(text: str) -> tuple[list[float], list[str]]:

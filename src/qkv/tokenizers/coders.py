@@ -33,7 +33,10 @@ BYTE_WORDS = {**WHOLE_BYTES, "use_regex": True}
 _CODE_WORDS = r"\p{N}|(?:(?<!\s) )?(?:[\p{L}\p{M}_]+|[^\s\p{L}\p{M}\p{N}_]+)|\s+"
 CODE = {
     "type": "Sequence",
-    "pretokenizers": [{"type": "Split", "pattern": {"Regex": _CODE_WORDS}, "behavior": "Isolated", "invert": False}, WHOLE_BYTES],
+    "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": _CODE_WORDS}, "behavior": "Isolated", "invert": False},
+        WHOLE_BYTES,
+    ],
 }
 BERT_WORDS = {"type": "BertPreTokenizer"}
 
@@ -41,10 +44,18 @@ BERT_WORDS = {"type": "BertPreTokenizer"}
 LOWERCASE = {"type": "Lowercase"}
 CAPITALS = {
     "type": "Sequence",
-    "normalizers": [{"type": "Replace", "pattern": {"String": a}, "content": a.upper()} for a in string.ascii_lowercase],
+    "normalizers": [
+        {"type": "Replace", "pattern": {"String": a}, "content": a.upper()} for a in string.ascii_lowercase
+    ],
 }
 BERT_CLEANING = [
-    {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": lowercase}
+    {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": True,
+        "strip_accents": None,
+        "lowercase": lowercase,
+    }
     for lowercase in (False, True)
 ]
 
@@ -60,11 +71,15 @@ class Units(NamedTuple):
 
 def _runs(space: str) -> Units:
     """Units of a tokenizer that splits at white space: a run of the characters ``space``, or of other characters."""
-    return Units(re.compile(f"[{space}]+|[^{space}]+"), re.compile(f"(?<=[^{space}])(?=[{space}])|(?<=[{space}])(?=[^{space}])"))
+    return Units(
+        re.compile(f"[{space}]+|[^{space}]+"), re.compile(f"(?<=[^{space}])(?=[{space}])|(?<=[{space}])(?=[^{space}])")
+    )
 
 
 # Byte-level words (GPT-2's pattern): a space is attached to the following word; a longer run of spaces gives up only its last.
-BYTE_WORD_UNITS = Units(re.compile(f"[{SPACE}]?[^{SPACE}]+|[{SPACE}]+(?![^{SPACE}])"), re.compile(f"(?=[{SPACE}][^{SPACE}])"))
+BYTE_WORD_UNITS = Units(
+    re.compile(f"[{SPACE}]?[^{SPACE}]+|[{SPACE}]+(?![^{SPACE}])"), re.compile(f"(?=[{SPACE}][^{SPACE}])")
+)
 # Code: a single space is attached to the following token; longer runs of spaces are separate.
 CODE_UNITS = Units(
     re.compile(f"(?:(?<![{SPACE}]) )?[^{SPACE}]+|[{SPACE}]+"),
@@ -152,7 +167,9 @@ def _only_bytes(core: tokenizers.Tokenizer) -> bool:
     """True if the vocabulary has only the 256 bytes and special tokens, so that every text is encoded as its bytes."""
     own = _own_vocab(core)
     others = own.keys() - set(SYMBOLS)
-    return len(own) - len(others) == len(SYMBOLS) and (not others or (others <= special_ids(core).keys() and not _merges(core)))
+    return len(own) - len(others) == len(SYMBOLS) and (
+        not others or (others <= special_ids(core).keys() and not _merges(core))
+    )
 
 
 def _merges(core: tokenizers.Tokenizer) -> list[Any]:
@@ -184,7 +201,10 @@ class CharacterCoder:
         vocab = _own_vocab(core)
         known = {ord(token): index for token, index in vocab.items() if len(token) == 1}
         if core.normalizer is not None:  # lowercasing
-            known |= {ord(letter): known.get(ord(letter.upper()), vocab[core.model.unk_token]) for letter in string.ascii_lowercase}
+            known |= {
+                ord(letter): known.get(ord(letter.upper()), vocab[core.model.unk_token])
+                for letter in string.ascii_lowercase
+            }
         self._table = np.full(max(known, default=0) + 2, vocab[core.model.unk_token], dtype)
         for code, index in known.items():
             self._table[code] = index

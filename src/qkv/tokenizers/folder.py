@@ -20,7 +20,19 @@ SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")
 
 BYTE_BPE = ("GPT2", "Roberta", "Bart", "Longformer", "LED", "Mvp", "Blenderbot", "Deberta", "CodeGen")
 """Tokenizer families whose older files vocab.json and merges.txt (byte-level BPE) are supported."""
-WORDPIECE = ("Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "LayoutLM", "Funnel", "MPNet", "Splinter", "Lxmert", "RetriBert")
+WORDPIECE = (
+    "Bert",
+    "DistilBert",
+    "Electra",
+    "MobileBert",
+    "ConvBert",
+    "LayoutLM",
+    "Funnel",
+    "MPNet",
+    "Splinter",
+    "Lxmert",
+    "RetriBert",
+)
 """Tokenizer families whose older file vocab.txt (WordPiece) is supported."""
 
 BYTES = {"Perceiver": ("pad", "bos", "eos", "mask", "cls", "sep")}
@@ -118,7 +130,9 @@ def _made(folder: Path, settings: dict[str, Any], families: tuple[str, ...], mak
     if _family(settings, families[0]) not in families:
         sentence = f"load it with transformers and save it again to get a {FILE_NAME}"
         named = settings["tokenizer_class"]
-        raise UserError(f"{folder} holds no {FILE_NAME}, and the older files of a {named} are not supported; {sentence}")
+        raise UserError(
+            f"{folder} holds no {FILE_NAME}, and the older files of a {named} are not supported; {sentence}"
+        )
     try:
         core = make(folder, settings)
         _add_tokens(core, folder, settings)
@@ -146,7 +160,9 @@ def _bytes(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
     before, behind = (specials[roles.index(role)] for role in ("cls", "sep"))
     marks = [(token, specials.index(token)) for token in (before, behind)]
-    core.post_processor = processors.TemplateProcessing(f"{before} $A {behind}", f"{before} $A {behind} $B {behind}", marks)
+    core.post_processor = processors.TemplateProcessing(
+        f"{before} $A {behind}", f"{before} $A {behind} $B {behind}", marks
+    )
     return core
 
 
@@ -156,7 +172,9 @@ def _byte_bpe(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
     """
     vocab, merges = models.BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
     if not vocab.keys() >= set(SYMBOLS) or any(piece.endswith("</w>") for piece in vocab):
-        raise UserError(f"the vocabulary in {folder} is not byte-level byte-pair encoding, and there is no {FILE_NAME} that describes it")
+        raise UserError(
+            f"the vocabulary in {folder} is not byte-level byte-pair encoding, and there is no {FILE_NAME} that describes it"
+        )
     core = tokenizers.Tokenizer(models.BPE(vocab, merges))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space", False)))
     core.decoder = decoders.ByteLevel()
@@ -182,12 +200,17 @@ def _add_tokens(core: tokenizers.Tokenizer, folder: Path, settings: dict[str, An
     """Add to ``core`` the added tokens that the folder's files list, with their ids, and mark the usual special tokens
     of the vocabulary as special.
     """
-    added = {int(index): {"content": content, "special": True} for content, index in _tree(folder / "added_tokens.json").items()}
+    added = {
+        int(index): {"content": content, "special": True}
+        for content, index in _tree(folder / "added_tokens.json").items()
+    }
     added |= {int(index): token for index, token in settings.get("added_tokens_decoder", {}).items()}
     for index, token in sorted(added.items()):
         flags = {name: token[name] for name in ("single_word", "lstrip", "rstrip", "normalized") if name in token}
         core.add_tokens([AddedToken(token["content"], special=token.get("special", False), **flags)])
         if core.token_to_id(token["content"]) != index:
-            raise UserError(f"the added token {token['content']!r} in {folder} cannot have the id {index}: the ids before it have gaps")
+            raise UserError(
+                f"the added token {token['content']!r} in {folder} cannot have the id {index}: the ids before it have gaps"
+            )
     usual = [content for known in CONTENTS.values() for content in known if core.token_to_id(content) is not None]
     core.add_special_tokens([AddedToken(content, special=True, normalized=False) for content in usual])

@@ -103,7 +103,9 @@ def _template(core: tokenizers.Tokenizer, texts: int) -> Frame | None:
         ends = [len(owners) - owners[::-1].index(k) for k in range(texts)]
         gaps = zip([0, *ends], [*begins, len(owners)], strict=True)
         marks = [Mark(*pair) for pair in zip(encoding.ids, encoding.type_ids, strict=True)]
-        return Frame(tuple(tuple(marks[slice(*gap)]) for gap in gaps), tuple(encoding.type_ids[begin] for begin in begins))
+        return Frame(
+            tuple(tuple(marks[slice(*gap)]) for gap in gaps), tuple(encoding.type_ids[begin] for begin in begins)
+        )
     return None
 
 

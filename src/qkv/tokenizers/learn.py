@@ -19,7 +19,9 @@ WORDPIECE_UNKNOWN = "[UNK]"
 
 def word_counts(core: tokenizers.Tokenizer, texts: Iterable[str], vocab_size: int, min_frequency: int) -> list[str]:
     """Most frequent words of ``texts``, as split by ``core``, by descending frequency, ties by code point."""
-    learner = trainers.WordLevelTrainer(vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=[], show_progress=False)
+    learner = trainers.WordLevelTrainer(
+        vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=[], show_progress=False
+    )
     interruptible(lambda: core.train_from_iterator(texts, learner))
     vocab = core.get_vocab()
     return sorted(vocab, key=vocab.__getitem__)
@@ -35,7 +37,10 @@ def wordpieces(core: tokenizers.Tokenizer, texts: Sequence[str], vocab_size: int
     """
     letters = _frequent_letters(core, texts, limit=max(1, (vocab_size - 1) // 4))
     first = _merged(core, texts, 0, letters, [])
-    begin, go_on = sorted(piece for piece in first if len(piece) == 1), sorted(piece for piece in first if len(piece) > 1)
+    begin, go_on = (
+        sorted(piece for piece in first if len(piece) == 1),
+        sorted(piece for piece in first if len(piece) > 1),
+    )
     return _merged(core, texts, vocab_size, letters, [WORDPIECE_UNKNOWN, *begin, *go_on])
 
 
@@ -53,10 +58,16 @@ def _frequent_letters(core: tokenizers.Tokenizer, texts: Sequence[str], limit: i
     return sorted(normal, key=lambda letter: (-normal[letter], letter))[:limit]
 
 
-def _merged(core: tokenizers.Tokenizer, texts: Iterable[str], vocab_size: int, letters: list[str], before: list[str]) -> dict[str, int]:
+def _merged(
+    core: tokenizers.Tokenizer, texts: Iterable[str], vocab_size: int, letters: list[str], before: list[str]
+) -> dict[str, int]:
     core.model = models.WordPiece(unk_token=WORDPIECE_UNKNOWN)
     learner = trainers.WordPieceTrainer(
-        vocab_size=vocab_size, initial_alphabet=letters, limit_alphabet=len(letters), special_tokens=before, show_progress=False
+        vocab_size=vocab_size,
+        initial_alphabet=letters,
+        limit_alphabet=len(letters),
+        special_tokens=before,
+        show_progress=False,
     )
     interruptible(lambda: core.train_from_iterator(texts, learner))
     return core.get_vocab(with_added_tokens=False)
@@ -69,7 +80,9 @@ def unigram_pieces(core: tokenizers.Tokenizer, texts: Iterable[str], vocab_size:
     The library gives unneeded bytes scores in steps of 1e-4 above the lowest score in varying order; here they all get
     the lowest score. Scores are rounded to four decimals, since sums differ in their last bits between trainings.
     """
-    learner = trainers.UnigramTrainer(vocab_size=vocab_size, initial_alphabet=sorted(SYMBOLS), special_tokens=[], show_progress=False)
+    learner = trainers.UnigramTrainer(
+        vocab_size=vocab_size, initial_alphabet=sorted(SYMBOLS), special_tokens=[], show_progress=False
+    )
     interruptible(lambda: core.train_from_iterator(texts, learner))
     # Without text there are no scores.
     found = [(piece, score or 0.0) for piece, score in json.loads(core.to_str())["model"]["vocab"]]

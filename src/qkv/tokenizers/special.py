@@ -76,7 +76,11 @@ def deaf(core: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     """
     core.encode_special_tokens = True
     own = core.get_vocab(with_added_tokens=False)
-    heard = {content: index for content, index in special_ids(core).items() if content in own and _spelt(core, content, index)}
+    heard = {
+        content: index
+        for content, index in special_ids(core).items()
+        if content in own and _spelt(core, content, index)
+    }
     return _renamed(core, heard) if heard else core
 
 
@@ -84,7 +88,10 @@ def _spelt(core: tokenizers.Tokenizer, content: str, index: int) -> bool:
     if content == getattr(core.model, "unk_token", None):
         return False
     try:
-        return any(index in core.encode(text, add_special_tokens=False).ids for text in (content, f" {content} ", f"a{content}a"))
+        return any(
+            index in core.encode(text, add_special_tokens=False).ids
+            for text in (content, f" {content} ", f"a{content}a")
+        )
     except Exception:  # no unknown token, and the content has a piece outside the vocabulary
         return True
 
@@ -98,7 +105,9 @@ def _renamed(core: tokenizers.Tokenizer, contents: Iterable[str]) -> tokenizers.
     if isinstance(vocab, dict):
         tree["model"]["vocab"] = {names.get(piece, piece): index for piece, index in vocab.items()}
     else:
-        tree["model"]["vocab"] = [[piece if i == unknown else names.get(piece, piece), score] for i, (piece, score) in enumerate(vocab)]
+        tree["model"]["vocab"] = [
+            [piece if i == unknown else names.get(piece, piece), score] for i, (piece, score) in enumerate(vocab)
+        ]
     renamed = tokenizers.Tokenizer.from_str(json.dumps(tree))
     renamed.encode_special_tokens = True
     return renamed
@@ -129,6 +138,8 @@ def with_roles(text: str, roles: Mapping[str, str], pretty: bool) -> str:
     told = roles_by_content(contents)
     for token in tree["added_tokens"]:
         token.pop("roles", None)
-        if own := [role for role, content in roles.items() if content == token["content"] and told.get(role) != content]:
+        if own := [
+            role for role, content in roles.items() if content == token["content"] and told.get(role) != content
+        ]:
             token["roles"] = own
     return json.dumps(tree, ensure_ascii=False, indent=2 if pretty else None)

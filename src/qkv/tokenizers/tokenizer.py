@@ -42,7 +42,9 @@ class Tokenizer:
         core.no_truncation()
         core.no_padding()
         roles = {role: content for role, content in (roles or {}).items() if core.token_to_id(content) is not None}
-        core.add_special_tokens([content for content in dict.fromkeys(roles.values()) if content not in special_ids(core)])
+        core.add_special_tokens(
+            [content for content in dict.fromkeys(roles.values()) if content not in special_ids(core)]
+        )
         self.core = core
         self.vocab_size = 1 + max(core.get_vocab(with_added_tokens=True).values(), default=-1)
         self.unknown_id = _unknown_id(core)
@@ -88,7 +90,9 @@ class Tokenizer:
         """Tokenizer that parses special tokens in texts, for texts from trusted authors."""
         found = copy.copy(self)
         found.__dict__.pop("reading_special", None)
-        found._plain = tokenizers.Tokenizer.from_str(self.core.to_str())  # the option set by ``deaf`` is not saved in files
+        found._plain = tokenizers.Tokenizer.from_str(
+            self.core.to_str()
+        )  # the option set by ``deaf`` is not saved in files
         found._coder = PlainCoder(found._plain, self.dtype)
         return found
 
@@ -182,7 +186,11 @@ class Tokenizer:
             return []
         text = well_formed(text)
         encoding = self._library(text)
-        pieces = (text[slice(*span)] for index, span in zip(encoding.ids, encoding.offsets, strict=True) if index == self.unknown_id)
+        pieces = (
+            text[slice(*span)]
+            for index, span in zip(encoding.ids, encoding.offsets, strict=True)
+            if index == self.unknown_id
+        )
         return list(dict.fromkeys(pieces))
 
     def to_json(self, pretty: bool = False) -> str:

@@ -81,7 +81,9 @@ def word_list(spec: spec.WordList, texts: Iterable[str]) -> Tokenizer:
     return _words(spec, texts, WORD_LIST, None)
 
 
-def _words(spec: spec.Words | spec.WordList, texts: Iterable[str], scheme: dict[str, Any], decoder: decoders.Decoder | None) -> Tokenizer:
+def _words(
+    spec: spec.Words | spec.WordList, texts: Iterable[str], scheme: dict[str, Any], decoder: decoders.Decoder | None
+) -> Tokenizer:
     core = _assembled(models.WordLevel({}, unk_token=UNKNOWN), scheme, decoder)
     if spec.lowercase:
         core.normalizer = normalizers.Lowercase()
@@ -106,7 +108,9 @@ def code(spec: spec.Code, texts: Iterable[str]) -> Tokenizer:
 
 def _byte_pairs(scheme: dict[str, Any], vocab_size: int, texts: Iterable[str]) -> Tokenizer:
     core = _assembled(models.BPE(), scheme, decoders.ByteLevel())
-    learner = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=sorted(SYMBOLS), special_tokens=[], show_progress=False)
+    learner = trainers.BpeTrainer(
+        vocab_size=vocab_size, initial_alphabet=sorted(SYMBOLS), special_tokens=[], show_progress=False
+    )
     interruptible(lambda: core.train_from_iterator(map(well_formed, texts), learner))
     return Tokenizer(core)
 
@@ -148,7 +152,9 @@ def amino_acids(_spec: spec.AminoAcids, _texts: Iterable[str]) -> Tokenizer:
     selenocysteine, O pyrrolysine, X any.
     """
     core = _assembled(models.WordLevel(_numbered([*RESIDUES, UNKNOWN]), unk_token=UNKNOWN), CHARACTERS, decoders.Fuse())
-    core.normalizer = normalizers.Sequence([normalizers.Replace(letter, letter.upper()) for letter in string.ascii_lowercase])
+    core.normalizer = normalizers.Sequence(
+        [normalizers.Replace(letter, letter.upper()) for letter in string.ascii_lowercase]
+    )
     return Tokenizer(core)
 
 
@@ -179,5 +185,7 @@ def _cutter(scheme: dict[str, Any]) -> pre_tokenizers.PreTokenizer:
     if scheme["type"] == "Sequence":
         return pre_tokenizers.Sequence([_cutter(part) for part in scheme["pretokenizers"]])
     if scheme["type"] == "Split":
-        return pre_tokenizers.Split(tokenizers.Regex(scheme["pattern"]["Regex"]), scheme["behavior"].lower(), scheme["invert"])
+        return pre_tokenizers.Split(
+            tokenizers.Regex(scheme["pattern"]["Regex"]), scheme["behavior"].lower(), scheme["invert"]
+        )
     return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=scheme["use_regex"])

@@ -40,7 +40,16 @@ class _Size(NamedTuple):
     width: int
 
 
-_SIZES = (_Size(2, 64), _Size(3, 96), _Size(4, 128), _Size(4, 192), _Size(6, 256), _Size(6, 384), _Size(8, 512), _Size(12, 768))
+_SIZES = (
+    _Size(2, 64),
+    _Size(3, 96),
+    _Size(4, 128),
+    _Size(4, 192),
+    _Size(6, 256),
+    _Size(6, 384),
+    _Size(8, 512),
+    _Size(12, 768),
+)
 
 
 class _Fit(NamedTuple):
@@ -55,7 +64,9 @@ class _Fit(NamedTuple):
     loss: float
 
 
-def automatic(source: str, overrides: Iterable[str] = (), quick: bool = False, machine: Machine | None = None) -> Recipe:
+def automatic(
+    source: str, overrides: Iterable[str] = (), quick: bool = False, machine: Machine | None = None
+) -> Recipe:
     """Choose a recipe for the text ``source``, a file or a known data set, with a budget of ``MINUTES``, or of
     ``training.minutes`` in ``overrides``.
 
@@ -82,7 +93,10 @@ def _chosen(source: str, minutes: float, machine: Machine) -> Recipe:
     vocabulary = tokenizer.num_ids or 128
     tokens = max(1.0, characters / (_CHARACTERS if tokenizer.num_ids else 1.0))
     fits = [_fit(size, tokens, vocabulary, minutes, machine) for size in _SIZES]
-    best = min([fits[0], *(fit for fit in fits if fit.parameters <= 4 * tokens and fits_memory(fit.memory))], key=lambda fit: fit.loss)
+    best = min(
+        [fits[0], *(fit for fit in fits if fit.parameters <= 4 * tokens and fits_memory(fit.memory))],
+        key=lambda fit: fit.loss,
+    )
     model = best.model.changed(frontend=Text(positions=NoPositions()))  # the tokenizer sets the vocabulary size
     return Recipe(
         name=Path(source).stem,
@@ -110,7 +124,10 @@ def expected_loss(parameters: float, tokens: float, distinct: float) -> float:
 
 def _fit(size: _Size, tokens: float, vocabulary: int, minutes: float, machine: Machine) -> _Fit:
     context = _context(tokens)
-    branches = (Attention(num_heads=max(1, size.width // _HEAD), relative=Rope(), bias=False, qk_norm=RMSNorm()), GatedFeedForward())
+    branches = (
+        Attention(num_heads=max(1, size.width // _HEAD), relative=Rope(), bias=False, qk_norm=RMSNorm()),
+        GatedFeedForward(),
+    )
     model = Model(
         width=size.width,
         num_layers=size.layers,
@@ -123,7 +140,13 @@ def _fit(size: _Size, tokens: float, vocabulary: int, minutes: float, machine: M
     found = cost(model, _BATCH, precision=training.precision, training=training)
     read = min(60 * minutes * found.speed(machine).train, EPOCHS * tokens)
     steps = max(_FEWEST, round(read / (_BATCH * context)))
-    return _Fit(model, found.parameters, found.memory.peak, steps, expected_loss(found.parameters, steps * _BATCH * context, tokens))
+    return _Fit(
+        model,
+        found.parameters,
+        found.memory.peak,
+        steps,
+        expected_loss(found.parameters, steps * _BATCH * context, tokens),
+    )
 
 
 def _context(tokens: float) -> int:

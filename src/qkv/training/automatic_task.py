@@ -159,7 +159,9 @@ def _sizes(records: Records, plan: Defaults) -> _Sizes:
     rows = records.splits["train"]
     read = np.array([sum(_length(row.get(role, "")) for role in plan.reads) for row in rows])
     written = np.array([_length(row[plan.writes]) for row in rows]) if plan.writes else np.zeros(1)
-    sides = [(float(side.mean()) / _CHARACTERS, float(np.quantile(side, 0.99)) / _CHARACTERS) for side in (read, written)]
+    sides = [
+        (float(side.mean()) / _CHARACTERS, float(np.quantile(side, 0.99)) / _CHARACTERS) for side in (read, written)
+    ]
     return _Sizes(len(rows), int(read.sum() + written.sum()), sides[0], sides[1])
 
 
@@ -233,7 +235,9 @@ def _writer(width: int, layers: int, sizes: _Sizes, plan: Defaults) -> Model:
     )
 
 
-def _training(sizes: _Sizes, width: int, machine: Machine, writes: bool) -> tuple[Training, LengthBuckets | TokenBuckets]:
+def _training(
+    sizes: _Sizes, width: int, machine: Machine, writes: bool
+) -> tuple[Training, LengthBuckets | TokenBuckets]:
     """(training settings for ``_EPOCHS`` epochs within the budget, batches of similar lengths)."""
     tokens = max(1.0, sizes.read[0] + sizes.written[0]) + 2
     batch = 32 if sizes.examples >= 1000 else 16

@@ -75,4 +75,6 @@ class Budget:
         stage = self.stage(done)
         assert self._given.minutes is not None
         decided = self.plan.check if stage is self.plan.second else 0
-        return Planned(decided, stage.steps, self._given.steps, self._given.minutes, stage.seconds, self.plan.costs.evaluation)
+        return Planned(
+            decided, stage.steps, self._given.steps, self._given.minutes, stage.seconds, self.plan.costs.evaluation
+        )

@@ -108,7 +108,10 @@ def _opened(data: Data, kind: str) -> Records | None:
     roles = _roles(kind)
     try:
         return open_records(
-            data.changed(columns={role: data.columns[role] for role in data.columns if role in {r.name for r in roles}}), roles
+            data.changed(
+                columns={role: data.columns[role] for role in data.columns if role in {r.name for r in roles}}
+            ),
+            roles,
         )
     except UserError:
         return None
@@ -116,7 +119,11 @@ def _opened(data: Data, kind: str) -> Records | None:
 
 def _named(data: Data, roles: tuple[Role, ...]) -> bool:
     """True if the table has a column named after each role, such as "source" and "target"."""
-    table = named_tables(data.source)["train"] if data.source in TABLES else table_of(data.source, data, roles, "data.source")
+    table = (
+        named_tables(data.source)["train"]
+        if data.source in TABLES
+        else table_of(data.source, data, roles, "data.source")
+    )
     columns = {plain(column) for column in table.columns}
     return all(columns & {plain(name) for name in (role.name, *role.names)} for role in roles)
 

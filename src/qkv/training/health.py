@@ -34,17 +34,29 @@ def diagnose(model: Transformer, task: Task, batches: Sequence[Batch], number_fo
     """
     broken = next((name for name, p in model.named_parameters() if not _finite(p)), None)
     if broken:
-        return Illness(broken, "holds weights that are not finite", "the update before was too large: lower the learning rate")
+        return Illness(
+            broken, "holds weights that are not finite", "the update before was too large: lower the learning rate"
+        )
     gradients = [name for name, p in model.named_parameters() if p.grad is not None and not _finite(p.grad)]
     found = _first_output(model, task, batches, number_format)
     if found:
         rounded = runs_in(number_format, model.device) == "bf16"
-        remedy = "train in fp32, or lower the learning rate" if rounded else "lower the learning rate, or lengthen the warm-up"
+        remedy = (
+            "train in fp32, or lower the learning rate"
+            if rounded
+            else "lower the learning rate, or lengthen the warm-up"
+        )
         return Illness(found, "was the first to give values that are not finite", remedy)
     if gradients:
-        return Illness(gradients[-1], "was the first whose gradient is not finite", "lower the learning rate, or set training.clip_norm")
+        return Illness(
+            gradients[-1],
+            "was the first whose gradient is not finite",
+            "lower the learning rate, or set training.clip_norm",
+        )
     return Illness(
-        "the gradient norm", "overflowed although every gradient is finite", "lower the learning rate, or set training.clip_norm"
+        "the gradient norm",
+        "overflowed although every gradient is finite",
+        "lower the learning rate, or set training.clip_norm",
     )
 
 

@@ -64,7 +64,9 @@ class StopRequest:
             self._previous = {s: signal.signal(s, self._receive) for s in (signal.SIGINT, signal.SIGTERM)}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for number, handler in self._previous.items():
             # None stands for a handler that was not set from Python and cannot be put back from it.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

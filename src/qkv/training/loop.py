@@ -67,14 +67,20 @@ class Trainer:
         self.model.recompute_blocks(self.training.recompute)
         self.optimizer = build_optimizer(self.training.optimizer, self.model)
         if self.training.rates:
-            self.optimizer.scale_rates(rate_factors(self.training.rates, [name for name, _ in self.model.named_parameters()]))
+            self.optimizer.scale_rates(
+                rate_factors(self.training.rates, [name for name, _ in self.model.named_parameters()])
+            )
         self._parameters = list(self.optimizer.names)
         self.loss = setup.task.summed_loss
         self.now = Standing(preparation=self.budget.plan.spent)
         if checkpoint:
             self._go_on(checkpoint)
         self._made_with = made_with(setup.recipe, setup.folder)
-        self._facts: dict[str, Any] = {"recipe": recipe_digest(setup.recipe), "corpus": setup.dataset.digest(), MADE_WITH: self._made_with}
+        self._facts: dict[str, Any] = {
+            "recipe": recipe_digest(setup.recipe),
+            "corpus": setup.dataset.digest(),
+            MADE_WITH: self._made_with,
+        }
         self._begun = self._saved_at = clock.seconds()
         self.now.preparation += 0.0 if since is None else self._begun - since
         self._saved = self.now.step
@@ -129,7 +135,9 @@ class Trainer:
         if self.finished:
             self._finish(stop)
         else:
-            self._end("stopped", f"stopped by {stop} after step {self.now.step} of {self.steps}; the same command resumes it")
+            self._end(
+                "stopped", f"stopped by {stop} after step {self.now.step} of {self.steps}; the same command resumes it"
+            )
 
     def _set_out(self) -> None:
         """Compile the model, and measure costs for the time budget, if the recipe asks for it."""
@@ -176,7 +184,11 @@ class Trainer:
         self.now.count(batches)
         self.now.step, self.now.tokens, self.now.seconds = step, self.now.tokens + count, self._seconds()
         speed = count / (clock.seconds() - began)
-        self._tell(Stepped(step, steps, loss, size, self.training.optimizer.lr * rate, self.now.tokens, speed, self.now.seconds))
+        self._tell(
+            Stepped(
+                step, steps, loss, size, self.training.optimizer.lr * rate, self.now.tokens, speed, self.now.seconds
+            )
+        )
         self.budget.saw(step, clock.seconds() - began)
 
     def descend(self, step: int) -> tuple[float, float, float, list[Batch]]:
@@ -255,7 +267,9 @@ class Trainer:
         """
         name, before = self.training.validation.best, self.now.best_figure
         if name not in figures:
-            raise UserError(f"training.validation.best: {name!r} is not measured in this task; {nearest(name, figures)}")
+            raise UserError(
+                f"training.validation.best: {name!r} is not measured in this task; {nearest(name, figures)}"
+            )
         figure, lower = figures[name], name in ERRORS
         better = math.isfinite(figure) and (before is None or (figure < before if lower else figure > before))
         if better:
@@ -265,7 +279,9 @@ class Trainer:
     def save_best(self) -> None:
         """Write the current weights to the run folder as its best."""
         figure = {f"val_{self.training.validation.best}": self.now.best_figure}
-        save_weights(self.setup.folder / WEIGHTS, self.model, {"step": self.now.step, **figure, MADE_WITH: self._made_with})
+        save_weights(
+            self.setup.folder / WEIGHTS, self.model, {"step": self.now.step, **figure, MADE_WITH: self._made_with}
+        )
 
     def _sample_is_due(self, validates: bool) -> bool:
         every, step = self.training.sample_every, self.now.step
@@ -294,14 +310,20 @@ class Trainer:
     def _save_is_due(self) -> bool:
         checkpoints = self.training.checkpoints
         waited = clock.seconds() - self._saved_at
-        by_clock = checkpoints.seconds is not None and waited >= max(checkpoints.seconds, self._save_seconds / _OVERHEAD)
+        by_clock = checkpoints.seconds is not None and waited >= max(
+            checkpoints.seconds, self._save_seconds / _OVERHEAD
+        )
         return by_clock or self.now.step % self.budget.stage(self.now.step).save == 0
 
     def save(self) -> None:
         """Write a checkpoint to resume from, after flushing the metrics to disk."""
         began = clock.seconds()
         self.record.flush()
-        tensors = {"weights": weights(self.model), "optimizer": self.optimizer.state_dict(), "random": random_state.capture()}
+        tensors = {
+            "weights": weights(self.model),
+            "optimizer": self.optimizer.state_dict(),
+            "random": random_state.capture(),
+        }
         plan = {"plan": self.budget.plan.to_dict()} if self.budget.limited else {}
         state = {"standing": asdict(self.now), **self._facts, **plan}
         self.setup.checkpoints.save(Checkpoint(self.now.step, tensors, state))
@@ -317,7 +339,9 @@ class Trainer:
         ill = diagnose(self.model, self.setup.task, batches, self.training.precision)
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {size}"
         newest = self.setup.checkpoints.paths()
-        kept = f"the checkpoint of step {self._saved} is kept in {newest[0]}" if newest else "no checkpoint had been saved"
+        kept = (
+            f"the checkpoint of step {self._saved} is kept in {newest[0]}" if newest else "no checkpoint had been saved"
+        )
         message = f"step {step}: {what}; {ill.where} {ill.what}; {ill.remedy}; {kept}"
         self.record.row(step=step, event=what)
         self._end("failed", message)
@@ -327,7 +351,11 @@ class Trainer:
     def owes_evaluation(self) -> bool:
         """True if the task has a final evaluation, and it is not stored yet for the best weights."""
         folder = self.setup.folder
-        return self.setup.task.evaluates and (folder / WEIGHTS).exists() and read_evaluation(folder, self._best()[1]) is None
+        return (
+            self.setup.task.evaluates
+            and (folder / WEIGHTS).exists()
+            and read_evaluation(folder, self._best()[1]) is None
+        )
 
     def evaluate(self, stop: StopRequest, record: RunRecorder) -> None:
         """Evaluate a finished run whose final evaluation was prevented by a kill or an error, and rewrite the
@@ -354,7 +382,9 @@ class Trainer:
             self.tell(Notice(f"evaluating the weights of step {step:,} on the {split} part"))
             try:
                 with stop.at_once(), merged(self.model):
-                    evaluation = evaluate_split(self.model, setup.task, setup.dataset, setup.recipe, split, stop=lambda: bool(stop))
+                    evaluation = evaluate_split(
+                        self.model, setup.task, setup.dataset, setup.recipe, split, stop=lambda: bool(stop)
+                    )
             except StopNow:
                 return False
             except UserError as error:
@@ -381,7 +411,9 @@ class Trainer:
         self.tell(Ended(status, self.now.step, message))
 
 
-def train(recipe: Recipe, out: str | Path, resume: bool = True, on_event: OnEvent | None = None, since: float | None = None) -> Run:
+def train(
+    recipe: Recipe, out: str | Path, resume: bool = True, on_event: OnEvent | None = None, since: float | None = None
+) -> Run:
     """Train ``recipe`` in the run folder ``out``, or resume the run there; return the run with its best weights.
 
     An interrupted run resumes from its newest checkpoint, bit for bit as if it had never stopped; a finished one is

@@ -26,7 +26,12 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(self, parameters: Iterable[Tensor], spec: MuonSpec):
-        settings = {"lr": spec.lr, "momentum": spec.momentum, "nesterov": spec.nesterov, "weight_decay": spec.weight_decay}
+        settings = {
+            "lr": spec.lr,
+            "momentum": spec.momentum,
+            "nesterov": spec.nesterov,
+            "weight_decay": spec.weight_decay,
+        }
         super().__init__(parameters, settings)
 
     @torch.no_grad()

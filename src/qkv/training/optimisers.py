@@ -76,12 +76,16 @@ class Optimizer:
         """Load state tensors from ``state_dict``, bit for bit. Raises UserError for a name or a shape that does not fit
         this model.
         """
-        owners = {self.names[p]: (part, p) for part in self.parts for group in part.param_groups for p in group["params"]}
+        owners = {
+            self.names[p]: (part, p) for part in self.parts for group in part.param_groups for p in group["params"]
+        }
         found: dict[Tensor, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             name, _, quantity = key.rpartition("/")
             if name not in owners:
-                raise UserError(f"the optimiser state {key!r} belongs to no parameter of this model; {nearest(name, owners)}")
+                raise UserError(
+                    f"the optimiser state {key!r} belongs to no parameter of this model; {nearest(name, owners)}"
+                )
             part, parameter = owners[name]
             if quantity not in REMEMBERED.get(type(part), {quantity}):
                 kept = ", ".join(sorted(REMEMBERED[type(part)]))
@@ -90,7 +94,9 @@ class Optimizer:
                     "the run was started with another version or recipe, so train it again in another folder"
                 )
             if tensor.dim() and tensor.shape != parameter.shape:
-                raise UserError(f"the optimiser state {key!r} has the shape {list(tensor.shape)}, its parameter {list(parameter.shape)}")
+                raise UserError(
+                    f"the optimiser state {key!r} has the shape {list(tensor.shape)}, its parameter {list(parameter.shape)}"
+                )
             found.setdefault(parameter, {})[quantity] = tensor.to(parameter.device, copy=True)
         for part in self.parts:
             part.state.clear()
@@ -127,9 +133,14 @@ def muon(spec: MuonSpec, model: nn.Module) -> Optimizer:
 
 def _adamw(spec: AdamW, named: Named) -> torch.optim.Optimizer:
     decayed, kept = _split(named, lambda _, p: p.ndim >= 2)
-    groups = [{"params": [p for _, p in decayed], "weight_decay": spec.weight_decay}, {"params": [p for _, p in kept], "weight_decay": 0.0}]
+    groups = [
+        {"params": [p for _, p in decayed], "weight_decay": spec.weight_decay},
+        {"params": [p for _, p in kept], "weight_decay": 0.0},
+    ]
     fused = all(p.device.type in {"cpu", "cuda", "mps", "xpu"} for _, p in named)
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, fused=fused)
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]], lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, fused=fused
+    )
 
 
 def _trainable(model: nn.Module) -> Named:

@@ -33,7 +33,9 @@ def restore(saved: Mapping[str, Tensor]) -> None:
     spare = saved["python_spare"].tolist()
     random.setstate((3, tuple(saved["python"].tolist()), spare[0] if spare else None))
     position, has_spare = saved["numpy_position"].tolist()
-    np.random.set_state(("MT19937", saved["numpy"].numpy().astype(np.uint32), position, has_spare, saved["numpy_spare"].item()))
+    np.random.set_state(
+        ("MT19937", saved["numpy"].numpy().astype(np.uint32), position, has_spare, saved["numpy_spare"].item())
+    )
     torch.set_rng_state(saved["torch"].clone())
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):

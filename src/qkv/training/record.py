@@ -67,13 +67,21 @@ class RunRecorder:
 
     @add.register
     def _(self, event: Stepped) -> None:
-        figures = {"loss": event.loss, "lr": event.lr, "grad_norm": event.grad_norm, "tokens_per_second": event.tokens_per_second}
+        figures = {
+            "loss": event.loss,
+            "lr": event.lr,
+            "grad_norm": event.grad_norm,
+            "tokens_per_second": event.tokens_per_second,
+        }
         self.row(step=event.step, time=event.seconds, **figures)
 
     @add.register
     def _(self, event: Validated) -> None:
         self.row(
-            step=event.step, time=event.seconds, val_loss=event.loss, **{f"val_{k}": v for k, v in event.figures.items() if k != "loss"}
+            step=event.step,
+            time=event.seconds,
+            val_loss=event.loss,
+            **{f"val_{k}": v for k, v in event.figures.items() if k != "loss"},
         )
 
     @add.register
@@ -106,7 +114,9 @@ class RunRecorder:
     def __enter__(self) -> RunRecorder:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def report_now_and_then(self, done: Done) -> None:
@@ -190,7 +200,13 @@ def _flops(setup: Setup, done: Done) -> float | None:
         return None
     length, source = (max(1, round(positions / done.rows)) for positions in (done.positions, done.sources))
     try:
-        counted = cost(setup.recipe.model, 1, length, training=training, source_length=source if setup.recipe.model.encoder else None)
+        counted = cost(
+            setup.recipe.model,
+            1,
+            length,
+            training=training,
+            source_length=source if setup.recipe.model.encoder else None,
+        )
     except UserError:
         return None
     return counted.train_flops / training.accumulate * done.rows

@@ -71,7 +71,9 @@ def result_digest(recipe: Recipe) -> str:
 def stale(path: str | Path) -> str:
     """Warning if the result in the recipe file ``path`` was recorded for a different version of the recipe, else ""."""
     recipe = read_recipe(path)
-    if recipe.result is None or recipe.result.recipe == result_digest(read_recipe(path, quick=recipe.result.form == "quick")):
+    if recipe.result is None or recipe.result.recipe == result_digest(
+        read_recipe(path, quick=recipe.result.form == "quick")
+    ):
         return ""
     return f"{path}: the recipe was changed after its result was recorded; train it again and record it, or undo the change"
 
@@ -91,7 +93,9 @@ def record(runs: Sequence[str | Path], path: str | Path) -> Result:
     _check_alike(found)
     recipe = read_recipe(path)
     if form == "quick" and recipe.result is not None and recipe.result.form == "full":
-        raise UserError(f"{path} holds the result of its full form, and a short run would take its place; remove the key 'result' first")
+        raise UserError(
+            f"{path} holds the result of its full form, and a short run would take its place; remove the key 'result' first"
+        )
     result = _result(found, form, result_digest(read_recipe(path, quick=form == "quick")))
     _write(path, recipe, result)
     return result
@@ -122,7 +126,9 @@ def finished(folder: Path) -> Finished:
         raise UserError(f"the run in {folder} does not record its duration: its metrics.jsonl has no times")
     surroundings = read_surroundings(folder / "resume")
     if surroundings is None:
-        raise UserError(f"the run in {folder} does not record the machine, versions and date of its training; train it again")
+        raise UserError(
+            f"the run in {folder} does not record the machine, versions and date of its training; train it again"
+        )
     figures, notes = _measured(evaluation, rows, best_step, folder)
     return Finished(folder, recipe, state["corpus"], step, best_step, minutes, figures, notes, surroundings)
 
@@ -139,11 +145,17 @@ def _measured(
     row = next((row for row in reversed(rows) if row.get("step") == step and row.get("val_loss") is not None), None)
     if row is None:
         raise UserError(f"the run in {folder} has no validation of step {step:,}, whose weights it holds")
-    return {"validation": _numbers({name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")})}, ()
+    return {
+        "validation": _numbers(
+            {name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")}
+        )
+    }, ()
 
 
 def _numbers(figures: dict[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in figures.items() if value is not None and name not in _BESIDE_THE_POINT}
+    return {
+        name: float(value) for name, value in figures.items() if value is not None and name not in _BESIDE_THE_POINT
+    }
 
 
 def _form(runs: Sequence[Finished], path: Path) -> str:
@@ -199,7 +211,9 @@ def _check_alike(runs: Sequence[Finished]) -> None:
         )
     names = {split: set(figures) for split, figures in runs[0].figures.items()}
     if any({split: set(figures) for split, figures in run.figures.items()} != names for run in runs):
-        raise UserError("the runs do not have the same metrics: they were evaluated by different versions or with different libraries")
+        raise UserError(
+            "the runs do not have the same metrics: they were evaluated by different versions or with different libraries"
+        )
 
 
 def _draws(run: Finished) -> bool:
@@ -210,10 +224,14 @@ def _draws(run: Finished) -> bool:
 def _result(runs: Sequence[Finished], form: str, digest: str) -> Result:
     first = runs[0]
     figures = {
-        split: {name: _figure([run.figures[split][name] for run in runs]) for name in names} for split, names in first.figures.items()
+        split: {name: _figure([run.figures[split][name] for run in runs]) for name in names}
+        for split, names in first.figures.items()
     }
     facts = [run.surroundings for run in runs]
-    versions = {name: ", ".join(dict.fromkeys(str(fact.get(name, "unknown")) for fact in facts)) for name in ("qkv", "torch", "python")}
+    versions = {
+        name: ", ".join(dict.fromkeys(str(fact.get(name, "unknown")) for fact in facts))
+        for name in ("qkv", "torch", "python")
+    }
     return Result.parse(
         {
             "form": form,
@@ -242,7 +260,9 @@ def _figure(values: Sequence[float]) -> Figure:
 
 def _machine(facts: dict[str, Any]) -> str:
     """Description of the computer, such as ``AMD EPYC, 2 threads; cpu, 2 used``, without host name or paths."""
-    return f"{facts.get('processor', platform.machine())}; {facts.get('device', 'cpu')}, {facts.get('threads', '?')} used"
+    return (
+        f"{facts.get('processor', platform.machine())}; {facts.get('device', 'cpu')}, {facts.get('threads', '?')} used"
+    )
 
 
 def _write(path: Path, recipe: Recipe, result: Result) -> None:
@@ -255,7 +275,10 @@ def _write(path: Path, recipe: Recipe, result: Result) -> None:
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
         data = {**json.loads(text), **values}
-        text = json.dumps({name: value for name, value in data.items() if value is not None}, indent=2, ensure_ascii=False) + "\n"
+        text = (
+            json.dumps({name: value for name, value in data.items() if value is not None}, indent=2, ensure_ascii=False)
+            + "\n"
+        )
     else:
         text = with_keys(text, values, str(path))
     with clear_errors(str(path)):
@@ -265,7 +288,8 @@ def _write(path: Path, recipe: Recipe, result: Result) -> None:
 def _plain_result(result: Result) -> dict[str, Any]:
     content = {name: value for name, value in plain(result).items() if value not in ([], None)}
     content["figures"] = {
-        split: {name: InLine(figure.essential()) for name, figure in figures.items()} for split, figures in result.figures.items()
+        split: {name: InLine(figure.essential()) for name, figure in figures.items()}
+        for split, figures in result.figures.items()
     }
     content["versions"] = InLine(content["versions"])
     return content

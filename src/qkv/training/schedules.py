@@ -79,7 +79,9 @@ def same_so_far(schedule: Schedule, done: int, steps: int, other: int, width: in
     """True if the first ``done`` updates have the same learning rates in a run of ``steps`` updates as in one of
     ``other``.
     """
-    return all(multiplier(schedule, s, steps, width) == multiplier(schedule, s, other, width) for s in range(1, done + 1))
+    return all(
+        multiplier(schedule, s, steps, width) == multiplier(schedule, s, other, width) for s in range(1, done + 1)
+    )
 
 
 def _rise(schedule: Schedule, step: int) -> float:

@@ -29,5 +29,7 @@ def read_sections(folder: Path) -> list[dict[str, Any]]:
         found = json.loads((folder / SECTIONS).read_bytes())
     except (OSError, ValueError, RecursionError):
         return []
-    known = isinstance(found, list) and all(isinstance(one, dict) and one.get("kind") in DRAWN and "title" in one for one in found)
+    known = isinstance(found, list) and all(
+        isinstance(one, dict) and one.get("kind") in DRAWN and "title" in one for one in found
+    )
     return found if known else []

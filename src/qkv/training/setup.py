@@ -116,7 +116,9 @@ def _known(folder: Path, resume: bool) -> Recipe | None:
 
 def _check_facts(state: dict[str, Any], known: Recipe, dataset: Dataset, folder: Path) -> None:
     if state["recipe"] != recipe_digest(known):
-        raise UserError(f"{folder / SPEC} was changed after training began: it is not the recipe that the checkpoint was made with")
+        raise UserError(
+            f"{folder / SPEC} was changed after training began: it is not the recipe that the checkpoint was made with"
+        )
     found = edited(state.get(MADE_WITH), None, folder)
     if found:
         raise UserError(f"{found}; put it back, or name another folder")
@@ -137,16 +139,26 @@ def check_same_recipe(old: Recipe, new: Recipe, done: int, folder: object) -> No
     steps, wanted = before["training"].pop("steps"), after["training"].pop("steps")
     found = difference(before, after)
     if found:
-        raise UserError(f"{folder} holds a run of another recipe: {found}; name another folder, or give the recipe that was trained")
+        raise UserError(
+            f"{folder} holds a run of another recipe: {found}; name another folder, or give the recipe that was trained"
+        )
     if wanted != steps and old.training.minutes is not None:
         raise UserError(
             f"training.steps: the run in {folder} was planned with at most {steps} steps, and {wanted} are given; leave the key out, "
             "or name another folder"
         )
-    if wanted != steps and (wanted < done or not same_so_far(old.training.schedule, done, steps, wanted, old.model.width)):
+    if wanted != steps and (
+        wanted < done or not same_so_far(old.training.schedule, done, steps, wanted, old.model.width)
+    ):
         kind = old.training.schedule.kind
-        reason = f"{done} steps are done" if wanted < done else f"under the schedule {kind!r} its {done} steps would have had other rates"
-        raise UserError(f"training.steps: the run in {folder} has {steps} steps and cannot be continued to {wanted}, because {reason}")
+        reason = (
+            f"{done} steps are done"
+            if wanted < done
+            else f"under the schedule {kind!r} its {done} steps would have had other rates"
+        )
+        raise UserError(
+            f"training.steps: the run in {folder} has {steps} steps and cannot be continued to {wanted}, because {reason}"
+        )
 
 
 def _write_identity(setup: Setup, known: Recipe | None) -> None:

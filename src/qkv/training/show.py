@@ -22,7 +22,9 @@ class Show:
     def __enter__(self) -> Show:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._progress:
             self._progress.__exit__(kind, error, trace)
             self._progress = None
@@ -51,7 +53,9 @@ class Show:
     @_show.register
     def _(self, event: Stepped) -> None:
         if self._progress:
-            self._progress.update(event.step, loss=event.loss, **{f"{self._counted}_per_second": event.tokens_per_second})
+            self._progress.update(
+                event.step, loss=event.loss, **{f"{self._counted}_per_second": event.tokens_per_second}
+            )
 
     @_show.register
     def _(self, event: Validated) -> None:

@@ -35,4 +35,8 @@ class Standing:
     def count(self, batches: Iterable[Batch]) -> None:
         """Add the rows and positions computed for ``batches`` to the counters."""
         for rows, positions, sources in (batch.computed for batch in batches):
-            self.rows, self.positions, self.sources = self.rows + rows, self.positions + positions, self.sources + sources
+            self.rows, self.positions, self.sources = (
+                self.rows + rows,
+                self.positions + positions,
+                self.sources + sources,
+            )

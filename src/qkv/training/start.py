@@ -87,13 +87,17 @@ def find_start(source: str) -> Start:
     if _is_run(folder):
         target = TokenizerFile(path=str(folder / TARGET_FILE)) if (folder / TARGET_FILE).exists() else None
         recipe = read_recipe(folder) if (folder / SPEC).is_file() else None
-        return Start(recipe and recipe.model, TokenizerFile(path=str(folder / FILE_NAME)), target, task=recipe and recipe.task)
+        return Start(
+            recipe and recipe.model, TokenizerFile(path=str(folder / FILE_NAME)), target, task=recipe and recipe.task
+        )
     if is_published(folder) or (not folder.exists() and may_be_name(source)):
         published = opened(source)
         model = read_spec(*published.family(), published.config())
         task = _published_task(published) if model.encoder else None
         return Start(model, TokenizerFile(path=str(published.folder)), None, task_heads(published), task)
-    raise UserError(f"start: {source!r} holds no {WEIGHTS}, so it is no trained run, and no {CONFIG} of a published checkpoint")
+    raise UserError(
+        f"start: {source!r} holds no {WEIGHTS}, so it is no trained run, and no {CONFIG} of a published checkpoint"
+    )
 
 
 def _published_task(published: Opened) -> Task:
@@ -119,14 +123,18 @@ def _with_tokenizers(recipe: Recipe, tokenizer: TokenizerSpec, target: Tokenizer
 def _written_alike(task: Task, start: Task) -> Task:
     """Set the begin and end tokens of ``task`` as the model of ``start`` learned them, unless the recipe sets them."""
     both = [name for name in _MARKS if name in type(task).model_fields and name in type(start).model_fields]
-    return task.changed(**{name: getattr(start, name) for name in both if getattr(task, name) == type(task).model_fields[name].default})
+    return task.changed(
+        **{name: getattr(start, name) for name in both if getattr(task, name) == type(task).model_fields[name].default}
+    )
 
 
 def _described(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Model:
     """Model spec of the start, changed by every setting of the recipe that differs from the defaults."""
     default = Model()
     fields = [name for name in Model.model_fields if name != "head"]
-    given = {name: getattr(recipe.model, name) for name in fields if getattr(recipe.model, name) != getattr(default, name)}
+    given = {
+        name: getattr(recipe.model, name) for name in fields if getattr(recipe.model, name) != getattr(default, name)
+    }
     inherited: dict[str, Any] = {"frontend": _open(start.frontend)}
     if start.encoder:
         inherited["encoder"] = start.encoder.changed(frontend=_open(start.encoder.frontend))
@@ -205,16 +213,26 @@ def _fits(layout: Layout, own: Tensor, given: Tensor) -> bool:
 def _new_rows(model: Transformer, own: dict[str, Tensor], tensors: dict[str, Tensor]) -> list[str]:
     """Sentences on the token embeddings that have more rows than in the start."""
     stacks = {"": model, "encoder.": model.encoder}
-    paths = (f"{path}frontend.table" for path, stack in stacks.items() if stack is not None and stack.frontend.table is not None)
+    paths = (
+        f"{path}frontend.table"
+        for path, stack in stacks.items()
+        if stack is not None and stack.frontend.table is not None
+    )
     tables = [path for path in paths if path in own and path in tensors]
     grown = {name: own[name].shape[0] - tensors[name].shape[0] for name in tables}
-    return [f"{rows:,} rows of {name} belong to added tokens and are initialised at random" for name, rows in grown.items() if rows > 0]
+    return [
+        f"{rows:,} rows of {name} belong to added tokens and are initialised at random"
+        for name, rows in grown.items()
+        if rows > 0
+    ]
 
 
 def _check_names(own: set[str], there: set[str], source: str) -> None:
     missing, left = sorted(own - there), sorted(there - own)
     if missing:
-        raise UserError(f"start: the model has {missing[0]!r}, and the run {source!r} does not; {nearest(missing[0], left or there)}")
+        raise UserError(
+            f"start: the model has {missing[0]!r}, and the run {source!r} does not; {nearest(missing[0], left or there)}"
+        )
     if left:
         raise UserError(
             f"start: the run {source!r} has {left[0]!r}, and the model has no place for it; give the model the settings of that run"

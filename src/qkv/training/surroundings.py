@@ -45,7 +45,11 @@ class Surroundings:
             return ""
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return f"{self.path} cannot be read, so the fastest implementations are measured anew; the losses may differ in their last digits from here on"
-        changed = [f"{name} {before.get(name)} before, {value} now" for name, value in self.facts.items() if before.get(name) != value]
+        changed = [
+            f"{name} {before.get(name)} before, {value} now"
+            for name, value in self.facts.items()
+            if before.get(name) != value
+        ]
         if changed:
             reason = f"this start differs from the one before: {'; '.join(changed)}"
             return f"the losses may differ in their last digits from here on, because {reason}"

@@ -142,18 +142,26 @@ def _recipe(old: Run, changes: list[str], heal: int, data: str | None) -> Recipe
         raise UserError(f"heal: {quoted(heal)} steps are asked for; give 0 for none, or at most {LARGEST:,}")
     source = data or old.recipe.data.source
     if source == NOT_SAID:
-        raise UserError(f"{old.folder} does not say what it was trained on; give --data, a text to measure and heal it with")
+        raise UserError(
+            f"{old.folder} does not say what it was trained on; give --data, a text to measure and heal it with"
+        )
     recipe = operated(old.recipe.changed(start=None, model=old.model.spec, training=_training(old, heal)), changes)
     if unrolled(recipe.model) == unrolled(old.model.spec):
-        raise UserError("the changes do not alter the model; name another part, such as blocks.*.mixer=linear_attention")
+        raise UserError(
+            "the changes do not alter the model; name another part, such as blocks.*.mixer=linear_attention"
+        )
     if recipe.training.adapt.adds_matrices:
-        raise UserError("training.adapt: healing trains all weights; add adapters afterwards, with start: and its folder")
+        raise UserError(
+            "training.adapt: healing trains all weights; add adapters afterwards, with start: and its folder"
+        )
     start = find_start(str(old.folder))
     other: dict[str, Any] = {"source": data, "validation": None, "test": None, "columns": {}} if data else {}
     taken = recipe.data.changed(tokenizer=start.tokenizer, target_tokenizer=start.target_tokenizer, **other)
     name = recipe.name or old.folder.name
     said = f"{name} with {', '.join(changes)}"
-    return recipe.changed(data=taken, name=f"{name}-swapped", description=said, quick={}, result=None, published=(), typed=())
+    return recipe.changed(
+        data=taken, name=f"{name}-swapped", description=said, quick={}, result=None, published=(), typed=()
+    )
 
 
 def _training(old: Run, heal: int) -> Any:
@@ -181,7 +189,9 @@ def _training(old: Run, heal: int) -> Any:
 def _figures(model: Transformer, setup: Setup, length: int, memory: int) -> dict[str, float]:
     """Metrics, speeds and sizes of ``model`` at one moment of a swap; see ``Swapped``."""
     recipe = setup.recipe
-    seen = measure(model, setup.task, setup.dataset.rows(VALIDATION, recipe.training.validation.batches), recipe.training.precision)
+    seen = measure(
+        model, setup.task, setup.dataset.rows(VALIDATION, recipe.training.validation.batches), recipe.training.precision
+    )
     assert seen is not None
     found = dict(setup.task.figures(seen, setup.dataset.scale()))
     found["parameters"] = sum(p.numel() for p in model.parameters())
@@ -218,7 +228,9 @@ def _heal(
         status = "finished" if heal and not stop else "stopped"
         record.report(status, "" if status == "finished" else f"'qkv train {folder}' resumes from here", trainer.done)
     if stop.signal:
-        raise Interrupted(stop.signal, f"stopped by {stop} after step {trainer.now.step}; 'qkv train {folder}' resumes it")
+        raise Interrupted(
+            stop.signal, f"stopped by {stop} after step {trainer.now.step}; 'qkv train {folder}' resumes it"
+        )
     return figures
 
 

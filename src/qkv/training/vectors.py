@@ -109,7 +109,9 @@ def _of_text(path: Path, wanted: set[str], key: str) -> dict[str, Tensor]:
         except ValueError:
             raise UserError(f"{key}: line {number} of {path} is not a word and its numbers") from None
         if len(parts) - 1 != size:
-            raise UserError(f"{key}: line {number} of {path} has {len(parts) - 1} numbers, and the lines before it have {size}")
+            raise UserError(
+                f"{key}: line {number} of {path} has {len(parts) - 1} numbers, and the lines before it have {size}"
+            )
     return found
 
 

@@ -15,7 +15,10 @@ TEXT = Role("text", "text", ("text", "sentence", "review", "comment", "content",
 LABEL = Role("label", "label", ("label", "class", "stars", "sentiment", "category", "rating"))
 CLASSIFY = (TEXT, LABEL)
 SCORE = (TEXT, Role("number", "number", ("score", "value", "price")))
-TRANSLATE = (Role("source", "text", ("source", "src", "input")), Role("target", "text", ("target", "tgt", "translation", "summary")))
+TRANSLATE = (
+    Role("source", "text", ("source", "src", "input")),
+    Role("target", "text", ("target", "tgt", "translation", "summary")),
+)
 TAG = (Role("words", "words", ("words", "tokens")), Role("tags", "tags", ("tags", "ner_tags", "labels")))
 ANSWER = (
     Role("context", "text", ("context", "passage")),

@@ -79,7 +79,12 @@ def bad_of(records: Any) -> list[tuple[int, str]]:
             '{"words": ["a", "b"], "tags": ["O"]}\n{"words": [], "tags": []}\n{"words": ["a", " "], "tags": ["O", "O"]}\n'
             '{"words": 1, "tags": 2}\n' + '{"words": ["a"], "tags": ["O"]}\n' * 4,
             TAG,
-            [(1, "2 words but 1 tags"), (2, "no words"), (3, "one of the words is empty"), (4, "words is a number, not a list")],
+            [
+                (1, "2 words but 1 tags"),
+                (2, "no words"),
+                (3, "one of the words is empty"),
+                (4, "words is a number, not a list"),
+            ],
         ),
         ("a.tsv", "a\tb\nc\n\td\ne\tf\ng\th\n", TRANSLATE, [(2, "1 field instead of 2"), (3, "source is empty")]),
     ],
@@ -92,7 +97,9 @@ def test_bad_rows_are_said_with_their_lines(
     assert bad_of(records) == expected
     assert {row.file for row in records.bad} == {source}
     total = len(everything(records)) + len(expected)
-    assert any(note.startswith(f"{len(expected)} of {total} rows of {source} were skipped: line ") for note in records.notes)
+    assert any(
+        note.startswith(f"{len(expected)} of {total} rows of {source} were skipped: line ") for note in records.notes
+    )
 
 
 def test_the_first_bad_rows_are_refused_in_one_sentence(tmp_path: Path) -> None:
@@ -110,7 +117,8 @@ def test_more_than_half_is_always_refused(bad: int, refused: bool, tmp_path: Pat
     source = write(tmp_path / "a.csv", "text,label\n" + "x\n" * bad + GOOD)
     if refused:
         with pytest.raises(
-            UserError, match=r"11 of 21 rows of .* cannot be used, more than half: line 2: 1 field instead of 2; .*data\.columns"
+            UserError,
+            match=r"11 of 21 rows of .* cannot be used, more than half: line 2: 1 field instead of 2; .*data\.columns",
         ):
             read(source, CLASSIFY)
     else:
@@ -118,7 +126,10 @@ def test_more_than_half_is_always_refused(bad: int, refused: bool, tmp_path: Pat
 
 
 def test_bad_rows_of_every_file_are_counted(tmp_path: Path) -> None:
-    train, held = write(tmp_path / "a.csv", "text,label\nx\n" + GOOD), write(tmp_path / "b.csv", "text,label\n" + GOOD + ",a\n")
+    train, held = (
+        write(tmp_path / "a.csv", "text,label\nx\n" + GOOD),
+        write(tmp_path / "b.csv", "text,label\n" + GOOD + ",a\n"),
+    )
     records = read(train, CLASSIFY, validation=held)
     assert [(row.file, row.line) for row in records.bad] == [(train, 2), (held, 12)]
     assert f"1 of 11 rows of {held} was skipped: line 12: text is empty" in records.notes
@@ -131,7 +142,14 @@ def test_an_answer_at_the_wrong_place_is_moved_to_the_nearest_one(tmp_path: Path
         listed = [{"text": text, "answer_start": start} for text, start in answers]
         return {"context": context, "question": "?", "answers": listed}
 
-    rows = [row(("Rome", 0)), row(("Rome", 11)), row(("Oslo", -3)), row(("Paris", 0)), row(("Paris", 0), ("Oslo", 6)), row(("Oslo", None))]
+    rows = [
+        row(("Rome", 0)),
+        row(("Rome", 11)),
+        row(("Oslo", -3)),
+        row(("Paris", 0)),
+        row(("Paris", 0), ("Oslo", 6)),
+        row(("Oslo", None)),
+    ]
     records = read(write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows)), ANSWER)
     assert bad_of(records) == [(4, "the answer 'Paris' is not in the context")]
     found = sorted((answer["text"], answer["start"]) for row in everything(records) for answer in row["answers"])
@@ -156,9 +174,17 @@ def test_outer_blanks_of_texts_are_kept_and_said(tmp_path: Path) -> None:
         ("a.csv", "", "data.source: '{}' is empty"),
         ("a.csv", "\n \n", "data.source: '{}' is empty"),
         ("a.csv", "text,label\n", "{} has no rows after its header"),
-        ("a.csv", "text,label\nx,a\n", "{}: there is one row; at least two are needed, one to train on and one to hold out"),
+        (
+            "a.csv",
+            "text,label\nx,a\n",
+            "{}: there is one row; at least two are needed, one to train on and one to hold out",
+        ),
         ("a.csv", 'text,label\nx,"a\ny,b\n', "{}: a quote that opens in the record of line 2 is never closed"),
-        ("a.csv", "text,text,label\nx,a,b\n", "{}: the header in line 1 has two columns 'text'; give each column its own name"),
+        (
+            "a.csv",
+            "text,text,label\nx,a,b\n",
+            "{}: the header in line 1 has two columns 'text'; give each column its own name",
+        ),
         ("a.csv", 'te"xt,"label"x\n', "{}: the header in line 1 cannot be read: ',' expected after '\"'"),
         (
             "a.jsonl",
@@ -167,14 +193,22 @@ def test_outer_blanks_of_texts_are_kept_and_said(tmp_path: Path) -> None:
         ),
         ("a.json", '[{"text": "a"},\n {"text": ]', "{}: the list is broken in line 2: Expecting value at column 11"),
         ("a.json", "[]", "{} is empty"),
-        ("a.csv", "text,label\rx,a\ry,b\r", "{}: the header in line 1 cannot be read: a carriage return outside quotes"),
+        (
+            "a.csv",
+            "text,label\rx,a\ry,b\r",
+            "{}: the header in line 1 cannot be read: a carriage return outside quotes",
+        ),
         (
             "a.jsonl",
             '{"a": ' + "1" * 5000 + "}",
             "{} holds no JSON object with keys: line 1 is not JSON (a number has too many digits); "
             "write one object per line, or a list of objects",
         ),
-        ("a.conll", "w" * 500, f"{{}}: CoNLL needs a token and a tag per line, and '{'w' * 37}...{'w' * 18}' has one field"),
+        (
+            "a.conll",
+            "w" * 500,
+            f"{{}}: CoNLL needs a token and a tag per line, and '{'w' * 37}...{'w' * 18}' has one field",
+        ),
         ("a.conll", "word\nword\n", "{}: CoNLL needs a token and a tag per line, and 'word' has one field"),
         (
             "a.txt",
@@ -189,7 +223,9 @@ def test_outer_blanks_of_texts_are_kept_and_said(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_is_no_table_is_refused_in_one_sentence(name: str, content: str | bytes, sentence: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_table_is_refused_in_one_sentence(
+    name: str, content: str | bytes, sentence: str, tmp_path: Path
+) -> None:
     source = write(tmp_path / name, content)
     with pytest.raises(UserError) as caught:
         read(source, CLASSIFY)

@@ -39,7 +39,11 @@ SQUAD = {
                 {
                     "context": CONTEXT,
                     "qas": [
-                        {"id": f"{i}a", "question": "Where does Ann live?", "answers": [{"text": "Rome", "answer_start": 13}]},
+                        {
+                            "id": f"{i}a",
+                            "question": "Where does Ann live?",
+                            "answers": [{"text": "Rome", "answer_start": 13}],
+                        },
                         {
                             "id": f"{i}b",
                             "question": "And Cy?",
@@ -57,7 +61,10 @@ SQUAD = {
 QUESTIONS = [
     {"context": CONTEXT, "id": f"{i}{letter}", "question": question, "answers": answers}
     for i in range(3)
-    for letter, question, answers in (("a", "Where does Ann live?", [{"text": "Rome", "start": 13}]), ("b", "And Cy?", []))
+    for letter, question, answers in (
+        ("a", "Where does Ann live?", [{"text": "Rome", "start": 13}]),
+        ("b", "And Cy?", []),
+    )
 ]
 
 
@@ -104,10 +111,25 @@ FILES: dict[str, tuple[str, str, tuple[Role, ...], list[dict[str, Any]]]] = {
     "conll called txt": ("a.txt", tagged(" "), TAG, SENTENCES),
     "squad": ("a.json", json.dumps(SQUAD), ANSWER, QUESTIONS),
     "squad in many lines": ("a.json", json.dumps(SQUAD, indent=2), ANSWER, QUESTIONS),
-    "pairs without a header": ("a.tsv", "".join(f"{row['source']}\t{row['target']}\n" for row in PAIRS), TRANSLATE, PAIRS),
-    "pairs under languages": ("a.tsv", "en\tde\n" + "".join(f"{row['source']}\t{row['target']}\n" for row in PAIRS), TRANSLATE, PAIRS),
+    "pairs without a header": (
+        "a.tsv",
+        "".join(f"{row['source']}\t{row['target']}\n" for row in PAIRS),
+        TRANSLATE,
+        PAIRS,
+    ),
+    "pairs under languages": (
+        "a.tsv",
+        "en\tde\n" + "".join(f"{row['source']}\t{row['target']}\n" for row in PAIRS),
+        TRANSLATE,
+        PAIRS,
+    ),
     "pairs under their names": ("a.tsv", table(PAIRS, delimiter="\t"), TRANSLATE, PAIRS),
-    "pairs called txt, third column": ("a.txt", "".join(f"{row['source']}\t{row['target']}\tx\n" for row in PAIRS), TRANSLATE, PAIRS),
+    "pairs called txt, third column": (
+        "a.txt",
+        "".join(f"{row['source']}\t{row['target']}\tx\n" for row in PAIRS),
+        TRANSLATE,
+        PAIRS,
+    ),
 }
 
 
@@ -131,14 +153,19 @@ def test_parallel_texts_read_line_by_line(packed: bool, tmp_path: Path) -> None:
 
 def test_a_line_separator_of_unicode_ends_no_line(tmp_path: Path) -> None:
     source, target = write(tmp_path / "a", "one\u2028line\x85\nb\n"), write(tmp_path / "b", "eine\x0bZeile\nb")
-    assert {"source": "one\u2028line\x85", "target": "eine\x0bZeile"} in everything(read(f"{source} | {target}", TRANSLATE))
+    assert {"source": "one\u2028line\x85", "target": "eine\x0bZeile"} in everything(
+        read(f"{source} | {target}", TRANSLATE)
+    )
 
 
 def test_parallel_texts_of_different_length_give_both_counts(tmp_path: Path) -> None:
     source, target = write(tmp_path / "a", "x\n" * 1200), write(tmp_path / "b", "y\n" * 1199)
     with pytest.raises(UserError) as caught:
         read(f"{source} | {target}", TRANSLATE)
-    assert str(caught.value) == f"{source} has 1,200 lines and {target} has 1,199; parallel texts need the same number, line by line"
+    assert (
+        str(caught.value)
+        == f"{source} has 1,200 lines and {target} has 1,199; parallel texts need the same number, line by line"
+    )
 
 
 CELLS = st.text(st.characters(codec="utf-8"), max_size=12)
@@ -150,16 +177,24 @@ CELLS = st.text(st.characters(codec="utf-8"), max_size=12)
     quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC]),
     end=st.sampled_from(["\n", "\r\n"]),
 )
-def test_any_table_of_strings_reads_back(rows: list[tuple[str, str, str]], delimiter: str, quoting: Any, end: str) -> None:
+def test_any_table_of_strings_reads_back(
+    rows: list[tuple[str, str, str]], delimiter: str, quoting: Any, end: str
+) -> None:
     # Without quotes, the writer of Python 3.11 leaves a carriage return bare, which then is part of the line's end.
     assume(end == "\r\n" or quoting != csv.QUOTE_MINIMAL or "\r" not in "".join(map("".join, rows)))
     file = io.StringIO()
-    csv.writer(file, delimiter=delimiter, quoting=quoting, lineterminator=end).writerows([("first", "second", "third"), *rows])
+    csv.writer(file, delimiter=delimiter, quoting=quoting, lineterminator=end).writerows(
+        [("first", "second", "third"), *rows]
+    )
     found = list(delimited(TextSource.of_string(file.getvalue(), "x"), "csv").rows)
     assert [tuple(row.values.values()) for row in found if isinstance(row, Row)] == rows
 
 
-@given(rows=st.lists(st.dictionaries(st.sampled_from("abc"), st.none() | st.integers() | CELLS, min_size=1), min_size=1, max_size=6))
+@given(
+    rows=st.lists(
+        st.dictionaries(st.sampled_from("abc"), st.none() | st.integers() | CELLS, min_size=1), min_size=1, max_size=6
+    )
+)
 def test_any_objects_read_back_from_lines_and_from_a_list(rows: list[dict[str, Any]]) -> None:
     for content in (json_lines(rows), json.dumps(rows, indent=2), json.dumps(rows)):
         assert [row.values for row in jsonl(TextSource.of_string(content, "x")).rows if isinstance(row, Row)] == rows
@@ -187,7 +222,9 @@ def test_lines_go_on_from_block_to_block() -> None:
         (squad, json.dumps(SQUAD), [1] * 6),
     ],
 )
-def test_the_lines_of_rows_are_counted(reader: Callable[[TextSource], Table], content: str, expected: list[int]) -> None:
+def test_the_lines_of_rows_are_counted(
+    reader: Callable[[TextSource], Table], content: str, expected: list[int]
+) -> None:
     assert [row.line for row in reader(TextSource.of_string(content, "x")).rows if isinstance(row, Row)] == expected
 
 
@@ -235,7 +272,10 @@ def test_numbers_and_lists_of_json_become_what_the_role_is(tmp_path: Path) -> No
     source = write(tmp_path / "b.csv", "text,score\na, 1.5 \nb,-2e3\n")
     assert everything(read(source, SCORE)) == [{"text": "b", "number": -2000.0}, {"text": "a", "number": 1.5}]
     source = write(tmp_path / "c.csv", "tokens,ner_tags\nAnn ran,P O\nBo sat,P O\n")
-    assert everything(read(source, TAG)) == [{"words": ["Ann", "ran"], "tags": ["P", "O"]}, {"words": ["Bo", "sat"], "tags": ["P", "O"]}]
+    assert everything(read(source, TAG)) == [
+        {"words": ["Ann", "ran"], "tags": ["P", "O"]},
+        {"words": ["Bo", "sat"], "tags": ["P", "O"]},
+    ]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,11 @@ from qkv.spec.errors import UserError
 
 WORDS = "the film was long and the end of it came as no surprise to anybody who had seen the first one"
 LABELS = ("good", "bad", "so-so")
-PAIR = (Role("premise", "text", ("premise", "sentence1")), Role("hypothesis", "text", ("hypothesis", "sentence2")), LABEL)
+PAIR = (
+    Role("premise", "text", ("premise", "sentence1")),
+    Role("hypothesis", "text", ("hypothesis", "sentence2")),
+    LABEL,
+)
 
 
 def cell(sort: str, i: int, generator: random.Random) -> str:
@@ -56,10 +60,26 @@ def table(columns: dict[str, str], rows: int = 60, header: bool = True) -> str:
         ({"review": "text", "stars": "stars"}, CLASSIFY, ["review", "stars"]),
         ({"label": "stars", "text": "text"}, CLASSIFY, ["text", "label"]),
         ({"": "id", "Text": "text", "Label": "label"}, CLASSIFY, ["Text", "Label"]),
-        ({"Unnamed: 0": "id", "Review Text": "text", "Rating": "stars", "Title": "short"}, CLASSIFY, ["Review Text", "Rating"]),
-        ({"review_id": "id", "reviewText": "text", "overall": "stars", "url": "url"}, CLASSIFY, ["reviewText", "overall"]),
-        ({"review_date": "date", "review_text": "text", "star_rating": "stars"}, CLASSIFY, ["review_text", "star_rating"]),
-        ({"tweet_id": "id", "airline_sentiment": "label", "created": "date", "tweet": "text"}, CLASSIFY, ["tweet", "airline_sentiment"]),
+        (
+            {"Unnamed: 0": "id", "Review Text": "text", "Rating": "stars", "Title": "short"},
+            CLASSIFY,
+            ["Review Text", "Rating"],
+        ),
+        (
+            {"review_id": "id", "reviewText": "text", "overall": "stars", "url": "url"},
+            CLASSIFY,
+            ["reviewText", "overall"],
+        ),
+        (
+            {"review_date": "date", "review_text": "text", "star_rating": "stars"},
+            CLASSIFY,
+            ["review_text", "star_rating"],
+        ),
+        (
+            {"tweet_id": "id", "airline_sentiment": "label", "created": "date", "tweet": "text"},
+            CLASSIFY,
+            ["tweet", "airline_sentiment"],
+        ),
         ({"id": "id", "comment_text": "text", "toxic": "label"}, CLASSIFY, ["comment_text", "toxic"]),
         ({"v1": "label", "v2": "text"}, CLASSIFY, ["v2", "v1"]),
         ({"Satz": "text", "Note": "stars"}, CLASSIFY, ["Satz", "Note"]),
@@ -72,7 +92,9 @@ def table(columns: dict[str, str], rows: int = 60, header: bool = True) -> str:
         ({"sentence1": "text", "sentence2": "text", "gold": "label"}, PAIR, ["sentence1", "sentence2", "gold"]),
     ],
 )
-def test_realistic_headers(columns: dict[str, str], roles: tuple[Role, ...], expected: list[str], tmp_path: Path) -> None:
+def test_realistic_headers(
+    columns: dict[str, str], roles: tuple[Role, ...], expected: list[str], tmp_path: Path
+) -> None:
     records = read(write(tmp_path / "a.csv", table(columns)), roles)
     assert list(records.columns.values()) == expected
     assert list(records.columns) == [role.name for role in roles]
@@ -103,7 +125,9 @@ def test_realistic_headers(columns: dict[str, str], roles: tuple[Role, ...], exp
         ),
     ],
 )
-def test_in_doubt_the_columns_are_listed(columns: dict[str, str], roles: tuple[Role, ...], sentence: str, tmp_path: Path) -> None:
+def test_in_doubt_the_columns_are_listed(
+    columns: dict[str, str], roles: tuple[Role, ...], sentence: str, tmp_path: Path
+) -> None:
     source = write(tmp_path / "a.csv", table(columns))
     with pytest.raises(UserError) as caught:
         read(source, roles)
@@ -125,7 +149,10 @@ def test_what_was_guessed_is_said(tmp_path: Path) -> None:
         ({"text": "reviw"}, "data.columns.text: {} has no column 'reviw'; did you mean 'review'?"),
         ({"text": "zzz"}, "data.columns.text: {} has no column 'zzz'; its columns are 'review', 'stars'"),
         ({"txt": "review"}, "data.columns: there is no role 'txt'; did you mean 'text'?"),
-        ({"text": "review", "label": "review"}, "data.columns.label: the column 'review' is given twice; each role needs its own"),
+        (
+            {"text": "review", "label": "review"},
+            "data.columns.label: the column 'review' is given twice; each role needs its own",
+        ),
     ],
 )
 def test_a_wrong_column_is_refused(columns: dict[str, str], sentence: str, tmp_path: Path) -> None:
@@ -145,7 +172,10 @@ def test_too_few_columns_are_refused(tmp_path: Path) -> None:
 def test_a_validation_file_has_the_same_columns(tmp_path: Path) -> None:
     train, held = (
         write(tmp_path / name, table(columns))
-        for name, columns in (("a.csv", {"review": "text", "stars": "stars"}), ("b.csv", {"review": "text", "points": "stars"}))
+        for name, columns in (
+            ("a.csv", {"review": "text", "stars": "stars"}),
+            ("b.csv", {"review": "text", "points": "stars"}),
+        )
     )
     with pytest.raises(UserError) as caught:
         read(train, CLASSIFY, validation=held)
@@ -159,17 +189,21 @@ def test_without_a_header_columns_are_numbers(ending: str, tmp_path: Path) -> No
     records = read(source, CLASSIFY, columns={"text": "2", "label": "1"})
     assert len(everything(records)) == 30
     assert {row["label"] for row in everything(records)} == set(LABELS)
-    assert f"{source} has no header: its first line is read as a row, and its columns are called 1 to 2" in records.notes
+    assert (
+        f"{source} has no header: its first line is read as a row, and its columns are called 1 to 2" in records.notes
+    )
     assert read(source, CLASSIFY, columns={"text": "2"}).columns == {"text": "2", "label": "1"}
 
 
 @pytest.mark.parametrize(
-    ("columns", "why"), [({"a": "text", "b": "stars"}, "it contains '.'"), ({"b": "label", "a": "text"}, "'.*' is also a value of")]
+    ("columns", "why"),
+    [({"a": "text", "b": "stars"}, "it contains '.'"), ({"b": "label", "a": "text"}, "'.*' is also a value of")],
 )
 def test_a_row_in_place_of_the_header_is_noticed(columns: dict[str, str], why: str, tmp_path: Path) -> None:
     source = write(tmp_path / "a.csv", table(columns, header=False))
     with pytest.raises(
-        UserError, match=rf"line 1 of .* looks like a row and not like a header: {why}.*data\.columns=\{{text: 1, label: 2\}}"
+        UserError,
+        match=rf"line 1 of .* looks like a row and not like a header: {why}.*data\.columns=\{{text: 1, label: 2\}}",
     ):
         read(source, CLASSIFY)
 
@@ -188,7 +222,11 @@ def test_lists_are_words_and_tags_by_what_is_in_them(tmp_path: Path) -> None:
 
 
 def test_answers_are_objects(tmp_path: Path) -> None:
-    row: dict[str, Any] = {"passage": "Ann is in Rome.", "query": "Where?", "spans": [{"text": "Rome", "answer_start": 10}]}
+    row: dict[str, Any] = {
+        "passage": "Ann is in Rome.",
+        "query": "Where?",
+        "spans": [{"text": "Rome", "answer_start": 10}],
+    }
     source = write(tmp_path / "a.jsonl", (json.dumps(row) + "\n") * 3)
     assert read(source, ANSWER).columns == {"context": "passage", "question": "query", "answers": "spans"}
 

@@ -66,7 +66,9 @@ def test_a_table_is_read_once_from_the_guess_to_the_examples(kind: str, tables: 
 
 
 @pytest.mark.parametrize("source", ["a.txt | b.txt", "reviews.tsv"])
-def test_two_texts_and_a_tsv_are_read_once(source: str, tables: Path, readings: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_texts_and_a_tsv_are_read_once(
+    source: str, tables: Path, readings: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tables)
     with keeping_tables():
         recipe, _ = find_recipe(source, task="translation" if "|" in source else "classification", resume=False)
@@ -75,7 +77,13 @@ def test_two_texts_and_a_tsv_are_read_once(source: str, tables: Path, readings: 
 
 
 def test_the_command_reads_its_table_once(tables: Path, readings: Counter[str], tmp_path: Path) -> None:
-    short = ("training.steps=1", "model.width=16", "training.validation.batches=1", "training.batch_size=4", "training.minutes=null")
+    short = (
+        "training.steps=1",
+        "model.width=16",
+        "training.validation.batches=1",
+        "training.batch_size=4",
+        "training.minutes=null",
+    )
     typed = (
         "train",
         "classify",

@@ -59,7 +59,9 @@ def test_own_validation_comes_before_that_of_a_known_table(
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
-def test_a_known_table_is_downloaded_and_unpacked(packed: bool, places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_table_is_downloaded_and_unpacked(
+    packed: bool, places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish(monkeypatch, "https://example.org/train.gz")
     answer = gzip.compress(CONTENT) if packed else CONTENT
     monkeypatch.setattr(downloading.urllib.request, "urlopen", lambda url, timeout: io.BytesIO(answer))
@@ -67,8 +69,12 @@ def test_a_known_table_is_downloaded_and_unpacked(packed: bool, places: tuple[Pa
     assert (places[1] / "data" / "names" / "train.conll").read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("spoil", [lambda b: b[:-9], lambda b: b[:12] + b"?" + b[13:], lambda b: b[:3]], ids=["cut", "changed", "begun"])
-def test_a_damaged_packed_answer_is_refused(spoil: Any, places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "spoil", [lambda b: b[:-9], lambda b: b[:12] + b"?" + b[13:], lambda b: b[:3]], ids=["cut", "changed", "begun"]
+)
+def test_a_damaged_packed_answer_is_refused(
+    spoil: Any, places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish(monkeypatch, "https://example.org/train.gz")
     answer = spoil(gzip.compress(CONTENT * 3))
     monkeypatch.setattr(downloading.urllib.request, "urlopen", lambda url, timeout: io.BytesIO(answer))
@@ -77,7 +83,9 @@ def test_a_damaged_packed_answer_is_refused(spoil: Any, places: tuple[Path, Path
     assert not places[1].exists()
 
 
-def test_a_table_that_nobody_publishes_says_where_to_put_its_files(places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_nobody_publishes_says_where_to_put_its_files(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish(monkeypatch, "")
     data, cache = places
     with pytest.raises(UserError) as caught:
@@ -89,7 +97,9 @@ def test_a_table_that_nobody_publishes_says_where_to_put_its_files(places: tuple
 
 
 def test_a_known_table_needs_no_format() -> None:
-    with pytest.raises(UserError, match=r"data\.format: 'sst2' is a named data set of known format; leave the format out"):
+    with pytest.raises(
+        UserError, match=r"data\.format: 'sst2' is a named data set of known format; leave the format out"
+    ):
         read("sst2", CLASSIFY, format="tsv")
 
 
@@ -105,7 +115,10 @@ def test_names_are_of_texts_or_of_tables() -> None:
     ("source", "sentence"),
     [
         ("sst", "data.source: there is no file 'sst' and no known table of that name; did you mean 'sst2'?"),
-        ("revews.csv", "data.source: there is no file 'revews.csv' and no known table of that name; did you mean 'reviews.csv'?"),
+        (
+            "revews.csv",
+            "data.source: there is no file 'revews.csv' and no known table of that name; did you mean 'reviews.csv'?",
+        ),
         (
             "zzzzzzz",
             "data.source: there is no file 'zzzzzzz' and no known table of that name; known: multi30k-en-de, sst2, wnut17, squad, scitldr",
@@ -118,7 +131,9 @@ def test_names_are_of_texts_or_of_tables() -> None:
         ("reviews.csv | review.csv", "data.source: there is no file 'review.csv'; did you mean 'reviews.csv'?"),
     ],
 )
-def test_what_cannot_be_a_table_is_refused(source: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_a_table_is_refused(
+    source: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     write(tmp_path / "reviews.csv", "text,label\n")
@@ -171,8 +186,14 @@ def test_a_known_table_has_its_published_size(name: str, roles: tuple[Role, ...]
 @pytest.mark.data
 @pytest.mark.usefixtures("real")
 def test_multi30k_is_read_in_both_directions() -> None:
-    there, back = (read("multi30k-en-de", TRANSLATE, columns=columns) for columns in ({}, {"source": "de", "target": "en"}))
-    assert there.splits["test"][0]["source"] == back.splits["test"][0]["target"] == "A man in an orange hat starring at something."
+    there, back = (
+        read("multi30k-en-de", TRANSLATE, columns=columns) for columns in ({}, {"source": "de", "target": "en"})
+    )
+    assert (
+        there.splits["test"][0]["source"]
+        == back.splits["test"][0]["target"]
+        == "A man in an orange hat starring at something."
+    )
     assert there.splits["test"][0]["target"] == back.splits["test"][0]["source"]
     assert there.digest != back.digest
 
@@ -193,5 +214,9 @@ def test_squad_holds_out_whole_articles() -> None:
 @pytest.mark.usefixtures("real")
 def test_scitldr_keeps_all_summaries_beside_the_first() -> None:
     records = read("scitldr", TRANSLATE)
-    assert [sum(len(row["targets"]) for row in records.splits[split]) for split in ("train", "validation", "test")] == [1_992, 1_453, 1_967]
+    assert [sum(len(row["targets"]) for row in records.splits[split]) for split in ("train", "validation", "test")] == [
+        1_992,
+        1_453,
+        1_967,
+    ]
     assert all(row["target"] == row["targets"][0] for row in records.splits["test"])

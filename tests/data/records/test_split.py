@@ -72,12 +72,16 @@ def test_a_file_sorted_by_label_is_split_in_equal_shares(tmp_path: Path) -> None
     assert Counter(row["label"] for row in records.splits["validation"]) == {"good": 20, "bad": 5}
     assert len({row["label"] for row in records.splits["validation"][:10]}) == 2, "a beginning of it has both"
     assert "25 of 100 rows were held out for validation, stratified by label" in records.notes
-    numbers = read(write(tmp_path / "b.csv", SORTED.replace("label", "score").replace("good", "1").replace("bad", "0")), SCORE)
+    numbers = read(
+        write(tmp_path / "b.csv", SORTED.replace("label", "score").replace("good", "1").replace("bad", "0")), SCORE
+    )
     assert "10 of 100 rows were held out for validation, at random" in numbers.notes
 
 
 def test_the_split_follows_the_content_and_nothing_else(tmp_path: Path) -> None:
-    first, again = (read(write(tmp_path / name, SORTED, packed), CLASSIFY) for name, packed in (("a.csv", False), ("b.csv", True)))
+    first, again = (
+        read(write(tmp_path / name, SORTED, packed), CLASSIFY) for name, packed in (("a.csv", False), ("b.csv", True))
+    )
     assert first.splits == again.splits
     assert first.digest == again.digest
     other = read(write(tmp_path / "c.csv", SORTED.replace("text 7,", "text x,")), CLASSIFY)
@@ -116,7 +120,9 @@ def test_the_digest_changes_with_how_a_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("articles", [1, 4])
 def test_no_context_is_in_both_parts(articles: int, tmp_path: Path) -> None:
     def paragraph(name: str) -> dict[str, object]:
-        questions = [{"id": f"{name}-{i}", "question": "Who?", "answers": [{"text": "Ann", "answer_start": 0}]} for i in range(5)]
+        questions = [
+            {"id": f"{name}-{i}", "question": "Who?", "answers": [{"text": "Ann", "answer_start": 0}]} for i in range(5)
+        ]
         return {"context": f"Ann of {name}", "qas": questions}
 
     data = [{"title": str(i), "paragraphs": [paragraph(f"{i}.{j}") for j in range(4)]} for i in range(articles)]
@@ -124,4 +130,6 @@ def test_no_context_is_in_both_parts(articles: int, tmp_path: Path) -> None:
     train, held = ({row["context"] for row in records.splits[split]} for split in ("train", "validation"))
     assert not train & held
     assert len(held) == (1 if articles == 1 else 4), "a paragraph of the only article, or a whole article"
-    assert any(note.endswith("rows were held out for validation, with no context in both splits") for note in records.notes)
+    assert any(
+        note.endswith("rows were held out for validation, with no context in both splits") for note in records.notes
+    )

@@ -15,7 +15,9 @@ from qkv.spec.errors import UserError
 
 
 @given(st.integers(0, 4), st.integers(0, 12), st.integers(1, 9), st.integers(1, 9), st.integers(0, 999))
-def test_the_answer_is_the_symbol_that_was_shown(batch: int, distance: int, symbols: int, fillers: int, seed: int) -> None:
+def test_the_answer_is_the_symbol_that_was_shown(
+    batch: int, distance: int, symbols: int, fillers: int, seed: int
+) -> None:
     ids, targets = recall_batch(random(seed, 0), batch, distance, symbols, fillers)
     assert ids.shape == targets.shape == (batch, distance + 2)
     assert ids.dtype == targets.dtype == np.int64
@@ -41,7 +43,12 @@ def test_a_batch_is_a_function_of_seed_and_step() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
-    [((-1, 3), "batch is -1"), ((1, -3), "distance is -3"), ((1, 3, 0), "symbols is 0"), ((1, 3, 2, 0), "fillers is 0")],
+    [
+        ((-1, 3), "batch is -1"),
+        ((1, -3), "distance is -3"),
+        ((1, 3, 0), "symbols is 0"),
+        ((1, 3, 2, 0), "fillers is 0"),
+    ],
 )
 def test_what_cannot_be(sizes: tuple[int, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):

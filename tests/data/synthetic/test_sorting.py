@@ -34,7 +34,9 @@ def test_a_batch_is_a_function_of_seed_and_step() -> None:
     assert not np.array_equal(first, sorting_batch(random(1, 3), 4, 9, 50)[0])
 
 
-@pytest.mark.parametrize(("sizes", "message"), [((-1, 3, 5), "batch is -1"), ((1, -3, 5), "length is -3"), ((1, 3, 0), "high is 0")])
+@pytest.mark.parametrize(
+    ("sizes", "message"), [((-1, 3, 5), "batch is -1"), ((1, -3, 5), "length is -3"), ((1, 3, 0), "high is 0")]
+)
 def test_what_cannot_be(sizes: tuple[int, int, int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         sorting_batch(random(0, 0), *sizes)

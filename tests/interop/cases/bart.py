@@ -72,10 +72,16 @@ CASES = (
     Case(
         "bart-untied",
         UntiedBart,
-        BartConfig(**sizes(tie_word_embeddings=False, encoder_ffn_dim=17, decoder_ffn_dim=90, decoder_attention_heads=1)),
+        BartConfig(
+            **sizes(tie_word_embeddings=False, encoder_ffn_dim=17, decoder_ffn_dim=90, decoder_attention_heads=1)
+        ),
     ),
     Case("mbart", MBartForConditionalGeneration, MBartConfig(**sizes(decoder_layers=1, scale_embedding=True))),
-    Case("bart-classes", BartForSequenceClassification, BartConfig(**sizes(num_labels=4, eos_token_id=2, classifier_dropout=0.3))),
+    Case(
+        "bart-classes",
+        BartForSequenceClassification,
+        BartConfig(**sizes(num_labels=4, eos_token_id=2, classifier_dropout=0.3)),
+    ),
     Case("bart-answers", BartForQuestionAnswering, BartConfig(**sizes())),
     Case("mbart-number", MBartForSequenceClassification, MBartConfig(**sizes(num_labels=1, eos_token_id=2))),
     Case("mbart-answers", MBartForQuestionAnswering, MBartConfig(**sizes(encoder_layers=1))),

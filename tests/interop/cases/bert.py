@@ -32,7 +32,13 @@ class BertForMaskedLM(transformers.BertForMaskedLM):
 
 
 def config(**changed: Any) -> BertConfig:
-    sizes = {"vocab_size": 61, "hidden_size": 30, "num_hidden_layers": 2, "num_attention_heads": 5, "intermediate_size": 44}
+    sizes = {
+        "vocab_size": 61,
+        "hidden_size": 30,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 5,
+        "intermediate_size": 44,
+    }
     return BertConfig(**{**sizes, "max_position_embeddings": 23, "hidden_dropout_prob": 0.2, **changed})
 
 
@@ -49,7 +55,11 @@ CASES = (
     Case("bert-body-and-pooler", transformers.BertModel, config(num_attention_heads=2)),
     Case("bert-classes", BertForSequenceClassification, config(id2label=LABELS, classifier_dropout=0.3)),
     Case("bert-two-classes", BertForSequenceClassification, config(type_vocab_size=1, num_attention_heads=1)),
-    Case("bert-number", BertForSequenceClassification, config(num_labels=1, problem_type="regression", layer_norm_eps=0.5)),
+    Case(
+        "bert-number",
+        BertForSequenceClassification,
+        config(num_labels=1, problem_type="regression", layer_norm_eps=0.5),
+    ),
     Case("bert-tags", BertForTokenClassification, config(num_labels=7, intermediate_size=7)),
     Case("bert-answers", BertForQuestionAnswering, config(num_hidden_layers=1, num_attention_heads=6)),
 )

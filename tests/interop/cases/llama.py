@@ -18,7 +18,13 @@ SIZES = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24}
 
 
@@ -32,9 +38,21 @@ def config(**changed: Any) -> LlamaConfig:
 
 CASES = (
     Case("llama2", LlamaForCausalLM, config(num_key_value_heads=3, rms_norm_eps=1e-3)),
-    Case("llama3-scaled", LlamaForCausalLM, config(num_attention_heads=6, num_key_value_heads=2, head_dim=8, **rotated(**LLAMA3))),
-    Case("llama-linear-biased", LlamaForCausalLM, config(attention_bias=True, mlp_bias=True, **rotated(rope_type="linear", factor=2.5))),
-    Case("llama-yarn-tied", LlamaForCausalLM, config(tie_word_embeddings=True, head_dim=12, hidden_act="gelu", **rotated(**YARN))),
+    Case(
+        "llama3-scaled",
+        LlamaForCausalLM,
+        config(num_attention_heads=6, num_key_value_heads=2, head_dim=8, **rotated(**LLAMA3)),
+    ),
+    Case(
+        "llama-linear-biased",
+        LlamaForCausalLM,
+        config(attention_bias=True, mlp_bias=True, **rotated(rope_type="linear", factor=2.5)),
+    ),
+    Case(
+        "llama-yarn-tied",
+        LlamaForCausalLM,
+        config(tie_word_embeddings=True, head_dim=12, hidden_act="gelu", **rotated(**YARN)),
+    ),
     Case("llama-classes", LlamaForSequenceClassification, config(num_labels=3, pad_token_id=1)),
     Case("llama-number", LlamaForSequenceClassification, config(num_labels=1, pad_token_id=1)),
     Case("llama-tags", LlamaForTokenClassification, config(num_labels=2, classifier_dropout=0.3)),

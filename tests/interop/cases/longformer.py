@@ -28,18 +28,39 @@ class LongformerForQuestionAnswering(transformers.LongformerForQuestionAnswering
 
 
 def config(**changed: Any) -> LongformerConfig:
-    sizes = {"vocab_size": 61, "hidden_size": 30, "num_hidden_layers": 3, "num_attention_heads": 5, "intermediate_size": 44}
-    return LongformerConfig(**{**sizes, "max_position_embeddings": 43, "type_vocab_size": 1, "attention_window": 4, **changed})
+    sizes = {
+        "vocab_size": 61,
+        "hidden_size": 30,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 5,
+        "intermediate_size": 44,
+    }
+    return LongformerConfig(
+        **{**sizes, "max_position_embeddings": 43, "type_vocab_size": 1, "attention_window": 4, **changed}
+    )
 
 
 CASES = (
     Case("longformer-masked", LongformerForMaskedLM, config(), lengths=(19, 1, 12)),
-    Case("longformer-masked-untied", LongformerForMaskedLM, config(tie_word_embeddings=False, attention_window=[4, 6, 12])),
     Case(
-        "longformer-body", transformers.LongformerModel, config(pad_token_id=3, type_vocab_size=2, num_attention_heads=3, hidden_act="relu")
+        "longformer-masked-untied",
+        LongformerForMaskedLM,
+        config(tie_word_embeddings=False, attention_window=[4, 6, 12]),
     ),
-    Case("longformer-classes", LongformerForSequenceClassification, config(num_labels=4, attention_window=[4, 6, 12]), lengths=(17, 2, 9)),
+    Case(
+        "longformer-body",
+        transformers.LongformerModel,
+        config(pad_token_id=3, type_vocab_size=2, num_attention_heads=3, hidden_act="relu"),
+    ),
+    Case(
+        "longformer-classes",
+        LongformerForSequenceClassification,
+        config(num_labels=4, attention_window=[4, 6, 12]),
+        lengths=(17, 2, 9),
+    ),
     Case("longformer-number", LongformerForSequenceClassification, config(num_labels=1, num_hidden_layers=1)),
-    Case("longformer-tags", LongformerForTokenClassification, config(num_labels=3, layer_norm_eps=1e-3, pad_token_id=0)),
+    Case(
+        "longformer-tags", LongformerForTokenClassification, config(num_labels=3, layer_norm_eps=1e-3, pad_token_id=0)
+    ),
     Case("longformer-answers", LongformerForQuestionAnswering, config(attention_window=6)),
 )

@@ -18,7 +18,13 @@ LENGTHS = (19, 1, 12)
 
 
 def config(**changed: Any) -> ModernBertConfig:
-    sizes = {"vocab_size": 61, "hidden_size": 30, "num_hidden_layers": 4, "num_attention_heads": 5, "intermediate_size": 22}
+    sizes = {
+        "vocab_size": 61,
+        "hidden_size": 30,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 5,
+        "intermediate_size": 22,
+    }
     specials = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
     return ModernBertConfig(**{**sizes, **specials, "max_position_embeddings": 40, "local_attention": 8, **changed})
 
@@ -41,11 +47,19 @@ CASES = (
     Case(
         "modernbert-kinds",
         ModernBertForMaskedLM,
-        config(num_hidden_layers=3, layer_types=KINDS, rope_parameters=ROPES, decoder_bias=False, classifier_activation="relu"),
+        config(
+            num_hidden_layers=3,
+            layer_types=KINDS,
+            rope_parameters=ROPES,
+            decoder_bias=False,
+            classifier_activation="relu",
+        ),
         LENGTHS,
     ),
     Case("modernbert-body", ModernBertModel, config(hidden_activation="silu", local_attention=1), LENGTHS),
-    Case("modernbert-classes", ModernBertForSequenceClassification, config(num_labels=3, classifier_dropout=0.2), LENGTHS),
+    Case(
+        "modernbert-classes", ModernBertForSequenceClassification, config(num_labels=3, classifier_dropout=0.2), LENGTHS
+    ),
     Case(
         "modernbert-mean",
         ModernBertForSequenceClassification,
@@ -53,6 +67,11 @@ CASES = (
         LENGTHS,
     ),
     Case("modernbert-tags", ModernBertForTokenClassification, config(num_labels=5, num_hidden_layers=1), LENGTHS),
-    Case("modernbert-answers", ModernBertForQuestionAnswering, config(num_hidden_layers=2, classifier_activation="silu"), LENGTHS),
+    Case(
+        "modernbert-answers",
+        ModernBertForQuestionAnswering,
+        config(num_hidden_layers=2, classifier_activation="silu"),
+        LENGTHS,
+    ),
     Case("modernbert-answers-biased", ModernBertForQuestionAnswering, config(**BIASES, num_hidden_layers=1), LENGTHS),
 )

@@ -15,7 +15,11 @@ def config(**changed: Any) -> MptConfig:
 
 CASES = (
     Case("mpt", MptForCausalLM, config()),
-    Case("mpt-six-heads", MptForCausalLM, config(n_heads=6, d_model=42, layer_norm_epsilon=1e-3, attn_config={"softmax_scale": 0.23})),
+    Case(
+        "mpt-six-heads",
+        MptForCausalLM,
+        config(n_heads=6, d_model=42, layer_norm_epsilon=1e-3, attn_config={"softmax_scale": 0.23}),
+    ),
     Case("mpt-untied", MptForCausalLM, config(n_heads=5, d_model=40, n_layers=3, tie_word_embeddings=False)),
     Case("mpt-classes", MptForSequenceClassification, config(num_labels=3, pad_token_id=1)),
     Case("mpt-tags", MptForTokenClassification, config(num_labels=3)),

@@ -23,11 +23,24 @@ CASES = (
     Case(
         "perceiver-masked-alone",
         PerceiverForMaskedLM,
-        config(use_query_residual=False, hidden_act="relu", cross_attention_widening_factor=2, self_attention_widening_factor=3),
+        config(
+            use_query_residual=False,
+            hidden_act="relu",
+            cross_attention_widening_factor=2,
+            self_attention_widening_factor=3,
+        ),
     ),
-    Case("perceiver-masked-channels", PerceiverForMaskedLM, config(qk_channels=45, v_channels=30, num_self_attends_per_block=1)),
+    Case(
+        "perceiver-masked-channels",
+        PerceiverForMaskedLM,
+        config(qk_channels=45, v_channels=30, num_self_attends_per_block=1),
+    ),
     Case("perceiver-masked-rounds", PerceiverForMaskedLM, config(num_blocks=3, num_self_attends_per_block=2)),
-    Case("perceiver-masked-by-latents", PerceiverForMaskedLM, config(cross_attention_shape_for_attention="q", num_latents=1)),
+    Case(
+        "perceiver-masked-by-latents",
+        PerceiverForMaskedLM,
+        config(cross_attention_shape_for_attention="q", num_latents=1),
+    ),
     Case(
         "perceiver-classes",
         PerceiverForSequenceClassification,

@@ -11,7 +11,9 @@ MIXED = ["sliding_attention", "full_attention"]
 
 CASES = (
     Case("qwen2", Qwen2ForCausalLM, Qwen2Config(**SIZES, tie_word_embeddings=True)),
-    Case("qwen2-later-window", Qwen2ForCausalLM, Qwen2Config(**SIZES, **WINDOW, max_window_layers=1, **rotated(**YARN))),
+    Case(
+        "qwen2-later-window", Qwen2ForCausalLM, Qwen2Config(**SIZES, **WINDOW, max_window_layers=1, **rotated(**YARN))
+    ),
     Case("qwen2-first-window", Qwen2ForCausalLM, Qwen2Config(**SIZES, **WINDOW, layer_types=MIXED)),
     Case("qwen2-classes", Qwen2ForSequenceClassification, Qwen2Config(**{**SIZES, "num_labels": 2}, pad_token_id=1)),
 )

@@ -8,6 +8,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3ForTokenClassificat
 
 CASES = (
     Case("qwen3", Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=14, rms_norm_eps=1e-3)),
-    Case("qwen3-biased", Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=10, attention_bias=True, tie_word_embeddings=True)),
+    Case(
+        "qwen3-biased",
+        Qwen3ForCausalLM,
+        Qwen3Config(**SIZES, head_dim=10, attention_bias=True, tie_word_embeddings=True),
+    ),
     Case("qwen3-tags", Qwen3ForTokenClassification, Qwen3Config(**{**SIZES, "num_labels": 3})),
 )

@@ -37,7 +37,9 @@ CASES = (
     Case(
         "reformer-learned-factored",
         ReformerModelWithLMHead,
-        reformer("lsh", "local", "lsh", axial_pos_embds=False, num_buckets=[2, 4], lsh_num_chunks_before=2, hidden_act="gelu"),
+        reformer(
+            "lsh", "local", "lsh", axial_pos_embds=False, num_buckets=[2, 4], lsh_num_chunks_before=2, hidden_act="gelu"
+        ),
         (12, 12),
         20,
         trains=True,

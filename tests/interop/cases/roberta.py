@@ -30,7 +30,9 @@ class RobertaForMaskedLM(transformers.RobertaForMaskedLM):
 
 
 def config(**changed: Any) -> RobertaConfig:
-    return RobertaConfig(**{**SIZES, "max_position_embeddings": 23, "type_vocab_size": 1, "layer_norm_eps": 1e-5, **changed})
+    return RobertaConfig(
+        **{**SIZES, "max_position_embeddings": 23, "type_vocab_size": 1, "layer_norm_eps": 1e-5, **changed}
+    )
 
 
 def multilingual(**changed: Any) -> XLMRobertaConfig:
@@ -39,7 +41,11 @@ def multilingual(**changed: Any) -> XLMRobertaConfig:
 
 CASES = (
     Case("roberta-masked", RobertaForMaskedLM, config(hidden_act="relu")),
-    Case("roberta-masked-untied", RobertaForMaskedLM, config(tie_word_embeddings=False, pad_token_id=0, layer_norm_eps=1e-2)),
+    Case(
+        "roberta-masked-untied",
+        RobertaForMaskedLM,
+        config(tie_word_embeddings=False, pad_token_id=0, layer_norm_eps=1e-2),
+    ),
     Case("roberta-body", transformers.RobertaModel, config(pad_token_id=3, type_vocab_size=2, num_attention_heads=3)),
     Case("roberta-classes", RobertaForSequenceClassification, config(num_labels=5)),
     Case("roberta-number", RobertaForSequenceClassification, config(num_labels=1, classifier_dropout=0.4)),

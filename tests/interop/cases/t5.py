@@ -27,7 +27,15 @@ UntiedT5.__name__, UntiedMT5.__name__ = "T5ForConditionalGeneration", "MT5ForCon
 
 
 def sizes(**changed: Any) -> dict[str, Any]:
-    given = {"vocab_size": 61, "d_model": 30, "d_kv": 7, "d_ff": 44, "num_layers": 2, "num_heads": 3, "decoder_start_token_id": 0}
+    given = {
+        "vocab_size": 61,
+        "d_model": 30,
+        "d_kv": 7,
+        "d_ff": 44,
+        "num_layers": 2,
+        "num_heads": 3,
+        "decoder_start_token_id": 0,
+    }
     return {**given, "bos_token_id": None, "eos_token_id": None, **changed}
 
 
@@ -40,15 +48,31 @@ CASES = (
     Case(
         "t5-gated-untied",
         UntiedT5,
-        config(feed_forward_proj="gated-gelu", tie_word_embeddings=False, num_layers=3, num_decoder_layers=2, layer_norm_epsilon=1e-3),
+        config(
+            feed_forward_proj="gated-gelu",
+            tie_word_embeddings=False,
+            num_layers=3,
+            num_decoder_layers=2,
+            layer_norm_epsilon=1e-3,
+        ),
     ),
     Case(
         "t5-few-buckets",
         T5ForConditionalGeneration,
-        config(relative_attention_num_buckets=8, relative_attention_max_distance=13, num_decoder_layers=1, num_heads=5, d_kv=6),
+        config(
+            relative_attention_num_buckets=8,
+            relative_attention_max_distance=13,
+            num_decoder_layers=1,
+            num_heads=5,
+            d_kv=6,
+        ),
         lengths=(40, 17, 2),
     ),
-    Case("t5-tied-unscaled", T5ForConditionalGeneration, config(feed_forward_proj="gated-silu", tie_word_embeddings=False)),
+    Case(
+        "t5-tied-unscaled",
+        T5ForConditionalGeneration,
+        config(feed_forward_proj="gated-silu", tie_word_embeddings=False),
+    ),
     Case("mt5", UntiedMT5, MT5Config(**sizes(num_decoder_layers=1))),
     Case("t5-encoder", transformers.T5EncoderModel, config(feed_forward_proj="gated-gelu"), lengths=(40, 1, 12)),
     Case("mt5-encoder", transformers.MT5EncoderModel, MT5Config(**sizes(num_layers=3, feed_forward_proj="relu"))),

@@ -80,7 +80,9 @@ def test_each_set_of_tokens_is_as_likely_as_any_other(noise: Noise) -> None:
 
 
 @given(st.integers(0, 60), st.floats(0, 1), st.floats(1, 6), st.integers(0, 999))
-def test_infilling_takes_out_the_spans_and_puts_one_mask_for_each(length: int, rate: float, mean_length: float, seed: int) -> None:
+def test_infilling_takes_out_the_spans_and_puts_one_mask_for_each(
+    length: int, rate: float, mean_length: float, seed: int
+) -> None:
     noise = TextInfilling(MASK, rate, mean_length)
     lengths = noise.lengths(length, np.random.default_rng(seed))
     found = damaged(text(length), noise, seed=seed)
@@ -154,7 +156,9 @@ def test_sentences_go_up_to_their_full_stops() -> None:
 
 def test_every_order_of_the_sentences_is_as_likely() -> None:
     sentences = [[9, STOP], [8, 7, STOP], [6]]
-    found = Counter(tuple(damaged(np.concatenate(sentences), SentencePermutation([STOP]), seed=seed)) for seed in range(3000))
+    found = Counter(
+        tuple(damaged(np.concatenate(sentences), SentencePermutation([STOP]), seed=seed)) for seed in range(3000)
+    )
     expected = {tuple(np.concatenate(order).tolist()) for order in permutations(sentences)}
     assert set(found) == expected
     assert_distributed(list(found.values()), [1] * 6)

@@ -27,14 +27,24 @@ def masked(ids: np.ndarray, special: np.ndarray, seed: int = 1, **options: Any) 
     return mask_tokens(ids, special, MASK, VOCAB, np.random.default_rng(seed), **options)
 
 
-@given(st.integers(0, 3), st.integers(0, 9), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.booleans(), st.integers(0, 99))
+@given(
+    st.integers(0, 3),
+    st.integers(0, 9),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.booleans(),
+    st.integers(0, 99),
+)
 def test_only_targets_change_and_targets_are_the_tokens(
     batch: int, length: int, rate: float, replaced: float, random: float, with_words: bool, seed: int
 ) -> None:
     ids, special = rows(batch, length, seed)
     words = np.random.default_rng(seed).integers(-1, 4, ids.shape) if with_words else None
     before = ids.copy(), special.copy()
-    corrupted, targets = masked(ids, special, seed, rate=rate, replaced=replaced, random=random * (1 - replaced), words=words)
+    corrupted, targets = masked(
+        ids, special, seed, rate=rate, replaced=replaced, random=random * (1 - replaced), words=words
+    )
     asked = targets != IGNORED
     assert corrupted.shape == targets.shape == ids.shape
     assert corrupted.dtype == targets.dtype == np.int64
@@ -120,7 +130,10 @@ def test_a_word_is_its_number_within_its_row_wherever_its_tokens_stand() -> None
     chosen = np.array([[0.0, 0.9, 0.1, 0.0, 0.0, 0.9], [0.9, 0.1, 0.1, 0.9, 0.9, 0.0]])
     draws = Draws(chosen, np.zeros(ids.shape), np.zeros(ids.shape, int))
     _, targets = apply(ids, special, MASK, draws, rate=0.5, words=words)
-    assert (targets != IGNORED).tolist() == [[False, False, True, False, False, True], [False, False, True, True, True, False]]
+    assert (targets != IGNORED).tolist() == [
+        [False, False, True, False, False, True],
+        [False, False, True, True, True, False],
+    ]
 
 
 def test_a_batch_is_a_function_of_the_generator() -> None:
@@ -170,7 +183,10 @@ def test_equal_to_the_collator_of_transformers_with_numpy(seed: int) -> None:
     tokenizer = collator_tokenizer(VOCAB)
     ids, special = rows(6, 40, seed)
     collator = DataCollatorForLanguageModeling(tokenizer, return_tensors="np", seed=seed)
-    features = [{"input_ids": i.tolist(), "special_tokens_mask": s.astype(int).tolist()} for i, s in zip(ids, special, strict=True)]
+    features = [
+        {"input_ids": i.tolist(), "special_tokens_mask": s.astype(int).tolist()}
+        for i, s in zip(ids, special, strict=True)
+    ]
     theirs = collator(features)
 
     generator = np.random.default_rng(seed)
@@ -195,13 +211,18 @@ def test_equal_to_the_collator_of_transformers_with_torch(seed: int) -> None:
     ids, special = rows(6, 40, seed)
     options: dict[str, Any] = {"mlm_probability": 0.4, "mask_replace_prob": 0.5, "random_replace_prob": 0.25}
     collator = DataCollatorForLanguageModeling(tokenizer, return_tensors="pt", seed=seed, **options)
-    features = [{"input_ids": i.tolist(), "special_tokens_mask": s.astype(int).tolist()} for i, s in zip(ids, special, strict=True)]
+    features = [
+        {"input_ids": i.tolist(), "special_tokens_mask": s.astype(int).tolist()}
+        for i, s in zip(ids, special, strict=True)
+    ]
     theirs = collator(features)
 
     generator = torch.Generator().manual_seed(seed)
     chances = torch.from_numpy(np.where(special, 0, np.float32(0.4)).astype(np.float32))
     chosen = torch.bernoulli(chances, generator=generator).bool().numpy()
-    replaced, random = (torch.bernoulli(torch.full(ids.shape, 0.5), generator=generator).bool().numpy() for _ in range(2))
+    replaced, random = (
+        torch.bernoulli(torch.full(ids.shape, 0.5), generator=generator).bool().numpy() for _ in range(2)
+    )
     other = torch.randint(VOCAB, ids.shape, generator=generator).numpy()
     corrupted, targets = apply(ids, special, MASK, draws_of(chosen, replaced, random, other, 0.5), 0.4, 0.5, 0.25)
     assert np.array_equal(corrupted, theirs["input_ids"].numpy())
@@ -218,7 +239,13 @@ def test_whole_words_equal_to_the_collator_of_transformers(seed: int) -> None:
     starts = 3 * np.arange(40) + np.cumsum(begins, axis=1)  # a gap before each word that begins
     offsets = np.stack([starts, starts + 3], axis=2)
     collator = DataCollatorForLanguageModeling(
-        tokenizer, whole_word_mask=True, mask_replace_prob=1.0, random_replace_prob=0.0, mlm_probability=0.3, return_tensors="np", seed=seed
+        tokenizer,
+        whole_word_mask=True,
+        mask_replace_prob=1.0,
+        random_replace_prob=0.0,
+        mlm_probability=0.3,
+        return_tensors="np",
+        seed=seed,
     )
     collator.create_rng()
     theirs = collator.numpy_mask_tokens(ids.copy(), special.astype(int), offsets)

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from tests.tasks.objectives.chance import assert_distributed, assert_share
 
 from qkv.spec.errors import UserError
-from qkv.tasks.objectives.pairs import NegativeSampler, alias_table, cbow_contexts, keep_probabilities, skip_gram_pairs, subsample
+from qkv.tasks.objectives.pairs import (
+    NegativeSampler,
+    alias_table,
+    cbow_contexts,
+    keep_probabilities,
+    skip_gram_pairs,
+    subsample,
+)
 
 windows_of_texts = st.tuples(st.integers(0, 40), st.integers(1, 6), st.booleans(), st.integers(0, 999))
 
@@ -24,14 +31,19 @@ def half(drop: bool) -> np.ndarray | None:
     return np.full(10, 0.5) if drop else None
 
 
-def windows_in_a_loop(ids: np.ndarray, window: int, keep: np.ndarray | None, seed: int) -> list[tuple[int, list[int], list[int]]]:
+def windows_in_a_loop(
+    ids: np.ndarray, window: int, keep: np.ndarray | None, seed: int
+) -> list[tuple[int, list[int], list[int]]]:
     """Each word that is kept, with those of its window before and after it."""
     generator = np.random.default_rng(seed)
     if keep is not None:
         ids = np.array([word for word, u in zip(ids, generator.random(len(ids)), strict=True) if u < keep[word]], int)
     text = ids.tolist()
     reach = generator.integers(1, window + 1, len(text)).tolist()
-    return [(word, text[max(i - b, 0) : i], text[i + 1 : i + b + 1]) for i, (word, b) in enumerate(zip(text, reach, strict=True))]
+    return [
+        (word, text[max(i - b, 0) : i], text[i + 1 : i + b + 1])
+        for i, (word, b) in enumerate(zip(text, reach, strict=True))
+    ]
 
 
 @given(windows_of_texts)
@@ -40,7 +52,9 @@ def test_pairs_are_those_of_a_loop(case: tuple[int, int, bool, int]) -> None:
     ids = words(length, seed)
     before = ids.copy()
     centres, contexts = skip_gram_pairs(ids, window, half(drop), np.random.default_rng(seed))
-    expected = [(word, near) for word, left, right in windows_in_a_loop(ids, window, half(drop), seed) for near in left + right]
+    expected = [
+        (word, near) for word, left, right in windows_in_a_loop(ids, window, half(drop), seed) for near in left + right
+    ]
     assert list(zip(centres.tolist(), contexts.tolist(), strict=True)) == expected
     assert centres.dtype == contexts.dtype == np.int64
     assert np.array_equal(ids, before)

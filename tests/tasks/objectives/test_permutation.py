@@ -14,7 +14,15 @@ from tests.tasks.objectives.published import collator_tokenizer
 
 from qkv.data.batch import IGNORED
 from qkv.spec.errors import UserError
-from qkv.tasks.objectives.permutation import PermutationBatch, arrange, context_lengths, draw, order_of, permutation_targets, spans
+from qkv.tasks.objectives.permutation import (
+    PermutationBatch,
+    arrange,
+    context_lengths,
+    draw,
+    order_of,
+    permutation_targets,
+    spans,
+)
 
 
 def rows(batch: int, length: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -20,7 +20,9 @@ SENTINELS = range(FIRST_SENTINEL, FIRST_SENTINEL - 1000, -1)
 texts = st.tuples(st.integers(0, 300), st.floats(0, 1), st.floats(1, 12), st.integers(0, 999))
 
 
-def corrupted(length: int, density: float = 0.15, mean_length: float = 3.0, seed: int = 0) -> tuple[np.ndarray, list[int], list[int]]:
+def corrupted(
+    length: int, density: float = 0.15, mean_length: float = 3.0, seed: int = 0
+) -> tuple[np.ndarray, list[int], list[int]]:
     """The text, whose ids are above those of the sentinels, its inputs and its targets."""
     ids = np.random.default_rng(seed).integers(2000, 2100, length)
     inputs, targets = corrupt_spans(ids, np.random.default_rng(seed), SENTINELS, END, density, mean_length)

@@ -32,12 +32,20 @@ def conll(text: TextSource) -> Table:
     cut = _by_tabs if "\t" in first.strip() else str.split
     width = len(cut(first))
     if width < 2:
-        raise UserError(f"{text.name}: CoNLL needs a token and a tag per line, and {quoted(first.strip())} has one field")
+        raise UserError(
+            f"{text.name}: CoNLL needs a token and a tag per line, and {quoted(first.strip())} has one field"
+        )
     columns = tuple(str(i + 1) for i in range(width))
     universal = width == 10 and cut(first)[0] in ("1", "1-2")
     words, tags = (columns[1], columns[3]) if universal else (columns[0], columns[-1])
     no_token = NO_TOKEN if universal else NOTHING
-    return Table(text.name, columns, lambda: _sentences(text, cut, columns, no_token), text.digest(), {"words": (words,), "tags": (tags,)})
+    return Table(
+        text.name,
+        columns,
+        lambda: _sentences(text, cut, columns, no_token),
+        text.digest(),
+        {"words": (words,), "tags": (tags,)},
+    )
 
 
 def _sentences(
@@ -48,7 +56,9 @@ def _sentences(
     for number, line in enumerate(itertools.chain(lines(text), ("\n",)), 1):
         if not line.strip() or line.startswith(DOCUMENT):
             if bad or tokens:
-                yield bad or Row(begin, {name: list(column) for name, column in zip(columns, zip(*tokens, strict=True), strict=True)})
+                yield bad or Row(
+                    begin, {name: list(column) for name, column in zip(columns, zip(*tokens, strict=True), strict=True)}
+                )
             tokens, bad = [], None
             continue
         fields = cut(line)

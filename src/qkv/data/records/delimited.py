@@ -56,12 +56,16 @@ def delimited(text: TextSource, format: Literal["csv", "tsv"], given: Iterable[s
     by_number = any(column.isdecimal() and column not in names for column in given)
     if by_number or not header:
         names = [str(i + 1) for i in range(len(names))]
-        notes = (f"{text.name} has no header: its first line is read as a row, and its columns are called 1 to {len(names)}",)
+        notes = (
+            f"{text.name} has no header: its first line is read as a row, and its columns are called 1 to {len(names)}",
+        )
         return _table(text, names, records, header=False, notes=notes)
     names = [name or str(i + 1) for i, name in enumerate(names)]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise UserError(f"{text.name}: the header in line {first.line} has two columns {twice[0]!r}; give each column its own name")
+        raise UserError(
+            f"{text.name}: the header in line {first.line} has two columns {twice[0]!r}; give each column its own name"
+        )
     return _table(text, names, records, header=True)
 
 
@@ -73,7 +77,13 @@ def first_fields(text: TextSource, delimiter: str) -> list[str]:
     return record.fields if record else []
 
 
-def _table(text: TextSource, names: list[str], records: Callable[[], Iterable[Fields]], header: bool, notes: tuple[str, ...] = ()) -> Table:
+def _table(
+    text: TextSource,
+    names: list[str],
+    records: Callable[[], Iterable[Fields]],
+    header: bool,
+    notes: tuple[str, ...] = (),
+) -> Table:
     def rows() -> Iterator[Row | BadRow]:
         for record in itertools.islice(records(), int(header), None):
             if record.error:
@@ -101,7 +111,9 @@ def _records(text: TextSource, dialect: Dialect) -> Iterator[Fields]:
             return
         except csv.Error as error:
             if "unexpected end" in str(error):
-                raise UserError(f"{text.name}: a quote that opens in the record of line {line} is never closed") from None
+                raise UserError(
+                    f"{text.name}: a quote that opens in the record of line {line} is never closed"
+                ) from None
             last = reader.line_num
             reason = "a carriage return outside quotes" if "new-line" in str(error) else str(error)
             yield Fields(line, [], reason + (f" (up to line {last})" if last > line else ""))

@@ -53,8 +53,12 @@ def table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, k
     if kind is None:
         where = option.rpartition(".")[0]  # nothing, where the format is no part of what is asked
         formats = ", ".join(get_args(Format))
-        advice = f"name it with {where}.format, one of {formats}" if where else f"end its name in .{', .'.join(ENDINGS)}"
-        raise UserError(f"{option}: the format of {source!r} is clear neither from its extension nor from its first lines; {advice}")
+        advice = (
+            f"name it with {where}.format, one of {formats}" if where else f"end its name in .{', .'.join(ENDINGS)}"
+        )
+        raise UserError(
+            f"{option}: the format of {source!r} is clear neither from its extension nor from its first lines; {advice}"
+        )
     given = tuple(data.columns.values())
     decides = (given, tuple(roles)) if kind == "parallel" else tuple(column for column in given if column.isdecimal())
     return kept((_identity(source), kind, decides), lambda: _read(text, kind, given, roles))
@@ -114,12 +118,22 @@ def _two_columns(text: TextSource, given: tuple[str, ...], roles: Sequence[Role]
     """
     fields = [field.strip() for field in first_fields(text, "\t")]
     if len(fields) < 2:
-        raise UserError(f"{text.name}: parallel texts in one file must be separated by a tab; or name two files: 'a.txt | b.txt'")
+        raise UserError(
+            f"{text.name}: parallel texts in one file must be separated by a tab; or name two files: 'a.txt | b.txt'"
+        )
     header = bool(set(given) & set(fields)) or _names(fields, roles) or language_pair(fields)
     table = delimited(text, "tsv", given, header)
     if header and set(given) & set(fields):
         return table
-    return Table(table.name, table.columns, table.parse, table.digest, {"text": table.columns[:2]}, header=header, notes=table.notes)
+    return Table(
+        table.name,
+        table.columns,
+        table.parse,
+        table.digest,
+        {"text": table.columns[:2]},
+        header=header,
+        notes=table.notes,
+    )
 
 
 def _names(fields: list[str], roles: Sequence[Role]) -> bool:
@@ -133,7 +147,9 @@ def _joined(source: str, data: spec.Data, option: str) -> Table:
     if len(names) != 2 or not all(names):
         raise UserError(f"{option}: {source!r} should name two parallel texts, such as 'a.txt | b.txt'")
     if data.format not in (None, "parallel"):
-        raise UserError(f"{option}: {source!r} joins two texts, but the format is {data.format!r}; leave it out, or name one file")
+        raise UserError(
+            f"{option}: {source!r} joins two texts, but the format is {data.format!r}; leave it out, or name one file"
+        )
     first, second = (_text(name, option) for name in names)
     return kept((_identity(names[0]), _identity(names[1])), lambda: parallel(first, second))
 

@@ -66,7 +66,9 @@ class _Guess:
             if role not in known:
                 raise UserError(f"{self.option}: there is no role {role!r}; {nearest(role, known)}")
             if column not in self.table.columns:
-                raise UserError(f"{self.option}.{role}: {self.table.name} has no column {column!r}; {self._near(column)}")
+                raise UserError(
+                    f"{self.option}.{role}: {self.table.name} has no column {column!r}; {self._near(column)}"
+                )
             if column in self.taken.values():
                 raise UserError(f"{self.option}.{role}: the column {column!r} is given twice; each role needs its own")
             self.taken[role] = column
@@ -118,7 +120,10 @@ class _Guess:
         fitting = [name for name in self.free if self.profiles[name].fits("text")]
         fitting.sort(key=self._length, reverse=True)
         enough = len(fitting) >= len(roles)
-        if not enough or (fitting[len(roles) :] and self._length(fitting[len(roles) - 1]) < CLEARLY * self._length(fitting[len(roles)])):
+        if not enough or (
+            fitting[len(roles) :]
+            and self._length(fitting[len(roles) - 1]) < CLEARLY * self._length(fitting[len(roles)])
+        ):
             raise self._doubt(roles[0], fitting)
         chosen = [name for name in self.free if name in fitting[: len(roles)]]
         self.taken.update((role.name, column) for role, column in zip(roles, chosen, strict=True))
@@ -140,7 +145,9 @@ class _Guess:
         """The only candidate column, or the only one whose content fits the role; raises ``UserError`` if there is not
         exactly one.
         """
-        fitting = candidates if len(candidates) == 1 else [name for name in candidates if self.profiles[name].fits(role.kind)]
+        fitting = (
+            candidates if len(candidates) == 1 else [name for name in candidates if self.profiles[name].fits(role.kind)]
+        )
         if len(fitting) != 1:
             raise self._doubt(role, fitting)
         return fitting[0]

@@ -27,7 +27,9 @@ def jsonl(text: TextSource) -> Table:
     if not columns:
         bad = next((row for row in rows[:SAMPLE] if isinstance(row, BadRow)), None)
         why = f": line {bad.line} is {bad.reason}" if bad else ""
-        raise UserError(f"{text.name} holds no JSON object with keys{why}; write one object per line, or a list of objects")
+        raise UserError(
+            f"{text.name} holds no JSON object with keys{why}; write one object per line, or a list of objects"
+        )
     return Table(text.name, tuple(columns), lambda: iter(rows), text.digest())
 
 

@@ -62,10 +62,14 @@ def _scitldr(text: TextSource) -> Table:
         for row in table.parse():
             if isinstance(row, Row):
                 targets = list(row.values["target"])
-                row = row._replace(values={"source": " ".join(row.values["source"]), "target": targets[0], "targets": targets})
+                row = row._replace(
+                    values={"source": " ".join(row.values["source"]), "target": targets[0], "targets": targets}
+                )
             yield row
 
-    return replace(table, columns=("source", "target"), parse=parse, defaults={"text": ("source", "target")}, extra=("targets",))
+    return replace(
+        table, columns=("source", "target"), parse=parse, defaults={"text": ("source", "target")}, extra=("targets",)
+    )
 
 
 def _raw(stem: str, english: tuple[int, str], german: tuple[int, str]) -> tuple[PublishedFile, PublishedFile]:
@@ -99,9 +103,19 @@ TABLES = {
     ),
     "sst2": KnownTable(
         {
-            "train": (PublishedFile("train.tsv", "", 738859, "cd45f1cdd4adcd66563b8116669136877f7b9525697cb486b2d46b960231f94d"),),
-            "validation": (PublishedFile("dev.tsv", "", 94415, "f7271f7a919ea884ca8563e13ed03028aa44296d1f738c003af3142b9a2188f8"),),
-            "test": (PublishedFile("test.tsv", "", 193577, "1da6e04ccd65c1ade32864afa62129b3b3d5df0f1b314961ec345af304274093"),),
+            "train": (
+                PublishedFile(
+                    "train.tsv", "", 738859, "cd45f1cdd4adcd66563b8116669136877f7b9525697cb486b2d46b960231f94d"
+                ),
+            ),
+            "validation": (
+                PublishedFile("dev.tsv", "", 94415, "f7271f7a919ea884ca8563e13ed03028aa44296d1f738c003af3142b9a2188f8"),
+            ),
+            "test": (
+                PublishedFile(
+                    "test.tsv", "", 193577, "1da6e04ccd65c1ade32864afa62129b3b3d5df0f1b314961ec345af304274093"
+                ),
+            ),
         },
         _sst2,
     ),
@@ -109,12 +123,18 @@ TABLES = {
         {
             "train": (
                 PublishedFile(
-                    "train.conll", WNUT17 + "wnut17train.conll", 493781, "731820e13f71af324c6b55a1575ec2ce59fbaa2a0806f8f0400b98d56cd6a7a5"
+                    "train.conll",
+                    WNUT17 + "wnut17train.conll",
+                    493781,
+                    "731820e13f71af324c6b55a1575ec2ce59fbaa2a0806f8f0400b98d56cd6a7a5",
                 ),
             ),
             "validation": (
                 PublishedFile(
-                    "dev.conll", WNUT17 + "emerging.dev.conll", 114749, "e053b752b8155113ca66e7db08af5f2f5f43ab993694e4774f1ec5bad42312d8"
+                    "dev.conll",
+                    WNUT17 + "emerging.dev.conll",
+                    114749,
+                    "e053b752b8155113ca66e7db08af5f2f5f43ab993694e4774f1ec5bad42312d8",
                 ),
             ),
             "test": (
@@ -131,18 +151,41 @@ TABLES = {
     "squad": KnownTable(
         {
             "train": (
-                PublishedFile("train-new_wiki.json", "", 3461320, "831a16eda3c3e91d53779bf7ec25c9821dbfa057818503aca72222a58936ae0e"),
-                PublishedFile("train-amazon.json", "", 4010928, "e3b23e25eccf57cc93cc5db9dbad98cec67bb6e4c06b47d01956a5b0f0a38e76"),
+                PublishedFile(
+                    "train-new_wiki.json",
+                    "",
+                    3461320,
+                    "831a16eda3c3e91d53779bf7ec25c9821dbfa057818503aca72222a58936ae0e",
+                ),
+                PublishedFile(
+                    "train-amazon.json", "", 4010928, "e3b23e25eccf57cc93cc5db9dbad98cec67bb6e4c06b47d01956a5b0f0a38e76"
+                ),
             ),
-            "test": (PublishedFile("dev-v1.1.json", "", 4644703, "83cee08835e339ed0d9a084558e9c6388a0909070a3bc432d13101fa41f5404e"),),
+            "test": (
+                PublishedFile(
+                    "dev-v1.1.json", "", 4644703, "83cee08835e339ed0d9a084558e9c6388a0909070a3bc432d13101fa41f5404e"
+                ),
+            ),
         },
         squad,
     ),
     "scitldr": KnownTable(
         {
-            "train": (PublishedFile("train.jsonl", "", 2754655, "42f29edc0090eb67da82415e2803f9ae2f5eb2877490d1e961d0731b582c02d4"),),
-            "validation": (PublishedFile("dev.jsonl", "", 999628, "4db054f15cd66a5175bfac8b5bee43813346f1654ef4c72df264db31926d1415"),),
-            "test": (PublishedFile("test.jsonl", "", 1072961, "72a0411738cd58151e8515fa4fc59214de7c90bbea166d5518ccfc81596d53d4"),),
+            "train": (
+                PublishedFile(
+                    "train.jsonl", "", 2754655, "42f29edc0090eb67da82415e2803f9ae2f5eb2877490d1e961d0731b582c02d4"
+                ),
+            ),
+            "validation": (
+                PublishedFile(
+                    "dev.jsonl", "", 999628, "4db054f15cd66a5175bfac8b5bee43813346f1654ef4c72df264db31926d1415"
+                ),
+            ),
+            "test": (
+                PublishedFile(
+                    "test.jsonl", "", 1072961, "72a0411738cd58151e8515fa4fc59214de7c90bbea166d5518ccfc81596d53d4"
+                ),
+            ),
         },
         _scitldr,
     ),

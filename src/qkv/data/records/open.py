@@ -70,7 +70,9 @@ def open_rows(data: spec.Data, roles: Sequence[Role], source: str, split: str) -
     differs. Raises ``UserError`` like ``open_records``.
     """
     if source in TABLES:
-        raise UserError(f"{source!r} is a named data set with its own splits; name a file, all of whose rows are evaluated")
+        raise UserError(
+            f"{source!r} is a named data set with its own splits; name a file, all of whose rows are evaluated"
+        )
     alike = PurePath(source).suffix == PurePath(data.source).suffix
     data = data.changed(source=source, validation=None, test=None, format=data.format if alike else None)
     table = table_of(source, data, roles, "data")
@@ -86,7 +88,9 @@ def open_rows(data: spec.Data, roles: Sequence[Role], source: str, split: str) -
 def _tables(data: spec.Data, roles: Sequence[Role], where: str) -> dict[str, Table]:
     if data.source in TABLES:
         if data.format:
-            raise UserError(f"{where}.format: {data.source!r} is a named data set of known format; leave the format out")
+            raise UserError(
+                f"{where}.format: {data.source!r} is a named data set of known format; leave the format out"
+            )
         tables = named_tables(data.source)
     else:
         tables = {"train": table_of(data.source, data, roles, f"{where}.source", tuple(TABLES))}
@@ -99,7 +103,9 @@ def _tables(data: spec.Data, roles: Sequence[Role], where: str) -> dict[str, Tab
 def _read(table: Table, roles: Sequence[Role], choice: ColumnChoice, data: spec.Data, where: str) -> Read:
     for role, column in choice.columns.items():
         if column not in table.columns:
-            raise UserError(f"{table.name} has no column {column!r}, which is used as {role}; its columns are {', '.join(table.columns)}")
+            raise UserError(
+                f"{table.name} has no column {column!r}, which is used as {role}; its columns are {', '.join(table.columns)}"
+            )
     values = Values(roles, choice.columns, table.extra)
     read = Read([], [], [], [])
     for row in table.rows:
@@ -135,7 +141,9 @@ def _judge(table: Table, read: Read, data: spec.Data, where: str) -> None:
     read.notes.append(f"{what} {'was' if bad == 1 else 'were'} skipped: {some}")
 
 
-def _hold_out(splits: dict[str, list[dict[str, Any]]], groups: list[str], roles: Sequence[Role], data: spec.Data, table: Table) -> str:
+def _hold_out(
+    splits: dict[str, list[dict[str, Any]]], groups: list[str], roles: Sequence[Role], data: spec.Data, table: Table
+) -> str:
     """Move validation rows out of ``splits["train"]``, in place; return a sentence that describes the split. The
     shuffle is seeded by the content alone.
     """
@@ -148,7 +156,9 @@ def _hold_out(splits: dict[str, list[dict[str, Any]]], groups: list[str], roles:
     except UserError as error:
         raise UserError(f"{table.name}: {error}") from None
     splits["train"], splits["validation"] = ([rows[i] for i in part] for part in split)
-    how = "with no context in both splits" if len(set(groups)) > 1 else f"stratified by {label}" if label else "at random"
+    how = (
+        "with no context in both splits" if len(set(groups)) > 1 else f"stratified by {label}" if label else "at random"
+    )
     held = len(split.validation)
     return f"{held:,} of {len(rows):,} rows {'was' if held == 1 else 'were'} held out for validation, {how}"
 

@@ -68,7 +68,9 @@ class Profile:
     @property
     def is_id(self) -> bool:
         """True if the column only identifies rows, by its name or because its values count up."""
-        return plain(self.name) in IDS or (self.filled > 2 and self.counts_up and len(self.distinct) == min(self.filled, MOST_LABELS + 1))
+        return plain(self.name) in IDS or (
+            self.filled > 2 and self.counts_up and len(self.distinct) == min(self.filled, MOST_LABELS + 1)
+        )
 
     def fits(self, kind: Kind) -> bool:
         """True if the values look like those of a column of ``kind``, such as a label with few distinct values."""

@@ -17,7 +17,9 @@ class HoldOut(NamedTuple):
     validation: list[int]
 
 
-def hold_out(count: int, fraction: float, seed: str, labels: Sequence[Hashable] = (), groups: Sequence[Hashable] = ()) -> HoldOut:
+def hold_out(
+    count: int, fraction: float, seed: str, labels: Sequence[Hashable] = (), groups: Sequence[Hashable] = ()
+) -> HoldOut:
     """Split ``count`` rows at random: the ``fraction`` at the end of a shuffle determined by ``seed`` is held out, at
     least one row and not all.
 
@@ -28,7 +30,9 @@ def hold_out(count: int, fraction: float, seed: str, labels: Sequence[Hashable] 
     Raises ``UserError`` for fewer than two rows.
     """
     if count < 2:
-        raise UserError(f"there {'is one row' if count else 'are no rows'}; at least two are needed, one to train on and one to hold out")
+        raise UserError(
+            f"there {'is one row' if count else 'are no rows'}; at least two are needed, one to train on and one to hold out"
+        )
     order = _shuffled(count, seed)
     wanted = min(max(round(fraction * count), 1), count - 1)
     if len(set(groups)) > 1:

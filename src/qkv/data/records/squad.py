@@ -31,7 +31,9 @@ def _questions(texts: Sequence[TextSource]) -> Iterator[Row | BadRow]:
         content = "".join(text.blocks())
         try:
             data = json.loads(content)["data"]
-            found = [(f"{text.name}:{i}", article, part) for i, article in enumerate(data) for part in article["paragraphs"]]
+            found = [
+                (f"{text.name}:{i}", article, part) for i, article in enumerate(data) for part in article["paragraphs"]
+            ]
             yield from _of_paragraphs(text.name, content, found)
         except json.JSONDecodeError as error:
             raise UserError(f"{text.name}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from None
@@ -41,7 +43,9 @@ def _questions(texts: Sequence[TextSource]) -> Iterator[Row | BadRow]:
             ) from None
 
 
-def _of_paragraphs(file: str, content: str, found: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> Iterator[Row | BadRow]:
+def _of_paragraphs(
+    file: str, content: str, found: list[tuple[str, dict[str, Any], dict[str, Any]]]
+) -> Iterator[Row | BadRow]:
     line, seen = 1, 0
     for group, article, paragraph in found:
         for question in paragraph["qas"]:

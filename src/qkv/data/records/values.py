@@ -41,7 +41,9 @@ class Values:
                 found[role.name] = CONVERT[role.kind](row.values.get(self._columns[role.name]), role.name)
         for role in self._roles:
             if role.kind == "answers":
-                found[role.name] = self._answers(row.values.get(self._columns[role.name]), role.name, found.get(self._context, ""))
+                found[role.name] = self._answers(
+                    row.values.get(self._columns[role.name]), role.name, found.get(self._context, "")
+                )
         self._check(found)
         for name in self._extra:
             if name in row.values:
@@ -74,7 +76,9 @@ class Values:
             if start is None:
                 self._counts["{} answers had no start and were placed at their first occurrence"] += 1
             elif at != start:
-                self._counts["{} answers were not at their stated start and were moved to their nearest occurrence"] += 1
+                self._counts[
+                    "{} answers were not at their stated start and were moved to their nearest occurrence"
+                ] += 1
             found.append({"text": answer, "start": at})
         if given and not found:
             raise Unusable(f"the answer {_short(given[0][0])} is not in the {self._context}")
@@ -148,7 +152,13 @@ def _tags(value: Any, name: str) -> list[str]:
     return [sys.intern(tag) for tag in _words(value, name)]
 
 
-CONVERT: dict[str, Callable[[Any, str], Any]] = {"text": _text, "label": _label, "number": _number, "words": _words, "tags": _tags}
+CONVERT: dict[str, Callable[[Any, str], Any]] = {
+    "text": _text,
+    "label": _label,
+    "number": _number,
+    "words": _words,
+    "tags": _tags,
+}
 """Function that converts a column's value for each kind of role; answers are converted separately, since they need
 their context.
 """

@@ -34,7 +34,12 @@ def recall_batch(
 
     Raises ``UserError`` for a negative ``batch`` or ``distance``, or ``symbols`` or ``fillers`` below 1.
     """
-    for name, value, least in (("batch", batch, 0), ("distance", distance, 0), ("symbols", symbols, 1), ("fillers", fillers, 1)):
+    for name, value, least in (
+        ("batch", batch, 0),
+        ("distance", distance, 0),
+        ("symbols", symbols, 1),
+        ("fillers", fillers, 1),
+    ):
         check_at_least(name, value, least)
     symbol = rng.integers(0, symbols, (batch, 1))
     between = rng.integers(symbols, symbols + fillers, (batch, distance))

@@ -47,7 +47,9 @@ _SLOT, _CROSS = "blocks.{i}.branches.1.", "model.decoder.layers.{i}.encoder_attn
 
 NAMES = (
     NameRule("frontend.table", "model.shared.weight"),
-    NameRule("encoder.frontend.table", ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"), COPIED),
+    NameRule(
+        "encoder.frontend.table", ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"), COPIED
+    ),
     *_stack("encoder.", "model.encoder", 1),
     *_stack("", "model.decoder", 2),
     NameRule(_SLOT + "norm.*", "model.decoder.layers.{i}.encoder_attn_layer_norm.*"),
@@ -85,7 +87,9 @@ def _spec(order: Literal["pre", "post"], last: Norm) -> Callable[[Config, Head],
             width=config.size("d_model", 1024),
             num_layers=config.layers("decoder_layers", 12),
             blocks=(block.changed(branches=(read, look, think)),),
-            encoder=Encoder(num_layers=config.layers("encoder_layers", 12), blocks=(encoder,), share_embedding=True, **stack),
+            encoder=Encoder(
+                num_layers=config.layers("encoder_layers", 12), blocks=(encoder,), share_embedding=True, **stack
+            ),
             head=head,
             init_std=config.number("init_std", 0.02),
             **stack,
@@ -108,7 +112,10 @@ def _fixed(order: str, last: Norm) -> tuple[tuple[str, Any, str], ...]:
 
 def _branches(config: Config, stack: str) -> tuple[Attention, CrossAttention, FeedForward]:
     """Self-attention, cross-attention and feed-forward of a block of ``stack``, "encoder" or "decoder"."""
-    sizes = {"num_heads": config.size(f"{stack}_attention_heads", 16), "dropout": config.number("attention_dropout", 0.0)}
+    sizes = {
+        "num_heads": config.size(f"{stack}_attention_heads", 16),
+        "dropout": config.number("attention_dropout", 0.0),
+    }
     feed_forward = FeedForward(
         hidden=config.size(f"{stack}_ffn_dim", 4096),
         activation=config.word("activation_function", "gelu", INWARD),
@@ -152,7 +159,15 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 _HEADS = ("tie_word_embeddings", "classifier_dropout", "classif_dropout")
 _WRITING = (
-    *("num_beams", "early_stopping", "length_penalty", "no_repeat_ngram_size", "min_length", "num_beam_groups", "diversity_penalty"),
+    *(
+        "num_beams",
+        "early_stopping",
+        "length_penalty",
+        "no_repeat_ngram_size",
+        "min_length",
+        "num_beam_groups",
+        "diversity_penalty",
+    ),
     *("force_bos_token_to_be_generated", "forced_eos_token_id", "prefix", "output_past", "save_step"),
 )
 _IGNORED_CONFIG = {
@@ -182,7 +197,9 @@ def _classes(config: Config) -> Head:
     """Classification head W dropout(tanh(W_h x + b_h)) + b on the decoder's last vector x, which is at eos: the decoder
     input is the source shifted by one token.
     """
-    return pooled_head(config, pooling="last", hidden=config.size("d_model", 1024), dropout=config.number("classifier_dropout", 0.0))
+    return pooled_head(
+        config, pooling="last", hidden=config.size("d_model", 1024), dropout=config.number("classifier_dropout", 0.0)
+    )
 
 
 def _classes_keys(head: Head) -> dict[str, Any] | None:
@@ -194,7 +211,10 @@ def _classes_keys(head: Head) -> dict[str, Any] | None:
 _CLASSES = Architecture(
     _classes,
     _classes_keys,
-    (NameRule("head.hidden.*", "classification_head.dense.*"), NameRule("head.output.*", "classification_head.out_proj.*")),
+    (
+        NameRule("head.hidden.*", "classification_head.dense.*"),
+        NameRule("head.output.*", "classification_head.out_proj.*"),
+    ),
 )
 
 

@@ -31,7 +31,14 @@ IGNORED = {
 }
 IGNORED_CONFIG = {
     **dict.fromkeys(
-        ("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type", "directionality"),
+        (
+            "pooler_fc_size",
+            "pooler_num_attention_heads",
+            "pooler_num_fc_layers",
+            "pooler_size_per_head",
+            "pooler_type",
+            "directionality",
+        ),
         "from the first release; unused",
     ),
     **dict.fromkeys(("classifier_dropout", "tie_word_embeddings"), "part of a head that this architecture lacks"),
@@ -62,7 +69,10 @@ def names(body: str) -> tuple[NameRule, ...]:
         NameRule("blocks.{i}.branches.1.norm.*", "encoder.layer.{i}.output.LayerNorm.*"),
     )
     joined = tuple(f"{body}encoder.layer.{{i}}.attention.self.{part}.*" for part in ("query", "key", "value"))
-    return (*(row._replace(theirs=f"{body}{row.theirs}") for row in rows), NameRule("blocks.{i}.branches.0.body.qkv.*", joined, QKV))
+    return (
+        *(row._replace(theirs=f"{body}{row.theirs}") for row in rows),
+        NameRule("blocks.{i}.branches.0.body.qkv.*", joined, QKV),
+    )
 
 
 def spec(config: Config, head: Head) -> Model:
@@ -79,7 +89,9 @@ def body(config: Config, head: Head, reserved: int, types: int) -> Model:
     width, dropout = config.size("hidden_size", 768), config.number("hidden_dropout_prob", 0.1)
     norm = LayerNorm(eps=config.number("layer_norm_eps", 1e-12))
     attention = Attention(
-        num_heads=config.size("num_attention_heads", 12), mask=Full(), dropout=config.number("attention_probs_dropout_prob", 0.1)
+        num_heads=config.size("num_attention_heads", 12),
+        mask=Full(),
+        dropout=config.number("attention_probs_dropout_prob", 0.1),
     )
     activation = config.word("hidden_act", "gelu", INWARD)
     feed_forward = FeedForward(hidden=config.size("intermediate_size", 3072), activation=activation)
@@ -104,7 +116,9 @@ def body(config: Config, head: Head, reserved: int, types: int) -> Model:
 def _positions(config: Config, reserved: int) -> int:
     rows = config.size("max_position_embeddings", 512)
     if rows <= reserved:
-        raise UserError(f"{config.source}: max_position_embeddings is {rows}, but the first {reserved} rows of that table are reserved")
+        raise UserError(
+            f"{config.source}: max_position_embeddings is {rows}, but the first {reserved} rows of that table are reserved"
+        )
     return rows - reserved
 
 

@@ -44,7 +44,9 @@ COMMON = (
 )
 NAMES = (
     *COMMON,
-    NameRule("blocks.{i}.branches.0.body.qkv.*", tuple(f"{_SELF}{part}_proj.*" for part in ("query", "key", "value")), QKV),
+    NameRule(
+        "blocks.{i}.branches.0.body.qkv.*", tuple(f"{_SELF}{part}_proj.*" for part in ("query", "key", "value")), QKV
+    ),
     NameRule("blocks.{i}.branches.0.body.position_key.*", f"{_SELF}pos_key_proj.*"),
     NameRule("blocks.{i}.branches.0.body.position_query.*", f"{_SELF}pos_query_proj.*"),
 )
@@ -95,7 +97,9 @@ def first_spec(config: Config, head: Head) -> Model:
     """Spec of the first DeBERTa: as v2, always with relative attention, without the options of v2."""
     config.fixed("talking_head", False, "projections between heads (talking heads)")
     if not config.flag("relative_attention", False):
-        raise UserError(f"{config.source}: relative_attention is false, but for the first DeBERTa qkv supports only true")
+        raise UserError(
+            f"{config.source}: relative_attention is false, but for the first DeBERTa qkv supports only true"
+        )
     attention = DisentangledAttention(
         **_distances(config, FIRST),
         position_buckets=None,
@@ -106,7 +110,11 @@ def first_spec(config: Config, head: Head) -> Model:
 
 
 def _model(config: Config, head: Head, sizes: Sizes, attention: Branch) -> Model:
-    width, dropout, norm = config.size("hidden_size", sizes.width), config.number("hidden_dropout_prob", 0.1), _norm(config)
+    width, dropout, norm = (
+        config.size("hidden_size", sizes.width),
+        config.number("hidden_dropout_prob", 0.1),
+        _norm(config),
+    )
     for key, only, meaning in _fixed(width, config.size("num_attention_heads", sizes.heads)):
         config.fixed(key, only, meaning)
     placed = config.flag("position_biased_input", True)
@@ -115,7 +123,9 @@ def _model(config: Config, head: Head, sizes: Sizes, attention: Branch) -> Model
     return Model(
         width=width,
         num_layers=config.layers("num_hidden_layers", sizes.layers),
-        context_length=_size(config, "max_position_embeddings", 512) if placed else config.integer("max_position_embeddings", 512),
+        context_length=_size(config, "max_position_embeddings", 512)
+        if placed
+        else config.integer("max_position_embeddings", 512),
         frontend=Text(
             vocab_size=config.size("vocab_size", sizes.vocab),
             positions=Learned() if placed else NoPositions(),
@@ -208,7 +218,8 @@ def config(spec: Model) -> dict[str, Any] | None:
     """Keys of config.json for ``spec``; None if its structure is not DeBERTa's. Callers read them back to verify."""
     match shape_of(spec):
         case Block(
-            branches=(DisentangledAttention() | Attention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm
+            branches=(DisentangledAttention() | Attention() as attention, FeedForward() as feed_forward),
+            norm=LayerNorm() as norm,
         ) as block, Text() as frontend:
             pass
         case _:
@@ -227,7 +238,9 @@ def config(spec: Model) -> dict[str, Any] | None:
         "hidden_dropout_prob": block.dropout,
         "attention_probs_dropout_prob": attention.dropout,
         "initializer_range": spec.init_std,
-        **(_relative_keys(attention) if isinstance(attention, DisentangledAttention) else {"relative_attention": False}),
+        **(
+            _relative_keys(attention) if isinstance(attention, DisentangledAttention) else {"relative_attention": False}
+        ),
     }
 
 
@@ -236,7 +249,9 @@ def first_config(spec: Model) -> dict[str, Any] | None:
     found = config(spec)
     if found is None or not found["relative_attention"]:
         return None
-    return {key: value for key, value in found.items() if key not in ("position_buckets", "share_att_key", "norm_rel_ebd")}
+    return {
+        key: value for key, value in found.items() if key not in ("position_buckets", "share_att_key", "norm_rel_ebd")
+    }
 
 
 def _relative_keys(attention: DisentangledAttention) -> dict[str, Any]:
@@ -254,7 +269,9 @@ def _relative_keys(attention: DisentangledAttention) -> dict[str, Any]:
 def _masked(config: Config) -> Head:
     """Masked language model head of the config; unless ``legacy`` is set, its matrix is always the token table."""
     tied = config.flag("tie_word_embeddings", True) or not config.flag("legacy", True)
-    return LanguageModelHead(tied=tied, bias=True, transform=config.word("hidden_act", "gelu", INWARD), norm=_norm(config))
+    return LanguageModelHead(
+        tied=tied, bias=True, transform=config.word("hidden_act", "gelu", INWARD), norm=_norm(config)
+    )
 
 
 def _classes(config: Config, sizes: Sizes) -> Head:
@@ -298,8 +315,13 @@ DEBERTA2 = Family(
     prefix="deberta.",
     ignored=IGNORED,
     ignored_config={
-        **dict.fromkeys(("pooler_dropout", "pooler_hidden_act", "pooler_hidden_size", "cls_dropout"), "part of the classification head"),
-        **dict.fromkeys(("classifier_dropout", "tie_word_embeddings", "legacy"), "part of a head that this architecture lacks"),
+        **dict.fromkeys(
+            ("pooler_dropout", "pooler_hidden_act", "pooler_hidden_size", "cls_dropout"),
+            "part of the classification head",
+        ),
+        **dict.fromkeys(
+            ("classifier_dropout", "tie_word_embeddings", "legacy"), "part of a head that this architecture lacks"
+        ),
         **dict.fromkeys(("conv_act", "conv_groups"), "part of a convolution that is absent"),
         **dict.fromkeys(("max_relative_positions", "position_buckets", "share_att_key"), "distances, unused here"),
         "padding_idx": "given by the tokenizer",

@@ -93,7 +93,9 @@ def _order(config: Config, norm: LayerNorm) -> dict[str, Any]:
     norms = config.integer("num_ln_in_parallel_attn", 2 if newer else 1)
     if norms not in ((1, 2) if newer else (1,)) or (newer and not parallel):
         said = f"num_ln_in_parallel_attn {norms}, parallel_attn {parallel} and new_decoder_architecture {newer}"
-        raise UserError(f"{config.source}: {said} are inconsistent; two norms belong to the newer architecture, which is always parallel")
+        raise UserError(
+            f"{config.source}: {said} are inconsistent; two norms belong to the newer architecture, which is always parallel"
+        )
     if not parallel:
         return {"order": "pre"}
     return {"order": "parallel", "norms": (norm, norm) if norms == 2 else ()}
@@ -102,7 +104,9 @@ def _order(config: Config, norm: LayerNorm) -> dict[str, Any]:
 def config(spec: Model) -> dict[str, Any] | None:
     """Keys of config.json for ``spec``; None if its structure is not Falcon's. Callers read them back to verify."""
     match shape_of(spec):
-        case Block(branches=(Attention(relative=relative) as attention, FeedForward() as feed_forward)) as block, Text() as frontend:
+        case Block(
+            branches=(Attention(relative=relative) as attention, FeedForward() as feed_forward)
+        ) as block, Text() as frontend:
             norm, placed = block.norm_of(0), _relative_keys(relative)
         case _:
             return None

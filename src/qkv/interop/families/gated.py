@@ -24,12 +24,18 @@ _ATTENTION, _FEED_FORWARD = "model.layers.{i}.self_attn.", "model.layers.{i}.mlp
 NAMES = (
     NameRule("frontend.table", "model.embed_tokens.weight"),
     NameRule("blocks.{i}.branches.0.norm.weight", "model.layers.{i}.input_layernorm.weight"),
-    NameRule("blocks.{i}.branches.0.body.qkv.*", (_ATTENTION + "q_proj.*", _ATTENTION + "k_proj.*", _ATTENTION + "v_proj.*"), QKV),
+    NameRule(
+        "blocks.{i}.branches.0.body.qkv.*",
+        (_ATTENTION + "q_proj.*", _ATTENTION + "k_proj.*", _ATTENTION + "v_proj.*"),
+        QKV,
+    ),
     NameRule("blocks.{i}.branches.0.body.output.*", _ATTENTION + "o_proj.*"),
     NameRule("blocks.{i}.branches.0.body.query_norm.weight", _ATTENTION + "q_norm.weight"),
     NameRule("blocks.{i}.branches.0.body.key_norm.weight", _ATTENTION + "k_norm.weight"),
     NameRule("blocks.{i}.branches.1.norm.weight", "model.layers.{i}.post_attention_layernorm.weight"),
-    NameRule("blocks.{i}.branches.1.body.gate_up.*", (_FEED_FORWARD + "gate_proj.*", _FEED_FORWARD + "up_proj.*"), PAIR),
+    NameRule(
+        "blocks.{i}.branches.1.body.gate_up.*", (_FEED_FORWARD + "gate_proj.*", _FEED_FORWARD + "up_proj.*"), PAIR
+    ),
     NameRule("blocks.{i}.branches.1.body.down.*", _FEED_FORWARD + "down_proj.*"),
     NameRule("norm.weight", "model.norm.weight"),
 )
@@ -53,7 +59,10 @@ def model_of(config: Config, head: Head, attention: Attention, masks: Sequence[M
     activation = config.word("hidden_act", "silu", INWARD)
     feed_forward = GatedFeedForward(hidden=config.size("intermediate_size"), activation=activation, bias=mlp_bias)
     alike = len(set(map(str, masks))) == 1
-    blocks = [Block(branches=(attention.changed(mask=mask), feed_forward), norm=norm) for mask in (masks[:1] if alike else masks)]
+    blocks = [
+        Block(branches=(attention.changed(mask=mask), feed_forward), norm=norm)
+        for mask in (masks[:1] if alike else masks)
+    ]
     return Model(
         width=config.size("hidden_size"),
         num_layers=len(masks),
@@ -84,7 +93,10 @@ def masks_of(config: Config) -> list[Mask]:
     layers, kinds = config.layers("num_hidden_layers"), config.items("layer_types")
     used, first = config.flag("use_sliding_window", False), config.integer("max_window_layers", 28)
     if not kinds:
-        kinds = ["sliding_attention" if used and config.has("sliding_window") and i >= first else "full_attention" for i in range(layers)]
+        kinds = [
+            "sliding_attention" if used and config.has("sliding_window") and i >= first else "full_attention"
+            for i in range(layers)
+        ]
     config.has("sliding_window")
     return [windowed(config.integer("sliding_window")) if kind == "sliding_attention" else Causal() for kind in kinds]
 
@@ -115,7 +127,8 @@ def config_of(spec: Model) -> dict[str, Any] | None:
     """Keys of config.json that all Llama-like families share, for ``spec``; None if it has another structure."""
     match shape_of(spec):
         case Block(
-            branches=(Attention(relative=Rope() as rope) as attention, GatedFeedForward() as feed_forward), norm=RMSNorm() as norm
+            branches=(Attention(relative=Rope() as rope) as attention, GatedFeedForward() as feed_forward),
+            norm=RMSNorm() as norm,
         ), Text() as frontend:
             pass
         case _:

@@ -43,10 +43,10 @@ def spec_of_gemma(config: Config, head: Head) -> Model:
     attention = _attention(config, num_heads=16, num_kv_heads=16).changed(relative=rope_of(config))
     activation = config.word("hidden_act", "gelu_pytorch_tanh", {**INWARD, "gelu": "gelu_tanh"})
     if config.has("hidden_activation") and config.word("hidden_activation", allowed=INWARD) != activation:
-        said = (
-            f"hidden_activation is {config.word('hidden_activation')!r} and hidden_act {config.word('hidden_act', 'gelu_pytorch_tanh')!r}"
+        said = f"hidden_activation is {config.word('hidden_activation')!r} and hidden_act {config.word('hidden_act', 'gelu_pytorch_tanh')!r}"
+        raise UserError(
+            f"{config.source}: {said}; versions of the published code read different ones, so they must agree"
         )
-        raise UserError(f"{config.source}: {said}; versions of the published code read different ones, so they must agree")
     feed_forward = GatedFeedForward(hidden=config.size("intermediate_size", 24576), activation=activation, bias=False)
     blocks = [Block(branches=(attention, feed_forward), norm=_norm(config))] * config.layers("num_hidden_layers", 28)
     return _model(config, head, blocks, width=3072, length=8192)
@@ -63,7 +63,11 @@ def spec_of_gemma2(config: Config, head: Head) -> Model:
 
 def spec_of_gemma3(config: Config, head: Head) -> Model:
     """Spec of Gemma 3: sandwich blocks; by default every sixth one has full attention, the others a sliding window."""
-    config.fixed("attn_logit_softcapping", None, "the scores of attention, and the library that wrote this file does not apply it")
+    config.fixed(
+        "attn_logit_softcapping",
+        None,
+        "the scores of attention, and the library that wrote this file does not apply it",
+    )
     attention = _attention(config, num_heads=8, num_kv_heads=4, scaled=True).changed(qk_norm=_norm(config))
     pattern = config.integer("sliding_window_pattern", config.integer("_sliding_window_pattern", 6))
     return _layered(config, head, attention, _ropes(config), pattern, length=131072)
@@ -101,13 +105,19 @@ def _ropes(config: Config) -> dict[str, Rope]:
     scalings: dict[str, Mapping[str, Any]] = {FULL: config.table("rope_scaling").values, SLIDING: {}}
     found = {}
     for kind, base in bases.items():
-        said = {"rope_parameters": {**tables.table(kind).values, **scalings[kind]}, "rope_theta": base, "max_position_embeddings": length}
+        said = {
+            "rope_parameters": {**tables.table(kind).values, **scalings[kind]},
+            "rope_theta": base,
+            "max_position_embeddings": length,
+        }
         found[kind] = rope_of(Config(said, f"{config.source}: {kind}"))
     tables.finish(())
     return found
 
 
-def _layered(config: Config, head: Head, attention: Attention, ropes: Mapping[str, Rope], pattern: int, length: int) -> Model:
+def _layered(
+    config: Config, head: Head, attention: Attention, ropes: Mapping[str, Rope], pattern: int, length: int
+) -> Model:
     """Spec of sandwich blocks of two kinds, full and sliding window, written as their shortest repeating pattern.
     ``pattern``: as for ``_kinds``.
     """
@@ -118,7 +128,9 @@ def _layered(config: Config, head: Head, attention: Attention, ropes: Mapping[st
     config.fixed("sliding_window_size", config.values.get("sliding_window"), "the meaning of sliding_window")
     config.has("sliding_window")
     of_kind = {
-        kind: Block(branches=(attention.changed(mask=mask, relative=ropes[kind]), feed_forward), norm=norm, order="sandwich")
+        kind: Block(
+            branches=(attention.changed(mask=mask, relative=ropes[kind]), feed_forward), norm=norm, order="sandwich"
+        )
         for kind, mask in ((SLIDING, window), (FULL, Causal()))
     }
     return _model(config, head, [of_kind[kind] for kind in kinds], width=2304, length=length)
@@ -184,7 +196,13 @@ def config_of_gemma3(spec: Model) -> dict[str, Any] | None:
     turned = rope_config(ropes[FULL])
     if turned is None:
         return None
-    return {**found, **_scores_config(spec), **_layers_config(spec), **turned, "rope_local_base_freq": ropes[SLIDING].base}
+    return {
+        **found,
+        **_scores_config(spec),
+        **_layers_config(spec),
+        **turned,
+        "rope_local_base_freq": ropes[SLIDING].base,
+    }
 
 
 def _config(spec: Model, activation: str) -> dict[str, Any] | None:
@@ -223,7 +241,9 @@ def _capped(default: float | None) -> Architecture:
     """
 
     def head(config: Config) -> Head:
-        return LanguageModelHead(tied=config.flag("tie_word_embeddings", True), softcap=config.optional("final_logit_softcapping", default))
+        return LanguageModelHead(
+            tied=config.flag("tie_word_embeddings", True), softcap=config.optional("final_logit_softcapping", default)
+        )
 
     def keys(head: Head) -> dict[str, Any] | None:
         if not isinstance(head, LanguageModelHead):

@@ -102,7 +102,13 @@ GPT2 = Family(
     ignored_config={
         **HEAD_KEYS,
         **dict.fromkeys(
-            ("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
+            (
+                "summary_type",
+                "summary_use_proj",
+                "summary_activation",
+                "summary_proj_to_labels",
+                "summary_first_dropout",
+            ),
             "part of a head that this architecture lacks",
         ),
         "n_ctx": "the same as n_positions",

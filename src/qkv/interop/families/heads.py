@@ -13,7 +13,9 @@ from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
 from qkv.spec.parts import Activation, LayerNorm
 
-HEAD_KEYS: Reasons = dict.fromkeys(("tie_word_embeddings", "classifier_dropout"), "part of a head that this architecture lacks")
+HEAD_KEYS: Reasons = dict.fromkeys(
+    ("tie_word_embeddings", "classifier_dropout"), "part of a head that this architecture lacks"
+)
 """Config keys of heads that may be ignored in every family, with the reason."""
 Reader = Callable[[Config], Head]
 Writer = Callable[[Head], dict[str, Any] | None]
@@ -58,7 +60,9 @@ def _tie(head: Head) -> dict[str, Any] | None:
     return {"tie_word_embeddings": head.tied}
 
 
-def masked(names: Mapping[str, str], activation: Activation | None = None, ignored: Reasons | None = None) -> Architecture:
+def masked(
+    names: Mapping[str, str], activation: Activation | None = None, ignored: Reasons | None = None
+) -> Architecture:
     """Architecture with a masked language model head: logits = norm(φ(x W_t + b_t)) W^T + b. ``names``: own name ->
     published name.
 
@@ -72,7 +76,9 @@ def masked(names: Mapping[str, str], activation: Activation | None = None, ignor
     def read(config: Config) -> Head:
         tied = config.flag("tie_word_embeddings", True)
         norm = LayerNorm(eps=config.number("layer_norm_eps", 1e-12))
-        return LanguageModelHead(tied=tied, bias=True, transform=activation or config.word("hidden_act", "gelu", INWARD), norm=norm)
+        return LanguageModelHead(
+            tied=tied, bias=True, transform=activation or config.word("hidden_act", "gelu", INWARD), norm=norm
+        )
 
     def write(head: Head) -> dict[str, Any] | None:
         if not isinstance(head, LanguageModelHead) or not head.bias or head.transform is None:
@@ -89,7 +95,10 @@ def classification(hidden: str, output: str, ignored: Reasons | None = None) -> 
     ``hidden`` and ``output``: published names of the two layers.
     """
     return Architecture(
-        _classification, _classes, (NameRule("head.hidden.*", f"{hidden}.*"), NameRule("head.output.*", f"{output}.*")), ignored or {}
+        _classification,
+        _classes,
+        (NameRule("head.hidden.*", f"{hidden}.*"), NameRule("head.output.*", f"{output}.*")),
+        ignored or {},
     )
 
 
@@ -111,7 +120,9 @@ def pooled_head(config: Config, **fields: Any) -> Head:
     known = {"regression": count == 1, "single_label_classification": count > 1}
     problem = config.word("problem_type", "regression" if count == 1 else "single_label_classification")
     if problem not in known:
-        raise UserError(f"{config.source}: problem_type is {problem!r}, which qkv does not know; {nearest(problem, known)}")
+        raise UserError(
+            f"{config.source}: problem_type is {problem!r}, which qkv does not know; {nearest(problem, known)}"
+        )
     if not known[problem]:
         sentence = "only regression with one label and classification with several labels are supported"
         raise UserError(f"{config.source}: problem_type is {problem!r} with a num_labels of {count}; {sentence}")
@@ -133,7 +144,9 @@ def of_decoder(stem: str, tags: str | None = "score", question_answering: bool =
     answering as for encoders; ``tags``: published name of the tagging layer, or None. ``question_answering`` False: no question
     answering head, or one with other names.
     """
-    found = {f"{stem}ForSequenceClassification": Architecture(_last, _last_classes, (NameRule("head.output.*", "score.*"),))}
+    found = {
+        f"{stem}ForSequenceClassification": Architecture(_last, _last_classes, (NameRule("head.output.*", "score.*"),))
+    }
     if tags:
         found[f"{stem}ForTokenClassification"] = tagging(tags, body_dropout="hidden_dropout")
     if question_answering:
@@ -146,7 +159,9 @@ def _last(config: Config) -> Head:
 
 
 def _last_classes(head: Head) -> dict[str, Any] | None:
-    return problem_keys(head) if isinstance(head, ClassificationHead | RegressionHead) and head.pooling == "last" else None
+    return (
+        problem_keys(head) if isinstance(head, ClassificationHead | RegressionHead) and head.pooling == "last" else None
+    )
 
 
 def tagging(output: str, ignored: Reasons | None = None, body_dropout: str = "hidden_dropout_prob") -> Architecture:
@@ -171,7 +186,10 @@ def answering(output: str, ignored: Reasons | None = None) -> Architecture:
     the layer.
     """
     return Architecture(
-        _answering, lambda head: {} if isinstance(head, SpanHead) else None, (NameRule("head.output.*", f"{output}.*"),), ignored or {}
+        _answering,
+        lambda head: {} if isinstance(head, SpanHead) else None,
+        (NameRule("head.output.*", f"{output}.*"),),
+        ignored or {},
     )
 
 
@@ -198,7 +216,10 @@ def label_count(config: Config) -> int:
 def label_keys(count: int) -> dict[str, Any]:
     """Config keys ``id2label`` and ``label2id`` for ``count`` unnamed classes."""
     names = [f"LABEL_{i}" for i in range(count)]
-    return {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": {name: i for i, name in enumerate(names)}}
+    return {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
 
 
 def _dropout(config: Config, body: str = "hidden_dropout_prob") -> float:

@@ -38,18 +38,28 @@ def spec(config: Config, head: Head) -> Model:
     assert isinstance(attention, Attention)
     local = GlobalLocalAttention(num_heads=attention.num_heads, num_global=few, dropout=attention.dropout)
     windows = _windows(config, len(model.layers))
-    return model.changed(blocks=tuple(block.changed(branches=(local.changed(window=reach), feed_forward)) for reach in windows))
+    return model.changed(
+        blocks=tuple(block.changed(branches=(local.changed(window=reach), feed_forward)) for reach in windows)
+    )
 
 
 def _windows(config: Config, layers: int) -> list[int]:
     """Window to each side in positions, per layer; the config gives one number for all layers, or one per layer."""
     said = config.values.get("attention_window")
-    given = config.items("attention_window") if isinstance(said, list) else [config.integer("attention_window", 512)] * layers
+    given = (
+        config.items("attention_window")
+        if isinstance(said, list)
+        else [config.integer("attention_window", 512)] * layers
+    )
     if len(given) != layers:
-        raise UserError(f"{config.source}: attention_window names {len(given)} layers, but num_hidden_layers is {layers}")
+        raise UserError(
+            f"{config.source}: attention_window names {len(given)} layers, but num_hidden_layers is {layers}"
+        )
     wrong = next((each for each in given if not isinstance(each, int) or each < 2 or each % 2), None)
     if wrong is not None:
-        raise UserError(f"{config.source}: attention_window holds {wrong!r}, but a window must be an even number of at least 2")
+        raise UserError(
+            f"{config.source}: attention_window holds {wrong!r}, but a window must be an even number of at least 2"
+        )
     return [each // 2 for each in given]
 
 

@@ -45,7 +45,9 @@ def spec(config: Config, head: Head) -> Model:
     kinds, ropes = _kinds(config), _ropes(config)
     reach = config.integer("local_attention", 128) // 2 + 1
     if reach < 1:
-        raise UserError(f"{config.source}: local_attention is {config.integer('local_attention')}, but it should be at least 0")
+        raise UserError(
+            f"{config.source}: local_attention is {config.integer('local_attention')}, but it should be at least 0"
+        )
     masks = {FULL: Full(), SLIDING: Window(size=reach)}
     attention = Attention(
         num_heads=config.size("num_attention_heads", 12),
@@ -238,7 +240,11 @@ def _spans_keys(head: Head) -> dict[str, Any] | None:
     return _hidden_keys(head) if isinstance(head, SpanHead) else None
 
 
-_ANSWER = (NameRule("head.hidden.*", "head.dense.*"), NameRule("head.norm.*", "head.norm.*"), NameRule("head.output.*", "classifier.*"))
+_ANSWER = (
+    NameRule("head.hidden.*", "head.dense.*"),
+    NameRule("head.norm.*", "head.norm.*"),
+    NameRule("head.output.*", "classifier.*"),
+)
 _WORDS = (
     NameRule("head.transform.dense.*", "head.dense.*"),
     NameRule("head.transform.norm.*", "head.norm.*"),
@@ -262,13 +268,22 @@ MODERNBERT = Family(
     prefix="model.",
     ignored_config={
         **dict.fromkeys(
-            ("classifier_activation", "classifier_bias", "classifier_dropout", "classifier_pooling", "decoder_bias", "sparse_prediction"),
+            (
+                "classifier_activation",
+                "classifier_bias",
+                "classifier_dropout",
+                "classifier_pooling",
+                "decoder_bias",
+                "sparse_prediction",
+            ),
             "part of a head that this architecture lacks",
         ),
         "tie_word_embeddings": "part of a head that this architecture lacks",
         "sparse_pred_ignore_index": "training setting",
         "initializer_cutoff_factor": "training setting",
-        **dict.fromkeys(("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"), "execution setting"),
+        **dict.fromkeys(
+            ("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"), "execution setting"
+        ),
         **dict.fromkeys(("layer_norm_eps", "position_embedding_type"), "from the original checkpoint; unused"),
     },
 )

@@ -49,14 +49,20 @@ def spec(config: Config, head: Head) -> Model:
     width, heads = config.size("d_model", 2048), config.size("n_heads", 16)
     for key, only, meaning in FIXED:
         config.fixed(key, only, meaning)
-    norm = config.word("norm_type", "low_precision_layernorm", NORMS)(eps=config.number("layer_norm_epsilon", 1e-5), bias=False)
+    norm = config.word("norm_type", "low_precision_layernorm", NORMS)(
+        eps=config.number("layer_norm_epsilon", 1e-5), bias=False
+    )
     feed_forward = FeedForward(hidden=4 * width, bias=False)
     attention = _attention(config.table("attn_config"), heads, width / heads)
     return Model(
         width=width,
         num_layers=config.layers("n_layers", 24),
         context_length=config.integer("max_seq_len", 2048),
-        frontend=Text(vocab_size=config.size("vocab_size", 50368), positions=NoPositions(), dropout=config.number("emb_pdrop", 0.0)),
+        frontend=Text(
+            vocab_size=config.size("vocab_size", 50368),
+            positions=NoPositions(),
+            dropout=config.number("emb_pdrop", 0.0),
+        ),
         blocks=(Block(branches=(attention, feed_forward), norm=norm, dropout=config.number("resid_pdrop", 0.0)),),
         norm=norm,
         head=head,
@@ -74,7 +80,9 @@ def _attention(table: Config, heads: int, head_dim: float) -> Attention:
     if scale <= 0:
         raise UserError(f"{table.source}: softmax_scale is {scale:g}, but it should be above 0")
     temperature = float(f"{1.0 / (scale * head_dim**0.5):.12g}")
-    attention = Attention(num_heads=heads, relative=Alibi(), bias=False, temperature=temperature, dropout=table.number("attn_pdrop", 0.0))
+    attention = Attention(
+        num_heads=heads, relative=Alibi(), bias=False, temperature=temperature, dropout=table.number("attn_pdrop", 0.0)
+    )
     table.finish({**COMMON, "attn_impl": "execution setting"})
     return attention
 

@@ -42,7 +42,9 @@ def spec(config: Config, head: Head) -> Model:
         bias=config.flag("attention_bias", True),
         dropout=config.number("attention_dropout", 0.0),
     )
-    feed_forward = FeedForward(hidden=config.size("intermediate_size", 24576), activation=config.word("hidden_act", "gelu", INWARD))
+    feed_forward = FeedForward(
+        hidden=config.size("intermediate_size", 24576), activation=config.word("hidden_act", "gelu", INWARD)
+    )
     block = Block(branches=(attention, feed_forward), norm=norm, dropout=dropout)
     if config.flag("use_parallel_residual", True):
         block = block.changed(order="parallel", norms=(norm, norm))
@@ -75,7 +77,9 @@ def _rope(config: Config) -> Rope:
 def config(spec: Model) -> dict[str, Any] | None:
     """Keys of config.json for ``spec``; None if its structure is not GPT-NeoX's. Callers read them back to verify."""
     match shape_of(spec):
-        case Block(branches=(Attention(relative=Rope() as rope) as attention, FeedForward() as feed_forward)) as block, Text() as frontend:
+        case Block(
+            branches=(Attention(relative=Rope() as rope) as attention, FeedForward() as feed_forward)
+        ) as block, Text() as frontend:
             norm, turned = block.norm_of(0), rope_config(rope, partial=True)
         case _:
             return None

@@ -51,7 +51,11 @@ def _asks_alone(spec: Model) -> bool:
     return spec.latents is not None and len(spec.latents.layers[0].branches) == 1
 
 
-_CROSS, _SELF, _SLOT = "perceiver.encoder.cross_attention", "perceiver.encoder.self_attends.", "latents.blocks.{i}.branches."
+_CROSS, _SELF, _SLOT = (
+    "perceiver.encoder.cross_attention",
+    "perceiver.encoder.self_attends.",
+    "latents.blocks.{i}.branches.",
+)
 NAMES = (
     NameRule("frontend.table", "perceiver.input_preprocessor.embeddings.weight"),
     NameRule("frontend.positions.table", "perceiver.input_preprocessor.position_embeddings.weight"),
@@ -88,7 +92,13 @@ class Channels(NamedTuple):
             if size % count:
                 raise UserError(f"{config.source}: {size} features of {name} are not divisible by {count} heads")
         dropout = config.number("attention_probs_dropout_prob", 0.1)
-        return {"num_heads": count, "head_dim": self.keys // count, "value_dim": self.values // count, "dropout": dropout, **fields}
+        return {
+            "num_heads": count,
+            "head_dim": self.keys // count,
+            "value_dim": self.values // count,
+            "dropout": dropout,
+            **fields,
+        }
 
 
 def spec(config: Config, head: Head) -> Model:
@@ -118,7 +128,11 @@ def _latents(config: Config, tokens: int, features: int) -> Latents:
     reads, layers = _latent_blocks(config, tokens, features)
     rounds = config.layers("num_blocks", 1)
     return Latents(
-        count=config.size("num_latents", 256), width=features, blocks=(*reads, *layers), rounds=rounds, once=len(reads) if rounds > 1 else 0
+        count=config.size("num_latents", 256),
+        width=features,
+        blocks=(*reads, *layers),
+        rounds=rounds,
+        once=len(reads) if rounds > 1 else 0,
     )
 
 
@@ -127,14 +141,21 @@ def _latent_blocks(config: Config, tokens: int, features: int) -> tuple[Sequence
     given = {name: config.size(name) if config.has(name) else None for name in ("qk_channels", "v_channels")}
     shape = config.word("cross_attention_shape_for_attention", "kv", {"kv": tokens, "q": features})
     reading, own = (
-        Channels(keys, given["v_channels"] or keys) for keys in (given["qk_channels"] or shape, given["qk_channels"] or features)
+        Channels(keys, given["v_channels"] or keys)
+        for keys in (given["qk_channels"] or shape, given["qk_channels"] or features)
     )
     if own.values != features:
-        sentence = f"the values of the attention between latents have {own.values} features, and latents have {features}"
+        sentence = (
+            f"the values of the attention between latents have {own.values} features, and latents have {features}"
+        )
         raise UserError(f"{config.source}: v_channels: {sentence}, so its output cannot be added to them")
     cross = CrossAttention(**reading.heads(config, config.size("num_cross_attention_heads", 8)))
     attention = Attention(**own.heads(config, config.size("num_self_attention_heads", 8), mask=Full()))
-    reads = _blocks(config.flag("use_query_residual", True), cross, _feed_forward(config, features, "cross_attention_widening_factor"))
+    reads = _blocks(
+        config.flag("use_query_residual", True),
+        cross,
+        _feed_forward(config, features, "cross_attention_widening_factor"),
+    )
     layer = Block(branches=(attention, _feed_forward(config, features, "self_attention_widening_factor")))
     return reads, [layer] * config.layers("num_self_attends_per_block", 26)
 
@@ -227,7 +248,9 @@ PERCEIVER = Family(
     model_types=("perceiver",),
     architectures={
         "PerceiverForMaskedLM": Architecture(lambda config: _MASKED, _masked_keys, _MASKED_ROWS),
-        "PerceiverForSequenceClassification": Architecture(lambda config: pooled_head(config, pooling="first"), _pooled_keys, _POOLED_ROWS),
+        "PerceiverForSequenceClassification": Architecture(
+            lambda config: pooled_head(config, pooling="first"), _pooled_keys, _POOLED_ROWS
+        ),
     },
     spec=spec,
     config=config,

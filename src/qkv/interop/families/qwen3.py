@@ -16,7 +16,9 @@ from qkv.spec.model import Model
 def spec(config: Config, head: Head) -> Model:
     """Spec of Qwen 3: Llama's, with norms of queries and keys, whose epsilon equals that of all other norms."""
     head_dim = config.size("head_dim", 128)
-    attention = gated.attention_of(config, bias=config.flag("attention_bias", False), head_dim=head_dim, qk_norm=gated.norm_of(config))
+    attention = gated.attention_of(
+        config, bias=config.flag("attention_bias", False), head_dim=head_dim, qk_norm=gated.norm_of(config)
+    )
     return gated.model_of(config, head, attention, gated.masks_of(config))
 
 

@@ -32,7 +32,9 @@ NAMES = (
     NameRule("blocks.{i}.branches.0.body.query_key.*", f"{_LAYER}.attention.self_attention.query_key.*"),
     NameRule("blocks.{i}.branches.0.body.value.*", f"{_LAYER}.attention.self_attention.value.*"),
     NameRule(
-        "blocks.{i}.branches.0.body.qkv.*", tuple(f"{_LAYER}.attention.self_attention.{part}.*" for part in ("query", "key", "value")), QKV
+        "blocks.{i}.branches.0.body.qkv.*",
+        tuple(f"{_LAYER}.attention.self_attention.{part}.*" for part in ("query", "key", "value")),
+        QKV,
     ),
     NameRule("blocks.{i}.branches.0.body.output.*", f"{_LAYER}.attention.output.dense.*"),
     NameRule("blocks.{i}.branches.1.norm.*", f"{_LAYER}.feed_forward.layer_norm.*"),
@@ -48,7 +50,9 @@ def spec(config: Config, head: Head) -> Model:
     """
     dropout, norm = config.number("hidden_dropout_prob", 0.05), LayerNorm(eps=config.number("layer_norm_eps", 1e-12))
     feed_forward = FeedForward(
-        hidden=config.size("feed_forward_size", 512), activation=config.word("hidden_act", "relu", INWARD), dropout=dropout
+        hidden=config.size("feed_forward_size", 512),
+        activation=config.word("hidden_act", "relu", INWARD),
+        dropout=dropout,
     )
     config.fixed("tie_word_embeddings", False, "the head, which reads both streams and cannot be tied")
     length = config.integer("max_position_embeddings", 4096)
@@ -56,7 +60,10 @@ def spec(config: Config, head: Head) -> Model:
         width=config.size("hidden_size", 256),
         context_length=length,
         frontend=Text(vocab_size=config.size("vocab_size", 320), positions=_positions(config), dropout=dropout),
-        blocks=tuple(Block(branches=(mixer, feed_forward), norm=norm, residual=Reversible(), dropout=dropout) for mixer in _mixers(config)),
+        blocks=tuple(
+            Block(branches=(mixer, feed_forward), norm=norm, residual=Reversible(), dropout=dropout)
+            for mixer in _mixers(config)
+        ),
         norm=norm,
         head=head,
         init_std=config.number("initializer_range", 0.02),
@@ -64,7 +71,10 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _positions(config: Config) -> Positions:
-    shape, widths = (_numbers(config, key, default) for key, default in (("axial_pos_shape", (64, 64)), ("axial_pos_embds_dim", (64, 192))))
+    shape, widths = (
+        _numbers(config, key, default)
+        for key, default in (("axial_pos_shape", (64, 64)), ("axial_pos_embds_dim", (64, 192)))
+    )
     if not config.flag("axial_pos_embds", True):
         return Learned()
     if len(shape) != 2:
@@ -86,7 +96,9 @@ def _mixers(config: Config) -> list[Branch]:
     kinds: dict[str, Branch] = {}
     for kind in named:
         if kind not in _KINDS:
-            raise UserError(f"{config.source}: attn_layers holds {kind!r}, which qkv does not know; {nearest(str(kind), _KINDS)}")
+            raise UserError(
+                f"{config.source}: attn_layers holds {kind!r}, which qkv does not know; {nearest(str(kind), _KINDS)}"
+            )
         kinds[kind] = kinds.get(kind) or _KINDS[kind](config)
     config.fixed("num_hidden_layers", len(named), "the number of layers, one per entry of attn_layers")
     return [kinds[kind] for kind in named]
@@ -94,10 +106,14 @@ def _mixers(config: Config) -> list[Branch]:
 
 def _local(config: Config) -> Attention:
     if not config.flag("is_decoder", False):
-        sentence = "in local layers of an encoder the first chunk attends to the last one, which no mask of qkv expresses"
+        sentence = (
+            "in local layers of an encoder the first chunk attends to the last one, which no mask of qkv expresses"
+        )
         raise UserError(f"{config.source}: attn_layers: {sentence}; use 'lsh' layers")
     config.fixed("local_num_chunks_after", 0, "visibility of later positions")
-    chunks = Blocks(size=config.integer("local_attn_chunk_length", 64), back=config.integer("local_num_chunks_before", 1))
+    chunks = Blocks(
+        size=config.integer("local_attn_chunk_length", 64), back=config.integer("local_num_chunks_before", 1)
+    )
     return Attention(
         mask=Causal() & chunks,
         num_heads=config.size("num_attention_heads", 12),
@@ -120,7 +136,9 @@ def _hashed(config: Config) -> LSHAttention:
         num_heads=config.size("num_attention_heads", 12),
         head_dim=config.size("attention_head_size", 64),
         num_hashes=config.integer("num_hashes", 1),
-        num_buckets=(config.integer("num_buckets"),) if isinstance(buckets, int) else _numbers(config, "num_buckets", ()),
+        num_buckets=(config.integer("num_buckets"),)
+        if isinstance(buckets, int)
+        else _numbers(config, "num_buckets", ()),
         chunk_length=config.integer("lsh_attn_chunk_length", 64),
         chunks_before=config.integer("lsh_num_chunks_before", 1),
         chunks_after=config.integer("lsh_num_chunks_after", 0),
@@ -136,7 +154,9 @@ _KINDS = {"local": _local, "lsh": _hashed}
 def config(spec: Model) -> dict[str, Any] | None:
     """Keys of config.json for ``spec``; None if its structure is not the Reformer's."""
     match shape_of(spec):
-        case Block(branches=(Attention() | LSHAttention(), FeedForward() as think), norm=LayerNorm() as norm) as block, Text() as frontend:
+        case Block(
+            branches=(Attention() | LSHAttention(), FeedForward() as think), norm=LayerNorm() as norm
+        ) as block, Text() as frontend:
             pass
         case _:
             return None
@@ -157,7 +177,10 @@ def config(spec: Model) -> dict[str, Any] | None:
         "tie_word_embeddings": False,
     }
     if isinstance(frontend.positions, Axial):
-        found |= {"axial_pos_shape": list(frontend.positions.shape), "axial_pos_embds_dim": list(frontend.positions.widths)}
+        found |= {
+            "axial_pos_shape": list(frontend.positions.shape),
+            "axial_pos_embds_dim": list(frontend.positions.widths),
+        }
     for mixer in mixers:
         found |= _keys(mixer, spec.width)
     return found

@@ -28,7 +28,9 @@ MASKED_NAMES = {
 
 def spec(config: Config, head: Head) -> Model:
     """Spec of RoBERTa: as BERT's; rows up to ``pad_token_id`` of the position table are reserved."""
-    return bert.body(config, head, reserved=config.integer("pad_token_id", 1) + 1, types=config.size("type_vocab_size", 2))
+    return bert.body(
+        config, head, reserved=config.integer("pad_token_id", 1) + 1, types=config.size("type_vocab_size", 2)
+    )
 
 
 def config(spec: Model) -> dict[str, Any] | None:
@@ -50,7 +52,9 @@ def architectures(stem: str, prefix: str) -> dict[str, Architecture]:
     return {
         f"{stem}ForMaskedLM": masked(MASKED_NAMES, activation="gelu", ignored=again),
         f"{stem}Model": heads.body(f"{prefix}embeddings.word_embeddings.weight", kept=unread),
-        f"{stem}ForSequenceClassification": classification(hidden="classifier.dense", output="classifier.out_proj", ignored=unread),
+        f"{stem}ForSequenceClassification": classification(
+            hidden="classifier.dense", output="classifier.out_proj", ignored=unread
+        ),
         f"{stem}ForTokenClassification": tagging("classifier", ignored=unread),
         f"{stem}ForQuestionAnswering": answering("qa_outputs", ignored=unread),
     }
@@ -70,5 +74,9 @@ ROBERTA = Family(
     older=bert.OLDER,
 )
 XLM_ROBERTA = replace(
-    ROBERTA, name="XLM-RoBERTa", model_types=("xlm-roberta",), architectures=architectures("XLMRoberta", "roberta."), defaults={}
+    ROBERTA,
+    name="XLM-RoBERTa",
+    model_types=("xlm-roberta",),
+    architectures=architectures("XLMRoberta", "roberta."),
+    defaults={},
 )

@@ -62,7 +62,9 @@ def _yarn(table: Config, config: Config) -> RopeScaling:
     table.fixed("truncate", True, "the start of the ramp between high and low frequencies")
     magnitude = 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
     if not math.isclose(table.number("attention_factor", magnitude), magnitude, rel_tol=1e-6):
-        raise UserError(f"{table.source}: attention_factor should be 0.1 ln(factor) + 1 = {magnitude:.6g}; qkv supports no other")
+        raise UserError(
+            f"{table.source}: attention_factor should be 0.1 ln(factor) + 1 = {magnitude:.6g}; qkv supports no other"
+        )
     return YarnScaling(
         factor=factor,
         original_length=_original(table, config),

@@ -32,12 +32,16 @@ def _stack(ours: str, theirs: str, last: int) -> tuple[NameRule, ...]:
     attention, feed_forward = f"{layer}0.SelfAttention.", f"{layer}{last}.DenseReluDense."
     return (
         NameRule(f"{slot}0.norm.weight", f"{layer}0.layer_norm.weight"),
-        NameRule(f"{slot}0.body.qkv.weight", (f"{attention}q.weight", f"{attention}k.weight", f"{attention}v.weight"), QKV),
+        NameRule(
+            f"{slot}0.body.qkv.weight", (f"{attention}q.weight", f"{attention}k.weight", f"{attention}v.weight"), QKV
+        ),
         NameRule(f"{slot}0.body.output.weight", f"{attention}o.weight"),
         NameRule(f"{slot}0.body.relative.table", f"{attention}relative_attention_bias.weight"),
         NameRule(f"{slot}{last}.norm.weight", f"{layer}{last}.layer_norm.weight"),
         NameRule(f"{slot}{last}.body.up.weight", f"{feed_forward}wi.weight"),
-        NameRule(f"{slot}{last}.body.gate_up.weight", (f"{feed_forward}wi_0.weight", f"{feed_forward}wi_1.weight"), PAIR),
+        NameRule(
+            f"{slot}{last}.body.gate_up.weight", (f"{feed_forward}wi_0.weight", f"{feed_forward}wi_1.weight"), PAIR
+        ),
         NameRule(f"{slot}{last}.body.down.weight", f"{feed_forward}wo.weight"),
         NameRule(f"{ours}norm.weight", f"{theirs}.final_layer_norm.weight"),
     )
@@ -104,7 +108,9 @@ def _feed_forward(config: Config, dropout: float) -> FeedForward | GatedFeedForw
     name = said.removeprefix("gated-")
     if name not in INWARD:
         known = [*INWARD, *(f"gated-{each}" for each in INWARD)]
-        raise UserError(f"{config.source}: feed_forward_proj is {said!r}, which qkv does not know; {nearest(said, known)}")
+        raise UserError(
+            f"{config.source}: feed_forward_proj is {said!r}, which qkv does not know; {nearest(said, known)}"
+        )
     name = "gelu_new" if said == "gated-gelu" else name
     config.fixed("dense_act_fn", name, "the activation in feed_forward_proj")
     config.fixed("is_gated_act", said.startswith("gated-"), "gating, given by feed_forward_proj")
@@ -117,7 +123,9 @@ def config(spec: Model) -> dict[str, Any] | None:
     """Keys of config.json for ``spec``; None if its structure is not T5's. Callers read them back to verify."""
     encoder = spec.encoder or spec
     match shape_of(encoder):
-        case Block(branches=(Attention(relative=T5Buckets() as relative) as attention, last), norm=RMSNorm() as norm), Text() as frontend:
+        case Block(
+            branches=(Attention(relative=T5Buckets() as relative) as attention, last), norm=RMSNorm() as norm
+        ), Text() as frontend:
             pass
         case _:
             return None

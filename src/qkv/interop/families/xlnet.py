@@ -69,7 +69,9 @@ def spec(config: Config, head: Head) -> Model:
         width=width,
         num_layers=config.layers("n_layer", 24),
         context_length=config.integer(LENGTH, 512),
-        frontend=Text(vocab_size=config.size("vocab_size", 32000), positions=NoPositions(), query=True, dropout=dropout),
+        frontend=Text(
+            vocab_size=config.size("vocab_size", 32000), positions=NoPositions(), query=True, dropout=dropout
+        ),
         blocks=(Block(branches=(attention, feed_forward), order="post", norm=norm, dropout=dropout),),
         norm=NoNorm(),
         head=head,
@@ -80,7 +82,9 @@ def spec(config: Config, head: Head) -> Model:
 def config(spec: Model) -> dict[str, Any] | None:
     """Keys of config.json for ``spec``; None if its structure is not XLNet's. Callers read them back to verify."""
     match shape_of(spec):
-        case Block(branches=(RelativeAttention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm) as block, Text():
+        case Block(
+            branches=(RelativeAttention() as attention, FeedForward() as feed_forward), norm=LayerNorm() as norm
+        ) as block, Text():
             pass
         case _:
             return None
@@ -125,7 +129,11 @@ def _classes(config: Config) -> Head:
 def _classes_keys(head: Head) -> dict[str, Any] | None:
     if not isinstance(head, ClassificationHead | RegressionHead):
         return None
-    summary = {"summary_type": head.pooling, "summary_activation": OUTWARD[head.activation], "summary_last_dropout": head.dropout}
+    summary = {
+        "summary_type": head.pooling,
+        "summary_activation": OUTWARD[head.activation],
+        "summary_last_dropout": head.dropout,
+    }
     return {**heads.problem_keys(head), **summary}
 
 
@@ -146,9 +154,13 @@ XLNET = Family(
         "XLNetLMHeadModel": Architecture(
             _words, _words_keys, (NameRule("head.weight", "lm_loss.weight"), NameRule("head.bias", "lm_loss.bias"))
         ),
-        "XLNetModel": heads.body("transformer.word_embedding.weight", ignored={"lm_loss.*": "part of a head that this architecture lacks"}),
+        "XLNetModel": heads.body(
+            "transformer.word_embedding.weight", ignored={"lm_loss.*": "part of a head that this architecture lacks"}
+        ),
         "XLNetForSequenceClassification": Architecture(
-            _classes, _classes_keys, (NameRule("head.hidden.*", "sequence_summary.summary.*"), NameRule("head.output.*", "logits_proj.*"))
+            _classes,
+            _classes_keys,
+            (NameRule("head.hidden.*", "sequence_summary.summary.*"), NameRule("head.output.*", "logits_proj.*")),
         ),
         "XLNetForTokenClassification": Architecture(_tags, _tags_keys, (NameRule("head.output.*", "classifier.*"),)),
         "XLNetForQuestionAnsweringSimple": heads.answering("qa_outputs"),
@@ -159,8 +171,13 @@ XLNET = Family(
     prefix="transformer.",
     ignored_config={
         **dict.fromkeys(_SUMMARY, "part of a head that this architecture lacks"),
-        **dict.fromkeys(("tie_word_embeddings", "start_n_top", "end_n_top"), "part of a head that this architecture lacks"),
-        **dict.fromkeys(("mem_len", "reuse_len", "use_mems_eval", "use_mems_train"), "memory of earlier segments, which qkv does not use"),
+        **dict.fromkeys(
+            ("tie_word_embeddings", "start_n_top", "end_n_top"), "part of a head that this architecture lacks"
+        ),
+        **dict.fromkeys(
+            ("mem_len", "reuse_len", "use_mems_eval", "use_mems_train"),
+            "memory of earlier segments, which qkv does not use",
+        ),
         "same_length": "causal attention setting",
         "summary_first_dropout": "training setting of the classification head",
     },

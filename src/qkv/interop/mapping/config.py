@@ -71,7 +71,9 @@ class Config:
         found, limit = self.integer(key, default), MOST_LAYERS if what == "tensors" else LARGEST
         if most is not None and found > most:
             said = "is" if self.says(key) else "is missing, which means"
-            raise UserError(f"{self.source}: {key} {said} {found:,}, but the weights beside it hold only {most:,} {what}")
+            raise UserError(
+                f"{self.source}: {key} {said} {found:,}, but the weights beside it hold only {most:,} {what}"
+            )
         if not 1 <= found <= limit:
             raise UserError(f"{self.source}: {key} is {found:,}, but it should be at least 1 and at most {limit:,}")
         return found
@@ -102,7 +104,9 @@ class Config:
         if allowed is None:
             return found
         if found not in allowed:
-            raise UserError(f"{self.source}: {key} is {quoted(found)}, which qkv does not know; {nearest(found, allowed)}")
+            raise UserError(
+                f"{self.source}: {key} is {quoted(found)}, which qkv does not know; {nearest(found, allowed)}"
+            )
         return allowed[found]
 
     def items(self, key: str) -> list[Any]:
@@ -118,7 +122,9 @@ class Config:
         the error.
         """
         if self.has(key) and self._value(key) != only:
-            raise UserError(f"{self.source}: {key} is {quoted(self._value(key))}, but qkv knows only {only!r} here; it changes {meaning}")
+            raise UserError(
+                f"{self.source}: {key} is {quoted(self._value(key))}, but qkv knows only {only!r} here; it changes {meaning}"
+            )
 
     def finish(self, ignored: Iterable[str]) -> None:
         """Refuse keys that were neither read nor are listed in ``ignored``: they may change what the model computes."""
@@ -135,7 +141,9 @@ class Config:
         for key, value in self.values.items():
             wrong = next(_nonfinite(value), None)
             if wrong is not None:
-                raise UserError(f"{self.source}: {quoted(key)} holds {quoted(wrong)}, and numbers are finite and of at most 64 bits")
+                raise UserError(
+                    f"{self.source}: {quoted(key)} holds {quoted(wrong)}, and numbers are finite and of at most 64 bits"
+                )
 
     def _typed(self, key: str, default: Any, kinds: tuple[type, ...], noun: str) -> Any:
         if not self.has(key):
@@ -153,7 +161,9 @@ def _nonfinite(value: Any) -> Iterator[int | float]:
     if isinstance(value, (dict, list)):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _nonfinite(inner)
-    elif (isinstance(value, int) and value.bit_length() > 63) or (isinstance(value, float) and not math.isfinite(value)):
+    elif (isinstance(value, int) and value.bit_length() > 63) or (
+        isinstance(value, float) and not math.isfinite(value)
+    ):
         yield value
 
 

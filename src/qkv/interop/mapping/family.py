@@ -114,7 +114,10 @@ class Family:
 
     def kept(self, architecture: str) -> Reasons:
         """Names, as written, of tensors that qkv's model lacks but an export may hold, each with the reason."""
-        return {self.written_name(architecture, name): reason for name, reason in self.architectures[architecture].kept.items()}
+        return {
+            self.written_name(architecture, name): reason
+            for name, reason in self.architectures[architecture].kept.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,9 @@ def matches(model: nn.Module, rows: Sequence[NameRule]) -> list[Match]:
             raise LookupError(f"no row of the name table stands for {name!r}")
         match, row = hit
         theirs = (row.theirs,) if isinstance(row.theirs, str) else row.theirs
-        found.append(Match(name, tuple(_filled(each, match.groupdict()) for each in theirs), row.way, cut_of(stored[name])))
+        found.append(
+            Match(name, tuple(_filled(each, match.groupdict()) for each in theirs), row.way, cut_of(stored[name]))
+        )
     return found
 
 
@@ -174,7 +179,10 @@ def without_prefix(family: Family, rows: Iterable[NameRule]) -> tuple[NameRule, 
     def bare(name: str) -> str:
         return name.removeprefix(family.prefix)
 
-    return tuple(row._replace(theirs=bare(row.theirs) if isinstance(row.theirs, str) else tuple(map(bare, row.theirs))) for row in rows)
+    return tuple(
+        row._replace(theirs=bare(row.theirs) if isinstance(row.theirs, str) else tuple(map(bare, row.theirs)))
+        for row in rows
+    )
 
 
 def reason_for(name: str, reasons: Reasons) -> str | None:
@@ -224,12 +232,22 @@ COMMON: Reasons = {
     **dict.fromkeys(("transformers_version", "_name_or_path", "_commit_hash", "name_or_path"), "origin of the file"),
     **dict.fromkeys(("torch_dtype", "dtype"), "weight files carry their own dtype"),
     **dict.fromkeys(
-        ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id"), "given by the tokenizer"
+        ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id"),
+        "given by the tokenizer",
     ),
-    **dict.fromkeys(("use_cache", "output_attentions", "output_hidden_states", "return_dict", "torchscript"), "format of a call's outputs"),
-    **dict.fromkeys(("gradient_checkpointing", "pretraining_tp", "attn_implementation", "_attn_implementation"), "execution setting"),
-    **dict.fromkeys(("task_specific_params", "finetuning_task", "max_length", "do_sample"), "settings of generation and of tasks"),
-    **dict.fromkeys(("id2label", "label2id", "num_labels", "problem_type"), "class names; read if the head has classes"),
+    **dict.fromkeys(
+        ("use_cache", "output_attentions", "output_hidden_states", "return_dict", "torchscript"),
+        "format of a call's outputs",
+    ),
+    **dict.fromkeys(
+        ("gradient_checkpointing", "pretraining_tp", "attn_implementation", "_attn_implementation"), "execution setting"
+    ),
+    **dict.fromkeys(
+        ("task_specific_params", "finetuning_task", "max_length", "do_sample"), "settings of generation and of tasks"
+    ),
+    **dict.fromkeys(
+        ("id2label", "label2id", "num_labels", "problem_type"), "class names; read if the head has classes"
+    ),
     "architectures": "selects the head",
     "model_type": "selects the family",
     "auto_map": "third-party code, which is never run",

@@ -28,7 +28,10 @@ def cut_of(layout: Layout) -> Cut:
     """Layout of a tensor for conversion: rows of its parts, and the number of head groups that all of its axes with
     heads have.
     """
-    return Cut(tuple(piece.size for piece in layout.out), min((piece.heads for piece in (*layout.out, *layout.into)), default=1))
+    return Cut(
+        tuple(piece.size for piece in layout.out),
+        min((piece.heads for piece in (*layout.out, *layout.into)), default=1),
+    )
 
 
 class Way:

@@ -22,7 +22,9 @@ def description(spec: Model) -> dict[str, Any]:
     the first unsupported part.
     """
     if spec.encoder is not None or not spec.causal or not isinstance(spec.head, LanguageModelHead):
-        raise UserError("self-contained model files are supported only for causal language models, and this model is not one")
+        raise UserError(
+            "self-contained model files are supported only for causal language models, and this model is not one"
+        )
     blocks = [_block(block, spec.width, f"model.blocks.{i}") for i, block in enumerate(spec.layers)]
     return {
         "width": spec.width,
@@ -38,14 +40,18 @@ def _plain(part: Any) -> dict[str, Any]:
 
 
 def _refused(path: str, kind: str, known: list[str]) -> UserError:
-    return UserError(f"{path}: self-contained model files do not support {kind!r}; supported: {', '.join(sorted(known))}")
+    return UserError(
+        f"{path}: self-contained model files do not support {kind!r}; supported: {', '.join(sorted(known))}"
+    )
 
 
 def _frontend(spec: Model) -> dict[str, Any]:
     frontend = spec.frontend
     known = isinstance(frontend, Text) and not frontend.types and not frontend.query and frontend.vocab_size is not None
     if not isinstance(frontend, Text) or not known:
-        raise UserError("model.frontend: self-contained model files support only text without token types and query vectors")
+        raise UserError(
+            "model.frontend: self-contained model files support only text without token types and query vectors"
+        )
     positions = frontend.positions
     if not isinstance(positions, (parts.Learned, parts.Sinusoidal, parts.NoPositions)):
         raise _refused("model.frontend.positions", positions.kind, ["learned", "sinusoidal", "none"])
@@ -83,7 +89,9 @@ def _attention(part: branches.Attention, width: int, path: str) -> dict[str, Any
     if not isinstance(relative, (parts.Rope, parts.Alibi, parts.NoRelative)):
         raise _refused(f"{path}.relative", relative.kind, ["rope", "alibi", "none"])
     if isinstance(relative, parts.Alibi) and relative.rounded:
-        raise UserError(f"{path}.relative.rounded: self-contained model files do not support slopes in {relative.rounded}")
+        raise UserError(
+            f"{path}.relative.rounded: self-contained model files do not support slopes in {relative.rounded}"
+        )
     if part.top_k is not None:
         raise UserError(f"{path}.top_k: self-contained model files do not support top-k attention")
     _check_mask(part.mask, f"{path}.mask")

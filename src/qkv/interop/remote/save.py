@@ -65,7 +65,10 @@ def save_remote(model: Transformer, folder: str | Path, tokenizer: Tokenizer | N
     config = {
         "model_type": "qkv",
         "architectures": ["QkvForCausalLM"],
-        "auto_map": {"AutoConfig": "configuration_qkv.QkvConfig", "AutoModelForCausalLM": "modeling_qkv.QkvForCausalLM"},
+        "auto_map": {
+            "AutoConfig": "configuration_qkv.QkvConfig",
+            "AutoModelForCausalLM": "modeling_qkv.QkvForCausalLM",
+        },
         "vocab_size": said["frontend"]["vocab_size"],
         "hidden_size": model.spec.width,
         "num_hidden_layers": len(said["blocks"]),
@@ -101,7 +104,9 @@ def model_source(said: dict[str, Any]) -> str:
 
 def _body(source: str) -> str:
     """Python source of a module without its docstring and imports."""
-    first = next(node for node in ast.parse(source).body if not isinstance(node, (ast.Import, ast.ImportFrom, ast.Expr)))
+    first = next(
+        node for node in ast.parse(source).body if not isinstance(node, (ast.Import, ast.ImportFrom, ast.Expr))
+    )
     return "\n".join(source.splitlines()[first.lineno - 1 :]) + "\n"
 
 

@@ -6,7 +6,9 @@ from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.model import Block, Model, Text
 
 
-def gpt(width: int, num_layers: int, num_heads: int, context_length: int, dropout: float = 0.0, vocab_size: int = 50257) -> Model:
+def gpt(
+    width: int, num_layers: int, num_heads: int, context_length: int, dropout: float = 0.0, vocab_size: int = 50257
+) -> Model:
     """Spec of a pre-norm decoder with a feed-forward of 4 · ``width`` features; 50,257 is GPT-2's vocabulary size."""
     branches = (Attention(num_heads=num_heads, dropout=dropout), FeedForward(hidden=4 * width, activation="gelu_tanh"))
     return Model(

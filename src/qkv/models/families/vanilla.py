@@ -13,9 +13,15 @@ from qkv.spec.parts import NoNorm, Sinusoidal
 
 def vanilla(width: int, num_layers: int, num_heads: int, hidden: int, dropout: float, vocab_size: int = 37000) -> Model:
     """Spec of a post-norm decoder with 512 positions; 37,000 is the paper's English–German vocabulary size."""
-    block = Block(branches=(Attention(num_heads=num_heads), FeedForward(hidden=hidden, activation="relu")), order="post", dropout=dropout)
+    block = Block(
+        branches=(Attention(num_heads=num_heads), FeedForward(hidden=hidden, activation="relu")),
+        order="post",
+        dropout=dropout,
+    )
     frontend = Text(vocab_size=vocab_size, positions=Sinusoidal(), dropout=dropout, scale=True)
-    return Model(width=width, num_layers=num_layers, context_length=512, frontend=frontend, blocks=(block,), norm=NoNorm())
+    return Model(
+        width=width, num_layers=num_layers, context_length=512, frontend=frontend, blocks=(block,), norm=NoNorm()
+    )
 
 
 def base() -> Model:

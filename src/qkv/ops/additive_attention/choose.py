@@ -31,7 +31,11 @@ def additive_scores(q: Tensor, keys: Tensor, w_q: Tensor, v: Tensor) -> Tensor:
         reason = "tanh is recomputed in the backward pass to save memory"
         choose("additive attention", "many pairs", lambda: Choice("additive attention", "many pairs", "blocks", reason))
         return blocks.scores(q, keys, v.to(q.dtype))
-    choose("additive attention", "few pairs", lambda: Choice("additive attention", "few pairs", "plain", "all pairs at once"))
+    choose(
+        "additive attention",
+        "few pairs",
+        lambda: Choice("additive attention", "few pairs", "plain", "all pairs at once"),
+    )
     return (q[:, :, None] + keys[:, None]).tanh() @ v.to(torch.promote_types(q.dtype, keys.dtype))
 
 

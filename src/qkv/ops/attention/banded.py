@@ -32,7 +32,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block:
             outs.append(q.new_zeros(*q.shape[:2], queries.stop - queries.start, v.shape[-1]))
             continue
         part = _beside([problem.part(queries, band) for band in bands])
-        keys, values = (torch.cat([t[:, :, band] for band in bands], 2) if len(bands) > 1 else t[:, :, bands[0]] for t in (k, v))
+        keys, values = (
+            torch.cat([t[:, :, band] for band in bands], 2) if len(bands) > 1 else t[:, :, bands[0]] for t in (k, v)
+        )
         outs.append(of_band(q[:, :, queries], keys, values, part))
     return torch.cat(outs, 2)
 

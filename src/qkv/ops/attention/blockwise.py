@@ -41,7 +41,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block:
     return _Blockwise.apply(q, k, v, problem, block)  # type: ignore[no-any-return]
 
 
-def blocks(problem: AttentionProblem, num_queries: int, num_keys: int, block: int) -> Iterator[tuple[slice, slice, bool]]:
+def blocks(
+    problem: AttentionProblem, num_queries: int, num_keys: int, block: int
+) -> Iterator[tuple[slice, slice, bool]]:
     """Yield (queries, keys, whole) for each block with a visible pair; whole: True if every query sees every key."""
     offset = num_keys - num_queries
     for first in range(0, num_queries, block):

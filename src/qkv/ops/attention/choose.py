@@ -47,7 +47,9 @@ def choice(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Choice
     """Implementation selected for these shapes and this mask, with the reason; may time the candidates."""
     num_queries, num_keys = q.shape[2], k.shape[2]
     if problem.values is not None:
-        return _fixed("relative values", "reference", "relative values need the attention weights, so all of them are stored")
+        return _fixed(
+            "relative values", "reference", "relative values need the attention weights, so all of them are stored"
+        )
     if problem.chooses(num_keys):
         return _fixed(
             "top k",
@@ -56,20 +58,37 @@ def choice(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Choice
         )
     if problem.softcap is not None:
         if problem.sites.aligned and num_queries > banded.BLOCK and not torch.compiler.is_compiling():
-            return _fixed("soft cap, long", "banded", "each block of queries attends to its visible keys only; scores are stored")
+            return _fixed(
+                "soft cap, long", "banded", "each block of queries attends to its visible keys only; scores are stored"
+            )
         return _fixed("soft cap", "products", "the fused kernels have no soft cap, so scores are stored")
     if num_queries == 1:
         return _fixed("one query", "sdpa", "one fused pass over the keys")
     if _sees_a_band(problem, num_queries, num_keys):
-        return _fixed("window", "banded", "each block of queries attends to its band of keys only, so cost is linear in the length")
+        return _fixed(
+            "window",
+            "banded",
+            "each block of queries attends to its band of keys only, so cost is linear in the length",
+        )
     if _is_plain(problem, num_queries, num_keys):
-        if q.device.type != "cpu" or problem.dropout or q.shape[3] != v.shape[3] or q.shape[:3].numel() * num_keys < _SMALLEST:
+        if (
+            q.device.type != "cpu"
+            or problem.dropout
+            or q.shape[3] != v.shape[3]
+            or q.shape[:3].numel() * num_keys < _SMALLEST
+        ):
             return _fixed("sequence", "sdpa", "the fused kernel does not store scores")
         return _timed(q.dtype, num_queries, torch.is_grad_enabled())
     if problem.added is not None and problem.added.requires_grad:
-        return _fixed("added scores", "sdpa", "gradients of the added term need all scores, so they are stored; the mask is merged into it")
+        return _fixed(
+            "added scores",
+            "sdpa",
+            "gradients of the added term need all scores, so they are stored; the mask is merged into it",
+        )
     if num_queries * num_keys > _LARGEST_MASK and problem.dropout == 0.0:
-        return _fixed("long, irregular mask", "blockwise", "a dense mask would be too large; memory is linear in the length")
+        return _fixed(
+            "long, irregular mask", "blockwise", "a dense mask would be too large; memory is linear in the length"
+        )
     if q.device.type == "cpu" and q.shape[:3].numel() * num_keys <= _MOST_SCORES and max(num_queries, num_keys) > 1:
         return _timed_irregular(q.dtype, max(num_queries, num_keys), torch.is_grad_enabled())
     return _fixed("irregular mask", "sdpa", "the fused kernel does not store scores")
@@ -105,7 +124,10 @@ def _case(dtype: torch.dtype, length: int, training: bool) -> tuple[str, int]:
     """(name of the timed case, number of positions timed) for ``length`` positions."""
     size = min(1 << (length - 1).bit_length(), _LONGEST_TIMED)
     more = "+" if size == _LONGEST_TIMED else ""
-    return f"{'training' if training else 'inference'}, {str(dtype).removeprefix('torch.')}, {size}{more} positions", size
+    return (
+        f"{'training' if training else 'inference'}, {str(dtype).removeprefix('torch.')}, {size}{more} positions",
+        size,
+    )
 
 
 def _timed_irregular(dtype: torch.dtype, length: int, training: bool) -> Choice:
@@ -117,7 +139,9 @@ def _timed_irregular(dtype: torch.dtype, length: int, training: bool) -> Choice:
     def measured() -> Choice:
         heads = max(16, 8192 // size)
         generator = torch.Generator().manual_seed(0)
-        q, k, v = (torch.randn(2, heads, size, 64, generator=generator).to(dtype).requires_grad_(training) for _ in range(3))
+        q, k, v = (
+            torch.randn(2, heads, size, 64, generator=generator).to(dtype).requires_grad_(training) for _ in range(3)
+        )
         positions = torch.arange(size)[None]
         real = positions.expand(2, -1).masked_fill(positions >= torch.tensor([[size], [size - size // 4]]), -1)
         problem = AttentionProblem(Full(), Sites(positions, real), 0.125)
@@ -135,7 +159,9 @@ def _measured(case: str, dtype: torch.dtype, size: int, training: bool) -> Choic
     # About equally many multiplications at each size, so that timings are short.
     heads = max(16, 8192 // size)
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, heads, size, 64, generator=generator).to(dtype).requires_grad_(training) for _ in range(3))
+    q, k, v = (
+        torch.randn(1, heads, size, 64, generator=generator).to(dtype).requires_grad_(training) for _ in range(3)
+    )
     positions = torch.arange(size)[None]
     problem = AttentionProblem(Causal(), Sites(positions, positions, aligned=True), 0.125)
     runs = {name: _run(TWINS[name], (q, k, v), problem, training) for name in names}

@@ -36,7 +36,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tupl
 def backward(grad: Tensor, saved: tuple[Tensor, ...], causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients (dQ, dK, dV). ``saved``: q, k, v and both results of ``forward``."""
     with allowed():
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, *saved, 0.0, causal, scale=scale)
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, *saved, 0.0, causal, scale=scale
+        )
 
 
 class _Fused(torch.autograd.Function):

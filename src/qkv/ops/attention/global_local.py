@@ -72,7 +72,9 @@ def _scores(q: Tensor, k: Tensor, v: Tensor, places: Places, window: int, *other
 
 
 @declares(_scores)
-def windowed(q: Tensor, k: Tensor, v: Tensor, places: Places, window: int, block: int, given: tuple[float, float]) -> Tensor:
+def windowed(
+    q: Tensor, k: Tensor, v: Tensor, places: Places, window: int, block: int, given: tuple[float, float]
+) -> Tensor:
     """Attention output O (B, H, N, Dv) for tokens within ``window`` positions and global ones.
 
     ``block``: number of queries at once; given: (scale of the scores, dropout probability).
@@ -103,7 +105,10 @@ def _near(places: Places, queries: slice, keys: slice, window: int) -> Tensor:
 def _global(places: Places, queries: slice) -> Tensor:
     """Mask (B or 1, queries, g): True for global keys that the query sees."""
     sites, index = places.sites, places.index
-    rows = max(t.shape[0] for t in (sites.query, sites.key, index, *(t for t in (sites.key_segment, sites.given) if t is not None)))
+    rows = max(
+        t.shape[0]
+        for t in (sites.query, sites.key, index, *(t for t in (sites.key_segment, sites.given) if t is not None))
+    )
     index = index.expand(rows, -1)
     keys = sites.key.expand(rows, -1).gather(1, index)
     segments = None if sites.key_segment is None else sites.key_segment.expand(rows, -1).gather(1, index)

@@ -36,7 +36,9 @@ def largest(scores: Tensor, k: int, positions: Tensor) -> Tensor:
     if torch.compiler.is_compiling() or decoding:  # no branch on data can be traced, or should wait for the device
         return torch.where(tied[..., None], _by_position(scores, at, least, slack, k), places)
     if bool(tied.any()):
-        places = places.masked_scatter(tied[..., None], _by_position(scores[tied], at[tied], least[tied], slack[tied], k))
+        places = places.masked_scatter(
+            tied[..., None], _by_position(scores[tied], at[tied], least[tied], slack[tied], k)
+        )
     return places
 
 

@@ -32,7 +32,9 @@ def scores(q: Tensor, k: Tensor, problem: AttentionProblem) -> Tensor:
     found = found.masked_fill(~problem.sites.visible(problem.mask, q.shape[1]), -torch.inf)
     if problem.chooses(k.shape[2]):
         assert problem.top_k is not None
-        left_out = torch.ones_like(found, dtype=torch.bool).scatter(-1, largest(found, problem.top_k, problem.sites.key), False)
+        left_out = torch.ones_like(found, dtype=torch.bool).scatter(
+            -1, largest(found, problem.top_k, problem.sites.key), False
+        )
         found = found.masked_fill(left_out, -torch.inf)
     return found
 

@@ -33,5 +33,7 @@ def is_causal_here(problem: AttentionProblem) -> bool:
     """True if the mask equals the causal mask at the length of ``problem.sites``."""
     mask, span = problem.mask, problem.sites.span()
     if isinstance(mask, AllOf):
-        return any(isinstance(m, Causal) for m in mask.masks) and all(isinstance(m, Causal) or m.sees_all(span) for m in mask.masks)
+        return any(isinstance(m, Causal) for m in mask.masks) and all(
+            isinstance(m, Causal) or m.sees_all(span) for m in mask.masks
+        )
     return isinstance(mask, Causal)

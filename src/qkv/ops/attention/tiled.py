@@ -89,7 +89,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, parts: list[Band], scale: float) ->
     return out.view(*q.shape[:3], -1)
 
 
-def backward(grad: Tensor, inputs: tuple[Tensor, Tensor, Tensor], parts: list[Band], scale: float) -> tuple[Tensor, ...]:
+def backward(
+    grad: Tensor, inputs: tuple[Tensor, Tensor, Tensor], parts: list[Band], scale: float
+) -> tuple[Tensor, ...]:
     """Gradients (dQ, dK, dV) from ``grad`` of O and ``inputs`` (q, k, v)."""
     with torch.autocast(grad.device.type, enabled=False):
         q, k, v = _joined(inputs[0] * scale), _joined(inputs[1]), _joined(inputs[2])

@@ -27,7 +27,12 @@ _SMALLEST_TRAINED = 1 << 15
 _SMALL = 1 << 17
 _FEW_ROWS = 64
 # Rows, inner and outer width that stand for each case.
-_SAMPLES = {"training": (512, 256, 768), "training, small": (512, 128, 512), "few rows": (16, 2048, 8192), "many rows": (512, 256, 768)}
+_SAMPLES = {
+    "training": (512, 256, 768),
+    "training, small": (512, 128, 512),
+    "few rows": (16, 2048, 8192),
+    "many rows": (512, 256, 768),
+}
 # Training is timed on this many maps in a row, to ``outer`` and back to ``inner`` by turns: as in a model, weights and
 # activations have left the caches when the backward pass needs them.
 _CHAINS = {"training": 4, "training, small": 6}
@@ -39,7 +44,12 @@ _COLD = 12 << 20
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x W^T + b by the fastest implementation. x (…, I), weight (O, I), bias (O) or None -> (…, O)."""
     size, trained = weight.numel(), torch.is_grad_enabled() or torch.compiler.is_compiling()
-    if size < (_SMALLEST_TRAINED if trained else _SMALLEST) or not x.is_cpu or x.dtype != torch.float32 or weight.dtype != torch.float32:
+    if (
+        size < (_SMALLEST_TRAINED if trained else _SMALLEST)
+        or not x.is_cpu
+        or x.dtype != torch.float32
+        or weight.dtype != torch.float32
+    ):
         return F.linear(x, weight, bias)
     if torch.is_autocast_enabled("cpu") or x.numel() == 0:
         return F.linear(x, weight, bias)
@@ -118,7 +128,9 @@ def _decided(case: str, runs: dict[str, Callable[[], object]], what: str) -> Cho
     return fastest("linear", case, "torch", runs, what)
 
 
-def _each(twin: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weights: list[Tensor]) -> Callable[[], object]:
+def _each(
+    twin: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weights: list[Tensor]
+) -> Callable[[], object]:
     """Return the function to time: it maps x by each of ``weights`` with ``twin``."""
 
     def run() -> None:
@@ -129,7 +141,9 @@ def _each(twin: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, we
     return run
 
 
-def _chain(twin: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weights: list[Tensor]) -> Callable[[], object]:
+def _chain(
+    twin: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weights: list[Tensor]
+) -> Callable[[], object]:
     """Return the function to time: it maps x by all ``weights`` in succession with ``twin``, and computes the gradients."""
     x, weights = x.detach().requires_grad_(), [weight.detach().requires_grad_() for weight in weights]
 

@@ -56,7 +56,9 @@ def _(a: Tensor, b: Tensor) -> Tensor:
 Product = Callable[[Tensor, Tensor], Tensor]
 
 
-def _derivatives(ctx: Any, grad: Tensor, by_weight: Product, product: Product) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def _derivatives(
+    ctx: Any, grad: Tensor, by_weight: Product, product: Product
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of x, weight and bias; None for those not needed. ``by_weight`` and ``product``: functions that compute
     the matrix products dx = g W and dW = g^T x.
     """
@@ -72,7 +74,9 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor
     ctx.save_for_backward(*inputs[:2])
 
 
-_boxed_forward.register_autograd(lambda ctx, grad: _derivatives(ctx, grad, _boxed_product, _boxed_product), setup_context=_save)
+_boxed_forward.register_autograd(
+    lambda ctx, grad: _derivatives(ctx, grad, _boxed_product, _boxed_product), setup_context=_save
+)
 
 
 class _Linear(torch.autograd.Function):

@@ -11,7 +11,13 @@ from qkv.ops.linear_attention.reference import linear_attention as whole
 
 
 def _scores(
-    q: Tensor, k: Tensor, v: Tensor, state: object = None, valid: object = None, segments: object = None, chunk: int = 64
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: object = None,
+    valid: object = None,
+    segments: object = None,
+    chunk: int = 64,
 ) -> Unseen:
     """Half of each chunk's scores is hidden; a matrix of all scores is never computed."""
     rows, count = q.shape[:2].numel(), q.shape[2]

@@ -31,7 +31,9 @@ def mean(above: Tensor, below: Tensor) -> Tensor:
     return above / below.where(below > exact.tiny / exact.eps, 1.0)[..., None]
 
 
-def linear_attention(q: Tensor, k: Tensor, v: Tensor, state: State | None = None, valid: Tensor | None = None) -> tuple[Tensor, State]:
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, state: State | None = None, valid: Tensor | None = None
+) -> tuple[Tensor, State]:
     """Return (O (B, H, N, Dv), state after the last position). valid (B, N): True at unpadded positions.
 
     q, k, v: see the module's docstring; ``state``: of earlier positions, None at the start.

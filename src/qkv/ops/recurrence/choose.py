@@ -59,11 +59,16 @@ def _lowered(cell: str, dtype: torch.dtype, autocast: bool) -> Choice:
     return choose(cell, case, decide, TWINS)
 
 
-def _run(twin: Callable[..., tuple[Tensor, Memory]], cell: str, dtype: torch.dtype, autocast: bool, training: bool) -> Callable[[], object]:
+def _run(
+    twin: Callable[..., tuple[Tensor, Memory]], cell: str, dtype: torch.dtype, autocast: bool, training: bool
+) -> Callable[[], object]:
     kind, sizes = torch.float32 if autocast else dtype, (_GATES[cell] * _WIDTH, _WIDTH)
     # As in a model: under autocast the input of a cell is the fp32 output of a norm.
     x = torch.ones(_ROWS, _POSITIONS, _WIDTH, dtype=kind, requires_grad=training)
-    weights = [torch.full(size, 1 / _WIDTH, dtype=kind, requires_grad=training) for size in (sizes, sizes, sizes[:1], sizes[:1])]
+    weights = [
+        torch.full(size, 1 / _WIDTH, dtype=kind, requires_grad=training)
+        for size in (sizes, sizes, sizes[:1], sizes[:1])
+    ]
     state = tuple(torch.zeros(_ROWS, _WIDTH, dtype=kind) for _ in range(2 if cell == "lstm" else 1))
 
     def run() -> None:

@@ -22,7 +22,9 @@ def recur(cell: str, x: Tensor, state: Memory, weights: Weights) -> tuple[Tensor
     """Return (all h (B, N, E), final state), without values; see ``reference`` for the shapes."""
     w, u, b, c = weights
     given = F.linear(x.transpose(0, 1), w, b).flatten(0, 1)
-    before = given.sum().expand(len(given), u.shape[1])  # the states before each position: a gradient reaches them, and nothing is stored
+    before = given.sum().expand(
+        len(given), u.shape[1]
+    )  # the states before each position: a gradient reaches them, and nothing is stored
     h = _CELLS[cell](given, torch.addmm(c, before.to(u.dtype), u.t()), before)
     hs = h.view(x.shape[1], x.shape[0], -1)
     return hs.transpose(0, 1), tuple(hs[-1] for _ in state)

@@ -13,7 +13,9 @@ KERNELS = {"rnn": torch.rnn_tanh, "gru": torch.gru, "lstm": torch.lstm}
 _OPTIONS = (True, 1, 0.0, False, False)
 
 
-def recur(cell: str, x: Tensor, state: Memory, weights: Weights, lengths: Tensor | None = None) -> tuple[Tensor, Memory]:
+def recur(
+    cell: str, x: Tensor, state: Memory, weights: Weights, lengths: Tensor | None = None
+) -> tuple[Tensor, Memory]:
     """Return (all h (B, N, E), state after each row's last unpadded position), N >= 1; see ``reference``."""
     if cell == "lstm" and lengths is not None:
         return _ragged(x, state, weights, lengths)

@@ -45,13 +45,18 @@ class LSHAttention(Masked, SparseAttention, kind="lsh_attention"):
         max_length=16,
         description="buckets per round, even; or a list of even factors of it, which is cheaper to compute",
     )
-    chunk_length: int = Field(default=64, gt=0, description="positions per chunk; rows of up to this length are not hashed")
+    chunk_length: int = Field(
+        default=64, gt=0, description="positions per chunk; rows of up to this length are not hashed"
+    )
     chunks_before: int = Field(default=1, ge=0)
     chunks_after: int = Field(default=0, ge=0)
-    seed: int = Field(default=0, ge=0, le=LARGEST_SEED, description="seed of the rotations, which are fixed and not learned")
+    seed: int = Field(
+        default=0, ge=0, le=LARGEST_SEED, description="seed of the rotations, which are fixed and not learned"
+    )
     bias: bool = False
     inexact_decoding: bool = Field(
-        default=False, description="allow tasks that decode rows longer than a chunk, although decoding differs from training"
+        default=False,
+        description="allow tasks that decode rows longer than a chunk, although decoding differs from training",
     )
 
     @property
@@ -74,7 +79,12 @@ class LSHAttention(Masked, SparseAttention, kind="lsh_attention"):
     def problems(self) -> list[Problem]:
         wrong = next((count for count in self.num_buckets if count < 2 or count % 2), None)
         if wrong is None and self.buckets > LARGEST:
-            return [Problem(("num_buckets",), f"a round has more than {LARGEST} buckets, more than any sequence has positions; give fewer")]
+            return [
+                Problem(
+                    ("num_buckets",),
+                    f"a round has more than {LARGEST} buckets, more than any sequence has positions; give fewer",
+                )
+            ]
         if wrong is None:
             return []
         sentence = f"{wrong} buckets given, but rotations come in pairs of opposite sign; give an even number, or a list of even ones"

@@ -64,15 +64,21 @@ class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
         if self.terms == 1:
             found.append(
                 Problem(
-                    ("content_to_position",), "both position terms are off; keep one, or use 'attention', which has content scores only"
+                    ("content_to_position",),
+                    "both position terms are off; keep one, or use 'attention', which has content scores only",
                 )
             )
         if self.table_norm.over_batch:
-            found.append(Problem(("table_norm",), "batch_norm does not apply to a table; use layer_norm, rms_norm or none"))
+            found.append(
+                Problem(("table_norm",), "batch_norm does not apply to a table; use layer_norm, rms_norm or none")
+            )
         if self.position_buckets is not None and self.max_distance < self.position_buckets // 2 + 2:
             least = self.position_buckets // 2 + 2
             found.append(
-                Problem(("max_distance",), f"{self.max_distance} is within the buckets of one distance each; give at least {least}")
+                Problem(
+                    ("max_distance",),
+                    f"{self.max_distance} is within the buckets of one distance each; give at least {least}",
+                )
             )
         return found
 
@@ -86,7 +92,9 @@ class RelativeAttention(MaskedAttention, kind="relative_attention"):
     """
 
     bias: bool = False
-    max_distance: int | None = Field(default=None, gt=0, description="larger distances are clipped to it; default: no limit")
+    max_distance: int | None = Field(
+        default=None, gt=0, description="larger distances are clipped to it; default: no limit"
+    )
     by_type: bool = Field(default=False, description="add a score for equal or different token types")
 
     @property

@@ -37,7 +37,9 @@ class GlobalLocalAttention(SparseAttention, kind="global_local_attention"):
     ``causal & window(n, sinks=k)``.
     """
 
-    window: int = Field(default=256, ge=0, description="distance visible to each side; half of Longformer's attention_window")
+    window: int = Field(
+        default=256, ge=0, description="distance visible to each side; half of Longformer's attention_window"
+    )
     num_global: int | None = Field(default=1, gt=0, description="number of global positions; null: the row's prefix")
     bias: bool = True
 

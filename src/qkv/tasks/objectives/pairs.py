@@ -36,7 +36,9 @@ def keep_probabilities(counts: np.ndarray, threshold: float = 1e-5) -> np.ndarra
     Raises ``UserError`` for a threshold outside (0, 1] or negative counts.
     """
     if not 0 < threshold <= 1:
-        raise UserError(f"threshold is {threshold}, but it is compared with relative word frequencies: give a number above 0 and at most 1")
+        raise UserError(
+            f"threshold is {threshold}, but it is compared with relative word frequencies: give a number above 0 and at most 1"
+        )
     found = _checked(counts)
     share = found / max(found.sum(), 1)
     return np.sqrt(threshold / np.maximum(share, threshold))
@@ -50,7 +52,9 @@ def subsample(ids: np.ndarray, keep_probability: np.ndarray | None, rng: np.rand
     return ids[rng.random(len(ids)) < keep_probability[ids]].astype(np.int64)
 
 
-def skip_gram_pairs(ids: np.ndarray, window: int, keep_probability: np.ndarray | None, rng: np.random.Generator) -> Pairs:
+def skip_gram_pairs(
+    ids: np.ndarray, window: int, keep_probability: np.ndarray | None, rng: np.random.Generator
+) -> Pairs:
     """Pairs of each word of one text ``ids`` (N,) with every word at most b positions away, b uniform in 1..``window`` per centre word.
 
     Pairs are in text order: by centre, then by context word. ``keep_probability`` (V,): from ``keep_probabilities``, or None.
@@ -61,7 +65,9 @@ def skip_gram_pairs(ids: np.ndarray, window: int, keep_probability: np.ndarray |
     return Pairs(kept[centre], kept[place[centre, side]])
 
 
-def cbow_contexts(ids: np.ndarray, window: int, keep_probability: np.ndarray | None, rng: np.random.Generator) -> Contexts:
+def cbow_contexts(
+    ids: np.ndarray, window: int, keep_probability: np.ndarray | None, rng: np.random.Generator
+) -> Contexts:
     """CBOW examples with the windows of ``skip_gram_pairs``, one row per word; words without context are omitted."""
     kept, place, near = _neighbours(ids, window, keep_probability, rng)
     some = near.any(axis=1)

@@ -89,7 +89,9 @@ def spans(sizes: np.ndarray, offsets: np.ndarray, rate: float, length: int) -> n
     return np.cumsum(opens[:, :-1], axis=1) > 0
 
 
-def arrange(ids: np.ndarray, chosen: np.ndarray, priority: np.ndarray, padding: np.ndarray | None = None) -> PermutationBatch:
+def arrange(
+    ids: np.ndarray, chosen: np.ndarray, priority: np.ndarray, padding: np.ndarray | None = None
+) -> PermutationBatch:
     """Deterministic part of ``permutation_targets``, for given targets ``chosen`` (B, N) bool and their order.
 
     ``priority`` (B, N): targets are predicted by ascending priority, ties from left to right.
@@ -104,7 +106,9 @@ def arrange(ids: np.ndarray, chosen: np.ndarray, priority: np.ndarray, padding: 
         seen = ~padding[:, None, :]
         content = content & seen | np.eye(ids.shape[1], dtype=bool)
         query = query & seen
-    return PermutationBatch(ids.astype(np.int64), np.where(chosen, ids, IGNORED).astype(np.int64), order, content, query)
+    return PermutationBatch(
+        ids.astype(np.int64), np.where(chosen, ids, IGNORED).astype(np.int64), order, content, query
+    )
 
 
 def order_of(chosen: np.ndarray, priority: np.ndarray) -> np.ndarray:

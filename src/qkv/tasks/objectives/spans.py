@@ -73,7 +73,9 @@ def cut(ids: np.ndarray, noise: np.ndarray, sentinels: Sequence[int], end_id: in
     first = noise & ~np.append(False, noise[:-1])
     spans = int(first.sum())
     if spans > len(sentinels):
-        raise UserError(f"a text of {len(ids)} tokens has {spans} spans, but there are {len(sentinels)} sentinels; give one per span")
+        raise UserError(
+            f"a text of {len(ids)} tokens has {spans} spans, but there are {len(sentinels)} sentinels; give one per span"
+        )
     marks = np.asarray(sentinels[:spans], np.int64)
     inputs = np.array(ids, np.int64)
     inputs[first] = marks

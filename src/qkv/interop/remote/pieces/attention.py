@@ -47,7 +47,10 @@ class Attention(nn.Module):
     def __init__(self, part: Part, width: int):
         super().__init__()
         self.part, self.widths = part, (part["head_dim"], part["head_dim"], part["value_dim"])
-        self.sizes = [heads * each for heads, each in zip((part["heads"], part["kv_heads"], part["kv_heads"]), self.widths, strict=True)]
+        self.sizes = [
+            heads * each
+            for heads, each in zip((part["heads"], part["kv_heads"], part["kv_heads"]), self.widths, strict=True)
+        ]
         self.qkv = nn.Linear(width, sum(self.sizes), bias=part["bias"])
         self.output = nn.Linear(part["heads"] * part["value_dim"], width, bias=part["output_bias"])
         if part["qk_norm"]["kind"] != "none":

@@ -63,4 +63,6 @@ class NoNorm(nn.Module):
         return x
 
 
-PARTS.update({"norm.layer_norm": LayerNorm, "norm.rms_norm": RMSNorm, "norm.batch_norm": BatchNorm, "norm.none": NoNorm})
+PARTS.update(
+    {"norm.layer_norm": LayerNorm, "norm.rms_norm": RMSNorm, "norm.batch_norm": BatchNorm, "norm.none": NoNorm}
+)
