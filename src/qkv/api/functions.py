@@ -268,7 +268,8 @@ def evaluate(
     loaded = load(run) if isinstance(run, (str, Path)) else run
     if data is not None and split is not None:
         raise UserError(
-            f"'split' names a part of the run's own data, but {str(data)!r} is evaluated as a whole; leave one of them out"
+            f"'split' names a part of the run's own data, but {str(data)!r} is evaluated as a whole; "
+            "leave one of them out"
         )
     recipe = measured(loaded.recipe, overrides)
     return evaluate_run(

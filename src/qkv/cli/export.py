@@ -45,7 +45,8 @@ def export_command(
         bool | None,
         typer.Option(
             "--check/--no-check",
-            help="Open the result with the transformers library and compare logits; default: for models up to 2 GiB in fp32.",
+            help="Open the result with the transformers library and compare logits; "
+            "default: for models up to 2 GiB in fp32.",
         ),
     ] = None,
     copy: Copy = False,
@@ -82,7 +83,10 @@ def _write_adapter(source: Path, folder: Path, dtype: str | None, copy: bool) ->
     if found.rows is None:
         return said
     run.tokenizer.save(folder)
-    return f"{said}\nit includes a token table of {found.rows:,} rows: call model.resize_token_embeddings({found.rows}) before loading the adapter"
+    return (
+        f"{said}\nit includes a token table of {found.rows:,} rows: call model.resize_token_embeddings({found.rows}) "
+        "before loading the adapter"
+    )
 
 
 def _adapted(source: str | None) -> Model | None:

@@ -31,7 +31,9 @@ def load_command(
     ] = False,
     copy: Copy = False,
 ) -> None:
-    """Load a published checkpoint and show its family, sizes, and which tensors and config keys are used or ignored and why."""
+    """Load a published checkpoint and show its family, sizes, and which tensors and config keys are used or ignored
+    and why.
+    """
     from qkv.interop.load import load_published
     from qkv.report.table import print_table
 

@@ -42,7 +42,7 @@ COMMANDS = {
     "schema": "Print the JSON schema of recipes for editors.",
     "demo": "Train a small model on Python's documentation; no download needed.",
 }
-"""Name -> summary. Each command is ``<name>_command`` of ``qkv.cli.<name>``, beside its ``EXAMPLES``; imported when called."""
+"""Name -> summary. Command: ``<name>_command`` of ``qkv.cli.<name>``, beside its ``EXAMPLES``; imported when called."""
 
 _PACKAGE = Path(__file__).parents[1]
 _LONGEST_WORD = 500

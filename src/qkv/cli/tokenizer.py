@@ -43,7 +43,9 @@ def tokenizer_command(
     ] = None,
     out: Annotated[Path, typer.Option(help="Output file.")] = Path("tokenizer.json"),
 ) -> None:
-    """Train a tokenizer on text files and save it as tokenizer.json, or show the tokens of a text with their ids and offsets."""
+    """Train a tokenizer on text files and save it as tokenizer.json, or show the tokens of a text with their ids and
+    offsets.
+    """
     given = inputs or []
     if action == "train":
         output_file("--out", out, *given)
@@ -52,7 +54,8 @@ def tokenizer_command(
     elif action == "show":
         if len(given) != 2:
             raise UserError(
-                f'show takes a tokenizer and one text, as in: qkv tokenizer show tokenizer.json "a text"; {len(given)} were given'
+                'show takes a tokenizer and one text, as in: qkv tokenizer show tokenizer.json "a text"; '
+                f"{len(given)} were given"
             )
         _show(*given)
     else:

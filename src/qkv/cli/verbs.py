@@ -63,7 +63,10 @@ def table_of(verb: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _told(given: Mapping[str, Any], begun: Mapping[str, Any]) -> str:
-    """Verb that 'finetune' stands for: named by --task, or inferred from the options and the data. Raises ``UserError``."""
+    """Return the verb that 'finetune' stands for: named by --task, or inferred from the options and the data.
+
+    Raises ``UserError``.
+    """
     if "start" not in begun:
         raise UserError(
             "'qkv train finetune' needs a model to start from: name a run or a published checkpoint with --from"

@@ -54,7 +54,7 @@ def _rows(place: Place, shape: bool) -> list[tuple[str, Any]]:
 
 
 def _model(path: Path) -> tuple[Transformer, Family | None, str]:
-    """Read a run or checkpoint: (model without weights, its published family or None, the family's architecture name)."""
+    """Read a run or checkpoint: (model without weights, published family or None, the family's architecture name)."""
     from qkv.interop.load import described
     from qkv.interop.save import covering
 

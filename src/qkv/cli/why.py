@@ -36,8 +36,8 @@ def why_command(
 ) -> None:
     """Run one training step and one decoding step of each kind of block, and show which implementations were used.
 
-    The speedup of a measured choice is relative to torch's default implementation on this machine in the requested precision. Measured
-    choices are cached per processor, settings and versions.
+    The speedup of a measured choice is relative to torch's default implementation on this machine in the requested
+    precision. Measured choices are cached per processor, settings and versions.
     """
     from qkv.ops.choices import all_choices
     from qkv.ops.remembered import remembered_file
@@ -71,7 +71,7 @@ def _forget() -> None:
 
 
 def _one_of_each(model: Model) -> Model:
-    """Reduce ``model`` to one layer per listed block and a small vocabulary, which do not affect the choice of kernels."""
+    """Reduce ``model`` to one layer per listed block and a small vocabulary; neither affects the choice of kernels."""
     from qkv.inspection.cost import cost
 
     frontend = model.frontend.changed(vocab_size=_VOCABULARY)

@@ -180,8 +180,9 @@ def _parts(source: Source, fraction: float) -> dict[str, _Part]:
     border = int(count * (1 - fraction))
     if border < LEAST or count - border < LEAST:
         raise UserError(
-            f"data.source: {source.name!r} holds {count} character{'s' * (count > 1)}; validation_fraction={fraction:g} leaves {border} for "
-            f"training and {count - border} for validation, and each needs at least {LEAST}"
+            f"data.source: {source.name!r} holds {count} character{'s' * (count > 1)}; "
+            f"validation_fraction={fraction:g} leaves {border} for training and {count - border} for validation, "
+            f"and each needs at least {LEAST}"
         )
     return {TRAIN: _Part(source.train, 0, border), VALIDATION: _Part(source.train, border, count)}
 

@@ -29,7 +29,8 @@ def download(file: PublishedFile, target: Path) -> None:
     digest = hashlib.sha256(content).hexdigest()
     if digest != file.sha256:
         raise DownloadError(
-            f"the downloaded file differs from the published one: {len(content)} bytes with SHA-256 {digest[:12]}… instead of {file.sha256[:12]}…"
+            f"the downloaded file differs from the published one: {len(content)} bytes with SHA-256 {digest[:12]}… "
+            f"instead of {file.sha256[:12]}…"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, content)

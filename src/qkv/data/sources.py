@@ -87,11 +87,13 @@ def _fetch(file: PublishedFile, target: Path, looked: str) -> None:
         download(file, target)
     except DownloadError as error:
         raise UserError(
-            f"data.source: {looked}, and downloading {file.url} failed: {error}; connect to the network, or put the file at {target}"
+            f"data.source: {looked}, and downloading {file.url} failed: {error}; "
+            f"connect to the network, or put the file at {target}"
         ) from None
     except OSError as error:
         raise UserError(
-            f"data.source: {looked}, and {target} cannot be written: {error.strerror}; name another folder with QKV_CACHE"
+            f"data.source: {looked}, and {target} cannot be written: {error.strerror}; "
+            "name another folder with QKV_CACHE"
         ) from None
 
 
@@ -99,6 +101,7 @@ def _checked(name: str, file: PublishedFile, path: Path) -> TextSource:
     text = TextSource.of_file(path)
     if text.digest() != file.sha256:
         raise UserError(
-            f"data.source: {path} is not the published {file.name} of {name!r}; remove it, or use it as the file {str(path)!r}"
+            f"data.source: {path} is not the published {file.name} of {name!r}; "
+            f"remove it, or use it as the file {str(path)!r}"
         )
     return text

@@ -85,7 +85,10 @@ class TextSource:
     def _not_utf8(self, at: int, byte: int, reason: str) -> str:
         line = 1 + sum(part.count(b"\n") for part in _first(self.raw(), at))
         hint = "it looks like UTF-16" if at == 0 and byte in (0xFE, 0xFF) else reason
-        return f"{self.name} is not UTF-8 text: byte 0x{byte:02x} at offset {at} (line {line}): {hint}; convert the file to UTF-8"
+        return (
+            f"{self.name} is not UTF-8 text: byte 0x{byte:02x} at offset {at} (line {line}): {hint}; "
+            "convert the file to UTF-8"
+        )
 
     @contextmanager
     def _readable(self) -> Iterator[None]:

@@ -157,8 +157,9 @@ class Frontend(Declared):
         """Raise ``UserError`` if the position table has fewer than ``end`` positions."""
         if self.limit is not None and end > self.limit:
             raise UserError(
-                f"{end} positions are more than the {self.limit} that the learned position table holds ({self.part.limited_by}); "
-                "shorten the input, or use positions without an end (sinusoidal, rope, alibi, none)"
+                f"{end} positions are more than the {self.limit} that the learned position table holds "
+                f"({self.part.limited_by}); shorten the input, or use positions without an end (sinusoidal, rope, "
+                "alibi, none)"
             )
 
 

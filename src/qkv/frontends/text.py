@@ -89,7 +89,7 @@ class TextFrontend(Frontend):
         return torch.where(ids[..., None] < 0, self.query, F.embedding(ids.clamp(min=0), self.table))
 
     def _check(self, types: Tensor, x: Tensor) -> None:
-        """Raise ``UserError`` for token types that the model does not read, or whose shape is not that of the tokens."""
+        """Raise ``UserError`` for token types that the model does not read, or of another shape than the tokens."""
         if not self.typed:
             raise UserError("token types are given, but the front end has none; set frontend.types, or leave them out")
         if types.shape[-1] != x.shape[1] or types.shape[0] not in (1, x.shape[0]):

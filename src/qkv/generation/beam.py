@@ -220,7 +220,9 @@ def beam_search(
     memory: Memory | None = None,
     ends: Ends | None = None,
 ) -> list[list[Hypothesis]]:
-    """Return the best ``num_return`` continuations of each prompt, best first (fewer if fewer exist). K = 1 is greedy decoding.
+    """Return the best ``num_return`` continuations of each prompt, best first (fewer if fewer exist).
+
+    K = 1 is greedy decoding.
 
     end_id: the token that ends a text.   capacity: fixed number of positions of the state; None grows by doubling.
     memory: encoder output, one row per prompt.   ends(row, new tokens): additional stopping criterion.
@@ -246,7 +248,8 @@ def _check(model: Transformer, generation: Generation, end_id: int | None) -> No
         )
     if generation.stop:
         raise UserError(
-            "stop: stop strings need a tokenizer, and only token ids are given; search with a tokenizer or without 'stop'"
+            "stop: stop strings need a tokenizer, and only token ids are given; "
+            "search with a tokenizer or without 'stop'"
         )
     known = model.vocab_size or 0
     if end_id is not None and not 0 <= end_id < known:

@@ -33,7 +33,7 @@ def first_seen(length: int, limit: int | None) -> int:
 
 
 def learned_reach(spec: Model) -> int | None:
-    """Length in tokens beyond which rotary attention meets distances that training never showed; None for no such limit.
+    """Length in tokens beyond which rotary attention meets distances never seen in training; None for no such limit.
 
     This is the context length of training, unless the mask of every branch with rotary positions is a window within
     it.
@@ -43,7 +43,7 @@ def learned_reach(spec: Model) -> int | None:
 
 
 def check(model: Transformer, prompts: Sequence[Sequence[int]], generation: Generation) -> None:
-    """Raise ``UserError`` if ``model`` cannot generate from these prompts; warn if it decodes otherwise than it was trained."""
+    """Raise ``UserError`` if ``model`` cannot continue these prompts; warn if it decodes otherwise than trained."""
     spec, known = model.spec, model.vocab_size
     if not spec.decodes:
         path = dotted(("model", *spec.first_not_decoding()))
@@ -68,8 +68,8 @@ def _warn_of_inexactness(model: Transformer, length: int) -> None:
     path, branch = model.spec.first_inexact(length)
     if branch is not None:
         warnings.warn(
-            f"{dotted(('model', *path))}: decoding of {branch.kind!r} is exact for texts of up to {branch.exactness.length} tokens, and "
-            f"{length} may be reached; what follows differs from training",
+            f"{dotted(('model', *path))}: decoding of {branch.kind!r} is exact for texts of up to "
+            f"{branch.exactness.length} tokens, and {length} may be reached; what follows differs from training",
             stacklevel=4,
         )
 
@@ -81,6 +81,6 @@ def _check_length(limit: int | None, length: int, which: str, generation: Genera
     needed = length + generation.max_new_tokens - 1
     if needed > limit:
         raise UserError(
-            f"{which} has {length} tokens, and with {generation.max_new_tokens} new ones {needed} positions are needed, "
-            f"but the model's positions end at {limit}; ask for fewer tokens or set overflow to 'slide'"
+            f"{which} has {length} tokens, and with {generation.max_new_tokens} new ones {needed} positions are "
+            f"needed, but the model's positions end at {limit}; ask for fewer tokens or set overflow to 'slide'"
         )

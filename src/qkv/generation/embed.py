@@ -64,9 +64,9 @@ def embed_texts(
 ) -> np.ndarray:
     """Return text embeddings (texts, D · poolings), float32. ``prompt`` is prepended to each text.
 
-    Batches group texts of similar length; padding does not change the result. Surrounding white space is stripped. Texts
-    longer than ``how.max_length`` are truncated with a warning. Raises ``UserError`` for a text that is not a string or
-    has no tokens.
+    Batches group texts of similar length; padding does not change the result. Surrounding white space is stripped.
+    Texts longer than ``how.max_length`` are truncated with a warning. Raises ``UserError`` for a text that is not a
+    string or has no tokens.
     """
     most = _most(model, how)
     read = [_read(tokenizer, text, how, prompt, most, i) for i, text in enumerate(texts)]

@@ -5,8 +5,8 @@
                └─────────────────────┴─ several: the row is forked
 
 ``read`` is one forward pass over the tokens of each row that its state lacks: a whole prompt, or the token of the last
-step. Rows that begin, because they were just admitted or because their context slides, are read in a pass of their own and
-join the others; so rows can be admitted while others decode.
+step. Rows that begin, because they were just admitted or because their context slides, are read in a pass of their own
+and join the others; so rows can be admitted while others decode.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Next(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Result of a forward pass over the rows at ``places``: vectors (B, N, D), of which ``counts`` (B) are not padding."""
+    """Vectors (B, N, D) of a forward pass over the rows at ``places``, of which ``counts`` (B) are not padding."""
 
     places: list[int]
     vectors: Tensor
@@ -105,7 +105,7 @@ class Engine:
     """Decoding engine: advances rows of different lengths in one batch as the policy decides, until no row is left."""
 
     def __init__(self, model: Transformer, policy: Policy, capacity: int | None = None):
-        """Create an engine without rows. ``capacity``: fixed number of positions of the state; None grows by doubling."""
+        """Create an engine without rows. ``capacity``: fixed number of state positions; None grows by doubling."""
         self.model, self.policy, self.capacity = model, policy, capacity
         self._limit, self._device = model.limit, model.device
         self.rows: list[DecodedRow] = []
@@ -158,7 +158,7 @@ class Engine:
         return [place for place, row in enumerate(self.rows) if place in new or len(row.tokens) - row.start > limit]
 
     def _forward(self, places: list[int], state: State | None) -> tuple[_Part, State]:
-        """Run the model on the new tokens of the rows at ``places``; without a state, from the start of their context."""
+        """Run the model on the new tokens of rows ``places``; without a state, from the start of their context."""
         model, read, prefix = self.model, [self.rows[place] for place in places], None
         if state is None:
             for row in read:

@@ -16,7 +16,7 @@ from qkv.ops.at_least_single import at_least_single
 from qkv.spec.generation import Generation
 
 BELOW_ONE = 1.0 - 2.0**-52
-"""Factor just below 1 that keeps uniform · total mass below the total mass, so that rounding never selects a removed token."""
+"""Factor just below 1: keeps uniform · total mass below the total mass, so rounding never selects a removed token."""
 
 
 def filtered(logits: Tensor, generation: Generation, text: Tensor | None = None) -> Tensor:

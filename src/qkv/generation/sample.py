@@ -101,7 +101,8 @@ class Sampling:
         found: list[int] = tokens.tolist()
         if not sound or max(found) >= logits.shape[-1]:
             raise UserError(
-                "the model's logits are not finite, so no token can be sampled; its weights are damaged or its training diverged"
+                "the model's logits are not finite, so no token can be sampled; "
+                "its weights are damaged or its training diverged"
             )
         return found
 
@@ -129,7 +130,8 @@ def stream(
     """Yield the new token of each prompt, one list per step. See ``Sampling``; for stop strings see ``stream_text``."""
     if generation.stop:
         raise UserError(
-            "stop: stop strings need a tokenizer, and only token ids are given; generate with a tokenizer or without 'stop'"
+            "stop: stop strings need a tokenizer, and only token ids are given; "
+            "generate with a tokenizer or without 'stop'"
         )
     sampling = Sampling(model, prompts, generation, capacity)
     with evaluating(model):

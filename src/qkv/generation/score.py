@@ -2,7 +2,8 @@
 
     log p(option | prompt) = Σ_i log p(option_i | prompt, option_1 … option_{i-1})
 
-The prompt is read once; its state is forked for the options, which are read in one padded batch: a policy of the engine.
+The prompt is read once; its state is forked for the options, which are read in one padded batch: a policy of the
+engine.
 """
 
 from __future__ import annotations
@@ -59,9 +60,11 @@ def score_texts(
 ) -> list[ScoredOption]:
     """Score the options, in their order, with probabilities softmax(score).
 
-    by: "sum" (log p), "token" (log p per token) or "character" (log p per character).   memory: encoder output of one row.
-    An option is appended to the prompt without a space, and both are tokenized together: tokens that cross the border are
-    part of the score. Raises ``UserError`` for an unknown measure, repeated or empty options, and unknown characters.
+    by: "sum" (log p), "token" (log p per token) or "character" (log p per character).
+    memory: encoder output of one row.
+    An option is appended to the prompt without a space, and both are tokenized together: tokens that cross the border
+    are part of the score. Raises ``UserError`` for an unknown measure, repeated or empty options, and unknown
+    characters.
     """
     if by not in get_args(Measure):
         raise UserError(f"options cannot be scored by {by!r}; {nearest(str(by), get_args(Measure))}")
@@ -123,7 +126,7 @@ def score_options(
 
 
 class Scoring:
-    """Policy of the engine for multiple choice: one row per option after the prompt, read up to its last token but one."""
+    """Engine policy for multiple choice: one row per option after the prompt, read up to its last token but one."""
 
     def __init__(self, options: Sequence[Sequence[int]]):
         self.options = options
@@ -164,7 +167,8 @@ def _check(model: Transformer, prompt: Sequence[int], options: Sequence[Sequence
         outside = [token for token in option if not 0 <= token < known]
         if outside:
             raise UserError(
-                f"option {place} of {len(options)} has the token {outside[0]}, which is outside the vocabulary (0 to {known - 1})"
+                f"option {place} of {len(options)} has the token {outside[0]}, "
+                f"which is outside the vocabulary (0 to {known - 1})"
             )
 
 
@@ -177,7 +181,8 @@ def _first_read(length: int, longest: int, limit: int | None) -> int:
         return 0
     if longest > limit:
         raise UserError(
-            f"the longest option has {longest} tokens, which do not fit the model's {limit} positions after a prompt; shorten it"
+            f"the longest option has {longest} tokens, which do not fit the model's {limit} positions after a prompt; "
+            "shorten it"
         )
     first = length + longest - 1 - limit
     warnings.warn(

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 class StopStrings:
     """Filter that ends a stream of text pieces at the first stop string, also one split over pieces.
 
-    Characters that may begin a stop string are held back until decided. The first completed stop string ends the text; of
-    several that end at the same character, the longest.
+    Characters that may begin a stop string are held back until decided. The first completed stop string ends the text;
+    of several that end at the same character, the longest.
     """
 
     def __init__(self, stop: Sequence[str] = ()):

@@ -52,7 +52,10 @@ def generate_texts(
     generation: Generation | None = None,
     capacity: int | None = None,
 ) -> list[str]:
-    """Generate text after each prompt in one batch. Row i uses seed ``generation.seed + i``; finished rows leave the batch."""
+    """Generate text after each prompt in one batch.
+
+    Row i uses seed ``generation.seed + i``; finished rows leave the batch.
+    """
     texts = [""] * len(prompts)
     for row, piece in _pieces(model, tokenizer, prompts, generation or Generation(), capacity):
         texts[row] += piece
@@ -77,8 +80,8 @@ def best_texts(
 ) -> list[list[BestText]]:
     """Return the best ``num_return`` texts after each prompt, best first, without prompt, end token and stop string.
 
-    See ``qkv.generation.beam.beam_search``. A stop string ends a hypothesis at the token that completes it; that token is
-    part of the score.
+    See ``qkv.generation.beam.beam_search``. A stop string ends a hypothesis at the token that completes it; that token
+    is part of the score.
     """
     ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
 
@@ -148,7 +151,10 @@ def _searched(
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """Token ids of the prompt, or of a line break if it is empty. Raises ``UserError`` for unknown characters or words."""
+    """Token ids of the prompt, or of a line break if it is empty.
+
+    Raises ``UserError`` for unknown characters or words.
+    """
     unknown = tokenizer.unknown(prompt or "\n")
     if unknown and not prompt:
         raise UserError(
@@ -157,7 +163,8 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
     if unknown:
         named = ", ".join(map(repr, unknown[:5])) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
         raise UserError(
-            f"the prompt has {named}, which is not in the tokenizer's vocabulary; leave it out or train on a text that has it"
+            f"the prompt has {named}, which is not in the tokenizer's vocabulary; "
+            "leave it out or train on a text that has it"
         )
     ids = tokenizer.encode(prompt or "\n")
     if not ids:

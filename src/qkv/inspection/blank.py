@@ -1,8 +1,8 @@
 """Tensors without values, with which a model is run without memory or arithmetic.
 
-A ``Blank`` has shape, strides, dtype and autograd history, and stands for a tensor on the CPU: autocast, the selection of kernels, and what
-autograd saves are those of a real run. Small tensors of integers and truth values (positions, lengths, masks) keep their values, so that
-code may read them.
+A ``Blank`` has shape, strides, dtype and autograd history, and stands for a tensor on the CPU: autocast, the selection
+of kernels, and what autograd saves are those of a real run. Small tensors of integers and truth values (positions,
+lengths, masks) keep their values, so that code may read them.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return func(*args, **kwargs)
     if func in _READS:
         raise UserError(
-            f"a part of the model reads values of a tensor ({func.overloadpacket.__name__}), and costs are counted without values; "
-            "where x.is_meta, take a path that depends on shapes only"
+            f"a part of the model reads values of a tensor ({func.overloadpacket.__name__}), "
+            "and costs are counted without values; where x.is_meta, take a path that depends on shapes only"
         )
     name = func.overloadpacket.__name__
     if name.endswith("_") and not name.endswith("__") and name not in _RESHAPES:
@@ -304,11 +304,11 @@ _RULES: dict[Any, Any] = {
     _aten.embedding.default: _embedding,
     _aten.embedding_dense_backward.default: _embedding_gradient,
 }
-"""Shapes of frequent operators; the first call of torch's own meta kernels imports its compiler, which takes over a second."""
+"""Shapes of frequent operators: the first call of torch's own meta kernels imports its compiler, in over a second."""
 
 
 def _by_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Result of torch's kernel for tensors without values. Views and results in place share the storage of the input."""
+    """Result of torch's kernel for tensors without values; views and in-place results share the input's storage."""
     if "device" in kwargs:
         kwargs = {**kwargs, "device": "meta"}
     known: dict[int, Tensor] = {}

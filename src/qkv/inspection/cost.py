@@ -1,7 +1,7 @@
 """Cost estimates of a spec before anything is trained: parameters, FLOPs, memory, state and time.
 
-They are counted on the model itself, which is built and run without memory (``qkv.inspection.counted``). This module imports no torch before
-a cost is asked for.
+They are counted on the model itself, which is built and run without memory (``qkv.inspection.counted``). This module
+imports no torch before a cost is asked for.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of ``batch_size`` rows of ``length`` positions, with sources of ``source_length`` positions in encoder–decoders.
+    """Cost of ``batch_size`` rows of ``length`` positions; encoder–decoders: sources of ``source_length`` positions.
 
     parts: by name, in order of execution: embedding, each kind of branch, norm, residual, final norm, head; those of an
     encoder first, prefixed ``encoder``.
@@ -109,7 +109,7 @@ class Cost:
 
     @property
     def train_flops(self) -> int:
-        """FLOPs of an update: forward, backward (twice the forward), and recomputation (checkpointing or reversible blocks)."""
+        """FLOPs of an update: forward, backward (twice that), recomputation (checkpointing or reversible blocks)."""
         repeated = (
             (*self.encoder, *self.latents, *self.blocks)
             if self.training.recompute
@@ -148,7 +148,7 @@ class Cost:
         return cost(self.model, self.batch_size, length, self.precision, self.training, paths[0], source, paths[1])
 
     def speed(self, machine: Machine) -> Speed:
-        """Estimate speed as the sum of linear maps, attention and element-wise work at the machine's rates, and call overhead.
+        """Estimate speed from linear maps, attention and element-wise work at the machine's rates, plus call overhead.
 
         Ignores other load on the machine, and products too small to reach its rates.
         """
@@ -215,8 +215,8 @@ def cost(
     attention: implementation of causal and full attention in training (see ``qkv why``), which affects memory: "sdpa",
         "sdpa, oneDNN" or "tiled".   irregular: the same for other masks: "sdpa" or "products".
 
-    Raises ``UserError`` if the vocabulary size is unknown, a size is not positive, ``length`` exceeds a learned position
-    table, or a part reads values of tensors.
+    Raises ``UserError`` if the vocabulary size is unknown, a size is not positive, ``length`` exceeds a learned
+    position table, or a part reads values of tensors.
     """
     length = model.context_length if length is None else length
     source = _source_length(model, source_length)

@@ -1,4 +1,4 @@
-"""Cost of a model, counted on the model itself: it is built and run, forward and backward, on tensors without values."""
+"""Cost of a model, counted on the model itself, built and run forward and backward on tensors without values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ENCODER, LATENTS, OWN = "encoder ", "latents' ", ""
 
 
 _AROUND = 1.5
-"""Time of a decoding step's Python code and operators, relative to that of its operators alone; measured on five models."""
+"""Time of a decoding step's Python code and operators, relative to that of the operators; measured on five models."""
 HERE = "here"
 """Instead of an implementation of attention: those that this process has chosen."""
 
@@ -74,8 +74,8 @@ class Trained:
 class Counted:
     """Result of counting. parts, blocks, encoder, latents: see ``Cost``.
 
-    kept: bytes saved at the end of the forward pass.   peak: largest number of bytes beyond weights and optimiser state; gradients that
-    exist before, because they are accumulated, are not part of it.
+    kept: bytes saved at the end of the forward pass.   peak: largest number of bytes beyond weights and optimiser
+    state; gradients that exist before, because they are accumulated, are not part of it.
     """
 
     parts: dict[str, Share]

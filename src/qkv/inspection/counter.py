@@ -121,7 +121,10 @@ class Counter(LiveBytes):
 
     @contextmanager
     def saving(self, outside: Hashable) -> Iterator[None]:
-        """Context manager: count what autograd saves, for the part that saves it first. outside: part of what no part computes."""
+        """Context manager: count what autograd saves, for the part that saves it first.
+
+        outside: part of what no part computes.
+        """
 
         def pack(tensor: Tensor) -> Tensor:
             if self.backward:

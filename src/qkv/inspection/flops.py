@@ -1,4 +1,4 @@
-"""FLOPs of torch's operators: those that torch's counter knows, and products with vectors and the fused attention of the CPU."""
+"""FLOPs of torch's operators: those its counter knows, products with vectors, and the fused attention of the CPU."""
 
 from __future__ import annotations
 

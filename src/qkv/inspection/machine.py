@@ -22,7 +22,7 @@ class Machine:
     bandwidth: bytes/s of weights in a matrix–vector product, for more weights than caches hold.
     call: seconds of one small operator, forward.
     attention: FLOP/s of causal attention, forward and backward, counting full score matrices; None: as ``flops``.
-    elements: bytes/s saved by norms and activations, relative to the time of forward and backward; None: as ``bandwidth``.
+    elements: bytes saved by norms and activations per second of forward and backward; None: as ``bandwidth``.
     """
 
     processor: str
@@ -37,7 +37,7 @@ class Machine:
         return self.flops.get(precision, self.flops["fp32"])
 
     def runs_in(self, asked: str) -> str:
-        """Precision of matrix products if ``asked`` is allowed: bf16 only if it is faster, as in ``qkv.ops.linear.precision``."""
+        """Precision of products if ``asked`` is allowed: bf16 only if faster, as in ``qkv.ops.linear.precision``."""
         return asked if self.flops_at(asked) > self.flops_at("fp32") else "fp32"
 
     @property

@@ -103,7 +103,8 @@ def _fits(cost: Cost) -> None:
     if most is not None and cost.memory.peak > 0.9 * most:
         needed, there = cost.memory.peak / 1e9, most / 1e9
         raise UserError(
-            f"a training step needs about {needed:,.1f} GB and this machine has {there:,.1f} GB; check a smaller batch, length or width"
+            f"a training step needs about {needed:,.1f} GB and this machine has {there:,.1f} GB; "
+            "check a smaller batch, length or width"
         )
 
 

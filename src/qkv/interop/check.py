@@ -54,8 +54,9 @@ def compare(model: Transformer, folder: Path) -> str:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return f"not compared, as the transformers library here cannot open it: {lines[0][:200]}"
     raise UserError(
-        f"the transformers library computes different logits from the export (they differ by {min(errors):.2g} of the largest logit), "
-        "so nothing was written; please report it with the spec of the model, or use --no-check to write it anyway"
+        f"the transformers library computes different logits from the export (they differ by {min(errors):.2g} of the "
+        "largest logit), so nothing was written; please report it with the spec of the model, "
+        "or use --no-check to write it anyway"
     )
 
 

@@ -97,8 +97,8 @@ def stored_tensors(folder: Path, pickles: bool = False, copy: bool = True) -> di
         raise UserError(f"{folder} holds no weights: neither {WEIGHTS} nor {INDEX}")
     if not pickles:
         raise UserError(
-            f"{folder} holds its weights only as a pickle ({pickled}), which qkv does not open by default; use pickles=True (--pickles), "
-            "which reads tensors and nothing else, or convert them to safetensors"
+            f"{folder} holds its weights only as a pickle ({pickled}), which qkv does not open by default; "
+            "use pickles=True (--pickles), which reads tensors and nothing else, or convert them to safetensors"
         )
     files = [folder / PICKLE] if pickled == PICKLE else sorted(set(_listed(folder, PICKLE_INDEX).values()))
     return {name: Unpickled(tensor) for file in files for name, tensor in _unpickled(file).items()}

@@ -204,7 +204,8 @@ def _ignored(
     missing = sorted(wanted - stored.keys())
     if missing:
         raise UserError(
-            f"{source} lacks the tensor {missing[0]!r}{_more(missing)}, which its config requires; {_near(missing[0], set(unexpected))}"
+            f"{source} lacks the tensor {missing[0]!r}{_more(missing)}, which its config requires; "
+            f"{_near(missing[0], set(unexpected))}"
         )
     if unexpected:
         expected = _near(unexpected[0], wanted)
@@ -246,7 +247,8 @@ def _check_zeros(zeros: Mapping[str, str], stored: Mapping[str, Stored], source:
     for name, reason in zeros.items():
         if name in stored and bool(stored[name].read().any()):
             raise UserError(
-                f"{source}: the tensor {name!r} holds values other than 0, which qkv does not support; it supports {reason}"
+                f"{source}: the tensor {name!r} holds values other than 0, which qkv does not support; "
+                f"it supports {reason}"
             )
 
 
@@ -267,7 +269,8 @@ def _check_tied(
         for name, part in zip(match.theirs, match.way.outward(tensors[match.ours].detach(), match.cut), strict=True):
             if name in stored and not torch.equal(_cast(stored[name].read(), dtype), part):
                 raise UserError(
-                    f"{source}: {name!r} and {owner!r} are one shared tensor in qkv's model of this config, but their values differ"
+                    f"{source}: {name!r} and {owner!r} are one shared tensor in qkv's model of this config, "
+                    "but their values differ"
                 )
 
 

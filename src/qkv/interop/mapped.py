@@ -155,8 +155,8 @@ class Watch:
         model = self.model()
         if changed and model is not None and any(changed.holds(tensor) for tensor in tensors_of(model)):
             raise UserError(
-                f"{changed.path} was changed while a model that is mapped from it was in use; load it again, or load it with copy=True "
-                "(--copy), which reads it into memory"
+                f"{changed.path} was changed while a model that is mapped from it was in use; "
+                "load it again, or load it with copy=True (--copy), which reads it into memory"
             )
 
     def __deepcopy__(self, _: Any) -> Watch:

@@ -126,7 +126,8 @@ def _of_map(module: LowRank, match: Match) -> dict[str, dict[str, Tensor]]:
         product = product.t() if isinstance(match.way, Transposed) else product
         if product.shape != change.shape or not torch.allclose(product, change, rtol=1e-4, atol=1e-6):
             raise UserError(
-                f"{match.theirs[0]} does not store its map by rows, so no pair of low-rank matrices can express the adapter"
+                f"{match.theirs[0]} does not store its map by rows, so no pair of low-rank matrices can express the "
+                "adapter"
             )
     return {
         _owner(name): {"lora_A": a.clone(), "lora_B": some.clone()}
@@ -172,7 +173,8 @@ def _other_tables(
         elif ours in there:
             shapes = f"{list(tensor.shape)} and had {list(there[ours])} in the adapted model"
             raise UserError(
-                f"{ours} has the shape {shapes}, which a PEFT adapter cannot express; export the whole model, without --format peft"
+                f"{ours} has the shape {shapes}, which a PEFT adapter cannot express; "
+                "export the whole model, without --format peft"
             )
     return {name: tensor.clone() for name, tensor in found.items()}
 

@@ -61,7 +61,7 @@ class Branch(Declared):
         return 0
 
     def ending(self) -> nn.Module | None:
-        """Output projection into the residual stream, whose initial weights are scaled down with depth; None if there is none."""
+        """Output projection into the residual stream, initial weights scaled down with depth; None if there is none."""
         return None
 
     def like(self) -> Tensor:

@@ -15,7 +15,7 @@ from qkv.state.arrival import Arrival
 
 T = TypeVar("T")
 MEMORY = "memory"
-"""Name of the memory that a cross branch reads unless it says otherwise: the output of the encoder, or of the latents."""
+"""Name of the memory that a cross branch reads by default: the output of the encoder, or of the latents."""
 
 
 class Memory(NamedTuple):

@@ -35,7 +35,7 @@ class FeedForward(Branch):
 
 @implements(spec.GatedFeedForward)
 class GatedFeedForward(Branch):
-    """Gated feed-forward branch (φ(x Wg) ⊙ x Wu) Wd (GLU variants, Shazeer 2020). Wg and Wu are stored as one matrix."""
+    """Gated feed-forward branch (φ(x Wg) ⊙ x Wu) Wd (GLU variants, Shazeer 2020). Wg and Wu share one stored matrix."""
 
     def __init__(self, part: spec.GatedFeedForward, width: int):
         super().__init__(part, width)

@@ -15,7 +15,7 @@ from qkv.spec.errors import UserError
 
 
 class Piece(NamedTuple):
-    """Consecutive features of an axis, such as all queries. ``head``: features per head; None if not split into heads."""
+    """Consecutive features of an axis, such as all queries. ``head``: features per head; None if not split in heads."""
 
     name: str
     size: int
@@ -61,7 +61,7 @@ def vector(name: str, size: int, head: int) -> Layout:
 
 
 Layouts = Mapping[str, Layout]
-"""Layouts by path of a parameter, or of a module: then its ``weight`` has the layout, and its ``bias`` that of the first axis."""
+"""Layouts by path of a parameter, or of a module: that of its ``weight``, whose first axis is the ``bias``."""
 
 
 class Declared(nn.Module):

@@ -131,7 +131,7 @@ def fold(model: nn.Module) -> None:
 
 @contextmanager
 def merged(model: nn.Module) -> Iterator[None]:
-    """Context manager: inside, the adapters of ``model`` are merged into the weights; afterwards W is restored exactly."""
+    """Context manager: inside, ``model``'s adapters are merged into the weights; afterwards W is restored exactly."""
     found = [module for module in adapters(model).values() if not module.merged]
     try:
         for module in found:

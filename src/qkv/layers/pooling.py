@@ -49,6 +49,6 @@ POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mean_sqrt_len": lambda x, real: _sum(x, real) / _count(real) ** 0.5,
     "weighted_mean": _by_place,
 }
-"""Poolings by name: first vector; last vector; maximum of each feature; Σ x_i / n; Σ x_i / √n; Σ i x_i / Σ i, i = 1, 2, …
-(Muennighoff 2022).
+"""Poolings by name: first vector; last vector; maximum of each feature; Σ x_i / n; Σ x_i / √n; Σ i x_i / Σ i,
+i = 1, 2, … (Muennighoff 2022).
 """

@@ -82,7 +82,10 @@ class Axial(Positions):
 
 @implements(spec.Sinusoidal)
 class Sinusoidal(Positions):
-    """Sinusoidal embeddings: PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(p / base^(2i/D)) (Vaswani et al. 2017)."""
+    """Sinusoidal embeddings (Vaswani et al. 2017).
+
+    PE(p, 2i) = sin(p / base^(2i/D))     PE(p, 2i+1) = cos(p / base^(2i/D))
+    """
 
     def __init__(self, part: spec.Sinusoidal, length: int, width: int):
         super().__init__()
@@ -116,15 +119,15 @@ def _no_positions(part: spec.NoPositions, length: int, width: int) -> None:
 
 
 def build_positions(part: spec.Positions, length: int, width: int) -> Positions | None:
-    """Build the position embeddings of a spec for ``length`` positions of ``width`` features; None if there are none."""
+    """Build the position embeddings of a spec for ``length`` positions of ``width`` features; None if it has none."""
     return implementation(part, "qkv.layers")(part, length, width)
 
 
 def resample_grid(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
     """Resample 2-D position embeddings in row-major order to another grid: (h·w, D) -> (h'·w', D), bicubic.
 
-    Adapts a vision Transformer to other image sizes (ViT, Dosovitskiy et al. 2021). ``old`` = (h, w), ``new`` = (h', w').
-    Raises ``UserError`` if the table has other than h·w rows.
+    Adapts a vision Transformer to other image sizes (ViT, Dosovitskiy et al. 2021). ``old`` = (h, w),
+    ``new`` = (h', w'). Raises ``UserError`` if the table has other than h·w rows.
     """
     if table.shape[0] != old[0] * old[1]:
         raise UserError(

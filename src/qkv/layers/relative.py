@@ -58,7 +58,7 @@ class NoRelative(Relative):
 
 @implements(parts.Rope)
 class Rope(Relative):
-    """Rotary position embedding: q and k are rotated by angles proportional to their position (RoPE, Su et al. 2021)."""
+    """Rotary position embedding: rotates q and k by angles proportional to their position (RoPE, Su et al. 2021)."""
 
     def __init__(self, part: parts.Rope, attention: branches.Attention, widths: tuple[int, int]):
         super().__init__()

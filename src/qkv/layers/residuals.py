@@ -93,7 +93,7 @@ class Reversible(Residual):
         return torch.cat((b, a + y), -1)
 
     def separated(self, x: Tensor, y: Tensor) -> Tensor:
-        """Inverse of ``joined``: both streams (B, N, 2 D) before the branch, from those after it, x, and its output y."""
+        """Inverse of ``joined``: both streams (B, N, 2 D) before the branch, from those after it, x, and output y."""
         b, a = x.chunk(2, -1)
         return torch.cat((a - y, b), -1)
 

@@ -18,7 +18,8 @@ POINTS = {
     "q": "queries (B, H, N, Dk), before any rotation; path blocks.0.branches.1.q",
     "k": "keys of the call's positions (B, G, N, Dk), before any rotation; path blocks.0.branches.1.k",
     "v": "values of the call's positions (B, G, N, Dv); path blocks.0.branches.1.v",
-    "scores": "masked attention scores (B, H, N, M), -inf where hidden; path blocks.0.branches.1.scores; cannot be replaced",
+    "scores": "masked attention scores (B, H, N, M), -inf where hidden; path blocks.0.branches.1.scores; "
+    "cannot be replaced",
     "weights": "attention weights (B, H, N, M), before dropout; path blocks.0.branches.1.weights; cannot be replaced",
     "output": "output of a branch (B, N, D); path blocks.0.branches.1",
     "after": "residual stream after a branch (B, N, D); path blocks.0.branches.1.after",
@@ -30,7 +31,7 @@ USUAL = frozenset({"frontend", "output"})
 
 
 class Recorder:
-    """Tap that keeps every value of some points by its path: ``Recorder("weights").seen["blocks.0.branches.0.weights"]``."""
+    """Tap that keeps all values of some points by path: ``Recorder("weights").seen["blocks.0.branches.0.weights"]``."""
 
     def __init__(self, *points: str):
         """Record ``points``, names in ``POINTS``. Raises ``ValueError`` for an unknown one."""
@@ -50,7 +51,7 @@ def receives(tap: Tap | None, point: str) -> bool:
 
 
 def tapped(tap: Tap | None, point: str, path: str, value: Tensor) -> Tensor:
-    """Pass ``value`` to the tap, if it receives ``point``; return the tap's replacement, or ``value`` if there is none."""
+    """Pass ``value`` to the tap if it receives ``point``; return the tap's replacement, or ``value`` without one."""
     if tap is None or not receives(tap, point):
         return value
     replaced = tap(path, value)

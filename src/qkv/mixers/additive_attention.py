@@ -15,7 +15,7 @@ from qkv.spec.register import implements
 
 
 class AdditiveMemory(NamedTuple):
-    """Memory as additive attention reads it: keys W_k m (B, M, A), vectors m (B, M, Dm), number of unpadded ones (B)."""
+    """Memory for additive attention: keys W_k m (B, M, A), vectors m (B, M, Dm), number of unpadded ones (B)."""
 
     keys: Tensor
     vectors: Tensor

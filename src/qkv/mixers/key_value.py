@@ -24,7 +24,7 @@ class KeyValueBranch(Branch):
     """
 
     def __init__(self, part: BranchSpec, width: int, mask: Mask, kept: tuple[int, int, int]):
-        """Create the branch. kept: what a position stores, as (number of key/value heads, features per key, per value)."""
+        """Create the branch. kept: stored per position, (number of key/value heads, features per key, per value)."""
         super().__init__(part, width)
         self.kv_heads, self.head_dim, self.value_dim = kept
         self.mask = build_mask(mask)
@@ -41,7 +41,7 @@ class KeyValueBranch(Branch):
     def with_past(
         self, k: Tensor, v: Tensor, context: Context, state: State | None
     ) -> tuple[Tensor, Tensor, State | None, Sites]:
-        """Append k and v to the state; return (visible keys, their values, next state, positions of queries and keys)."""
+        """Append k, v to the state; return (visible keys, their values, next state, positions of queries and keys)."""
         if state is None:
             return k, v, None, context.once(("sites", self.causal), lambda: self._whole(context))
         arrival = context.arrival
@@ -81,7 +81,7 @@ class KeyValueAttention(KeyValueBranch):
     """
 
     def __init__(self, part: MaskedAttention, width: int, terms: int = 1):
-        """Create the projections. terms: number of dot products summed in a score; the sum is divided by √(terms · Dk)."""
+        """Create the projections. terms: number of dot products in a score; their sum is divided by √(terms · Dk)."""
         super().__init__(part, width, part.mask, (part.kv_heads, *part.dims(width)))
         self.num_heads = part.num_heads
         self.sizes = (self.num_heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim)

@@ -31,8 +31,8 @@ class LSHAttention(KeyValueBranch):
                      └─ value ────── v (B, H, N, Dk) ───────────────────────────────────┘
 
     Rows longer than ``chunk_length`` are hashed if there is no state. Shorter rows, and decoding with a state (all keys
-    and values), use full attention under the mask. So decoding equals one call up to ``chunk_length`` positions; beyond,
-    it is the limit that hashing approaches with more rounds.
+    and values), use full attention under the mask. So decoding equals one call up to ``chunk_length`` positions;
+    beyond, it is the limit that hashing approaches with more rounds.
     """
 
     def __init__(self, part: spec.LSHAttention, width: int):
@@ -87,6 +87,6 @@ def _of_documents(row: ops.RowPositions, found: Documents) -> ops.RowPositions:
 
 
 def _itself(sites: Sites, q: Tensor) -> Tensor:
-    """Score term (B or 1, 1, N, M), very negative at the query's own key, so that it is used only if it is the only one."""
+    """Score term (B or 1, 1, N, M), very negative at the query's own key, so that it is used only without others."""
     same = sites.query[:, None, :, None] == sites.key[:, None, None, :]
     return torch.zeros(same.shape, dtype=q.dtype, device=q.device).masked_fill(same, ops.SELF)

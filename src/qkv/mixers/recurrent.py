@@ -19,7 +19,7 @@ from qkv.spec.register import implements
 
 
 class Cell(Declared):
-    """Weights of a recurrent cell of one direction. gates: number of input matrices (E, D) and of recurrent ones (E, E)."""
+    """Weights of a recurrent cell of one direction. gates: number of input (E, D) and of recurrent matrices (E, E)."""
 
     def __init__(self, part: spec.Recurrent, width: int, hidden: int):
         super().__init__()

@@ -96,7 +96,7 @@ class RelativeAttention(ScoredAttention):
         return by_query(q, self.position(r).unflatten(-1, (-1, self.head_dim)).transpose(0, 1), index)
 
     def _distances(self, sites: Sites, context: Context) -> tuple[Tensor, Tensor]:
-        """Return (all distances (R), index of each pair's distance (B or 1, N, M)); those of hidden keys are clamped."""
+        """Return (all distances (R), index of each pair's distance (B or 1, N, M), clamped for hidden keys)."""
         first, last = self._ends(sites, context)
         distance = sites.query[:, :, None] - sites.key[:, None, :]
         if self.part.max_distance is not None:

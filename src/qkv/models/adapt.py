@@ -30,7 +30,7 @@ class Adapting:
         """Add adapters, if there are any, to ``model`` in place, initialised by torch's default random generator."""
 
     def learning(self, model: Transformer, names: list[str]) -> set[str]:
-        """Subset of the parameter ``names`` that is trained. Raises ``UserError`` if the model has no such parameters."""
+        """Subset of parameters ``names`` that is trained. Raises ``UserError`` if the model has no such parameters."""
         return set(names)
 
 
@@ -45,8 +45,8 @@ class HeadOnly(Adapting):
         found = _of_head(names)
         if not found:
             raise UserError(
-                f"training.adapt: {self.part.kind!r} trains nothing, because the head's matrix is the token embedding table; "
-                "give model.head.tied=false, or another way to adapt"
+                f"training.adapt: {self.part.kind!r} trains nothing, because the head's matrix is the token embedding "
+                "table; give model.head.tied=false, or another way to adapt"
             )
         return found
 
@@ -67,7 +67,7 @@ class Last(Adapting):
 
 @implements(spec.LoRA)
 class LoRA(Adapting):
-    """Selection of low-rank matrices beside linear layers of the blocks, and of a head other than a language model's."""
+    """Selection of low-rank matrices beside linear layers of blocks, and of a head other than a language model's."""
 
     part: spec.LoRA
 
@@ -114,7 +114,8 @@ def _targets(model: nn.Module, part: spec.LoRA) -> list[str]:
     for target in part.targets:
         if not any(_ends(path, target) for path in maps):
             raise UserError(
-                f"training.adapt.targets: no linear map of a block has a path that ends in {target!r}; {_near(target, maps)}"
+                f"training.adapt.targets: no linear map of a block has a path that ends in {target!r}; "
+                f"{_near(target, maps)}"
             )
     return [path for path in maps if any(_ends(path, target) for target in part.targets)]
 
@@ -185,4 +186,7 @@ def learned_sentence(model: nn.Module, training: Training) -> str:
     total = sum(p.numel() for p in every)
     if learning == total:
         return ""
-    return f"{learning:,} of {total:,} parameters are trainable, {learning / total:.1%} (training.adapt: {training.adapt.kind})"
+    return (
+        f"{learning:,} of {total:,} parameters are trainable, {learning / total:.1%} "
+        f"(training.adapt: {training.adapt.kind})"
+    )

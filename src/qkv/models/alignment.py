@@ -36,6 +36,7 @@ def alignment(model: Transformer, source: Sequence[int], target: Sequence[int]) 
     ]
     if not found:
         raise UserError(
-            "no branch of the model attends to the encoder's output; an alignment needs cross_attention or additive_attention"
+            "no branch of the model attends to the encoder's output; an alignment needs cross_attention or "
+            "additive_attention"
         )
     return found

@@ -22,7 +22,9 @@ Head = Callable[[Tensor], Tensor]
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """-Σ log softmax(logits)[target] in nats over targets other than -100 (torch's default). logits (T, V), targets (T) -> ().
+    """-Σ log softmax(logits)[target] in nats over targets other than -100 (torch's default).
+
+    logits (T, V), targets (T) -> ().
 
     ``smoothing`` ε: the target has probability 1 - ε + ε/V and every other token ε/V (Szegedy et al. 2016).
     """

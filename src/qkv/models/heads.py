@@ -1,4 +1,4 @@
-"""Heads, which map the final vectors to the model's outputs. Each is called with x (B, N, D) and lengths (B) or None."""
+"""Heads, mapping the final vectors to the model's outputs. Each is called with x (B, N, D) and lengths (B) or None."""
 
 from __future__ import annotations
 

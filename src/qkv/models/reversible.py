@@ -60,7 +60,7 @@ class _Surroundings:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Context manager: inside, random numbers repeat those of the forward pass; afterwards the state is restored."""
+        """Context manager: inside, random numbers repeat the forward pass's; afterwards the state is restored."""
         with self.precision():
             if self.states is None:
                 yield

@@ -234,9 +234,9 @@ class Transformer(Stack):
     each call without a state.
 
     With latents (Perceiver, Jaegle et al. 2021) the blocks see the input only through them, in one call without a
-    state:
+    state; the input of the blocks is queries or x:
 
-        signal ─ front end ─ x (B, N, Dm) ─ latents ─ z (B, M, Dz) ─ memory of the blocks, whose input is queries or x ─ norm ─ head
+        signal ─ front end ─ x (B, N, Dm) ─ latents ─ z (B, M, Dz) ─ memory of the blocks ─ norm ─ head
     """
 
     def __init__(self, spec: Model):
@@ -274,7 +274,8 @@ class Transformer(Stack):
         """Run the encoder on a source; the result is the ``memory`` argument of other methods."""
         if self.encoder is None:
             raise UserError(
-                "the model has no encoder to read a source with; give model.encoder, or join source and target in one sequence"
+                "the model has no encoder to read a source with; give model.encoder, "
+                "or join source and target in one sequence"
             )
         return self.encoder(signal, tap)
 
@@ -318,7 +319,8 @@ class Transformer(Stack):
         left = Counts.of(lengths)
         if any(not 0 <= length <= seen for length, seen in zip(left, state.positions, strict=True)):
             raise UserError(
-                f"a state can only be rewound to what it has seen: {left.tolist()} asked, {state.positions.tolist()} seen"
+                f"a state can only be rewound to what it has seen: {left.tolist()} asked, "
+                f"{state.positions.tolist()} seen"
             )
         return state._replace(positions=left, blocks=cut(state.blocks, left))
 

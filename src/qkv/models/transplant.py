@@ -1,9 +1,9 @@
 """Transfer of weights between models that differ in some branches.
 
 Tensors of equal path and shape are copied. If the rows of a matrix are pieces such as queries, keys and values, and
-their sizes differ, each piece is transferred separately: fewer K/V heads are means of groups, more are repeated (Ainslie
-et al. 2023). Embedding tables share their first rows. All other tensors keep the new model's initialisation. Pieces and
-tables are those that the modules declare (``qkv.layers.layout``).
+their sizes differ, each piece is transferred separately: fewer K/V heads are means of groups, more are repeated
+(Ainslie et al. 2023). Embedding tables share their first rows. All other tensors keep the new model's initialisation.
+Pieces and tables are those that the modules declare (``qkv.layers.layout``).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Choice:
     twin: str
     reason: str
     gain: float | None = None
-    """Measured speed-up over torch's default, or over the other precision; None if not measured or the default cannot run."""
+    """Measured speed-up over torch's default or the other precision; None if unmeasured or the default cannot run."""
 
 
 NOISE = 1.1
@@ -43,13 +43,13 @@ SMALLEST, WON = 1.02, 0.8
 
 _chosen: dict[tuple[str, str], Choice] = {}
 Assumption = Callable[[str, str, Collection[str]], str | None]
-"""(op, case, candidates if they would be timed) -> name of the implementation, or None for the one that shapes decide."""
+"""(op, case, candidates if they would be timed) -> name of the implementation, or None if shapes decide."""
 _assumed: ContextVar[Assumption | None] = ContextVar("assumed", default=None)
 
 
 @contextmanager
 def assuming(assumption: Assumption) -> Iterator[None]:
-    """Use the implementations that ``assumption`` names; nothing is timed or stored. For counting costs and for measurements."""
+    """Use the implementations of ``assumption``, without timing or storing. For counting costs and for measurements."""
     token = _assumed.set(assumption)
     try:
         yield
@@ -85,8 +85,8 @@ def _measured(op: str, case: str, decide: Callable[[], Choice], among: Collectio
     fields = recall(op, case)
     if fields is not None and fields["twin"] in among:
         return Choice(op, case, **fields)
-    # A choice may fall inside activation checkpointing, whose hooks would take the trial's tensors for the model's, or inside
-    # inference mode, which would forbid the trial's backward pass.
+    # A choice may fall inside activation checkpointing, whose hooks would take the trial's tensors for the model's, or
+    # inside inference mode, which would forbid the trial's backward pass.
     with torch.inference_mode(False), saved_tensors_hooks(_as_it_is, _as_it_is):
         found = decide()
     if found.gain is not None:

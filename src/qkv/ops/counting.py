@@ -1,4 +1,4 @@
-"""Declaration of what counting a model's cost without values cannot see: masked attention scores, scores that are never stored, loops.
+"""Declaration of what counting without values cannot see: masked attention scores, scores never stored, loops.
 
 Everything else is counted from the operators that a part runs. An operation declares the rest beside itself:
 
@@ -25,7 +25,7 @@ class Unseen(NamedTuple):
 
     stored: bytes of all attention weights, if they were stored; 0: the operation is no attention.
     full: FLOPs of the products for all pairs; None: those that are computed.
-    hidden: FLOPs of pairs that the mask hides, from the computed FLOPs; evaluated after the run, so it must not hold tensors.
+    hidden: FLOPs of pairs that the mask hides, from the computed FLOPs; called after the run, so must hold no tensors.
     calls: small operators of a loop over positions, which runs once here, in calls from Python that take as long.
     """
 
@@ -41,7 +41,7 @@ _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 
 def declares(describe: Callable[..., Unseen]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorator: what an operation declares, from its arguments. ``describe`` is called only while costs are counted."""
+    """Decorator: what an operation declares, from its arguments. ``describe`` is called only while counting costs."""
 
     def mark(operation: Callable[P, T]) -> Callable[P, T]:
         @wraps(operation)

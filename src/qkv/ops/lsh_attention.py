@@ -81,7 +81,7 @@ def buckets(x: Tensor, hashing: Hashing) -> Tensor:
 
 @declares(lambda q, *others: Unseen(q.shape[:3].numel() * q.shape[2] * q.element_size()))
 def attention(q: Tensor, k: Tensor, v: Tensor, row: RowPositions, hashing: Hashing, dropout: float = 0.0) -> Tensor:
-    """LSH attention output O (B, H, N, Dv): each query attends to keys in its own and neighbouring chunks of each round.
+    """LSH attention output O (B, H, N, Dv): each query attends to its own and neighbouring chunks in each round.
 
     Equal to full attention if these chunks contain all visible keys.
     """

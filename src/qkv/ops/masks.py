@@ -1,7 +1,7 @@
 """Masks as predicates of (batch, head, query, key); faster forms are tested against them.
 
-A predicate maps index tensors that broadcast to (B, H, N, M) to booleans; True: the key is visible. Masks are applied by
-setting logits to -inf, not by multiplying weights.
+A predicate maps index tensors that broadcast to (B, H, N, M) to booleans; True: the key is visible. Masks are applied
+by setting logits to -inf, not by multiplying weights.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Strided(Mask):
 
 @dataclass(frozen=True)
 class Fixed(Mask):
-    """Mask under which keys in the query's block of ``stride`` and the last ``summary`` keys of every block are visible."""
+    """Mask that shows the keys in the query's block of ``stride`` and the last ``summary`` keys of every block."""
 
     stride: int
     summary: int = 1
@@ -143,7 +143,7 @@ class Fixed(Mask):
 
 @dataclass(frozen=True)
 class Blocks(Mask):
-    """Mask under which keys in the query's block of ``size``, ``back`` blocks before and ``ahead`` after are visible."""
+    """Mask that shows the keys in the query's block of ``size``, ``back`` blocks before and ``ahead`` after."""
 
     size: int
     back: int = 0
@@ -160,7 +160,7 @@ class Blocks(Mask):
 
 @dataclass(frozen=True)
 class Explicit(Mask):
-    """Mask given as a boolean tensor (B or 1, H or 1, positions, positions), such as the adjacency matrix of a graph."""
+    """Mask given as booleans (B or 1, H or 1, positions, positions), such as the adjacency matrix of a graph."""
 
     table: Tensor
 
@@ -244,7 +244,7 @@ class Sites:
         )
 
     def visible(self, mask: Mask, num_heads: int) -> Tensor:
-        """Visibility under ``mask`` as a tensor of booleans (B or 1, H or 1, N, M): True where the query sees the key."""
+        """Visibility under ``mask`` as booleans (B or 1, H or 1, N, M): True where the query sees the key."""
         grid = self.grid(num_heads)
         seen = mask.allowed(grid) & (grid.key >= 0)
         if self.query_segment is not None and self.key_segment is not None:

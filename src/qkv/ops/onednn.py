@@ -1,9 +1,9 @@
 """fp32 matrix products by oneDNN instead of MKL.
 
-On x86, torch computes fp32 products with MKL, which on some processors reaches less than half of oneDNN's speed. Torch uses
-oneDNN if ``torch.backends.mkldnn.matmul.fp32_precision`` is "bf16". On a processor without matrix units for bf16 (AMX),
-oneDNN still computes in full fp32. ``available`` verifies this with numbers that bf16 or tf32 would round; if any bit
-differs, oneDNN is not used.
+On x86, torch computes fp32 products with MKL, which on some processors reaches less than half of oneDNN's speed. Torch
+uses oneDNN if ``torch.backends.mkldnn.matmul.fp32_precision`` is "bf16". On a processor without matrix units for bf16
+(AMX), oneDNN still computes in full fp32. ``available`` verifies this with numbers that bf16 or tf32 would round; if
+any bit differs, oneDNN is not used.
 
 The setting is changed for single products only, since it also affects torch's fused attention, which gets slower for
 short sequences.
@@ -21,8 +21,8 @@ import torch
 class allowed:
     """Context manager: compute fp32 matrix products with oneDNN. Takes about a microsecond.
 
-    The setting belongs to the process: of several threads inside at once, the first changes it and the last restores it.
-    Products of other threads meanwhile may use oneDNN too, which is equally exact.
+    The setting belongs to the process: of several threads inside at once, the first changes it and the last restores
+    it. Products of other threads meanwhile may use oneDNN too, which is equally exact.
     """
 
     __slots__ = ()
@@ -68,7 +68,7 @@ def available() -> bool:
 
 
 def _keeps_every_bit(batch: int, rows: int, inner: int, columns: int) -> bool:
-    """Test products that need all 24 bits of fp32 (row i selects 1 + i·2^-23), for each memory layout of the operands."""
+    """Test products needing all 24 bits of fp32 (row i selects 1 + i·2^-23), for each memory layout of operands."""
     values = 1 + torch.arange(rows, dtype=torch.float32) * 2.0**-23
     left = torch.zeros(rows, inner)
     left[torch.arange(rows), torch.arange(rows) % inner] = values

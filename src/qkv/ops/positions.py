@@ -80,7 +80,7 @@ def rotation(positions: Tensor, frequencies: Tensor, magnitude: float = 1.0) -> 
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate feature pairs (i, i + Dr/2) of the first Dr features (RoPE, Su et al. 2021). x (…, D), cos and sin (…, Dr)."""
+    """Rotate pairs (i, i + Dr/2) of the first Dr features (RoPE, Su et al. 2021). x (…, D), cos and sin (…, Dr)."""
     turned = cos.shape[-1]
     head, rest = x[..., :turned], x[..., turned:]
     a, b = head.chunk(2, -1)
@@ -115,7 +115,8 @@ def clipped_distances(query: Tensor, key: Tensor, reach: int) -> Tensor:
 def distance_buckets(distance: Tensor, num_buckets: int, max_distance: int, causal: bool) -> Tensor:
     """Bucket in [0, num_buckets) of the distance key - query (T5, Raffel et al. 2020).
 
-    For n positions back and b buckets: n if n < b/2, else min(b - 1, ⌊b/2 + b/2 · log(n / (b/2)) / log(max_distance / (b/2))⌋).
+    For n positions back and b buckets: n if n < b/2, else
+    min(b - 1, ⌊b/2 + b/2 · log(n / (b/2)) / log(max_distance / (b/2))⌋).
     causal: later keys have n = 0. Otherwise earlier and later keys have b = num_buckets / 2 buckets each.
     """
     first = torch.zeros_like(distance)

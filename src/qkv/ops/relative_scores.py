@@ -1,6 +1,7 @@
 """Scores of queries or keys with relative position vectors.
 
-q (B, H, N, Dk)   k (B, H, M, Dk)   vectors (H, R, Dk): one per distance or bucket   index (B or 1, N, M): distance of each pair, < R
+q (B, H, N, Dk)   k (B, H, M, Dk)   vectors (H, R, Dk): one per distance or bucket
+index (B or 1, N, M): distance of each pair, < R
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def by_key(k: Tensor, vectors: Tensor, index: Tensor) -> Tensor:
 def log_buckets(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
     """Logarithmic bucket of a signed distance d (DeBERTa-v2, He et al. 2021).
 
-    sign(d) |d| for |d| <= b = num_buckets // 2, else sign(d) (b + ⌈(b - 1) log(|d| / b) / log((max_distance - 1) / b)⌉).
+    sign(d) |d| for |d| <= b = num_buckets // 2, else
+    sign(d) (b + ⌈(b - 1) log(|d| / b) / log((max_distance - 1) / b)⌉).
     Not clipped at ``max_distance``; callers clip.
     """
     middle = num_buckets // 2
@@ -39,6 +41,6 @@ def log_buckets(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor
 
 
 def sinusoid_halves(distance: Tensor, width: int, base: float = 10000.0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Sinusoid in Transformer-XL's order, (…) -> (…, width): [sin(d θ_0), sin(d θ_1), …, cos(d θ_0), …], θ_i = base^(-2i/width)."""
+    """Sinusoid in Transformer-XL's order, (…) -> (…, width): [sin(d θ_0), …, cos(d θ_0), …], θ_i = base^(-2i/width)."""
     angles = distance[..., None].to(dtype) * inverse_frequencies(width, base, distance.device, dtype)
     return torch.cat((angles.sin(), angles.cos()), -1)[..., :width]

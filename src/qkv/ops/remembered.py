@@ -1,7 +1,7 @@
 """Cache of measured choices in the user's cache folder, shared by later processes.
 
-There is one file per combination of versions, processor, settings and number of threads. A damaged file is ignored. If the
-cache cannot be written, each process measures again. Of two processes that write at once, one may lose its choices.
+There is one file per combination of versions, processor, settings and number of threads. A damaged file is ignored. If
+the cache cannot be written, each process measures again. Of two processes that write at once, one may lose its choices.
 """
 
 from __future__ import annotations

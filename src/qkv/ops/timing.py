@@ -31,8 +31,8 @@ class Race:
 def race(runs: Mapping[str, Callable[[], object]], repeats: int = 4, budget: float = 0.05) -> Race:
     """Time the candidates ``runs``, each after one warm-up run.
 
-    Candidates near the fastest are timed in turns, at most ``repeats`` times and ``budget`` seconds each; clearly slower
-    ones only once. A candidate that raises RuntimeError, e.g. for a missing kernel, is reported as failed.
+    Candidates near the fastest are timed in turns, at most ``repeats`` times and ``budget`` seconds each; clearly
+    slower ones only once. A candidate that raises RuntimeError, e.g. for a missing kernel, is reported as failed.
     """
     found = Race()
     for name, run in runs.items():

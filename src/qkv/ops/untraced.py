@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def untraced(reason: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorator: ``torch.compiler.disable(reason=…)``, applied once the compiler is imported, since applying it imports the compiler."""
+    """Decorator ``torch.compiler.disable(reason=…)``, applied once the compiler is imported, as applying imports it."""
 
     def mark(function: Callable[P, T]) -> Callable[P, T]:
         made: list[Callable[P, T]] = []

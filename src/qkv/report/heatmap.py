@@ -115,7 +115,10 @@ class _Drawing:
 
     def svg(self, standalone: bool) -> str:
         chart = self.chart
-        about = f"{self.height} rows, {self.count} columns, colours from {short(self.scale.low)} to {short(self.scale.high)}. {self._told()}"
+        about = (
+            f"{self.height} rows, {self.count} columns, colours from {short(self.scale.low)} to "
+            f"{short(self.scale.high)}. {self._told()}"
+        )
         axes = " → ".join(
             label
             for label in (chart.y_label and f"rows: {chart.y_label}", chart.x_label and f"columns: {chart.x_label}")

@@ -163,10 +163,11 @@ def _repair(path: Path) -> None:
         file.seek(start)
         line = file.read()
         if _row(line) is None:
-            # An incomplete line of a crash begins like a row, or with zeros after a power cut; anything else is another file.
+            # A crash leaves the beginning of a row, or zeros after a power cut; anything else is another file.
             if line.strip(b"\0\r\n\t ") and not line.startswith(b"{"):
                 raise UserError(
-                    f"{path}: this is not a metrics log, whose lines are JSON objects; use another name or move the file"
+                    f"{path}: this is not a metrics log, whose lines are JSON objects; "
+                    "use another name or move the file"
                 )
             file.truncate(start)
         elif not line.endswith(b"\n"):

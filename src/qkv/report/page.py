@@ -135,7 +135,10 @@ class Page:
         """HTML source of the whole page so far."""
         script = asset("page.js")
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-        policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+        policy = (
+            f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'; "
+            "base-uri 'none'; form-action 'none'"
+        )
         head = [
             tag("meta", charset="utf-8"),
             tag("meta", http_equiv="Content-Security-Policy", content=policy),

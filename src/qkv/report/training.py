@@ -33,8 +33,8 @@ class TrainingRun:
     ``event``; all are optional. ``samples`` are ``{"step", "text"}``; default: ``sample`` of the rows. ``figures`` may
     hold ``total_steps``, ``parameters``, ``flops`` (total), ``tokens`` (total), ``characters_per_token`` (of the
     validation text) and ``clip_norm``; missing ones are omitted from the report. ``message``: why a run stopped or
-    failed; ``usage``: (purpose, command) to use the run. ``evaluation``: ``step`` and ``splits``, the evaluation of the best
-    weights.
+    failed; ``usage``: (purpose, command) to use the run. ``evaluation``: ``step`` and ``splits``, the evaluation of the
+    best weights.
     """
 
     name: str

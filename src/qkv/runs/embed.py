@@ -30,7 +30,8 @@ def embed(
         raise UserError("a single text is given, but a list of texts is required; put it in brackets")
     if prompt is not None and prefix is not None:
         raise UserError(
-            "both a prompt and a prefix are given; the prompt is one of the model's own, the prefix one of yours: give one"
+            "both a prompt and a prefix are given; the prompt is one of the model's own, the prefix one of yours: "
+            "give one"
         )
     run, said = opened(source, copy)
     how, text = _how(said, options), prefix or ""

@@ -60,6 +60,7 @@ def check_kept(folder: Path, had: bool) -> None:
     path = folder / WEIGHTS
     if had and not path.exists():
         raise UserError(
-            f"{path} is missing, and the run had kept its best weights there; put it back, or take those of the newest checkpoint in its "
-            f"place with 'qkv accept {folder}', in Python load(…, accept_changes=True)"
+            f"{path} is missing, and the run had kept its best weights there; "
+            f"put it back, or take those of the newest checkpoint in its place with 'qkv accept {folder}', "
+            "in Python load(…, accept_changes=True)"
         )

@@ -69,7 +69,10 @@ def edited(stored: Mapping[str, Any] | None, recipe: Recipe | None, folder: Path
     found = recipe and first_difference(stored["recipe"], made_with(recipe, folder)["recipe"])
     if found:
         path, was, is_now = found
-        return f"{folder / 'spec.yaml'} was changed: {path} is {_or_default(is_now)}, and the weights were trained with {_or_default(was)}"
+        return (
+            f"{folder / 'spec.yaml'} was changed: {path} is {_or_default(is_now)}, "
+            f"and the weights were trained with {_or_default(was)}"
+        )
     return None
 
 
@@ -78,7 +81,8 @@ def check_unedited(stored: Mapping[str, Any] | None, recipe: Recipe | None, fold
     found = edited(stored, recipe, folder)
     if found:
         raise UserError(
-            f"{found}; put it back, or accept the change with 'qkv accept {folder}', in Python load(…, accept_changes=True)"
+            f"{found}; put it back, or accept the change with 'qkv accept {folder}', "
+            "in Python load(…, accept_changes=True)"
         )
 
 

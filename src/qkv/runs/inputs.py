@@ -71,6 +71,7 @@ def _read(table: Table, roles: Sequence[Role], columns: Mapping[str, str], notes
         raise UserError(f"no row of {table.name} can be used: {some}" if bad else f"{table.name} has no rows")
     if bad:
         notes.append(
-            f"{len(bad):,} of {len(bad) + len(found.rows):,} rows of {table.name} {'has' if len(bad) == 1 else 'have'} no answer: {some}"
+            f"{len(bad):,} of {len(bad) + len(found.rows):,} rows of {table.name} {'has' if len(bad) == 1 else 'have'} "
+            f"no answer: {some}"
         )
     return found

@@ -10,7 +10,7 @@ from qkv.spec.base import Part, Seq
 
 
 class Adapt(Part, slot=True):
-    """Base class of selections of trainable parameters. Those matched by ``training.frozen`` stay frozen in any case."""
+    """Base class of selections of trainable parameters; those matched by ``training.frozen`` always stay frozen."""
 
     adds_matrices: ClassVar[bool] = False
     """True if it adds adapters to the model, which a finished model has merged."""
@@ -29,7 +29,7 @@ class HeadOnly(Adapt, kind="head"):
 
 
 class Last(Adapt, kind="last"):
-    """Train the head, the final norm and the last ``num_layers`` blocks, not those of an encoder (Howard & Ruder 2018)."""
+    """Train the head, final norm and last ``num_layers`` blocks, not those of an encoder (Howard & Ruder 2018)."""
 
     rate_factor = 2.0
     num_layers: int = Field(default=1, gt=0)
@@ -38,9 +38,9 @@ class Last(Adapt, kind="last"):
 class LoRA(Adapt, kind="lora"):
     """Low-rank adapters: W x + b + s B A x with W and b frozen (LoRA, Hu et al. 2021).
 
-    s = alpha / rank, or alpha / √rank with ``use_rslora`` (Kalajdzievski 2023). A (rank, I) is initialised at random and
-    B (O, rank) to 0, so that training starts from the unchanged model. Heads other than language model heads are fully
-    trained.
+    s = alpha / rank, or alpha / √rank with ``use_rslora`` (Kalajdzievski 2023). A (rank, I) is initialised at random
+    and B (O, rank) to 0, so that training starts from the unchanged model. Heads other than language model heads are
+    fully trained.
     """
 
     adds_matrices, rate_factor = True, 5.0

@@ -32,7 +32,7 @@ Seq = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]
 
 
 LARGEST, LARGEST_SEED = 2**31 - 1, 2**63 - 1
-"""Default upper bound of integer fields, larger than any size, length or count of a model; and the upper bound of seeds."""
+"""Default upper bound of integer fields, larger than any size, length or count of a model; also that of seeds."""
 
 
 def bounded(schema: Any) -> Any:
@@ -50,7 +50,10 @@ def bounded(schema: Any) -> Any:
 
 
 class Spec(BaseModel):
-    """Base class of frozen, strictly typed data. Unknown keys are errors that suggest the nearest known one; numbers are finite."""
+    """Base class of frozen, strictly typed data.
+
+    Unknown keys are errors that suggest the nearest known one; numbers are finite.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True, allow_inf_nan=False)
 
@@ -74,7 +77,7 @@ class Spec(BaseModel):
         return self.model_dump(mode="json")
 
     def essential(self) -> dict[str, Any]:
-        """Return fields that differ from their defaults as plain nested data, which is stable when versions add fields."""
+        """Return fields that differ from their defaults as plain nested data, stable when versions add fields."""
         given = ((name, getattr(self, name), field) for name, field in type(self).model_fields.items())
         return {
             name: _essential(value)
@@ -126,7 +129,7 @@ class Part(Spec):
 
     @classmethod
     def short_form(cls, text: str) -> Any:
-        """Parse the text form of a part, such as ``"window(512, sinks=4)"``, to plain data; masks allow ``&``, ``|``."""
+        """Parse a part's text form, such as ``"window(512, sinks=4)"``, to plain data; masks allow ``&``, ``|``."""
         return call_form(cls, text)
 
     @classmethod
@@ -196,7 +199,8 @@ def read_short_form(slot: type[Part], text: str) -> Any:
     """Parse ``text`` with ``slot.short_form``. Raises ValueError for texts that are too long or nested too deeply."""
     if len(text) > 400:
         raise ValueError(
-            f"{quoted(text)} is too long for the short form of {with_article(words(slot.__name__))}; write it as a mapping"
+            f"{quoted(text)} is too long for the short form of {with_article(words(slot.__name__))}; "
+            "write it as a mapping"
         )
     try:
         return slot.short_form(text)
@@ -249,7 +253,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 def raise_problems(problems: list[Problem]) -> None:
-    """Raise a pydantic error that carries ``problems`` with their paths, if there are any; for use inside validators."""
+    """Raise a pydantic error that carries ``problems`` with their paths, if there are any; for use in validators."""
     if problems:
         raise _inside_pydantic(problems)
 
@@ -263,7 +267,7 @@ def _inside_pydantic(problems: list[Problem]) -> PydanticCustomError:
 
 
 def problems_of(error: ValidationError, top: type[Spec]) -> list[Problem]:
-    """Convert pydantic's error for data of type ``top`` to problems; errors inside a slot's part get their full path."""
+    """Convert pydantic's error for data of type ``top`` to problems; those in a slot's part get their full path."""
     found: list[Problem] = []
     for item in error.errors(include_url=False):
         path: tuple[str | int, ...] = tuple(item["loc"])
@@ -291,7 +295,10 @@ def _sentence(item: Any, top: type[Spec]) -> str:
     if kind == "missing":
         return "this key is missing and has no default"
     if kind == "too_short":
-        return f"{item['ctx']['actual_length']} elements given, but the list should have at least {item['ctx']['min_length']}"
+        return (
+            f"{item['ctx']['actual_length']} elements given, but the list should have at least "
+            f"{item['ctx']['min_length']}"
+        )
     message: str = _IN_YAML.get(kind) or item["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if kind == "value_error":

@@ -68,7 +68,7 @@ class Branch(Part, slot=True):
         return False
 
     def extrapolates(self, length: int) -> bool:
-        """False if rows longer than the training ``length`` contain distances that training never showed (as for RoPE)."""
+        """False if rows longer than the training ``length`` have distances never seen in training (as for RoPE)."""
         return True
 
     def width_problems(self, width: int) -> list[Problem]:
@@ -76,7 +76,7 @@ class Branch(Part, slot=True):
         return []
 
     def canonical(self, width: int) -> Self:
-        """Equivalent copy for comparisons: sizes written out for ``width``, settings of training such as dropout reset."""
+        """Equivalent copy for comparisons: sizes written out for ``width``, training settings such as dropout reset."""
         return self
 
 

@@ -50,7 +50,10 @@ class LengthBuckets(Batching, kind="length_buckets"):
 
 
 class TokenBuckets(Batching, kind="token_buckets"):
-    """Documents or examples batched by similar length up to ``tokens`` positions, padding included (Vaswani et al. 2017)."""
+    """Batches of documents or examples of similar length (Vaswani et al. 2017).
+
+    Each has up to ``tokens`` positions, padding included.
+    """
 
     tokens: int = Field(
         default=2048, gt=0, description="positions per batch: rows × longest row, source and target together"

@@ -87,7 +87,10 @@ _LISTED = 60
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return "did you mean …?" with the closest of ``known`` (see ``closest``), else "allowed: …" with the first ``_LISTED``."""
+    """Return "did you mean …?" with the closest of ``known``, else "allowed: …" with the first ``_LISTED``.
+
+    See ``closest``.
+    """
     names = sorted(known)
     name = closest(word, names)
     if name is not None:

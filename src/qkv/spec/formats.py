@@ -8,7 +8,7 @@ from typing import Any, cast
 from qkv.spec.errors import Problem
 
 FORMAT = 2
-"""Format 1 had the key ``results`` in recipes, and ``evaluation.json`` in runs. A file without the key ``format`` has any of them."""
+"""Format 1: key ``results`` in recipes, ``evaluation.json`` in runs. No key ``format``: any of them."""
 
 
 def newer(data: dict[str, Any]) -> list[Problem]:
@@ -21,7 +21,7 @@ def newer(data: dict[str, Any]) -> list[Problem]:
 
 
 def with_present_names(data: Any) -> Any:
-    """Migrate a recipe's plain data to the present format: ``results`` becomes ``typed``, ``published``, with a warning."""
+    """Migrate a recipe's plain data to the present format: ``results`` becomes ``typed``, ``published``; warns."""
     if not isinstance(data, dict):
         return data
     fields = {**cast("dict[str, Any]", data)}

@@ -15,7 +15,7 @@ WIDEST, MOST_TOKENS = 1_000_000, 100_000_000
 
 
 class Frontend(Part, slot=True):
-    """Base class of front ends: the part of a model that maps input (tokens, pixels, audio) to one vector per position."""
+    """Base class of front ends, which map a model's input (tokens, pixels, audio) to one vector per position."""
 
     reads_tokens: ClassVar[bool] = False
     """True if it has a table of token vectors."""
@@ -49,7 +49,7 @@ class Frontend(Part, slot=True):
         return width
 
     def table_width(self, width: int) -> int | None:
-        """Features of a token embedding in a front end with outputs of ``width`` features; None if it reads no tokens."""
+        """Features of a token embedding if outputs have ``width`` features; None if the front end reads no tokens."""
         return None
 
     def width_problems(self, width: int) -> list[Problem]:
@@ -69,19 +69,20 @@ class Frontend(Part, slot=True):
         return self
 
     def canonical(self, width: int) -> Self:
-        """Equivalent copy for comparisons: sizes written out for ``width``, settings of training such as dropout reset."""
+        """Equivalent copy for comparisons: sizes written out for ``width``, training settings such as dropout reset."""
         return self
 
     def asking(self, mask: int) -> int:
-        """Input id at positions to predict: -1 (learned query vector, XLNet) if the table has it, else the ``mask`` id."""
+        """Input id at positions to predict: -1 (learned query vector, XLNet) if the table has it, else ``mask``."""
         return mask
 
 
 class Text(Frontend, kind="text"):
     """Token embeddings combined with position embeddings, then an optional norm.
 
-    ``types``: number of learned token type embeddings, added to each token's (BERT, Devlin et al. 2019). ``query``: an id
-    of -1 selects a learned query vector, the input of positions whose token is to be predicted (XLNet, Yang et al. 2019).
+    ``types``: number of learned token type embeddings, added to each token's (BERT, Devlin et al. 2019). ``query``: an
+    id of -1 selects a learned query vector, the input of positions whose token is to be predicted (XLNet, Yang et al.
+    2019).
     """
 
     reads_tokens = True
@@ -141,7 +142,10 @@ class Text(Frontend, kind="text"):
         if self.vocab_size is None:
             return self.changed(vocab_size=vocab_size)
         if self.vocab_size < vocab_size:
-            sentence = f"{self.vocab_size} ids are fewer than the {vocab_size} of the tokenizer; leave the key out to take its size"
+            sentence = (
+                f"{self.vocab_size} ids are fewer than the {vocab_size} of the tokenizer; "
+                "leave the key out to take its size"
+            )
             raise SpecError([Problem(("vocab_size",), sentence)])
         return self
 

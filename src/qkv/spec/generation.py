@@ -13,7 +13,7 @@ DRAWING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Fields that apply to sampling and not to beam search."""
 
 Measure = Literal["sum", "token", "character"]
-"""Score of a given text: log probability, or log probability per token or per character, which does not favour short texts."""
+"""Score of a given text: log probability, or that per token or per character, which does not favour short texts."""
 
 
 class Generation(Spec):

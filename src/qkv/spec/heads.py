@@ -30,7 +30,7 @@ class Head(Part, slot=True):
         return 0
 
     def sized(self, num_classes: int) -> Self:
-        """Copy with the number of classes of the data filled in. Raises ``SpecError`` if the given number is too small."""
+        """Copy with the data's number of classes filled in. Raises ``SpecError`` if the given number is too small."""
         return self
 
     def unsized(self) -> Self:
@@ -136,7 +136,7 @@ class ClassificationHead(Hidden, Pooled, Classes, kind="classification"):
 
 
 class RegressionHead(Hidden, Pooled, kind="regression"):
-    """Sequence regression: y = z w + b per sequence, for targets standardised over the training set; z as in ``Hidden``."""
+    """Sequence regression: y = z w + b per sequence; targets standardised over the training set; z as in ``Hidden``."""
 
 
 class TokenHead(Hidden, Classes, kind="tokens"):
@@ -146,6 +146,6 @@ class TokenHead(Hidden, Classes, kind="tokens"):
 
 
 class SpanHead(Hidden, kind="spans"):
-    """Span prediction: two logits z W^T + b per position, for start and end (Devlin et al. 2019); z as in ``Hidden``."""
+    """Span prediction: two logits z W^T + b per position, start and end (Devlin et al. 2019); z as in ``Hidden``."""
 
     per_position = True

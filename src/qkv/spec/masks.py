@@ -156,7 +156,7 @@ class Fixed(Mask, kind="fixed"):
 
 
 class Blocks(Mask, kind="blocks"):
-    """Key j is visible to query i in the same block of ``size``, the ``back`` blocks before or the ``ahead`` blocks after it.
+    """Key j is visible to query i in its block of ``size``, the ``back`` blocks before or the ``ahead`` blocks after.
 
     Local attention of the Reformer (Kitaev et al. 2020).
     """

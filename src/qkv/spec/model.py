@@ -52,7 +52,7 @@ class Block(Spec):
 
     @property
     def reversible(self) -> bool:
-        """True if the block's residual connections are reversible: a branch's input can be recomputed from its output."""
+        """True if the block's residuals are reversible: a branch's input can be recomputed from its output."""
         return self.residual.reversible
 
     def problems(self) -> list[Problem]:
@@ -76,12 +76,16 @@ class Block(Spec):
             return [
                 Problem(
                     ("order",),
-                    f"a reversible residual recomputes x from its sum with y; use 'pre' or 'sandwich', not {self.order!r}",
+                    "a reversible residual recomputes x from its sum with y; use 'pre' or 'sandwich', "
+                    f"not {self.order!r}",
                 )
             ]
         if not any(norm.over_batch for norm in (self.norm, *self.norms)):
             return []
-        sentence = "batch_norm would count each batch twice, as reversible blocks are recomputed; use layer_norm, rms_norm or none"
+        sentence = (
+            "batch_norm would count each batch twice, as reversible blocks are recomputed; "
+            "use layer_norm, rms_norm or none"
+        )
         return [Problem(("norm",), sentence)]
 
     @property
@@ -94,7 +98,7 @@ class Block(Spec):
 
 
 class Layered(Spec):
-    """Base class of specs with a stack: ``num_layers`` blocks, repeating the listed ones cyclically, and a final norm."""
+    """Base class of specs with a stack: ``num_layers`` blocks, cyclically repeating those listed, and a final norm."""
 
     num_layers: int | None = Field(
         default=None, gt=0, le=MOST_LAYERS, description="default: the number of listed blocks"
@@ -149,7 +153,7 @@ class Layered(Spec):
         return any(branch.reads_prefix for block in self.blocks for branch in block.branches)
 
     def first_branch(self, wrong: Callable[[Branch], bool]) -> tuple[str | int, ...]:
-        """Path, such as ("blocks", 0, "branches", 1), of the first branch for which ``wrong`` is true; empty if none."""
+        """Path of the first branch for which ``wrong`` is true, such as ("blocks", 0, "branches", 1); else empty."""
         for i, block in enumerate(self.blocks):
             for j, branch in enumerate(block.branches):
                 if wrong(branch):
@@ -161,8 +165,9 @@ class Layered(Spec):
         return self.first_branch(lambda branch: not branch.decodes)
 
     def first_inexact(self, length: int) -> tuple[tuple[str | int, ...], Branch | None]:
-        """Path and spec of the first branch that decodes rows of ``length`` positions otherwise than it is trained, unless its
-        spec accepts that; ((), None) if there is none.
+        """Path and spec of the first branch that decodes rows of ``length`` positions otherwise than it is trained.
+
+        Branches whose spec accepts that are skipped; ((), None) if there is none.
         """
         path = self.first_branch(lambda branch: not (branch.exactness.covers(length) or branch.exactness.accepted))
         return path, self.blocks[int(path[1])].branches[int(path[3])] if path else None
@@ -191,7 +196,10 @@ class Layered(Spec):
             next((i for i, block in enumerate(self.blocks) if not block.reversible), None) if self.reversible else None
         )
         if other is not None:
-            sentence = "other blocks are reversible (two streams) and this one is not (one stream); make all of them reversible, or none"
+            sentence = (
+                "other blocks are reversible (two streams) and this one is not (one stream); "
+                "make all of them reversible, or none"
+            )
             found.append(Problem(("blocks", other, "residual"), sentence))
         return found
 
@@ -236,7 +244,10 @@ class Stack(Layered, Reader):
         """
         found, own = self.block_problems(width), self.frontend_width(width)
         if own != (frontend_width or width):
-            sentence = f"the blocks read vectors of {width} features, not of {own}; leave it out, or give model.latents, which read any width"
+            sentence = (
+                f"the blocks read vectors of {width} features, not of {own}; leave it out, or give model.latents, "
+                "which read any width"
+            )
             found.append(Problem(("frontend", "width"), sentence))
         return [*found, *self.frontend.width_problems(own)]
 
@@ -416,7 +427,10 @@ class Model(Stack, Wide):
             )
             found.append(Problem(("frontend", "width"), sentence))
         if self.num_outputs and self.head.per_position:
-            sentence = f"a head of the kind {self.head.kind!r} needs one vector per position, but reads {self.num_outputs} vectors per row; "
+            sentence = (
+                f"a head of the kind {self.head.kind!r} needs one vector per position, "
+                f"but reads {self.num_outputs} vectors per row; "
+            )
             found.append(Problem(("head",), sentence + "list a block, and leave queries.count out"))
         return found
 
@@ -424,10 +438,16 @@ class Model(Stack, Wide):
         """Errors where token embedding tables are shared with the head or the encoder; empty if none."""
         found, own = list[Problem](), self._table_width(self)
         if not self.frontend.reads_tokens and self.head.predicts_tokens:
-            sentence = f"a language model predicts tokens, and the front end {self.frontend.kind!r} reads none; give another head"
+            sentence = (
+                f"a language model predicts tokens, and the front end {self.frontend.kind!r} reads none; "
+                "give another head"
+            )
             found.append(Problem(("head",), sentence))
         if self.tied and own not in (None, self.width):
-            sentence = f"a tied head needs token embeddings of width {self.width}, but they have {own} features; set it to false"
+            sentence = (
+                f"a tied head needs token embeddings of width {self.width}, but they have {own} features; "
+                "set it to false"
+            )
             found.append(Problem(("head", "tied"), sentence))
         if not self.encoder or not self.encoder.share_embedding:
             return found
@@ -460,7 +480,10 @@ class Model(Stack, Wide):
             )
             found.append(Problem(("head", "tied"), sentence))
         if self.encoder is not None and self.encoder.reversible:
-            sentence = "a reversible encoder has two streams, twice as wide as the memory that cross branches read; use another residual"
+            sentence = (
+                "a reversible encoder has two streams, twice as wide as the memory that cross branches read; "
+                "use another residual"
+            )
             found.append(Problem(("encoder", "blocks"), sentence))
         if self.latents is not None and (self.reversible or self.latents.reversible):
             found.append(

@@ -103,7 +103,7 @@ def quick_form(values: Mapping[str, Any]) -> list[Assignment]:
 def parsed(
     top: type[S], data: dict[str, Any], chosen: Iterable[Assignment], source: str = "", lines: Lines | None = None
 ) -> S:
-    """Parse plain ``data`` with the overrides ``chosen`` applied. Raises ``SpecError`` that names the override at fault.
+    """Parse plain ``data`` with the overrides ``chosen``. Raises ``SpecError`` that names the override at fault.
 
     ``source``: name of the file for messages; ``lines``: line number in it of each path.
     """
@@ -358,7 +358,10 @@ def _other_kinds(place: _Place, spec: type[Spec], actual: type[Spec], name: str)
     having = sorted(kind for kind, part in _kinds(spec).items() if name in part.model_fields)
     if not having or actual is spec:
         return ""
-    return f"{dotted(place.trail)!r} is {cast('type[Part]', actual).kind!r}, which has no {name!r}; kinds that have it: {', '.join(having)}"
+    return (
+        f"{dotted(place.trail)!r} is {cast('type[Part]', actual).kind!r}, which has no {name!r}; "
+        f"kinds that have it: {', '.join(having)}"
+    )
 
 
 def _kinds(spec: type[Spec]) -> Mapping[str, type[Spec]]:

@@ -205,7 +205,10 @@ class Axial(Positions, kind="axial"):
 
 
 class Sinusoidal(Positions, kind="sinusoidal"):
-    """Sinusoidal embeddings: PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(p / base^(2i/D)) (Vaswani et al. 2017)."""
+    """Sinusoidal embeddings (Vaswani et al. 2017).
+
+    PE(p, 2i) = sin(p / base^(2i/D))     PE(p, 2i+1) = cos(p / base^(2i/D))
+    """
 
     base: float = Field(default=10000.0, gt=1)
 
@@ -344,8 +347,8 @@ class T5Buckets(Relative, kind="t5"):
     """A learned bias per head and bucket of j - i, added to the logits (T5, Raffel et al. 2020).
 
     Half of the buckets hold one distance each; the others grow logarithmically up to ``max_distance``, beyond which all
-    distances share the last. Under a non-causal mask, earlier and later keys have half of the buckets each. With ``shared``
-    all layers of a stack use one table, as in T5.
+    distances share the last. Under a non-causal mask, earlier and later keys have half of the buckets each. With
+    ``shared`` all layers of a stack use one table, as in T5.
     """
 
     num_buckets: int = Field(default=32, ge=4)

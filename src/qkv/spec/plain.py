@@ -9,7 +9,7 @@ from qkv.spec.base import Part, Spec
 
 
 class Shape(NamedTuple):
-    """Type of a field. spec: class of the spec, None for plain values; many: True for a list; text: True for a string."""
+    """Type of a field. spec: class of the spec, None for plain values; many: True for lists; text: True for strings."""
 
     spec: type[Spec] | None
     many: bool
@@ -38,7 +38,8 @@ def is_slot(spec: type[Spec] | None) -> bool:
 def plain(value: Any, in_slot: bool | None = None) -> Any:
     """Return a spec as plain data with all fields; parts without fields become their kind, masks their expression.
 
-    ``type(spec).parse`` (for a part: its slot's) of the result is equal to ``spec``. Lists and plain values are unchanged.
+    ``type(spec).parse`` (for a part: its slot's) of the result is equal to ``spec``. Lists and plain values are
+    unchanged.
     ``in_slot``: False if the part's ``kind`` is implied by the type of its field.
     """
     if isinstance(value, Part) and in_slot is not False:

@@ -158,7 +158,8 @@ class _Reader:
         if in_flow and event.value.count("(") > event.value.count(")"):
             self._refuse(
                 event,
-                f"{quoted(event.value)} is cut at a comma; inside [ ] and {{ }} a short form with commas needs quotes around it",
+                f"{quoted(event.value)} is cut at a comma; inside [ ] and {{ }} a short form with commas needs quotes "
+                "around it",
             )
         value = scalar(event.value)
         if isinstance(value, int) and value.bit_length() > 63:

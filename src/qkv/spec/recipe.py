@@ -29,8 +29,8 @@ class Recipe(Spec):
     start: str | None = Field(
         default=None,
         min_length=1,
-        description="run folder, or folder or name of a published checkpoint, that provides initial weights, tokenizer, and the model if "
-        "the recipe gives none",
+        description="run folder, or folder or name of a published checkpoint, that provides initial weights, "
+        "tokenizer, and the model if the recipe gives none",
     )
     task: Task = NextToken()
     training: Training = Training()
@@ -62,7 +62,8 @@ class Recipe(Spec):
             return [
                 Problem(
                     ("data",),
-                    f"the task {kind!r} generates its own data and would not read {self.data.source!r}; leave the key out",
+                    f"the task {kind!r} generates its own data and would not read {self.data.source!r}; "
+                    "leave the key out",
                 )
             ]
         if not draws and self.data == NO_DATA:
@@ -84,7 +85,10 @@ class Recipe(Spec):
             return [Problem(("model", *path), sentence)]
         if self.task.needs == "decodes" and not self.model.decodes:
             path = self.model.first_not_decoding()
-            sentence = f"this branch sees later positions, but {asks} needs a model that decodes; use the mask 'causal' or 'causal | prefix'"
+            sentence = (
+                f"this branch sees later positions, but {asks} needs a model that decodes; "
+                "use the mask 'causal' or 'causal | prefix'"
+            )
             return [Problem(("model", *path), sentence)]
         return self._exactness_problems() if self.task.writes(self.model) else []
 
@@ -94,8 +98,9 @@ class Recipe(Spec):
         if branch is None:
             return []
         sentence = (
-            f"decoding of {branch.kind!r} is exact for rows of up to {branch.exactness.length} positions, but context_length is {length}; "
-            f"make rows shorter or chunks longer, or accept the difference with inexact_decoding=true"
+            f"decoding of {branch.kind!r} is exact for rows of up to {branch.exactness.length} positions, "
+            f"but context_length is {length}; make rows shorter or chunks longer, "
+            "or accept the difference with inexact_decoding=true"
         )
         return [Problem(("model", *path), sentence)]
 

@@ -42,7 +42,8 @@ def implementation(part: Part, *packages: str) -> Any:
         import_all(*packages)
     if type(part) not in _REGISTER:
         raise UserError(
-            f"no module implements {part.kind!r}; import the file that does, or mark it with @implements({type(part).__name__})"
+            f"no module implements {part.kind!r}; import the file that does, "
+            f"or mark it with @implements({type(part).__name__})"
         )
     return _REGISTER[type(part)]
 

@@ -17,7 +17,8 @@ Node = dict[str, Any]
 def json_schema(top: type[Spec]) -> Node:
     """JSON Schema (2020-12) of ``top``, with a definition per slot that lists its registered parts.
 
-    It describes each field separately; constraints between fields (heads divide the width) are checked by ``top.parse``.
+    It describes each field separately; constraints between fields (heads divide the width) are checked by
+    ``top.parse``.
     """
     definitions: Node = {}
     schema = _resolved(_generated(top), definitions)

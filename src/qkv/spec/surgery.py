@@ -1,4 +1,4 @@
-"""Model surgery: replace parts of a model by overrides per layer; replaced branches keep the fields that both kinds share."""
+"""Model surgery: replace parts by overrides per layer; replaced branches keep the fields that both kinds share."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _folded(stack: L) -> L:
 
 
 def _inherit(old: Layered, data: Any) -> None:
-    """Fill missing fields of branches in the plain ``data`` of a stack from the branches of ``old`` that they replace."""
+    """Fill missing fields of branches in a stack's plain ``data`` from the branches of ``old`` that they replace."""
     blocks = cast("dict[str, Any]", data).get("blocks") if isinstance(data, dict) else None
     if not isinstance(blocks, list) or len(cast("list[Any]", blocks)) != len(old.blocks):
         return

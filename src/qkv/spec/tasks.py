@@ -51,7 +51,8 @@ class NextToken(Task, kind="next_token"):
 class SequenceToSequence(Task):
     """Base class of sequence-to-sequence tasks with teacher forcing: -Σ log p(y_i | y_<i, x).
 
-    With an encoder, x is its input. Without, x and y are one sequence; a prefix mask makes x bidirectional (Raffel et al. 2020).
+    With an encoder, x is its input. Without, x and y are one sequence; a prefix mask makes x bidirectional (Raffel et
+    al. 2020).
     """
 
     label_smoothing: float = Field(
@@ -59,11 +60,13 @@ class SequenceToSequence(Task):
     )
     begin: Seq[Annotated[str, Field(min_length=1)]] = Field(
         default=(),
-        description="special tokens at the beginning of the target; default: the tokenizer's beginning-of-sequence token",
+        description="special tokens at the beginning of the target; default: the tokenizer's beginning-of-sequence "
+        "token",
     )
     framed: bool = Field(
         default=False,
-        description="add the tokenizer's special tokens to the source; if false or if it has none, add an end token only",
+        description="add the tokenizer's special tokens to the source; if false or if it has none, "
+        "add an end token only",
     )
 
     reads: ClassVar[Reads] = "examples"
@@ -98,15 +101,17 @@ class TokenClassification(Task, kind="token_classification"):
 
 
 class QuestionAnswering(Task, kind="question_answering"):
-    """Extractive question answering: -log p(first token) - log p(last token) (Rajpurkar et al. 2016; Devlin et al. 2019).
+    """Extractive question answering: -log p(first token) - log p(last token).
 
-    Metrics: SQuAD's exact match and F1. Columns ``context``, ``question`` and ``answers``.
+    See Rajpurkar et al. 2016, Devlin et al. 2019. Metrics: SQuAD's exact match and F1. Columns ``context``,
+    ``question`` and ``answers``.
     """
 
     stride: int = Field(
         default=64,
         gt=0,
-        description="tokens between the starts of windows over a long context; at most the window, so that none are skipped",
+        description="tokens between the starts of windows over a long context; "
+        "at most the window, so that none are skipped",
     )
     max_answer_tokens: int = Field(default=30, gt=0, description="maximum length of predicted answers")
     max_question_tokens: int = Field(default=48, gt=0, description="longer questions are truncated")
@@ -120,7 +125,10 @@ class QuestionAnswering(Task, kind="question_answering"):
 
 
 class Regression(Task, kind="regression"):
-    """Text regression: ((y - mean) / deviation - f(text))²; metrics: RMSE, MAE and Pearson's r. Columns ``text`` and ``value``."""
+    """Text regression: ((y - mean) / deviation - f(text))².
+
+    Metrics: RMSE, MAE and Pearson's r. Columns ``text`` and ``value``.
+    """
 
     mean: float | None = Field(default=None, description="mean of the targets; default: that of the training set")
     deviation: float | None = Field(
@@ -137,7 +145,8 @@ class Regression(Task, kind="regression"):
 class MaskedTokens(Task, kind="masked_tokens"):
     """Masked language modelling: -Σ log p(x_i | x with the targets masked) (BERT, Devlin et al. 2019).
 
-    Of the targets, a fraction ``replaced`` becomes the mask token, a fraction ``random`` a random token; the rest is unchanged.
+    Of the targets, a fraction ``replaced`` becomes the mask token, a fraction ``random`` a random token; the rest is
+    unchanged.
     """
 
     rate: float = Field(default=0.15, gt=0, le=1, description="fraction of tokens, or of words, that are targets")
@@ -157,7 +166,7 @@ class MaskedTokens(Task, kind="masked_tokens"):
 
 
 class Restoration(Task):
-    """Base class of denoising objectives: the model reads a corrupted text and generates the lost parts or all of it."""
+    """Base class of denoising objectives: from a corrupted text, the model generates the lost parts or all of it."""
 
     needs: ClassVar[Needs] = "decodes"
     takes_encoder: ClassVar[bool] = True
@@ -222,7 +231,8 @@ class Permutation(Task, kind="permutation"):
         return [
             Problem(
                 path,
-                "the task 'permutation' provides its own masks; list 'attention(mask=full)' and no other branch that mixes positions",
+                "the task 'permutation' provides its own masks; list 'attention(mask=full)' and no other branch that "
+                "mixes positions",
             )
         ]
 
@@ -266,7 +276,7 @@ class SkipGram(WordVectors, kind="skip_gram"):
 
 
 class CBOW(WordVectors, kind="cbow"):
-    """Continuous bag of words: skip-gram with the mean v̄ of all neighbours' vectors instead of v_i; one prediction per word."""
+    """Continuous bag of words: skip-gram with the mean v̄ of neighbours' vectors for v_i; one prediction per word."""
 
 
 class Generated(Task):
@@ -278,8 +288,8 @@ class Generated(Task):
 class Sorting(Generated, kind="sorting"):
     """Sorting numbers.
 
-    A bidirectional model predicts the k-th smallest number at position k; a decoder generates the sorted numbers after the
-    input.
+    A bidirectional model predicts the k-th smallest number at position k; a decoder generates the sorted numbers after
+    the input.
     """
 
     length: int = Field(default=10, ge=1, description="numbers per row in training")

@@ -69,32 +69,35 @@ class BPE(LearnedTokenizer, kind="bpe"):
 
 
 class Code(LearnedTokenizer, kind="code"):
-    """Byte-pair encoding for source code: single digits, and runs of white space as one piece; lossless for any text."""
+    """Byte-pair encoding for source code: single digits, white space runs as one piece; lossless for any text."""
 
     vocab_size: int = Field(default=8192, gt=257)
 
 
 class WordPiece(LearnedTokenizer, kind="wordpiece"):
-    """Greedy longest-match word pieces (Schuster & Nakajima 2012), with BERT's normalisation and word splitting (Devlin et al. 2019)."""
+    """Greedy longest-match word pieces (Schuster & Nakajima 2012).
+
+    Normalisation and word splitting are BERT's (Devlin et al. 2019).
+    """
 
     vocab_size: int = Field(default=8192, gt=2)
     lowercase: bool = Field(default=True, description="also drops accents")
 
 
 class Unigram(LearnedTokenizer, kind="unigram"):
-    """Unigram language model: most probable segmentation of each word (Kudo 2018), byte-level; lossless for any text."""
+    """Unigram language model: most probable segmentation of words (Kudo 2018); byte-level, lossless for any text."""
 
     vocab_size: int = Field(default=8192, gt=257)
 
 
 class AminoAcids(Tokenizer, kind="amino_acids"):
-    """One token per residue of a protein, case-insensitive: the 20 amino acids, then B Z X U O J, then the unknown token."""
+    """One token per residue of a protein, any case: the 20 amino acids, then B Z X U O J, then the unknown token."""
 
     sample = 0
 
 
 class TokenizerFile(Tokenizer, kind="file"):
-    """A ``tokenizer.json`` file or Hugging Face folder, unchanged. Long texts are encoded in parts that end at line breaks."""
+    """A ``tokenizer.json`` file or Hugging Face folder, unchanged. Long texts are encoded in parts cut at line ends."""
 
     sample = 0
     path: str

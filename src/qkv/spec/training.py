@@ -17,7 +17,7 @@ class Optimizer(Part, slot=True):
     lr: float
 
     def numbers(self, parameters: int, matrices: int) -> int:
-        """Numbers that it stores for ``parameters``, ``matrices`` of them in matrices of blocks. By default two of each, as Adam."""
+        """Numbers stored for ``parameters``, of them ``matrices`` in matrices of blocks; default: two each, as Adam."""
         return 2 * parameters
 
 
@@ -32,7 +32,7 @@ class AdamW(Optimizer, kind="adamw"):
 
 
 class Muon(Optimizer, kind="muon"):
-    """Momentum orthogonalised by Newton–Schulz iterations for matrices of the blocks (Jordan et al. 2024); AdamW for the rest."""
+    """Momentum orthogonalised by Newton–Schulz iterations for block matrices (Jordan et al. 2024); else AdamW."""
 
     lr: float = Field(default=0.02, gt=0)
     momentum: float = Field(default=0.95, ge=0, lt=1)
@@ -58,7 +58,7 @@ class Constant(Schedule, kind="constant"):
 
 
 class InverseSquareRoot(Schedule, kind="inverse_square_root"):
-    """lr(s) = D^-½ · min(s^-½, s · w^-3/2) with w the warm-up (Vaswani et al. 2017), as a multiple of the optimiser's rate."""
+    """lr(s) = D^-½ · min(s^-½, s · w^-3/2), warm-up w (Vaswani et al. 2017), as a multiple of the optimiser's rate."""
 
     fixed_by_warmup = True
     warmup: int = Field(default=4000, gt=0)
@@ -91,7 +91,8 @@ class Validation(Spec):
     best: str = Field(
         default="loss",
         min_length=1,
-        description="metric that selects the weights to keep: lowest for losses and errors, highest for accuracy and similar",
+        description="metric that selects the weights to keep: lowest for losses and errors, "
+        "highest for accuracy and similar",
     )
     patience: int | None = Field(default=None, gt=0, description="stop after this many validations without improvement")
 

@@ -55,7 +55,8 @@ def with_keys(text: str, values: Mapping[str, Any], source: str = "") -> str:
     after = read_yaml(text, source)[0]
     if {k: v for k, v in before.items() if k not in values} != {k: v for k, v in after.items() if k not in values}:
         raise UserError(
-            f"{source}: the file cannot be changed without changing other keys (an anchor?); write {', '.join(values)} by itself"
+            f"{source}: the file cannot be changed without changing other keys (an anchor?); "
+            f"write {', '.join(values)} by itself"
         )
     return text
 

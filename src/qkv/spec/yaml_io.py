@@ -26,7 +26,8 @@ MAX_BYTES = 1_000_000
 def read_recipe(path: str | Path, overrides: Iterable[str] = (), quick: bool = False) -> Recipe:
     """Read the recipe in a YAML or JSON file, or in a run folder's ``spec.yaml``, and apply dotted ``overrides``.
 
-    ``quick``: apply the recipe's own ``quick`` overrides first. Raises ``UserError`` with file, line, path and one sentence.
+    ``quick``: apply the recipe's own ``quick`` overrides first. Raises ``UserError`` with file, line, path and one
+    sentence.
     """
     data, lines, source = _read(path)
     if "model" not in data and set(data) & (set(Model.model_fields) - set(Recipe.model_fields)):
@@ -38,7 +39,7 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = (), quick: bool = F
 
 
 def read_model(path: str | Path, overrides: Iterable[str] = ()) -> Model:
-    """Read the model in a YAML or JSON file of a recipe or a model. Override paths may begin with ``model.`` in both cases."""
+    """Read the model in a YAML or JSON recipe or model file. Override paths may begin with ``model.`` in both cases."""
     spec = read_spec(path, overrides)
     return spec.model if isinstance(spec, Recipe) else spec
 
@@ -147,7 +148,7 @@ def _text(path: Path) -> str:
 
 
 def _near(path: Path) -> str:
-    """Clause for an error message that suggests the most similar file name in the same folder; "" if none is similar."""
+    """Clause for an error message that suggests the most similar file name in the folder; "" if none is similar."""
     try:
         names = [entry.name for entry in os.scandir(path.parent)]
     except OSError:

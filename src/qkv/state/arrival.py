@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Counts(tuple[int, ...]):
-    """One integer per row, such as its length, kept as Python integers so that reading it need not wait for the device."""
+    """One integer per row, such as its length, kept as Python integers: reading it need not wait for the device."""
 
     __slots__ = ()
 
@@ -67,7 +67,7 @@ class Arrival:
     def __init__(
         self, past: Counts, count: int, lengths: Tensor | None = None, device: torch.device | str | None = None
     ):
-        """Describe a call. ``past``: positions read before by each row.   ``count``: N.   device: device of the tensors."""
+        """Describe a call. ``past``: positions read before by each row. ``count``: N. ``device``: of the tensors."""
         self.past, self.count, self.lengths, self.device = past, count, lengths, device
         first = past[0] if past else 0
         self.start = first if lengths is None and past.count(first) == len(past) else None

@@ -32,17 +32,17 @@ class View(NamedTuple):
 class Store(ABC):
     """Base class of KV caches: keys and values of the positions that B rows have read.
 
-    Mixers call ``append`` alone and attend to the view that it returns; the slots of positions are internal to the store. So
-    other stores fit without a change in a mixer, by another choice in ``new_store``:
+    Mixers call ``append`` alone and attend to the view that it returns; the slots of positions are internal to the
+    store. So other stores fit without a change in a mixer, by another choice in ``new_store``:
 
-    - Paged: a pool of pages (P, H, page, D) that all rows and layers may share, and a page table per row. ``append`` takes a
-      free page where a row needs one and gathers the row's pages for the view; ``rows`` and ``join`` copy tables, not pages,
-      and count references; ``cut`` returns pages; ``nbytes`` counts each page once.
+    - Paged: a pool of pages (P, H, page, D) that all rows and layers may share, and a page table per row. ``append``
+      takes a free page where a row needs one and gathers the row's pages for the view; ``rows`` and ``join`` copy
+      tables, not pages, and count references; ``cut`` returns pages; ``nbytes`` counts each page once.
     - Quantised: 8-bit codes with a scale per position. ``append`` encodes what is new and decodes it in the view; all
       other methods apply to codes and scales alike.
 
-    Stores are changed in place by ``append`` and ``overwrite``, and shared by nothing else: ``rows`` and ``join`` copy what
-    a later ``append`` may write to.
+    Stores are changed in place by ``append`` and ``overwrite``, and shared by nothing else: ``rows`` and ``join`` copy
+    what a later ``append`` may write to.
     """
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Store(ABC):
 
     @abstractmethod
     def cut(self, lengths: Counts) -> Self:
-        """Drop the positions from ``lengths`` (B) on; returns the store. Called only if the branch is ``rewindable``."""
+        """Drop the positions from ``lengths`` (B) on; returns the store. Called only on ``rewindable`` branches."""
 
     @property
     def nbytes(self) -> int:
@@ -80,7 +80,7 @@ class Store(ABC):
 
 
 class Dense(Store):
-    """Key/value cache with position p in slot p: keys (B, H, C, Dk), values (B, H, C, Dv); C slots, doubled as needed."""
+    """Key/value cache, position p in slot p: keys (B, H, C, Dk), values (B, H, C, Dv); C slots, doubled as needed."""
 
     def __init__(self, keys: Tensor, values: Tensor, most: int | None = None):
         """Hold ``keys`` and ``values``, empty slots included. ``most``: maximum number of slots; None for no limit."""

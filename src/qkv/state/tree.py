@@ -1,4 +1,4 @@
-"""Operations on states: trees of tuples, named tuples and mappings of tensors with the batch axis first, stores and counts.
+"""Operations on states: trees of tuples, named tuples and mappings of batch-first tensors, stores and counts.
 
 All other leaves, such as a fixed capacity, belong to the batch and not to a row.
 """

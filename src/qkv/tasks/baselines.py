@@ -33,7 +33,10 @@ def too_large(texts: Sequence[str], labels: Sequence[str]) -> str:
         return f"the bag of words is left out: {len(texts):,} training texts are more than {MOST_ROWS:,}"
     words, classes = len({word for text in texts for word in text.lower().split()}), len(set(labels))
     if classes * words > MOST_WEIGHTS:
-        return f"the bag of words is left out: {classes:,} classes times {words:,} words are more than {MOST_WEIGHTS:,} weights"
+        return (
+            f"the bag of words is left out: {classes:,} classes times {words:,} words are more than {MOST_WEIGHTS:,} "
+            "weights"
+        )
     return ""
 
 

@@ -52,14 +52,16 @@ class ClassificationTask(PooledTask):
         labels = tuple(sorted(set(column(records, "label")), key=_natural))
         if len(labels) < 2:
             raise UserError(
-                f"data.source: every example of {records.name!r} has the label {next(iter(labels))!r}, so there are no classes to distinguish"
+                f"data.source: every example of {records.name!r} has the label {next(iter(labels))!r}, "
+                "so there are no classes to distinguish"
             )
         return Vocabulary(tokenizer, tokenizer, labels)
 
     def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation) -> Example:
         if row["label"] not in vocabulary.classes:
             raise UserError(
-                f"data: the label {row['label']!r} occurs only in held-out data, so it cannot be learned; remove such rows"
+                f"data: the label {row['label']!r} occurs only in held-out data, so it cannot be learned; "
+                "remove such rows"
             )
         return example_of(row, vocabulary, cut, vocabulary.classes[row["label"]])
 
@@ -116,7 +118,7 @@ class ClassificationTask(PooledTask):
 
 
 def _baselines(dataset: ExampleDataset, split: str) -> dict[str, float]:
-    """Accuracies of baselines on ``split``, in per cent: most frequent training label, and if possible ``bag_of_words``."""
+    """Accuracies of baselines on ``split``, in %: most frequent training label, and if possible ``bag_of_words``."""
     if not dataset.fitted_on:
         return {}
     (texts, labels), (unseen, truth) = (

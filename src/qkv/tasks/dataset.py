@@ -177,7 +177,7 @@ class ExampleDataset(Dataset):
         self.recipe, self.name, self.vocabulary = with_vocabulary(recipe, vocabulary), records.name, vocabulary
         self.records, self.examples, self.notes, self._collate = records.splits, examples, notes, collate
         self.fitted_on: Sequence[dict[str, Any]] | None = records.splits.get(TRAIN)
-        """The rows that baselines are fitted on: the training part of the run and nothing else; None where it is not at hand."""
+        """Rows that baselines are fitted on: the run's training part and nothing else; None where it is not at hand."""
         self._sizes = {
             split: np.array([example.size for example in rows], np.int64) for split, rows in examples.items()
         }
@@ -232,7 +232,10 @@ def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
     if model.encoder and model.encoder.frontend.reads_tokens:
         encoder = _with_frontend(model.encoder, vocabulary.tokenizer.vocab_size, ("model", "encoder"))
         if encoder.share_embedding and not vocabulary.shared:
-            sentence = "source and target have tokenizers of their own, so their vectors cannot be shared; leave data.target_tokenizer out"
+            sentence = (
+                "source and target have tokenizers of their own, so their vectors cannot be shared; "
+                "leave data.target_tokenizer out"
+            )
             raise SpecError([Problem(("model", "encoder", "share_embedding"), sentence)])
         model = model.changed(encoder=encoder)
     return recipe.changed(model=_with_classes(model, vocabulary.labels))

@@ -48,7 +48,7 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 
 
 def marked(words: Sequence[str], tags: Sequence[str]) -> str:
-    """Format a tagged sentence: ``[Barack Obama](person) spoke``, or ``the/DET dog/NOUN`` if tags encode no entities."""
+    """Format a tagged sentence: ``[Barack Obama](person) spoke``; ``the/DET dog/NOUN`` if tags encode no entities."""
     if not marks_entities([*tags, OUTSIDE]):
         return " ".join(f"{word}/{tag}" for word, tag in zip(words, tags, strict=True))
     parts, done = [], 0

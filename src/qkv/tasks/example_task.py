@@ -30,7 +30,7 @@ Collate = Callable[[Sequence[Any]], Batch]
 
 
 class ExampleTask(Task):
-    """Base class of tasks on tables: rows with named columns (roles such as ``text`` and ``label``), encoded one by one."""
+    """Base class of tasks on tables: rows with named columns (roles: ``text``, ``label``, …), encoded one by one."""
 
     roles: ClassVar[tuple[Role, ...]]
     """Columns that the task needs."""
@@ -66,11 +66,13 @@ class ExampleTask(Task):
         some = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
         if not kept:
             raise UserError(
-                f"the run knows none of the labels of {records.name}: {some}; it knows {', '.join(map(repr, vocabulary.labels[:5]))}"
+                f"the run knows none of the labels of {records.name}: {some}; it knows "
+                f"{', '.join(map(repr, vocabulary.labels[:5]))}"
             )
         count = len(rows) - len(kept)
         return kept, [
-            f"{count:,} of {len(rows):,} rows of {records.name} have a label that the run does not know ({some}); they are excluded from the metrics"
+            f"{count:,} of {len(rows):,} rows of {records.name} have a label that the run does not know ({some}); "
+            "they are excluded from the metrics"
         ]
 
     def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:
@@ -78,7 +80,7 @@ class ExampleTask(Task):
         return None
 
     def part(self, dataset: ExampleDataset, share: float) -> ExampleDataset:
-        """Copy of the data with an evenly spaced fraction ``share`` of the rows of each split, for timing an evaluation.
+        """Copy of the data with an evenly spaced fraction ``share`` of each split's rows, for timing an evaluation.
 
         Of the training split, one row is encoded.
         """
@@ -101,7 +103,7 @@ class ExampleTask(Task):
         return records, recipe, vocabulary or self.vocabulary(recipe, records)
 
     def completed(self, recipe: Recipe, records: Records) -> Recipe:
-        """Copy of the recipe with settings, other than sizes, that the data determines, such as the mean of the targets."""
+        """Copy of the recipe with settings, other than sizes, determined by the data, such as the targets' mean."""
         return recipe
 
     @abstractmethod
@@ -169,7 +171,7 @@ class Truncation:
             self.longest[role] = max(self.longest[role], length)
 
     def note(self, length: int, role: str) -> dict[str, str]:
-        """Entry of a prediction that tells that its input, ``length`` tokens long, was truncated; empty if it was not."""
+        """Entry of a prediction telling that its input of ``length`` tokens was truncated; empty if it was not."""
         most = self.limits[role]
         return (
             {"note": f"the input has {length} tokens and the model reads {most}; the rest was not read"}
@@ -180,8 +182,8 @@ class Truncation:
     def notes(self, examples: int) -> list[str]:
         """One message per role about the truncated inputs, with their number out of ``examples``."""
         return [
-            f"{count:,} of {examples:,} examples were cut: their {role} is longer than the {self.limits[role]} tokens that fit "
-            f"(the longest has {self.longest[role]:,})"
+            f"{count:,} of {examples:,} examples were cut: their {role} is longer than the {self.limits[role]} tokens "
+            f"that fit (the longest has {self.longest[role]:,})"
             for role, count in self.counts.items()
             if count
         ]

@@ -80,7 +80,7 @@ class FillInTask(TextTask):
 
     @abstractmethod
     def logits(self, model: Transformer, read: Framed, places: list[int]) -> Tensor:
-        """Logits (len(places), V) at the mask tokens, the indices ``places`` of ``read``; its ``types`` may be empty."""
+        """Logits (len(places), V) at the mask tokens, indices ``places`` of ``read``; its ``types`` may be empty."""
 
     def predict(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
@@ -94,7 +94,8 @@ class FillInTask(TextTask):
         read = tokenizer.frame.around(gapped.ids)
         if read.whole > recipe.model.context_length:
             raise UserError(
-                f"the text has {read.whole} tokens, and the model reads {recipe.model.context_length}; give a shorter one"
+                f"the text has {read.whole} tokens, and the model reads {recipe.model.context_length}; "
+                "give a shorter one"
             )
         read = read._replace(types=recipe.model.types_read(read.types))
         with torch.inference_mode(), evaluating(model):

@@ -59,11 +59,14 @@ class GeneratedDataset(Dataset):
 
 
 class GeneratedTask(Task):
-    """Base class of tasks that generate their own examples at random, such as sorting, so that the answers are exact."""
+    """Base class of tasks that generate random examples of their own, such as sorting, so that answers are exact."""
 
     def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Dataset:
         if self.longest(recipe) > recipe.model.context_length:
-            sentence = f"{recipe.model.context_length} positions are fewer than the {self.longest(recipe)} of a row of this task; raise it"
+            sentence = (
+                f"{recipe.model.context_length} positions are fewer than the {self.longest(recipe)} of a row of this "
+                "task; raise it"
+            )
             raise SpecError([Problem(("model", "context_length"), sentence)])
         vocabulary = vocabulary or self.vocabulary()
         return GeneratedDataset(recipe, vocabulary, self.drawing(recipe, vocabulary))

@@ -64,7 +64,10 @@ def confusion(labels: Sequence[str], pairs: Pairs) -> dict[str, Any]:
     place = np.full(len(labels), MOST_CLASSES)
     place[worst] = np.arange(MOST_CLASSES)
     table = counts(place[given], MOST_CLASSES + 1)  # pyright: ignore[reportArgumentType]
-    note = f"The {MOST_CLASSES} of {len(labels):,} classes with the most mistakes; the last row and column are all others together."
+    note = (
+        f"The {MOST_CLASSES} of {len(labels):,} classes with the most mistakes; "
+        "the last row and column are all others together."
+    )
     shown = [*(labels[i] for i in worst), "all others"]
     return {
         **section,

@@ -96,7 +96,10 @@ class MaskedTokensTask(FillInTask):
         figures = self.figures(seen, dataset.scale(split))
         if tokens:
             figures["pseudo_perplexity"] = exponential(-sum(scores) / tokens)
-        note = f"the pseudo-perplexity is a token's, over {len(chosen)} sentences of {tokens:,} tokens, each token hidden in turn"
+        note = (
+            f"the pseudo-perplexity is a token's, over {len(chosen)} sentences of {tokens:,} tokens, "
+            "each token hidden in turn"
+        )
         text = _hidden_text(dataset, split, 4)
         answers = self.predict(model, dataset.vocabulary, recipe, [{"text": t} for t in text])
         rows = [[t, a["answer"]] for t, a in zip(text, answers, strict=True)]

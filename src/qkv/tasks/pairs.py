@@ -29,7 +29,7 @@ from qkv.tokenizers.special import special_ids
 
 
 def pair_loss(model: Transformer, batch: Batch, smoothing: float, tap: Tap | None = None) -> Tensor:
-    """-Σ log p(y_i | y_<i, x) of the batch's targets y with teacher forcing, in nats; ``smoothing``: label smoothing."""
+    """-Σ log p(y_i | y_<i, x) of the batch's targets y, teacher-forced, in nats; ``smoothing``: label smoothing."""
     memory = None if batch.source is None else model.encode(batch.source, tap)
     hidden, _ = model.features(batch.input, tap=tap, memory=memory)
     return loss_of_vectors(model, *at_targets(hidden, batch.targets), smoothing, tap)
@@ -89,7 +89,8 @@ def marks(vocabulary: Vocabulary, begin: Sequence[str] = ()) -> Marks:
     bos, end = vocabulary.target.special("bos"), vocabulary.target.special("eos")
     if (bos is None and not begin) or end is None:
         raise UserError(
-            "the tokenizer of the target has no tokens that begin and end a text; train one, or give a folder whose tokenizer has them"
+            "the tokenizer of the target has no tokens that begin and end a text; "
+            "train one, or give a folder whose tokenizer has them"
         )
     found = (
         [bos] if bos is not None and not begin else [vocabulary.target.core.token_to_id(content) for content in begin]
@@ -98,6 +99,7 @@ def marks(vocabulary: Vocabulary, begin: Sequence[str] = ()) -> Marks:
     if len(ids) < len(found):
         unknown = next(content for content, index in zip(begin, found, strict=True) if index is None)
         raise UserError(
-            f"task.begin: the tokenizer of the target has no token {unknown!r}; {nearest(unknown, special_ids(vocabulary.target.core))}"
+            f"task.begin: the tokenizer of the target has no token {unknown!r}; "
+            f"{nearest(unknown, special_ids(vocabulary.target.core))}"
         )
     return Marks(ids, end)

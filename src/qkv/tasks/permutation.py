@@ -94,7 +94,7 @@ class PermutationTask(FillInTask):
 
 
 def streams(batch: PermutationBatch, query: int) -> Batch:
-    """Concatenate the ids of text and query vectors to (B, N + T), with their positions and the visibility by the order.
+    """Concatenate ids of text and query vectors to (B, N + T), with positions and the visibility by the order.
 
     Rows with fewer than T targets are padded with queries at position 0 that have no target. ``query``: input id of
     the query vector.

@@ -135,14 +135,17 @@ class QuestionAnsweringTask(ExampleTask):
     def _limits(self, recipe: Recipe, marks: int) -> dict[str, int]:
         most, question = recipe.model.context_length, self.spec.max_question_tokens
         if most <= question + marks:
-            sentence = f"a question of {question} tokens and {marks} special tokens leave no room for a context in {most} positions"
+            sentence = (
+                f"a question of {question} tokens and {marks} special tokens leave no room for a context in {most} "
+                "positions"
+            )
             raise SpecError(
                 [Problem(("task", "max_question_tokens"), f"{sentence}; raise model.context_length or lower this")]
             )
         return {"question": question, "row": most}
 
     def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Truncation) -> list[Example]:
-        """Encode rows to one example per window of a context; windows overlap, their starts are ``stride`` tokens apart."""
+        """Encode rows, one example per window of a context; windows overlap, with starts ``stride`` tokens apart."""
         found = (window for i, row in enumerate(rows) for window in self._windows(i, row, vocabulary, cut))
         return [Example(len(window.ids), 2, tuple(window)) for window in found]
 
@@ -182,7 +185,7 @@ class QuestionAnsweringTask(ExampleTask):
         return list(map(Seen, extras["question"].tolist(), spans, *columns))
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
-        """Loss per boundary (first or last token), and percentage of windows whose target (span or none) is predicted."""
+        """Loss per boundary (first or last token); percentage of windows whose target (span or none) is predicted."""
         right = [window.right for window in seen.outcomes]
         return {
             "loss": seen.loss / max(1, seen.count),
@@ -246,7 +249,8 @@ class QuestionAnsweringTask(ExampleTask):
             length = len(vocabulary.tokenizer.encode(row["question"]))
             if length > cut.limits["question"]:
                 answer["note"] = (
-                    f"the question has {length} tokens and the model reads {cut.limits['question']}; the rest was not read"
+                    f"the question has {length} tokens and the model reads {cut.limits['question']}; "
+                    "the rest was not read"
                 )
             answers.append(answer)
         return answers

@@ -54,7 +54,8 @@ class RegressionTask(PooledTask):
         deviation = float(values.std()) if task.deviation is None else task.deviation
         if not deviation > 0:
             raise UserError(
-                f"data.source: every example of {records.name!r} has the value {values[0]:g}, so there is nothing to learn"
+                f"data.source: every example of {records.name!r} has the value {values[0]:g}, "
+                "so there is nothing to learn"
             )
         return recipe.changed(task=task.changed(mean=mean, deviation=deviation))
 

@@ -58,7 +58,10 @@ class SequenceToSequenceTask(ExampleTask):
             both = trained(data.tokenizer, [*sources, *targets], self._roles)
             return Vocabulary(both, both)
         if recipe.model.encoder is None:
-            sentence = "source and target are one sequence in a model without an encoder, so they have one tokenizer; leave the key out"
+            sentence = (
+                "source and target are one sequence in a model without an encoder, so they have one tokenizer; "
+                "leave the key out"
+            )
             raise SpecError([Problem(("data", "target_tokenizer"), sentence)])
         return Vocabulary(
             trained(data.tokenizer, sources, ("eos",)), trained(data.target_tokenizer, targets, self._roles)
@@ -178,7 +181,7 @@ class SequenceToSequenceTask(ExampleTask):
         rows: Sequence[Mapping[str, Any]],
         written: Sequence[str],
     ) -> list[dict[str, Any]]:
-        """Report section with the attention weights of one sentence: the first that is neither one word nor too long."""
+        """Report section with the attention weights of one sentence: the first neither one word nor too long."""
         cut, (begin, end) = self.cut(recipe, vocabulary), marks(vocabulary, self.spec.begin)
         for row, text in zip(rows[:_AT_ONCE], written, strict=False):
             source, target = self._source(row, vocabulary, cut), cut(vocabulary.target.encode(text), "target")

@@ -133,7 +133,8 @@ class SortingTask(GeneratedTask):
         strange = [word for word in text.split() if word not in set(labels)]
         if strange or not text.split():
             raise UserError(
-                f"{' '.join(strange) or text!r} given, but the model sorts numbers from 0 to {self.spec.high - 1}, as in '3 1 2'"
+                f"{' '.join(strange) or text!r} given, but the model sorts numbers from 0 to {self.spec.high - 1}, "
+                "as in '3 1 2'"
             )
         read, answer = tokenizer.encode(text), []
         given = len(read)

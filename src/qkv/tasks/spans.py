@@ -22,7 +22,7 @@ class TokenSpan(NamedTuple):
 
 
 def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Ranges [begin, end) of overlapping windows over ``length`` tokens: up to ``room`` tokens, starts ``stride`` apart.
+    """Ranges [begin, end) of overlapping windows over ``length`` tokens: up to ``room`` each, starts ``stride`` apart.
 
     ``stride`` is reduced to ``room`` so that every token is covered. A context without tokens has one empty window.
     """

@@ -65,7 +65,7 @@ class Totals:
     outcomes: list[Any] = field(default_factory=list)
 
     def add(self, seen: Observed) -> None:
-        """Add the results of a batch. Losses are summed in double precision, since a split can have millions of targets."""
+        """Add the results of a batch. Losses are summed in double precision: a split can have millions of targets."""
         self.loss += seen.loss.item()
         self.count += seen.count
         self.outcomes += seen.outcomes

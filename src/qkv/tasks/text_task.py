@@ -35,7 +35,8 @@ class TextTask(Task):
     def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Dataset | None) -> Dataset:
         if own is None and self.counts_training:
             raise UserError(
-                f"the task {recipe.task.kind!r} needs the token frequencies of the training text, which is not available"
+                f"the task {recipe.task.kind!r} needs the token frequencies of the training text, "
+                "which is not available"
             )
         whole = open_whole(recipe.data, source, vocabulary.tokenizer, OTHER)
         new = whole.splits[OTHER]

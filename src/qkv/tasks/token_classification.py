@@ -75,7 +75,8 @@ class TokenClassificationTask(ExampleTask):
         known = {tag for rows in records.splits.values() for row in rows for tag in row["tags"]}
         if len(known) < 2:
             raise UserError(
-                f"data.source: every word of {records.name!r} has the tag {min(known)!r}, so there are no tags to distinguish"
+                f"data.source: every word of {records.name!r} has the tag {min(known)!r}, "
+                "so there are no tags to distinguish"
             )
         return Vocabulary(tokenizer, tokenizer, tuple(sorted(known)))
 
@@ -179,7 +180,7 @@ class TokenClassificationTask(ExampleTask):
 
 
 def _named(seen: Totals, labels: tuple[str, ...]) -> tuple[list[list[str]], list[list[str]]]:
-    """(true tags, predicted tags) of each sentence, by name; truncated words are predicted as O (outside of entities)."""
+    """(true tags, predicted tags) of each sentence, by name; truncated words are predicted as O (no entity)."""
     truth = [[labels[true] for true, _ in row] for row in seen.outcomes]
     return truth, [[labels[found] if found >= 0 else OUTSIDE for _, found in row] for row in seen.outcomes]
 
@@ -245,7 +246,7 @@ def _words(given: Any) -> list[str]:
 
 
 def _answer(words: list[str], tags: list[str], labels: Sequence[str]) -> dict[str, Any]:
-    """Readable prediction for a sentence; truncated words are outside of entities, or "?" if tags encode no entities."""
+    """Readable prediction for a sentence; truncated words are outside entities, or "?" if tags encode none."""
     unread = len(words) - len(tags)
     tags = tags + [OUTSIDE if marks_entities(labels) else "?"] * unread
     answer: dict[str, Any] = {"answer": marked(words, tags), "words": words, "tags": tags}

@@ -201,7 +201,7 @@ class Lexicon(NamedTuple):
         return [self.words[index] for index, _ in self.nearest([self.number(word)], [1.0])]
 
     def analogies(self) -> tuple[list[Analogy], list[bool]]:
-        """Analogies a : b = c : d whose words all have vectors, and for each True if d is the word nearest to b - a + c."""
+        """Analogies a : b = c : d of words with vectors, and for each True if d is the word nearest to b - a + c."""
         asked = [analogy for analogy in analogies() if all(word in self.numbers for word in analogy[1:])]
         right = []
         for analogy in asked:

@@ -76,7 +76,8 @@ def _runs(space: str) -> Units:
     )
 
 
-# Byte-level words (GPT-2's pattern): a space is attached to the following word; a longer run of spaces gives up only its last.
+# Byte-level words (GPT-2's pattern): a space is attached to the following word; a longer run of spaces gives up its
+# last one only.
 BYTE_WORD_UNITS = Units(
     re.compile(f"[{SPACE}]?[^{SPACE}]+|[{SPACE}]+(?![^{SPACE}])"), re.compile(f"(?=[{SPACE}][^{SPACE}])")
 )

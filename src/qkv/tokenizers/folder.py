@@ -173,7 +173,8 @@ def _byte_bpe(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
     vocab, merges = models.BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
     if not vocab.keys() >= set(SYMBOLS) or any(piece.endswith("</w>") for piece in vocab):
         raise UserError(
-            f"the vocabulary in {folder} is not byte-level byte-pair encoding, and there is no {FILE_NAME} that describes it"
+            f"the vocabulary in {folder} is not byte-level byte-pair encoding, "
+            f"and there is no {FILE_NAME} that describes it"
         )
     core = tokenizers.Tokenizer(models.BPE(vocab, merges))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space", False)))
@@ -210,7 +211,8 @@ def _add_tokens(core: tokenizers.Tokenizer, folder: Path, settings: dict[str, An
         core.add_tokens([AddedToken(token["content"], special=token.get("special", False), **flags)])
         if core.token_to_id(token["content"]) != index:
             raise UserError(
-                f"the added token {token['content']!r} in {folder} cannot have the id {index}: the ids before it have gaps"
+                f"the added token {token['content']!r} in {folder} cannot have the id {index}: "
+                "the ids before it have gaps"
             )
     usual = [content for known in CONTENTS.values() for content in known if core.token_to_id(content) is not None]
     core.add_special_tokens([AddedToken(content, special=True, normalized=False) for content in usual])

@@ -62,7 +62,8 @@ def with_added(core: tokenizers.Tokenizer, contents: Iterable[str]) -> tokenizer
         copy.add_special_tokens([AddedToken(content, special=True, normalized=False)])
         if content not in before and copy.token_to_id(content) in before.values():
             raise UserError(
-                f"the special token {content!r} cannot be added: the vocabulary's ids have gaps, and the library would use one twice"
+                f"the special token {content!r} cannot be added: the vocabulary's ids have gaps, "
+                "and the library would use one twice"
             )
     return copy
 

@@ -100,8 +100,8 @@ def _chosen(source: str, minutes: float, machine: Machine) -> Recipe:
     model = best.model.changed(frontend=Text(positions=NoPositions()))  # the tokenizer sets the vocabulary size
     return Recipe(
         name=Path(source).stem,
-        description=f"{characters:,} characters, {_named(tokenizer)}, {len(model.layers)} layers of width {model.width}: "
-        "chosen for this text and this machine.",
+        description=f"{characters:,} characters, {_named(tokenizer)}, {len(model.layers)} layers of width "
+        f"{model.width}: chosen for this text and this machine.",
         data=Data(source=source, tokenizer=tokenizer),
         model=model,
         training=_training(max(_FEWEST, round(EPOCHS * tokens / (_BATCH * model.context_length))), minutes, machine),

@@ -102,7 +102,8 @@ def automatic_task(
     training = training.changed(validation=training.validation.changed(best=plan.best))
     recipe = Recipe(
         name=name_of(given.source),
-        description=f"{sizes.examples:,} examples, {ids:,} ids ({tokenizer.kind}), {_described(model)}: chosen for this data and this machine.",
+        description=f"{sizes.examples:,} examples, {ids:,} ids ({tokenizer.kind}), {_described(model)}: "
+        "chosen for this data and this machine.",
         data=given.changed(tokenizer=tokenizer, batching=batching),
         model=model,
         task=task,

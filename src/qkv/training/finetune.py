@@ -95,7 +95,8 @@ def guess_task(data: Mapping[str, Any]) -> str:
     if labels is not None:
         return "classification"
     raise UserError(
-        f"the columns of {given.source!r} do not determine the task; name it, as in: qkv train classify --data {given.source} --text … --label …"
+        f"the columns of {given.source!r} do not determine the task; name it, as in: "
+        f"qkv train classify --data {given.source} --text … --label …"
     )
 
 

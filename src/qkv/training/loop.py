@@ -173,7 +173,10 @@ class Trainer:
     def why_finished(self) -> str:
         """Reason why the run is finished, as a clause: all steps are done, or early stopping."""
         if self._impatient and self.now.step < self.steps:
-            return f"after step {self.now.step}, {self.now.stale} validations had brought no better {self.training.validation.best} than that of step {self.now.best_step}"
+            return (
+                f"after step {self.now.step}, {self.now.stale} validations had brought no better "
+                f"{self.training.validation.best} than that of step {self.now.best_step}"
+            )
         return f"all {self.steps} steps are done"
 
     def _update(self) -> None:

@@ -90,12 +90,14 @@ class Optimizer:
             if quantity not in REMEMBERED.get(type(part), {quantity}):
                 kept = ", ".join(sorted(REMEMBERED[type(part)]))
                 raise UserError(
-                    f"the optimiser state {key!r} belongs to another optimiser: here {type(part).__name__} updates this parameter and keeps {kept}; "
-                    "the run was started with another version or recipe, so train it again in another folder"
+                    f"the optimiser state {key!r} belongs to another optimiser: here {type(part).__name__} updates "
+                    f"this parameter and keeps {kept}; the run was started with another version or recipe, "
+                    "so train it again in another folder"
                 )
             if tensor.dim() and tensor.shape != parameter.shape:
                 raise UserError(
-                    f"the optimiser state {key!r} has the shape {list(tensor.shape)}, its parameter {list(parameter.shape)}"
+                    f"the optimiser state {key!r} has the shape {list(tensor.shape)}, "
+                    f"its parameter {list(parameter.shape)}"
                 )
             found.setdefault(parameter, {})[quantity] = tensor.to(parameter.device, copy=True)
         for part in self.parts:

@@ -75,7 +75,10 @@ def stale(path: str | Path) -> str:
         read_recipe(path, quick=recipe.result.form == "quick")
     ):
         return ""
-    return f"{path}: the recipe was changed after its result was recorded; train it again and record it, or undo the change"
+    return (
+        f"{path}: the recipe was changed after its result was recorded; train it again and record it, "
+        "or undo the change"
+    )
 
 
 def record(runs: Sequence[str | Path], path: str | Path) -> Result:
@@ -94,7 +97,8 @@ def record(runs: Sequence[str | Path], path: str | Path) -> Result:
     recipe = read_recipe(path)
     if form == "quick" and recipe.result is not None and recipe.result.form == "full":
         raise UserError(
-            f"{path} holds the result of its full form, and a short run would take its place; remove the key 'result' first"
+            f"{path} holds the result of its full form, and a short run would take its place; "
+            "remove the key 'result' first"
         )
     result = _result(found, form, result_digest(read_recipe(path, quick=form == "quick")))
     _write(path, recipe, result)
@@ -207,12 +211,14 @@ def _check_alike(runs: Sequence[Finished]) -> None:
     other = next((run for run in runs if run.corpus != runs[0].corpus and not _draws(run)), None)
     if other is not None:
         raise UserError(
-            f"the runs in {runs[0].folder} and {other.folder} were trained on different data, so their figures are not comparable"
+            f"the runs in {runs[0].folder} and {other.folder} were trained on different data, "
+            "so their figures are not comparable"
         )
     names = {split: set(figures) for split, figures in runs[0].figures.items()}
     if any({split: set(figures) for split, figures in run.figures.items()} != names for run in runs):
         raise UserError(
-            "the runs do not have the same metrics: they were evaluated by different versions or with different libraries"
+            "the runs do not have the same metrics: they were evaluated by different versions or with different "
+            "libraries"
         )
 
 

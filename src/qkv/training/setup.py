@@ -106,7 +106,8 @@ def _known(folder: Path, resume: bool) -> Recipe | None:
     if not (folder / SPEC).exists():
         if (folder / WEIGHTS).exists():
             raise UserError(
-                f"{folder} holds a {WEIGHTS} and no {SPEC}: weights from another program, or a damaged run; name another folder"
+                f"{folder} holds a {WEIGHTS} and no {SPEC}: weights from another program, or a damaged run; "
+                "name another folder"
             )
         return None
     if not resume:
@@ -124,8 +125,8 @@ def _check_facts(state: dict[str, Any], known: Recipe, dataset: Dataset, folder:
         raise UserError(f"{found}; put it back, or name another folder")
     if state["corpus"] != dataset.digest():
         raise UserError(
-            f"the ids of {dataset.name!r} are not those that the run in {folder} was trained on: the data or a file of the vocabulary "
-            "was changed; put it back, or name another folder"
+            f"the ids of {dataset.name!r} are not those that the run in {folder} was trained on: "
+            "the data or a file of the vocabulary was changed; put it back, or name another folder"
         )
 
 
@@ -144,8 +145,8 @@ def check_same_recipe(old: Recipe, new: Recipe, done: int, folder: object) -> No
         )
     if wanted != steps and old.training.minutes is not None:
         raise UserError(
-            f"training.steps: the run in {folder} was planned with at most {steps} steps, and {wanted} are given; leave the key out, "
-            "or name another folder"
+            f"training.steps: the run in {folder} was planned with at most {steps} steps, and {wanted} are given; "
+            "leave the key out, or name another folder"
         )
     if wanted != steps and (
         wanted < done or not same_so_far(old.training.schedule, done, steps, wanted, old.model.width)
@@ -157,7 +158,8 @@ def check_same_recipe(old: Recipe, new: Recipe, done: int, folder: object) -> No
             else f"under the schedule {kind!r} its {done} steps would have had other rates"
         )
         raise UserError(
-            f"training.steps: the run in {folder} has {steps} steps and cannot be continued to {wanted}, because {reason}"
+            f"training.steps: the run in {folder} has {steps} steps and cannot be continued to {wanted}, "
+            f"because {reason}"
         )
 
 

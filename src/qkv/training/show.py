@@ -78,7 +78,13 @@ class Show:
 def planned_sentence(event: Planned) -> str:
     """Sentence with the planned number of steps and their expected time, and a warning if they exceed the budget."""
     fewer = f" of at most {event.most:,}" * (event.steps < event.most)
-    planned = f"{'after ' + format(event.step, ',') + ' steps: ' if event.step else ''}about {duration(event.seconds)} for {event.steps:,} steps{fewer}"
+    planned = (
+        f"{'after ' + format(event.step, ',') + ' steps: ' if event.step else ''}about {duration(event.seconds)} for "
+        f"{event.steps:,} steps{fewer}"
+    )
     if event.seconds <= 60 * event.minutes:
         return planned
-    return f"{planned}; not even that fits into training.minutes={event.minutes:g} on this machine; give more, or a smaller model"
+    return (
+        f"{planned}; not even that fits into training.minutes={event.minutes:g} on this machine; "
+        "give more, or a smaller model"
+    )

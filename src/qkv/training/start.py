@@ -231,11 +231,13 @@ def _check_names(own: set[str], there: set[str], source: str) -> None:
     missing, left = sorted(own - there), sorted(there - own)
     if missing:
         raise UserError(
-            f"start: the model has {missing[0]!r}, and the run {source!r} does not; {nearest(missing[0], left or there)}"
+            f"start: the model has {missing[0]!r}, and the run {source!r} does not; "
+            f"{nearest(missing[0], left or there)}"
         )
     if left:
         raise UserError(
-            f"start: the run {source!r} has {left[0]!r}, and the model has no place for it; give the model the settings of that run"
+            f"start: the run {source!r} has {left[0]!r}, and the model has no place for it; "
+            "give the model the settings of that run"
         )
 
 
@@ -249,5 +251,6 @@ def _take(own: Tensor, given: Tensor, name: str, source: str, layout: Layout) ->
         own[:rows] = given[:rows].to(own)
     else:
         raise UserError(
-            f"start: {name!r} has the shape {tuple(own.shape)} here and {tuple(given.shape)} in the run {source!r}; give both the same sizes"
+            f"start: {name!r} has the shape {tuple(own.shape)} here and {tuple(given.shape)} in the run {source!r}; "
+            "give both the same sizes"
         )

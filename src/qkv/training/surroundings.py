@@ -44,7 +44,10 @@ class Surroundings:
         except FileNotFoundError:
             return ""
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return f"{self.path} cannot be read, so the fastest implementations are measured anew; the losses may differ in their last digits from here on"
+            return (
+                f"{self.path} cannot be read, so the fastest implementations are measured anew; "
+                "the losses may differ in their last digits from here on"
+            )
         changed = [
             f"{name} {before.get(name)} before, {value} now"
             for name, value in self.facts.items()

@@ -49,7 +49,8 @@ def _fill(table: Tensor, source: str, tokenizer: Tokenizer, key: str) -> str:
     size = len(next(iter(known.values()))) if known else table.shape[1]
     if size != table.shape[1]:
         raise UserError(
-            f"{key}: the vectors of {source!r} have {size} numbers and those of the model {table.shape[1]}; give model.width={size}"
+            f"{key}: the vectors of {source!r} have {size} numbers and those of the model {table.shape[1]}; "
+            f"give model.width={size}"
         )
     taken = 0
     for index, word in words.items():

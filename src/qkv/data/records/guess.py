@@ -75,8 +75,8 @@ class _Guess:
         if len(self.free) < len(self.open_roles):
             needed = [role.name for role in self.roles if not role.optional or role.name in self.taken]
             raise UserError(
-                f"{self.table.name} has {len(self.table.columns)} column{'s' * (len(self.table.columns) != 1)} ({self._listed()}), "
-                f"but {len(needed)} are needed: {', '.join(needed)}"
+                f"{self.table.name} has {len(self.table.columns)} column{'s' * (len(self.table.columns) != 1)} "
+                f"({self._listed()}), but {len(needed)} are needed: {', '.join(needed)}"
             )
 
     def by_format(self) -> None:

@@ -104,7 +104,8 @@ def _read(table: Table, roles: Sequence[Role], choice: ColumnChoice, data: spec.
     for role, column in choice.columns.items():
         if column not in table.columns:
             raise UserError(
-                f"{table.name} has no column {column!r}, which is used as {role}; its columns are {', '.join(table.columns)}"
+                f"{table.name} has no column {column!r}, which is used as {role}; "
+                f"its columns are {', '.join(table.columns)}"
             )
     values = Values(roles, choice.columns, table.extra)
     read = Read([], [], [], [])

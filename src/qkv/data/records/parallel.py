@@ -18,7 +18,8 @@ def parallel(first: TextSource, second: TextSource, columns: tuple[str, str] = (
     counts = [len(found) for found in read]
     if counts[0] != counts[1]:
         raise UserError(
-            f"{first.name} has {counts[0]:,} lines and {second.name} has {counts[1]:,}; parallel texts need the same number, line by line"
+            f"{first.name} has {counts[0]:,} lines and {second.name} has {counts[1]:,}; "
+            "parallel texts need the same number, line by line"
         )
     if not counts[0]:
         raise UserError(f"{first.name} and {second.name} are empty")

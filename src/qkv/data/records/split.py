@@ -31,7 +31,8 @@ def hold_out(
     """
     if count < 2:
         raise UserError(
-            f"there {'is one row' if count else 'are no rows'}; at least two are needed, one to train on and one to hold out"
+            f"there {'is one row' if count else 'are no rows'}; at least two are needed, "
+            "one to train on and one to hold out"
         )
     order = _shuffled(count, seed)
     wanted = min(max(round(fraction * count), 1), count - 1)

@@ -39,7 +39,8 @@ def _questions(texts: Sequence[TextSource]) -> Iterator[Row | BadRow]:
             raise UserError(f"{text.name}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from None
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(
-                f"{text.name} is not SQuAD: {type(error).__name__} at {error}; it needs data[].paragraphs[] with context and qas[]"
+                f"{text.name} is not SQuAD: {type(error).__name__} at {error}; "
+                "it needs data[].paragraphs[] with context and qas[]"
             ) from None
 
 

@@ -117,7 +117,8 @@ def _positions(config: Config, reserved: int) -> int:
     rows = config.size("max_position_embeddings", 512)
     if rows <= reserved:
         raise UserError(
-            f"{config.source}: max_position_embeddings is {rows}, but the first {reserved} rows of that table are reserved"
+            f"{config.source}: max_position_embeddings is {rows}, but the first {reserved} rows of that table are "
+            "reserved"
         )
     return rows - reserved
 

@@ -162,7 +162,8 @@ def _plain(config: Config) -> Branch:
     if _terms(config):
         given = config.values["pos_att_type"]
         raise UserError(
-            f"{config.source}: pos_att_type is {given!r}, but relative_attention is false; qkv supports it only if that is true"
+            f"{config.source}: pos_att_type is {given!r}, but relative_attention is false; "
+            "qkv supports it only if that is true"
         )
     return Attention(num_heads=config.size("num_attention_heads", 24), mask=Full(), dropout=_attention_dropout(config))
 
@@ -181,7 +182,8 @@ def _distances(config: Config, sizes: Sizes) -> dict[str, Any]:
     terms = _terms(config)
     if not terms:
         raise UserError(
-            f"{config.source}: relative_attention is true, but pos_att_type names no term of the scores; allowed: c2p, p2c, or both"
+            f"{config.source}: relative_attention is true, but pos_att_type names no term of the scores; "
+            "allowed: c2p, p2c, or both"
         )
     furthest = config.integer("max_relative_positions", -1)
     if furthest < 1:

@@ -94,7 +94,8 @@ def _order(config: Config, norm: LayerNorm) -> dict[str, Any]:
     if norms not in ((1, 2) if newer else (1,)) or (newer and not parallel):
         said = f"num_ln_in_parallel_attn {norms}, parallel_attn {parallel} and new_decoder_architecture {newer}"
         raise UserError(
-            f"{config.source}: {said} are inconsistent; two norms belong to the newer architecture, which is always parallel"
+            f"{config.source}: {said} are inconsistent; two norms belong to the newer architecture, "
+            "which is always parallel"
         )
     if not parallel:
         return {"order": "pre"}

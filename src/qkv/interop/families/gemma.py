@@ -43,7 +43,10 @@ def spec_of_gemma(config: Config, head: Head) -> Model:
     attention = _attention(config, num_heads=16, num_kv_heads=16).changed(relative=rope_of(config))
     activation = config.word("hidden_act", "gelu_pytorch_tanh", {**INWARD, "gelu": "gelu_tanh"})
     if config.has("hidden_activation") and config.word("hidden_activation", allowed=INWARD) != activation:
-        said = f"hidden_activation is {config.word('hidden_activation')!r} and hidden_act {config.word('hidden_act', 'gelu_pytorch_tanh')!r}"
+        said = (
+            f"hidden_activation is {config.word('hidden_activation')!r} and hidden_act "
+            f"{config.word('hidden_act', 'gelu_pytorch_tanh')!r}"
+        )
         raise UserError(
             f"{config.source}: {said}; versions of the published code read different ones, so they must agree"
         )

@@ -141,8 +141,8 @@ def of_decoder(stem: str, tags: str | None = "score", question_answering: bool =
     "ForSequenceClassification".
 
     Classification or regression: W x on the last non-padding token, without bias. Token classification and question
-    answering as for encoders; ``tags``: published name of the tagging layer, or None. ``question_answering`` False: no question
-    answering head, or one with other names.
+    answering as for encoders; ``tags``: published name of the tagging layer, or None. ``question_answering`` False: no
+    question answering head, or one with other names.
     """
     found = {
         f"{stem}ForSequenceClassification": Architecture(_last, _last_classes, (NameRule("head.output.*", "score.*"),))

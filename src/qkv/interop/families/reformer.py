@@ -127,8 +127,8 @@ def _hashed(config: Config) -> LSHAttention:
     causal = config.flag("is_decoder", False)
     if not config.has("num_buckets"):
         raise UserError(
-            f"{config.source}: num_buckets is missing: the published code derives it from the length of the first text; "
-            "set it to about 2 · length / lsh_attn_chunk_length, or factors of that"
+            f"{config.source}: num_buckets is missing: the published code derives it from the length of the first "
+            "text; set it to about 2 · length / lsh_attn_chunk_length, or factors of that"
         )
     buckets = config.values["num_buckets"]
     return LSHAttention(

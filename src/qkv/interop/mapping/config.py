@@ -123,7 +123,8 @@ class Config:
         """
         if self.has(key) and self._value(key) != only:
             raise UserError(
-                f"{self.source}: {key} is {quoted(self._value(key))}, but qkv knows only {only!r} here; it changes {meaning}"
+                f"{self.source}: {key} is {quoted(self._value(key))}, but qkv knows only {only!r} here; "
+                f"it changes {meaning}"
             )
 
     def finish(self, ignored: Iterable[str]) -> None:
@@ -132,8 +133,8 @@ class Config:
         if unknown:
             known = self.asked | set(ignored)
             raise UserError(
-                f"{self.source}: the key {quoted(unknown[0])} is not known for this family and may change what it computes; "
-                f"{_near(unknown[0], known)}"
+                f"{self.source}: the key {quoted(unknown[0])} is not known for this family and may change what it "
+                f"computes; {_near(unknown[0], known)}"
             )
 
     def _refuse_nonfinite(self) -> None:

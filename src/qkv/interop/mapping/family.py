@@ -203,7 +203,8 @@ def choose(families: Iterable[Family], config: Config) -> tuple[Family, str]:
     architecture = str(named[0]) if named else next(iter(family.architectures))
     if architecture not in family.architectures:
         raise UserError(
-            f"{config.source}: the architecture {architecture!r} is not known for {family.name}; {nearest(architecture, family.architectures)}"
+            f"{config.source}: the architecture {architecture!r} is not known for {family.name}; "
+            f"{nearest(architecture, family.architectures)}"
         )
     return family, architecture
 

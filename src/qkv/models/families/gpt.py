@@ -1,4 +1,4 @@
-"""GPT-2 and GPT-3 as a function of their sizes: pre-norm blocks, learned positions, GELU, one table for embedding and output."""
+"""GPT-2 and GPT-3 as a function of their sizes: pre-norm, learned positions, GELU, one embedding and output table."""
 
 from __future__ import annotations
 

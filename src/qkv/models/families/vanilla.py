@@ -1,7 +1,8 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al. 2017), as a function of its sizes.
 
-The paper's two models are encoder–decoders. Here each is the decoder-only stack of the same sizes: post-norm blocks of causal
-attention and a ReLU feed-forward, sinusoidal positions, token vectors scaled by √D, one table for embedding and output.
+The paper's two models are encoder–decoders. Here each is the decoder-only stack of the same sizes: post-norm blocks of
+causal attention and a ReLU feed-forward, sinusoidal positions, token vectors scaled by √D, one table for embedding and
+output.
 """
 
 from __future__ import annotations

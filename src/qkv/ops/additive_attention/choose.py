@@ -25,7 +25,10 @@ def _declared(q: Tensor, keys: Tensor, *others: Tensor) -> Unseen:
 
 @declares(_declared)
 def additive_scores(q: Tensor, keys: Tensor, w_q: Tensor, v: Tensor) -> Tensor:
-    """S_ij = v · tanh(W_q q_i + keys_j): q (B, N, Dq), keys (B, M, A) of ``additive_keys``, w_q (A, Dq), v (A) -> (B, N, M)."""
+    """S_ij = v · tanh(W_q q_i + keys_j).
+
+    q (B, N, Dq), keys (B, M, A) of ``additive_keys``, w_q (A, Dq), v (A) -> (B, N, M).
+    """
     q = linear(q, w_q)
     if q.shape[1] > 1 and q.numel() * keys.shape[1] > _LARGEST and q.dtype == keys.dtype:
         reason = "tanh is recomputed in the backward pass to save memory"
@@ -40,5 +43,8 @@ def additive_scores(q: Tensor, keys: Tensor, w_q: Tensor, v: Tensor) -> Tensor:
 
 
 def additive_weights(q: Tensor, keys: Tensor, w_q: Tensor, v: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """Attention weights (B, N, M): softmax over the first ``lengths`` (B) keys; 0 for an empty memory. See ``additive_scores``."""
+    """Attention weights (B, N, M): softmax over the first ``lengths`` (B) keys; 0 for an empty memory.
+
+    See ``additive_scores``.
+    """
     return reference.normalised(additive_scores(q, keys, w_q, v), lengths)

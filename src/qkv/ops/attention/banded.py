@@ -19,7 +19,7 @@ BLOCK = 256
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block: int = BLOCK) -> Tensor:
-    """Attention output O (B, H, N, Dv) for aligned sites; see ``reference`` for the shapes. ``block``: queries at once."""
+    """Attention output O (B, H, N, Dv) for aligned sites; shapes as in ``reference``. ``block``: queries at once."""
     of_band = sdpa.attention if problem.softcap is None else products.attention
     seen: dict[int, list[slice]] = {}
     for queries, keys, _ in blocks(problem, q.shape[2], k.shape[2], block):

@@ -1,7 +1,7 @@
 """Attention implementations as custom operators for torch.compile: causal or full self-attention.
 
-The compiler cannot trace the switch to oneDNN or the loop over blocks, and the graph would break at each layer. A custom
-operator is one opaque node of the graph.
+The compiler cannot trace the switch to oneDNN or the loop over blocks, and the graph would break at each layer. A
+custom operator is one opaque node of the graph.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TWINS = ("tiled", "sdpa, oneDNN")
 
 
 def attention(twin: str, q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
-    """Attention output O (B, H, N, Dv) by the implementation ``twin`` of ``TWINS``; see ``reference`` for the shapes."""
+    """Attention output O (B, H, N, Dv) by the implementation ``twin`` of ``TWINS``; shapes as in ``reference``."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))

@@ -16,7 +16,7 @@ from qkv.ops.onednn import allowed
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
-    """Attention output O (B, H, N, Dv) for causal or full self-attention with Dk = Dv; see ``reference`` for the shapes.
+    """Attention output O (B, H, N, Dv) for causal or full self-attention with Dk = Dv; shapes as in ``reference``.
 
     Not for ALiBi, a soft cap, dropout, or empty input.
     """

@@ -57,7 +57,7 @@ def taken(x: Tensor, index: Tensor) -> Tensor:
 
 
 def place(chosen: Tensor, count: int, sites: Sites, consecutive: bool) -> Places:
-    """Build ``Places`` of the tokens ``chosen`` (B or 1, N) as global. ``count``: largest number of them in a row, g."""
+    """Build ``Places`` of the tokens ``chosen`` (B or 1, N) as global. ``count``: largest number per row, g."""
     index = chosen.long().argsort(dim=1, descending=True, stable=True)[:, :count]
     return Places(sites, chosen, index, consecutive)
 

@@ -1,6 +1,8 @@
 """Top-k scores of a query, with ties broken by the position of the key.
 
-S = {s_j : s_j > t + ε} ∪ the first of {s_j : |s_j - t| <= ε} by position, k in all;  t: k-th largest score, ε: rounding tolerance
+    S = {s_j : s_j > t + ε} ∪ the first of {s_j : |s_j - t| <= ε} by position, k in all
+
+t: k-th largest score; ε: rounding tolerance.
 
 A sort breaks ties by memory order, and equal products differ by rounding that depends on the rest of the batch. Without
 this rule, splitting a sequence would change which keys are selected.

@@ -12,7 +12,10 @@ from qkv.ops.masks import Mask, Sites
 
 @dataclass(frozen=True)
 class RelativeValues:
-    """Relative position vectors added to values: Σ_j P_ij (v_j + table[index_ij]). table (R, Dv), index (B or 1, N, M)."""
+    """Relative position vectors added to values: Σ_j P_ij (v_j + table[index_ij]).
+
+    table (R, Dv), index (B or 1, N, M).
+    """
 
     table: Tensor
     index: Tensor

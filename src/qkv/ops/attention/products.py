@@ -1,7 +1,7 @@
 """Attention as two batched matrix products with materialised scores, for short sequences and any mask.
 
-Torch's fused kernel processes masked sequences row by row. If the scores of all heads roughly fit into the cache, batched
-products are several times faster in bf16, forward and backward.
+Torch's fused kernel processes masked sequences row by row. If the scores of all heads roughly fit into the cache,
+batched products are several times faster in bf16, forward and backward.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
     P = softmax(scale · Q K^T + bias, hidden keys at -inf)        O = P V
 
-``softcap`` c: scaled products s become c · tanh(s / c) (Gemma 2, 2024). ``top_k``: all but the k largest scores of a query
-are set to -inf, ties broken by position (Gupta et al. 2021). ``values``: relative position vectors are added to the values,
-O_i = Σ_j P_ij (v_j + r_ij) (Shaw et al. 2018).
+``softcap`` c: scaled products s become c · tanh(s / c) (Gemma 2, 2024). ``top_k``: all but the k largest scores of a
+query are set to -inf, ties broken by position (Gupta et al. 2021). ``values``: relative position vectors are added to
+the values, O_i = Σ_j P_ij (v_j + r_ij) (Shaw et al. 2018).
 
     q (B, H, N, Dk)   k (B, G, M, Dk)   v (B, G, M, Dv)   P (B, H, N, M)   O (B, H, N, Dv)
 
-G divides H: head h uses K/V head h // (H / G) (grouped-query attention, Ainslie et al. 2023). N and M may differ, and so
-may Dk and Dv. A query without visible keys gives 0.
+G divides H: head h uses K/V head h // (H / G) (grouped-query attention, Ainslie et al. 2023). N and M may differ, and
+so may Dk and Dv. A query without visible keys gives 0.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ The backward pass recomputes S and P, so memory is linear in N:
 
     dV += P^T dO_c    dP = dO_c V^T    dS = P (dP - Σ dP P)    dQ_c = scale · dS K    dK += scale · dS^T Q_c
 
-Keys hidden from a whole block are skipped: a causal mask halves the work. Faster than torch's fused kernel on processors
-with fast batched matrix products.
+Keys hidden from a whole block are skipped: a causal mask halves the work. Faster than torch's fused kernel on
+processors with fast batched matrix products.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Band:
 
 
 def bands(problem: AttentionProblem, num_queries: int, num_keys: int, block: int | None = None) -> Iterator[Band]:
-    """Yield each block of queries with its range of visible keys. Default block: a quarter of the queries, 64 to 256."""
+    """Yield each block of queries with its range of visible keys. Default block: a quarter of the queries, 64–256."""
     block = block or min(max(num_queries // 4, 64), 256)
     tiles: dict[int, list[tuple[slice, bool]]] = {}
     for queries, keys, whole in blocks(problem, num_queries, num_keys, block):

@@ -1,6 +1,7 @@
 """Top-k attention (Gupta et al. 2021), computed by blocks of queries.
 
-    S = scale · Q K^T + bias, hidden keys at -inf     t = the k largest of a row     P = softmax(t) at their places, 0 elsewhere     O = P V
+    S = scale · Q K^T + bias, hidden keys at -inf     t = the k largest of a row
+    P = softmax(t) at their places, 0 elsewhere       O = P V
 
 Ties are broken by position, see ``largest``. The softmax and its gradient run over k scores; only the selected keys get
 gradients. Without gradients, peak memory is one block of scores.

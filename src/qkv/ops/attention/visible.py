@@ -18,7 +18,7 @@ _MOST = 1 << 22
 
 @lru_cache(maxsize=256)
 def visible_pairs(mask: Mask, num_queries: int, num_keys: int) -> int:
-    """Visible pairs of the last ``num_queries`` of ``num_keys`` positions. A prefix of unknown length is half of the row."""
+    """Visible pairs of the last ``num_queries`` of ``num_keys`` positions; a prefix of unknown length is half a row."""
     offset = num_keys - num_queries
     if mask.sees_all(Span(offset, num_keys - 1, 0, num_keys - 1)):
         return num_queries * num_keys
@@ -46,7 +46,7 @@ def _seen(mask: Mask, queries: Tensor, keys: slice, length: int) -> int:
 
 
 def scores(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Unseen:
-    """Unseen of one call of attention; see ``reference`` for the shapes. Sites that are not aligned are counted as if they were."""
+    """Unseen of one call of attention; shapes as in ``reference``. Unaligned sites are counted as if aligned."""
     rows, num_queries, num_keys = q.shape[:2].numel(), q.shape[2], k.shape[2]
     pair, every = 2 * rows * (q.shape[3] + v.shape[3]), num_queries * num_keys
     mask, full = problem.mask, problem.sites.full

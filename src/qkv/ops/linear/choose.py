@@ -21,8 +21,8 @@ TWINS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
 # Below this a product lasts microseconds, and what is saved inside it goes to the call.
 _SMALLEST = 1 << 14
 _SMALLEST_ROW = 1 << 18
-# In training, oneDNN's three products are called from Python, torch's from C++: below the first size this costs more than
-# they save, and below the second it counts.
+# In training, oneDNN's three products are called from Python, torch's from C++: below the first size this costs more
+# than they save, and below the second it counts.
 _SMALLEST_TRAINED = 1 << 15
 _SMALL = 1 << 17
 _FEW_ROWS = 64
@@ -144,7 +144,7 @@ def _each(
 def _chain(
     twin: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weights: list[Tensor]
 ) -> Callable[[], object]:
-    """Return the function to time: it maps x by all ``weights`` in succession with ``twin``, and computes the gradients."""
+    """Return the function to time: maps x by all ``weights`` in succession with ``twin``, and computes gradients."""
     x, weights = x.detach().requires_grad_(), [weight.detach().requires_grad_() for weight in weights]
 
     def run() -> None:

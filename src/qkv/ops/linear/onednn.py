@@ -2,8 +2,9 @@
 
     y = x W^T + b        dx = g W      dW = g^T x      db = Σ g
 
-Each of the three products is one call; transposes are passed as views, which oneDNN supports. y and dx are products with the
-weights, which the fused operator computes with the least work around them; it would copy a transposed g for dW.
+Each of the three products is one call; transposes are passed as views, which oneDNN supports. y and dx are products
+with the weights, which the fused operator computes with the least work around them; it would copy a transposed g for
+dW.
 """
 
 from __future__ import annotations

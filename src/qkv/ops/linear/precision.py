@@ -1,6 +1,7 @@
 """Precision of matrix products if bf16 is allowed: bf16 if it is faster on this device, else fp32.
 
-A processor without bf16 instructions emulates them, at up to a hundred times the time of fp32 and with the same rounding.
+A processor without bf16 instructions emulates them, at up to a hundred times the time of fp32 and with the same
+rounding.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def autocast(asked: str, device: torch.device) -> torch.autocast:
 
 
 def runs_in(asked: str, device: torch.device) -> str:
-    """Precision of matrix products on ``device``, "bf16" or "fp32". ``asked``: lowest precision that the user allows."""
+    """Precision of matrix products on ``device``, "bf16" or "fp32". ``asked``: lowest that the user allows."""
     return choice(device).twin if asked == "bf16" else "fp32"
 
 

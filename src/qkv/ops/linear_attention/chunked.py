@@ -1,4 +1,4 @@
-"""Linear attention by chunks: quadratic form within a chunk, carried state between chunks. Linear time and memory in N."""
+"""Linear attention by chunks: quadratic within a chunk, state carried between chunks; time and memory linear in N."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def linear_attention(
 
 
 def _segmented(q: Tensor, k: Tensor, v: Tensor, state: State, segments: tuple[Tensor, Tensor]) -> tuple[Tensor, State]:
-    """Linear attention of one chunk of packed documents. ``segments``: document before the chunk (B), documents in it (B, C)."""
+    """Linear attention of a chunk of packed documents. ``segments``: document before it (B), documents in it (B, C)."""
     s, z = state
     before, inside = segments
     same = (inside[:, :, None] == inside[:, None, :])[:, None]

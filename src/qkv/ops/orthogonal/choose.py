@@ -1,7 +1,7 @@
 """Selection of the precision of orthogonalisation by one timing per shape on this machine.
 
-Jordan et al. use bf16, which is fastest on their processor and accurate enough for these iterations. A processor without
-bf16 instructions takes a hundred times as long for bf16 as for fp32.
+Jordan et al. use bf16, which is fastest on their processor and accurate enough for these iterations. A processor
+without bf16 instructions takes a hundred times as long for bf16 as for fp32.
 """
 
 from __future__ import annotations

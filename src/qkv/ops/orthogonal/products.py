@@ -13,7 +13,7 @@ from qkv.ops.orthogonal.reference import STEPS, A, B, C, norms
 
 
 def orthogonal(g: Tensor, dtype: torch.dtype, steps: int = STEPS) -> Tensor:
-    """Orthogonalise g (K, M, N) or (M, N), M ≤ N, by ``steps`` iterations in ``dtype``; the result has the dtype of g."""
+    """Orthogonalise g (K, M, N) or (M, N), M ≤ N, by ``steps`` iterations in ``dtype``; the result has g's dtype."""
     add = torch.addmm if g.dim() == 2 else torch.baddbmm
     x = (g / norms(g)).to(dtype)
     for _ in range(steps):

@@ -2,8 +2,8 @@
 
     X = G / ‖G‖        five times:   A = X Xᵀ,   X ← a X + (b A + c A²) X        a, b, c = 3.4445, −4.7750, 2.0315
 
-G = U S Vᵀ (…, M, N), M ≤ N  ->  U S' Vᵀ with S' between about 0.7 and 1.2: the coefficients maximise the growth of small
-singular values and do not converge to 1. For M > N the matrix is transposed before and after, for a smaller A.
+G = U S Vᵀ (…, M, N), M ≤ N  ->  U S' Vᵀ with S' between about 0.7 and 1.2: the coefficients maximise the growth of
+small singular values and do not converge to 1. For M > N the matrix is transposed before and after, for a smaller A.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Selection of the implementation of recurrent cells: torch's kernels in the faster precision; the reference for packed documents."""
+"""Implementation of recurrent cells: torch's kernels in the faster precision; the reference for packed documents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _ROWS, _POSITIONS, _WIDTH = 8, 16, 128
 _GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 
 
-# Operators of a position, as a share of calls from Python: torch's loop calls them from C++, and the LSTM of the CPU is one operator.
+# Operators of a position, as a share of calls from Python: torch's loop calls them from C++, and the LSTM of the CPU
+# is one operator.
 _CALLS = {"rnn": 3, "gru": 8, "lstm": 1}
 
 
@@ -25,7 +26,10 @@ _CALLS = {"rnn": 3, "gru": 8, "lstm": 1}
 def recur(
     cell: str, x: Tensor, state: Memory, weights: Weights, starts: Tensor | None = None, lengths: Tensor | None = None
 ) -> tuple[Tensor, Memory]:
-    """Return (all h (B, N, E), state after each row's last unpadded position); see ``reference`` for shapes and equations."""
+    """Return (all h (B, N, E), state after each row's last unpadded position).
+
+    See ``reference`` for shapes and equations.
+    """
     if x.shape[1] == 0 or x.shape[0] == 0:
         return reference.recur(cell, x, state, weights)
     if x.is_meta and x.device.type == "cpu":  # without values; a loop over positions would take long

@@ -3,10 +3,11 @@
 rnn    h' = tanh(W x + b + U h + c)                                                              (Elman 1990)
 gru    r = σ(W_r x + b_r + U_r h + c_r)     z = σ(W_z x + b_z + U_z h + c_z)                     (Cho et al. 2014)
        n = tanh(W_n x + b_n + r ⊙ (U_n h + c_n))     h' = (1 - z) ⊙ n + z ⊙ h
-lstm   i, f, o = σ(W_* x + b_* + U_* h + c_*)     g = tanh(W_g x + b_g + U_g h + c_g)            (Hochreiter & Schmidhuber 1997;
-       m' = f ⊙ m + i ⊙ g     h' = o ⊙ tanh(m')                                                   forget gate: Gers et al. 2000)
+lstm   i, f, o = σ(W_* x + b_* + U_* h + c_*)     g = tanh(W_g x + b_g + U_g h + c_g)
+       m' = f ⊙ m + i ⊙ g     h' = o ⊙ tanh(m')   (Hochreiter & Schmidhuber 1997; forget gate: Gers et al. 2000)
 
-x (B, N, D)   h, m (B, E)   weights W (K E, D), U (K E, E), b (K E), c (K E): K = 1; 3 in the order r, z, n; 4 in the order i, f, g, o.
+x (B, N, D)   h, m (B, E)   weights W (K E, D), U (K E, E), b (K E), c (K E)
+K = 1; 3 in the order r, z, n; 4 in the order i, f, g, o.
 The state is the tuple (h,), for an LSTM (h, m). The GRU's reset gate is applied after the product.
 """
 

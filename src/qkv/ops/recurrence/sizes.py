@@ -1,7 +1,7 @@
-"""Recurrent cells on tensors without values: all positions at once, with the FLOPs of torch's kernels and the memory that they keep.
+"""Recurrent cells on tensors without values: all positions at once, with FLOPs and kept memory of torch's kernels.
 
-Operators and their order are those of torch's loops over positions, so that autograd saves as much. The LSTM of the CPU is one operator of
-oneDNN, which keeps a workspace.
+Operators and their order are those of torch's loops over positions, so that autograd saves as much. The LSTM of the CPU
+is one operator of oneDNN, which keeps a workspace.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from torch.nn import functional as F
 from qkv.ops.recurrence.reference import Memory, Weights
 
 WORKSPACE = 20
-"""Numbers per feature that oneDNN's LSTM keeps for the backward pass: fitted to measured peaks, between fp32 (fewer) and bf16 (more)."""
+"""Numbers per feature that oneDNN's LSTM keeps for the backward pass.
+
+Fitted to measured peaks, between fp32 (fewer) and bf16 (more).
+"""
 
 
 def recur(cell: str, x: Tensor, state: Memory, weights: Weights) -> tuple[Tensor, Memory]:

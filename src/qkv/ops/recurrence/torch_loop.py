@@ -28,7 +28,7 @@ def recur(
 
 
 def _ragged(x: Tensor, state: Memory, weights: Weights, lengths: Tensor) -> tuple[Tensor, Memory]:
-    """LSTM over packed rows, which returns the state after each row's own last position; empty rows keep their state."""
+    """LSTM over packed rows: returns the state after each row's last position; empty rows keep their state."""
     packed = pack_padded_sequence(x, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
     order, back = packed.sorted_indices, packed.unsorted_indices
     assert order is not None

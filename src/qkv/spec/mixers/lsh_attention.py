@@ -87,5 +87,8 @@ class LSHAttention(Masked, SparseAttention, kind="lsh_attention"):
             ]
         if wrong is None:
             return []
-        sentence = f"{wrong} buckets given, but rotations come in pairs of opposite sign; give an even number, or a list of even ones"
+        sentence = (
+            f"{wrong} buckets given, but rotations come in pairs of opposite sign; "
+            "give an even number, or a list of even ones"
+        )
         return [Problem(("num_buckets",), sentence)]

@@ -31,9 +31,9 @@ class SparseAttention(Branch):
 class GlobalLocalAttention(SparseAttention, kind="global_local_attention"):
     """Symmetric window attention with global positions (Longformer, Beltagy et al. 2020). Not causal.
 
-    Local queries attend to keys up to ``window`` away and to global keys; global queries, with separate projections, attend
-    to all keys. Global are the first ``num_global`` positions of a row or document, such as a classification token; with null
-    each row's prefix, such as a question before its text. For a causal mask use ``attention`` with
+    Local queries attend to keys up to ``window`` away and to global keys; global queries, with separate projections,
+    attend to all keys. Global are the first ``num_global`` positions of a row or document, such as a classification
+    token; with null each row's prefix, such as a question before its text. For a causal mask use ``attention`` with
     ``causal & window(n, sinks=k)``.
     """
 

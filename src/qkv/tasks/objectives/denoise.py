@@ -1,7 +1,7 @@
 """Denoising (Lewis et al. 2020, "BART"): corrupt a text with one or several noises; the target is the original text.
 
-A noise is a frozen dataclass, called with the tokens of one text and a random generator, that returns the corrupted tokens. BART's own
-choice is ``(SentencePermutation(full_stops), TextInfilling(mask_id, 0.3))``.
+A noise is a frozen dataclass, called with the tokens of one text and a random generator, that returns the corrupted
+tokens. BART's own choice is ``(SentencePermutation(full_stops), TextInfilling(mask_id, 0.3))``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Noise(Protocol):
 
 
 def denoise(ids: np.ndarray, rng: np.random.Generator, noises: Sequence[Noise]) -> np.ndarray:
-    """Apply ``noises`` in turn to ``ids`` (N,), a text without special tokens; returns int64 ids of any length, possibly 0.
+    """Apply ``noises`` in turn to ``ids`` (N,), a text without special tokens; returns int64 ids (any length, even 0).
 
     The target is ``ids``. Raises ``UserError`` if ``ids`` is not one-dimensional.
     """
@@ -37,7 +37,7 @@ def denoise(ids: np.ndarray, rng: np.random.Generator, noises: Sequence[Noise]) 
 
 
 def count(length: int, rate: float) -> int:
-    """ceil(length · rate), as in the published code; a product that is an integer up to rounding errors is not rounded up."""
+    """ceil(length · rate), as in the published code; a product that is an integer up to rounding is not rounded up."""
     return min(math.ceil(length * rate - 1e-9), length)
 
 
@@ -79,8 +79,8 @@ class TokenDeletion:
 class TextInfilling:
     """Replace spans of tokens by one ``mask_id`` each; a span of length 0 inserts a mask between two tokens.
 
-    Span lengths are Poisson with mean ``mean_length``, drawn until they cover a fraction ``rate`` of the tokens, rounded up; the last
-    span is shortened to fit. Spans do not overlap, and all placements are equally likely.
+    Span lengths are Poisson with mean ``mean_length``, drawn until they cover a fraction ``rate`` of the tokens,
+    rounded up; the last span is shortened to fit. Spans do not overlap, and all placements are equally likely.
     """
 
     mask_id: int
@@ -110,7 +110,7 @@ class TextInfilling:
         return rng.permutation(lengths)  # shuffled, so that the shortened span is not always the last
 
     def fill(self, ids: np.ndarray, lengths: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Corrupted text for given span ``lengths`` and ascending positions ``places`` of their masks in the corrupted text."""
+        """Corrupted text for given span ``lengths`` and ascending ``places`` of their masks in the corrupted text."""
         before = np.cumsum(lengths) - lengths
         starts = places - np.arange(len(lengths)) + before
         opens = np.zeros(len(ids) + 1, np.int64)
@@ -126,7 +126,10 @@ class TextInfilling:
 
 @dataclass(frozen=True)
 class SentencePermutation:
-    """Permute the sentences uniformly at random. A sentence ends with a run of ids in ``ends`` (full stops) or at the end of the text."""
+    """Permute the sentences uniformly at random.
+
+    A sentence ends with a run of ids in ``ends`` (full stops) or at the end of the text.
+    """
 
     ends: Collection[int]
 

@@ -14,8 +14,8 @@ from qkv.spec.errors import UserError
 class Draws(NamedTuple):
     """Random numbers of one batch, all (B, N).
 
-    ``chosen``: uniform in [0, 1); a token, or the word that starts at it, is a target if below the rate. ``kind``: uniform in [0, 1),
-    decides how a target is corrupted. ``other``: random token for replacement.
+    ``chosen``: uniform in [0, 1); a token, or the word that starts at it, is a target if below the rate. ``kind``:
+    uniform in [0, 1), decides how a target is corrupted. ``other``: random token for replacement.
     """
 
     chosen: np.ndarray
@@ -41,15 +41,16 @@ def mask_tokens(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(corrupted ids, targets), both (B, N) int64; targets are ``IGNORED`` at unselected positions.
 
-    Each token of ``ids`` (B, N) that is not ``special`` (B, N) is a target with probability ``rate``, independently. A target becomes
-    ``mask_id`` with probability ``replaced``, a uniformly random token of the vocabulary (special ones included, as in BERT) with
-    probability ``random``, and is unchanged otherwise. A row may have no target.
+    Each token of ``ids`` (B, N) that is not ``special`` (B, N) is a target with probability ``rate``, independently. A
+    target becomes ``mask_id`` with probability ``replaced``, a uniformly random token of the vocabulary (special ones
+    included, as in BERT) with probability ``random``, and is unchanged otherwise. A row may have no target.
 
-    With ``words`` (B, N), whole words are selected with probability ``rate``: consecutive tokens with equal numbers form a word; special
-    tokens and negative numbers belong to no word and are never targets. Each token of a selected word is corrupted independently, as in
-    BERT's whole-word masking.
+    With ``words`` (B, N), whole words are selected with probability ``rate``: consecutive tokens with equal numbers
+    form a word; special tokens and negative numbers belong to no word and are never targets. Each token of a selected
+    word is corrupted independently, as in BERT's whole-word masking.
 
-    Raises ``UserError`` for a rate outside [0, 1], ``replaced`` + ``random`` > 1, ``mask_id`` outside the vocabulary, or wrong shapes.
+    Raises ``UserError`` for a rate outside [0, 1], ``replaced`` + ``random`` > 1, ``mask_id`` outside the vocabulary,
+    or wrong shapes.
     """
     check_rows(ids, special=special, words=words)
     if not 0 <= mask_id < vocab_size:

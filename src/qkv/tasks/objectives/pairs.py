@@ -14,15 +14,21 @@ from qkv.spec.errors import UserError
 
 
 class Pairs(NamedTuple):
-    """Skip-gram pairs: ``centres`` (P,) and one context word of each, ``contexts`` (P,); int64. A word with n neighbours gives n pairs."""
+    """Skip-gram pairs: ``centres`` (P,) and one context word of each, ``contexts`` (P,); int64.
+
+    A word with n neighbours gives n pairs.
+    """
 
     centres: np.ndarray
     contexts: np.ndarray
 
 
 class Contexts(NamedTuple):
-    """CBOW examples: ``centres`` (P,) and all context words ``contexts`` (P, 2 · window); int64. ``present`` (P, 2 · window) bool marks
-    valid context words; the others are 0 and excluded from the mean. Words before the centre are in the first half, in order."""
+    """CBOW examples: ``centres`` (P,) and all context words ``contexts`` (P, 2 · window); int64.
+
+    ``present`` (P, 2 · window) bool marks valid context words; the others are 0 and excluded from the mean. Words
+    before the centre are in the first half, in order.
+    """
 
     centres: np.ndarray
     contexts: np.ndarray
@@ -30,14 +36,15 @@ class Contexts(NamedTuple):
 
 
 def keep_probabilities(counts: np.ndarray, threshold: float = 1e-5) -> np.ndarray:
-    """Probability (V,) of keeping each occurrence of a word: min(1, √(t / f)), where f is its relative frequency in ``counts`` (V,).
+    """Probability (V,) of keeping an occurrence of a word: min(1, √(t / f)), f: relative frequency in ``counts`` (V,).
 
     Formula of the paper (2013b, equation 5); the authors' code adds t / f. ``threshold`` t: 1 keeps all words.
     Raises ``UserError`` for a threshold outside (0, 1] or negative counts.
     """
     if not 0 < threshold <= 1:
         raise UserError(
-            f"threshold is {threshold}, but it is compared with relative word frequencies: give a number above 0 and at most 1"
+            f"threshold is {threshold}, but it is compared with relative word frequencies: "
+            "give a number above 0 and at most 1"
         )
     found = _checked(counts)
     share = found / max(found.sum(), 1)
@@ -55,10 +62,10 @@ def subsample(ids: np.ndarray, keep_probability: np.ndarray | None, rng: np.rand
 def skip_gram_pairs(
     ids: np.ndarray, window: int, keep_probability: np.ndarray | None, rng: np.random.Generator
 ) -> Pairs:
-    """Pairs of each word of one text ``ids`` (N,) with every word at most b positions away, b uniform in 1..``window`` per centre word.
+    """Pairs of each word of one text ``ids`` (N,) with all words at most b away, b uniform in 1..``window`` per centre.
 
-    Pairs are in text order: by centre, then by context word. ``keep_probability`` (V,): from ``keep_probabilities``, or None.
-    Raises ``UserError`` for a window below 1, or ``ids`` that are not one-dimensional.
+    Pairs are in text order: by centre, then by context word. ``keep_probability`` (V,): from ``keep_probabilities``, or
+    None. Raises ``UserError`` for a window below 1, or ``ids`` that are not one-dimensional.
     """
     kept, place, near = _neighbours(ids, window, keep_probability, rng)
     centre, side = np.nonzero(near)
@@ -88,12 +95,13 @@ def _neighbours(
 
 
 class NegativeSampler:
-    """Sample words with probability ∝ counts ** ``power``, in constant time per word (alias method: Walker 1977, Vose 1991).
+    """Sample words with p ∝ counts ** ``power``, in constant time per word (alias method: Walker 1977, Vose 1991).
 
-    Column i of height 1 belongs to word i up to ``threshold[i]`` and to ``alias[i]`` above. A sample may equal the true context word; the
-    authors' code skips such negatives, ``negatives != contexts[:, None]`` masks them.
+    Column i of height 1 belongs to word i up to ``threshold[i]`` and to ``alias[i]`` above. A sample may equal the true
+    context word; the authors' code skips such negatives, ``negatives != contexts[:, None]`` masks them.
 
-    ``counts`` (V,): word frequencies; words of count 0 are never drawn. Raises ``UserError`` if no count is positive or one is negative.
+    ``counts`` (V,): word frequencies; words of count 0 are never drawn. Raises ``UserError`` if no count is positive or
+    one is negative.
     """
 
     def __init__(self, counts: np.ndarray, power: float = 0.75):
@@ -112,7 +120,9 @@ class NegativeSampler:
 
 
 def alias_table(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Alias table: thresholds (V,) and aliases (V,). A uniform column i gives i with probability ``threshold[i]``, else ``alias[i]``.
+    """Alias table: thresholds (V,) and aliases (V,).
+
+    A uniform column i gives i with probability ``threshold[i]``, else ``alias[i]``.
 
     Hence p[i] = (threshold[i] + Σ_j (1 - threshold[j]) · [alias[j] = i]) / V.
     """

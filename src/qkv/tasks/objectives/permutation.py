@@ -1,12 +1,13 @@
 """Permutation language modelling (Yang et al. 2019, "XLNet"): predict tokens autoregressively in a random order.
 
-The model keeps two vectors per position. The content stream includes the token at its position; the query stream includes only the
-position and predicts the token. Both attend to tokens earlier in the order:
+The model keeps two vectors per position. The content stream includes the token at its position; the query stream
+includes only the position and predicts the token. Both attend to tokens earlier in the order:
 
     content of i sees content of j   if order[j] <= order[i]
     query of i sees content of j     if order[j] <  order[i]
 
-Only the last tokens of the order are predicted (the paper's partial prediction); all others have order 0 and attend to one another.
+Only the last tokens of the order are predicted (the paper's partial prediction); all others have order 0 and attend to
+one another.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from qkv.data.checks import check_at_least, check_rows, check_share
 
 @dataclass(frozen=True)
 class PermutationBatch:
-    """Batch of permutation language modelling. ``ids`` (B, N): unmodified text; tokens are hidden by the masks. ``targets`` (B, N): token at
-    the same position (not the next one), ``IGNORED`` if not predicted. ``order`` (B, N): 0 for given tokens, 1, 2, … for targets. All int64.
-    ``content_mask``, ``query_mask`` (B, N, N) bool: True if position i (second axis) may attend to position j (third axis).
+    """Batch of permutation language modelling; int64 except for the masks.
+
+    ``ids`` (B, N): unmodified text; tokens are hidden by the masks.
+    ``targets`` (B, N): token at the same position (not the next one), ``IGNORED`` if not predicted.
+    ``order`` (B, N): 0 for given tokens, 1, 2, … for targets.
+    ``content_mask``, ``query_mask`` (B, N, N) bool: True if position i (second axis) may attend to position j (third).
     """
 
     ids: np.ndarray
@@ -42,13 +46,17 @@ def permutation_targets(
     max_span: int = 5,
     padding: np.ndarray | None = None,
 ) -> PermutationBatch:
-    """Select spans of 1 to ``max_span`` tokens as targets, about a fraction ``rate`` (the paper's 1/K, K = 6), in uniformly random order.
+    """Select spans of 1 to ``max_span`` tokens as targets, in uniformly random order.
 
-    ``special`` (B, N) bool: tokens that are never targets and visible to all. ``padding`` (B, N) bool: neither targets nor visible, except
-    to their own content stream, so that no row of ``content_mask`` is empty. Rows of ``query_mask`` are empty for positions that are not
-    predicted, and for the first target of a row that consists of targets only. Adjacent spans may form a longer one.
+    Targets are about a fraction ``rate`` of the tokens (the paper's 1/K, K = 6).
 
-    The order covers the whole row; XLNet's split into two halves, the first reused as memory of the second, is not implemented.
+    ``special`` (B, N) bool: tokens that are never targets and visible to all. ``padding`` (B, N) bool: neither targets
+    nor visible, except to their own content stream, so that no row of ``content_mask`` is empty. Rows of ``query_mask``
+    are empty for positions that are not predicted, and for the first target of a row that consists of targets only.
+    Adjacent spans may form a longer one.
+
+    The order covers the whole row; XLNet's split into two halves, the first reused as memory of the second, is not
+    implemented.
 
     Raises ``UserError`` for a ``rate`` outside [0, 1], ``max_span`` below 1, or wrong shapes.
     """
@@ -61,12 +69,12 @@ def permutation_targets(
 
 
 def context_lengths(sizes: np.ndarray, rate: float) -> np.ndarray:
-    """floor(sizes / rate): length of each span with its surrounding context, of which the span is a fraction ``rate``."""
+    """floor(sizes / rate): length of each span with its context, of which the span is a fraction ``rate``."""
     return (sizes / rate).astype(np.int64)
 
 
 def draw(rng: np.random.Generator, shape: tuple[int, ...], rate: float, max_span: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random span sizes (B, S) and offsets of the spans in their contexts (B, S), enough for rows of ``shape`` (B, N)."""
+    """Random span sizes (B, S) and offsets of spans in their contexts (B, S), enough for rows of ``shape`` (B, N)."""
     batch, length = shape
     if rate < max_span / 2**53:  # 0, or so small that the context of a span exceeds any text
         return np.zeros((batch, 0), np.int64), np.zeros((batch, 0), np.int64)
@@ -75,7 +83,7 @@ def draw(rng: np.random.Generator, shape: tuple[int, ...], rate: float, max_span
 
 
 def spans(sizes: np.ndarray, offsets: np.ndarray, rate: float, length: int) -> np.ndarray:
-    """Target mask (B, N) bool: contexts are concatenated, each with one span; positions beyond ``length`` are dropped."""
+    """Target mask (B, N) bool: concatenated contexts, each with one span; positions beyond ``length`` are dropped."""
     batch, number = sizes.shape
     if not number:
         return np.zeros((batch, length), bool)

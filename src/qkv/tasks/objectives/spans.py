@@ -4,7 +4,8 @@ text      Thank you for inviting me to your party last week
 inputs    Thank you <0> me to your party <1> week <end>
 targets   <0> for inviting <1> last <end>
 
-The paper's figure ends the targets with another sentinel; the published code and models, like this module, end them with the end token only.
+The paper's figure ends the targets with another sentinel; the published code and models, like this module, end them
+with the end token only.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ def corrupt_spans(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(inputs, targets) of one text ``ids`` (N,) without special tokens; both int64, ending with ``end_id``.
 
-    The numbers of removed tokens and spans depend only on N (``counts``), so ``lengths_of`` gives both lengths in advance; positions are
-    uniformly random. Span k is replaced by ``sentinels[k]``. A text of fewer than two tokens is unchanged, and its target is ``end_id``.
+    The numbers of removed tokens and spans depend only on N (``counts``), so ``lengths_of`` gives both lengths in
+    advance; positions are uniformly random. Span k is replaced by ``sentinels[k]``. A text of fewer than two tokens is
+    unchanged, and its target is ``end_id``.
 
-    Raises ``UserError`` for a ``density`` outside [0, 1], ``mean_length`` below 1, fewer sentinels than spans, or ``ids`` that are not
-    one-dimensional.
+    Raises ``UserError`` for a ``density`` outside [0, 1], ``mean_length`` below 1, fewer sentinels than spans, or
+    ``ids`` that are not one-dimensional.
     """
     check_one_row(ids)
     return cut(ids, noise_mask(len(ids), rng, density, mean_length), sentinels, end_id)
@@ -41,8 +43,8 @@ def counts(length: int, density: float = 0.15, mean_length: float = 3.0) -> tupl
     """(number of noise tokens, number of spans) of a text of ``length`` tokens.
 
     noise = round(length · density), at least 1 and at most length - 1;  spans = round(noise / mean_length), at least 1.
-    Halves are rounded to even. As published, except that there are never more spans than kept tokens: at very high densities the published
-    code removes fewer spans than it counts. A text of fewer than two tokens has no noise.
+    Halves are rounded to even. As published, except that there are never more spans than kept tokens: at very high
+    densities the published code removes fewer spans than it counts. A text of fewer than two tokens has no noise.
     """
     check_share("density", density)
     check_at_least("mean_length", mean_length, 1)
@@ -53,7 +55,7 @@ def counts(length: int, density: float = 0.15, mean_length: float = 3.0) -> tupl
 
 
 def noise_mask(length: int, rng: np.random.Generator, density: float = 0.15, mean_length: float = 3.0) -> np.ndarray:
-    """Noise mask (N,) bool. Non-empty kept and noise spans alternate, starting with a kept and ending with a noise span."""
+    """Noise mask (N,) bool. Non-empty kept and noise spans alternate; the first is kept, the last is noise."""
     noise, spans = counts(length, density, mean_length)
     if not spans:
         return np.zeros(length, bool)
@@ -74,7 +76,8 @@ def cut(ids: np.ndarray, noise: np.ndarray, sentinels: Sequence[int], end_id: in
     spans = int(first.sum())
     if spans > len(sentinels):
         raise UserError(
-            f"a text of {len(ids)} tokens has {spans} spans, but there are {len(sentinels)} sentinels; give one per span"
+            f"a text of {len(ids)} tokens has {spans} spans, but there are {len(sentinels)} sentinels; "
+            "give one per span"
         )
     marks = np.asarray(sentinels[:spans], np.int64)
     inputs = np.array(ids, np.int64)
@@ -94,10 +97,11 @@ def lengths_of(length: int, density: float = 0.15, mean_length: float = 3.0) -> 
 def input_length_for(target_length: int, density: float = 0.15, mean_length: float = 3.0) -> int:
     """Maximum text length whose inputs are at most ``target_length`` tokens, to split texts without padding.
 
-    568 tokens give T5's inputs of 512 and targets of 114. Unlike the published code, which takes one token less at a density of exactly
-    0.5 to make inputs and targets equally long.
+    568 tokens give T5's inputs of 512 and targets of 114. Unlike the published code, which takes one token less at a
+    density of exactly 0.5 to make inputs and targets equally long.
 
-    Raises ``UserError`` for a ``density`` of 1, where every text gives inputs of three tokens, or a ``target_length`` below 1.
+    Raises ``UserError`` for a ``density`` of 1, where every text gives inputs of three tokens, or a ``target_length``
+    below 1.
     """
     check_at_least("target_length", target_length, 1)
     if not density < 1:
