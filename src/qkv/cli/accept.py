@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
-from qkv.cli.runs import run_folder
+from qkv.cli.runs import RunFolder, run_folder
 
 EXAMPLES = """\
 qkv accept runs/my
 """
 
 
-def accept_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by 'qkv train'.")],
-) -> None:
+def accept_command(run: RunFolder) -> None:
     """Accept the edited spec or vocabulary of a run.
 
-    Weights record the spec and vocabulary that they were trained with, and commands refuse to load them with others. This command records
-    the current ones. If model.safetensors is missing, it uses the weights of the newest checkpoint. Training can only be resumed with its
-    original recipe.
+    Weights record the spec and vocabulary that they were trained with, and commands refuse to load them with others.
+    This command records the current ones. If model.safetensors is missing, it uses the weights of the newest
+    checkpoint. Training can only be resumed with its original recipe.
     """
     folder = run_folder(run)
     from qkv.runs.load import accept

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.api.functions import SPEC_SUFFIXES
+from qkv.cli.runs import Json
 from qkv.inspection.cost import Cost, cost
 from qkv.inspection.machine import Machine, machine_file, store_machine, stored_machine, usable_memory
 from qkv.models.families.presets import PRESETS, preset
@@ -33,6 +34,21 @@ qkv cost recipe.yaml model.num_layers=12 --check
 qkv cost recipes/multi30k_transformer.yaml --length 20 --source-length 25
 """
 
+_BatchSize = Annotated[int | None, typer.Option(metavar="N", help="Batch size; default: the recipe's, or 1.")]
+_Length = Annotated[int | None, typer.Option(metavar="N", help="Sequence length; default: the context length.")]
+_SourceLength = Annotated[
+    int | None, typer.Option(metavar="N", help="Input length of the encoder; default: its context length.")
+]
+_Precision = Annotated[
+    str | None,
+    typer.Option(
+        metavar="fp32|bf16",
+        help="Precision of matrix products; default: the one the recipe uses on this machine, or fp32.",
+    ),
+]
+_Check = Annotated[bool, typer.Option("--check", help="Build the model, measure, and compare with the prediction.")]
+_Probe = Annotated[bool, typer.Option("--probe", help="Measure this machine's speed, to estimate tokens per second.")]
+
 
 def cost_command(
     spec: Annotated[
@@ -41,29 +57,13 @@ def cost_command(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as model.width=512.")
     ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(metavar="N", help="Batch size; default: the recipe's, or 1.")
-    ] = None,
-    length: Annotated[
-        int | None, typer.Option(metavar="N", help="Sequence length; default: the context length.")
-    ] = None,
-    source_length: Annotated[
-        int | None, typer.Option(metavar="N", help="Input length of the encoder; default: its context length.")
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            metavar="fp32|bf16",
-            help="Precision of matrix products; default: the one the recipe uses on this machine, or fp32.",
-        ),
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Build the model, measure, and compare with the prediction.")
-    ] = False,
-    probe: Annotated[
-        bool, typer.Option("--probe", help="Measure this machine's speed, to estimate tokens per second.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    batch_size: _BatchSize = None,
+    length: _Length = None,
+    source_length: _SourceLength = None,
+    precision: _Precision = None,
+    check: _Check = False,
+    probe: _Probe = False,
+    as_json: Json = False,
 ) -> None:
     """Count parameters, FLOPs, memory, decoding state and time of a model, without building it."""
     model, training = _read(spec, overrides or [])
@@ -193,7 +193,8 @@ def _probed() -> Machine:
         store_machine(machine)
     except OSError as error:
         raise UserError(
-            f"the measurements of this machine cannot be stored in {machine_file()} ({error.strerror}); set QKV_CACHE to another folder"
+            f"the measurements of this machine cannot be stored in {machine_file()} ({error.strerror}); "
+            "set QKV_CACHE to another folder"
         ) from None
     return machine
 

@@ -24,6 +24,13 @@ qkv embed runs/my --pooling max --normalise "Once upon a time"
 cat lines.txt | qkv embed all-MiniLM-L6-v2/ - --out vectors.npy
 """
 
+_Pooling = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME", help="cls, mean, max, mean_sqrt_len, weightedmean or lasttoken; default: the model's."
+    ),
+]
+
 
 def embed_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a published model.")],
@@ -34,12 +41,7 @@ def embed_command(
         str | None, typer.Option(metavar="NAME", help="Name of one of the model's prompts, prepended to every text.")
     ] = None,
     prefix: Annotated[str | None, typer.Option(metavar="TEXT", help="Text to prepend to every text.")] = None,
-    pooling: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME", help="cls, mean, max, mean_sqrt_len, weightedmean or lasttoken; default: the model's."
-        ),
-    ] = None,
+    pooling: _Pooling = None,
     normalise: Annotated[
         bool | None, typer.Option(help="Scale vectors to length 1; default: the model's setting.")
     ] = None,
@@ -63,20 +65,8 @@ def embed_command(
         "normalise": normalise,
         "max_length": max_length,
     }
-    from qkv.runs.embed import embed
-
-    with warnings.catch_warnings(record=True) as notes:
-        warnings.simplefilter("always")
-        vectors = embed(
-            folder,
-            texts,
-            prompt,
-            prefix,
-            copy=copy,
-            **{name: value for name, value in options.items() if value is not None},
-        )
-    for note in notes:
-        typer.echo(f"note: {note.message}", err=True)
+    given = {name: value for name, value in options.items() if value is not None}
+    vectors = _embedded(folder, texts, prompt, prefix, copy=copy, **given)
     if out is not None:
         _write(out, vectors)
         return
@@ -89,6 +79,18 @@ def _lines() -> list[str]:
         return [line for line in sys.stdin.buffer.read().decode("utf-8").splitlines() if line.strip()]
     except UnicodeDecodeError:
         raise UserError("standard input is not UTF-8") from None
+
+
+def _embedded(*args: Any, **options: Any) -> np.ndarray:
+    """Result of ``qkv.runs.embed.embed``, with its warnings as notes on standard error."""
+    from qkv.runs.embed import embed
+
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        vectors = embed(*args, **options)
+    for note in notes:
+        typer.echo(f"note: {note.message}", err=True)
+    return vectors
 
 
 def _write(path: Path, vectors: np.ndarray) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.runs import Copy, output_file, run_folder
+from qkv.cli.runs import Copy, Json, RunFolder, output_file, run_folder
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.overrides import measured
 from qkv.spec.yaml_io import read_recipe
@@ -29,35 +29,26 @@ qkv evaluate runs/reviews --data more.csv data.columns.text=review
 """
 _SPLITS = ("train", "validation", "test")
 
+_Changes = Annotated[
+    list[str] | None, typer.Argument(metavar="[PATH=VALUE...]", help="Changes of sample.* or --data columns.")
+]
+_Data = Annotated[str | None, typer.Option(metavar="FILE", help="Evaluate on this file, read like the run's own data.")]
+_Split = Annotated[str | None, typer.Option(metavar="train|validation|test", help="Data split; default: validation.")]
+_Batches = Annotated[int | None, typer.Option(metavar="N", help="Evaluate on N evenly spread batches; default: all.")]
+
 
 def evaluate_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by 'qkv train'.")],
-    changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[PATH=VALUE...]", help="Changes of sample.* or --data columns.")
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Evaluate on this file, read like the run's own data.")
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option(metavar="train|validation|test", help="Data split; default: validation.")
-    ] = None,
-    batches: Annotated[
-        int | None, typer.Option(metavar="N", help="Evaluate on N evenly spread batches; default: all.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    run: RunFolder,
+    changes: _Changes = None,
+    data: _Data = None,
+    split: _Split = None,
+    batches: _Batches = None,
+    as_json: Json = False,
     report: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Also write an HTML report.")] = None,
     copy: Copy = False,
 ) -> None:
     """Evaluate a trained model: the loss and the metrics of its task."""
-    if batches is not None and batches < 1:
-        raise UserError(f"--batches: {batches} given, but it should be at least 1; leave it out for the whole split")
-    if data is not None and split is not None:
-        raise UserError(
-            "--split selects part of the run's own data, and --data evaluates on another file; use only one of them"
-        )
-    split = split or "validation"
-    if split not in _SPLITS:
-        raise UserError(f"--split: there is no split {split!r}; {nearest(split, _SPLITS)}")
+    split = _checked(split, data, batches)
     folder = run_folder(run)
     if report is not None:
         output_file("--report", report, data)
@@ -84,6 +75,20 @@ def evaluate_command(
     print_table(f"{run}, step {loaded.step:,}, {part}", ["figure", "value"], rows)
     for note in evaluation.notes:
         typer.echo(note)
+
+
+def _checked(split: str | None, data: str | None, batches: int | None) -> str:
+    """Name of the split to evaluate on. Raises ``UserError`` for wrong values, and options that exclude each other."""
+    if batches is not None and batches < 1:
+        raise UserError(f"--batches: {batches} given, but it should be at least 1; leave it out for the whole split")
+    if data is not None and split is not None:
+        raise UserError(
+            "--split selects part of the run's own data, and --data evaluates on another file; use only one of them"
+        )
+    split = split or "validation"
+    if split not in _SPLITS:
+        raise UserError(f"--split: there is no split {split!r}; {nearest(split, _SPLITS)}")
+    return split
 
 
 def _write(path: Path, title: str, recipe: Recipe, split: str, evaluation: Evaluation, step: int) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 import warnings
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from qkv.cli.runs import Copy, run_or_published
+from qkv.cli.runs import Copy, RunFolder, run_or_published
 from qkv.spec.errors import SpecError, UserError, nearest
 from qkv.spec.generation import Generation, Measure
 
@@ -27,60 +26,68 @@ qkv generate my-checkpoint --ids "464 2068 7586"
 echo "Once upon" | qkv generate runs/my -
 """
 
+_Prompt = Annotated[str, typer.Argument(metavar="[PROMPT]", help="Text to continue; '-' reads it from standard input.")]
+_MaxNewTokens = Annotated[
+    int | None, typer.Option(metavar="N", help="Maximum number of new tokens; 0 prints the prompt.")
+]
+_Temperature = Annotated[
+    float | None, typer.Option(metavar="T", help="Sampling temperature; 0 takes the most probable token.")
+]
+_TopK = Annotated[int | None, typer.Option(metavar="K", help="Sample only from the K most probable tokens.")]
+_TopP = Annotated[
+    float | None, typer.Option(metavar="P", help="Sample from the smallest set of tokens with probability P.")
+]
+_MinP = Annotated[
+    float | None, typer.Option(metavar="P", help="Drop tokens less probable than P times the most probable.")
+]
+_RepetitionPenalty = Annotated[
+    float | None, typer.Option(metavar="R", help="Values above 1 make repeated tokens less likely.")
+]
+_Stop = Annotated[
+    list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text; may be given several times.")
+]
+_Seed = Annotated[int | None, typer.Option(metavar="N", help="Random seed; default: a new one each time.")]
+_Overflow = Annotated[
+    str | None, typer.Option(metavar="slide|refuse", help="Past the context: drop old tokens, or refuse.")
+]
+_NumSamples = Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="Number of texts to sample.")]
+_NumBeams = Annotated[int | None, typer.Option(metavar="K", help="Number of beams; above 1: beam search, no sampling.")]
+_NumReturn = Annotated[int | None, typer.Option(metavar="N", help="Number of texts that beam search returns.")]
+_LengthPenalty = Annotated[float | None, typer.Option(metavar="A", help="Rank beams by log probability / length ** A.")]
+_EarlyStopping = Annotated[bool | None, typer.Option(help="Stop beam search as soon as K texts are complete.")]
+_Choose = Annotated[
+    list[str] | None, typer.Option(metavar="TEXT", help="Score this text as the continuation; give several.")
+]
+_ChooseBy = Annotated[str | None, typer.Option(metavar="sum|token|character", help="Log probability: total or mean.")]
+_Ids = Annotated[
+    str | None, typer.Option(metavar="'N N …'", help="Continue these token ids and print ids; needs no tokenizer.")
+]
+_Special = Annotated[
+    bool, typer.Option("--special", help="Parse special tokens in the prompt; default: as plain text.")
+]
+
 
 def generate_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by 'qkv train'.")],
-    prompt: Annotated[
-        str, typer.Argument(metavar="[PROMPT]", help="Text to continue; '-' reads it from standard input.")
-    ] = "",
-    max_new_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Maximum number of new tokens; 0 prints the prompt.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(metavar="T", help="Sampling temperature; 0 takes the most probable token.")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(metavar="K", help="Sample only from the K most probable tokens.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(metavar="P", help="Sample from the smallest set of tokens with probability P.")
-    ] = None,
-    min_p: Annotated[
-        float | None, typer.Option(metavar="P", help="Drop tokens less probable than P times the most probable.")
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(metavar="R", help="Values above 1 make repeated tokens less likely.")
-    ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text; may be given several times.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed; default: a new one each time.")] = None,
-    overflow: Annotated[
-        str | None, typer.Option(metavar="slide|refuse", help="Past the context: drop old tokens, or refuse.")
-    ] = None,
-    num_samples: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="Number of texts to sample.")] = 1,
-    num_beams: Annotated[
-        int | None, typer.Option(metavar="K", help="Number of beams; above 1: beam search, no sampling.")
-    ] = None,
-    num_return: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of texts that beam search returns.")
-    ] = None,
-    length_penalty: Annotated[
-        float | None, typer.Option(metavar="A", help="Rank beams by log probability / length ** A.")
-    ] = None,
-    early_stopping: Annotated[
-        bool | None, typer.Option(help="Stop beam search as soon as K texts are complete.")
-    ] = None,
-    choose: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Score this text as the continuation; give several.")
-    ] = None,
-    choose_by: Annotated[
-        str | None, typer.Option(metavar="sum|token|character", help="Log probability: total or mean.")
-    ] = None,
-    ids: Annotated[
-        str | None, typer.Option(metavar="'N N …'", help="Continue these token ids and print ids; needs no tokenizer.")
-    ] = None,
-    special: Annotated[
-        bool, typer.Option("--special", help="Parse special tokens in the prompt; default: as plain text.")
-    ] = False,
+    run: RunFolder,
+    prompt: _Prompt = "",
+    max_new_tokens: _MaxNewTokens = None,
+    temperature: _Temperature = None,
+    top_k: _TopK = None,
+    top_p: _TopP = None,
+    min_p: _MinP = None,
+    repetition_penalty: _RepetitionPenalty = None,
+    stop: _Stop = None,
+    seed: _Seed = None,
+    overflow: _Overflow = None,
+    num_samples: _NumSamples = 1,
+    num_beams: _NumBeams = None,
+    num_return: _NumReturn = None,
+    length_penalty: _LengthPenalty = None,
+    early_stopping: _EarlyStopping = None,
+    choose: _Choose = None,
+    choose_by: _ChooseBy = None,
+    ids: _Ids = None,
+    special: _Special = False,
     stream: Annotated[bool, typer.Option(help="Print text while it is generated.")] = True,
     copy: Copy = False,
 ) -> None:
@@ -171,7 +178,8 @@ def _check_beams(generation: Generation, chosen: dict[str, Any], num_samples: in
         raise UserError(f"{_option(idle[0])}: it needs beam search; set --num-beams above 1")
     if generation.num_beams > 1 and num_samples > 1:
         raise UserError(
-            "--num-samples: beam search is deterministic, so all samples would be equal; use --num-return for the N best texts"
+            "--num-samples: beam search is deterministic, so all samples would be equal; "
+            "use --num-return for the N best texts"
         )
 
 
@@ -182,7 +190,8 @@ def _prompt(prompt: str) -> str:
         return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise UserError(
-            f"the prompt on standard input is not UTF-8: byte {error.object[error.start]:#04x} at position {error.start}"
+            f"the prompt on standard input is not UTF-8: byte {error.object[error.start]:#04x} at position "
+            f"{error.start}"
         ) from None
 
 
@@ -195,14 +204,15 @@ def _note_the_context(run: Run, prompt: str, generation: Generation) -> None:
     forgotten = first_seen(len(ids), limit)
     if forgotten and generation.overflow == "slide" and generation.max_new_tokens:
         typer.echo(
-            f"note: the prompt has {len(ids)} tokens and the context length is {limit}; the first {forgotten} are ignored",
+            f"note: the prompt has {len(ids)} tokens and the context length is {limit}; "
+            f"the first {forgotten} are ignored",
             err=True,
         )
     last, reach = len(ids) + generation.max_new_tokens, None if limit else learned_reach(run.model.spec)
     if reach is not None and last - 1 > reach and generation.max_new_tokens:  # the last token is never an input
         typer.echo(
-            f"note: prompt and new tokens may reach {last}, and the model was trained on {reach}; its rotary positions extrapolate, but text beyond "
-            f"{reach} tokens gets worse",
+            f"note: prompt and new tokens may reach {last}, and the model was trained on {reach}; "
+            f"its rotary positions extrapolate, but text beyond {reach} tokens gets worse",
             err=True,
         )
 

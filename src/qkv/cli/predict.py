@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from qkv.cli.runs import Copy, output_file, run_or_published
+from qkv.cli.runs import Copy, RunFolder, output_file, run_or_published
 from qkv.spec.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -33,36 +33,43 @@ _ENDINGS = ("csv", "tsv", "jsonl")
 
 Answer = dict[str, Any]
 
+_Inputs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[INPUT]...", help="Texts; '-' reads one per line from standard input."),
+]
+_Context = Annotated[
+    str | None, typer.Option(metavar="TEXT|@FILE", help="Text that contains the answer to a question.")
+]
+_Part = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=TEXT|@FILE", help="Any other input field, by name.")
+]
+_Data = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Predict for every row of a table (CSV, TSV, JSONL, …).")
+]
+_Column = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=COLUMN", help="--data: column of an input field; default: as in training, or guessed."),
+]
+_Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="--data: output file (.csv, .tsv, .jsonl); default: standard output."),
+]
+
 
 def predict_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by 'qkv train'.")],
-    inputs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[INPUT]...", help="Texts; '-' reads one per line from standard input."),
-    ] = None,
-    context: Annotated[
-        str | None, typer.Option(metavar="TEXT|@FILE", help="Text that contains the answer to a question.")
-    ] = None,
-    part: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=TEXT|@FILE", help="Any other input field, by name.")
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Predict for every row of a table (CSV, TSV, JSONL, …).")
-    ] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=COLUMN", help="--data: column of an input field; default: as in training, or guessed."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="--data: output file (.csv, .tsv, .jsonl); default: standard output."),
-    ] = None,
+    run: RunFolder,
+    inputs: _Inputs = None,
+    context: _Context = None,
+    part: _Part = None,
+    data: _Data = None,
+    column: _Column = None,
+    out: _Out = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line with all details.")] = False,
     copy: Copy = False,
 ) -> None:
-    """Predict with a trained model: a label, tags, an answer, a translation, a summary or a number, depending on its task."""
+    """Predict with a trained model: a label, tags, an answer, a translation, a summary or a number, depending on its
+    task.
+    """
     _check(inputs, data, out, column, context, part)
     folder = run_or_published(run)
     parts = {name: _value(value) for name, value in _named("--set", part)}
@@ -155,7 +162,8 @@ def _rows(run: Run, texts: list[str], parts: dict[str, str]) -> list[dict[str, A
         known = (*asks, *task.may_ask)
         if name not in known:
             raise UserError(
-                f"the task {run.recipe.task.kind!r} has the input fields {', '.join(known)}, not {name!r}; {nearest(name, known)}"
+                f"the task {run.recipe.task.kind!r} has the input fields {', '.join(known)}, not {name!r}; "
+                f"{nearest(name, known)}"
             )
         if not parts[name].strip():
             raise UserError(f"the {name} is empty")

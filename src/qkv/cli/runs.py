@@ -12,6 +12,10 @@ from qkv.spec.errors import UserError, nearest
 
 Copy = Annotated[bool, typer.Option("--copy", help="Read the weights into memory instead of mapping the file.")]
 """Option of every command that uses the weights of a run or of a published folder."""
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, made by 'qkv train'.")]
+"""First argument of commands that use a trained model."""
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+"""Option of commands that print a table."""
 
 
 def run_folder(path: Path) -> Path:
@@ -49,7 +53,8 @@ def output_file(option: str, path: Path, *sources: str | Path | None) -> Path:
         raise UserError(f"{option}: {str(path)!r} is a folder; name a file")
     if path.exists() and not path.is_file():
         raise UserError(
-            f"{option}: {str(path)!r} is a device or a pipe, but output files are written and then renamed; name a regular file"
+            f"{option}: {str(path)!r} is a device or a pipe, but output files are written and then renamed; "
+            "name a regular file"
         )
     if not path.parent.is_dir():
         raise UserError(f"{option}: there is no folder {str(path.parent)!r}")

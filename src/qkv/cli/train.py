@@ -30,7 +30,10 @@ qkv train answer --data squad.json
 qkv train finetune --from bert-base-uncased --data mine.csv
 qkv train classify --from runs/pretrained --data mine.csv --adapt "lora(16)"
 """
-_FIRST = "A recipe, run folder, text file or data set name; or classify, regress, tag, answer, translate, summarize, finetune."
+_FIRST = (
+    "A recipe, run folder, text file or data set name; or classify, regress, tag, answer, translate, summarize, "
+    "finetune."
+)
 
 _Text = Annotated[
     str | None,
@@ -49,68 +52,68 @@ _Adapt = Annotated[
         metavar="whole|head|last|lora", help="Verbs: parameters to train; 'lora(16)' sets the rank. Default: whole."
     ),
 ]
+_Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as training.steps=500.")
+]
+_Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; default: runs/ and the recipe's name.")]
+_Minutes = Annotated[
+    float | None, typer.Option(metavar="N", help="Time budget of the whole run; default: the recipe's.")
+]
+_Fresh = Annotated[bool, typer.Option("--fresh", help="Move an existing run in the folder aside and start again.")]
+_Data = Annotated[str | None, typer.Option(metavar="FILE", help="Verbs: training data: CSV, TSV, JSONL, CoNLL, SQuAD.")]
+_Validation = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Verbs: validation data; default: a share of --data.")
+]
+_BadRows = Annotated[str | None, typer.Option(metavar="skip|refuse", help="Verbs: skip or refuse unusable rows.")]
+_Source = Annotated[
+    str | None, typer.Option(metavar="FILE|COLUMN", help="translate: source text file; with --data, a column.")
+]
+_Target = Annotated[str | None, typer.Option(metavar="FILE|COLUMN", help="translate: its translation, line by line.")]
+_Context = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="answer: column of the text that contains the answer.")
+]
+_Task = Annotated[str | None, typer.Option(metavar="VERB", help="finetune: task; default: inferred from the data.")]
 
 
 def train_command(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help=_FIRST)],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as training.steps=500.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The run folder; default: runs/ and the recipe's name.")
-    ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(metavar="N", help="Time budget of the whole run; default: the recipe's.")
-    ] = None,
+    overrides: _Overrides = None,
+    out: _Out = None,
+    minutes: _Minutes = None,
     quick: Annotated[bool, typer.Option("--quick", help="Use the recipe's short form.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write event files for TensorBoard.")] = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Move an existing run in the folder aside and start again.")
-    ] = False,
-    data: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Verbs: training data: CSV, TSV, JSONL, CoNLL, SQuAD.")
-    ] = None,
-    validation: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Verbs: validation data; default: a share of --data.")
-    ] = None,
+    fresh: _Fresh = False,
+    data: _Data = None,
+    validation: _Validation = None,
     test: Annotated[str | None, typer.Option(metavar="FILE", help="Verbs: test data for the final evaluation.")] = None,
-    bad_rows: Annotated[
-        str | None, typer.Option(metavar="skip|refuse", help="Verbs: skip or refuse unusable rows.")
-    ] = None,
+    bad_rows: _BadRows = None,
     text: _Text = None,
     pair: _Pair = None,
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="classify: class column.")] = None,
     value: Annotated[str | None, typer.Option(metavar="COLUMN", help="regress: number column.")] = None,
     summary: Annotated[str | None, typer.Option(metavar="COLUMN", help="summarize: summary column.")] = None,
-    source: Annotated[
-        str | None, typer.Option(metavar="FILE|COLUMN", help="translate: source text file; with --data, a column.")
-    ] = None,
-    target: Annotated[
-        str | None, typer.Option(metavar="FILE|COLUMN", help="translate: its translation, line by line.")
-    ] = None,
+    source: _Source = None,
+    target: _Target = None,
     words: Annotated[str | None, typer.Option(metavar="COLUMN", help="tag: column of words.")] = None,
     tags: Annotated[str | None, typer.Option(metavar="COLUMN", help="tag: column of tags, one per word.")] = None,
     question: Annotated[str | None, typer.Option(metavar="COLUMN", help="answer: question column.")] = None,
-    context: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="answer: column of the text that contains the answer.")
-    ] = None,
+    context: _Context = None,
     answers: Annotated[str | None, typer.Option(metavar="COLUMN", help="answer: column of answers.")] = None,
     start: _Start = None,
     adapt: _Adapt = None,
-    task: Annotated[
-        str | None, typer.Option(metavar="VERB", help="finetune: task; default: inferred from the data.")
-    ] = None,
+    task: _Task = None,
 ) -> None:
     """Train a model. An existing run in the folder is resumed.
 
-    For a text file, the tokenizer, model size and length of training are chosen to fit the text and this machine. The same holds for a
-    table of examples after a verb: classify, regress, tag, answer, translate or summarize; columns that are not named are guessed and
-    reported. With --from, a verb finetunes an existing model; finetune infers the verb from the data.
+    For a text file, the tokenizer, model size and length of training are chosen to fit the text and this machine. The
+    same holds for a table of examples after a verb: classify, regress, tag, answer, translate or summarize; columns
+    that are not named are guessed and reported. With --from, a verb finetunes an existing model; finetune infers the
+    verb from the data.
     """
     began = clock.seconds()
     given = {name: found for name, found in locals().items() if name in _OF_TABLES}
     changes = _changes(overrides or [], tensorboard, minutes)
-    from qkv.api.functions import find_recipe, is_text
+    from qkv.api.functions import find_recipe
     from qkv.data.records.kept import keeping_tables
 
     with keeping_tables():
@@ -118,9 +121,7 @@ def train_command(
         chosen, folder = find_recipe(overrides=changes, quick=quick, out=out, resume=not fresh, **table)
         if fresh:
             _set_aside(folder)
-        run_and_tell(
-            chosen, folder, chosen.description if recipe in (*VERBS, FINETUNE) or is_text(recipe) else "", began
-        )
+        run_and_tell(chosen, folder, _note(recipe, chosen), began)
 
 
 _OF_TABLES = (
@@ -155,6 +156,13 @@ def _table(recipe: str, options: dict[str, Any], changes: list[str]) -> dict[str
             f"{bare!r} is not a change such as training.steps=500; if it is the data: qkv train {recipe} --data {bare}"
         )
     return table_of(recipe, options)
+
+
+def _note(recipe: str, chosen: Recipe) -> str:
+    """Description of the ``chosen`` recipe if its settings were fitted to a text or a table; else empty."""
+    from qkv.api.functions import is_text
+
+    return chosen.description if recipe in (*VERBS, FINETUNE) or is_text(recipe) else ""
 
 
 def run_and_tell(recipe: Recipe, folder: Path, note: str = "", since: float | None = None) -> Run:

@@ -57,11 +57,7 @@ def choice(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Choice
             "the largest are selected from all visible scores; none is skipped or streamed, also under a window",
         )
     if problem.softcap is not None:
-        if problem.sites.aligned and num_queries > banded.BLOCK and not torch.compiler.is_compiling():
-            return _fixed(
-                "soft cap, long", "banded", "each block of queries attends to its visible keys only; scores are stored"
-            )
-        return _fixed("soft cap", "products", "the fused kernels have no soft cap, so scores are stored")
+        return _soft_capped(problem, num_queries)
     if num_queries == 1:
         return _fixed("one query", "sdpa", "one fused pass over the keys")
     if _sees_a_band(problem, num_queries, num_keys):
@@ -71,14 +67,7 @@ def choice(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Choice
             "each block of queries attends to its band of keys only, so cost is linear in the length",
         )
     if _is_plain(problem, num_queries, num_keys):
-        if (
-            q.device.type != "cpu"
-            or problem.dropout
-            or q.shape[3] != v.shape[3]
-            or q.shape[:3].numel() * num_keys < _SMALLEST
-        ):
-            return _fixed("sequence", "sdpa", "the fused kernel does not store scores")
-        return _timed(q.dtype, num_queries, torch.is_grad_enabled())
+        return _plain(q, v, problem)
     if problem.added is not None and problem.added.requires_grad:
         return _fixed(
             "added scores",
@@ -98,6 +87,26 @@ def _fixed(case: str, twin: str, reason: str) -> Choice:
     return choose("attention", case, lambda: Choice("attention", case, twin, reason))
 
 
+def _soft_capped(problem: AttentionProblem, num_queries: int) -> Choice:
+    if problem.sites.aligned and num_queries > banded.BLOCK and not torch.compiler.is_compiling():
+        return _fixed(
+            "soft cap, long", "banded", "each block of queries attends to its visible keys only; scores are stored"
+        )
+    return _fixed("soft cap", "products", "the fused kernels have no soft cap, so scores are stored")
+
+
+def _plain(q: Tensor, v: Tensor, problem: AttentionProblem) -> Choice:
+    """Choice for plain self-attention: by timing, where more than one implementation applies and the time matters."""
+    if (
+        q.device.type != "cpu"
+        or problem.dropout
+        or q.shape[3] != v.shape[3]
+        or q.shape[:3].numel() * v.shape[2] < _SMALLEST
+    ):
+        return _fixed("sequence", "sdpa", "the fused kernel does not store scores")
+    return _timed(q.dtype, q.shape[2], torch.is_grad_enabled())
+
+
 def _sees_a_band(problem: AttentionProblem, num_queries: int, num_keys: int) -> bool:
     """True if the mask, such as a window, hides at least two thirds of the (query, key) blocks."""
     if not problem.sites.aligned or num_queries < 4 * banded.BLOCK:
@@ -115,7 +124,7 @@ def _is_plain(problem: AttentionProblem, num_queries: int, num_keys: int) -> boo
 
 
 def _timed(dtype: torch.dtype, length: int, training: bool) -> Choice:
-    """Fastest implementation of plain attention at ``length`` rounded up to a power of two, at most 1,024; timed once."""
+    """Fastest plain attention at ``length`` rounded up to a power of two, at most 1,024; timed once."""
     case, size = _case(dtype, length, training)
     return chosen("attention", case) or choose("attention", case, lambda: _measured(case, dtype, size, training), TWINS)
 
