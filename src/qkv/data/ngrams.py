@@ -31,7 +31,7 @@ def word_ngrams(words: Sequence[str], most: int) -> Iterator[str]:
 
 
 def character_ngrams(word: str, least: int, most: int) -> Iterator[str]:
-    """N-grams of ``least`` to ``most`` characters within one word, whose borders are marked: "<at" and "at>" in "<at>"."""
+    """N-grams of ``least`` to ``most`` characters within one word with marked borders: "<at" and "at>" in "<at>"."""
     marked = f"<{word}>"
     for size in range(least, most + 1):
         for start in range(len(marked) - size + 1):
