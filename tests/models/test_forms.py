@@ -1,4 +1,4 @@
-"""Encoder, encoder–decoder and prefix decoder: each against what it is equal to, padded rows against rows alone, who reads which memory."""
+"""Encoder, encoder–decoder and prefix decoder against their equals, padded rows and rows alone, readers of a memory."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ def torch_block(theirs: Any, ours: Any, crossing: bool) -> None:
     (theirs.norm3 if crossing else theirs.norm2).load_state_dict(last.norm.state_dict())
 
 
-def test_an_encoder_decoder_is_that_of_torch() -> None:
-    """The post-norm block of Vaswani et al. 2017, padding on both sides, the same weights."""
+def vaswani() -> tuple[Transformer, nn.TransformerEncoder, nn.TransformerDecoder]:
+    """The post-norm model of Vaswani et al. 2017, and torch's two stacks with the same weights."""
     width, heads, hidden, norm = 16, 4, 24, LayerNorm(eps=1e-5)
     feed_forward = FeedForward(hidden=hidden, activation="relu")
     ours = double(
@@ -152,6 +152,13 @@ def test_an_encoder_decoder_is_that_of_torch() -> None:
         torch_block(theirs, own, crossing=False)
     for theirs, own in zip(writes.layers, ours.blocks, strict=True):
         torch_block(theirs, own, crossing=True)
+    return ours, reads, writes
+
+
+def test_an_encoder_decoder_is_that_of_torch() -> None:
+    """The post-norm block of Vaswani et al. 2017, padding on both sides, the same weights."""
+    ours, reads, writes = vaswani()
+    assert ours.encoder is not None
     source, target = some_ids(3, 7), some_ids(3, 5, seed=2)
     known = torch.tensor([7, 3, 5])
     x, y = (

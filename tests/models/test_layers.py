@@ -1,4 +1,4 @@
-"""Whole blocks against layers of published models: four norms and soft caps, parallel branches with norms of their own."""
+"""Whole blocks against published models' layers: four norms and soft caps, parallel branches with their own norms."""
 
 from __future__ import annotations
 
@@ -46,9 +46,27 @@ def assert_same(ours: Transformer, theirs: Any) -> None:
     assert (torch.cat(outs, 1) - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
+def gemma_2_weights(theirs: Any) -> dict[str, Tensor]:
+    """Gemma 2's weights under the names of ours."""
+    weights = {"frontend.table": theirs.model.embed_tokens.weight, "norm.weight": theirs.model.norm.weight}
+    for i, layer in enumerate(theirs.model.layers):
+        mix, feed, attends = f"blocks.{i}.branches.0", f"blocks.{i}.branches.1", layer.self_attn
+        weights |= {
+            f"{mix}.norm.weight": layer.input_layernorm.weight,
+            f"{mix}.norm_after.weight": layer.post_attention_layernorm.weight,
+            f"{feed}.norm.weight": layer.pre_feedforward_layernorm.weight,
+            f"{feed}.norm_after.weight": layer.post_feedforward_layernorm.weight,
+            f"{mix}.body.qkv.weight": torch.cat([attends.q_proj.weight, attends.k_proj.weight, attends.v_proj.weight]),
+            f"{mix}.body.output.weight": attends.o_proj.weight,
+            f"{feed}.body.gate_up.weight": torch.cat([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight]),
+            f"{feed}.body.down.weight": layer.mlp.down_proj.weight,
+        }
+    return weights
+
+
 @torch.no_grad()
 def test_sandwiches_with_zero_centred_norms_and_soft_caps_are_gemma_2() -> None:
-    """A window in every other layer, scores and logits capped where the cap bites, scores scaled by a number of their own."""
+    """A window in every other layer, scores and logits capped where the cap bites, a scale of scores of its own."""
     config = Gemma2Config(
         vocab_size=VOCABULARY,
         hidden_size=WIDTH,
@@ -77,20 +95,30 @@ def test_sandwiches_with_zero_centred_norms_and_soft_caps_are_gemma_2() -> None:
             width=WIDTH, context_length=32, frontend=text, blocks=blocks, norm=norm, head=LanguageModelHead(softcap=3.0)
         )
     )
-    weights = {"frontend.table": theirs.model.embed_tokens.weight, "norm.weight": theirs.model.norm.weight}
-    for i, layer in enumerate(theirs.model.layers):
-        mix, feed, attends = f"blocks.{i}.branches.0", f"blocks.{i}.branches.1", layer.self_attn
-        weights |= {
-            f"{mix}.norm.weight": layer.input_layernorm.weight,
-            f"{mix}.norm_after.weight": layer.post_attention_layernorm.weight,
-            f"{feed}.norm.weight": layer.pre_feedforward_layernorm.weight,
-            f"{feed}.norm_after.weight": layer.post_feedforward_layernorm.weight,
-            f"{mix}.body.qkv.weight": torch.cat([attends.q_proj.weight, attends.k_proj.weight, attends.v_proj.weight]),
-            f"{mix}.body.output.weight": attends.o_proj.weight,
-            f"{feed}.body.gate_up.weight": torch.cat([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight]),
-            f"{feed}.body.down.weight": layer.mlp.down_proj.weight,
+    assert_same(fill(ours, gemma_2_weights(theirs)), theirs)
+
+
+def gpt_neox_weights(theirs: Any) -> dict[str, Tensor]:
+    """GPT-NeoX's weights under the names of ours."""
+    model = theirs.gpt_neox
+    weights = {"frontend.table": model.embed_in.weight, "head.weight": theirs.get_output_embeddings().weight}
+    weights |= {f"norm.{name}": value for name, value in model.final_layer_norm.named_parameters()}
+    for i, layer in enumerate(model.layers):
+        mix, feed = f"blocks.{i}.branches.0", f"blocks.{i}.branches.1"
+        places = {
+            f"{mix}.norm": layer.input_layernorm,
+            f"{feed}.norm": layer.post_attention_layernorm,
+            f"{mix}.body.output": layer.attention.dense,
+            f"{feed}.body.up": layer.mlp.dense_h_to_4h,
+            f"{feed}.body.down": layer.mlp.dense_4h_to_h,
         }
-    assert_same(fill(ours, weights), theirs)
+        weights |= {
+            f"{place}.{name}": value for place, module in places.items() for name, value in module.named_parameters()
+        }
+        # There q, k and v of a head stand together.
+        for name, value in layer.attention.query_key_value.named_parameters():
+            weights[f"{mix}.body.qkv.{name}"] = value.unflatten(0, (3, 3, 8)).transpose(0, 1).flatten(0, 2)
+    return weights
 
 
 @torch.no_grad()
@@ -121,22 +149,4 @@ def test_parallel_branches_with_norms_of_their_own_are_gpt_neox() -> None:
             head=LanguageModelHead(tied=False),
         )
     )
-    model = theirs.gpt_neox
-    weights = {"frontend.table": model.embed_in.weight, "head.weight": theirs.get_output_embeddings().weight}
-    weights |= {f"norm.{name}": value for name, value in model.final_layer_norm.named_parameters()}
-    for i, layer in enumerate(model.layers):
-        mix, feed = f"blocks.{i}.branches.0", f"blocks.{i}.branches.1"
-        places = {
-            f"{mix}.norm": layer.input_layernorm,
-            f"{feed}.norm": layer.post_attention_layernorm,
-            f"{mix}.body.output": layer.attention.dense,
-            f"{feed}.body.up": layer.mlp.dense_h_to_4h,
-            f"{feed}.body.down": layer.mlp.dense_4h_to_h,
-        }
-        weights |= {
-            f"{place}.{name}": value for place, module in places.items() for name, value in module.named_parameters()
-        }
-        # There q, k and v of a head stand together.
-        for name, value in layer.attention.query_key_value.named_parameters():
-            weights[f"{mix}.body.qkv.{name}"] = value.unflatten(0, (3, 3, 8)).transpose(0, 1).flatten(0, 2)
-    assert_same(fill(ours, weights), theirs)
+    assert_same(fill(ours, gpt_neox_weights(theirs)), theirs)

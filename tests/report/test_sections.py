@@ -155,21 +155,24 @@ def test_the_test_part_is_what_counts() -> None:
     assert page_data(page)["evaluation"]["test"]["accuracy"] == 79.0
 
 
+STARS = [
+    {
+        "step": i,
+        "loss": 1 / i,
+        "val_loss": 1 / i,
+        "val_accuracy": 10.0 * i,
+        "tokens_per_second": 50.0,
+        "time": 1.0 * i,
+    }
+    for i in range(1, 9)
+]
+"""Metrics of eight steps of a run that rates examples."""
+
+
 def test_the_report_of_a_run_speaks_its_tasks_language() -> None:
-    metrics = [
-        {
-            "step": i,
-            "loss": 1 / i,
-            "val_loss": 1 / i,
-            "val_accuracy": 10.0 * i,
-            "tokens_per_second": 50.0,
-            "time": 1.0 * i,
-        }
-        for i in range(1, 9)
-    ]
     run = TrainingRun(
         "stars",
-        metrics=metrics,
+        metrics=STARS,
         loss_unit="nats an example",
         usage=("predict", "qkv predict runs/stars"),
         folder="runs/stars",
@@ -188,7 +191,7 @@ def test_the_report_of_a_run_speaks_its_tasks_language() -> None:
     assert "Perplexity" not in text
     assert "Evaluation" not in text
     evaluated = TrainingRun(
-        "stars", metrics=metrics, loss_unit="nats an example", best="accuracy", evaluation={"step": 7, "splits": SPLITS}
+        "stars", metrics=STARS, loss_unit="nats an example", best="accuracy", evaluation={"step": 7, "splits": SPLITS}
     )
     found = read_page(training_report(evaluated)).text
     for shown in (
