@@ -3,8 +3,8 @@
     python benchmarks/attention.py
     python benchmarks/attention.py --long --mask window
 
-The peer is torch's ``scaled_dot_product_attention`` (``is_causal``, or a dense mask for the window); ``chosen`` is qkv's automatic choice.
-Eight heads of 64, one row.
+The peer is torch's ``scaled_dot_product_attention`` (``is_causal``, or a dense mask for the window); ``chosen`` is
+qkv's automatic choice. Eight heads of 64, one row.
 """
 
 from __future__ import annotations

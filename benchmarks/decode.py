@@ -3,8 +3,8 @@
     python benchmarks/decode.py
     python benchmarks/decode.py --precision bf16 --batch 1 8
 
-Each side uses its public ``generate``: qkv.generation, transformers (eager), CTranslate2 (converted from the transformers model, fp32 only, since
-it has no bf16 kernels for most CPUs).
+Each side uses its public ``generate``: qkv.generation, transformers (eager), CTranslate2 (converted from the
+transformers model, fp32 only, since it has no bf16 kernels for most CPUs).
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def transformers_side(bf16: bool) -> Generator:
 def ctranslate2_side() -> Iterator[Generator]:
     """CTranslate2's generator in fp32, with as many threads as torch, in a separate process.
 
-    In a common process, the OpenMP library shared with torch counts more threads than processors and stops torch's threads from spinning
-    between products: qkv then generates 45 tokens/s instead of 54.
+    In a common process, the OpenMP library shared with torch counts more threads than processors and stops torch's
+    threads from spinning between products: qkv then generates 45 tokens/s instead of 54.
     """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()

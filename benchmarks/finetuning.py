@@ -3,9 +3,9 @@
     QKV_DATA=folder python benchmarks/finetuning.py --start runs/wikitext2_mlm
     QKV_DATA=folder python benchmarks/finetuning.py --start runs/wikitext2_mlm --only lora whole --seeds 1 2 3
 
-Each is the recipe sst2_pretrained with the changes in ``WAYS``, for the same number of steps. For LoRA, "unmerged" is the largest logit
-difference between merged and separate adapters, relative to the largest logit. An existing run is resumed, or only read if it is
-finished.
+Each is the recipe sst2_pretrained with the changes in ``WAYS``, for the same number of steps. For LoRA, "unmerged" is
+the largest logit difference between merged and separate adapters, relative to the largest logit. An existing run is
+resumed, or only read if it is finished.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The same GPT built with each library: equal sizes, pre-norm, GELU, tied table, learned positions, no dropout, fused attention kernels.
+"""The same GPT built with each library.
 
-Each function returns a module and a function from ids (B, N) to logits (B, N, V). Biases are kept where a library cannot omit them; they
-are below one percent of the weights.
+Equal sizes, pre-norm, GELU, tied table, learned positions, no dropout, fused attention kernels.
+
+Each function returns a module and a function from ids (B, N) to logits (B, N, V). Biases are kept where a library
+cannot omit them; they are below one percent of the weights.
 """
 
 from __future__ import annotations

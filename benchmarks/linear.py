@@ -2,7 +2,8 @@
 
     python benchmarks/linear.py
 
-One row is the decoding case, limited by reading the weights; several weights, together larger than the caches, are used in turn.
+One row is the decoding case, limited by reading the weights; several weights, together larger than the caches, are used
+in turn.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def measure(rows: int, inner: int, outer: int, training: bool, repeats: int) -> 
 
 
 def show(title: str, columns: list[str], amounts: list[float], found: list[dict[str, Times]]) -> None:
-    """Print a table of sides by shapes, in ``amounts`` per second, then the ratio of qkv's choice to torch's default."""
+    """Print a table of sides by shapes, in ``amounts`` per second, then the ratio of qkv's choice / torch's default."""
     names = dict.fromkeys(name for times in found for name in times)
     rows = []
     for name in names:

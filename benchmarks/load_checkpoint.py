@@ -1,6 +1,7 @@
-"""Benchmark of loading a checkpoint: time and peak memory of loading and of the first forward pass, each in a fresh process.
+"""Benchmark of loading a checkpoint: time and peak memory of loading and of the first forward pass, in fresh processes.
 
-A random Llama of 1 GB (q, k and v are concatenated) and a random GPT-2 of 0.5 GB (matrices are stored transposed). Libraries alternate.
+A random Llama of 1 GB (q, k and v are concatenated) and a random GPT-2 of 0.5 GB (matrices are stored transposed).
+Libraries alternate.
 
 python benchmarks/load_checkpoint.py
 """
@@ -26,7 +27,9 @@ from side_by_side import parser, say_where, version
 
 LOADS = {
     "qkv": "from qkv.interop.load import load_published as load\nmodel = lambda folder: load(folder).model",
-    "transformers": "from transformers import AutoModelForCausalLM, LlamaForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained",
+    "transformers": (
+        "from transformers import AutoModelForCausalLM, LlamaForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained"
+    ),
 }
 MEASURE = """
 import json, re, sys, time
@@ -49,7 +52,8 @@ with torch.no_grad():
     loaded(ids)
 again = time.perf_counter() - start
 weights = sum(p.numel() * p.element_size() for p in loaded.parameters())
-print(json.dumps({"seconds": seconds, "forward": forward, "again": again, "share": peak * 1024 / weights, "weights": weights}))
+print(json.dumps({"seconds": seconds, "forward": forward, "again": again, \
+"share": peak * 1024 / weights, "weights": weights}))
 """
 
 
@@ -84,7 +88,7 @@ def measured(code: str, large: Path, small: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the libraries in turns. Peak memory is relative to the memory before loading, as a fraction of the weights."""
+    """Run the libraries in turns. Peak memory: above that before loading, as a fraction of the weights."""
     asked = parser(__doc__ or "").parse_args()
     say_where("transformers")
     sides = {"qkv": LOADS["qkv"]} if asked.smoke or version("transformers") is None else LOADS

@@ -1,14 +1,14 @@
-"""Delayed recall: train each recipe recall_*.yaml and plot accuracy and gradient over distance, in one table and one page.
+"""Delayed recall: train each recipe recall_*.yaml and plot accuracy and gradient over distance, in a table and a page.
 
     python benchmarks/recall_at_distance.py
     python benchmarks/recall_at_distance.py --only rnn lstm --steps 500 --out recall.html
     python benchmarks/recall_at_distance.py --alone
 
-A model trained on all distances can transfer from short to long ones. With ``--alone``, a separate model is also trained for each
-distance.
+A model trained on all distances can transfer from short to long ones. With ``--alone``, a separate model is also
+trained for each distance.
 
-The gradient is that of the correct logit with respect to the embedded symbol (norm, averaged over rows): before training it shows the
-signal available for learning, after training the sensitivity of the model.
+The gradient is that of the correct logit with respect to the embedded symbol (norm, averaged over rows): before
+training it shows the signal available for learning, after training the sensitivity of the model.
 """
 
 from __future__ import annotations

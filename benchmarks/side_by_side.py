@@ -1,7 +1,7 @@
 """Common parts of the benchmarks: available peers, machine description, and timing of several sides in turns.
 
-Speeds of one machine drift by tens of percent within minutes. Each repeat therefore runs every side once, A B C A B C, and results are
-ratios of two sides of one run.
+Speeds of one machine drift by tens of percent within minutes. Each repeat therefore runs every side once, A B C A B C,
+and results are ratios of two sides of one run.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def seconds_of(run: Callable[[], object]) -> float:
 def compare(
     title: str, unit: str, amount: float, times: Mapping[str, Times], ours: Sequence[str] = ("qkv",)
 ) -> float | None:
-    """Print ``amount`` per second for each side, then print and return the ratio of the best of ``ours`` to the best of the others."""
+    """Print ``amount`` per second of each side, then print and return best of ``ours`` / best of the others."""
     own = min((t.best for name, t in times.items() if name in ours), default=None)
     rows = [
         (
@@ -89,7 +89,10 @@ def _rate(value: float) -> float:
 
 
 def say_ratio(seconds: Mapping[str, float], ours: Sequence[str] = ("qkv",)) -> float | None:
-    """Print and return (best peer's seconds) / (qkv's best seconds): above 1 qkv is faster. None if either is missing."""
+    """Print and return (best peer's seconds) / (qkv's best seconds).
+
+    Above 1 qkv is faster. None if either is missing.
+    """
     own = {name: s for name, s in seconds.items() if name in ours}
     peers = {name: s for name, s in seconds.items() if name not in ours}
     if not own or not peers:
@@ -106,13 +109,15 @@ def say_where(*packages: str) -> None:
     import torch
 
     print(
-        f"machine    {processor_name()}, {torch.get_num_threads()} threads used, {platform.system()} {platform.release()}"
+        f"machine    {processor_name()}, {torch.get_num_threads()} threads used, "
+        f"{platform.system()} {platform.release()}"
     )
     versions = [f"{name} {version(name) or '(not installed)'}" for name in ("torch", *packages)]
     print(f"versions   qkv {qkv.__version__}, Python {platform.python_version()}, {', '.join(versions)}")
     print(f"date       {datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
     print(
-        f"settings   THP_MEM_ALLOC_ENABLE={os.environ.get('THP_MEM_ALLOC_ENABLE', '')} (huge pages), the same for every side"
+        f"settings   THP_MEM_ALLOC_ENABLE={os.environ.get('THP_MEM_ALLOC_ENABLE', '')} (huge pages), "
+        "the same for every side"
     )
 
 

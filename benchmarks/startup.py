@@ -1,6 +1,7 @@
 """Benchmark of start-up times of fresh processes: imports and quick commands; then two first runs.
 
-A first run starts with an empty cache in an empty folder: ``qkv demo``, and ``qkv train`` on a text of 0.9 MB in one minute.
+A first run starts with an empty cache in an empty folder: ``qkv demo``, and ``qkv train`` on a text of 0.9 MB in one
+minute.
 
 python benchmarks/startup.py
 """
@@ -49,7 +50,7 @@ _CHARACTERS = 900_000
 
 
 def first_run(arguments: tuple[str, ...]) -> tuple[object, ...]:
-    """Seconds estimated before the start, estimated after the first steps, and actually taken; steps and validation loss."""
+    """Seconds: estimated before the start, estimated after the first steps, taken; steps and validation loss."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "my.txt").write_text(text(_CHARACTERS))
         began = time.perf_counter()

@@ -1,13 +1,16 @@
-"""Benchmark of training time to a given loss: nanoGPT's character-Shakespeare CPU setting against qkv's recipes, in one process.
+"""Benchmark of training time to a given loss: nanoGPT's character-Shakespeare CPU setting against qkv's recipes.
 
     QKV_DATA=folder python benchmarks/time_to_loss.py --nanogpt path/to/nanoGPT --seeds 1
 
-nanoGPT: its own model and ``configure_optimizers`` in the loop of its train.py without logging (4 layers, 4 heads, width 128, context 64, batch 12,
-2,000 iterations, cosine from 1e-3 to 1e-4 after 100 of warm-up, beta2 0.99, weight decay 0.1, clip 1, no dropout).
-qkv: ``char_shakespeare_cpu.yaml`` (same sizes and budget) and ``char_shakespeare_fast.yaml`` (free choice) through ``qkv.train``.
+nanoGPT: its own model and ``configure_optimizers`` in the loop of its train.py without logging (4 layers, 4 heads,
+width 128, context 64, batch 12, 2,000 iterations, cosine from 1e-3 to 1e-4 after 100 of warm-up, beta2 0.99, weight
+decay 0.1, clip 1, no dropout).
+qkv: ``char_shakespeare_cpu.yaml`` (same sizes and budget) and ``char_shakespeare_fast.yaml`` (free choice) through
+``qkv.train``.
 
-Loss: fp32, over the whole validation split (last tenth of the characters), every target exactly once, in windows of the model's context length,
-with one function for all. Time: updates only, from drawing the batch to the optimizer step, without validation, samples, checkpoints and reports.
+Loss: fp32, over the whole validation split (last tenth of the characters), every target exactly once, in windows of the
+model's context length, with one function for all. Time: updates only, from drawing the batch to the optimizer step,
+without validation, samples, checkpoints and reports. All sides run in one process.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ def arguments() -> argparse.Namespace:
 
 
 def whole_split_loss(logits_of: Callable[[Tensor], Tensor], ids: Tensor, context: int) -> float:
-    """Mean loss in nats over all targets ids[1:], each once, in consecutive windows of ``context``; the last one may be shorter."""
+    """Mean loss in nats over all targets ids[1:], each once, in windows of ``context``; the last may be shorter."""
     nats, targets = 0.0, len(ids) - 1
     full = targets // context
     windows = [(ids[: full * context].view(full, context), ids[1 : full * context + 1].view(full, context))]
@@ -186,7 +189,8 @@ def show(runs: list[Trained]) -> None:
             else:
                 ratio = f"{peer.seconds / reached:.2f} times faster"
                 print(
-                    f"seed {run.seed}: {run.side} is at or below nanoGPT's {peer.loss:.4f} after {reached:.1f} s of {peer.seconds:.1f} s, {ratio}"
+                    f"seed {run.seed}: {run.side} is at or below nanoGPT's {peer.loss:.4f} after {reached:.1f} s "
+                    f"of {peer.seconds:.1f} s, {ratio}"
                 )
 
 

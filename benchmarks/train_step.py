@@ -1,4 +1,4 @@
-"""Benchmark of training, tokens per second: forward, backward, clipping and a fused AdamW step of the same GPT in each library.
+"""Benchmark of training, tokens per second: forward, backward, clipping, fused AdamW of the same GPT in each library.
 
     python benchmarks/train_step.py --nanogpt path/to/nanoGPT
     python benchmarks/train_step.py --size large --precision bf16 --compiled

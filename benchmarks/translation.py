@@ -1,11 +1,11 @@
-"""Comparison of five translation models at equal steps: train each recipe multi30k_*.yaml; evaluations in one table and one page.
+"""Comparison of five translation models at equal steps: train recipes multi30k_*.yaml; evaluate in a table and a page.
 
     QKV_DATA=folder python benchmarks/translation.py --quick
     QKV_DATA=folder python benchmarks/translation.py --runs runs/multi30k
     QKV_DATA=folder python benchmarks/translation.py --only transformer convolution
 
-An existing run is resumed, or only read if it is finished. BLEU is sacreBLEU's, with its signature; tokenised BLEU uses lower-cased words and
-punctuation marks, as in the tutorials it is compared with.
+An existing run is resumed, or only read if it is finished. BLEU is sacreBLEU's, with its signature; tokenised BLEU uses
+lower-cased words and punctuation marks, as in the tutorials it is compared with.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ side_by_side("causal | prefix(5)", "causal & blocks(4)", "causal & strided(3)")
 local = Causal() & Window(size=4)
 assert local == parsed("causal & window(4)")
 
-# A mask determines the size of the state: this one never looks back further than four positions, so the model keeps a ring
-# buffer of four keys and values, however long the text.
+# A mask determines the size of the state: this one never looks back further than four positions, so the model keeps a
+# ring buffer of four keys and values, however long the text.
 print(f"{local}: causal {local.causal}, reach {local.reach}")
 print(f"causal | prefix(5): causal {parsed('causal | prefix(5)').causal}, so a model with it cannot decode")
 

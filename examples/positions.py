@@ -18,7 +18,7 @@ from qkv.spec.parts import NoPositions, Rope, YarnScaling
 torch.manual_seed(0)
 width = 8
 
-# Sinusoidal (Vaswani et al. 2017). A shift by k positions rotates each pair (sin, cos) by an angle that depends only on k:
+# Sinusoidal (Vaswani et al. 2017). A shift by k positions rotates each pair (sin, cos) by an angle of k alone:
 # PE(p + k) = T_k PE(p), with the same matrix T_k at every p.
 step = 3
 angles = step * inverse_frequencies(width, 10000.0)

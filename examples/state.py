@@ -31,8 +31,8 @@ whole, _ = model(torch.tensor([[11, 12, 13, 14, 15, 16]]))
 torch.testing.assert_close(logits[:, -1], whole[:, -1], atol=1e-5, rtol=0)
 print("positions seen:", state.positions.tolist())
 
-# Fork: three continuations of one prompt. Indexing rows repeats, reorders and drops them in the state of any mixer; beam
-# search uses it.
+# Fork: three continuations of one prompt. Indexing rows repeats, reorders and drops them in the state of any mixer;
+# beam search uses it.
 forked = rows(state, [0, 0, 0])
 three, forked = model(torch.tensor([[20], [30], [40]]), forked)
 best_two = rows(forked, [2, 0])

@@ -79,8 +79,8 @@ for step in range(2):
     optimizer.step()
     print(f"step {step + 1}: loss {loss.item():.3f}")
 
-# The state contract: split a sequence anywhere, pass the state along, and the outputs equal those of one call. The stack
-# counts positions, not the mixer.
+# The state contract: split a sequence anywhere, pass the state along, and the outputs equal those of one call. The
+# stack counts positions, not the mixer.
 model.eval()
 with torch.no_grad():
     whole, _ = model(ids[:2])
@@ -90,12 +90,14 @@ with torch.no_grad():
         outs.append(logits)
 torch.testing.assert_close(torch.cat(outs, 1), whole, atol=1e-5, rtol=0)
 print(
-    f"20 + 1 + 1 + 11 positions give the same outputs as 33 at once; the state takes {model.state_bytes(33, batch=2):,} bytes"
+    "20 + 1 + 1 + 11 positions give the same outputs as 33 at once; "
+    f"the state takes {model.state_bytes(33, batch=2):,} bytes"
 )
 
 # Its cost is counted on the module itself; nothing has to be declared.
 counted = qkv.cost(model.spec, batch_size=8, length=32)
 part = counted.parts["leaky_mean"]
 print(
-    f"cost of leaky_mean: {part.parameters:,} parameters, {part.flops / 1e6:.1f} MFLOPs, {part.saved / 1e3:.0f} kB for the backward pass"
+    f"cost of leaky_mean: {part.parameters:,} parameters, {part.flops / 1e6:.1f} MFLOPs, "
+    f"{part.saved / 1e3:.0f} kB for the backward pass"
 )

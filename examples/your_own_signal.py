@@ -1,7 +1,7 @@
 """A front end defined outside the package: classify sequences of points in the plane by the shape that they trace.
 
-A front end embeds the model's input. With this one the model is trained, resumed, evaluated, used for prediction, and its cost is
-estimated before it is built. No text is involved.
+A front end embeds the model's input. With this one the model is trained, resumed, evaluated, used for prediction, and
+its cost is estimated before it is built. No text is involved.
 
     points (B, N, 2) ── a linear map ── x (B, N, D) ── blocks ── pooling ── one of three shapes
 
@@ -169,7 +169,8 @@ with tempfile.TemporaryDirectory() as scratch:
     )  # resumes the run
     print("files:", ", ".join(sorted(path.name for path in folder.iterdir() if path.is_file())))
     print(
-        f"{len([row for row in run.metrics if row.get('loss') is not None])} steps, accuracy {qkv.evaluate(run)['accuracy']:.2f}"
+        f"{len([row for row in run.metrics if row.get('loss') is not None])} steps, "
+        f"accuracy {qkv.evaluate(run)['accuracy']:.2f}"
     )
     loaded = qkv.load(folder)
     for shape in SHAPES:

@@ -1,7 +1,9 @@
-"""Train recipes in sequence and record their results: ``python recipes/record.py recall_gru sst2_classifier --seeds 1 2 3``.
+"""Train recipes in sequence and record their results.
 
-``--minutes 5`` selects every recipe whose recorded training took at most 5 minutes per seed. Each run has its own process and folder.
-After a kill, the same command continues: finished runs are kept, an interrupted run is resumed.
+    python recipes/record.py recall_gru sst2_classifier --seeds 1 2 3
+
+``--minutes 5`` selects every recipe whose recorded training took at most 5 minutes per seed. Each run has its own
+process and folder. After a kill, the same command continues: finished runs are kept, an interrupted run is resumed.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ def say_plan(files: Sequence[Path], asked: argparse.Namespace) -> None:
         took = duration(60 * minutes) if minutes else "unknown time"
         print(f"{path.stem}: seeds {', '.join(map(str, seeds))}, {took} each")
     print(
-        f"{len(files)} recipes, {duration(60 * total)} of training by the recorded results (less for short forms; evaluation not included)"
+        f"{len(files)} recipes, {duration(60 * total)} of training by the recorded results (less for short forms; "
+        "evaluation not included)"
     )
 
 

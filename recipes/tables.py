@@ -1,7 +1,7 @@
 """Generate the tables of recipes/README.md from the recipes: ``python recipes/tables.py``; ``--check`` only compares.
 
-Results come from the key ``result``, written by ``qkv record``, or from ``typed``, which is marked. Each table stands between two comments
-and is replaced as a whole.
+Results come from the key ``result``, written by ``qkv record``, or from ``typed``, which is marked. Each table stands
+between two comments and is replaced as a whole.
 """
 
 from __future__ import annotations

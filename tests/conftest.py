@@ -30,7 +30,7 @@ settings.load_profile("qkv")
 # Under xdist every worker has the cores of one; alone, one thread keeps sums in one order on every machine.
 torch.set_num_threads(1)
 
-# Fills what torch.empty and its kin hand out with NaN (largest value for integers), so that a read before a write shows.
+# Fill what torch.empty and its kin hand out with NaN (integers: largest value), so that a read before a write shows.
 torch.use_deterministic_algorithms(True)
 torch.utils.deterministic.fill_uninitialized_memory = True
 
@@ -106,7 +106,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for kind, passed in contracts.items():
         samples, checks = ({pair[i] for pair in passed} for i in (0, 1))
         terminalreporter.line(
-            f"{kind}: {len(passed)} passed, {len(samples)} specs under {len(checks)} checks ({', '.join(sorted(checks))})"
+            f"{kind}: {len(passed)} passed, {len(samples)} specs under {len(checks)} checks "
+            f"({', '.join(sorted(checks))})"
         )
     if mutants:
         terminalreporter.section(f"{len(mutants)} faults noticed")

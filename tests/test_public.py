@@ -86,7 +86,10 @@ def test_importing_brings_no_torch_and_little_else() -> None:
     """How quick it is for that, ``benchmarks/startup.py`` measures."""
     code = "import qkv, sys; qkv.Recipe; qkv.read_recipe; qkv.cost; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    code = "import qkv, sys; sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'pydantic', 'yaml', 'typer')))"
+    code = (
+        "import qkv, sys; sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'pydantic', 'yaml', "
+        "'typer')))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -1,8 +1,8 @@
 """Check built pages in a headless browser: ``python docs/making/browser.py docs/_build/html --pictures FOLDER``.
 
-Every page is opened 1,280 and 390 pixels wide, light and dark. It must log no error, request nothing from elsewhere, and
-show everything: nothing wider than the window, except inside a box that scrolls. Needs ``pip install playwright`` and its
-Chromium, or another one named by ``QKV_BROWSER``.
+Every page is opened 1,280 and 390 pixels wide, light and dark. It must log no error, request nothing from elsewhere,
+and show everything: nothing wider than the window, except inside a box that scrolls. Needs ``pip install playwright``
+and its Chromium, or another one named by ``QKV_BROWSER``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CUT = """() => {
   }
   for (const e of document.images) if (!e.complete || !e.naturalWidth) found.push("no picture: " + e.getAttribute("src"));
   return found.slice(0, 8);
-}"""
+}"""  # noqa: E501
 
 
 def open_browser(playwright: Any) -> Any:
@@ -74,7 +74,8 @@ def main() -> int:
         from playwright.sync_api import sync_playwright
     except ImportError:
         print(
-            "playwright is not installed; install it with pip install playwright, and a browser with playwright install chromium"
+            "playwright is not installed; install it with pip install playwright, "
+            "and a browser with playwright install chromium"
         )
         return 2
 

@@ -1,7 +1,7 @@
 """Sphinx extension: formulas as MathML, converted when the pages are built.
 
-Browsers draw MathML themselves, so that a page needs no script, font or network for its formulas. A formula that cannot be
-converted is a warning, hence an error under ``make docs``.
+Browsers draw MathML themselves, so that a page needs no script, font or network for its formulas. A formula that cannot
+be converted is a warning, hence an error under ``make docs``.
 """
 
 from __future__ import annotations

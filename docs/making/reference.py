@@ -1,6 +1,7 @@
 """Sphinx extension: API reference, generated from the code.
 
-``api/names`` documents every name of ``import qkv``, ``api/specs`` every field of every spec, ``api/modules`` further modules.
+``api/names`` documents every name of ``import qkv``, ``api/specs`` every field of every spec, ``api/modules`` further
+modules.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def specs() -> str:
     """Page of all specs: those with a fixed place, then each slot with its kinds."""
     parts = [
         "# Specs",
-        "Fields of recipes and models. A slot takes any of its kinds, written as `kind`, `kind(value, name=value)` or a mapping.",
+        "Fields of recipes and models. "
+        "A slot takes any of its kinds, written as `kind`, `kind(value, name=value)` or a mapping.",
     ]
     for spec in sorted(set(_fixed(Spec)), key=lambda spec: spec.__name__):
         parts += [f"## {spec.__name__}", f"`{spec.__module__}.{spec.__name__}`", *_described(spec), _table(spec)]

@@ -1,4 +1,4 @@
-"""Every recipe is read, built and trained for a few steps in its short form, and says what it reached, where and when."""
+"""Every recipe is read, built, trained for a few steps in its short form, and says what it reached, where and when."""
 
 from __future__ import annotations
 

@@ -105,7 +105,10 @@ def test_what_is_written_past_the_trained_length_of_rotary_positions_is_named(
     }
     library.train(Recipe.parse(recipe), tmp_path / "run")
     said = qkv("generate", tmp_path / "run", "the ", "--max-new-tokens", most)
-    note = "note: prompt and new tokens may reach 18, and the model was trained on 16; its rotary positions extrapolate, but text beyond 16"
+    note = (
+        "note: prompt and new tokens may reach 18, and the model was trained on 16; "
+        "its rotary positions extrapolate, but text beyond 16"
+    )
     assert said.code == 0
     assert said.err.count(note) == told == bool(said.err)
 
@@ -151,8 +154,8 @@ def test_a_prompt_that_is_cut_to_rate_texts_is_named(qkv: Call, run: Path) -> No
     said = qkv("generate", run, "the quick brown fox ", "--choose", "jumps")
     assert said.code == 0
     assert (
-        said.err
-        == "note: the prompt has 20 tokens, the longest option 5, and the model has 16 positions; the first 8 prompt tokens are dropped\n"
+        said.err == "note: the prompt has 20 tokens, the longest option 5, and the model has 16 positions; "
+        "the first 8 prompt tokens are dropped\n"
     )
 
 

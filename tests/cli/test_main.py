@@ -16,7 +16,10 @@ from qkv.cli import schema
 
 def fresh(*args: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """The command line in a process of its own, which prints at its end whether torch was imported."""
-    code = "import sys\nfrom qkv.cli.main import main\ncode = main()\nsys.stderr.write('torch' in sys.modules and 'TORCH' or '')\nsys.exit(code)"
+    code = (
+        "import sys\nfrom qkv.cli.main import main\ncode = main()\n"
+        "sys.stderr.write('torch' in sys.modules and 'TORCH' or '')\nsys.exit(code)"
+    )
     command = [sys.executable, "-c", code, *map(str, args)]
     return subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, **(env or {})})
 
@@ -151,7 +154,10 @@ def test_what_needs_no_torch_imports_none(folder: Path, args: list[str]) -> None
 
 
 def test_commands_are_imported_when_they_are_called() -> None:
-    code = "import sys\nfrom qkv.cli.main import main\nmain(['schema'])\nsys.exit(any(f'qkv.cli.{n}' in sys.modules for n in ('train', 'generate', 'cost')))"
+    code = (
+        "import sys\nfrom qkv.cli.main import main\nmain(['schema'])\n"
+        "sys.exit(any(f'qkv.cli.{n}' in sys.modules for n in ('train', 'generate', 'cost')))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.DEVNULL).returncode == 0
 
 

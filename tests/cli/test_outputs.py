@@ -1,4 +1,4 @@
-"""Files that a command is asked to write: refused before anything slow begins, and never in the place of what is read."""
+"""Files that a command is asked to write: refused before slow work begins, and never written over its input."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ SHORT = ("training.steps=12", "training.validation.every=6", "model.width=32")
 
 
 class Case(NamedTuple):
-    """What is typed after ``qkv train``, the columns that come of it, a figure of the evaluation, and what is asked of the run."""
+    """Arguments of ``qkv train``, the columns found, a figure of the evaluation, and the question to the run."""
 
     typed: tuple[str, ...]
     columns: dict[str, str]

@@ -1,6 +1,7 @@
-"""The contract that every mixer, and every stack of them, must keep. Each check raises AssertionError where it is broken.
+"""The contract that every mixer, and every stack of them, must keep.
 
-Cut a sequence anywhere and pass the state along: outputs and final state are those of one call.
+Each check raises AssertionError where it is broken. Cut a sequence anywhere and pass the state along: outputs and final
+state are those of one call.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def check_cuts(s: Subject) -> None:
 @check("exactness")
 @torch.no_grad()
 def check_exactness(s: Subject) -> None:
-    """Rows longer than what decodes exactly do differ: what the part says of itself is neither too much nor too little."""
+    """Rows longer than what decodes exactly do differ: the part's own statement is neither too much nor too little."""
     if s.exact_length is None or s.exact_length > LENGTH:
         return
     x = s.inputs(3, 2 * LENGTH)

@@ -47,7 +47,7 @@ def result(owner: Any, name: str, change: Callable[[Any], Any]) -> Fault:
 
 
 def mask_changed(change: Callable[[mask_spec.Mask], mask_spec.Mask]) -> Fault:
-    """Windows and causal parts inside every mask changed, for the predicate alone; the state is laid out for the right one."""
+    """Windows and causal parts inside every mask changed for the predicate alone; the state fits the right mask."""
 
     def deep(mask: mask_spec.Mask) -> mask_spec.Mask:
         if isinstance(mask, (mask_spec.AllOf, mask_spec.AnyOf)):

@@ -1,6 +1,7 @@
 """Branches that read a memory a second time, as loops over single positions.
 
-Every function maps the module's own weights, x (B, N, D) and for each row the M real vectors of its memory (M, D) to y (B, N, D).
+Every function maps the module's own weights, x (B, N, D) and for each row the M real vectors of its memory (M, D) to y
+(B, N, D).
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ from qkv.state import store, tree
 
 
 class Mutant(NamedTuple):
-    """A fault and the subjects that must notice it: kinds of branches, "stack", "form", "prefix", or a group of samples."""
+    """A fault and the subjects that must notice it: kinds of branches, "stack", "form", "prefix", groups of samples."""
 
     name: str
     subjects: tuple[str, ...]

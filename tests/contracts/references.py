@@ -1,6 +1,7 @@
-"""Each mixer a second time, as loops over single positions that read like its equation and share no code with the package's.
+"""Each mixer a second time, as loops over single positions that read like its equation.
 
-Every function maps the module's own weights and x (B, N, D) to y (B, N, D), in float64.
+No code is shared with the package's. Every function maps the module's own weights and x (B, N, D) to y (B, N, D), in
+float64.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the battery runs on: for every registered kind several specs, and whole stacks. A kind without an entry fails the suite."""
+"""Specs for the battery: several of each registered kind, and whole stacks. A kind without an entry fails the suite."""
 
 from __future__ import annotations
 

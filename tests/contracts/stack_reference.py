@@ -1,4 +1,4 @@
-"""A whole model a second time: embedding, orders, norms, residuals and head as their formulas, one position at a time."""
+"""A whole model a second time: embedding, orders, norms, residuals, head as formulas, one position at a time."""
 
 from __future__ import annotations
 

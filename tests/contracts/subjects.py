@@ -236,7 +236,7 @@ class EncoderDecoder(Stack):
 
 
 class PrefixDecoder(Stack):
-    """A model whose rows begin with a prefix that sees all of itself; what is cut, padded and gone back to comes after it."""
+    """A model whose rows begin with a prefix that sees all of itself; cuts, padding and going back come after it."""
 
     PREFIX = (3, 1, 4, 1)
     before = len(PREFIX)

@@ -1,4 +1,4 @@
-"""Every named fault is noticed by the battery. The list of faults and of what noticed them is printed at the end of the session."""
+"""Every named fault is noticed by the battery. Faults and what noticed them are printed at the end of the session."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def first_failure(kind: str) -> str:
 
 
 def test_the_battery_runs_without_a_fault_elsewhere() -> None:
-    """A killed mutant means nothing if the battery fails anyway: the contract tests run it on every subject used here."""
+    """The contract tests run the battery on every subject used here: were it to fail, a kill would mean nothing."""
     assert {**STACKS, **FORMS}.keys() >= {name for kind in ("stack", "form", "prefix") for name, _ in subjects(kind)}
     whole = {"stack", "form", "prefix"}
     used = {

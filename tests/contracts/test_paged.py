@@ -22,7 +22,7 @@ PAGE = 4
 
 
 class Paged(Store):
-    """Pages (2, H, PAGE, D) of keys and values; a table of pages per row. Full pages of a fork are shared, the last is copied."""
+    """Pages (2, H, PAGE, D) of keys and values; a page table per row. A fork shares full pages and copies the last."""
 
     def __init__(self, tables: list[list[Tensor]], empty: Tensor):
         """``empty``: an empty page."""

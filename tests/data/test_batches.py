@@ -262,8 +262,9 @@ def test_a_part_shorter_than_the_context_is_refused_with_the_numbers(
         Batches(corpus, batching, 4, 16)
     train, held_out = len(corpus.train), len(corpus.validation)
     assert str(caught.value) == (
-        f"data.source: {sentence.format(path=tmp_path / 'text.txt')}; give more text (there are {train} for train and {held_out} for "
-        "validation), a shorter model.context_length or another data.validation_fraction"
+        f"data.source: {sentence.format(path=tmp_path / 'text.txt')}; "
+        f"give more text (there are {train} for train and {held_out} for validation), "
+        "a shorter model.context_length or another data.validation_fraction"
     )
 
 

@@ -1,4 +1,4 @@
-"""A corpus: what is learned from, what is held out, ids that equal whole encoding, the cache, and every text too short or bad."""
+"""A corpus: training and held-out parts, ids equal to whole encoding, the cache, every text too short or bad."""
 
 from __future__ import annotations
 
@@ -240,12 +240,14 @@ def test_a_run_that_goes_on_with_its_own_tokenizer_finds_the_same_ids(
         (
             b"x",
             0.1,
-            "'{path}' holds 1 character; validation_fraction=0.1 leaves 0 for training and 1 for validation, and each needs at least 2",
+            "'{path}' holds 1 character; validation_fraction=0.1 leaves 0 for training and 1 for validation, "
+            "and each needs at least 2",
         ),
         (
             b"0123456789",
             0.1,
-            "'{path}' holds 10 characters; validation_fraction=0.1 leaves 9 for training and 1 for validation, and each needs at least 2",
+            "'{path}' holds 10 characters; validation_fraction=0.1 leaves 9 for training and 1 for validation, "
+            "and each needs at least 2",
         ),
     ],
     ids=["empty", "empty, packed", "byte order mark", "one character", "ten characters"],

@@ -1,4 +1,4 @@
-"""Which examples make the batch of a step: functions of (seed, step), every example once an epoch, no batch above its limit."""
+"""Examples in the batch of a step: functions of (seed, step), each once an epoch, no batch above its limit."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ def test_random_crops_draw_with_replacement() -> None:
 def test_what_cuts_a_text_is_refused() -> None:
     with pytest.raises(
         UserError,
-        match=r"data\.batching: 'packed' is for running text, .* use one of length_buckets, random_crops, token_buckets",
+        match=r"data\.batching: 'packed' is for running text, .* use one of length_buckets, random_crops, "
+        r"token_buckets",
     ):
         ExampleRows(np.ones(3, np.int64), spec.Packed(), 2, 0)
 

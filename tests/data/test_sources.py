@@ -124,11 +124,13 @@ def test_a_file_beside_a_known_name_is_written_with_its_folder(tmp_path: Path) -
     [
         (
             "tinyshakespear",
-            "data.source: there is no file 'tinyshakespear' and no known data set of that name; did you mean 'tinyshakespeare'?",
+            "data.source: there is no file 'tinyshakespear' and no known data set of that name; "
+            "did you mean 'tinyshakespeare'?",
         ),
         (
             "zzz.txt",
-            "data.source: there is no file 'zzz.txt' and no known data set of that name; allowed: python-docs, tinyshakespeare, wikitext-2",
+            "data.source: there is no file 'zzz.txt' and no known data set of that name; allowed: "
+            "python-docs, tinyshakespeare, wikitext-2",
         ),
         ("folder", "data.source: 'folder' is a directory; name one text file"),
         ("pipe", "data.source: 'pipe' is not a regular file, and a text is read more than once; name a text file"),
@@ -197,9 +199,9 @@ def test_offline_says_which_name_where_it_was_looked_for_why_and_what_to_do(
     with pytest.raises(UserError) as caught:
         resolve("plays")
     assert str(caught.value) == (
-        f"data.source: plays.txt of 'plays' is neither in QKV_DATA ({data}) nor in the cache ({cache / 'data'}), and downloading "
-        f"http://127.0.0.1:9/plays.txt failed: [Errno {errno.ECONNREFUSED}] Connection refused; connect to the network, or put the file at "
-        f"{cache / 'data' / 'plays' / 'plays.txt'}"
+        f"data.source: plays.txt of 'plays' is neither in QKV_DATA ({data}) nor in the cache ({cache / 'data'}), "
+        f"and downloading http://127.0.0.1:9/plays.txt failed: [Errno {errno.ECONNREFUSED}] Connection refused; "
+        f"connect to the network, or put the file at {cache / 'data' / 'plays' / 'plays.txt'}"
     )
     monkeypatch.delenv("QKV_DATA")
     with pytest.raises(UserError, match=r"neither in QKV_DATA \(not set\) nor"):

@@ -1,7 +1,8 @@
 """Execution of every code block of every page, in order, in a folder with a sample text and tables.
 
-``yaml`` is written to the file named in its first line and read. ``python`` blocks of a page share a namespace. In ``bash``, lines
-with ``qkv`` are executed and lines with ``make`` must name targets. Training is shortened to two steps of two rows.
+``yaml`` is written to the file named in its first line and read. ``python`` blocks of a page share a namespace. In
+``bash``, lines with ``qkv`` are executed and lines with ``make`` must name targets. Training is shortened to two steps
+of two rows.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from qkv.system.processor import processor_name
 from qkv.training import loop, results
 
 TEXT = (
-    "Once upon a time there was a model that read a text, and then it wrote one. It was not long, and it was not true.\n"
-    * 60
+    "Once upon a time there was a model that read a text, and then it wrote one. "
+    "It was not long, and it was not true.\n" * 60
 )
 SHORT = (
     "training.steps=2",

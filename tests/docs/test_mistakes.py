@@ -10,7 +10,7 @@ from qkv.ops.masks import Full, Sites
 
 
 def test_an_output_stands_where_its_query_stands() -> None:
-    """Queries come from the decoder: its next layer needs one vector for each of its positions, in their order, however long the source is."""
+    """Queries come from the decoder: its next layer needs one vector per position, in order, for any source length."""
     generator = torch.Generator().manual_seed(0)
     decoder, source = (torch.randn(1, 1, n, 8, generator=generator) for n in (3, 5))
     problem = AttentionProblem(Full(), Sites(torch.arange(3)[None], torch.arange(5)[None]), 1.0)

@@ -1,4 +1,4 @@
-"""What is asked of a drawn spec: a valid one trains one step and decodes as it reads, another is refused in one sentence."""
+"""Demands on a drawn spec: a valid one trains one step and decodes as it reads, another is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ LARGEST = 200_000
 """Parameters of a model that is built; a larger one, which a mistake has made, is counted."""
 LONGEST_MESSAGE = 1500
 UNREAD = ("fixed_context", "global_local_attention")
-"""Branches that say the same whatever goes into them, so that what lies before them may have no part in the answer; and those that may ask for
-the prefix of a row where no row has one."""
+"""Branches that say the same whatever goes into them, so that what lies before them may have no part in the answer; and
+those that may ask for the prefix of a row where no row has one."""
 
 
 class Failure(AssertionError):
@@ -65,7 +65,7 @@ def outcome(data: dict[str, Any], seed: int, sound: bool = False) -> str:
 
 
 def train_one_step(spec: Model, chance: random.Random, sound: bool = True) -> None:
-    """Loss, gradients and the weights after an update of any optimiser; then the spot check of decoding, with these weights.
+    """Loss, gradients and the weights after an update of any optimiser; then the spot check of decoding with these.
 
     ``sound``: the numbers have to be finite; a spec with mistakes may multiply by 1e300.
     """

@@ -1,8 +1,11 @@
-"""Odd input to every command: ``python -m tests.fuzz.commands``; ``--only evaluate`` takes some commands, ``--show`` prints every answer.
+"""Odd input to every command: ``python -m tests.fuzz.commands``.
 
-Each option and argument of each command line in turn is replaced by paths, numbers and texts that nobody should give, and each file of a run
-and of a published folder is damaged before every command that reads it. A command must end within a time limit with code 0, or with code 2
-and one sentence; it must leave no file half-written, and nothing where it failed to write.
+``--only evaluate`` takes some commands, ``--show`` prints every answer.
+
+Each option and argument of each command line in turn is replaced by paths, numbers and texts that nobody should give,
+and each file of a run and of a published folder is damaged before every command that reads it. A command must end
+within a time limit with code 0, or with code 2 and one sentence; it must leave no file half-written, and nothing where
+it failed to write.
 """
 
 from __future__ import annotations
@@ -309,7 +312,8 @@ def tried(odd: str, command: list[str], prepare: Callable[[], object], show: boo
     if found or show:
         said = (answer.err.strip().splitlines() or [""])[-1][:400]
         print(
-            f"{found or 'fine'} | {odd} | {answer.seconds:.1f} s | qkv {' '.join(command)[:200]!r}\n    {answer.code}: {said}",
+            f"{found or 'fine'} | {odd} | {answer.seconds:.1f} s | qkv {' '.join(command)[:200]!r}\n"
+            f"    {answer.code}: {said}",
             flush=True,
         )
     return bool(found)

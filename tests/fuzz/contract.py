@@ -1,7 +1,10 @@
-"""The state contract on random models: ``python -m tests.fuzz.contract --specs 500``. A failure is printed with its seed and a small spec that has it.
+"""The state contract on random models: ``python -m tests.fuzz.contract --specs 500``.
 
-Forms, masks, positions, norms and hybrids are those of ``draw``; beside it equal logits under ``top_k``, few tokens that repeat, and rows of
-several chunks where a hash sorts them. Each model goes through checks of ``tests.contracts.battery``: cuts, ragged rows, forks, going back.
+A failure is printed with its seed and a small spec that has it.
+
+Forms, masks, positions, norms and hybrids are those of ``draw``; beside it equal logits under ``top_k``, few tokens
+that repeat, and rows of several chunks where a hash sorts them. Each model goes through checks of
+``tests.contracts.battery``: cuts, ragged rows, forks, going back.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ ASKED = (
     "padding",
     "zero positions",
 )
-"""What each model is asked: rows of any lengths in pieces of any, which are forked and gone back with, against each row at once."""
+"""Demand on each model: rows of any lengths in pieces of any, forked and gone back with, equal each row at once."""
 THOROUGH = (
     *ASKED,
     "cut anywhere",
@@ -48,10 +51,10 @@ THOROUGH = (
     "single precision",
     "growth by doubling",
 )
-"""What every tenth is asked. Left out are loops, which are written for what the battery itself runs on, rows of 1,100 positions, and
-differences, which are no gradients where logits are equal."""
+"""What every tenth is asked. Left out are loops, which are written for what the battery itself runs on, rows of 1,100
+positions, and differences, which are no gradients where logits are equal."""
 ROUNDED = ("save, load, convert", "single precision")
-"""Left out where keys are picked by score or hash: two scores nearly equal in double precision may change places in single."""
+"""Left out where keys are picked by score or hash: scores nearly equal in float64 may change places in float32."""
 LENGTH = 160
 """Positions that each model has room for."""
 
@@ -87,7 +90,7 @@ def case(seed: int) -> Case:
 
 
 def _fitted(chance: random.Random, spec: Model) -> Model:
-    """``spec`` with room for the battery's rows, a head that answers at each position, and more that is equal or hashed."""
+    """``spec`` with room for the battery's rows, a head that answers at each position, more that is equal or hashed."""
     blocks = tuple(_block(chance, block) for block in spec.blocks)
     head = spec.head if isinstance(spec.head, LanguageModelHead) else LanguageModelHead(tied=False)
     encoder = spec.encoder and spec.encoder.changed(frontend=_roomy(spec.encoder.frontend), context_length=LENGTH)
@@ -199,7 +202,8 @@ def main() -> int:
             wrong += 1
             small = smallest(found, failed[0])
             print(
-                f"seed {seed} fails {failed[0]!r}: {failed[1]}\n  tokens {small.tokens}, zero {small.zero}: {small.spec.essential()}",
+                f"seed {seed} fails {failed[0]!r}: {failed[1]}\n"
+                f"  tokens {small.tokens}, zero {small.zero}: {small.spec.essential()}",
                 flush=True,
             )
     print(f"{chosen.specs} models, {wrong} of them wrong, {time.perf_counter() - began:.0f} s")

@@ -1,7 +1,7 @@
 """Random specs of tiny models, drawn from the register: the kinds of every slot, the types and bounds of every field.
 
-A part that is registered under ``qkv.`` is drawn without a word here. ``model(chance)`` gives a spec that parses; the same state of
-``chance`` (a ``random.Random``) gives the same spec.
+A part that is registered under ``qkv.`` is drawn without a word here. ``model(chance)`` gives a spec that parses; the
+same state of ``chance`` (a ``random.Random``) gives the same spec.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from qkv.spec.plain import is_slot
 S = TypeVar("S", bound=Spec)
 
 FORMS = ("decoder", "prefix", "encoder", "encoder_decoder", "latents", "bag")
-"""decoder: no position sees a later one.   prefix: none behind a row's own prefix does.   encoder: positions may see all.
-encoder_decoder: a second stack is read.   latents: these read the input.   bag: no block at all."""
+"""decoder: no position sees a later one.   prefix: none behind a row's own prefix does.
+encoder: positions may see all.   encoder_decoder: a second stack is read.
+latents: these read the input.   bag: no block at all."""
 DECODING = ("decoder", "prefix", "encoder_decoder")
 """Forms of which each model decodes."""
 
@@ -90,7 +91,7 @@ def prefixed(chance: random.Random) -> Mask:
 
 
 def fields(chance: random.Random, spec: type[Spec], depth: int = 2) -> dict[str, Any]:
-    """Values for the fields of a spec: the needed ones, and each of the others with a chance of a third, of two where a part fills it."""
+    """Values for a spec's fields: the needed ones, each other with a chance of 1/3, or 2/3 where a part fills it."""
     found: dict[str, Any] = {}
     for name, field in spec.model_fields.items():
         if field.is_required() or chance.random() < (

@@ -1,6 +1,7 @@
-"""Draws N random specs, valid ones and others, and says which of them break something: ``make fuzz ARGS="--count 5000 --seed 0"``.
+"""Draw N random specs, valid ones and others, and say which of them break something.
 
-A failure is printed with its seed and the smallest spec that was found to fail in the same way. The exit code is 1 if there is one.
+Run by ``make fuzz ARGS="--count 5000 --seed 0"``. A failure is printed with its seed and the smallest spec that was
+found to fail in the same way. The exit code is 1 if there is one.
 """
 
 from __future__ import annotations

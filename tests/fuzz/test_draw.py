@@ -1,4 +1,4 @@
-"""Drawn specs: every form and kind is met, the same seed gives the same spec, and what one field asks of another is refused by the spec."""
+"""Drawn specs: every form and kind occurs, a seed fixes the spec, and the spec refuses fields that do not fit."""
 
 from __future__ import annotations
 

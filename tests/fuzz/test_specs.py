@@ -1,4 +1,4 @@
-"""A short form of ``make fuzz``, the specs with which it once found something, and that the checks notice what they are for."""
+"""A short form of ``make fuzz``, specs with which it once found something, and checks that notice their faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beam search against exhaustive search, against another library's, and against reading the whole text anew at each step."""
+"""Beam search against exhaustive search, another library's, and reading the whole text anew at each step."""
 
 from __future__ import annotations
 
@@ -420,7 +420,7 @@ def translator(layers: str, positions: str) -> Transformer:
 @pytest.mark.parametrize(("layers", "positions"), [("last", "none"), ("layers", "none"), ("last", "learned")])
 @torch.no_grad()
 def test_an_encoder_decoder_is_searched_with_the_memory_of_its_source(layers: str, positions: str) -> None:
-    """Against reading source and target anew for every hypothesis; with bounded positions the target slides, and its source stays."""
+    """Source and target read anew for every hypothesis; with bounded positions the target slides, its source stays."""
     m, end, generation = translator(layers, positions), 7, BEAMS.changed(length_penalty=0.5)
     prompts = [[1], [1], [1, 2]]
     ids = torch.tensor([source + [0] * (5 - len(source)) for source in SOURCES])

@@ -1,4 +1,4 @@
-"""Every filter against a loop over plain numbers and against transformers' processors; drawing against the distribution itself."""
+"""Every filter against a loop over plain numbers and transformers' processors; draws against the distribution."""
 
 from __future__ import annotations
 

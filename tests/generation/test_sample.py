@@ -1,4 +1,4 @@
-"""Texts drawn with the state, in batches and one by one, against running the whole text through the model at each step."""
+"""Texts drawn with the state, in batches and one by one, against the whole text through the model at each step."""
 
 from __future__ import annotations
 

@@ -67,7 +67,10 @@ def test_a_prompt_that_does_not_fit_is_cut_alike_for_all_options_with_a_warning(
     assert [s.sum for s in score_options(m, PROMPT[:3], OPTIONS)] == pytest.approx(
         [full_pass(m, PROMPT[:3], o) for o in OPTIONS], abs=1e-4
     )
-    sentence = "the prompt has 5 tokens, the longest option 6, and the model has 8 positions; the first 2 prompt tokens are dropped"
+    sentence = (
+        "the prompt has 5 tokens, the longest option 6, and the model has 8 positions; "
+        "the first 2 prompt tokens are dropped"
+    )
     with pytest.warns(UserWarning, match=sentence):
         got = score_options(m, PROMPT, OPTIONS)
     assert [s.sum for s in got] == pytest.approx([full_pass(m, PROMPT[2:], o) for o in OPTIONS], abs=1e-4)

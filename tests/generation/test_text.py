@@ -165,7 +165,7 @@ def test_beams_from_text_are_those_of_tokens_decoded(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_stop_string_ends_hypotheses(scheme: str) -> None:
-    """Every text is cut at its first stop string, no token stands after it, and a text without one is of full length."""
+    """Every text is cut at its first stop string, with no token after it; a text without one is of full length."""
     m, tokenizer = system(scheme)
     prompt = "the cat, the dog"
     free = "".join(best.text[2:] for best in best_texts(m, tokenizer, [prompt], BEAMS.changed(num_return=4))[0])

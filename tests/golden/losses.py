@@ -1,12 +1,13 @@
-"""Golden losses: a short run of every form of recipe, its figures written with every digit, or compared with those written before.
+"""Golden losses: a short run of every form of recipe, its figures written with every digit, or compared with earlier.
 
     python -m tests.golden.losses --write before.json      in the tree before a change
-    python -m tests.golden.losses --compare before.json    in the tree after it: a table of differences, and exit code 1 if there are any
+    python -m tests.golden.losses --compare before.json    in the tree after it: a table of differences; exits 1 if any
 
-Cases: each recipe of ``recipes/``, the demo, ``qkv train`` of a text and of each verb, and finetuning of a run. All data is made by this
-file, so that no download and no ``QKV_DATA`` is needed. Recipes keep their parts and sizes, and are overridden in data, steps, batch, length
-of samples and precision (``overridden``). Nothing depends on timing: one thread, fp32, an empty cache, and a clock on which every candidate
-takes as long as the others, so that each choice by measurement falls on the plain path. Figures of two processors differ in the last digits.
+Cases: each recipe of ``recipes/``, the demo, ``qkv train`` of a text and of each verb, and finetuning of a run. All
+data is made by this file, so that no download and no ``QKV_DATA`` is needed. Recipes keep their parts and sizes, and
+are overridden in data, steps, batch, length of samples and precision (``overridden``). Nothing depends on timing: one
+thread, fp32, an empty cache, and a clock on which every candidate takes as long as the others, so that each choice by
+measurement falls on the plain path. Figures of two processors differ in the last digits.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
-    """Every form. ``sst2_pretrained`` and the finetunings start from the run of ``wikitext2_mlm``, which therefore comes first."""
+    """Every form. ``sst2_pretrained`` and finetunings start from the run of ``wikitext2_mlm``, so it comes first."""
     recipes = sorted((ROOT / "recipes").glob("*.yaml"), key=lambda path: (path.stem != START, path.stem))
     tables = [Case(f"train {verb}", ("train", verb, *options, *SHORT)) for verb, options in VERBS.items()]
     begun = ("train", "finetune", "--from", f"runs/{START}", "--data", "reviews.csv")
@@ -126,7 +127,7 @@ def even_clock() -> Iterator[None]:
 
 
 def figures(case: Case, out: Path) -> dict[str, Any]:
-    """Train ``case`` in the folder ``out``: losses of steps, validations and samples, the evaluation, and what ``qkv cost`` counts."""
+    """Train ``case`` into ``out``: losses of steps, validations, samples, the evaluation, counts of ``qkv cost``."""
     import qkv
 
     with even_clock():

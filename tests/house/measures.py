@@ -1,7 +1,7 @@
-"""Measures of the package's source, as a table: ``python -m tests.house.measures``; ``--list`` also names what is counted.
+"""Measures of the package's source, as a table: ``python -m tests.house.measures``.
 
-Lines and files, imports in both directions between folders, long functions, docstrings that begin with a question word, and places that ask
-for a kind of part by name.
+``--list`` also names what is counted. Lines and files, imports in both directions between folders, long functions,
+docstrings that begin with a question word, and places that ask for a kind of part by name.
 """
 
 from __future__ import annotations

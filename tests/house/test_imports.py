@@ -49,7 +49,7 @@ FOR_ALL = ("qkv.spec.errors", "qkv.former.names")
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """The dotted name of everything that is imported anywhere in ``tree``, by statement or by ``import_module`` of a literal."""
+    """Dotted names of all imports anywhere in ``tree``, by statement or by ``import_module`` of a literal."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

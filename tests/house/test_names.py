@@ -9,7 +9,7 @@ from tests.house.source import PACKAGE, package
 
 
 def places() -> dict[str, list[str]]:
-    """Modules that define a public class, by its name; the model file of an export stands alone and has names of its own."""
+    """Modules that define a public class, by its name; an export's model file stands alone and has its own names."""
     found = defaultdict[str, list[str]](list)
     for source in package():
         parts = source.path.relative_to(PACKAGE).parts

@@ -20,7 +20,9 @@ PACKAGES = tuple(
 
 ALLOWED = {
     "spec/masks.py": "brackets of mask expressions follow the precedence of & and |",
-    "mixers/key_value.py": "a ring that holds causal & window(n) alone needs no mask, whatever the mask could say of itself",
+    "mixers/key_value.py": (
+        "a ring that holds causal & window(n) alone needs no mask, whatever the mask could say of itself"
+    ),
     "interop/remote/description.py": "a self-contained file holds copies of some parts and refuses all others",
     "interop/peft.py": "the format describes low-rank matrices and nothing else",
     "training/start.py": "a file with low-rank matrices is merged by their names",
@@ -63,7 +65,7 @@ def known_as(source: Source) -> dict[str, Any]:
 
 
 def checked(tree: ast.AST) -> Iterator[ast.expr]:
-    """Expressions of the classes that ``isinstance``, ``issubclass``, ``type(…) is`` and ``case Class()`` compare with."""
+    """Classes that ``isinstance``, ``issubclass``, ``type(…) is`` and ``case Class()`` compare with, as expressions."""
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Call)

@@ -70,8 +70,8 @@ def public_definitions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
 
 @cache
 def described_methods() -> frozenset[str]:
-    """Names of methods that some class of the package describes: an override need not say it again. ``forward`` is the class's own text,
-    ``model_post_init`` is pydantic's."""
+    """Names of methods that some class of the package describes: an override need not say it again. ``forward`` is the
+    class's own text, ``model_post_init`` is pydantic's."""
     names = {"forward", "model_post_init"}
     for source in package():
         for name, node in public_definitions(source.tree):

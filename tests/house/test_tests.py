@@ -1,4 +1,4 @@
-"""Every test can fail: it asserts, expects an error, or calls a helper that does; and no comparison is made and dropped."""
+"""Every test can fail: it asserts, expects an error or calls a helper that does; no comparison is made and dropped."""
 
 from __future__ import annotations
 

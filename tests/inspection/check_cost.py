@@ -2,8 +2,8 @@
 
     python -m tests.inspection.check_cost
 
-FLOPs are measured by torch's counter with the reference of attention, memory by the live tensors of a real step. Exits with 1 if a FLOP count is
-off by more than 5 % or memory by more than 15 %.
+FLOPs are measured by torch's counter with the reference of attention, memory by the live tensors of a real step. Exits
+with 1 if a FLOP count is off by more than 5 % or memory by more than 15 %.
 """
 
 from __future__ import annotations

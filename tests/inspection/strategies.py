@@ -142,7 +142,7 @@ POSITIONS = st.sampled_from(
 
 
 def blocks(branches: st.SearchStrategy[Any]) -> st.SearchStrategy[Block]:
-    """Blocks of one to three of ``branches`` in any order, with any norm and residual; several side by side are added to something."""
+    """Blocks of 1 to 3 of ``branches`` in any order, norm and residual; several side by side are added to something."""
     adding = RESIDUALS.filter(lambda part: part != parts.NoResidual())
     return st.integers(1, 3).flatmap(
         lambda count: (
@@ -252,7 +252,7 @@ HEADS: dict[type[heads.Head], st.SearchStrategy[Any]] = {
 
 @st.composite
 def latent_models(draw: st.DrawFn) -> Model:
-    """Models whose input is read by latents, in widths of their own: blocks that begin with queries or with the input, or none."""
+    """Models whose input is read by latents in their own widths: blocks that begin with queries, the input, or none."""
     reads = Block(
         branches=(draw(st.one_of(*MEMORY_BRANCHES.values())), draw(BRANCHES[branch.FeedForward])), norm=draw(NORMS)
     )

@@ -78,7 +78,7 @@ def test_forward_flops_are_those_of_torchs_counter(model: Model, batch: int, len
 def test_training_flops_are_those_of_torchs_counter(kind: type[Branch], recompute: bool) -> None:
     model = model_of(kind(), num_layers=3)
     counted = cost(model, 2, training=Training(recompute=recompute, accumulate=2))
-    # A state of zeros before the first position, the one after the last, and the sinusoid of a distance have no gradient.
+    # The zero state before the first position, the one after the last, and a distance's sinusoid have no gradient.
     nearly = issubclass(kind, (LinearAttention, Recurrent, RelativeAttention))
     assert counted.train_flops == pytest.approx(count_flops(counted)[1], rel=0.05 if nearly else 0)
 
@@ -280,7 +280,10 @@ def test_what_cannot_be_counted(model: Model, options: dict[str, Any], sentence:
 
 def test_counting_imports_no_compiler() -> None:
     """Importing it would take longer than everything else."""
-    code = "import sys; from qkv.cli.main import main; main(['cost', 'gpt3', '--json']); sys.exit('torch._dynamo' in sys.modules or 'sympy' in sys.modules)"
+    code = (
+        "import sys; from qkv.cli.main import main; main(['cost', 'gpt3', '--json']); "
+        "sys.exit('torch._dynamo' in sys.modules or 'sympy' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert '"total": 174604259328' in done.stdout

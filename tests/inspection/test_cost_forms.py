@@ -133,7 +133,7 @@ def test_what_latents_cost_grows_with_the_input_times_their_number() -> None:
 
 @pytest.mark.parametrize("memory", ["last", "layers"])
 def test_a_deep_encoder_decoder_costs_what_its_layers_cost(memory: str) -> None:
-    """Middle layers stand for each other: everything grows by equal steps, and parameters are those of the built model."""
+    """Middle layers stand for each other: everything grows by equal steps; parameters are those of the built model."""
     five, nine, many = (
         model_of(num_layers=n, encoder=ENCODER.changed(memory=memory, num_layers=n)) for n in (5, 9, 13)
     )

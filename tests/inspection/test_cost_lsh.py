@@ -1,4 +1,4 @@
-"""What is counted of attention by hashing is what torch's counter counts, and grows with the length and not with its square."""
+"""Counts for attention by hashing equal torch's counter, and grow with the length and not with its square."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Pair:
 
 
 def made(case: Case, folder: Path) -> Pair:
-    """The pair of a case. No weight keeps its initial value: a norm of ones or a bias of zeros would hide a wrong name."""
+    """The pair of a case. No weight keeps its initial value: norms of 1 or biases of 0 would hide a wrong name."""
     generator = torch.Generator().manual_seed(sum(map(ord, case.name)))
     case.config._attn_implementation = case.attention
     theirs = case.model(case.config).eval()
@@ -108,7 +108,7 @@ def their_words(pair: Pair, beams: int = 1) -> list[list[int]]:
 
 
 def read_again(pair: Pair) -> tuple[list[list[int]], list[list[int]]]:
-    """The most probable tokens of both libraries after the first four of each row, the whole text read again for each."""
+    """Most probable tokens of both libraries after the first four of each row, the whole text read again for each."""
 
     def written(answer: Callable[[Tensor], Tensor], row: list[int]) -> list[int]:
         text = row[:4]
@@ -156,7 +156,7 @@ def their_answer(pair: Pair, left: bool = False) -> Tensor:
 
 
 def _answer_of(found: Any, model: Any) -> Tensor:
-    """Logits; for span heads start and end logits stacked; for a body without a head, hidden states times the token table."""
+    """Logits; of span heads, start and end stacked; of a body without a head, hidden states times the token table."""
     if "logits" in found:
         return found.logits
     if "start_logits" in found:

@@ -1,4 +1,4 @@
-"""Keys that a config.json may hold beside those that a family writes, with values: followed by some families, ignored by others."""
+"""Keys, with values, of a config.json beside a family's own: followed by some families, ignored by others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configs as the makers of BLOOM, MPT, GPT-NeoX, Falcon and Gemma wrote them, what is refused of them, and Gemma in bf16."""
+"""Configs as the makers of BLOOM, MPT, GPT-NeoX, Falcon and Gemma wrote them, what is refused, Gemma in bf16."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoder–decoders beside the battery: what they answer with their own first tokens, what old files hold, what is refused."""
+"""Encoder–decoders beside the battery: answers with their own first tokens, what old files hold, what is refused."""
 
 from __future__ import annotations
 
@@ -63,7 +63,10 @@ SEED = 2
 def written(
     kind: Any, config: Any, folder: Path, core: tokenizers.Tokenizer, strength: float = 0.3, **generation: Any
 ) -> Any:
-    """A model with random weights, those of its blocks of some ``strength``, in ``folder``, beside its tokenizer and how its makers let it write."""
+    """A model with random weights, those of its blocks of some ``strength``, saved in ``folder``.
+
+    Beside it: its tokenizer and its makers' settings for generation.
+    """
     torch.manual_seed(SEED)
     model = kind(config).eval()
     with torch.no_grad():
@@ -237,7 +240,10 @@ def test_a_first_token_that_the_tokenizer_lacks_is_named(tmp_path: Path) -> None
 
 
 def test_classes_of_a_text_that_the_decoder_reads_one_token_later(tmp_path: Path) -> None:
-    """As the library reads a text by itself: the last mark of an end meets the vector of the token before it. No task here asks so."""
+    """As the library reads a text by itself: the last end mark meets the vector of the token before it.
+
+    No task here asks so.
+    """
     config = BartConfig(**bart.sizes(num_labels=3, eos_token_id=2, pad_token_id=1))
     theirs = written(
         BartForSequenceClassification, config, tmp_path, words(("<s>", "<pad>", "</s>", "<unk>"), "<s> $A </s>")
@@ -269,10 +275,11 @@ def test_dropouts_are_read(tmp_path: Path) -> None:
 
 
 CONFIGS = st.fixed_dictionaries({
-    "d_model": st.integers(2, 12), "d_kv": st.integers(1, 6), "d_ff": st.integers(1, 12), "num_heads": st.integers(1, 4),
-    "num_layers": st.integers(1, 3), "num_decoder_layers": st.integers(1, 3),
+    "d_model": st.integers(2, 12), "d_kv": st.integers(1, 6), "d_ff": st.integers(1, 12),
+    "num_heads": st.integers(1, 4), "num_layers": st.integers(1, 3), "num_decoder_layers": st.integers(1, 3),
     "feed_forward_proj": st.sampled_from(["relu", "gelu", "gated-gelu", "gated-silu", "gated-relu"]),
-    "relative_attention_num_buckets": st.sampled_from([4, 8, 32]), "relative_attention_max_distance": st.integers(17, 40),
+    "relative_attention_num_buckets": st.sampled_from([4, 8, 32]),
+    "relative_attention_max_distance": st.integers(17, 40),
     "tie_word_embeddings": st.booleans(), "layer_norm_epsilon": st.sampled_from([1e-6, 0.1]),
 })  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""BERT and its kin beside the battery: pairs of texts, what old files hold, answers with their labels, what is refused."""
+"""BERT and its kin beside the battery: text pairs, what old files hold, answers with their labels, what is refused."""
 
 from __future__ import annotations
 
@@ -244,10 +244,11 @@ KINDS = {
 }
 CONFIGS = st.fixed_dictionaries({
     "num_attention_heads": st.integers(1, 4), "head_dim": st.integers(1, 6), "num_hidden_layers": st.integers(1, 3),
-    "intermediate_size": st.integers(1, 20), "max_position_embeddings": st.integers(9, 20), "type_vocab_size": st.integers(1, 4),
-    "vocab_size": st.integers(6, 40), "hidden_act": st.sampled_from(["gelu", "relu", "gelu_new", "silu", "tanh"]),
-    "layer_norm_eps": st.sampled_from([1e-12, 1e-5, 0.1]), "tie_word_embeddings": st.booleans(), "num_labels": st.integers(1, 5),
-    "classifier_dropout": st.sampled_from([None, 0.0, 0.5]),
+    "intermediate_size": st.integers(1, 20), "max_position_embeddings": st.integers(9, 20),
+    "type_vocab_size": st.integers(1, 4), "vocab_size": st.integers(6, 40),
+    "hidden_act": st.sampled_from(["gelu", "relu", "gelu_new", "silu", "tanh"]),
+    "layer_norm_eps": st.sampled_from([1e-12, 1e-5, 0.1]), "tie_word_embeddings": st.booleans(),
+    "num_labels": st.integers(1, 5), "classifier_dropout": st.sampled_from([None, 0.0, 0.5]),
 })  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Keys of a config that a family follows, ignores or has a default for: the transformers library's numbers, or one refusal."""
+"""Config keys that a family follows, ignores or has defaults for: the transformers library's numbers, or a refusal."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_whatever_key_is_added_numbers_are_equal_or_it_is_refused(kind: str, tmp
 
 
 def both(case: Case, values: dict[str, Any], folder: Path) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The answers of both libraries under that config.json, of the same random weights; None where either refuses it."""
+    """Answers of both libraries under that config.json, with the same random weights; None where either refuses it."""
     generator = torch.Generator().manual_seed(1)
     try:
         config = type(case.config).from_dict(json.loads(json.dumps(values)))

@@ -159,7 +159,7 @@ print((kilobytes("VmHWM") - before) * 1024 / weights)
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is read from /proc")
 def test_memory_stays_within_a_fifth_more_than_the_weights(tmp_path: Path) -> None:
-    """Read into memory: the table of tokens, the largest tensor, is a third of all, and the other matrices are transposed."""
+    """Read into memory: the token table, the largest tensor, is a third of all; the other matrices are transposed."""
     from qkv.models.build import build
     from qkv.models.families.gpt import gpt
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are mapped: what is copied, what never reaches the file, and what is noticed when the file changes."""
+"""Mapped checkpoints: what is copied, what never reaches the file, and what is noticed when the file changes."""
 
 from __future__ import annotations
 
@@ -199,7 +199,10 @@ def test_a_file_that_changes_under_a_mapped_model_is_noticed_before_the_next_cal
     copy = deepcopy(run.model)
     state = run.model.init_state(1)
     change(llama / WEIGHTS)
-    sentence = r"model\.safetensors was changed while a model that is mapped from it was in use; load it again, or load it with copy=True"
+    sentence = (
+        r"model\.safetensors was changed while a model that is mapped from it was in use; "
+        r"load it again, or load it with copy=True"
+    )
     for call in (run.model, run.model.features, partial(run.model, state=state)):
         with pytest.raises(UserError, match=sentence):
             call(IDS)

@@ -1,4 +1,4 @@
-"""Adapters in PEFT's files: put into the other library's model by the documented names, they give the logits of ours."""
+"""Adapters in PEFT's files: put into the other library's model by the documented names, they give our logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Perceiver beside the battery: a folder of words as bytes, what it says of places, what is saved as one, what is refused."""
+"""Perceiver beside the battery: a folder of words as bytes, its positions, what is saved as one, what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeBERTa, Longformer and XLNet beside the battery: what is refused, other names of a head, what a call says beside the tokens."""
+"""DeBERTa, Longformer, XLNet beside the battery: what is refused, a head's other names, arguments beside the tokens."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def test_the_other_form_of_debertas_head_is_read_too(tmp_path: Path) -> None:
-    """As the files of the third version hold it, whose configs do not say so, with the head of the other half of pretraining."""
+    """As the third version's files hold it, unsaid in their configs, with the head of the other half of pretraining."""
     theirs = written(transformers.DebertaV2ForMaskedLM, deberta.config(legacy=False), tmp_path)
     ids = torch.randint(4, 61, (3, 11))
     with torch.no_grad():

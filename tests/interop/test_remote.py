@@ -1,4 +1,4 @@
-"""Folders with a model file of their own: the transformers library opens them where qkv cannot be imported, and computes the same."""
+"""Folders with their own model file: transformers opens them where qkv cannot be imported, and computes the same."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ for folder in sys.argv[1:]:
         found = {"logits": said.logits, "loss": said.loss}
         for side in ("left", "right"):
             found[side] = model(given[side + "_ids"], attention_mask=given[side + "_mask"]).logits
-        found["greedy"] = model.generate(given["ids"], attention_mask=torch.ones_like(given["ids"]), max_new_tokens=NEW, do_sample=False, pad_token_id=0)
+        found["greedy"] = model.generate(given["ids"], attention_mask=torch.ones_like(given["ids"]), \
+max_new_tokens=NEW, do_sample=False, pad_token_id=0)
     save_file({name: tensor.contiguous() for name, tensor in found.items()}, folder + "/found.safetensors")
 assert not [name for name in sys.modules if name.startswith("qkv.")]
 """

@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: their files written here, the vectors by transformers' own body and poolings as loops in float64."""
+"""Folders of sentence-transformers written here; vectors by transformers' own body and poolings as float64 loops."""
 
 from __future__ import annotations
 

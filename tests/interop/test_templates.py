@@ -1,5 +1,5 @@
-"""What stands round texts, and their types: the answers of a published checkpoint are those of the transformers library, which reads the
-same text by its own tokenizer."""
+"""What stands round texts, and their types: the answers of a published checkpoint are those of the transformers
+library, which reads the same text by its own tokenizer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ GAPS = "the {} ran far away from the {}"
 
 
 class Style(NamedTuple):
-    """The special tokens of a family, in the order of their ids from 0 on, and what it puts round texts; {0} and {1} are the texts."""
+    """Special tokens of a family, in order of ids from 0, and what it puts round texts; {0} and {1} are the texts."""
 
     pad: str
     unknown: str

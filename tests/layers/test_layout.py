@@ -1,4 +1,4 @@
-"""Declared layouts of weights: of every branch of the package, and of a mixer outside of it that is adapted, optimised and transferred by them."""
+"""Declared weight layouts: of every branch, and of an outside mixer adapted, optimised and transferred by them."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from qkv.spec.adapt import LoRA
 ALL = ("fp32", "bf16")
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ROUNDING = {"fp32": 1e-6, "bf16": 2e-2}
-"""Largest error as a share of the largest output: eight bits of bf16 are 2⁻⁸ for each of the few roundings on the way."""
+"""Largest error as a share of the largest output: bf16's 8 bits are 2⁻⁸ for each of the few roundings on the way."""
 
 
 def adapted(part: LoRA, precision: str = "fp32", bias: bool = True) -> LowRank:

@@ -1,5 +1,5 @@
-"""Learned positions inside attention: T5's buckets and layer against the published ones, Shaw's distances against their definition;
-Falcon's slopes."""
+"""Learned positions inside attention: T5's buckets and layer against the published ones, Shaw's distances against their
+definition; Falcon's slopes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_shaw_s_distances_are_clipped_and_counted_from_the_furthest_before() -> 
 
 @pytest.mark.parametrize("values", [False, True])
 def test_shaw_s_layer_is_its_equation(values: bool) -> None:
-    """e_ij = q_i · (k_j + a_ij) / √Dk and z_i = Σ_j α_ij (v_j + b_ij), the vectors a and b written out for every pair."""
+    """e_ij = q_i · (k_j + a_ij) / √Dk, z_i = Σ_j α_ij (v_j + b_ij), with vectors a and b written out for every pair."""
     ours = built(Attention(num_heads=3, mask=Full(), relative=parts.Shaw(max_distance=2, values=values)))
     x, length = some(2, 7), 7
     q, k, v = (t.unflatten(-1, (3, 4)).transpose(1, 2) for t in ours.qkv(x).chunk(3, -1))

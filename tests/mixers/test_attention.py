@@ -1,4 +1,4 @@
-"""Multi-head attention against torch's module, against single heads, and against itself with repeated keys and values."""
+"""Multi-head attention against torch's module, single heads, and itself with repeated keys and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disentangled attention against DeBERTa-v2's own layer, outputs and gradients, and its buckets against the published ones."""
+"""Disentangled attention against DeBERTa-v2's layer, outputs and gradients; its buckets against the published ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ def test_every_distance_has_the_published_bucket(buckets: int, furthest: int) ->
 
 
 class Published(nn.Module):
-    """DeBERTa-v2's layer and table with the weights of ours; as in the published encoder, the table is normed before the layer reads it."""
+    """DeBERTa-v2's layer and table with our weights.
+
+    As in the published encoder, the table is normed before the layer reads it.
+    """
 
     def __init__(self, ours: Any):
         super().__init__()

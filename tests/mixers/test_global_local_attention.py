@@ -1,4 +1,4 @@
-"""Global and local attention against Longformer's own layer, outputs and gradients, and against dense attention under the same mask."""
+"""Global and local attention: Longformer's layer, outputs and gradients, and dense attention under the same mask."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ def drawn(**fields: Any) -> Any:
 def test_outputs_and_gradients_equal_those_of_the_published_layer(
     window: int, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several blocks of queries, rows of different lengths. (Their gradient of a row of padding alone is NaN; ours is held by the battery.)"""
+    """Several blocks of queries, rows of different lengths.
+
+    Their gradient of a row of padding alone is NaN; ours is held by the battery.
+    """
     monkeypatch.setattr(GlobalLocalAttention, "block", property(lambda part: max(part.window, 4)))
     ours = drawn(window=window, num_global=few)
     theirs, lengths = Published(ours), torch.tensor([19, 12, 8])
@@ -104,7 +107,10 @@ def test_without_a_prefix_it_is_a_window() -> None:
 
 @pytest.mark.parametrize("hidden", [False, True])
 def test_positions_may_lie_anywhere(hidden: bool) -> None:
-    """A window counts distances of positions; where these are in no order, the answer follows them, and what the caller hides is hidden."""
+    """A window counts distances of positions.
+
+    Where these are in no order, the answer follows them, and what the caller hides is hidden.
+    """
     ours, count = drawn(num_global=2), 70
     order = torch.randperm(count, generator=torch.Generator().manual_seed(1))
     visible = torch.rand(2, count, count, generator=torch.Generator().manual_seed(2)) > 0.4 if hidden else None

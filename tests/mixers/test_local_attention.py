@@ -36,7 +36,7 @@ def published(ours: Any, back: int, causal: bool) -> LocalSelfAttention:
 
 @pytest.mark.parametrize(("back", "causal"), [(0, True), (0, False), (1, True), (2, True)])
 def test_outputs_and_gradients_equal_those_of_the_published_layer(back: int, causal: bool) -> None:
-    """With a chunk before and no causal mask theirs lets the first chunk see the last, by wrapping round; that is left out here."""
+    """With a chunk before and no causal mask their first chunk sees the last, by wrapping round; left out here."""
     blocks = Blocks(size=CHUNK, back=back)
     ours = built(Attention(num_heads=3, head_dim=5, bias=False, mask=Causal() & blocks if causal else blocks))
     theirs = published(ours, back, causal)

@@ -66,8 +66,8 @@ PUBLISHED = [
 
 @pytest.mark.parametrize("part", PUBLISHED, ids=describe)
 def test_it_is_that_of_the_transformers_library(part: LSHAttention) -> None:
-    """In float64, with rotations drawn in float32: in that library, in float32, the weights of a position that sees itself alone, twice or in
-    several rounds, add up to 1 but for half a per cent."""
+    """In float64, with rotations drawn in float32: in that library, in float32, the weights of a position that sees
+    itself alone, twice or in several rounds, add up to 1 but for half a per cent."""
     ours, theirs = published(part)
     for chunks in (1, 2, 5):
         count = chunks * part.chunk_length
@@ -188,7 +188,8 @@ def test_a_task_that_writes_refuses_rows_longer_than_a_chunk(task: str) -> None:
     head = {"head": {"kind": "tokens", "num_classes": 3}} if task == "sorting" else {}
     with pytest.raises(
         SpecError,
-        match=r"model\.blocks\.1\.branches\.1: .* of up to 64 positions, but context_length is 65; .*inexact_decoding=true",
+        match=r"model\.blocks\.1\.branches\.1: .* of up to 64 positions, but context_length is 65; "
+        r".*inexact_decoding=true",
     ):
         Recipe.parse({**TASKS[task], "model": hashing(65, "lsh_attention", **head)})
     Recipe.parse({**TASKS[task], "model": hashing(64, "lsh_attention", **head)})
@@ -201,7 +202,10 @@ def test_generation_beyond_a_chunk_warns_unless_the_spec_accepts_it() -> None:
         branch = f"lsh_attention(chunk_length=4, inexact_decoding={str(accepted).lower()})"
         spec = {"width": 16, "frontend": {"kind": "text", "vocab_size": 9, "positions": "none"}, **hashing(8, branch)}
         m = build(Model.parse(spec)).eval()
-        sentence = r"model\.blocks\.1\.branches\.1: decoding of 'lsh_attention' is exact for texts of up to 4 tokens, and 5 may be reached"
+        sentence = (
+            r"model\.blocks\.1\.branches\.1: decoding of 'lsh_attention' is exact for texts of up to 4 tokens, "
+            r"and 5 may be reached"
+        )
         with pytest.warns(UserWarning, match=sentence) if warns else nullcontext():
             assert len(generate(m, [[1, 2, 3]], Generation(max_new_tokens=new))[0]) == new
 

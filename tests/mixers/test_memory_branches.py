@@ -1,4 +1,4 @@
-"""Branches that read a memory, where every row has one of its own: lengths, rows, what is computed once, and the weights that can be seen."""
+"""Branches that read each row's own memory: lengths, rows, what is computed once, and the weights that can be seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Relative attention against XLNet's own layer: both directions, with a memory, with a table of visible keys; outputs and gradients."""
+"""Relative attention against XLNet's layer: both directions, memory, table of visible keys; outputs and gradients."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_window_remembers_a_fixed_number_of_positions() -> None:
 
 
 def test_a_permutation_sees_what_the_published_streams_see() -> None:
-    """Content stream and query stream side by side in one row: both at the same positions, with a table of visible keys."""
+    """Content and query stream side by side in one row: both at the same positions, with a table of visible keys."""
     ours = drawn(mask=Full())
     theirs, count = published(ours), 6
     order = torch.tensor([3, 0, 5, 1, 4, 2])

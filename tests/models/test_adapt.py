@@ -1,4 +1,4 @@
-"""Which parameters learn, chosen by path; and adapters in whole models, the parts that use a matrix by itself included."""
+"""Parameters that learn, chosen by path; adapters in whole models, including parts that use a matrix by itself."""
 
 from __future__ import annotations
 

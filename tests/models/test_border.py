@@ -196,7 +196,7 @@ def test_everything_lies_where_the_weights_lie() -> None:
 
 
 def test_values_on_another_device_are_not_waited_for() -> None:
-    """Ids of a device whose values are not at hand are looked up as they are: reading them would wait for the device."""
+    """Ids of a device whose values are not at hand are looked up as they are: reading would wait for the device."""
     m = built("encoder").to("meta")
     assert m(Signal(torch.full((2, 5), 99, device="meta"), lengths=torch.tensor([7, -1], device="meta")))[0].shape == (
         2,

@@ -1,4 +1,4 @@
-"""A model in float64 computes in float64: nothing on the way from ids to answers and losses is rounded to single precision."""
+"""A float64 model computes in float64: nothing from ids to answers and losses is rounded to single precision."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ BRANCHES = [part for parts in SAMPLES.values() for part in parts if '"rounded":"
 
 
 class Narrowed(TorchDispatchMode):
-    """Fails where float64 becomes a narrower float, and where a narrower one meets it. Single numbers may, and what was just drawn:
-    the rotations of hashing are the same numbers in every precision."""
+    """Fails where float64 becomes a narrower float, and where a narrower one meets it. Single numbers may, and what was
+    just drawn: the rotations of hashing are the same numbers in every precision."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models whose input is read by latents: against torch's attention, padded rows against rows alone, who sees what, and what is refused."""
+"""Models whose input is read by latents: against torch's attention, padded rows and rows alone, visibility, refusal."""
 
 from __future__ import annotations
 
@@ -87,8 +87,9 @@ def torch_attention(body: Any, queries: Tensor, memory: Tensor, hidden: Tensor |
         biases = torch.cat((body.query.bias, body.memory.bias))
     q, k, v = (x.transpose(0, 1) for x in (queries, memory, memory))
     out = F.multi_head_attention_forward(
-        q, k, v, q.shape[-1], body.part.num_heads, None, biases, None, None, False, 0.0, body.output.weight, body.output.bias, False,
-        hidden, False, use_separate_proj_weight=True, q_proj_weight=weights[0], k_proj_weight=weights[1], v_proj_weight=weights[2],
+        q, k, v, q.shape[-1], body.part.num_heads, None, biases, None, None, False, 0.0,
+        body.output.weight, body.output.bias, False, hidden, False, use_separate_proj_weight=True,
+        q_proj_weight=weights[0], k_proj_weight=weights[1], v_proj_weight=weights[2],
     )  # fmt: skip
     return out[0].transpose(0, 1)
 
@@ -108,7 +109,10 @@ def torch_block(block: Any, x: Tensor, memory: Tensor | None, hidden: Tensor | N
 
 @pytest.mark.parametrize("asks", [Queries(), None])
 def test_a_model_with_latents_is_that_of_torch(asks: Queries | None) -> None:
-    """Jaegle et al. 2022 with the same weights; the cross-attention is repeated, and the latents' norm is that of what the queries read."""
+    """Jaegle et al. 2022 with the same weights.
+
+    The cross-attention is repeated, and the latents' norm is that of what the queries read.
+    """
     reads, between = (
         Block(branches=(CrossAttention(num_heads=2), FEED_FORWARD)),
         Block(branches=(Attention(num_heads=5, mask=Full()), FEED_FORWARD)),
@@ -180,7 +184,7 @@ def test_each_answer_reads_the_whole_input() -> None:
 
 @torch.no_grad()
 def test_one_latent_is_all_that_is_known_of_the_input() -> None:
-    """Through a memory of one vector the attention of every query is the same: without a residual and positions so is the answer."""
+    """With a memory of one vector all queries have one attention: without residual and positions, one answer."""
     alone = Block(branches=(CrossAttention(num_heads=2),), residual=NoResidual())
     m = double(perceiver(latents=LATENTS.changed(count=1), blocks=(alone,)))
     answer = m(some_ids(1, 6))[0]
@@ -356,11 +360,18 @@ LEARNS = {
     "width": 16,
     "context_length": 16,
     "frontend": {"kind": "text", "width": 24},
-    "latents": {"count": 6, "width": 20, "blocks": [{"branches": ["cross_attention(2)", "feed_forward(16)"]}, {"branches": ["attention(2, mask=full)", "feed_forward(16)"]}]},
+    "latents": {
+        "count": 6,
+        "width": 20,
+        "blocks": [
+            {"branches": ["cross_attention(2)", "feed_forward(16)"]},
+            {"branches": ["attention(2, mask=full)", "feed_forward(16)"]},
+        ],
+    },
     "queries": {},
     "blocks": [{"branches": ["cross_attention(2)", "feed_forward(16)"]}],
     "norm": "layer_norm",
-}  # fmt: skip
+}
 
 
 def test_masked_words_are_learned_through_latents(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The worked examples, digit for digit, and statements that are often made and wrong: what they give, and what is right here."""
+"""The worked examples, digit for digit, and common wrong statements: what they give, and what is right here."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def causal_problem(count: int) -> AttentionProblem:
 
 
 def test_a_mask_multiplied_into_the_logits_turns_hidden_keys_into_certain_ones_and_zeros_into_nan() -> None:
-    """Wrong: logits · -∞. A negative logit becomes +∞ and takes all the weight; a logit of 0 becomes NaN. Right: + (-∞)."""
+    """Wrong: logits · -∞. A negative logit becomes +∞ and takes all the weight; 0 becomes NaN. Right: + (-∞)."""
     logits = torch.tensor([[1.0, -2.0], [0.5, 1.0]])
     after = torch.tensor([[1.0, -torch.inf], [1.0, 1.0]])
     assert (logits * after)[0, 1] == torch.inf

@@ -1,4 +1,4 @@
-"""The whole stack against another library's: GPT-2 and Llama of random weights, the same weights here, the same logits."""
+"""The whole stack against another library's: GPT-2 and Llama of random weights, same weights here, same logits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def gpt2() -> tuple[Any, Transformer]:
 
 
 def llama(scaling: RopeScaling | None = None, tied: bool = False) -> tuple[Any, Transformer]:
-    """Sizes that tell apart what could be confused: a head width that is not width / heads, three times as many heads as K/V heads."""
+    """Sizes that tell apart what could be confused.
+
+    The head width is not width / heads, and there are three times as many heads as K/V heads.
+    """
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=48,

@@ -1,4 +1,4 @@
-"""Weights that go from one model into another: bit-equal where nothing changed, and by hand where heads are joined or repeated."""
+"""Weights moved between models: bit-equal where nothing changed, by hand where heads are joined or repeated."""
 
 from __future__ import annotations
 

@@ -20,7 +20,10 @@ def forget_choices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def inject_times(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[str], float]) -> list[list[str]]:
-    """Each candidate takes the time that ``seconds`` says for its name; speed-ups below two are not confirmed. Return the candidates of each race."""
+    """Let each candidate take the time ``seconds`` of its name; return the candidates of each race.
+
+    Speed-ups below two are not confirmed.
+    """
     races: list[list[str]] = []
 
     def race(runs: Runs) -> Race:

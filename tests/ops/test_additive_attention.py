@@ -1,4 +1,4 @@
-"""Additive attention: the reference against loops over single pairs, the fast form against the reference, padding of the memory."""
+"""Additive attention: reference against loops over single pairs, fast form against reference, padding of the memory."""
 
 from __future__ import annotations
 

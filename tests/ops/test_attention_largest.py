@@ -1,4 +1,4 @@
-"""Which keys the k largest scores are where scores are equal: those of the lowest positions, wherever they are stored."""
+"""The k largest scores among equal ones: keys of the lowest positions, wherever they are stored."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_without_order_among_the_keys_their_permutation_changes_nothing() -> Non
 
 
 def test_temperature_towards_zero_is_a_lookup_in_a_dictionary() -> None:
-    """Each query is one of the keys with some noise; the output becomes the value stored under that key, and nothing else."""
+    """Each query is one of the keys with some noise; the output becomes the value under that key, and nothing else."""
     keys = torch.nn.functional.normalize(
         torch.randn(1, 1, 8, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64), dim=-1
     )

@@ -312,7 +312,7 @@ def test_what_is_kept_grows_with_the_length_and_not_with_its_square(twin: str) -
 
 
 def test_the_work_of_a_window_follows_the_window() -> None:
-    """Blocks of keys that are looked at, for a sequence twice as long: twice as many, where full attention has four times."""
+    """Key blocks looked at, for a sequence twice as long: twice as many, where full attention has four times."""
 
     def looked_at(mask: Mask, length: int) -> int:
         steps = torch.arange(length)[None]
@@ -340,7 +340,7 @@ BF16_CASES = [
 
 @pytest.mark.parametrize("twin", [name for name in choose.TWINS if name != "reference"])
 def test_the_error_in_bf16_is_at_most_twice_that_of_the_reference(twin: str) -> None:
-    """Both against the reference in fp32 on the same, rounded inputs; for the output and each gradient, in the mean square."""
+    """Both against the fp32 reference on the same rounded inputs; mean square, for the output and each gradient."""
     for case in (c for c in BF16_CASES if serves(twin, c)):
         problem, inputs = case.problem(), case.inputs(torch.bfloat16)
         exact = outputs_and_gradients(partial(reference.attention, problem=problem), [t.float() for t in inputs])

@@ -54,7 +54,7 @@ def test_a_candidate_that_cannot_run_is_not_chosen_and_the_reason_is_told() -> N
 def test_a_small_gain_is_confirmed_by_runs_in_turns(
     monkeypatch: pytest.MonkeyPatch, gain: float, ratios: list[float] | None, taken: float
 ) -> None:
-    """Other work on the machine may slow one candidate during a race, and the choice is then kept for later processes."""
+    """Other work on the machine may slow a candidate during a race, and the choice is kept for later processes."""
     asked: list[float] = []
 
     def duel(plain: Callable[[], object], other: Callable[[], object]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Causal dilated convolution as one product against torch's convolution, and what a document sees of the one before it: nothing."""
+"""Causal dilated convolution as one product against torch's; a document sees nothing of the one before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every choice follows the timings, whatever machine the tests run on: each candidate in turn is the quickest, and runs."""
+"""Every choice follows the timings, on whatever machine: each candidate in turn is the quickest, and runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear attention: the quadratic reference against loops, the chunked form against the reference, the feature map in its tails."""
+"""Linear attention: quadratic reference against loops, chunked form against reference, tails of the feature map."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The predicates of masks, and the quick answers about whole blocks that let a fast path skip work, against every single pair."""
+"""Predicates of masks, and quick answers about whole blocks that let a fast path skip work, against every pair."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_it_equals_the_loops_with_gradients(heads: int, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["relu", "gelu", "silu"])
 def test_without_a_query_map_an_activation_makes_it_a_feed_forward_net(name: str) -> None:
-    """W_q = I and φ in place of the softmax: φ(x K^T) V, the same numbers and gradients as of the branch with those weights."""
+    """W_q = I and φ for the softmax: φ(x K^T) V, numbers and gradients equal to the branch with those weights."""
     ours = built(MemoryLayer(num_slots=20, activation=name))  # type: ignore[arg-type]
     net = built(FeedForward(hidden=20, activation=name, bias=False))  # type: ignore[arg-type]
     ours.query.weight.data = torch.eye(12, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Every path of the orthogonalisation against the polynomial applied to singular values in float64, and what decides the path."""
+"""Every path of orthogonalisation against the polynomial of singular values in float64; what decides the path."""
 
 from __future__ import annotations
 

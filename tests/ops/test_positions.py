@@ -245,5 +245,8 @@ PRINTED = {
 
 @pytest.mark.parametrize("heads", PRINTED)
 def test_alibi_slopes_are_those_of_the_paper(heads: int) -> None:
-    """For powers of two a geometric series that ends at 2^-8; for others those of the power below, then every other one of twice it."""
+    """For powers of two a geometric series that ends at 2^-8.
+
+    For others those of the power below, then every other one of twice it.
+    """
     assert alibi_slopes(heads).tolist() == pytest.approx(PRINTED[heads], rel=1e-6)

@@ -1,4 +1,4 @@
-"""Recurrent cells: the equations against torch's modules, the chosen path against the equations, and rows read backward."""
+"""Recurrent cells: equations against torch's modules, the chosen path against the equations, rows read backward."""
 
 from __future__ import annotations
 

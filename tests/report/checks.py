@@ -9,7 +9,10 @@ from html.parser import HTMLParser
 from typing import Any
 
 VOID = {"meta", "br", "link"}
-HOSTILE = "</script><script>alert(1)</script> ]]> <!-- \" ' & \x00\x08\x1b[31m\x85\ud800\ufffe\u2028 \u202e‮ 中文 🙂 {{x}} &amp;"
+HOSTILE = (
+    "</script><script>alert(1)</script> ]]> <!-- \" ' & \x00\x08\x1b[31m\x85\ud800\ufffe\u2028 \u202e‮ 中文 🙂 {{x}} "
+    "&amp;"
+)
 """Ends scripts and comments, breaks attributes, holds what XML forbids and what a terminal obeys."""
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: what is read is what was written, and every kind of damage has its sentence and leaves the good one alone."""
+"""Checkpoints: what was written is read; every kind of damage has its sentence and leaves the good one alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run measured on all of a file that it was not trained with, and baselines that are fitted on its training part alone."""
+"""A run measured on a whole file it was not trained with, and baselines fitted on its training part alone."""
 
 from __future__ import annotations
 

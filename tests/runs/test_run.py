@@ -196,7 +196,10 @@ def test_weights_of_older_versions_are_loaded_as_they_are(copied: Path) -> None:
 
 def test_best_weights_that_are_missing_are_not_replaced_unasked(copied: Path) -> None:
     (copied / "model.safetensors").unlink()
-    sentence = r"model\.safetensors is missing, and the run had kept its best weights there; put it back, or take those of the newest"
+    sentence = (
+        r"model\.safetensors is missing, and the run had kept its best weights there; "
+        r"put it back, or take those of the newest"
+    )
     with pytest.raises(UserError, match=sentence):
         load(copied)
     with pytest.raises(UserError, match=sentence):

@@ -175,17 +175,26 @@ REFUSED = {
     "width=5": "there is no 'width' in a recipe; did you mean 'model.width'?",
     "model.widht=3": "there is no 'widht' in 'model'; did you mean 'width'?",
     "model.blocks.mixr.num_heads=3": "there is no 'mixr' in 'model.blocks.0'; did you mean 'mixer'?",
-    "model.blocks.linear_atention.bias=true": "there is no 'linear_atention' in 'model.blocks.0'; did you mean 'linear_attention'?",
+    "model.blocks.linear_atention.bias=true": (
+        "there is no 'linear_atention' in 'model.blocks.0'; did you mean 'linear_attention'?"
+    ),
     "model.blocks.linear_attn.bias=true": "there is no 'linear_attn' in 'model.blocks.0'; allowed: attention, ",
     "model.blocks.mixer.num_head=3": "there is no 'num_head' in 'model.blocks.0.branches.0'; did you mean 'num_heads'?",
-    "model.blocks.gru.num_heads=3": "'model.blocks.1.branches.0' is 'gru', which has no 'num_heads'; kinds that have it: attention, cross_attention, ",
+    "model.blocks.gru.num_heads=3": (
+        "'model.blocks.1.branches.0' is 'gru', which has no 'num_heads'; kinds that have it: "
+        "attention, cross_attention, "
+    ),
     "model.blocks.7.norm=none": "'model.blocks' has 3 elements, 0 to 2, and no 7",
     "model.blocks.-4.norm=none": "'model.blocks' has 3 elements, 0 to 2, and no -4",
     "model.width.x=3": "'model.width' is a single value with nothing below it",
-    "data.batching.buckets=3": "'data.batching' is 'random_crops', which has no 'buckets'; kinds that have it: length_buckets",
+    "data.batching.buckets=3": (
+        "'data.batching' is 'random_crops', which has no 'buckets'; kinds that have it: length_buckets"
+    ),
     "training.optimizer.kind.x=3": "'kind'",
     "sample.stop=[a": "this is not YAML",
-    "sample.stop=[a, f(b, c)]": "'f(b' is cut at a comma; inside [ ] and { } a short form with commas needs quotes around it",
+    "sample.stop=[a, f(b, c)]": (
+        "'f(b' is cut at a comma; inside [ ] and { } a short form with commas needs quotes around it"
+    ),
     "model.blocks.0.branches.*.*=3": "there is no '*' in 'model.blocks.0.branches.0'",
 }
 

@@ -1,4 +1,7 @@
-"""A part is a spec class and what implements it: one toy part for each slot, defined here alone, is trained and found in new files."""
+"""A part is a spec class and what implements it.
+
+One toy part for each slot, defined here alone, is trained and found in new files.
+"""
 
 from __future__ import annotations
 

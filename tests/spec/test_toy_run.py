@@ -1,4 +1,4 @@
-"""Parts of training, data, positions and memories that are defined here alone: one run with a toy part in each of these slots."""
+"""Parts of training, data, positions and memories defined here alone: one run with a toy part in each of these."""
 
 from __future__ import annotations
 

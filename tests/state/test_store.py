@@ -22,7 +22,7 @@ def vectors(positions: Tensor) -> Tensor:
 
 
 def arrivals(calls: list[tuple[int, list[int] | None]], batch: int) -> list[tuple[Arrival, Tensor]]:
-    """The calls in order, each with the positions of its columns (B, N); a call is its width and, if ragged, its lengths."""
+    """Calls in order, each with its columns' positions (B, N); a call is its width and, if ragged, its lengths."""
     past, found = torch.zeros(batch, dtype=torch.long), []
     for width, ragged in calls:
         lengths = None if ragged is None else torch.tensor([min(n, width) for n in ragged[:batch]])

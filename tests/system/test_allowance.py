@@ -1,4 +1,4 @@
-"""What a process may use: one core, two, eight, a container with a quota, one with 4 GB, and systems that say nothing."""
+"""What a process may use: one core, two, eight, a container with a quota, one with 4 GB, systems that say nothing."""
 
 from __future__ import annotations
 

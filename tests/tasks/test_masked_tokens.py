@@ -1,4 +1,4 @@
-"""Masked tokens: the loss of the targets alone, whole words, gaps in a text, and the pseudo-perplexity token by token."""
+"""Masked tokens: loss of the targets alone, whole words, gaps in a text, pseudo-perplexity token by token."""
 
 from __future__ import annotations
 

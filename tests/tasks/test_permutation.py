@@ -1,4 +1,4 @@
-"""Two streams in one sequence, against two streams that are carried side by side, and against who sees whom in XLNet."""
+"""Two streams in one sequence, against two streams carried side by side, and against who sees whom in XLNet."""
 
 from __future__ import annotations
 
@@ -135,7 +135,8 @@ def test_the_task_sums_the_targets_of_the_queries(tmp_path: Path) -> None:
 
 
 def test_the_same_tokens_decide_as_in_xlnet(tmp_path: Path) -> None:
-    # XLNet's masks say which tokens reach a prediction through two layers; whose gradient is not 0 is compared, token by token.
+    # XLNet's masks say which tokens reach a prediction through two layers: by token, those whose gradient
+    # is not 0 are compared.
     transformers = pytest.importorskip("transformers")
     _, _, model = opened(recipe_of("permutation", ROPE, tmp_path))
     found = drawn((1, 9), 5)
@@ -174,7 +175,7 @@ def test_gaps_are_filled_from_left_to_right(tmp_path: Path) -> None:
     places = [i for i, token in enumerate(ids) if token == mask]
     with torch.no_grad():
         logits = task.logits(model, Frame().around(ids)._replace(types=[]), places)  # type: ignore[attr-defined]
-        # What the text sees does not change; the second gap sees the first one's answer, which sees the text and itself.
+        # The text sees what it saw; the second gap sees the first one's answer, which sees the text and itself.
         filled, order = np.array([ids]), np.zeros((1, len(ids)), np.int64)
         filled[0, places[0]] = int(logits[0].argmax())
         order[0, places] = [1, 2]

@@ -159,7 +159,8 @@ def test_a_context_without_a_token_has_no_answer() -> None:
 def test_what_cannot_be_read_is_refused() -> None:
     with pytest.raises(
         SpecError,
-        match=r"task\.max_question_tokens: a question of 4 tokens and 3 special tokens leave no room for a context in 7",
+        match=r"task\.max_question_tokens: a question of 4 tokens and 3 special tokens leave no room for a context "
+        r"in 7",
     ):
         opened(length=7)
     task, dataset = opened()

@@ -1,4 +1,4 @@
-"""Span corruption and denoising: what is read and written, as one sequence and with an encoder, against the text itself."""
+"""Span corruption and denoising: what is read and written, in one sequence and with an encoder, against the text."""
 
 from __future__ import annotations
 

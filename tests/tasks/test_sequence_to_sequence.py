@@ -1,4 +1,4 @@
-"""Texts from texts, by an encoder–decoder and by one stack with a prefix: batches, loss, what is written, the figures."""
+"""Texts from texts, by encoder–decoder and by one stack with a prefix: batches, loss, what is written, figures."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def read_by_an_oracle(kind: str, context: str, answer: dict[str, object], stride
 @pytest.mark.parametrize("kind", KINDS)
 @given(context=contexts, ends=st.tuples(st.integers(0, 40), st.integers(0, 7)), stride=st.integers(1, 12))
 def test_perfect_logits_give_back_the_exact_answer(kind: str, context: str, ends: tuple[int, int], stride: int) -> None:
-    # An answer that begins and ends where tokens do, of any length that two windows share; for characters and bytes that is any place.
+    # An answer that begins and ends where tokens do (any place for characters and bytes), as long as two windows share.
     _, offsets = tokenizer_of(kind).encode_offsets(context)
     first = min(ends[0], len(offsets) - 1)
     room = 30 - len(tokenizer_of(kind).encode("old mill?")[:8]) - 3

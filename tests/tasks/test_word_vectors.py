@@ -1,4 +1,4 @@
-"""Word vectors: both objectives against loops over pairs, the words that are seen, neighbours and analogies by numpy, and that they are learned."""
+"""Word vectors: objectives against loops over pairs, words seen, neighbours and analogies by numpy, and learning."""
 
 from __future__ import annotations
 
@@ -95,8 +95,17 @@ def test_unknown_words_are_neither_seen_nor_drawn_and_rows_do_not_meet(tmp_path:
     kept = [[word for word in row if word != unknown] for row in plain.tolist()]
     near = {(a, b) for row in kept for i, a in enumerate(row) for b in (*row[max(0, i - 4) : i], *row[i + 1 : i + 5])}
     batch = dataset.batch(2)
-    pairs = {(w, b) for w, row, there in zip(batch.targets.tolist(), batch.input.values.tolist(), batch.extras["present"].tolist(), strict=True)  # type: ignore[union-attr]
-             for b, t in zip(row, there, strict=True) if t}  # fmt: skip
+    pairs = {
+        (w, b)
+        for w, row, there in zip(
+            batch.targets.tolist(),
+            batch.input.values.tolist(),  # type: ignore[union-attr]
+            batch.extras["present"].tolist(),
+            strict=True,
+        )
+        for b, t in zip(row, there, strict=True)
+        if t
+    }
     assert pairs <= near
     assert batch.targets.tolist() == [word for row in kept for word in row]
     assert not (batch.extras["negatives"] == unknown).any()
@@ -206,8 +215,15 @@ def test_a_model_with_more_or_less_is_refused(change: dict[str, Any], sentence: 
 
 
 def test_a_model_without_blocks_is_a_bag_of_vectors() -> None:
-    recipe = recipe_of("recall(distances=[3])", {"blocks": [], "norm": "none", "frontend": {"kind": "text", "positions": "none"},
-                                                "head": "classification(pooling=mean)"})  # fmt: skip
+    recipe = recipe_of(
+        "recall(distances=[3])",
+        {
+            "blocks": [],
+            "norm": "none",
+            "frontend": {"kind": "text", "positions": "none"},
+            "head": "classification(pooling=mean)",
+        },
+    )
     dataset = build_task(recipe.task).open(recipe)
     model = build(dataset.recipe.model, 0)
     ids = dataset.batch(0).input.values

@@ -1,4 +1,4 @@
-"""Folders of the Hugging Face form, made by transformers and written by hand in the older form, read as transformers reads them."""
+"""Folders of Hugging Face's form, by transformers or by hand in the older form, read as transformers reads them."""
 
 from __future__ import annotations
 

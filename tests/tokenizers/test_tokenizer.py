@@ -241,7 +241,7 @@ def test_bytes_that_are_not_utf8_become_the_replacement_character() -> None:
 
 
 def foreign() -> tokenizers.Tokenizer:
-    """A vocabulary as other tools make it: lower case, added tokens, special tokens round a text, cut after eight ids."""
+    """Vocabulary as other tools make it: lower case, added tokens, special tokens round a text, cut after eight ids."""
     core = tokenizers.Tokenizer(
         models.WordPiece({"[UNK]": 0, "to": 1, "be": 2, "##e": 3, "[CLS]": 4}, unk_token="[UNK]")
     )

@@ -1,7 +1,8 @@
 """SIGKILL at random moments: ``python -m tests.training.kill_storm --kills 20 --steps 200``.
 
-One run is left alone; a second one of the same recipe is killed again and again, in the middle of steps, of writes, of validations, and
-started again each time. At the end both folders must hold the same losses, weights and optimiser state, bit for bit.
+One run is left alone; a second one of the same recipe is killed again and again, in the middle of steps, of writes, of
+validations, and started again each time. At the end both folders must hold the same losses, weights and optimiser
+state, bit for bit.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def storm(folder: Path, kills: int, steps: int, seed: int) -> list[str]:
     draw = random.Random(seed)
     recipe = small_recipe(write_text(folder / "text.txt"), steps)
     live(recipe, folder / "straight", None, 0)
-    # Two new runs measure for themselves which paths of the ops are fastest; only with the same ones are they comparable.
+    # Two new runs each measure which paths of the ops are fastest; only with the same ones are they comparable.
     (folder / "killed" / "resume").mkdir(parents=True)
     shutil.copy(folder / "straight" / "resume" / FILE, folder / "killed" / "resume")
     for kill in range(kills):

@@ -129,7 +129,7 @@ def test_more_of_anything_is_expected_to_help(size: float, tokens: float, distin
 
 
 def test_the_expected_loss_is_the_published_one_for_new_text() -> None:
-    # Hoffmann et al. 2022, Chinchilla: 70 billion parameters, 1.4 trillion tokens; 1.69 nats are those that no model saves.
+    # Hoffmann et al. 2022, Chinchilla: 70 billion parameters, 1.4 trillion tokens; no model saves 1.69 nats.
     assert expected_loss(70e9, 1.4e12, 1.4e12) + 1.69 == pytest.approx(1.937, abs=2e-3)
 
 

@@ -35,7 +35,7 @@ class ThinksTwice(torch.autograd.Function):
 
 
 def from_step(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor | tuple[Tensor, object]]:
-    """A forward hook that changes a module's output from step ``STEP`` on, in training alone; two forward passes make a step."""
+    """Forward hook that changes a module's output from step ``STEP`` on, in training; two forward passes per step."""
     calls = 0
 
     def hook(module: nn.Module, args: object, output: Tensor | tuple[Tensor, object]) -> Tensor | tuple[Tensor, object]:
@@ -84,7 +84,8 @@ def test_a_branch_that_gives_nan_is_named(
 
     sentence = failing_run(tmp_path, monkeypatch, spoil)
     assert sentence.startswith(
-        f"step {STEP}: the loss is nan; blocks.{block}.branches.{branch} was the first to give values that are not finite"
+        f"step {STEP}: the loss is nan; blocks.{block}.branches.{branch} was the first to give values that are not "
+        "finite"
     )
     assert f"the checkpoint of step 7 is kept in {tmp_path / 'run' / 'resume' / 'step-00000007'}" in sentence
     checkpoint = CheckpointStore(tmp_path / "run" / "resume").load(lambda text: pytest.fail(text))
@@ -95,7 +96,7 @@ def test_a_branch_that_gives_nan_is_named(
 
 
 def test_a_bad_gradient_is_traced_to_where_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The gradient turns bad behind the first block's last branch, so everything before it goes bad too, and nothing after it.
+    # The gradient turns bad behind the first block's last branch: everything before it goes bad too, nothing after it.
     def spoil(model: Transformer) -> None:
         model.get_submodule("blocks.0.branches.2.body").register_forward_hook(from_step(ThinksTwice.apply))
 

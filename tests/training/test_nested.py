@@ -1,4 +1,4 @@
-"""JSON nested more deeply than Python reads, where a file of a run should be: a sentence, or what a damaged file stands for."""
+"""JSON nested deeper than Python reads in place of a run's file: a sentence, or the effect of a damaged file."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from qkv.training.schedules import shortened
 
 
 class Ticks:
-    """A clock that only updates of a model move: ``rehearsed`` seconds each before the start, ``real`` seconds afterwards."""
+    """A clock moved only by model updates: ``rehearsed`` seconds each before the start, ``real`` seconds afterwards."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rehearsed: float, real: float):
         self.now, self.update, self.real = 0.0, rehearsed, real
@@ -89,7 +89,7 @@ def test_steps_that_fit_are_all_made_and_come_to_what_no_budget_gives(
 def test_the_plan_is_checked_once_and_then_kept(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real: float, wanted: int
 ) -> None:
-    # Four updates of a second are rehearsed, the first of them untimed; of the half minute 28.5 seconds are planned for.
+    # Four updates of a second are rehearsed, the first untimed; of the half minute 28.5 seconds are planned for.
     first, second = run(text, tmp_path / "run", monkeypatch, 1.0, real)
     assert (first.step, first.steps, first.most, first.seconds) == (0, 24, 400, 28.0)
     assert (second.step, second.steps) == (10, wanted)

@@ -19,7 +19,7 @@ SLOW = "products run in fp32, not bf16"
 def trained(
     text: Path, folder: Path, steps: int, monkeypatch: pytest.MonkeyPatch, factor: float
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """The weights and the notices after training on a machine that takes ``factor`` times as long for products in bf16."""
+    """Weights and notices after training on a machine where bf16 products take ``factor`` times as long."""
     inject(monkeypatch, lambda name: factor if name == "bf16" else 1.0)
     events: list[Event] = []
     recipe = small_recipe(text, steps, precision="bf16", schedule="constant(warmup=1)")

@@ -144,7 +144,8 @@ def test_another_text_under_the_same_name_is_noticed(tmp_path: Path) -> None:
     text.write_text(text.read_text()[::-1])
     with pytest.raises(
         UserError,
-        match=r"the ids of .*text\.txt.* are not those that the run in .* was trained on: the data or a file of the vocabulary was changed",
+        match=r"the ids of .*text\.txt.* are not those that the run in .* was trained on: "
+        r"the data or a file of the vocabulary was changed",
     ):
         train(recipe, tmp_path / "run", on_event=ignore)
 

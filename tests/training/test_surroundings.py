@@ -61,7 +61,8 @@ def test_other_threads_are_said_and_nothing_is_taken_over(tmp_path: Path, monkey
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
     sentence = Surroundings(tmp_path, CPU).adopt()
     assert sentence == (
-        "the losses may differ in their last digits from here on, because this start differs from the one before: threads 1 before, 64 now"
+        "the losses may differ in their last digits from here on, because this start differs from the one before: "
+        "threads 1 before, 64 now"
     )
     assert choose("slow") == "slow"
 

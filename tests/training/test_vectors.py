@@ -1,4 +1,4 @@
-"""Training that starts with given vectors: rows are matched by word, from a run and from a text file, and nothing else changes."""
+"""Training from given vectors: rows matched by word, from a run or a text file; nothing else changes."""
 
 from __future__ import annotations
 

@@ -100,7 +100,8 @@ def walk() -> list[Station]:
             "tasks",
             "The loss: mean negative log-likelihood of the targets.",
             (
-                f"{loss.item():.2f} nats a token; ln {seen['head'].shape[-1]} = {math.log(seen['head'].shape[-1]):.2f} is chance",
+                f"{loss.item():.2f} nats a token; ln {seen['head'].shape[-1]} = "
+                f"{math.log(seen['head'].shape[-1]):.2f} is chance",
             ),
         ),
         Station(

@@ -29,8 +29,8 @@ SLOPES = (1, 2, 4, 8)
 def scores(relative: object, heads: int) -> Tensor:
     """Scores (H, N) over the distance 0 … N - 1 of a query from keys of equal content, in float64.
 
-    All weights are 0, so that queries and keys are their bias: ones, of squared length √Dk after scaling; or 0 for positions that
-    are added to scores, so that nothing else is seen.
+    All weights are 0, so that queries and keys are their bias: ones, of squared length √Dk after scaling; or 0 for
+    positions that are added to scores, so that nothing else is seen.
     """
     part = Attention.parse({"num_heads": heads, "head_dim": HEAD, "relative": relative, "bias": True})
     branch = build_branch(part, HEAD).double()

@@ -36,7 +36,7 @@ class Node:
 
 
 def graph(order: str) -> list[Node]:
-    """Operations of a block with two branches, in the order of their calls; the first is the input, the last the output."""
+    """Operations of a block with two branches in the order of their calls, from the input to the output."""
     block = Block(BlockSpec.parse({"branches": ["attention(1)", "feed_forward(8)"], "order": order}), 8, "block")
     nodes, made, kept = [Node("x")], {}, []
 

@@ -65,7 +65,7 @@ def _section(html: str, name: str) -> str:
 
 @dataclass
 class Sheet:
-    """Drawing of a report from top to bottom: ``pieces`` so far, ``y`` below them, and the names of the numbered parts."""
+    """Drawing of a report from top to bottom: ``pieces`` so far, ``y`` below them, names of the numbered parts."""
 
     width: float
     pieces: list[Markup] = field(default_factory=list)

@@ -51,7 +51,10 @@ def states(width: int) -> LineChart:
         first, *others = names
         name = f"{first} (also {', '.join(others)})" if others and width > NARROW else first
         lines.append(Line(name, LENGTHS, [value or None for value in values]))
-    told = "Keys and values grow with every position, a window stops growing, recurrent states and convolutions are constant."
+    told = (
+        "Keys and values grow with every position, a window stops growing, "
+        "recurrent states and convolutions are constant."
+    )
     unit = f"bytes a layer {WIDTH} wide, logarithmic"
     height = 400 if width <= NARROW else 420
     return LineChart(

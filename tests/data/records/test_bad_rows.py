@@ -56,8 +56,8 @@ def bad_of(records: Any) -> list[tuple[int, str]]:
         ),
         (
             "a.jsonl",
-            '{"text": "a"\n[1]\n{"text": "a"}\n{"text": null, "label": 1}\n{"text": {"a": 1}, "label": 1}\n{"text": "\\ud800", "label": 1}\n'
-            + '{"text": "a", "label": 1}\n' * 6,
+            '{"text": "a"\n[1]\n{"text": "a"}\n{"text": null, "label": 1}\n'
+            '{"text": {"a": 1}, "label": 1}\n{"text": "\\ud800", "label": 1}\n' + '{"text": "a", "label": 1}\n' * 6,
             CLASSIFY,
             [
                 (1, "not JSON (Expecting ',' delimiter at column 13)"),
@@ -76,7 +76,8 @@ def bad_of(records: Any) -> list[tuple[int, str]]:
         ),
         (
             "a.jsonl",
-            '{"words": ["a", "b"], "tags": ["O"]}\n{"words": [], "tags": []}\n{"words": ["a", " "], "tags": ["O", "O"]}\n'
+            '{"words": ["a", "b"], "tags": ["O"]}\n{"words": [], "tags": []}\n'
+            '{"words": ["a", " "], "tags": ["O", "O"]}\n'
             '{"words": 1, "tags": 2}\n' + '{"words": ["a"], "tags": ["O"]}\n' * 4,
             TAG,
             [
@@ -107,8 +108,8 @@ def test_the_first_bad_rows_are_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         read(source, CLASSIFY, bad_rows="refuse")
     assert str(caught.value) == (
-        f"4 of 14 rows of {source} cannot be used: line 2: 1 field instead of 2; line 3: text is empty; line 4: label is empty; "
-        "and 1 more; correct them, or skip them with data.bad_rows=skip"
+        f"4 of 14 rows of {source} cannot be used: line 2: 1 field instead of 2; line 3: text is empty; "
+        "line 4: label is empty; and 1 more; correct them, or skip them with data.bad_rows=skip"
     )
 
 
@@ -189,7 +190,8 @@ def test_outer_blanks_of_texts_are_kept_and_said(tmp_path: Path) -> None:
         (
             "a.jsonl",
             "hello\n",
-            "{} holds no JSON object with keys: line 1 is not JSON (Expecting value at column 1); write one object per line, or a list of objects",
+            "{} holds no JSON object with keys: line 1 is not JSON (Expecting value at column 1); "
+            "write one object per line, or a list of objects",
         ),
         ("a.json", '[{"text": "a"},\n {"text": ]', "{}: the list is broken in line 2: Expecting value at column 11"),
         ("a.json", "[]", "{} is empty"),
@@ -219,7 +221,8 @@ def test_outer_blanks_of_texts_are_kept_and_said(tmp_path: Path) -> None:
         (
             "a.csv",
             b"text,label\nx,\xe9\n",
-            "{} is not UTF-8 text: byte 0xe9 at offset 13 (line 2): invalid continuation byte; convert the file to UTF-8",
+            "{} is not UTF-8 text: byte 0xe9 at offset 13 (line 2): invalid continuation byte; "
+            "convert the file to UTF-8",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Columns are told by what they are called and by what stands in them; in doubt an error says which there are and how to choose."""
+"""Columns are told by name and content; in doubt an error says which there are and how to choose."""
 
 from __future__ import annotations
 
@@ -106,22 +106,26 @@ def test_realistic_headers(
         (
             {"stars": "stars", "category": "label", "text": "text"},
             CLASSIFY,
-            "'stars', 'category' could be label; its columns are 'stars', 'category', 'text'; say which with data.columns={label: stars}",
+            "'stars', 'category' could be label; its columns are 'stars', 'category', 'text'; "
+            "say which with data.columns={label: stars}",
         ),
         (
             {"question": "text", "reply": "text", "label": "label"},
             CLASSIFY,
-            "'question', 'reply' could be text; its columns are 'question', 'reply', 'label'; say which with data.columns={text: question}",
+            "'question', 'reply' could be text; its columns are 'question', 'reply', 'label'; "
+            "say which with data.columns={text: question}",
         ),
         (
             {"text": "text", "amount": "number", "url": "url"},
             CLASSIFY,
-            "no column looks like label; its columns are 'text', 'amount', 'url'; say which with data.columns={label: text}",
+            "no column looks like label; its columns are 'text', 'amount', 'url'; "
+            "say which with data.columns={label: text}",
         ),
         (
             {"text": "text", "width": "number", "height": "number"},
             SCORE,
-            "'width', 'height' could be number; its columns are 'text', 'width', 'height'; say which with data.columns={number: width}",
+            "'width', 'height' could be number; its columns are 'text', 'width', 'height'; "
+            "say which with data.columns={number: width}",
         ),
     ],
 )

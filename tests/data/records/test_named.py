@@ -91,8 +91,8 @@ def test_a_table_that_nobody_publishes_says_where_to_put_its_files(
     with pytest.raises(UserError) as caught:
         read("names", TAG)
     assert str(caught.value) == (
-        f"data.source: train.conll of 'names' is neither in QKV_DATA ({data}) nor in the cache ({cache / 'data'}), and it is not published "
-        f"in this form; put the file at {cache / 'data' / 'names' / 'train.conll'}"
+        f"data.source: train.conll of 'names' is neither in QKV_DATA ({data}) nor in the cache ({cache / 'data'}), "
+        f"and it is not published in this form; put the file at {cache / 'data' / 'names' / 'train.conll'}"
     )
 
 
@@ -121,7 +121,8 @@ def test_names_are_of_texts_or_of_tables() -> None:
         ),
         (
             "zzzzzzz",
-            "data.source: there is no file 'zzzzzzz' and no known table of that name; known: multi30k-en-de, sst2, wnut17, squad, scitldr",
+            "data.source: there is no file 'zzzzzzz' and no known table of that name; known: "
+            "multi30k-en-de, sst2, wnut17, squad, scitldr",
         ),
         ("nowhere/a.csv", "data.source: there is no file 'nowhere/a.csv', and no folder 'nowhere'"),
         ("folder", "data.source: 'folder' is a directory; name one file"),

@@ -1,4 +1,4 @@
-"""The held-out part: the same each time, of the size that was asked for, each label in its share, no article in both."""
+"""The held-out part: the same each time, of the requested size, each label in its share, no article in both."""
 
 from __future__ import annotations
 

@@ -19,7 +19,10 @@ from transformers import (
 
 
 class UntiedBart(BartForConditionalGeneration):
-    """With a head of its own alone; the library of today then gives each stack a table of its own too, which no published file has."""
+    """With an untied head alone.
+
+    The library of today then also gives each stack its own table, as no published file has.
+    """
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         return {f"model.{stack}.embed_tokens.weight": "model.shared.weight" for stack in ("encoder", "decoder")}
@@ -29,7 +32,10 @@ UntiedBart.__name__ = "BartForConditionalGeneration"
 
 
 def _marked(model: Any, **given: Tensor) -> dict[str, Any]:
-    """What that library is to be given of a decoder's text of its own: it looks for the last mark of an end in what the encoder reads."""
+    """Arguments for a decoder's own text.
+
+    That library looks for the last end mark in what the encoder reads.
+    """
     memory = model.model.encoder(given["input_ids"], attention_mask=given["attention_mask"])
     last = given["decoder_attention_mask"].sum(1, keepdim=True) - 1
     marks = torch.zeros_like(given["decoder_input_ids"]).scatter(1, last, model.config.eos_token_id)

@@ -11,10 +11,13 @@ from typing import Any
 class Case:
     """A class of the transformers library and the config that it is built from, of small and unusual sizes.
 
-    ``lengths``: of the rows of a batch (of the sources, for an encoder–decoder).   ``steps``: tokens that decoders write.
-    ``renamed``: what the class calls a parameter that its files hold under another name.   ``attention``: how that library computes it.
-    ``trains``: True if that library has gradients in training alone.   ``cached``: False if one of the two writes other tokens with a cache than
-    without: then both read the whole text again for each token, after the first four of a row.
+    ``lengths``: of the rows of a batch (of the sources, for an encoder–decoder).
+    ``steps``: tokens that decoders write.
+    ``renamed``: what the class calls a parameter that its files hold under another name.
+    ``attention``: how that library computes it.
+    ``trains``: True if that library has gradients in training alone.
+    ``cached``: False if one of the two writes other tokens with a cache than without: then both read the whole text
+    again for each token, after the first four of a row.
     """
 
     name: str

@@ -1,6 +1,7 @@
-"""Falcon: one head of keys, one for each query or some shared; one norm, two, or branches in turn; biases on and off; RoPE and ALiBi.
+"""Falcon: one key head, one per query, some shared; one norm, two, branches in turn; biases on, off; RoPE and ALiBi.
 
-With ALiBi the library's eager attention counts the slopes twice, in its mask and beside it; its "sdpa" is as the makers trained.
+With ALiBi the library's eager attention counts the slopes twice, in its mask and beside it; its "sdpa" is as the makers
+trained.
 """
 
 from __future__ import annotations

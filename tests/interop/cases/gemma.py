@@ -1,4 +1,4 @@
-"""Gemma: heads wider than width / heads, a scale of its own, caps and none, windows shorter than the rows, rotations by kind of layer."""
+"""Gemma: heads wider than width / heads, own scale, caps or none, windows shorter than rows, rotation by layer kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama: three times as many heads as keys, heads wider than width / heads, each scaling of the rotation, biases on and off."""
+"""Llama: three times as many heads as keys, heads wider than width / heads, rotation scalings, biases on and off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Longformer: windows smaller and larger than the rows, one for all layers and one for each, other rows for padding than 1, each head."""
+"""Longformer: windows smaller and larger than the rows, one for all layers or each its own, each head.
+
+Rows for padding are also others than 1.
+"""
 
 from __future__ import annotations
 

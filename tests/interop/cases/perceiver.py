@@ -1,5 +1,5 @@
-"""Perceiver: latents of another width than the token vectors, queries and keys of a third, with and without a residual, both ways to say
-of which width the attention to the input is; hidden words, classes and a number.
+"""Perceiver: latents of another width than the token vectors, queries and keys of a third, with and without a residual,
+both ways to say of which width the attention to the input is; hidden words, classes and a number.
 
 That library answers at every position of its table, so the longest row is as long as it.
 """

@@ -1,4 +1,4 @@
-"""Reformers. A row of the tests is as long as their grid of positions, which that library asks for in training, and of whole chunks."""
+"""Reformers. A test row is as long as their grid of positions, as that library asks in training, in whole chunks."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def reformer(*layers: str, **fields: Any) -> ReformerConfig:
     return ReformerConfig(**{**plain, "attn_layers": list(layers), **fields})
 
 
-# With a state qkv's hashed layers meet every key, and that library's the chunks of a sorting without what comes after: neither is what a whole
-# text gives. With several rounds and a causal mask that library's weights of a position that sees itself alone are rounded to half a per cent.
+# With a state qkv's hashed layers meet every key, and that library's the chunks of a sorting without what comes after:
+# neither is what a whole text gives. With several rounds and a causal mask that library's weights of a position that
+# sees itself alone are rounded to half a per cent.
 CASES = (
     Case("reformer", ReformerModelWithLMHead, reformer("local", "lsh"), (12, 12), 8, trains=True, cached=False),
     Case(

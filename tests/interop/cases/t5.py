@@ -1,4 +1,4 @@
-"""T5: heads that are not as wide as the model together, stacks of different depths, each feed-forward, a tied head and one of its own."""
+"""T5: heads not as wide as the model together, stacks of different depths, each feed-forward, heads tied and untied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""XLNet: heads that divide the width, distances with a limit and without, each head. Rows of classes are of one length: see the family."""
+"""XLNet: heads that divide the width, distances limited or not, each head.
+
+Rows of classes are of one length: see the family.
+"""
 
 from __future__ import annotations
 

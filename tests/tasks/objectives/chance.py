@@ -1,4 +1,4 @@
-"""Is what was drawn distributed as it should be? The seeds of the tests are fixed, so the answer never changes by chance."""
+"""Tests that draws follow their distribution. The tests' seeds are fixed, so the answer never changes by chance."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import numpy as np
 
 
 def chi_square(observed: Sequence[int] | np.ndarray, expected: Sequence[float] | np.ndarray) -> float:
-    """Pearson's χ² as a standard normal (Wilson & Hilferty 1931); ``expected`` are probabilities. Above 4: less than 1 in 30 000."""
+    """Pearson's χ² as a standard normal (Wilson & Hilferty 1931); above 4 has a probability below 1 in 30 000.
+
+    ``expected`` are probabilities.
+    """
     seen, wanted = np.asarray(observed, float), np.asarray(expected, float)
     wanted = wanted / wanted.sum() * seen.sum()
     assert wanted.min() >= 5, "too few draws for a statement"

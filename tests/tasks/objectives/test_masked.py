@@ -1,4 +1,4 @@
-"""BERT masking: what is chosen, what becomes of it, whole words, and the same as the transformers library on the same draws."""
+"""BERT masking: choice, replacement, whole words, and equality with the transformers library on the same draws."""
 
 from __future__ import annotations
 

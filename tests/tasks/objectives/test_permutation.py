@@ -1,4 +1,4 @@
-"""Permutation language modelling: who sees whom, against loops and against the transformers library on the same draws."""
+"""Permutation language modelling: who sees whom, against loops and the transformers library on the same draws."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_is_given_comes_first_and_targets_one_by_one(length: int, rate: flo
 
 @given(st.integers(1, 24), st.floats(0.05, 1), st.integers(0, 999))
 def test_no_path_of_any_depth_leads_from_a_token_to_its_own_query(length: int, rate: float, seed: int) -> None:
-    """What a query may know after many layers: what it sees, what that sees, and so on. Its own token is never there."""
+    """What a query may know after many layers: what it sees, what that sees, and so on; never its own token."""
     found = drawn(length, seed, rate)
     for content, query, targets in zip(found.content_mask, found.query_mask, found.targets, strict=True):
         reach = np.eye(length, dtype=bool)
@@ -201,11 +201,11 @@ def torch_spans(batch: int, length: int) -> list[tuple[list[int], list[int]]]:
 @pytest.mark.parametrize("form", ["np", "pt"])
 @pytest.mark.parametrize("seed", range(3))
 def test_equal_to_the_collator_of_transformers(form: str, seed: int) -> None:
-    """Rows as theirs are: targets, targets' positions, and what the query of each target and the content of each word may see.
+    """Rows as theirs are: targets, their positions, what each target's query and each word's content may see.
 
-    Two differences are meant. They hide the targets in the ids as well, so that the content stream never knows them; the paper's does.
-    Their special tokens see targets by the place they have in the permutation and are seen by all, a path that leaks what the paper keeps
-    apart if ids are not hidden; here special tokens are part of what is given.
+    Two differences are meant. They hide the targets in the ids as well, so that the content stream never knows them;
+    the paper's does. Their special tokens see targets by the place they have in the permutation and are seen by all, a
+    path that leaks what the paper keeps apart if ids are not hidden; here special tokens are part of what is given.
     """
     ids = np.random.default_rng(seed).integers(5, 50, (4, 60))
     ids[:, [0, 20]] = 1, 2

@@ -69,14 +69,17 @@ def test_lengths_are_known_beforehand(text: tuple[int, float, float, int]) -> No
 
 
 def published_counts(length: int, density: float, mean_length: float) -> tuple[int, int]:
-    """random_spans_noise_mask of the T5 paper's code: one or more noise tokens, one or more others, one or more spans."""
+    """random_spans_noise_mask of the T5 paper's code: 1 or more noise tokens, 1 or more others, 1 or more spans."""
     noise = int(np.round(max(length, 2) * density))
     noise = min(max(noise, 1), max(length, 2) - 1)
     return noise, max(int(np.round(noise / mean_length)), 1)
 
 
 def published_lengths(inputs: int, density: float, mean_length: float) -> tuple[int, int]:
-    """random_spans_helper of the T5 paper's code without its case of a density of 0.5: how many tokens of text, how long the targets."""
+    """Tokens of text and length of targets by random_spans_helper of the T5 paper's code.
+
+    Its case of a density of 0.5 is left out.
+    """
 
     def both(tokens: int) -> tuple[int, int]:
         noise = round(tokens * density)
@@ -101,7 +104,11 @@ def test_counts_are_the_published_ones(density: float, mean_length: float) -> No
 @pytest.mark.parametrize("density", [0.1, 0.15, 0.3, 0.45])
 @pytest.mark.parametrize("mean_length", [2.0, 2.5, 3.0])
 def test_texts_that_fill_the_inputs_are_as_long_as_published(density: float, mean_length: float) -> None:
-    """For spans of one token inputs are longer than texts, and the published search, which begins at their length, does not fit them."""
+    """Texts for spans longer than one token.
+
+    For spans of one token inputs are longer than texts, and the published search, which begins at their length, does
+    not fit.
+    """
     for wanted in range(40, 700):
         tokens, targets = published_lengths(wanted, density, mean_length)
         assert input_length_for(wanted, density, mean_length) == tokens
