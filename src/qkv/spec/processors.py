@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from qkv.spec.base import Part, Seq
 from qkv.spec.errors import Problem
 
@@ -26,4 +28,25 @@ class Scaler(Processor, kind="scaler"):
                     ("deviation",), f"{min(self.deviation)} given, and values are divided by it; give numbers above 0"
                 )
             ]
+        return []
+
+
+class WordFeatures(Processor, kind="word_features"):
+    """Hashed features of a word: lower-cased word, affixes, character n-grams, shape, and the neighbouring words.
+
+    Word and affixes as in Ratinov and Roth 2009; n-grams of ``shortest`` to ``longest`` characters of the word with its
+    borders as in Bojanowski et al. 2017; shape such as "Xxxx-dd". Nothing is fitted.
+    """
+
+    buckets: int = Field(default=1 << 16, gt=0, le=1 << 30, description="number of different hashed features")
+    affixes: int = Field(default=4, ge=0, le=100, description="longest prefixes and suffixes; 0 for none")
+    shortest: int = Field(default=3, ge=1, le=100, description="characters of the shortest n-grams")
+    longest: int = Field(default=0, ge=0, le=100, description="characters of the longest n-grams; 0 for no n-grams")
+    shape: bool = Field(default=True, description="pattern of upper-case letters, lower-case letters and digits")
+    neighbours: int = Field(default=1, ge=0, le=100, description="words on each side that are read, with their shapes")
+
+    def problems(self) -> list[Problem]:
+        if 0 < self.longest < self.shortest:
+            sentence = f"{self.longest} characters are fewer than the {self.shortest} of the shortest n-grams"
+            return [Problem(("longest",), f"{sentence}; give at least as many, or 0 for no n-grams")]
         return []

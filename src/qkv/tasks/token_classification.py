@@ -24,9 +24,10 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import TokenClassification
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
-from qkv.tasks.entities import OUTSIDE, MostFrequent, entity_f1, entity_scores, marked, marks_entities
+from qkv.tasks.entities import OUTSIDE, entity_f1, entity_scores, marked, marks_entities
 from qkv.tasks.example_task import Collate, ExampleTask, Truncation, trained, types_or_none
 from qkv.tasks.label_metrics import agreement
+from qkv.tasks.tag_baseline import Baselines, too_large
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -65,6 +66,10 @@ class TokenClassificationTask(ExampleTask):
         Role("words", "words", ("words", "tokens", "sentence", "text", "forms")),
         Role("tags", "tags", ("tags", "nertags", "ner", "labels", "entities", "postags", "pos", "upos")),
     )
+
+    def __init__(self, spec: TokenClassification):
+        super().__init__(spec)
+        self._baselines = Baselines()
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
         """Build the tokenizer from the training split, and the list of tags from all splits.
@@ -129,21 +134,13 @@ class TokenClassificationTask(ExampleTask):
         assert isinstance(dataset, ExampleDataset)
         labels, figures = dataset.vocabulary.labels, self.figures(seen, dataset.scale(split))
         shown = self._tagged(model, dataset, split, recipe)
-        guess = MostFrequent(dataset.fitted_on) if dataset.fitted_on else None
-        truth = [row["tags"] for row in dataset.records[split]]
-        guessed = [guess(row["words"]) for row in dataset.records[split]] if guess else []
+        fitted_on, rows = dataset.fitted_on or (), dataset.records[split]
+        baselines = self._baselines.figures(fitted_on, rows) if fitted_on else {}
+        notes = list(filter(None, [too_large(fitted_on)]))
         if not marks_entities(labels):
-            right = [
-                tag == g
-                for tags, found in zip(truth, guessed, strict=bool(guess))
-                for tag, g in zip(tags, found, strict=True)
-            ]
-            return Evaluation(
-                figures | ({"accuracy_of_most_frequent_tag": 100 * sum(right) / len(right)} if right else {}), [shown]
-            )
+            return Evaluation(figures | baselines, [shown], notes)
         found = entity_scores(*_named(seen, labels))
-        baseline = {"f1_of_most_frequent_tag": entity_scores(truth, guessed).figures["f1"]} if guess else {}
-        return Evaluation(figures | found.figures | baseline, [*found.sections, shown])
+        return Evaluation(figures | found.figures | baselines, [*found.sections, shown], notes)
 
     def _tagged(self, model: Any, dataset: ExampleDataset, split: str, recipe: Recipe) -> dict[str, Any]:
         rows = dataset.records[split][:_SHOWN]
