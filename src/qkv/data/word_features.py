@@ -1,7 +1,7 @@
 """Features of words for tagging: the word, its affixes, character n-grams and shape, and the neighbouring words.
 
-Those of conditional random fields for names (McCallum and Li 2003; Ratinov and Roth 2009), with the character n-grams of
-Bojanowski et al. 2017. ``strings`` are for a dictionary; ``hashed_words`` gives their buckets (Weinberger et al. 2009).
+Features of conditional random fields for names (McCallum and Li 2003; Ratinov and Roth 2009), and the character n-grams
+of Bojanowski et al. 2017. ``strings`` names them; ``hashed_words`` gives their buckets (Weinberger et al. 2009).
 """
 
 from __future__ import annotations

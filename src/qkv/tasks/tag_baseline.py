@@ -1,4 +1,4 @@
-"""Baselines of word tagging: each word's most frequent tag, and logistic regression over the word and its neighbours."""
+"""Baselines of tagging: the most frequent tag of each word, and logistic regression over words and neighbours."""
 
 from __future__ import annotations
 
