@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 
@@ -231,7 +231,8 @@ def answering(head: type[heads.Head], **fields: Any) -> st.SearchStrategy[Any]:
     return with_layer | st.builds(head, **biases, **fields)
 
 
-POOLINGS = st.sampled_from(["first", "last", "mean", "max", "attention"])
+_POOLING = st.sampled_from(get_args(heads.PoolingName))
+POOLINGS = _POOLING | st.lists(_POOLING, min_size=1, max_size=3).map(tuple)
 HEADS: dict[type[heads.Head], st.SearchStrategy[Any]] = {
     heads.LanguageModelHead: st.builds(
         heads.LanguageModelHead,

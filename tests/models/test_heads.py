@@ -17,7 +17,7 @@ from transformers.models.roberta.modeling_roberta import RobertaClassificationHe
 from qkv.models.heads import build_head
 from qkv.spec.errors import SpecError
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
-from qkv.spec.parts import LayerNorm
+from qkv.spec.parts import LayerNorm, RMSNorm
 
 WIDTH, VOCABULARY = 12, 9
 X = torch.randn(3, 5, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -114,9 +114,7 @@ def test_vectors_are_scaled_before_the_logits_and_the_bias_is_not() -> None:
 
 
 @pytest.mark.parametrize("kind", [ClassificationHead, RegressionHead, TokenHead, SpanHead])
-def test_a_norm_needs_the_layer_that_it_ends(kind: type[Head]) -> None:
-    with pytest.raises(SpecError, match="norm: rms_norm normalises the hidden layer, but there is none; give hidden"):
-        kind.parse({"norm": "rms_norm"})
+def test_the_norm_of_a_head_is_not_over_the_batch(kind: type[Head]) -> None:
     with pytest.raises(
         SpecError,
         match="norm: a head normalises each vector separately; use layer_norm, rms_norm or none, not batch_norm",
@@ -127,3 +125,14 @@ def test_a_norm_needs_the_layer_that_it_ends(kind: type[Head]) -> None:
 def test_a_transform_has_no_batch_norm() -> None:
     with pytest.raises(SpecError, match="norm: a head normalises each vector separately"):
         LanguageModelHead.parse({"norm": "batch_norm"})
+
+
+def test_without_a_hidden_layer_the_norm_is_of_the_pooled_vector() -> None:
+    ours = head(
+        ClassificationHead(num_classes=4, pooling=("max", "weighted_mean"), norm=RMSNorm(weight=False, eps=1e-12))
+    )
+    x = X.double()
+    weights = torch.arange(1, x.shape[1] + 1).double()[:, None]
+    z = torch.cat([x.amax(1), (x * weights).sum(1) / weights.sum()], -1)
+    z = z / z.square().mean(-1, keepdim=True).sqrt()
+    same(ours(X), (z @ ours.output.weight.double().T + ours.output.bias.double()).float())

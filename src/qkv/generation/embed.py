@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.data.padding import batch_of
-from qkv.layers.pooling import pooled_over
+from qkv.layers.pooling import SENTENCE_NAMES, pooled_over
 from qkv.layers.signal import Signal
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
@@ -21,20 +21,11 @@ from qkv.spec.errors import UserError, nearest
 from qkv.tokenizers.framing import Framed
 from qkv.tokenizers.tokenizer import Tokenizer
 
-POOLINGS = {
-    "cls": "first",
-    "max": "max",
-    "mean": "mean",
-    "mean_sqrt_len": "mean_sqrt_len",
-    "weightedmean": "weighted_mean",
-    "lasttoken": "last",
-}
-"""Names of poolings in sentence-transformers (Reimers & Gurevych 2019) and in ``qkv.layers.pooling``."""
-
 
 @dataclass(frozen=True)
 class Embedding:
-    """Settings of a text embedding. Results of several ``poolings`` are concatenated.
+    """Settings of a text embedding. Results of several ``poolings``, named as in sentence-transformers, are
+    concatenated.
 
     normalise: scale to L2 norm 1.   max_length: truncate texts to this many tokens; None: the model's context length.
     lower_case: lower-case the texts first.   pools_prompt: include the prompt's tokens in the pooling.
@@ -48,10 +39,10 @@ class Embedding:
 
     def __post_init__(self) -> None:
         for name in self.poolings:
-            if name not in POOLINGS:
-                raise UserError(f"there is no pooling {name!r}; {nearest(name, POOLINGS)}")
+            if name not in SENTENCE_NAMES:
+                raise UserError(f"there is no pooling {name!r}; {nearest(name, SENTENCE_NAMES)}")
         if not self.poolings:
-            raise UserError(f"no pooling is given; allowed: {', '.join(POOLINGS)}")
+            raise UserError(f"no pooling is given; allowed: {', '.join(SENTENCE_NAMES)}")
 
 
 def embed_texts(
@@ -98,7 +89,7 @@ def _embedded(model: Transformer, texts: Sequence[Framed], how: Embedding, skipp
         model.spec.num_outputs is not None
     ):  # latents or a fixed number of queries: outputs are not tokens, and none is padding
         counted = torch.ones(x.shape[:2], dtype=torch.bool, device=device)
-    found = torch.cat([pooled_over(x, counted, POOLINGS[name]) for name in how.poolings], -1)
+    found = torch.cat([pooled_over(x, counted, SENTENCE_NAMES[name]) for name in how.poolings], -1)
     return F.normalize(found, dim=-1) if how.normalise else found
 
 

@@ -6,12 +6,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from qkv.interop.folder import read_json
 from qkv.interop.mapping.config import Config
-from qkv.interop.places import MODULES
+from qkv.interop.places import MODULES, is_sentence_folder
+from qkv.layers.pooling import SENTENCE_NAMES
 from qkv.spec.errors import UserError, nearest
+from qkv.spec.heads import Pooled
+from qkv.spec.parts import NoNorm, RMSNorm
 
 SETTINGS = "config_sentence_transformers.json"
 READERS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlm-roberta_config.json")
@@ -73,6 +76,40 @@ def read_sentence(folder: Path) -> EmbeddingSettings:
     return EmbeddingSettings(
         body, poolings, "Normalize" in kinds, max_length, lower_case, pools_prompt, prompts, default
     )
+
+
+class SentencePooling(NamedTuple):
+    """Pooling of a sentence-transformers folder: folder of the Transformer, poolings, L2 normalisation, and the modules
+    after these, such as Dense.
+    """
+
+    body: Path
+    poolings: tuple[str, ...]
+    normalise: bool
+    unread: tuple[str, ...]
+
+    def head(self, part: type[Pooled], dropout: float) -> Pooled:
+        """Head of the kind ``part`` that pools as the folder does. L2 normalisation becomes an RMS norm without weight,
+        which gives the same vectors times √D.
+        """
+        names = tuple(SENTENCE_NAMES[name] for name in self.poolings)
+        norm = RMSNorm(weight=False, eps=1e-12) if self.normalise else NoNorm()
+        pooling = names[0] if len(names) == 1 else names
+        return part.model_validate({"pooling": pooling, "norm": norm, "dropout": dropout})
+
+
+def read_pooling(folder: Path) -> SentencePooling | None:
+    """Read the pooling of the sentence-transformers model in ``folder``; None if it is another folder, or does not pool
+    the output of a Transformer. Raises ``UserError`` for an unknown setting.
+    """
+    if not is_sentence_folder(folder):
+        return None
+    modules = _modules(folder)
+    kinds = [kind for kind, _ in modules]
+    if kinds[:2] != ["Transformer", "Pooling"]:
+        return None
+    normalise = kinds[2:3] == ["Normalize"]
+    return SentencePooling(modules[0][1], _poolings(modules[1][1])[0], normalise, tuple(kinds[2 + normalise :]))
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:

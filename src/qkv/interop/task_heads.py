@@ -2,35 +2,76 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+
 from torch import Tensor
 
 from qkv.interop.folder import stored_tensors
-from qkv.interop.mapping.family import matches, named_as_now, without_prefix
+from qkv.interop.mapping.family import Architecture, matches, named_as_now, without_prefix
 from qkv.interop.opened import Opened
 from qkv.interop.save import covering
+from qkv.interop.sentence import SentencePooling
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
-from qkv.spec.heads import Head
+from qkv.spec.heads import Head, Hidden, Pooled
 
 _OF_LABELS = ("id2label", "label2id", "num_labels", "problem_type")
+_HIDDEN = "head.hidden"
 
 
-def task_heads(published: Opened) -> dict[str, Head]:
-    """Specs of the heads that the family of a checkpoint offers, by kind, such as "classification"."""
+def task_heads(published: Opened, said: SentencePooling | None, causal: bool) -> dict[str, Head]:
+    """Specs of the heads for tasks that a checkpoint offers, by kind, such as "classification".
+
+    Heads that pool do so as ``said`` in sentence-transformers files, else as the family's head does if the checkpoint
+    holds its hidden layer (a pooler), which was then trained to be read in this way. Without one they take the mean of
+    the vectors, or the last one of a ``causal`` model: the first vector of an encoder pretrained with masked tokens
+    was never trained to represent the text (Reimers & Gurevych 2019).
+    """
+    found = {head.kind: (head, architecture) for head, architecture in _of_family(published)}
+    for kind, part in Head.kinds().items():
+        if issubclass(part, Pooled) and issubclass(part, Hidden):
+            head, architecture = found.get(kind, (None, None))
+            if said is not None:
+                found[kind] = (said.head(part, getattr(head, "dropout", 0.0)), architecture)
+            elif isinstance(head, Pooled) and architecture is not None:
+                found[kind] = (_trained(published, head, architecture, causal), architecture)
+    return {kind: head for kind, (head, _) in found.items()}
+
+
+def _of_family(published: Opened) -> Iterator[tuple[Head, Architecture]]:
+    """Heads of the architectures of a checkpoint's family with the values in its config; of each kind, the last
+    counts.
+    """
     values = {key: value for key, value in published.values.items() if key not in _OF_LABELS}
     family, _ = published._replace(values=values).family()
-    found: dict[str, Head] = {}
-    for architecture in family.architectures.values():
-        for labels in (2, 1):  # one label: regression
+    for architecture in reversed(family.architectures.values()):
+        for labels in (1, 2):  # one label: regression
             config = published._replace(values={**values, "num_labels": labels}).config()
             config.assume(family.defaults)
-            try:
-                head = architecture.head(config)
-            except UserError:
-                continue
-            found.setdefault(head.kind, head)
-    return found
+            with suppress(UserError):
+                yield architecture.head(config), architecture
+
+
+def _trained(published: Opened, head: Pooled, architecture: Architecture, causal: bool) -> Pooled:
+    """``head`` if the checkpoint holds its hidden layer, or if it pools the vectors that suit the model; else a head
+    without a hidden layer that does.
+    """
+    family, _ = published.family()
+    suits = "last" if causal else "mean"
+    if head.pooling == suits:
+        return head
+    names = named_as_now(family, stored_tensors(published.folder)).keys()
+    rows = [row for row in architecture.names if row.ours.startswith(_HIDDEN)]
+    theirs = [name.replace("*", "weight") for row in rows for name in _each(row.theirs)]
+    if theirs and all(name in names or name.removeprefix(family.prefix) in names for name in theirs):
+        return head
+    return type(head).model_validate({"pooling": suits, "dropout": getattr(head, "dropout", 0.0)})
+
+
+def _each(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
 
 
 def head_tensors(published: Opened, model: Transformer) -> dict[str, Tensor]:

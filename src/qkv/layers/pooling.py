@@ -52,3 +52,13 @@ POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 """Poolings by name: first vector; last vector; maximum of each feature; Σ x_i / n; Σ x_i / √n; Σ i x_i / Σ i,
 i = 1, 2, … (Muennighoff 2022).
 """
+
+SENTENCE_NAMES = {
+    "cls": "first",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len": "mean_sqrt_len",
+    "weightedmean": "weighted_mean",
+    "lasttoken": "last",
+}
+"""Name in ``POOLINGS`` of each pooling of sentence-transformers (Reimers & Gurevych 2019)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -92,19 +93,23 @@ class _Transform(nn.Module):
 
 
 class Pool(nn.Module):
-    """Pooling of the unpadded vectors of each row, (B, N, D) -> (B, D), see ``qkv.layers.pooling``.
+    """Pooling of the unpadded vectors of each row, (B, N, D) -> (B, D · poolings), see ``qkv.layers.pooling``.
 
     ``attention``: Σ_i softmax_i(w·x_i) x_i with learned w.
     """
 
-    def __init__(self, how: str, width: int):
+    def __init__(self, how: Sequence[str], width: int):
         super().__init__()
-        self.how = how
-        self.score = Linear(width, 1) if how == "attention" else None
+        self.how = tuple(how)
+        self.width = width * len(self.how)
+        self.score = Linear(width, 1) if "attention" in how else None
 
     def forward(self, x: Tensor, lengths: Tensor | None) -> Tensor:
-        if self.score is None:
-            return pooled(x, lengths, self.how)
+        found = [self._attended(x, lengths) if how == "attention" else pooled(x, lengths, how) for how in self.how]
+        return torch.cat(found, -1) if len(found) > 1 else found[0]
+
+    def _attended(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+        assert self.score is not None
         scores = at_least_single(self.score(x)[..., 0])
         if lengths is not None:
             scores = scores.masked_fill(torch.arange(x.shape[1], device=x.device) >= lengths[:, None], -torch.inf)
@@ -114,12 +119,12 @@ class Pool(nn.Module):
 class PredictionHead(Head):
     """Base class of all other heads: y = dropout(g(x)) W^T + b, (B, N, D) -> (B, N, C), or pooled (B, C).
 
-    g: the identity or norm(φ(x W_h + b_h)).
+    g: norm(x) or norm(φ(x W_h + b_h)).
     """
 
     def __init__(self, part: _Answering, width: int, outputs: int, pool: Pool | None = None):
         super().__init__()
-        self.pool = pool
+        self.pool, width = pool, pool.width if pool else width
         self.hidden = Linear(width, part.hidden, bias=part.hidden_bias) if part.hidden else None
         self.activation, self.norm = ACTIVATIONS[part.activation], build_norm(part.norm, part.hidden or width)
         self.output = Linear(part.hidden or width, outputs, bias=part.bias)
@@ -129,8 +134,8 @@ class PredictionHead(Head):
         if self.pool is not None:
             x = self.pool(x, lengths)
         if self.hidden is not None:
-            x = self.norm(self.activation(self.hidden(x)), _NOWHERE)
-        return self.output(dropout(x, self.dropout, self.training))
+            x = self.activation(self.hidden(x))
+        return self.output(dropout(self.norm(x, _NOWHERE), self.dropout, self.training))
 
 
 @implements(spec.ClassificationHead)
@@ -138,7 +143,7 @@ class Classifier(PredictionHead):
     """Classification head: logits (B, C) of each row, from its pooled vector."""
 
     def __init__(self, part: spec.ClassificationHead, width: int, table: object):
-        super().__init__(part, width, _known(part.num_classes), Pool(part.pooling, width))
+        super().__init__(part, width, _known(part.num_classes), Pool(part.poolings, width))
 
     def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         return torch.randint(self.output.out_features, (rows,), generator=generator)
@@ -174,7 +179,7 @@ class Regressor(PredictionHead):
     """Regression head: value (B, 1) of each row, from its pooled vector."""
 
     def __init__(self, part: spec.RegressionHead, width: int, table: object):
-        super().__init__(part, width, 1, Pool(part.pooling, width))
+        super().__init__(part, width, 1, Pool(part.poolings, width))
 
     def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         return torch.randn(rows, generator=generator)

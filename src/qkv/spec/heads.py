@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from qkv.spec.base import Part
-from qkv.spec.errors import Problem, SpecError
+from qkv.spec.errors import Problem, SpecError, nearest, quoted
 from qkv.spec.parts import Activation, LayerNorm, NoNorm, Norm
+
+PoolingName = Literal["first", "last", "mean", "max", "mean_sqrt_len", "weighted_mean", "attention"]
 
 
 class Head(Part, slot=True):
@@ -93,37 +95,47 @@ class Classes(Head):
         return self.changed(num_classes=None)
 
 
+def _known(given: Any) -> Any:
+    """Pooling or tuple of several. Raises ``ValueError`` for an unknown name, as pydantic requires."""
+    several: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+    if not several:
+        raise ValueError("the list of poolings is empty; name at least one")
+    unknown = next((name for name in several if name not in get_args(PoolingName)), None)
+    if unknown is not None:
+        raise ValueError(f"there is no pooling {quoted(unknown)}; {nearest(str(unknown), get_args(PoolingName))}")
+    return given if isinstance(given, str) else tuple(several)
+
+
 class Pooled(Head):
     """Base class of sequence-level heads, which pool the vectors of unpadded positions to one.
 
-    pooling: ``first`` (BERT's CLS), ``last``, ``mean``, ``max``, or ``attention``: Σ_i softmax_i(w·x_i) x_i with
-    learned w.
+    pooling: ``first`` (BERT's CLS), ``last``, ``mean``, ``max``, ``mean_sqrt_len``: Σ x_i / √n, ``weighted_mean``:
+    Σ i x_i / Σ i, or ``attention``: Σ_i softmax_i(w·x_i) x_i with learned w. The results of several are concatenated.
     """
 
-    pooling: Literal["first", "last", "mean", "max", "attention"] = "mean"
+    pooling: Annotated[PoolingName | tuple[PoolingName, ...], BeforeValidator(_known)] = "mean"
+
+    @property
+    def poolings(self) -> tuple[PoolingName, ...]:
+        """Names of the poolings, one or several."""
+        return (self.pooling,) if isinstance(self.pooling, str) else self.pooling
 
 
 class Hidden(Head):
     """Base class of heads with output z W^T + b and an optional hidden layer.
 
-    z = dropout(x), or with ``hidden`` z = dropout(norm(φ(x W_h + b_h))); x is the final hidden state.
+    z = dropout(norm(x)), or with ``hidden`` z = dropout(norm(φ(x W_h + b_h))); x is the final hidden state, pooled or
+    not.
     """
 
     hidden: int | None = Field(default=None, gt=0, description="width of the hidden layer; default: no hidden layer")
     dropout: float = Field(default=0.0, ge=0, lt=1)
     activation: Activation = Field(default="tanh", description="activation φ of the hidden layer")
-    norm: Norm = Field(default=NoNorm(), description="norm after the hidden layer")
+    norm: Norm = Field(default=NoNorm(), description="norm after the hidden layer, or of x without one")
     hidden_bias: bool = True
     bias: bool = True
 
     def problems(self) -> list[Problem]:
-        if self.hidden is None and not self.norm.identity:
-            return [
-                Problem(
-                    ("norm",),
-                    f"{self.norm.kind} normalises the hidden layer, but there is none; give hidden, or leave norm out",
-                )
-            ]
         return _no_batch(self.norm)
 
 

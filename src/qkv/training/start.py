@@ -21,7 +21,8 @@ from qkv.data.vocabulary import TARGET_FILE
 from qkv.interop.load import read_published
 from qkv.interop.mapping.family import read_spec
 from qkv.interop.opened import Opened, opened
-from qkv.interop.places import CONFIG, is_published, may_be_name
+from qkv.interop.places import CONFIG, MODULES, is_published, is_sentence_folder, may_be_name
+from qkv.interop.sentence import SentencePooling, read_pooling
 from qkv.interop.task_heads import head_tensors, task_heads
 from qkv.interop.writing import beginning
 from qkv.layers.layout import Layout, layouts
@@ -35,7 +36,7 @@ from qkv.runs.published import pieces
 from qkv.spec.adapt import LoRA
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError, nearest
-from qkv.spec.heads import Head, LanguageModelHead
+from qkv.spec.heads import Head, LanguageModelHead, Pooled
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Task, Translation
@@ -90,14 +91,22 @@ def find_start(source: str) -> Start:
         return Start(
             recipe and recipe.model, TokenizerFile(path=str(folder / FILE_NAME)), target, task=recipe and recipe.task
         )
-    if is_published(folder) or (not folder.exists() and may_be_name(source)):
-        published = opened(source)
+    if is_published(folder) or is_sentence_folder(folder) or (not folder.exists() and may_be_name(source)):
+        published, pooling = _opened(source)
         model = read_spec(*published.family(), published.config())
         task = _published_task(published) if model.encoder else None
-        return Start(model, TokenizerFile(path=str(published.folder)), None, task_heads(published), task)
+        heads = task_heads(published, pooling, model.causal)
+        return Start(model, TokenizerFile(path=str(published.folder)), None, heads, task)
     raise UserError(
         f"start: {source!r} holds no {WEIGHTS}, so it is no trained run, and no {CONFIG} of a published checkpoint"
     )
+
+
+def _opened(source: str) -> tuple[Opened, SentencePooling | None]:
+    """Open the published checkpoint ``source``; with the pooling of its sentence-transformers files, if it has any."""
+    said = read_pooling(Path(source).expanduser())
+    published = opened(said.body if said else source)
+    return published, said or read_pooling(published.folder)
 
 
 def _published_task(published: Opened) -> Task:
@@ -157,7 +166,8 @@ def _head(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Head:
     if known is not None:
         return known.unsized()
     part = Head.kinds()[kind]
-    # In a causal model only the last position has seen the whole text.
+    # A run's own encoder learned its vectors by masked tokens, none of them to represent the text. In a causal model
+    # only the last position has seen the whole text.
     return part.parse({"pooling": "last" if start.causal else "mean"} if "pooling" in part.model_fields else {})
 
 
@@ -168,7 +178,7 @@ def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
     if recipe.start is None:
         return []
     folder = Path(recipe.start).expanduser()
-    published = None if _is_run(folder) else opened(recipe.start)
+    published, pooling = (None, None) if _is_run(folder) else _opened(recipe.start)
     tensors = weights(read_published(published, "fp32").model) if published else _of_run(folder)
     own, stored = weights(model), layouts(model)
     stack = {name for name in own if not name.startswith(_HEAD)}
@@ -179,7 +189,20 @@ def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
         _take(own[name], tensors[name], name, recipe.start, stored[name])
     some = _part_of_head(own, published, model) if published and not fits else set()
     rest = "" if fits else f"; its head is initialised at random{', except ' * bool(some)}{', '.join(sorted(some))}"
-    return [f"the model starts with the weights of {recipe.start!r}{rest}", *_new_rows(model, own, tensors)]
+    begun = f"the model starts with the weights of {recipe.start!r}{rest}"
+    return [begun, *_told(model, pooling, recipe.start), *_new_rows(model, own, tensors)]
+
+
+def _told(model: Transformer, pooling: SentencePooling | None, source: str) -> list[str]:
+    """Sentence on a pooling of sentence-transformers, and on modules of the folder that the model lacks."""
+    head = model.spec.head
+    if pooling is None or not isinstance(head, Pooled):
+        return []
+    left = f"; its modules {', '.join(pooling.unread)} are not used" if pooling.unread else ""
+    if head.unsized() != pooling.head(type(head), getattr(head, "dropout", 0.0)):
+        return [f"the head does not pool as {source}/{MODULES} says, but as the recipe does{left}"]
+    scaled = ", scaled to one length" if pooling.normalise else ""
+    return [f"the head reads the pooling {' and '.join(pooling.poolings)}{scaled}, as {source}/{MODULES} says{left}"]
 
 
 @torch.no_grad()
