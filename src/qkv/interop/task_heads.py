@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import cast
 
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from qkv.interop.sentence import SentencePooling
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
-from qkv.spec.heads import Head, Hidden, Pooled
+from qkv.spec.heads import Head, Pooled
 
 _OF_LABELS = ("id2label", "label2id", "num_labels", "problem_type")
 _HIDDEN = "head.hidden"
@@ -30,14 +31,13 @@ def task_heads(published: Opened, said: SentencePooling | None, causal: bool) ->
     was never trained to represent the text (Reimers & Gurevych 2019).
     """
     found = {head.kind: (head, architecture) for head, architecture in _of_family(published)}
+    heads = {kind: head for kind, (head, _) in found.items()}
     for kind, part in Head.kinds().items():
-        if issubclass(part, Pooled) and issubclass(part, Hidden):
-            head, architecture = found.get(kind, (None, None))
-            if said is not None:
-                found[kind] = (said.head(part, getattr(head, "dropout", 0.0)), architecture)
-            elif isinstance(head, Pooled) and architecture is not None:
-                found[kind] = (_trained(published, head, architecture, causal), architecture)
-    return {kind: head for kind, (head, _) in found.items()}
+        if part.pools and said is not None:
+            heads[kind] = said.head(cast("type[Pooled]", part), getattr(heads.get(kind), "dropout", 0.0))
+        elif part.pools and kind in found:
+            heads[kind] = _trained(published, cast("Pooled", heads[kind]), found[kind][1], causal)
+    return heads
 
 
 def _of_family(published: Opened) -> Iterator[tuple[Head, Architecture]]:

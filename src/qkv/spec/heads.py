@@ -20,6 +20,8 @@ class Head(Part, slot=True):
     """True if it maps each position, not the whole row."""
     predicts_tokens: ClassVar[bool] = False
     """True if its outputs are logits of tokens."""
+    pools: ClassVar[bool] = False
+    """True if it pools the vectors of a row to one."""
 
     @property
     def shares_table(self) -> bool:
@@ -113,6 +115,7 @@ class Pooled(Head):
     Σ i x_i / Σ i, or ``attention``: Σ_i softmax_i(w·x_i) x_i with learned w. The results of several are concatenated.
     """
 
+    pools = True
     pooling: Annotated[PoolingName | tuple[PoolingName, ...], BeforeValidator(_known)] = "mean"
 
     @property
