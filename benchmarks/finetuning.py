@@ -28,7 +28,7 @@ from qkv.runs.load import load_adapted
 from qkv.runs.run import Run
 from side_by_side import parser, say_where
 
-RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "sst2_pretrained.yaml"
+RECIPE = "sst2_pretrained"
 WAYS = {
     "scratch": ("start=null", "data.tokenizer=wordpiece(8000)", "training.optimizer=adamw(3e-4)"),
     "head": ("training.adapt=head", "training.optimizer.others.lr=1e-2"),

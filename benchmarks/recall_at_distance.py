@@ -27,11 +27,11 @@ from qkv.report.series import Line
 from qkv.report.table import print_table
 from qkv.spec.overrides import override
 from qkv.spec.recipe import Recipe
+from qkv.spec.shipped import shipped
 from qkv.tasks.recall import RecallTask
 from qkv.tasks.registry import build_task
 from side_by_side import parser, say_where
 
-RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 SMOKE = ("training.steps=3", "training.batch_size=2", "task.distances=[1,4]", "training.validation.batches=1")
 
 
@@ -65,7 +65,7 @@ def curves(name: str, asked: argparse.Namespace) -> Curves:
     overrides: list[str] = list(SMOKE) if asked.smoke else [f"training.seed={asked.seed}"]
     if asked.steps:
         overrides.append(f"training.steps={asked.steps}")
-    recipe = qkv.read_recipe(RECIPES / f"recall_{name}.yaml", overrides)
+    recipe = qkv.read_recipe(f"recall_{name}", overrides)
     before = measured(recipe, None)
     began = time.perf_counter()
     after = learned(recipe)
@@ -137,7 +137,7 @@ def positive(values: list[float]) -> list[float | None]:
 
 def main() -> None:
     """Print the table and write the page."""
-    names = sorted(path.stem.removeprefix("recall_") for path in RECIPES.glob("recall_*.yaml"))
+    names = sorted(name.removeprefix("recall_") for name in shipped() if name.startswith("recall_"))
     asked = arguments(names)
     say_where()
     found = [curves(name, asked) for name in asked.only]

@@ -38,8 +38,7 @@ from qkv.report.table import print_table
 from qkv.training.events import Event, Stepped, Validated
 from side_by_side import parser, say_where
 
-RECIPES = Path(__file__).resolve().parents[1] / "recipes"
-OURS = {"cpu": RECIPES / "char_shakespeare_cpu.yaml", "fast": RECIPES / "char_shakespeare_fast.yaml"}
+OURS = {"cpu": "char_shakespeare_cpu", "fast": "char_shakespeare_fast"}
 ROWS = 64
 POINTS = 9
 """Number of validations of a qkv run, which limits the resolution of its time to a loss."""

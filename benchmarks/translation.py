@@ -20,9 +20,9 @@ from qkv.report.page import Page
 from qkv.report.series import Line
 from qkv.report.table import print_table
 from qkv.runs.run import Run
+from qkv.spec.shipped import shipped
 from side_by_side import parser, say_where
 
-RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 SMOKE = (
     "training.steps=2",
     "training.schedule.warmup=1",
@@ -79,7 +79,7 @@ def evaluated(name: str, asked: argparse.Namespace) -> Found:
         *([f"data.source={asked.data}"] if asked.data else []),
         *(SMOKE if asked.smoke else ()),
     ]
-    recipe = qkv.read_recipe(RECIPES / f"multi30k_{name}.yaml", changes, quick=asked.quick)
+    recipe = qkv.read_recipe(f"multi30k_{name}", changes, quick=asked.quick)
     run = qkv.train(recipe, out=asked.runs / (f"{name}_quick" if asked.quick else name))
     assert run.evaluation is not None
     splits = run.evaluation["splits"]
@@ -116,7 +116,7 @@ def page(found: list[Found]) -> str:
 
 def main() -> None:
     """Print the table and write the page, best model last."""
-    names = sorted(path.stem.removeprefix("multi30k_") for path in RECIPES.glob("multi30k_*.yaml"))
+    names = sorted(name.removeprefix("multi30k_") for name in shipped() if name.startswith("multi30k_"))
     asked = arguments(names)
     say_where()
     found = sorted(

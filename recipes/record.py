@@ -17,8 +17,8 @@ from pathlib import Path
 import qkv
 from qkv.report.figures import duration
 from qkv.spec.recipe import Recipe
+from qkv.spec.shipped import located, shipped
 
-RECIPES = Path(__file__).resolve().parent
 
 
 def planned(recipe: Recipe) -> float | None:
@@ -42,10 +42,10 @@ def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train recipes in sequence and record their results.")
     parser.add_argument(
-        "recipes", nargs="*", metavar="NAME|FILE", help="name of a recipe in this folder, or any recipe file"
+        "recipes", nargs="*", metavar="NAME|FILE", help="name of a shipped recipe, or any recipe file"
     )
     parser.add_argument(
-        "--minutes", type=float, help="all recipes of this folder that take at most this many minutes per seed"
+        "--minutes", type=float, help="all shipped recipes that take at most this many minutes per seed"
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[], help="default: those of the recorded result")
     parser.add_argument("--quick", action="store_true", help="use the short forms")
@@ -58,9 +58,9 @@ def arguments() -> argparse.Namespace:
 
 def chosen(asked: argparse.Namespace) -> list[Path]:
     """Selected recipe files."""
-    files = [Path(name) if Path(name).is_file() else RECIPES / f"{name}.yaml" for name in asked.recipes]
+    files = [located(name) for name in asked.recipes]
     if asked.minutes is not None:
-        times = {path: planned(qkv.read_recipe(path)) for path in sorted(RECIPES.glob("*.yaml"))}
+        times = {path: planned(qkv.read_recipe(path)) for path in shipped().values()}
         short = [path for path, minutes in times.items() if minutes is not None and minutes <= asked.minutes]
         files += sorted((path for path in short if path not in files), key=lambda path: times[path] or 0.0)
     return files

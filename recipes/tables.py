@@ -16,23 +16,25 @@ import qkv
 from qkv.report.figures import duration, fixed, short
 from qkv.spec.recipe import Recipe
 from qkv.spec.results import Typed
+from qkv.spec.shipped import shipped
 
-RECIPES = Path(__file__).resolve().parent
-PAGE = RECIPES / "README.md"
+FOLDER = "../src/qkv/recipes"
+"""Folder of the recipe files, seen from the page."""
+PAGE = Path(__file__).resolve().parent / "README.md"
 
 
 class Row(NamedTuple):
-    """One recipe: name, description, and metrics to show as (label, path in the result)."""
+    """One recipe: name, description, and labels of the metrics that it shows."""
 
     name: str
     what: str
-    figures: tuple[tuple[str, str], ...]
+    labels: tuple[str, ...]
 
 
-_LOSS = (("loss", "validation.loss"),)
-_BLEU = (("tokenised BLEU", "test.bleu_tokenized"), ("sacreBLEU", "test.bleu"))
-_RIGHT = (("accuracy", "test.accuracy"),)
-_ANALOGIES = (("accuracy on 698 analogies", "validation.analogy_accuracy"),)
+_LOSS = ("loss",)
+_BLEU = ("tokenised BLEU", "sacreBLEU")
+_RIGHT = ("accuracy",)
+_ANALOGIES = ("accuracy on 698 analogies",)
 
 TABLES: dict[str, tuple[Row, ...]] = {
     "characters": (
@@ -46,22 +48,22 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("multi30k_gru_attention", "… with two GRUs and additive attention, published form", _BLEU),
         Row("multi30k_convolution", "… with convolutions", _BLEU),
         Row("multi30k_gru_fixed", "… with two GRUs and a fixed context vector, published form", _BLEU),
-        Row("sst2_classifier", "sentiment classification, from scratch", (("% accuracy", "test.accuracy"),)),
-        Row("sst2_pretrained", "… fine-tuned from wikitext2_mlm", (("% accuracy", "test.accuracy"),)),
+        Row("sst2_classifier", "sentiment classification, from scratch", ("% accuracy",)),
+        Row("sst2_pretrained", "… fine-tuned from wikitext2_mlm", ("% accuracy",)),
         Row(
             "squad_reader",
             "extractive question answering, from scratch",
-            (("F1", "test.f1"), ("exact match", "test.exact_match")),
+            ("F1", "exact match"),
         ),
-        Row("wnut17_tagger", "tagging of emerging entities, from scratch", (("F1", "test.f1"),)),
-        Row("wikitext2_mlm", "masked language model", (("pseudo-perplexity", "validation.pseudo_perplexity"),)),
-        Row("wikitext2_span_corruption", "T5's objective, a short run", (("nats per token", "validation.loss"),)),
-        Row("wikitext2_denoising", "BART's objective, a short run", (("nats per token", "validation.loss"),)),
-        Row("wikitext2_permutation", "XLNet's objective, a short run", (("nats per token", "validation.loss"),)),
-        Row("scitldr_summarizer", "one-sentence summaries of abstracts, from scratch", (("ROUGE-L", "test.rougeL"),)),
+        Row("wnut17_tagger", "tagging of emerging entities, from scratch", ("F1",)),
+        Row("wikitext2_mlm", "masked language model", ("pseudo-perplexity",)),
+        Row("wikitext2_span_corruption", "T5's objective, a short run", ("nats per token",)),
+        Row("wikitext2_denoising", "BART's objective, a short run", ("nats per token",)),
+        Row("wikitext2_permutation", "XLNet's objective, a short run", ("nats per token",)),
+        Row("scitldr_summarizer", "one-sentence summaries of abstracts, from scratch", ("ROUGE-L",)),
         Row("wikitext2_skip_gram", "skip-gram vectors of 20,000 words", _ANALOGIES),
         Row("wikitext2_cbow", "CBOW vectors of 20,000 words", _ANALOGIES),
-        Row("sorting", "sorting ten numbers from 0 to 99 with an encoder", (("of rows correct", "test.exact_match"),)),
+        Row("sorting", "sorting ten numbers from 0 to 99 with an encoder", ("of rows correct",)),
         Row("recall_attention", "delayed recall over 1 to 128 tokens with attention", _RIGHT),
         Row("recall_lstm", "… with an LSTM", _RIGHT),
         Row("recall_gru", "… with a GRU", _RIGHT),
@@ -74,7 +76,7 @@ _HEAD = "| recipe | description | result | reference | training | seeds | date |
 
 def table(rows: tuple[Row, ...]) -> str:
     """Markdown table with one line per recipe, followed by the typed results of variants."""
-    recipes = {row.name: qkv.read_recipe(RECIPES / f"{row.name}.yaml") for row in rows}
+    recipes = {row.name: qkv.read_recipe(shipped()[row.name]) for row in rows}
     lines = [_line(row, recipes[row.name]) for row in rows]
     variants = [
         f"- {name}: {typed.metric}: {short(typed.value, 4)}"
@@ -90,30 +92,20 @@ def _variants(recipe: Recipe) -> list[Typed]:
 
 
 def _line(row: Row, recipe: Recipe) -> str:
-    result = recipe.result if recipe.result and recipe.result.form == "full" else None
-    typed = {entry.figure: entry for entry in recipe.typed if entry.figure}
+    reached = recipe.reached
     shown: list[str] = []
-    for name, path in row.figures:
-        figure = result and result.figure(path)
-        if figure:
-            spread = f", spread {fixed(figure.spread)}" if figure.spread is not None else ""
-            shown.append(f"{fixed(figure.mean)} {name}{spread}")
-        elif path in typed:
-            shown.append(f"{fixed(typed[path].value)} {name}")
-    first = next(iter(typed.values()), None)
-    minutes = result.minutes if result else first and first.minutes
-    seeds = result.seeds if result else first.seeds if first else ()
-    since = f"recorded {result.date}" if result else f"typed {first.date}" if first else ""
-    beside = "; ".join(fixed(other.value) for other in recipe.published if other.figure == row.figures[0][1])
-    took = duration(60 * minutes) if minutes else ""
+    for path, value, spread in reached.figures if reached else ():
+        label = row.labels[recipe.shown.index(path)]
+        beside = f", spread {fixed(spread)}" if spread is not None and reached and not reached.typed else ""
+        shown.append(f"{fixed(value)} {label}{beside}")
     cells = (
-        f"[{row.name}]({row.name}.yaml)",
+        f"[{row.name}]({FOLDER}/{row.name}.yaml)",
         row.what,
         "; ".join(shown),
-        beside,
-        took,
-        ", ".join(map(str, seeds)),
-        since,
+        "; ".join(fixed(other.value) for other in recipe.published if other.figure == recipe.shown[0]),
+        duration(60 * reached.minutes) if reached and reached.minutes else "",
+        ", ".join(map(str, reached.seeds)) if reached else "",
+        f"{'typed' if reached.typed else 'recorded'} {reached.date}" if reached else "",
     )
     return f"| {' | '.join(cells)} |"
 

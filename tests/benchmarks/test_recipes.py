@@ -17,10 +17,12 @@ import qkv
 from qkv.cli.main import main
 from qkv.spec.model import Text
 from qkv.spec.overrides import override
+from qkv.spec.shipped import shipped
 from qkv.training.results import stale
 
-RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
-README = RECIPES[0].parent / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = list(shipped().values())
+README = ROOT / "recipes" / "README.md"
 TEXT = "the cat sat on the mat and the dog sat on the log, and neither of them saw the frog\n" * 640
 
 
@@ -61,6 +63,9 @@ def test_it_describes_itself(path: Path) -> None:
     assert recipe.name == path.stem
     assert recipe.description.endswith(".")
     assert recipe.quick
+    assert recipe.shown
+    assert recipe.reached
+    assert [path for path, _, _ in recipe.reached.figures] == list(recipe.shown)
 
 
 def test_it_is_built(path: Path) -> None:
@@ -95,7 +100,7 @@ def test_the_page_says_what_the_recipes_say() -> None:
         [sys.executable, str(README.with_name("tables.py")), "--check"], check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert all(f"[{path.stem}]({path.name})" in README.read_text(encoding="utf-8") for path in RECIPES)
+    assert all(f"[{path.stem}](../src/qkv/recipes/{path.name})" in README.read_text(encoding="utf-8") for path in RECIPES)
 
 
 def test_recipes_are_trained_and_recorded_by_one_command(

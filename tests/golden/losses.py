@@ -3,7 +3,7 @@
     python -m tests.golden.losses --write before.json      in the tree before a change
     python -m tests.golden.losses --compare before.json    in the tree after it: a table of differences; exits 1 if any
 
-Cases: each recipe of ``recipes/``, the demo, ``qkv train`` of a text and of each verb, and finetuning of a run. All
+Cases: each shipped recipe, the demo, ``qkv train`` of a text and of each verb, and finetuning of a run. All
 data is made by this file, so that no download and no ``QKV_DATA`` is needed. Recipes keep their parts and sizes, and
 are overridden in data, steps, batch, length of samples and precision (``overridden``). Nothing depends on timing: one
 thread, fp32, an empty cache, and a clock on which every candidate takes as long as the others, so that each choice by
@@ -71,7 +71,9 @@ class Case(NamedTuple):
 
 def cases() -> list[Case]:
     """Every form. ``sst2_pretrained`` and finetunings start from the run of ``wikitext2_mlm``, so it comes first."""
-    recipes = sorted((ROOT / "recipes").glob("*.yaml"), key=lambda path: (path.stem != START, path.stem))
+    from qkv.spec.shipped import shipped
+
+    recipes = sorted(shipped().values(), key=lambda path: (path.stem != START, path.stem))
     tables = [Case(f"train {verb}", ("train", verb, *options, *SHORT)) for verb, options in VERBS.items()]
     begun = ("train", "finetune", "--from", f"runs/{START}", "--data", "reviews.csv")
     finetuned = [Case(f"finetune {how}", (*begun, "--adapt", how, *SHORT)) for how in ("whole", "lora(4)")]

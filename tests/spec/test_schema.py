@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -16,10 +15,11 @@ from qkv.spec.processors import Processor
 from qkv.spec.reader import read_yaml
 from qkv.spec.recipe import Recipe
 from qkv.spec.schema import json_schema
+from qkv.spec.shipped import shipped
 
 RECIPE = jsonschema.Draft202012Validator(json_schema(Recipe))
 MODEL = jsonschema.Draft202012Validator(json_schema(Model))
-RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
+RECIPES = list(shipped().values())
 
 
 def complaints(validator: Any, data: Any) -> list[str]:

@@ -11,6 +11,7 @@ from qkv.spec.errors import UserError, nearest
 from qkv.spec.model import Model
 from qkv.spec.overrides import measured, override, quick_form
 from qkv.spec.recipe import Recipe
+from qkv.spec.shipped import is_shipped, shipped
 from qkv.spec.training import Training
 from qkv.spec.yaml_io import read_recipe
 
@@ -39,8 +40,8 @@ def find_recipe(
 ) -> tuple[Recipe, Path]:
     """Find the recipe of ``source``, apply dotted ``overrides``, and return it with the run's folder.
 
-    ``source`` is a recipe (``.yaml``, ``.yml``, ``.json``), a run folder, or a text: a file or the name of a known data
-    set. For a text, a recipe is chosen automatically; with ``resume``, the recipe of an existing run on it is used.
+    ``source`` is a recipe (``.yaml``, ``.yml``, ``.json``, or the name of one that ships with the package), a run
+    folder, or a text: a file or the name of a known data set. For a text, a recipe is chosen automatically; with ``resume``, the recipe of an existing run on it is used.
     ``quick``: the recipe's shorter form, for a try. The run's folder is ``out``, by default ``runs/`` and the recipe's
     name.
 
@@ -71,8 +72,8 @@ def find_recipe(
 
 
 def is_text(source: str | Path) -> bool:
-    """True if ``source`` is read as a text or the name of a known data set: no recipe file, no folder."""
-    return Path(source).suffix not in SPEC_SUFFIXES and not Path(source).is_dir()
+    """True if ``source`` is read as a text or the name of a known data set: no recipe, no folder."""
+    return Path(source).suffix not in SPEC_SUFFIXES and not Path(source).is_dir() and not is_shipped(source)
 
 
 def _folder(name: str, quick: bool) -> Path:
@@ -113,7 +114,8 @@ def _recipe_of_text(source: str, overrides: Iterable[str], quick: bool, folder: 
     if not Path(source).exists() and source not in NAMES:
         here = [entry.name for entry in Path().iterdir() if entry.is_file()]
         raise UserError(
-            f"there is no file {source!r} and no known data set of that name; {nearest(source, [*here, *NAMES])}"
+            f"there is no file {source!r}, and no recipe or known data set of that name; "
+            f"{nearest(source, [*here, *NAMES, *shipped()])}"
         )
     if folder and (folder / "spec.yaml").is_file():
         # A newly chosen recipe could differ, because the text may have grown and the machine is measured anew.

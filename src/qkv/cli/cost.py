@@ -21,6 +21,7 @@ from qkv.spec.errors import UserError, nearest
 from qkv.spec.model import Model
 from qkv.spec.overrides import assignments, override
 from qkv.spec.recipe import Recipe
+from qkv.spec.shipped import is_shipped, shipped
 from qkv.spec.training import Training
 from qkv.spec.yaml_io import read_spec
 
@@ -31,7 +32,7 @@ EXAMPLES = """\
 qkv cost gpt3
 qkv cost gpt2 --length 512 --batch-size 8 --precision bf16
 qkv cost recipe.yaml model.num_layers=12 --check
-qkv cost recipes/multi30k_transformer.yaml --length 20 --source-length 25
+qkv cost multi30k_transformer --length 20 --source-length 25
 """
 
 _BatchSize = Annotated[int | None, typer.Option(metavar="N", help="Batch size; default: the recipe's, or 1.")]
@@ -92,8 +93,8 @@ def _read(name: str, overrides: Iterable[str]) -> tuple[Model, Training]:
     alone = Training(batch_size=1)
     if name in PRESETS and not Path(name).exists():
         return override(preset(name), [a.below("model") for a in assignments(overrides)]), alone
-    if not Path(name).exists() and Path(name).suffix not in SPEC_SUFFIXES:
-        raise UserError(f"there is no file and no preset {name!r}; {nearest(name, PRESETS)}")
+    if not Path(name).exists() and Path(name).suffix not in SPEC_SUFFIXES and not is_shipped(name):
+        raise UserError(f"there is no file, recipe or preset {name!r}; {nearest(name, [*PRESETS, *shipped()])}")
     spec = read_spec(name, overrides)
     return (_with_sizes(spec), spec.training) if isinstance(spec, Recipe) else (spec, alone)
 

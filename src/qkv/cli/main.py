@@ -40,6 +40,7 @@ COMMANDS = {
     "info": "Show the installation, or a summary of a run.",
     "accept": "Accept the edited spec or vocabulary of a run.",
     "schema": "Print the JSON schema of recipes for editors.",
+    "recipes": "List the recipes that ship with qkv, with their results; or print one.",
     "demo": "Train a small model on Python's documentation; no download needed.",
 }
 """Name -> summary. Command: ``<name>_command`` of ``qkv.cli.<name>``, beside its ``EXAMPLES``; imported when called."""
@@ -53,6 +54,7 @@ qkv train my.txt                      train on your own text
 qkv generate runs/my "Once upon"      generate text
 qkv train classify --data mine.csv    train a classifier on your own table
 qkv predict runs/mine "a new text"    predict a label
+qkv recipes                           recipes to train by name
 """
 
 

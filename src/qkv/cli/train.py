@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 qkv train my.txt
 qkv train my.txt --minutes 2
-qkv train recipes/char_shakespeare_cpu.yaml --quick
+qkv train char_shakespeare_cpu --quick
 qkv train recipe.yaml model.blocks.mixer.num_heads=8 training.steps=500 --out runs/eight
 qkv train runs/eight                  resume a run
 qkv train classify --data mine.csv --text review --label stars
@@ -31,8 +31,8 @@ qkv train finetune --from bert-base-uncased --data mine.csv
 qkv train classify --from runs/pretrained --data mine.csv --adapt "lora(16)"
 """
 _FIRST = (
-    "A recipe, run folder, text file or data set name; or classify, regress, tag, answer, translate, summarize, "
-    "finetune."
+    "A recipe (file or name), run folder, text file or data set name; or classify, regress, tag, answer, translate, "
+    "summarize, finetune."
 )
 
 _Text = Annotated[

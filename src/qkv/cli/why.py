@@ -17,7 +17,7 @@ EXAMPLES = """\
 qkv why
 qkv why runs/my
 qkv why runs/my --fresh
-qkv why recipes/char_shakespeare_cpu.yaml model.context_length=1024
+qkv why char_shakespeare_cpu model.context_length=1024
 """
 
 _VOCABULARY, _LARGEST = 256, 500_000_000

@@ -13,7 +13,7 @@ from qkv.spec.formats import FORMAT, with_present_names
 from qkv.spec.generation import Generation
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Model
-from qkv.spec.results import Published, Result, Typed
+from qkv.spec.results import Published, Reached, Result, Typed, reached
 from qkv.spec.tasks import NextToken, Task
 from qkv.spec.training import Training
 
@@ -36,6 +36,9 @@ class Recipe(Spec):
     training: Training = Training()
     sample: Generation = Generation(max_new_tokens=200, temperature=0.8, seed=1)
     quick: dict[str, Any] = {}
+    shown: Seq[str] = Field(
+        default=(), description="metrics that tables of recipes show, such as test.accuracy, the main one first"
+    )
     result: Result | None = Field(default=None, description="results of this recipe's runs, written by 'qkv record'")
     published: Seq[Published] = Field(default=(), description="published results to compare with")
     typed: Seq[Typed] = Field(
@@ -46,6 +49,11 @@ class Recipe(Spec):
     @classmethod
     def _present_names(cls, data: Any) -> Any:
         return with_present_names(data)
+
+    @property
+    def reached(self) -> Reached | None:
+        """Values of the metrics ``shown``, recorded or entered by hand; None without any."""
+        return reached(self.shown, self.result, self.typed)
 
     def problems(self) -> list[Problem]:
         found = [*self._data_problems(), *self._decoding_problems()]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, StringConstraints
 
@@ -63,3 +64,33 @@ class Typed(Spec):
     date: str = ""
     note: str = ""
     figure: str = Field(default="", description="metric that replaces it once recorded, such as test.accuracy")
+
+
+class Reached(NamedTuple):
+    """Result of a recipe for a table.
+
+    figures: (path, value, spread or None) of each metric.   typed: True if entered by hand, not recorded.
+    """
+
+    figures: tuple[tuple[str, float, float | None], ...]
+    minutes: float | None
+    seeds: tuple[int, ...]
+    date: str
+    typed: bool
+
+
+def reached(shown: Sequence[str], result: Result | None, typed: Sequence[Typed]) -> Reached | None:
+    """Values of the metrics at the paths ``shown``: of the full form's ``result``, else those ``typed``; None without any."""
+    result = result if result and result.form == "full" else None
+    by_hand = {entry.figure: entry for entry in typed if entry.figure}
+    found: list[tuple[str, float, float | None]] = []
+    for path in shown:
+        figure = result.figure(path) if result else None
+        if figure:
+            found.append((path, figure.mean, figure.spread))
+        elif path in by_hand:
+            found.append((path, by_hand[path].value, by_hand[path].spread))
+    if result:
+        return Reached(tuple(found), result.minutes, tuple(result.seeds), result.date, typed=False)
+    first = next(iter(by_hand.values()), None)
+    return first and Reached(tuple(found), first.minutes, tuple(first.seeds), first.date, typed=True)

@@ -19,6 +19,7 @@ from qkv.spec.overrides import Assignment, assignments, parsed, quick_form
 from qkv.spec.plain import plain
 from qkv.spec.reader import Lines, read_json, read_yaml, scalar
 from qkv.spec.recipe import Recipe
+from qkv.spec.shipped import located, shipped
 
 MAX_BYTES = 1_000_000
 
@@ -26,6 +27,7 @@ MAX_BYTES = 1_000_000
 def read_recipe(path: str | Path, overrides: Iterable[str] = (), quick: bool = False) -> Recipe:
     """Read the recipe in a YAML or JSON file, or in a run folder's ``spec.yaml``, and apply dotted ``overrides``.
 
+    The name of a shipped recipe, such as "sst2_classifier", stands for its file if there is no local file of that name.
     ``quick``: apply the recipe's own ``quick`` overrides first. Raises ``UserError`` with file, line, path and one
     sentence.
     """
@@ -98,7 +100,7 @@ def _quick(data: dict[str, Any], source: str, lines: Lines) -> list[Assignment]:
 
 
 def _read(path: str | Path) -> tuple[dict[str, Any], Lines, str]:
-    path = Path(path)
+    path = located(path)
     if (path / "spec.yaml").is_file():
         path = path / "spec.yaml"
     source = str(path)
@@ -148,7 +150,9 @@ def _text(path: Path) -> str:
 
 
 def _near(path: Path) -> str:
-    """Clause for an error message that suggests the most similar file name in the folder; "" if none is similar."""
+    """Clause for an error message: the shipped recipe of that name, or the most similar file name in the folder."""
+    if path.stem in shipped():
+        return f"; a recipe {path.stem!r} ships with qkv: give its name without folder and suffix"
     try:
         names = [entry.name for entry in os.scandir(path.parent)]
     except OSError:

@@ -1,0 +1,82 @@
+"""``qkv recipes``."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qkv.spec.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from qkv.spec.recipe import Recipe
+
+EXAMPLES = """\
+qkv recipes
+qkv train sst2_classifier
+qkv recipes sst2_classifier > mine.yaml
+"""
+_COLUMNS = ("recipe", "data", "result", "reference", "training", "description")
+
+
+def recipes_command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A recipe, to print its file; default: list all.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per recipe.")] = False,
+) -> None:
+    """List the recipes that ship with qkv, with data, recorded result and training time; or print one of them."""
+    from qkv.spec.shipped import shipped
+    from qkv.spec.yaml_io import read_recipe
+
+    known = shipped()
+    if name is not None and name not in known:
+        raise UserError(f"no recipe {name!r} ships with qkv; {nearest(name, known)}")
+    if name is not None and not as_json:
+        typer.echo(known[name].read_text(encoding="utf-8"), nl=False)
+        return
+    found = {key: read_recipe(path) for key, path in known.items() if name in (None, key)}
+    if as_json:
+        for recipe in found.values():
+            typer.echo(json.dumps(_plain(recipe), ensure_ascii=False))
+        return
+    from qkv.report.table import print_table
+
+    print_table("", _COLUMNS, [_row(recipe) for recipe in found.values()])
+    typer.echo("\ntrain one: qkv train NAME   (--quick: its short form)\nchange one: qkv recipes NAME > mine.yaml")
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    """Content of one recipe for ``--json``; "figures": metric path -> value."""
+    reached = recipe.reached
+    figures = {path: value for path, value, _ in reached.figures} if reached else {}
+    return {
+        "name": recipe.name,
+        "description": recipe.description,
+        "data": recipe.data.source,
+        "task": recipe.task.kind,
+        "figures": figures,
+        "minutes": reached.minutes if reached else None,
+        "seeds": list(reached.seeds) if reached else [],
+        "date": reached.date if reached else None,
+        "typed": reached.typed if reached else False,
+    }
+
+
+def _row(recipe: Recipe) -> tuple[str, ...]:
+    """Table row of one recipe: the first of its metrics, and the published or simpler method's value of it."""
+    from qkv.report.evaluation import words
+    from qkv.report.figures import duration, fixed
+
+    reached = recipe.reached
+    result = reference = minutes = ""
+    if reached and reached.figures:
+        path, value, _ = reached.figures[0]
+        split, _, metric = path.partition(".")
+        result = f"{fixed(value)} {words(metric)}, {split}"
+        reference = "; ".join(fixed(other.value) for other in recipe.published if other.figure == path)
+    if reached and reached.minutes:
+        minutes = duration(60 * reached.minutes)
+    data = "generated" if recipe.task.reads == "nothing" else recipe.data.source
+    return recipe.name, data, result, reference, minutes, recipe.description

@@ -1,0 +1,22 @@
+"""Recipes that ship with the package: their files by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parents[1] / "recipes"
+
+
+def shipped() -> dict[str, Path]:
+    """Files of the recipes that ship with the package, by name."""
+    return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
+
+
+def is_shipped(source: str | Path) -> bool:
+    """True if ``source`` names a shipped recipe, and no file or folder of that name exists in the working directory."""
+    return str(source) in shipped() and not Path(source).exists()
+
+
+def located(source: str | Path) -> Path:
+    """File of the shipped recipe that ``source`` names, or ``source`` itself; a local file or folder of that name comes first."""
+    return shipped()[str(source)] if is_shipped(source) else Path(source)
