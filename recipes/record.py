@@ -20,7 +20,6 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.shipped import located, shipped
 
 
-
 def planned(recipe: Recipe) -> float | None:
     """Recorded minutes per seed; None if there is no result."""
     if recipe.result and recipe.result.form == "full":
@@ -41,9 +40,7 @@ def seeds_of(recipe: Recipe, asked: Sequence[int]) -> list[int]:
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train recipes in sequence and record their results.")
-    parser.add_argument(
-        "recipes", nargs="*", metavar="NAME|FILE", help="name of a shipped recipe, or any recipe file"
-    )
+    parser.add_argument("recipes", nargs="*", metavar="NAME|FILE", help="name of a shipped recipe, or any recipe file")
     parser.add_argument(
         "--minutes", type=float, help="all shipped recipes that take at most this many minutes per seed"
     )

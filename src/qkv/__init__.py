@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from qkv.spec.yaml_io import read_model as read_model
     from qkv.spec.yaml_io import read_recipe as read_recipe
     from qkv.spec.yaml_io import write_spec as write_spec
+    from qkv.training.compare import compare_runs as compare_runs
 
 # Torch reads this at its first allocation: tensors of 2 MB and more then request huge pages, if the system allows.
 # Decoding reads all weights once per token and gains 3 to 10 %; training has half as many page faults.
@@ -61,6 +62,7 @@ _HOMES = {
     "Training": "qkv.spec.training",
     "UserError": "qkv.spec.errors",
     "build": "qkv.models.build",
+    "compare_runs": "qkv.training.compare",
     "cost": "qkv.api.functions",
     "embed": "qkv.api.functions",
     "evaluate": "qkv.api.functions",
@@ -87,6 +89,7 @@ __all__ = [
     "Training",
     "UserError",
     "build",
+    "compare_runs",
     "cost",
     "embed",
     "evaluate",

@@ -100,7 +100,9 @@ def test_the_page_says_what_the_recipes_say() -> None:
         [sys.executable, str(README.with_name("tables.py")), "--check"], check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert all(f"[{path.stem}](../src/qkv/recipes/{path.name})" in README.read_text(encoding="utf-8") for path in RECIPES)
+    assert all(
+        f"[{path.stem}](../src/qkv/recipes/{path.name})" in README.read_text(encoding="utf-8") for path in RECIPES
+    )
 
 
 def test_recipes_are_trained_and_recorded_by_one_command(

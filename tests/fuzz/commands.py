@@ -66,6 +66,8 @@ LINES: dict[str, tuple[str, ...]] = {
     "evaluate": ("lm",),
     "evaluate data": ("stars", "--data", "reviews.csv", "--report", "out.html"),
     "record": ("lm", "tiny.yaml"),
+    "recipes": ("sorting",),
+    "compare-runs": ("lm", "stars", "--report", "out.html"),
     "embed": ("lm", "the fox", "--out", "out.npy"),
     "embed published": ("hf", "the fox"),
     "cost": ("tiny.yaml",),
@@ -178,6 +180,7 @@ def options(name: str) -> list[tuple[str, str]]:
     """Options of a command, and the kind of their values: "number", "flag" or "text"."""
     import importlib
 
+    name = name.replace("-", "_")
     command = getattr(importlib.import_module(f"qkv.cli.{name}"), f"{name}_command")
     found = []
     for parameter, hint in get_type_hints(command, include_extras=True).items():

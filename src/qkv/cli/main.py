@@ -28,6 +28,7 @@ COMMANDS = {
     "predict": "Predict with a trained model: labels, tags, answers, translations, summaries, numbers.",
     "generate": "Generate text.",
     "evaluate": "Evaluate a trained model on held-out data.",
+    "compare-runs": "Compare runs: what differs in their recipes, and their results.",
     "record": "Record the results of finished runs in their recipe file.",
     "embed": "Compute embedding vectors of texts.",
     "cost": "Estimate parameters, FLOPs, memory and time of a model.",
@@ -43,7 +44,10 @@ COMMANDS = {
     "recipes": "List the recipes that ship with qkv, with their results; or print one.",
     "demo": "Train a small model on Python's documentation; no download needed.",
 }
-"""Name -> summary. Command: ``<name>_command`` of ``qkv.cli.<name>``, beside its ``EXAMPLES``; imported when called."""
+"""Name -> summary. Each command is ``<name>_command`` of ``qkv.cli.<name>`` ("_" for "-"), beside its ``EXAMPLES``.
+
+Its module is imported when it is called.
+"""
 
 _PACKAGE = Path(__file__).parents[1]
 _LONGEST_WORD = 500
@@ -184,10 +188,11 @@ def _no_command(name: str) -> str:
 
 
 def _command(name: str) -> Any:
-    module = importlib.import_module(f"qkv.cli.{name}")
+    plain = name.replace("-", "_")
+    module = importlib.import_module(f"qkv.cli.{plain}")
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command(name, short_help=COMMANDS[name], epilog=_verbatim(module.EXAMPLES))(
-        getattr(module, f"{name}_command")
+        getattr(module, f"{plain}_command")
     )
     return get_command(alone)
 

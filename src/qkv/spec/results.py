@@ -80,7 +80,7 @@ class Reached(NamedTuple):
 
 
 def reached(shown: Sequence[str], result: Result | None, typed: Sequence[Typed]) -> Reached | None:
-    """Values of the metrics at the paths ``shown``: of the full form's ``result``, else those ``typed``; None without any."""
+    """Values of the metrics ``shown``: of the full form's ``result``, else those ``typed``; None without any."""
     result = result if result and result.form == "full" else None
     by_hand = {entry.figure: entry for entry in typed if entry.figure}
     found: list[tuple[str, float, float | None]] = []

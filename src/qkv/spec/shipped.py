@@ -18,5 +18,5 @@ def is_shipped(source: str | Path) -> bool:
 
 
 def located(source: str | Path) -> Path:
-    """File of the shipped recipe that ``source`` names, or ``source`` itself; a local file or folder of that name comes first."""
+    """File of the shipped recipe that ``source`` names, or ``source``, also if a local file or folder has that name."""
     return shipped()[str(source)] if is_shipped(source) else Path(source)

@@ -21,6 +21,7 @@ from qkv.runs.files import clear_errors, files_in, read_metadata, write_file
 from qkv.runs.folder import WEIGHTS
 from qkv.runs.metrics import EXPECTED, METRICS, PLANNED, rows_of, steps_in_all, times
 from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import dump
 from qkv.system.processor import processor_name
 from qkv.training.events import Event, Planned, Sampled, Stepped, Validated
@@ -167,7 +168,7 @@ class RunRecorder:
         }
         if any("val_bits_per_character" in row for row in rows):
             figures["characters_per_token"] = setup.dataset.scale().characters_per_token
-        optional = {"clip_norm": training.clip_norm, "flops": _flops(setup, done)}
+        optional = {"clip_norm": training.clip_norm, "flops": trained_flops(setup.recipe, done)}
         return figures | {name: value for name, value in optional.items() if value is not None}
 
 
@@ -190,26 +191,21 @@ def environment(device: torch.device) -> dict[str, str]:
     }
 
 
-def _flops(setup: Setup, done: Done) -> float | None:
+def trained_flops(recipe: Recipe, done: Done) -> float | None:
     """FLOPs of all updates so far, padding included: the cost of one row of the mean length, times the number of rows.
 
     None if a part's cost is unknown, or the run was trained by an older version that did not count rows.
     """
-    training = setup.recipe.training
     if not done.rows:
         return None
     length, source = (max(1, round(positions / done.rows)) for positions in (done.positions, done.sources))
     try:
         counted = cost(
-            setup.recipe.model,
-            1,
-            length,
-            training=training,
-            source_length=source if setup.recipe.model.encoder else None,
+            recipe.model, 1, length, training=recipe.training, source_length=source if recipe.model.encoder else None
         )
     except UserError:
         return None
-    return counted.train_flops / training.accumulate * done.rows
+    return counted.train_flops / recipe.training.accumulate * done.rows
 
 
 def _cost(setup: Setup, rows: list[dict[str, Any]], tokens: int) -> list[tuple[str, str]]:

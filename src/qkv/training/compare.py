@@ -1,0 +1,221 @@
+"""Comparison of runs: settings in which their recipes differ, and their results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qkv.inspection.cost import cost
+from qkv.report.comparison import Curve, comparison_report
+from qkv.report.evaluation import words
+from qkv.report.figures import duration, short
+from qkv.runs.checkpoint import newest_state
+from qkv.runs.evaluation_file import read_evaluation
+from qkv.runs.files import read_metadata
+from qkv.runs.folder import SPEC, WEIGHTS
+from qkv.runs.metrics import TAKEN, rows_of, steps_in_all
+from qkv.runs.run import Run
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.spec.yaml_io import read_recipe
+from qkv.tasks.registry import build_task
+from qkv.training.record import Done, trained_flops
+from qkv.training.surroundings import read_surroundings
+
+_COMPARED = ("data", "model", "start", "task", "training", "sample")
+_MACHINE = ("qkv", "torch", "processor", "device", "threads")
+_BESIDE_THE_POINT = ("seconds", "targets")
+Values = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts of one run, read from its folder without loading the model.
+
+    figures: metrics of its best weights, "split.metric" -> value.   counts: steps, time, parameters, FLOPs.
+    """
+
+    folder: Path
+    recipe: Recipe
+    rows: list[dict[str, Any]]
+    figures: dict[str, float]
+    counts: dict[str, Any]
+    machine: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Comparison of runs. Values are in the order of ``runs``; None: the run has no such setting or metric.
+
+    settings: dotted path -> values, where recipes differ.   figures: "split.metric" -> values.   counts: steps, best
+    step, seconds, parameters, FLOPs.   machine: what differs of versions, processor and threads.
+    """
+
+    runs: tuple[str, ...]
+    settings: dict[str, Values]
+    figures: dict[str, Values]
+    counts: dict[str, Values]
+    machine: dict[str, Values]
+    curves: tuple[Curve, ...] = ()
+
+    def tables(self) -> list[tuple[str, list[tuple[Any, ...]]]]:
+        """(title, rows) of each table; a row has a name and one value per run."""
+        counts = [(name, *(_readable(name, value) for value in values)) for name, values in self.counts.items()]
+        figures = [(_words_of(path), *values) for path, values in self.figures.items()]
+        settings = [(path, *map(_text, values)) for path, values in self.settings.items()]
+        machine = [(name, *map(_text, values)) for name, values in self.machine.items()]
+        return [("settings that differ", settings), ("results", [*figures, *counts]), ("machines that differ", machine)]
+
+    def plain(self) -> dict[str, Any]:
+        """Content as plain data, for JSON."""
+        parts = {name: getattr(self, name) for name in ("settings", "figures", "counts", "machine")}
+        return {"runs": list(self.runs), **{n: {k: list(v) for k, v in part.items()} for n, part in parts.items()}}
+
+    def report(self) -> str:
+        """Self-contained HTML report: tables and learning curves."""
+        return comparison_report(self.runs, self.tables(), self.curves, self.plain())
+
+
+def compare_runs(*runs: Run | str | Path) -> Comparison:
+    """Compare two or more runs: the settings in which they differ, and their results.
+
+    Results are the final evaluation of the best weights, or without one their validation in training. A run may be
+    unfinished. Raises ``UserError`` for fewer than two runs, a run that is given twice, or a folder without a run.
+    """
+    folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
+    if len(folders) < 2:
+        raise UserError(f"{len(folders)} run given, but a comparison needs two or more run folders")
+    twice = next((folder for i, folder in enumerate(folders) if folder.resolve() in _resolved(folders[:i])), None)
+    if twice is not None:
+        raise UserError(f"the run {twice} is given twice; name different runs")
+    found = [facts_of(folder) for folder in folders]
+    names = tuple(str(folder) for folder in folders)
+    curves = [Curve(str(run.folder), build_task(run.recipe.task).loss_unit, *_validations(run.rows)) for run in found]
+    return Comparison(
+        names,
+        settings_that_differ([run.recipe for run in found]),
+        _side_by_side([run.figures for run in found]),
+        _side_by_side([run.counts for run in found]),
+        _different(_side_by_side([run.machine for run in found])),
+        tuple(curve for curve in curves if curve.steps),
+    )
+
+
+def facts_of(folder: Path) -> Facts:
+    """Read the facts of the run in ``folder``. Raises ``UserError`` if there is none."""
+    if not (folder / SPEC).is_file():
+        raise UserError(f"{folder} is not a run folder: it holds no {SPEC}")
+    recipe, rows, state = read_recipe(folder), rows_of(folder), newest_state(folder / "resume")
+    weights = folder / WEIGHTS
+    best = int(read_metadata(weights).get("step", 0)) if weights.is_file() else None
+    standing: dict[str, Any] = state["standing"] if state else {}
+    done = Done(*(int(standing.get(name, 0)) for name in ("tokens", "rows", "positions", "sources")))
+    counts = {
+        "steps": max((int(row["step"]) for row in rows if row.get("loss") is not None), default=0),
+        "planned steps": steps_in_all(rows, recipe.training.steps),
+        "best step": best,
+        "training seconds": max((row["time"] for row in rows if row.get("time") is not None), default=None),
+        "seconds in all": next((row[TAKEN] for row in reversed(rows) if TAKEN in row), None),
+        "parameters": _parameters(recipe),
+        "training FLOPs": trained_flops(recipe, done),
+    }
+    machine = read_surroundings(folder / "resume") or {}
+    return Facts(folder, recipe, rows, _figures(folder, rows, best), counts, {n: machine.get(n) for n in _MACHINE})
+
+
+def settings_that_differ(recipes: Sequence[Recipe]) -> dict[str, Values]:
+    """Dotted path -> values, of the settings in which ``recipes`` differ.
+
+    An option of parts of different kinds, which they need not share, counts if one does not have its default.
+    """
+    whole = [dict(_flat(_compared(recipe.to_dict()))) for recipe in recipes]
+    given = [dict(_flat(_compared(recipe.essential()))) for recipe in recipes]
+    paths = dict.fromkeys(path for settings in whole for path in settings)
+    differing = _different({path: tuple(settings.get(path) for settings in whole) for path in paths})
+    named = {path for settings in given for path in settings}
+    return {path: values for path, values in differing.items() if path in named or not _above(path) & differing.keys()}
+
+
+def _above(path: str) -> set[str]:
+    """Paths of the parts that contain the setting at ``path``, where their kinds are."""
+    parts = path.split(".")
+    return {".".join(parts[:end]) for end in range(1, len(parts))}
+
+
+def _compared(content: dict[str, Any]) -> dict[str, Any]:
+    return {name: content[name] for name in _COMPARED if name in content}
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted path, value) of all leaves of plain data; the kind of a part has the path of the part."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, path if key == "kind" and path else f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
+        for i, item in enumerate(value):
+            yield from _flat(item, f"{path}.{i}")
+    else:
+        yield path, value
+
+
+def _figures(folder: Path, rows: list[dict[str, Any]], best: int | None) -> dict[str, float]:
+    """Metrics of the weights of step ``best``, "split.metric" -> value."""
+    evaluation = read_evaluation(folder, best) if best is not None else None
+    if evaluation is not None:
+        splits = {split: found["figures"] for split, found in evaluation["splits"].items()}
+    else:
+        row = next((row for row in reversed(rows) if row.get("step") == best and row.get("val_loss") is not None), {})
+        splits = {"validation": {n.removeprefix("val_"): v for n, v in row.items() if n.startswith("val_")}}
+    return {
+        f"{split}.{name}": value
+        for split, figures in splits.items()
+        for name, value in figures.items()
+        if value is not None and name not in _BESIDE_THE_POINT
+    }
+
+
+def _parameters(recipe: Recipe) -> int | None:
+    try:
+        return cost(recipe.model, training=recipe.training).parameters
+    except UserError:  # a recipe whose sizes the data has not filled in yet
+        return None
+
+
+def _validations(rows: list[dict[str, Any]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    found = [(row["step"], row["val_loss"]) for row in rows if row.get("val_loss") is not None]
+    return tuple(step for step, _ in found), tuple(value for _, value in found)
+
+
+def _side_by_side(tables: Sequence[dict[str, Any]]) -> dict[str, Values]:
+    """Values of several mappings by key; keys without any value are left out."""
+    names = dict.fromkeys(name for table in tables for name in table)
+    found = {name: tuple(table.get(name) for table in tables) for name in names}
+    return {name: values for name, values in found.items() if any(value is not None for value in values)}
+
+
+def _different(table: dict[str, Values]) -> dict[str, Values]:
+    return {name: values for name, values in table.items() if any(value != values[0] for value in values)}
+
+
+def _resolved(folders: Iterable[Path]) -> set[Path]:
+    return {folder.resolve() for folder in folders}
+
+
+def _words_of(path: str) -> str:
+    split, _, name = path.partition(".")
+    return f"{words(name)}, {split}"
+
+
+def _readable(name: str, value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    return duration(value) if "seconds" in name else short(value) if "FLOPs" in name else value
+
+
+def _text(value: Any) -> str | None:
+    """A setting as it is written in YAML: true, false, numbers and words without quotes, lists in brackets."""
+    if isinstance(value, list):
+        return f"[{', '.join(str(_text(item)) for item in value)}]"
+    return None if value is None else str(value).lower() if isinstance(value, bool) else str(value)
