@@ -41,9 +41,9 @@ def find_recipe(
     """Find the recipe of ``source``, apply dotted ``overrides``, and return it with the run's folder.
 
     ``source`` is a recipe (``.yaml``, ``.yml``, ``.json``, or the name of one that ships with the package), a run
-    folder, or a text: a file or the name of a known data set. For a text, a recipe is chosen automatically; with ``resume``, the recipe of an existing run on it is used.
-    ``quick``: the recipe's shorter form, for a try. The run's folder is ``out``, by default ``runs/`` and the recipe's
-    name.
+    folder, or a text: a file or the name of a known data set. For a text, a recipe is chosen automatically; with
+    ``resume``, the recipe of an existing run on it is used. ``quick``: the recipe's shorter form, for a try. The run's
+    folder is ``out``, by default ``runs/`` and the recipe's name.
 
     With a ``task``, such as "classification", ``source`` is a table of examples: a file, two texts "a.txt | b.txt", or
     the name of a known data set, and a recipe for the task is chosen. ``data``: fields of ``qkv.spec.data.Data``:
