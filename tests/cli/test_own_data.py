@@ -154,7 +154,7 @@ def test_a_table_is_learned_from_in_python(here: Path) -> None:
 
     run = qkv.train("reviews.csv", "python", SHORT, task="classification", columns={"text": "review"}, bad_rows="skip")
     assert run.evaluation is not None
-    assert run.evaluation["splits"]["validation"]["figures"]["targets"] == 8
+    assert run.evaluation["splits"]["validation"]["figures"]["targets"] == 5
     assert set(qkv.predict(run, "a good film")[0]["probabilities"]) == {"1", "5"}
     with pytest.raises(qkv.UserError, match="name the task too"):
         qkv.train("reviews.csv", columns={"text": "review"})

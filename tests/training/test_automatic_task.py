@@ -79,7 +79,7 @@ def test_nearly_every_text_fits_up_to_a_limit(recipe_for: Callable[..., Recipe],
 
 def test_what_is_said_of_the_data_and_overrides_hold(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
-    path.write_text("review,stars,other\n" + "good film,5,x\nbad film,1,y\n" * 20)
+    path.write_text("review,stars,other\n" + "".join(f"good film {i},5,x\nbad film {i},1,y\n" for i in range(20)))
     data = {"source": str(path), "columns": {"text": "review", "label": "other"}, "validation_fraction": 0.25}
     recipe = automatic_task("classification", data, ["training.steps=7"], machine=FAST)
     assert (recipe.data.columns, recipe.data.validation_fraction, recipe.training.steps) == (data["columns"], 0.25, 7)

@@ -54,7 +54,7 @@ def read_inputs(recipe: Recipe, source: str, columns: Mapping[str, str]) -> Inpu
 
 
 def _read(table: Table, roles: Sequence[Role], columns: Mapping[str, str], notes: list[str]) -> Inputs:
-    values = Values(roles, columns)
+    values = Values(roles, columns, missing=table.missing)
     found = Inputs([], [], table.columns, notes)
     bad: list[str] = []
     for row in table.rows:

@@ -13,6 +13,7 @@ from torch import Tensor
 from qkv.data.batch import Batch
 from qkv.data.corpus import TRAIN
 from qkv.data.padding import padded
+from qkv.data.records.duplicates import shared
 from qkv.data.records.kept import release_tables
 from qkv.data.records.model import Records, Role
 from qkv.data.records.open import open_records, open_rows
@@ -48,7 +49,8 @@ class ExampleTask(Task):
         rows, unknown = self._known(records, vocabulary)
         cut = self.cut(recipe, vocabulary)
         examples = {OTHER: self.examples(rows, vocabulary, cut)}
-        notes = (*records.notes, *unknown, *cut.notes(len(rows)))
+        known = shared(rows, source, own.records[TRAIN], self.roles) if isinstance(own, ExampleDataset) else ""
+        notes = (*records.notes, *unknown, *([known] if known else []), *cut.notes(len(rows)))
         dataset = ExampleDataset(
             recipe, replace(records, splits={OTHER: rows}), vocabulary, examples, self.collator(recipe), notes
         )

@@ -202,7 +202,7 @@ class TranslationTask(SequenceToSequenceTask):
 
     roles = (
         Role("source", "text", ("source", "src", "input", "from")),
-        Role("target", "text", ("target", "tgt", "translation", "output", "to")),
+        Role("target", "text", ("target", "tgt", "translation", "output", "to"), written=True),
     )
 
     def compare(self, written: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Evaluation:
@@ -215,7 +215,7 @@ class SummarizationTask(SequenceToSequenceTask):
 
     roles = (
         Role("source", "text", ("source", "text", "article", "document", "dialogue", "input")),
-        Role("target", "text", ("target", "summary", "abstract", "headline", "title", "highlights")),
+        Role("target", "text", ("target", "summary", "abstract", "headline", "title", "highlights"), written=True),
     )
 
     def compare(self, written: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Evaluation:

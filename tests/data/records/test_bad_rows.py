@@ -48,7 +48,7 @@ def bad_of(records: Any) -> list[tuple[int, str]]:
             SCORE,
             [
                 (3, "number is 'one', not a finite number"),
-                (4, "number is 'nan', not a finite number"),
+                (4, "no number"),
                 (5, "number is '1e999', not a finite number"),
                 (6, "number is '1_000', not a finite number"),
                 (7, "number is '-1e308', which exceeds the limit of 1e+100; use another unit"),
@@ -97,10 +97,55 @@ def test_bad_rows_are_said_with_their_lines(
     records = read(source, roles)
     assert bad_of(records) == expected
     assert {row.file for row in records.bad} == {source}
-    total = len(everything(records)) + len(expected)
+    total, empty = len(everything(records)) + len(expected), sum(bool(row.missing) for row in records.bad)
+    skipped = len(expected) - empty
     assert any(
-        note.startswith(f"{len(expected)} of {total} rows of {source} were skipped: line ") for note in records.notes
+        note.startswith(f"{skipped} of {total} rows of {source} {'was' if skipped == 1 else 'were'} skipped: line ")
+        for note in records.notes
     )
+    assert sum(int(note.split()[0]) for note in records.notes if "left out (first: line" in note) == empty
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "notes"),
+    [
+        (
+            "a.csv",
+            "text,label\nx,a\n,a\ny,NA\nz,\nNone,None\nNaN,b\nw,a\n",
+            [
+                "2 of 7 rows of {} have no text and were left out (first: line 3)",
+                "2 of 7 rows of {} have no label and were left out (first: line 4)",
+            ],
+        ),
+        (
+            "a.jsonl",
+            '{"text": "x", "label": "NA"}\n{"text": "y", "label": NaN}\n{"text": "nan", "label": 1}\n{"text": "z"}\n'
+            '{"text": [], "label": 1}\n',
+            [
+                "2 of 5 rows of {} have no label and were left out (first: line 2)",
+                "1 of 5 rows of {} has no text and was left out (first: line 5)",
+            ],
+        ),
+        (
+            "a.csv",
+            "text,label\n" + "x,\n" * 20 + "y,a\nz,b\n",
+            ["20 of 22 rows of {} have no label and were left out (first: line 2)"],
+        ),
+    ],
+)
+def test_empty_cells_are_counted_and_left_out(name: str, content: str, notes: list[str], tmp_path: Path) -> None:
+    """NaN is an empty cell in CSV, and a text in JSON, where it can be told from a number."""
+    source = write(tmp_path / name, content)
+    records = read(source, CLASSIFY)
+    assert [note for note in records.notes if "left out" in note] == [note.format(source) for note in notes]
+    assert all(row["label"] in ("a", "b", "NA", "1", "None") for row in everything(records))
+    assert len(everything(records)) + len(records.bad) == content.count("\n") - name.endswith("csv")
+
+
+def test_a_table_without_any_label_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.csv", "text,label\nx,\ny,\n")
+    with pytest.raises(UserError, match=r"no row of .* can be used: 2 of 2 rows .* have no label"):
+        read(source, CLASSIFY, columns={"text": "text", "label": "label"})
 
 
 def test_the_first_bad_rows_are_refused_in_one_sentence(tmp_path: Path) -> None:
@@ -133,7 +178,8 @@ def test_bad_rows_of_every_file_are_counted(tmp_path: Path) -> None:
     )
     records = read(train, CLASSIFY, validation=held)
     assert [(row.file, row.line) for row in records.bad] == [(train, 2), (held, 12)]
-    assert f"1 of 11 rows of {held} was skipped: line 12: text is empty" in records.notes
+    assert f"1 of 11 rows of {train} was skipped: line 2: 1 field instead of 2" in records.notes
+    assert f"1 of 11 rows of {held} has no text and was left out (first: line 12)" in records.notes
 
 
 def test_an_answer_at_the_wrong_place_is_moved_to_the_nearest_one(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_what_was_guessed_is_said(tmp_path: Path) -> None:
     assert "'stars' is taken as label (guessed)" in read(source, CLASSIFY, columns={"text": "review"}).notes
     given = read(source, CLASSIFY, columns={"text": "stars", "label": "review"})
     assert given.columns == {"text": "stars", "label": "review"}
-    assert not [note for note in given.notes if "guessed" in note]
+    assert not [note for note in given.notes if "(guessed)" in note]
 
 
 @pytest.mark.parametrize(

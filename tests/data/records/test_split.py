@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.data.records.cases import ANSWER, CLASSIFY, SCORE, read, write
+from tests.data.records.cases import ANSWER, CLASSIFY, LABEL, SCORE, TEXT, TRANSLATE, read, write
 
+from qkv.data.records.model import Role
 from qkv.data.records.split import hold_out
 from qkv.spec.errors import UserError
 
@@ -133,3 +134,61 @@ def test_no_context_is_in_both_parts(articles: int, tmp_path: Path) -> None:
     assert any(
         note.endswith("rows were held out for validation, with no context in both splits") for note in records.notes
     )
+
+
+@given(inputs=st.lists(st.integers(0, 30), min_size=2, max_size=80), fraction=st.floats(0.05, 0.6))
+def test_equal_inputs_are_on_one_side(inputs: list[int], fraction: float) -> None:
+    labels = [key % 2 for key in inputs]
+    split = hold_out(len(inputs), fraction, "seed", labels, inputs=inputs)
+    assert sorted(split.train + split.validation) == list(range(len(inputs)))
+    assert split.train
+    assert split.validation
+    if len(set(inputs)) > 8:  # each label has several
+        assert not {inputs[i] for i in split.train} & {inputs[i] for i in split.validation}
+    if len(set(inputs)) in (1, len(inputs)):
+        assert split == hold_out(len(inputs), fraction, "seed", labels), "the split of tables without duplicates"
+    assert {labels[i] for i in split.train} >= {label for label in labels if labels.count(label) > 1}
+
+
+def test_a_label_of_copies_alone_is_trained_on_and_a_frequent_text_too() -> None:
+    """Row 0 repeats row 1 with a label of its own; half of the rows are one text."""
+    inputs = ["a", "a", *"bcdefghijklmnopqrs", *["spam"] * 20]
+    labels = ["rare", *["common"] * (len(inputs) - 1)]
+    for seed in "0123456789":
+        split = hold_out(len(inputs), 0.3, seed, labels, inputs=inputs)
+        assert {0, 1} <= set(split.train)
+        assert not any(inputs[i] == "spam" for i in split.validation)
+        assert 6 <= len(split.validation) <= 18
+
+
+def test_copies_are_kept_together_and_counted(tmp_path: Path) -> None:
+    rows = [f"text {i},{'ab'[i % 2]}\n" for i in range(40)]
+    source = write(tmp_path / "a.csv", "text,label\n" + "".join(rows) + " text  7,a\ntext\t8,a\n")
+    records = read(source, CLASSIFY, validation_fraction=0.5)
+    sides = [{" ".join(row["text"].split()) for row in records.splits[name]} for name in ("train", "validation")]
+    assert not sides[0] & sides[1]
+    assert len(sides[0] | sides[1]) == 40
+    assert (
+        f"{source}: 2 of 42 rows repeat the input of an earlier row; rows with the same input are in the same split; "
+        "2 rows share their input with a row of another label"
+    ) in records.notes
+
+
+def test_copies_between_given_files_are_counted_and_stay(tmp_path: Path) -> None:
+    train = write(tmp_path / "a.csv", "text,label\n" + "".join(f"text {i},{'ab'[i % 2]}\n" for i in range(10)))
+    held = write(tmp_path / "b.csv", "text,label\ntext 1,b\ntext  2,b\nother,a\n")
+    records = read(train, CLASSIFY, validation=held, test=train)
+    assert [len(records.splits[name]) for name in ("train", "validation", "test")] == [10, 3, 10]
+    said = "\n".join(records.notes)
+    assert "2 of 3 rows of validation have the input of a training row (1 of them with another label), which" in said
+    assert "10 of 10 rows of test have the input of a training row, which" in said
+
+
+def test_pairs_are_equal_if_both_texts_are_and_targets_do_not_count(tmp_path: Path) -> None:
+    pair = Role("pair", "text", ("pair",), optional=True)
+    source = write(tmp_path / "a.csv", "text,pair,label\na,b,x\na,c,x\nab,c,y\na,bc,y\nd,e,y\n")
+    assert not any("repeat" in note for note in read(source, (TEXT, pair, LABEL), columns={"pair": "pair"}).notes)
+    assert any("2 of 5 rows repeat" in note for note in read(source, CLASSIFY).notes)
+    translated = write(tmp_path / "b.csv", "source,target\na,b\na,c\nd,c\n")
+    roles = (TRANSLATE[0], TRANSLATE[1]._replace(written=True))
+    assert any("1 of 3 rows repeat" in note and "another target" in note for note in read(translated, roles).notes)

@@ -19,6 +19,11 @@ SNIFFED = 100
 LONGEST_FIELD = 1 << 30
 """Maximum number of characters of a field; the csv module's default of 131,072 is too small for long articles."""
 
+MISSING = frozenset(("NA", "N/A", "#N/A", "<NA>", "NaN", "nan", "NULL", "null"))
+"""Texts of a whole cell that stand for an empty one, as for other readers of CSV. "None" is not one of them: it is a
+common label.
+"""
+
 
 class Dialect(NamedTuple):
     """Format of a CSV or TSV file: field delimiter, and whether quotes around a field are parsed (True) or literal
@@ -93,7 +98,7 @@ def _table(
             else:
                 yield Row(record.line, dict(zip(names, record.fields, strict=True)))
 
-    return Table(text.name, tuple(names), rows, text.digest(), header=header, notes=notes)
+    return Table(text.name, tuple(names), rows, text.digest(), header=header, notes=notes, missing=MISSING)
 
 
 def _records(text: TextSource, dialect: Dialect) -> Iterator[Fields]:

@@ -13,24 +13,26 @@ class Role(NamedTuple):
     values.
 
     ``names``: common lower-case names of such a column, most usual first. An ``optional`` role is used only if its
-    column is given; it is never guessed.
+    column is given; it is never guessed. ``written``: True for a text that the model generates, a target.
     """
 
     name: str
     kind: Kind
     names: tuple[str, ...]
     optional: bool = False
+    written: bool = False
 
 
 @dataclass(frozen=True)
 class BadRow:
     """Row of a data file that cannot be used, and the reason. ``line``: first line of the example in the uncompressed
-    file, counted from 1.
+    file, counted from 1. ``missing``: role whose cell is empty, if that is the reason.
     """
 
     file: str
     line: int
     reason: str
+    missing: str = ""
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,20 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from qkv.data.records.duplicates import input_keys, repeated, shared
 from qkv.data.records.formats import table_of
 from qkv.data.records.guess import ColumnChoice, choose
 from qkv.data.records.model import BadRow, Records, Role
 from qkv.data.records.named import TABLES, named_tables
 from qkv.data.records.split import hold_out
 from qkv.data.records.table import Row, Table
-from qkv.data.records.values import Unusable, Values
+from qkv.data.records.values import Missing, Unusable, Values
 from qkv.spec import data as spec
 from qkv.spec.errors import UserError
 
 SHOWN = 3
 """Maximum number of bad rows quoted in a message."""
-VERSION = 1
+VERSION = 2
 """Version of the reader; part of the digest."""
 
 
@@ -58,7 +59,8 @@ def open_records(data: spec.Data, roles: Sequence[Role], where: str = "data") ->
         bad += read.bad
         notes += read.notes
     if "validation" not in splits:
-        notes.append(_hold_out(splits, groups, roles, data, tables["train"]))
+        notes += _hold_out(splits, groups, roles, data, tables["train"])
+    notes += _shared(splits, roles)
     splits = {name: splits[name] for name in ("train", "validation", "test") if name in splits}
     return Records(data.source, splits, choice.columns, tuple(bad), _digest(data, roles, tables, choice), tuple(notes))
 
@@ -107,7 +109,7 @@ def _read(table: Table, roles: Sequence[Role], choice: ColumnChoice, data: spec.
                 f"{table.name} has no column {column!r}, which is used as {role}; "
                 f"its columns are {', '.join(table.columns)}"
             )
-    values = Values(roles, choice.columns, table.extra)
+    values = Values(roles, choice.columns, table.extra, table.missing)
     read = Read([], [], [], [])
     for row in table.rows:
         if isinstance(row, Row):
@@ -115,7 +117,8 @@ def _read(table: Table, roles: Sequence[Role], choice: ColumnChoice, data: spec.
                 read.examples.append(values(row))
                 read.groups.append(row.group)
             except Unusable as error:
-                read.bad.append(BadRow(row.file or table.name, row.line, str(error)))
+                missing = error.role if isinstance(error, Missing) else ""
+                read.bad.append(BadRow(row.file or table.name, row.line, str(error), missing))
         else:
             read.bad.append(row)
     _judge(table, read, data, where)
@@ -124,44 +127,78 @@ def _read(table: Table, roles: Sequence[Role], choice: ColumnChoice, data: spec.
 
 
 def _judge(table: Table, read: Read, data: spec.Data, where: str) -> None:
-    """Note the skipped bad rows of a table, or raise ``UserError``: if ``data`` says so, and always if they are more
-    than half, since the format is then probably wrong.
+    """Note the skipped rows of a table, or raise ``UserError``: if ``data`` says so, if no row is left, and always if
+    more than half are bad for another reason than an empty cell, since the format is then probably wrong.
     """
-    bad, count = len(read.bad), len(read.bad) + len(read.examples)
+    count = len(read.bad) + len(read.examples)
     if not count:
         raise UserError(f"{table.name} has no rows{' after its header' if table.header else ''}")
-    if not bad:
-        return
-    some = "; ".join(f"line {row.line}: {row.reason}" for row in read.bad[:SHOWN])
-    some += f"; and {bad - SHOWN:,} more" if bad > SHOWN else ""
-    what = f"{bad:,} of {count:,} rows of {table.name}"
-    if 2 * bad > count:
-        raise UserError(f"{what} cannot be used, more than half: {some}; check {where}.format and {where}.columns")
-    if data.bad_rows == "refuse":
+    bad = [row for row in read.bad if not row.missing]
+    if 2 * len(bad) > count:
+        found = _quoted(bad, count, table)
+        raise UserError(
+            f"{found[0]} cannot be used, more than half: {found[1]}; check {where}.format and {where}.columns"
+        )
+    if read.bad and data.bad_rows == "refuse":
+        what, some = _quoted(read.bad, count, table)
         raise UserError(f"{what} cannot be used: {some}; correct them, or skip them with {where}.bad_rows=skip")
-    read.notes.append(f"{what} {'was' if bad == 1 else 'were'} skipped: {some}")
+    if bad:
+        what, some = _quoted(bad, count, table)
+        read.notes.append(f"{what} {'was' if len(bad) == 1 else 'were'} skipped: {some}")
+    read.notes.extend(_empty(read.bad, count, table))
+    if not read.examples:
+        raise UserError(f"no row of {table.name} can be used: {'; '.join(read.notes)}; check {where}.columns")
+
+
+def _quoted(bad: Sequence[BadRow], count: int, table: Table) -> tuple[str, str]:
+    """(number of bad rows out of ``count``, the first of them with their reasons), as text."""
+    some = "; ".join(f"line {row.line}: {row.reason}" for row in bad[:SHOWN])
+    some += f"; and {len(bad) - SHOWN:,} more" if len(bad) > SHOWN else ""
+    return f"{len(bad):,} of {count:,} rows of {table.name}", some
+
+
+def _empty(bad: Sequence[BadRow], count: int, table: Table) -> list[str]:
+    """One sentence per role on the rows that were left out since its cell is empty."""
+    found: dict[str, list[int]] = {}
+    for row in bad:
+        if row.missing:
+            found.setdefault(row.missing, []).append(row.line)
+    return [
+        f"{len(lines):,} of {count:,} rows of {table.name} {'has' if len(lines) == 1 else 'have'} no {role} and "
+        f"{'was' if len(lines) == 1 else 'were'} left out (first: line {lines[0]:,})"
+        for role, lines in found.items()
+    ]
 
 
 def _hold_out(
     splits: dict[str, list[dict[str, Any]]], groups: list[str], roles: Sequence[Role], data: spec.Data, table: Table
-) -> str:
-    """Move validation rows out of ``splits["train"]``, in place; return a sentence that describes the split. The
+) -> list[str]:
+    """Move validation rows out of ``splits["train"]``, in place; return sentences that describe the split. The
     shuffle is seeded by the content alone.
     """
     rows = splits["train"]
     label = next((role.name for role in roles if role.kind == "label"), None)
     labels = [row[label] for row in rows] if label else ()
     groups = _groups(rows, groups, roles)
+    grouped = len(set(groups)) > 1
+    inputs = () if grouped else input_keys(rows, roles)
     try:
-        split = hold_out(len(rows), data.validation_fraction, table.digest, labels, groups)
+        split = hold_out(len(rows), data.validation_fraction, table.digest, labels, groups, inputs)
     except UserError as error:
         raise UserError(f"{table.name}: {error}") from None
     splits["train"], splits["validation"] = ([rows[i] for i in part] for part in split)
-    how = (
-        "with no context in both splits" if len(set(groups)) > 1 else f"stratified by {label}" if label else "at random"
-    )
+    how = "with no context in both splits" if grouped else f"stratified by {label}" if label else "at random"
     held = len(split.validation)
-    return f"{held:,} of {len(rows):,} rows {'was' if held == 1 else 'were'} held out for validation, {how}"
+    note = f"{held:,} of {len(rows):,} rows {'was' if held == 1 else 'were'} held out for validation, {how}"
+    apart = {inputs[i] for i in split.train}.isdisjoint(inputs[i] for i in split.validation) if inputs else False
+    copies = repeated(rows, roles) if apart else ""
+    return [note, f"{table.name}: {copies}"] if copies else [note]
+
+
+def _shared(splits: dict[str, list[dict[str, Any]]], roles: Sequence[Role]) -> list[str]:
+    """Sentences on the inputs of the training split that are also in the other splits."""
+    found = (shared(rows, split, splits["train"], roles) for split, rows in splits.items() if split != "train")
+    return [note for note in found if note]
 
 
 def _groups(rows: list[dict[str, Any]], groups: list[str], roles: Sequence[Role]) -> list[str]:

@@ -83,7 +83,8 @@ def profiles(table: Table) -> dict[str, Profile]:
     for row in table.rows:
         if isinstance(row, Row):
             for name, profile in found.items():
-                profile.add(row.values.get(name))
+                value = row.values.get(name)
+                profile.add(None if isinstance(value, str) and value.strip() in table.missing else value)
     return found
 
 

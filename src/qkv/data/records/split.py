@@ -18,14 +18,20 @@ class HoldOut(NamedTuple):
 
 
 def hold_out(
-    count: int, fraction: float, seed: str, labels: Sequence[Hashable] = (), groups: Sequence[Hashable] = ()
+    count: int,
+    fraction: float,
+    seed: str,
+    labels: Sequence[Hashable] = (),
+    groups: Sequence[Hashable] = (),
+    inputs: Sequence[Hashable] = (),
 ) -> HoldOut:
     """Split ``count`` rows at random: the ``fraction`` at the end of a shuffle determined by ``seed`` is held out, at
     least one row and not all.
 
     With ``labels`` (one per row) the split is stratified: quotas sum to ``round(fraction · count)`` by largest
     remainders, and every label keeps a row in train. With ``groups`` of more than one value, whole groups are held out
-    until the fraction is reached.
+    until the fraction is reached. Without groups, rows of equal ``inputs`` (one per row) stay on one side; the split is
+    the one without ``inputs`` if no two are equal, if all are, or if a label would have no row in train.
 
     Raises ``UserError`` for fewer than two rows.
     """
@@ -34,6 +40,10 @@ def hold_out(
             f"there {'is one row' if count else 'are no rows'}; at least two are needed, "
             "one to train on and one to hold out"
         )
+    if len(set(groups)) < 2 and 1 < len(set(inputs)) < count:
+        found = _distinct(inputs, fraction, seed, labels)
+        if not labels or {labels[i] for i in found.train} == set(labels):
+            return found
     order = _shuffled(count, seed)
     wanted = min(max(round(fraction * count), 1), count - 1)
     if len(set(groups)) > 1:
@@ -82,3 +92,32 @@ def _whole_groups(order: Sequence[int], groups: Sequence[Hashable], wanted: int)
         held.add(group)
         size += sizes[group]
     return {i for i in order if groups[i] in held}
+
+
+def _distinct(inputs: Sequence[Hashable], fraction: float, seed: str, labels: Sequence[Hashable]) -> HoldOut:
+    """Split the distinct inputs, and place all rows of an input with it.
+
+    An input with more rows than are to be held out is trained on if there are at least two others, since it would make
+    up the whole validation split. An input with several labels counts for the rarest, so that it stays in train.
+    """
+    copies: dict[Hashable, list[int]] = defaultdict(list)
+    for i, key in enumerate(inputs):
+        copies[key].append(i)
+    wanted = max(1, round(fraction * len(inputs)))
+    units = [rows for rows in copies.values() if len(rows) <= wanted]
+    units = units if len(units) > 1 else list(copies.values())
+    share = min(fraction * len(inputs) / sum(map(len, units)), 1.0)
+    split = hold_out(len(units), share, seed, _rarest(units, labels) if labels else ())
+    kept, held = ([i for unit in part for i in units[unit]] for part in split)
+    placed = {*kept, *held}
+    return HoldOut(kept + [i for i in range(len(inputs)) if i not in placed], held)
+
+
+def _rarest(units: Sequence[Sequence[int]], labels: Sequence[Hashable]) -> list[Hashable]:
+    """Label of each unit: that of its labels which the fewest units have."""
+    found = [dict.fromkeys(labels[i] for i in unit) for unit in units]
+    sizes: dict[Hashable, int] = defaultdict(int)
+    for names in found:
+        for name in names:
+            sizes[name] += 1
+    return [min(names, key=sizes.__getitem__) for names in found]

@@ -35,6 +35,7 @@ class Table:
     - ``header``: True if the first line gave the column names, so that it might be a row by mistake
     - ``digest``: hash of the uncompressed content
     - ``notes``: sentences for the user
+    - ``missing``: texts of a cell that mean that it is empty, such as "NaN" in a CSV file
     """
 
     name: str
@@ -45,6 +46,7 @@ class Table:
     extra: tuple[str, ...] = ()
     header: bool = False
     notes: tuple[str, ...] = ()
+    missing: frozenset[str] = frozenset()
 
     @cached_property
     def rows(self) -> Sequence[Row | BadRow]:

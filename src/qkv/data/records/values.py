@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from qkv.data.records.model import Role
@@ -19,16 +19,32 @@ class Unusable(Exception):
     """Raised for a row that cannot be used; its message is a reason that completes a sentence."""
 
 
+class Missing(Unusable):
+    """Raised for a row without a value for ``role``: its cell is empty."""
+
+    def __init__(self, reason: str, role: str):
+        super().__init__(reason)
+        self.role = role
+
+
 class Values:
     """Converter of a table's rows to examples with one value per role; counts repaired values for ``notes``.
 
-    ``columns``: role -> column; ``extra``: columns kept under their own names.
+    ``columns``: role -> column; ``extra``: columns kept under their own names; ``missing``: texts of a cell that mean
+    that it is empty.
     """
 
-    def __init__(self, roles: Sequence[Role], columns: Mapping[str, str], extra: Sequence[str] = ()):
+    def __init__(
+        self,
+        roles: Sequence[Role],
+        columns: Mapping[str, str],
+        extra: Sequence[str] = (),
+        missing: Collection[str] = (),
+    ):
         self._roles = [role for role in roles if role.name in columns]
         self._columns = columns
         self._extra = extra
+        self._missing = missing
         texts = [role.name for role in roles if role.kind == "text"]
         self._context = "context" if "context" in texts else texts[0] if texts else ""
         self._counts: Counter[str] = Counter()
@@ -38,17 +54,21 @@ class Values:
         found: dict[str, Any] = {}
         for role in self._roles:
             if role.kind != "answers":
-                found[role.name] = CONVERT[role.kind](row.values.get(self._columns[role.name]), role.name)
+                found[role.name] = CONVERT[role.kind](self._cell(row, role), role.name)
         for role in self._roles:
             if role.kind == "answers":
-                found[role.name] = self._answers(
-                    row.values.get(self._columns[role.name]), role.name, found.get(self._context, "")
-                )
+                found[role.name] = self._answers(self._cell(row, role), role.name, found.get(self._context, ""))
         self._check(found)
         for name in self._extra:
             if name in row.values:
                 found.setdefault(name, row.values[name])
         return found
+
+    def _cell(self, row: Row, role: Role) -> Any:
+        """Value of the column of ``role``; None if it stands for an empty cell."""
+        value = row.values.get(self._columns[role.name])
+        empty = value.strip() in self._missing if isinstance(value, str) else value != value  # NaN
+        return None if empty else value
 
     def notes(self) -> list[str]:
         """Sentences for the user: how many values were repaired or have white space at their ends."""
@@ -91,6 +111,8 @@ def _text(value: Any, name: str) -> str:
     """Convert a value to a text: a string is kept, a list of strings (sentences) joined by spaces. Raises ``Unusable``
     for others.
     """
+    if value == []:
+        value = None
     if isinstance(value, list) and value and all(isinstance(part, str) for part in value):
         value = " ".join(value)
     return _scalar(value, name)
@@ -107,12 +129,12 @@ def _scalar(value: Any, name: str) -> str:
     others.
     """
     if value is None:
-        raise Unusable(f"no {name}")
+        raise Missing(f"no {name}", name)
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise Unusable(f"{name} is {_sort(value)}, not a string")
     text = str(value)
     if not text.strip():
-        raise Unusable(f"{name} is empty")
+        raise Missing(f"{name} is empty", name)
     if not text.isascii() and any("\ud800" <= sign <= "\udfff" for sign in text):
         raise Unusable(f"{name} contains half a surrogate pair, which is not a character")
     return text
@@ -142,10 +164,13 @@ def _words(value: Any, name: str) -> list[str]:
     if isinstance(value, str):
         value = value.split()
     if value is None or value == []:
-        raise Unusable(f"no {name}")
+        raise Missing(f"no {name}", name)
     if not isinstance(value, list):
         raise Unusable(f"{name} is {_sort(value)}, not a list")
-    return [_scalar(part, f"one of the {name}") for part in value]
+    try:
+        return [_scalar(part, f"one of the {name}") for part in value]
+    except Missing as error:  # the cell has others
+        raise Unusable(str(error)) from None
 
 
 def _tags(value: Any, name: str) -> list[str]:
@@ -175,7 +200,7 @@ def _answer_list(value: Any, name: str) -> list[tuple[str, int | None]]:
             raise Unusable(f"{name} has {len(texts)} texts but not as many starts")
         value = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
     if value is None:
-        raise Unusable(f"no {name}")
+        raise Missing(f"no {name}", name)
     if isinstance(value, (str, dict)):
         value = [value]
     if not isinstance(value, list):
@@ -184,7 +209,10 @@ def _answer_list(value: Any, name: str) -> list[tuple[str, int | None]]:
 
 
 def _answer(answer: dict[str, Any], name: str) -> tuple[str, int | None]:
-    text = _scalar(answer.get("text"), f"one of the {name}")
+    try:
+        text = _scalar(answer.get("text"), f"one of the {name}")
+    except Missing as error:  # the row has others, or a start
+        raise Unusable(str(error)) from None
     start = answer.get("answer_start", answer.get("start"))
     if start is not None and (isinstance(start, bool) or not isinstance(start, int)):
         raise Unusable(f"the start of {_short(text)} is {_short(str(start))}, not a whole number")

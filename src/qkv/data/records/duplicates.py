@@ -1,0 +1,84 @@
+"""Rows with equal inputs: found after normalisation of white space, and reported where several splits share them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qkv.data.records.model import Role
+
+Rows = Sequence[Mapping[str, Any]]
+INPUTS = ("text", "words")
+"""Kinds of roles that are inputs, unless the role is ``written`` by the model."""
+
+
+def input_keys(rows: Rows, roles: Sequence[Role]) -> list[bytes]:
+    """Key of each row's inputs: equal for equal texts (both texts of a pair), each run of white space as one space.
+
+    Empty if no role is an input.
+    """
+    names = [role.name for role in roles if _is_input(role)]
+    return [_key(row, names) for row in rows] if names else []
+
+
+def _is_input(role: Role) -> bool:
+    return role.kind in INPUTS and not role.written
+
+
+def _key(row: Mapping[str, Any], names: Sequence[str]) -> bytes:
+    total = hashlib.blake2b(digest_size=16)
+    for name in names:
+        value = row.get(name)
+        text = value if isinstance(value, str) else " ".join(value or ())
+        total.update(" ".join(text.split()).encode("utf-8", "surrogatepass") + b"\n")  # "\n" cannot occur in it
+    return total.digest()
+
+
+def repeated(rows: Rows, roles: Sequence[Role]) -> str:
+    """Sentence on the rows that repeat the input of an earlier row, and are kept in its split; "" if none does."""
+    keys = input_keys(rows, roles)
+    truths = _truths(rows, roles, keys)
+    copies = len(keys) - len(truths)
+    if not copies:
+        return ""
+    mixed = sum(count for key, count in Counter(keys).items() if len(truths[key]) > 1)
+    beside = f"; {mixed:,} rows share their input with a row of {_other(roles)}" if mixed else ""
+    return (
+        f"{copies:,} of {len(rows):,} rows repeat the input of an earlier row; "
+        f"rows with the same input are in the same split{beside}"
+    )
+
+
+def shared(held_out: Rows, split: str, train: Rows, roles: Sequence[Role]) -> str:
+    """Sentence on the rows of ``held_out`` whose input is also in training; "" if none is. ``split``: its name."""
+    keys = input_keys(held_out, roles)
+    known = _truths(train, roles, input_keys(train, roles)) if keys else {}
+    both = [(row, key) for row, key in zip(held_out, keys, strict=True) if key in known] if keys else []
+    if not both:
+        return ""
+    other = sum(_truth(row, roles) not in known[key] for row, key in both)
+    beside = f" ({other:,} of them with {_other(roles)})" if other else ""
+    return (
+        f"{len(both):,} of {len(held_out):,} rows of {split} have the input of a training row{beside}, which makes their metrics misleading; "
+        f"leave them out of one of the two"
+    )
+
+
+def _truths(rows: Rows, roles: Sequence[Role], keys: Sequence[bytes]) -> dict[bytes, set[str]]:
+    """Targets that occur with each input."""
+    found: dict[bytes, set[str]] = defaultdict(set)
+    for row, key in zip(rows, keys, strict=False):
+        found[key].add(_truth(row, roles))
+    return found
+
+
+def _truth(row: Mapping[str, Any], roles: Sequence[Role]) -> str:
+    return repr([row.get(role.name) for role in roles if not _is_input(role)])
+
+
+def _other(roles: Sequence[Role]) -> str:
+    """Phrase such as "another label", with the name of the target's role."""
+    name = next((role.name for role in roles if not _is_input(role)), "target")
+    return f"other {name}" if name.endswith("s") else f"another {name}"
