@@ -35,6 +35,10 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "x_label": "distance",
         "lines": [{"name": "gru", "y": [1.0, 0.5, 0.1]}, {"name": "attention", "y": [1, 1, 1]}],
     },
+    "reliability": {
+        "bins": [{"low": 80.0, "high": 86.7, "rows": 12, "confidence": 83.25, "accuracy": 75.0}],
+        "before": [{"low": 93.3, "high": 100.0, "rows": 12, "confidence": 96.5, "accuracy": 75.0}],
+    },
     "bars": {"bars": [["PER", 80.5], ["LOC", 70.25]], "unit": "%"},
 }
 

@@ -14,7 +14,10 @@ BESIDE_THE_POINT = ("loss", "perplexity", "targets", "seconds", "bits_per_token"
 _SHOWN = 3
 _KNOWN_AS = {"f1": "F1", "bleu": "BLEU", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 
-ERRORS = frozenset({"loss", "perplexity", "rmse", "mae", "bits_per_token", "bits_per_character", "bits_per_byte"})
+ERRORS = frozenset({"loss", "perplexity", "rmse", "mae", "bits_per_token", "bits_per_character", "bits_per_byte"}) | {
+    "calibration_error",
+    "calibration_error_before",
+}
 """Metrics for which lower is better."""
 
 Splits = Mapping[str, Mapping[str, Any]]

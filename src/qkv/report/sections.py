@@ -132,6 +132,26 @@ def _bars(page: Page, section: Section) -> None:
     page.picture(chart, chart.width)
 
 
+def _reliability(page: Page, section: Section) -> None:
+    """Append a reliability diagram of ``bins`` of confidence (``low``, ``high``, ``rows``, and mean ``confidence`` and
+    ``accuracy``, in per cent), beside those of ``before`` calibration if given, and the table of the bins.
+    """
+    found = [("calibrated", section["bins"]), ("before calibration", section.get("before", ()))]
+    found = found if section.get("before") else [("measured", section["bins"])]
+    lines = [Line("ideal", (0, 100), (0, 100))]
+    for name, bins in found:
+        lines.append(Line(name, [b["confidence"] for b in bins], [b["accuracy"] for b in bins], points=True))
+    chart = LineChart(
+        section["title"], lines, "probability of the answer, %", "correct answers, %", y_zero=True, width=640
+    )
+    page.picture(chart, chart.width)
+    with page.details("Table of the bins"):
+        page.table(
+            ["probability %", "rows", "mean probability %", "correct %"],
+            [[f"{b['low']:.0f}–{b['high']:.0f}", b["rows"], b["confidence"], b["accuracy"]] for b in section["bins"]],
+        )
+
+
 DRAWN: dict[str, Callable[[Page, Section], None]] = {
     "confusion": _confusion,
     "examples": _examples,
@@ -139,4 +159,5 @@ DRAWN: dict[str, Callable[[Page, Section], None]] = {
     "alignment": _alignment,
     "curves": _curves,
     "bars": _bars,
+    "reliability": _reliability,
 }

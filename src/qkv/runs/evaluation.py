@@ -14,6 +14,7 @@ from qkv.data.corpus import VALIDATION
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.linear.precision import autocast
+from qkv.runs.calibration import with_calibration
 from qkv.runs.checkpoint import newest_state
 from qkv.runs.folder import SPEC
 from qkv.runs.run import Run, task_of
@@ -70,11 +71,11 @@ def evaluate_split(
     if seen is None:
         return None
     whole = task.evaluates and batches is None
-    evaluation = (
-        task.evaluate(model, dataset, split, seen, recipe)
-        if whole
-        else Evaluation(task.figures(seen, dataset.scale(split)))
-    )
+    if whole:
+        evaluation = task.evaluate(model, dataset, split, seen, recipe)
+        evaluation = with_calibration(evaluation, model, task, dataset, split, recipe)
+    else:
+        evaluation = Evaluation(task.figures(seen, dataset.scale(split)))
     if stop():
         return None
     return replace(

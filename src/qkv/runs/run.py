@@ -9,6 +9,7 @@ from typing import Any
 from qkv.data.vocabulary import Vocabulary
 from qkv.former.names import warn_renamed
 from qkv.models.transformer import Transformer
+from qkv.runs.calibration import read_temperature
 from qkv.runs.evaluation_file import read_evaluation
 from qkv.spec.recipe import Recipe
 from qkv.tasks.registry import build_task
@@ -43,6 +44,11 @@ class Run:
         )
 
     @property
+    def temperature(self) -> float:
+        """Temperature of the probabilities of these weights, fitted after training; 1 if there is none."""
+        return read_temperature(self.folder, self.step)
+
+    @property
     def evaluation(self) -> dict[str, Any] | None:
         """Stored final evaluation of these weights: ``step``, and ``figures`` (metrics), ``sections`` and ``notes`` by
         split; None if missing.
@@ -57,5 +63,7 @@ class Run:
 
 
 def task_of(run: Run) -> Task:
-    """Task that ``run`` was trained for, with its settings."""
-    return build_task(run.recipe.task)
+    """Task that ``run`` was trained for, with its settings and the temperature of its probabilities."""
+    task = build_task(run.recipe.task)
+    task.temperature = run.temperature
+    return task

@@ -74,6 +74,9 @@ class ClassificationTask(PooledTask):
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         return model.head.loss(outputs(model, batch, tap), batch.targets, self.spec.label_smoothing)
 
+    def class_logits(self, model: Transformer, batch: Batch) -> Tensor:
+        return outputs(model, batch)
+
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         logits = outputs(model, batch)
         pairs = list(zip(batch.targets.tolist(), logits.argmax(-1).tolist(), strict=True))
@@ -110,7 +113,7 @@ class ClassificationTask(PooledTask):
 
     def answers(self, outputs: Tensor, vocabulary: Vocabulary, recipe: Recipe) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
-        probabilities = outputs.softmax(-1)
+        probabilities = (outputs.double() / self.temperature).softmax(-1)
         for chances, best in zip(probabilities.tolist(), probabilities.argmax(-1).tolist(), strict=True):
             each = dict(zip(vocabulary.labels, chances, strict=True))
             found.append({"answer": vocabulary.labels[best], "probability": chances[best], "probabilities": each})

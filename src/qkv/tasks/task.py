@@ -95,6 +95,8 @@ class Task(ABC):
     """Input names of ``predict``; a single text is taken as the first."""
     may_ask: tuple[str, ...] = ()
     """Optional input names of ``predict``."""
+    temperature: float = 1.0
+    """Divisor of the logits of a label before their softmax, fitted after training (``qkv.tasks.calibration``)."""
     automatic: ClassVar[Defaults | None] = None
     """Settings for recipes that are chosen for a table; None if there are none."""
 
@@ -127,6 +129,10 @@ class Task(ABC):
     def observe(self, model: Any, batch: Any) -> Observed:
         """Loss of a batch as it is reported, and data for metrics; called in evaluation mode without gradients."""
         return Observed(self.summed_loss(model, batch), batch.num_targets, [])
+
+    def class_logits(self, model: Any, batch: Any) -> Tensor | None:
+        """Logits (B, C) of the single label of each row, for calibration; None if the task predicts no such label."""
+        return None
 
     @abstractmethod
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:

@@ -20,6 +20,7 @@ from qkv.models.adapt import rate_factors
 from qkv.ops.linear.precision import autocast
 from qkv.report.evaluation import ERRORS
 from qkv.report.training import Status
+from qkv.runs.calibration import calibrate
 from qkv.runs.checkpoint import Checkpoint, load_weights, save_weights, weights
 from qkv.runs.evaluation import evaluate_split, held_out, measure
 from qkv.runs.evaluation_file import read_evaluation, write_evaluation
@@ -385,6 +386,8 @@ class Trainer:
             self.tell(Notice(f"evaluating the weights of step {step:,} on the {split} part"))
             try:
                 with stop.at_once(), merged(self.model):
+                    if not evaluations:
+                        calibrate(self.model, setup.task, setup.dataset, setup.recipe, setup.folder, step)
                     evaluation = evaluate_split(
                         self.model, setup.task, setup.dataset, setup.recipe, split, stop=lambda: bool(stop)
                     )
