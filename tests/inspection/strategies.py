@@ -247,6 +247,7 @@ HEADS: dict[type[heads.Head], st.SearchStrategy[Any]] = {
     heads.ClassificationHead: answering(heads.ClassificationHead, num_classes=st.integers(1, 5), pooling=POOLINGS),
     heads.RegressionHead: answering(heads.RegressionHead, pooling=POOLINGS),
     heads.TokenHead: answering(heads.TokenHead, num_classes=st.integers(1, 5)),
+    heads.CRFHead: answering(heads.CRFHead, num_classes=st.integers(1, 5)),
     heads.SpanHead: st.just(heads.SpanHead()),
 }
 

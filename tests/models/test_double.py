@@ -19,7 +19,7 @@ from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.cross_entropy import chunked_cross_entropy, cross_entropy
 from qkv.spec.branches import Attention, Branch
-from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
+from qkv.spec.heads import ClassificationHead, CRFHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import Norm, RMSNorm
 
@@ -37,6 +37,7 @@ HEADS: tuple[Head, ...] = (
     *(ClassificationHead(pooling=how, num_classes=3) for how in POOLINGS),
     *(RegressionHead(pooling=how) for how in POOLINGS),
     TokenHead(num_classes=3, hidden=5),
+    CRFHead(num_classes=3),
     SpanHead(),
 )
 BRANCHES = [part for parts in SAMPLES.values() for part in parts if '"rounded":"bf16"' not in part.model_dump_json()]

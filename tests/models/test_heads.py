@@ -16,7 +16,7 @@ from transformers.models.roberta.modeling_roberta import RobertaClassificationHe
 
 from qkv.models.heads import build_head
 from qkv.spec.errors import SpecError
-from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
+from qkv.spec.heads import ClassificationHead, CRFHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
 from qkv.spec.parts import LayerNorm, RMSNorm
 
 WIDTH, VOCABULARY = 12, 9
@@ -113,7 +113,7 @@ def test_vectors_are_scaled_before_the_logits_and_the_bias_is_not() -> None:
     same(scaled(X), (plain(X) - plain.bias) / 4 + plain.bias)
 
 
-@pytest.mark.parametrize("kind", [ClassificationHead, RegressionHead, TokenHead, SpanHead])
+@pytest.mark.parametrize("kind", [ClassificationHead, RegressionHead, TokenHead, CRFHead, SpanHead])
 def test_the_norm_of_a_head_is_not_over_the_batch(kind: type[Head]) -> None:
     with pytest.raises(
         SpecError,
@@ -136,3 +136,25 @@ def test_without_a_hidden_layer_the_norm_is_of_the_pooled_vector() -> None:
     z = torch.cat([x.amax(1), (x * weights).sum(1) / weights.sum()], -1)
     z = z / z.square().mean(-1, keepdim=True).sqrt()
     same(ours(X), (z @ ours.output.weight.double().T + ours.output.bias.double()).float())
+
+
+def test_the_chain_runs_over_positions_with_a_target() -> None:
+    """Loss and prediction of rows with gaps are those of the same positions without gaps."""
+    crf = head(CRFHead(num_classes=4)).double()
+    outputs = crf(X.double())
+    targets = torch.tensor([[-100, 2, -100, 0, 3], [1, -100, -100, -100, -100], [-100] * 5])
+    places = [[1, 3, 4], [0], []]
+    parts = [(outputs[row, kept][None], targets[row, kept][None]) for row, kept in enumerate(places[:2])]
+    torch.testing.assert_close(crf.loss(outputs, targets), sum(crf.loss(o, t) for o, t in parts))
+    found = crf.decode(outputs, targets >= 0)
+    for (row, kept), (alone, _) in zip(enumerate(places), parts, strict=False):
+        assert found[row, kept].tolist() == crf.decode(alone, torch.ones(1, len(kept), dtype=torch.bool))[0].tolist()
+
+
+def test_without_transitions_the_chain_is_a_softmax_at_each_position() -> None:
+    crf, plain = build_head(CRFHead(num_classes=4), WIDTH, None), build_head(TokenHead(num_classes=4), WIDTH, None)
+    crf.load_state_dict(scrambled(plain).state_dict(), strict=False)
+    targets = torch.tensor([[1, 2, -100, 0, 3], [0, 1, 2, 3, 0], [2, -100, -100, -100, -100]])
+    same(crf.loss(crf(X), targets), plain.loss(plain(X), targets))
+    marked = targets >= 0
+    assert crf.decode(crf(X), marked)[marked].equal(plain.decode(plain(X), marked)[marked])

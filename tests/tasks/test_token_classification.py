@@ -13,7 +13,7 @@ from tests.tasks.tables import dataset_of, model_of, recipe_for, rows_of
 
 from qkv.data.batch import IGNORED
 from qkv.runs.evaluation import measure
-from qkv.spec.errors import UserError
+from qkv.spec.errors import SpecError, UserError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.dataset import ExampleDataset
 from qkv.tasks.entities import MostFrequent
@@ -92,6 +92,40 @@ def test_the_loss_is_the_sum_over_words_in_float64(smoothing: float) -> None:
                 plain += float(nats[i, target])
     assert float(task.summed_loss(model, batch)) == pytest.approx(wanted, rel=1e-4)
     assert float(task.observe(model, batch).loss) == pytest.approx(plain, rel=1e-4)
+
+
+def test_a_chain_runs_over_the_first_pieces_of_words() -> None:
+    """Loss and answers of a conditional random field are those of the outputs of words, without padding and pieces."""
+    recipe = recipe_for("token_classification", data={"tokenizer": "characters"}, head="crf", context_length=64)
+    task, dataset = dataset_of(recipe, ROWS)
+    model, batch = model_of(dataset), next(dataset.rows("validation", 1))
+    generator = torch.Generator().manual_seed(1)
+    for scores in (model.head.between, model.head.start, model.head.end):
+        scores.copy_(3 * torch.randn(scores.shape, generator=generator))
+    outputs, asked = model(batch.input)[0], batch.targets != IGNORED
+    wanted, sentences = 0.0, []
+    for row, marked in zip(range(len(asked)), asked, strict=True):
+        tags = batch.targets[row][marked][None]
+        wanted += float(model.head.loss(outputs[row][marked][None], tags))
+        sentences.append(model.head.decode(outputs[row][marked][None], torch.ones_like(tags).bool())[0].tolist())
+    seen = task.observe(model, batch)
+    assert float(seen.loss) == pytest.approx(wanted, rel=1e-4)
+    assert [[found for _, found in row] for row in seen.outcomes] == sentences
+    assert sentences != [row[marked].tolist() for row, marked in zip(outputs.argmax(-1), asked, strict=True)]
+    answers = task.predict(model, dataset.vocabulary, dataset.recipe, ROWS)
+    known = {tuple(dataset.vocabulary.labels[i] for i in tags) for tags in sentences}
+    assert known <= {tuple(answer["tags"]) for answer in answers}
+
+
+def test_a_chain_has_no_label_smoothing() -> None:
+    with pytest.raises(
+        SpecError, match=r"the loss of the head 'crf' has no label smoothing; give task\.label_smoothing=0"
+    ):
+        recipe_for("token_classification(label_smoothing=0.1)", head="crf")
+    with pytest.raises(
+        SpecError, match="the task 'classification' needs a head of the kind 'classification', but the m"
+    ):
+        recipe_for("classification", head="crf")
 
 
 def test_words_that_do_not_fit_are_noted_and_count_as_wrong() -> None:

@@ -10,19 +10,20 @@ from torch import Tensor, nn
 
 from qkv.layers.activations import ACTIVATIONS
 from qkv.layers.context import Context
-from qkv.layers.layout import ROWS, Declared, Layouts
+from qkv.layers.layout import ROWS, WHOLE, Declared, Layouts
 from qkv.layers.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.layers.pooling import pooled
 from qkv.models.cross_entropy import cross_entropy
 from qkv.ops.at_least_single import at_least_single
+from qkv.ops.crf import Transitions, best_sequence, log_partition, sequence_score
 from qkv.ops.dropout import dropout
 from qkv.ops.linear.choose import linear
 from qkv.spec import heads as spec
 from qkv.spec.errors import UserError
 from qkv.spec.register import implementation, implements
 
-_Answering = spec.ClassificationHead | spec.RegressionHead | spec.TokenHead | spec.SpanHead
+_Answering = spec.ClassificationHead | spec.RegressionHead | spec.TokenHead | spec.CRFHead | spec.SpanHead
 _NOWHERE = Context(torch.zeros(1, 1, dtype=torch.long))
 """Dummy context: the norms of a head ignore positions."""
 
@@ -47,6 +48,13 @@ class Head(Declared):
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """Loss summed over the targets: by default ``cross_entropy`` over the last axis of the outputs."""
         return cross_entropy(outputs.flatten(0, -2), targets.flatten(), smoothing)
+
+    def decode(self, outputs: Tensor, asked: Tensor) -> Tensor:
+        """Predicted classes (B, N) at the positions that ``asked`` (B, N) marks, from outputs (B, N, C).
+
+        By default the class with the highest output of each position. Classes of other positions are meaningless.
+        """
+        return outputs.argmax(-1)
 
 
 @implements(spec.LanguageModelHead)
@@ -153,11 +161,56 @@ class Classifier(PredictionHead):
 class Tagger(PredictionHead):
     """Token classification head: logits (B, N, C) of each position."""
 
-    def __init__(self, part: spec.TokenHead, width: int, table: object):
+    def __init__(self, part: spec.TokenHead | spec.CRFHead, width: int, table: object):
         super().__init__(part, width, _known(part.num_classes))
 
     def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         return torch.randint(self.output.out_features, (rows, length), generator=generator)
+
+
+@implements(spec.CRFHead)
+class CRFTagger(Tagger):
+    """Head of a linear-chain conditional random field; see ``qkv.ops.crf``.
+
+    Its outputs are the emissions (B, N, C). The chain joins the positions that have a target, or are asked for, and
+    skips all others: with a tag at the first token of each word it runs over words. Scores of transitions begin at 0.
+    """
+
+    def __init__(self, part: spec.CRFHead, width: int, table: object):
+        super().__init__(part, width, table)
+        count = self.output.out_features
+        self.between = nn.Parameter(torch.zeros(count, count))
+        self.start, self.end = nn.Parameter(torch.zeros(count)), nn.Parameter(torch.zeros(count))
+
+    def layouts(self) -> Layouts:
+        return {"between": WHOLE}
+
+    @property
+    def _transitions(self) -> Transitions:
+        return Transitions(*(at_least_single(scores) for scores in (self.between, self.start, self.end)))
+
+    def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """-log p(targets | outputs) of the chain of targets from 0 on, summed over rows; ``smoothing`` is ignored."""
+        order, lengths = _first(targets >= 0)
+        emissions = _ordered(at_least_single(outputs), order)
+        classes = targets.gather(1, order).clamp(min=0)
+        score = sequence_score(emissions, classes, lengths, self._transitions)
+        return (log_partition(emissions, lengths, self._transitions) - score).sum()
+
+    def decode(self, outputs: Tensor, asked: Tensor) -> Tensor:
+        """Best sequence of classes over the positions that ``asked`` marks, by Viterbi's algorithm."""
+        order, lengths = _first(asked)
+        found = best_sequence(_ordered(at_least_single(outputs), order), lengths, self._transitions)
+        return torch.zeros_like(found).scatter(1, order, found)
+
+
+def _first(asked: Tensor) -> tuple[Tensor, Tensor]:
+    """(positions in an order that begins with those marked in ``asked`` (B, N), their number in each row (B))."""
+    return asked.logical_not().long().argsort(dim=1, stable=True), asked.sum(1)
+
+
+def _ordered(outputs: Tensor, order: Tensor) -> Tensor:
+    return outputs.gather(1, order[..., None].expand_as(outputs))
 
 
 @implements(spec.SpanHead)

@@ -42,7 +42,7 @@ def _task(found: PublishedModel) -> Task:
     if spec.head.predicts_tokens:
         return NextToken() if spec.causal else MaskedTokens()
     return next(
-        task for task in Task.kinds().values() if task.head == spec.head.kind and task.reads == "examples"
+        task for task in Task.kinds().values() if task.head == spec.head.serves and task.reads == "examples"
     )().published()
 
 

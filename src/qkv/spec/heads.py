@@ -22,6 +22,15 @@ class Head(Part, slot=True):
     """True if its outputs are logits of tokens."""
     pools: ClassVar[bool] = False
     """True if it pools the vectors of a row to one."""
+    instead_of: ClassVar[str] = ""
+    """Kind of head that it replaces in tasks, with outputs and targets of the same shape; empty for none."""
+    smooths: ClassVar[bool] = True
+    """True if its loss can smooth labels."""
+
+    @property
+    def serves(self) -> str:
+        """Kind of head as which tasks use it: its own, or the one that it replaces."""
+        return self.instead_of or self.kind
 
     @property
     def shares_table(self) -> bool:
@@ -158,6 +167,17 @@ class TokenHead(Hidden, Classes, kind="tokens"):
     """Token classification: logits = z W^T + b per position; z as in ``Hidden``."""
 
     per_position = True
+
+
+class CRFHead(Hidden, Classes, kind="crf"):
+    """Conditional random field over tags (Lafferty et al. 2001): logits as in ``TokenHead``, and scores of transitions.
+
+    Loss: -log p(all tags of a row); prediction: the best sequence. Adjacent, first and last tags have learned scores.
+    """
+
+    per_position = True
+    smooths = False
+    instead_of = "tokens"
 
 
 class SpanHead(Hidden, kind="spans"):

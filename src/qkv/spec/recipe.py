@@ -113,7 +113,7 @@ class Recipe(Spec):
         return [Problem(("model", *path), sentence)]
 
     def _head_problems(self) -> list[Problem]:
-        if self.model.head.kind == self.task.head:
+        if self.model.head.serves == self.task.head:
             return []
         kinds = f"a head of the kind {self.task.head!r}, but the model's is {self.model.head.kind!r}"
         return [

@@ -99,6 +99,12 @@ class TokenClassification(Task, kind="token_classification"):
     reads: ClassVar[Reads] = "examples"
     head: ClassVar[str] = "tokens"
 
+    def model_problems(self, model: Model) -> list[Problem]:
+        if not self.label_smoothing or model.head.smooths:
+            return []
+        sentence = f"the loss of the head {model.head.kind!r} has no label smoothing; give task.label_smoothing=0"
+        return [Problem(("head",), sentence)]
+
 
 class QuestionAnswering(Task, kind="question_answering"):
     """Extractive question answering: -log p(first token) - log p(last token).
@@ -300,6 +306,12 @@ class Sorting(Generated, kind="sorting"):
 
     def writes(self, model: Model) -> bool:
         return model.decodes
+
+    def model_problems(self, model: Model) -> list[Problem]:
+        if not model.decodes or model.head.kind == self.head:
+            return []
+        sentence = f"a model that generates one number at a time has the head {self.head!r}, not {model.head.kind!r}"
+        return [Problem(("head",), sentence)]
 
 
 class Recall(Generated, kind="recall"):

@@ -76,7 +76,7 @@ class SortingTask(GeneratedTask):
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         logits, wanted = _logits(model, batch), batch.targets != IGNORED
-        right = (logits.argmax(-1) == batch.targets) & wanted
+        right = (model.head.decode(logits, wanted) == batch.targets) & wanted
         rows = list(zip(right.sum(1).tolist(), wanted.sum(1).tolist(), strict=True))
         return Observed(model.head.loss(logits, batch.targets), batch.num_targets, rows)
 
@@ -166,4 +166,5 @@ def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
 def _tags(model: Transformer, read: list[int], given: int) -> list[int]:
     ids = torch.tensor([read], device=model.device)
     prefix = torch.tensor([given], device=ids.device) if model.spec.reads_prefix else None
-    return model(Signal(ids, prefix=prefix))[0][0].argmax(-1).tolist()
+    outputs = model(Signal(ids, prefix=prefix))[0]
+    return model.head.decode(outputs, torch.ones_like(ids, dtype=torch.bool))[0].tolist()

@@ -107,11 +107,10 @@ class TokenClassificationTask(ExampleTask):
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         """Loss of a batch; outcomes: (true, predicted) classes of the words of each row, -1 for truncated words."""
-        logits = _logits(model, batch)
-        best, pairs = logits.argmax(-1), []
+        logits, asked, pairs = _logits(model, batch), batch.targets != IGNORED, []
+        best = model.head.decode(logits, asked)
         for row, unread in enumerate(batch.extras["unread"]):
-            heads = batch.targets[row] != IGNORED
-            read = zip(batch.targets[row][heads].tolist(), best[row][heads].tolist(), strict=True)
+            read = zip(batch.targets[row][asked[row]].tolist(), best[row][asked[row]].tolist(), strict=True)
             pairs.append([*read, *((true, -1) for true in unread)])
         return Observed(model.head.loss(logits, batch.targets), batch.num_targets, pairs)
 
@@ -167,9 +166,9 @@ class TokenClassificationTask(ExampleTask):
         sentences = [_words(row["words"]) for row in rows]
         for begin in range(0, len(rows), _AT_ONCE):
             read = [read_words(words) for words in sentences[begin : begin + _AT_ONCE]]
-            batch = _collated([(ids, types, np.full(len(ids), IGNORED), ()) for ids, types, _ in read]).to(model.device)
+            batch = _collated([(ids, types, _at(heads, len(ids)), ()) for ids, types, heads in read]).to(model.device)
             with torch.inference_mode(), evaluating(model):
-                best = _logits(model, batch).argmax(-1).tolist()
+                best = model.head.decode(_logits(model, batch), batch.targets != IGNORED).tolist()
             found += [
                 [vocabulary.labels[row[head]] for head in heads] for row, (_, _, heads) in zip(best, read, strict=True)
             ]
@@ -227,9 +226,15 @@ def _example(row: Mapping[str, Any], read: Sentence, classes: Mapping[str, int])
             f"data: the tag {unknown!r} is none of those that the run was trained with: {', '.join(classes)}"
         )
     tags, (ids, types, heads) = [classes[tag] for tag in row["tags"]], read
-    targets = np.full(len(ids), IGNORED, np.int64)
-    targets[heads] = tags[: len(heads)]
+    targets = _at(heads, len(ids), tags[: len(heads)])
     return Example(len(ids), len(heads), (ids, types, targets, tuple(tags[len(heads) :])))
+
+
+def _at(heads: list[int], length: int, classes: Sequence[int] | int = 0) -> np.ndarray:
+    """Targets (``length``,) with ``classes`` at the positions ``heads``, by default class 0 as a placeholder."""
+    targets = np.full(length, IGNORED, np.int64)
+    targets[heads] = classes
+    return targets
 
 
 def _words(given: Any) -> list[str]:

@@ -162,7 +162,7 @@ def _head(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Head:
     own, kind = recipe.model.head, recipe.task.head
     if own != LanguageModelHead():
         return own
-    known = start.head if start.head.kind == kind else heads.get(kind)
+    known = start.head if start.head.serves == kind else heads.get(kind)
     if known is not None:
         return known.unsized()
     part = Head.kinds()[kind]
