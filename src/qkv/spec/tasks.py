@@ -82,10 +82,19 @@ class Summarization(SequenceToSequence, kind="summarization"):
     """Summarisation; metric: ROUGE against all reference summaries of a text. Columns ``source`` and ``target``."""
 
 
+ClassWeights = Literal["none", "balanced"] | dict[str, Annotated[float, Field(gt=0)]]
+"""Weights of labels in the loss, or the way to choose them."""
+_WEIGHTS = (
+    "weights of labels in the training loss: none; balanced: n / (k n_c) for a label with n_c of n targets and k "
+    "labels; or by label, others 1"
+)
+
+
 class Classification(Task, kind="classification"):
     """Text classification: -log p(label | text); metrics: accuracy and macro F1. Columns ``text`` and ``label``."""
 
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    class_weights: ClassWeights = Field(default="none", description=_WEIGHTS)
 
     reads: ClassVar[Reads] = "examples"
     head: ClassVar[str] = "classification"
@@ -95,6 +104,7 @@ class TokenClassification(Task, kind="token_classification"):
     """Tagging of words: -Σ log p(tag | sentence); metric: entity F1. Columns ``words`` and ``tags``."""
 
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    class_weights: ClassWeights = Field(default="none", description=_WEIGHTS)
 
     reads: ClassVar[Reads] = "examples"
     head: ClassVar[str] = "tokens"

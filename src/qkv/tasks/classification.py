@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Classification
 from qkv.tasks.baselines import bag_of_words_accuracy, too_large
+from qkv.tasks.class_weights import label_loss, rare_labels_note, weights_of, with_class_weights
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
 from qkv.tasks.example_task import Collate, Truncation, column, types_or_none
 from qkv.tasks.label_metrics import agreement, confusion
@@ -46,6 +48,15 @@ class ClassificationTask(PooledTask):
             "label", "label", ("label", "class", "category", "stars", "sentiment", "target", "rating", "location", "y")
         ),
     )
+
+    @cached_property
+    def weights(self) -> Tensor | None:
+        """Weights (C) of the classes in the loss; None for no weights."""
+        return weights_of(self.spec, _natural)
+
+    def completed(self, recipe: Recipe, records: Records) -> Recipe:
+        labels = column(records, "label")
+        return with_class_weights(recipe, labels, sorted(set(labels), key=_natural))
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
         tokenizer = self.tokenizer(recipe, records)
@@ -72,7 +83,8 @@ class ClassificationTask(PooledTask):
         return _collated
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        return model.head.loss(outputs(model, batch, tap), batch.targets, self.spec.label_smoothing)
+        logits = outputs(model, batch, tap)
+        return label_loss(model.head, logits, batch.targets, self.spec.label_smoothing, self.weights)
 
     def class_logits(self, model: Transformer, batch: Batch) -> Tensor:
         return outputs(model, batch)
@@ -97,10 +109,10 @@ class ClassificationTask(PooledTask):
         }
         figures = {**self.figures(seen, dataset.scale(split)), **_baselines(dataset, split)}
         rows = dataset.fitted_on or ()
-        note = too_large([told(row) for row in rows], [row["label"] for row in rows])
-        return Evaluation(
-            figures, [confusion(labels, seen.outcomes), *([table] if wrong else [])], [note] if note else []
-        )
+        truth = [row["label"] for row in rows]
+        notes = [*filter(None, [too_large([told(row) for row in rows], truth)])]
+        notes += rare_labels_note(self.spec, labels, seen.outcomes, Counter(truth))
+        return Evaluation(figures, [confusion(labels, seen.outcomes), *([table] if wrong else [])], notes)
 
     def _mistakes(self, model: Any, dataset: ExampleDataset, split: str, recipe: Recipe) -> list[list[Any]]:
         answered = ((row, a["answer"], a["probability"]) for row, a in self.answered(model, dataset, split, recipe))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import TokenClassification
+from qkv.tasks.class_weights import label_loss, rare_labels_note, weights_of, with_class_weights
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
 from qkv.tasks.entities import OUTSIDE, entity_f1, entity_scores, marked, marks_entities
 from qkv.tasks.example_task import Collate, ExampleTask, Truncation, trained, types_or_none
@@ -71,19 +73,28 @@ class TokenClassificationTask(ExampleTask):
         super().__init__(spec)
         self._baselines = Baselines()
 
+    @cached_property
+    def weights(self) -> Tensor | None:
+        """Weights (C) of the tags in the loss; None for no weights."""
+        return weights_of(self.spec)
+
+    def completed(self, recipe: Recipe, records: Records) -> Recipe:
+        tags = [tag for row in records.splits[TRAIN] for tag in row["tags"]]
+        return with_class_weights(recipe, tags, _known(records))
+
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
         """Build the tokenizer from the training split, and the list of tags from all splits.
 
         A tag missing in training cannot be learned, but its errors are counted.
         """
         tokenizer = trained(recipe.data.tokenizer, (" ".join(row["words"]) for row in records.splits[TRAIN]))
-        known = {tag for rows in records.splits.values() for row in rows for tag in row["tags"]}
+        known = _known(records)
         if len(known) < 2:
             raise UserError(
-                f"data.source: every word of {records.name!r} has the tag {min(known)!r}, "
+                f"data.source: every word of {records.name!r} has the tag {known[0]!r}, "
                 "so there are no tags to distinguish"
             )
-        return Vocabulary(tokenizer, tokenizer, tuple(sorted(known)))
+        return Vocabulary(tokenizer, tokenizer, tuple(known))
 
     def limits(self, recipe: Recipe) -> dict[str, int]:
         return {"sentence": recipe.model.context_length}
@@ -103,7 +114,8 @@ class TokenClassificationTask(ExampleTask):
         return _collated
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        return model.head.loss(_logits(model, batch, tap), batch.targets, self.spec.label_smoothing)
+        logits = _logits(model, batch, tap)
+        return label_loss(model.head, logits, batch.targets, self.spec.label_smoothing, self.weights)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         """Loss of a batch; outcomes: (true, predicted) classes of the words of each row, -1 for truncated words."""
@@ -135,7 +147,9 @@ class TokenClassificationTask(ExampleTask):
         shown = self._tagged(model, dataset, split, recipe)
         fitted_on, rows = dataset.fitted_on or (), dataset.records[split]
         baselines = self._baselines.figures(fitted_on, rows) if fitted_on else {}
-        notes = list(filter(None, [too_large(fitted_on)]))
+        pairs = [pair for row in seen.outcomes for pair in row]
+        counts = Counter(tag for row in fitted_on for tag in row["tags"])
+        notes = [*filter(None, [too_large(fitted_on)]), *rare_labels_note(self.spec, labels, pairs, counts)]
         if not marks_entities(labels):
             return Evaluation(figures | baselines, [shown], notes)
         found = entity_scores(*_named(seen, labels))
@@ -173,6 +187,11 @@ class TokenClassificationTask(ExampleTask):
                 [vocabulary.labels[row[head]] for head in heads] for row, (_, _, heads) in zip(best, read, strict=True)
             ]
         return [_answer(words, tags, vocabulary.labels) for words, tags in zip(sentences, found, strict=True)]
+
+
+def _known(records: Records) -> list[str]:
+    """Tags of all splits, in the order of the classes."""
+    return sorted({tag for rows in records.splits.values() for row in rows for tag in row["tags"]})
 
 
 def _named(seen: Totals, labels: tuple[str, ...]) -> tuple[list[list[str]], list[list[str]]]:

@@ -36,6 +36,7 @@ _FROM_DATA = (
     ("task", "mean"),
     ("task", "deviation"),
     ("task", "no_answer"),
+    ("task", "class_weights"),
 )
 """Fields that training fills in from the data if the recipe omits them."""
 _BESIDE_THE_POINT = ("seconds",)
@@ -199,8 +200,12 @@ def _asked(recipe: Recipe) -> dict[str, Any]:
 def _fill_in(ours: Any, theirs: Any, place: Sequence[str]) -> None:
     for name in place[:-1]:
         ours, theirs = (tree.get(name) if isinstance(tree, dict) else None for tree in (ours, theirs))
-    if isinstance(ours, dict) and isinstance(theirs, dict) and ours.get(place[-1], 0) is None:
-        ours[place[-1]] = theirs.get(place[-1])
+    if not isinstance(ours, dict) or not isinstance(theirs, dict):
+        return
+    given, found = ours.get(place[-1], 0), theirs.get(place[-1])
+    partly = isinstance(given, dict) and isinstance(found, dict) and given.items() <= found.items()
+    if given is None or partly or (given == "balanced" and isinstance(found, dict)):
+        ours[place[-1]] = found
 
 
 def _check_alike(runs: Sequence[Finished]) -> None:
