@@ -1,19 +1,23 @@
-"""Public functions. They accept a path, a name, a spec or a run, and import torch only when needed."""
+"""Public functions. They accept a path, a name, a spec, a run or data in memory, and import torch only when needed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from qkv.api.given import Place, is_many, rows_of_inputs, temporary_file, training_files
+from qkv.data.given.tables import is_given
 from qkv.spec.errors import UserError, nearest
+from qkv.spec.given import kept_name
 from qkv.spec.model import Model
 from qkv.spec.overrides import measured, override, quick_form
 from qkv.spec.recipe import Recipe
 from qkv.spec.shipped import is_shipped, shipped
 from qkv.spec.training import Training
 from qkv.spec.yaml_io import read_recipe
+from qkv.training.verbs import data_fields, task_named
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,10 +29,12 @@ if TYPE_CHECKING:
 
 SPEC_SUFFIXES = (".yaml", ".yml", ".json")
 RUNS = Path("runs")
+_OF_TEXTS = ("validation", "test")
+"""Fields of ``qkv.spec.data.Data`` that apply to a running text too."""
 
 
 def find_recipe(
-    source: str | Path,
+    source: Any,
     overrides: Iterable[str] = (),
     quick: bool = False,
     out: str | Path | None = None,
@@ -45,30 +51,47 @@ def find_recipe(
     ``resume``, the recipe of an existing run on it is used. ``quick``: the recipe's shorter form, for a try. The run's
     folder is ``out``, by default ``runs/`` and the recipe's name.
 
-    With a ``task``, such as "classification", ``source`` is a table of examples: a file, two texts "a.txt | b.txt", or
-    the name of a known data set, and a recipe for the task is chosen. ``data``: fields of ``qkv.spec.data.Data``:
-    columns, validation, test, bad_rows, format. ``start``: a run or a published checkpoint to fine-tune; ``adapt``:
-    method of fine-tuning ("whole", "head", "lora(8)").
+    With a ``task``, such as "classification" or its verb "classify", ``source`` is a table of examples: a file, two
+    texts "a.txt | b.txt", or the name of a known data set, and a recipe for the task is chosen. ``data``: fields of
+    ``qkv.spec.data.Data``: columns, validation, test, bad_rows, format; or columns by the names of the verb's options,
+    such as ``label="stars"``. ``start``: a run or a published checkpoint to fine-tune; ``adapt``: method of fine-tuning
+    ("whole", "head", "lora(8)").
 
-    Raises ``UserError``.
+    ``source`` may also be data in memory, which is written into the run's folder: see ``train``. Raises ``UserError``.
     """
-    if task is not None:
+    task, data = (None, data) if task is None else (task_named(task), data_fields(task, data))
+    with training_files(source, task, _place(out, quick), data) as (file, folder, fields):
+        if task is None:
+            return _recipe_of(file, overrides, quick, folder, resume, start, adapt, fields)
         begun = None if start is None else str(start)
-        return _recipe_of_table(task, {"source": str(source), **data}, overrides, quick, out, resume, begun, adapt)
+        return _recipe_of_table(task, {"source": str(file), **fields}, overrides, quick, folder, resume, begun, adapt)
+
+
+def _recipe_of(
+    source: str | Path,
+    overrides: Iterable[str],
+    quick: bool,
+    out: Path | None,
+    resume: bool,
+    start: str | Path | None,
+    adapt: str | None,
+    data: dict[str, Any],
+) -> tuple[Recipe, Path]:
+    """Recipe and run folder of a source without a task: a recipe, a run or a text."""
     if start is not None or adapt is not None:
         raise UserError(
             "'start' and 'adapt' apply to a table of examples with a task; in a recipe, set start and training.adapt"
         )
-    if data:
-        raise UserError(
-            f"{next(iter(data))!r} applies to tables of examples; name the task too, such as task='classification'"
-        )
-    path, folder = Path(source), Path(out) if out is not None else None
-    if not is_text(source):
+    text = is_text(source)
+    wrong = next((name for name in data if not text or name not in _OF_TEXTS), None)
+    if wrong is not None:
+        raise UserError(f"{wrong!r} applies to tables of examples; name the task too, such as task='classification'")
+    path = Path(source)
+    if not text:
         recipe = read_recipe(path, overrides, quick)
-        return recipe, folder or (path if path.is_dir() else _folder(recipe.name or path.stem, quick))
-    folder = folder or _folder(path.stem, quick)
-    return _recipe_of_text(str(source), overrides, quick, folder if resume else None), folder
+        return recipe, out or (path if path.is_dir() else _folder(recipe.name or path.stem, quick))
+    folder = out or _folder(path.stem, quick)
+    return _recipe_of_text(str(source), overrides, quick, folder, resume, data), folder
 
 
 def is_text(source: str | Path) -> bool:
@@ -81,19 +104,23 @@ def _folder(name: str, quick: bool) -> Path:
     return RUNS / f"{name}-quick" if quick else RUNS / name
 
 
+def _place(out: str | Path | None, quick: bool) -> Place:
+    return Place(RUNS, "-quick" if quick else "", None if out is None else Path(out))
+
+
 def _recipe_of_table(
     task: str,
     data: dict[str, Any],
     overrides: Iterable[str],
     quick: bool,
-    out: str | Path | None,
+    out: Path | None,
     resume: bool,
     start: str | None,
     adapt: str | None,
 ) -> tuple[Recipe, Path]:
     from qkv.training.automatic_task import automatic_task, name_of
 
-    folder = Path(out) if out is not None else _folder(name_of(data["source"]), quick)
+    folder = out or _folder(name_of(data["source"]), quick)
     if resume and (folder / "spec.yaml").is_file():
         # A newly chosen recipe could differ. The data settings must equal the run's, which is checked on resuming.
         known = read_recipe(folder)
@@ -105,10 +132,17 @@ def _recipe_of_table(
         )
         here = f"{task!r} on {data['source']!r}" + (f" from {start!r}" if start else "")
         raise UserError(f"{folder} holds a run of {there}, not of {here}; name another folder")
-    return automatic_task(task, data, overrides, quick, start=start, adapt=adapt), folder
+    return _named(automatic_task(task, data, overrides, quick, start=start, adapt=adapt), folder), folder
 
 
-def _recipe_of_text(source: str, overrides: Iterable[str], quick: bool, folder: Path | None) -> Recipe:
+def _named(recipe: Recipe, folder: Path) -> Recipe:
+    """Recipe that is called like its folder if its data was given in memory and has no name."""
+    return recipe.changed(name=folder.name) if kept_name(recipe.data.source) else recipe
+
+
+def _recipe_of_text(
+    source: str, overrides: Iterable[str], quick: bool, folder: Path, resume: bool, data: dict[str, Any]
+) -> Recipe:
     from qkv.data.named import NAMES
 
     if not Path(source).exists() and source not in NAMES:
@@ -117,18 +151,19 @@ def _recipe_of_text(source: str, overrides: Iterable[str], quick: bool, folder: 
             f"there is no file {source!r}, and no recipe or known data set of that name; "
             f"{nearest(source, [*here, *NAMES, *shipped()])}"
         )
-    if folder and (folder / "spec.yaml").is_file():
+    if resume and (folder / "spec.yaml").is_file():
         # A newly chosen recipe could differ, because the text may have grown and the machine is measured anew.
         known = read_recipe(folder)
         if known.data.source == source:
-            return override(known, overrides)
+            return override(known.changed(data=known.data.changed(**data)), overrides)
     from qkv.training.automatic import automatic
 
-    return automatic(source, overrides, quick)
+    recipe = automatic(source, overrides, quick)
+    return _named(recipe.changed(data=recipe.data.changed(**data)), folder)
 
 
 def train(
-    recipe: Recipe | str | Path,
+    recipe: Any,
     out: str | Path | None = None,
     overrides: Iterable[str] = (),
     quick: bool = False,
@@ -145,9 +180,15 @@ def train(
     ``recipe`` is a ``Recipe``, or any source of ``find_recipe``. ``out`` is by default ``runs/`` and the recipe's name.
     ``minutes`` is the time budget of the whole run, ``training.minutes`` of its recipe.
 
-    With a ``task``, train on a table of examples: ``train("mine.csv", task="classification", columns={"text": "review",
-    "label": "stars"})``. With ``start="bert-base-uncased"``, or a run, fine-tune that model; ``adapt``: "whole",
-    "head", "last(2)", "lora(8)".
+    With a ``task``, train on a table of examples: ``train("mine.csv", task="classify", text="review", label="stars")``.
+    With ``start="bert-base-uncased"``, or a run, fine-tune that model; ``adapt``: "whole", "head", "last(2)",
+    "lora(8)".
+
+    Data in memory takes the place of a file: a data frame, a list of dicts, a dict of columns, a ``datasets`` object, or
+    a list of texts, without a task as running text. A mapping of such by split, and the arguments ``validation`` and
+    ``test``, give the other splits. It is stored in the run's folder, so that the run can be resumed and evaluated
+    later; the default folder is named after the task and the data, and the same call resumes the run. Rows that cannot
+    be used are refused; ``bad_rows="skip"`` leaves them out.
 
     See ``qkv.training.loop.train`` for resuming, signals, events and exceptions.
     """
@@ -164,9 +205,10 @@ def train(
         recipe = override(recipe, [*(quick_form(recipe.quick) if quick else ()), *overrides])
         folder = Path(out) if out is not None else _folder(recipe.name or "unnamed", quick)
         return run_training(recipe, folder, resume, on_event, began)
-    with keeping_tables():
-        recipe, folder = find_recipe(recipe, overrides, quick, out, resume, task, start, adapt, **data)
-        return run_training(recipe, folder, resume, on_event, began)
+    task, data = (None, data) if task is None else (task_named(task), data_fields(task, data))
+    with keeping_tables(), training_files(recipe, task, _place(out, quick), data) as (source, place, fields):
+        found, folder = find_recipe(source, overrides, quick, place, resume, task, start, adapt, **fields)
+        return run_training(found, folder, resume, on_event, began)
 
 
 def swap(
@@ -254,10 +296,10 @@ def evaluate(
     split: str | None = None,
     batches: int | None = None,
     overrides: Sequence[str] = (),
-    data: str | Path | None = None,
+    data: Any = None,
 ) -> dict[str, float]:
-    """Evaluate a run on one split of its data, "train", "validation" (the default) or "test", or on the whole file
-    ``data``.
+    """Evaluate a run on one split of its data, "train", "validation" (the default) or "test", or on all of ``data``: a
+    file, or data in memory like that of ``train``.
 
     ``batches``: evaluate only so many batches. ``overrides``: generation settings (``sample.num_beams=1``) or the
     columns of ``data`` (``data.columns.text=review``). Baselines are fitted on the run's training split only.
@@ -269,27 +311,36 @@ def evaluate(
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
     if data is not None and split is not None:
+        what = "data in memory" if is_given(data) else repr(str(data))
         raise UserError(
-            f"'split' names a part of the run's own data, but {str(data)!r} is evaluated as a whole; "
-            "leave one of them out"
+            f"'split' names a part of the run's own data, but {what} is evaluated as a whole; leave one of them out"
         )
     recipe = measured(loaded.recipe, overrides)
-    return evaluate_run(
-        replace(loaded, recipe=recipe), split or "validation", batches, None if data is None else str(data)
-    ).figures
+    if not is_given(data):
+        source = None if data is None else str(data)
+        return evaluate_run(replace(loaded, recipe=recipe), split or "validation", batches, source).figures
+    recipe = recipe.changed(data=recipe.data.changed(bad_rows="refuse"))
+    with temporary_file(data, recipe.task.reads == "text") as source:
+        return evaluate_run(replace(loaded, recipe=recipe), "validation", batches, source).figures
 
 
-def predict(run: Run | str | Path, *inputs: Any) -> list[dict[str, Any]]:
+def predict(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
     """Predict the task's output (label, number, span, text …) for each input, as a mapping whose ``answer`` is
     readable.
 
-    An input is a text, or a mapping if the task has several inputs (``{"context": …, "question": …}``). Raises
-    ``UserError``.
+    An input is a text, or a mapping if the task has several inputs (``{"context": …, "question": …}``). A list of them,
+    or a table in memory like that of ``train``, gives one prediction per row; ``columns``: the table's column of each
+    input, by default those of the training. Raises ``UserError``.
     """
+    from qkv.runs.inputs import input_kinds
     from qkv.runs.predict import predict as predict_run
     from qkv.runs.predict import rows_for
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
+    if len(inputs) == 1 and is_many(inputs[0], input_kinds(loaded.recipe)):
+        return predict_run(loaded, rows_of_inputs(loaded, inputs[0], columns or {}))
+    if columns:
+        raise UserError("'columns' names the columns of a table, but the inputs are given one by one; leave it out")
     return predict_run(loaded, rows_for(loaded, inputs))
 
 

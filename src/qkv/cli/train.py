@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.cli.verbs import FINETUNE, VERBS, refuse_without_verb, table_of
+from qkv.cli.verbs import FINETUNE, refuse_without_verb, table_of
 from qkv.spec.errors import UserError
 from qkv.training import clock
+from qkv.training.verbs import VERBS
 
 if TYPE_CHECKING:
     from qkv.runs.run import Run

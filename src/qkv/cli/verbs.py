@@ -4,29 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from qkv.spec.errors import UserError, nearest
+from qkv.training.verbs import VERBS
 
-
-class Verb(NamedTuple):
-    """Verb of ``qkv train VERB``.
-
-    task: kind of the task.   columns: role in the task of the column that each option names.
-    """
-
-    task: str
-    columns: Mapping[str, str]
-
-
-VERBS = {
-    "classify": Verb("classification", {"text": "text", "pair": "pair", "label": "label"}),
-    "regress": Verb("regression", {"text": "text", "pair": "pair", "value": "value"}),
-    "tag": Verb("token_classification", {"words": "words", "tags": "tags"}),
-    "answer": Verb("question_answering", {"question": "question", "context": "context", "answers": "answers"}),
-    "translate": Verb("translation", {"source": "source", "target": "target"}),
-    "summarize": Verb("summarization", {"text": "source", "summary": "target"}),
-}
 FINETUNE = "finetune"
 """Verb that finetunes an existing model and infers the task from the data."""
 TEXTS = ("source", "target")

@@ -18,7 +18,7 @@ import tokenizers
 from qkv.data.cache import stored
 from qkv.data.documents import Pieces, pieces
 from qkv.data.progress import progress
-from qkv.data.sources import Source, resolve
+from qkv.data.sources import Source, resolve, resolve_all
 from qkv.data.text import TextSource
 from qkv.data.trained import SHELF, load, save
 from qkv.spec import data as spec
@@ -31,7 +31,7 @@ from qkv.tokenizers.train import train
 FORMAT = 1
 """Format version; incremented when the files change, so that older folders are ignored."""
 
-TRAIN, VALIDATION = "train", "validation"
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
 RESIDENT = 1 << 28
 """Size in bytes up to which a mapped file is not released."""
 
@@ -106,7 +106,7 @@ def open_corpus(data: spec.Data, tokenizer: Tokenizer | None = None) -> Corpus:
 
     Raises ``UserError`` for a source that is missing, not UTF-8 or too short, and if the ids cannot be written.
     """
-    source = resolve(data.source)
+    source = resolve_all(data)
     parts = cache(lambda: _parts(source, data.validation_fraction))
     tokenizer = tokenizer or _trained(source, data, parts)
     splits = stored(
@@ -169,12 +169,11 @@ class _Part(NamedTuple):
 
 
 def _parts(source: Source, fraction: float) -> dict[str, _Part]:
+    texts = {VALIDATION: source.validation, TEST: source.test}
+    given = {split: _Part(text, 0, text.characters()) for split, text in texts.items() if text}
     count = source.train.characters()
     if source.validation:
-        return {
-            TRAIN: _Part(source.train, 0, count),
-            VALIDATION: _Part(source.validation, 0, source.validation.characters()),
-        }
+        return {TRAIN: _Part(source.train, 0, count), **given}
     if not count:
         raise UserError(f"data.source: {source.name!r} is empty; a text needs at least {2 * LEAST} characters")
     border = int(count * (1 - fraction))
@@ -184,7 +183,8 @@ def _parts(source: Source, fraction: float) -> dict[str, _Part]:
             f"validation_fraction={fraction:g} leaves {border} for training and {count - border} for validation, "
             f"and each needs at least {LEAST}"
         )
-    return {TRAIN: _Part(source.train, 0, border), VALIDATION: _Part(source.train, border, count)}
+    held = {TRAIN: _Part(source.train, 0, border), VALIDATION: _Part(source.train, border, count)}
+    return {**held, **given}
 
 
 def _build(folder: Path, name: str, parts: dict[str, _Part], tokenizer: Tokenizer, data: spec.Data) -> None:

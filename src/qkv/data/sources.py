@@ -10,17 +10,23 @@ from typing import NamedTuple
 from qkv.data.download import DownloadError, download
 from qkv.data.named import KNOWN, NAMES, PYTHON_DOCS, PublishedFile
 from qkv.data.text import TextSource
+from qkv.spec import data as spec
 from qkv.spec.errors import UserError, nearest
+from qkv.spec.given import kept_name
 from qkv.system.cache import cache_folder
+
+IN_MEMORY = "the text given"
+"""Name of a running text that was given in memory, for messages."""
 
 
 class Source(NamedTuple):
-    """Training text, and its validation text if the data set has one. ``digest``: hash of the content."""
+    """Training text, and its validation and test texts if it has them. ``digest``: hash of the content."""
 
     name: str
     train: TextSource
     validation: TextSource | None
     digest: str
+    test: TextSource | None = None
 
 
 def resolve(source: str) -> Source:
@@ -36,7 +42,8 @@ def resolve(source: str) -> Source:
         return _source(source, published(source, train), published(source, validation) if validation else None)
     path = Path(source).expanduser()
     if path.is_file():
-        return _source(source, TextSource.of_file(path, source))
+        name = IN_MEMORY if kept_name(source) else source
+        return _source(name, TextSource.of_file(path, name))
     if path.is_dir():
         raise UserError(f"data.source: {source!r} is a directory; name one text file")
     if path.exists():
@@ -48,9 +55,20 @@ def resolve(source: str) -> Source:
     )
 
 
-def _source(name: str, train: TextSource, validation: TextSource | None = None) -> Source:
-    parts = [part.digest() for part in (train, validation) if part]
-    return Source(name, train, validation, hashlib.sha256("".join(parts).encode()).hexdigest())
+def resolve_all(data: spec.Data) -> Source:
+    """Find the texts of ``data``: its source as ``resolve`` does, and the files of its other splits, if named."""
+    found = resolve(data.source)
+    if data.validation is None and data.test is None:
+        return found
+    validation = found.validation if data.validation is None else resolve(data.validation).train
+    return _source(found.name, found.train, validation, None if data.test is None else resolve(data.test).train)
+
+
+def _source(
+    name: str, train: TextSource, validation: TextSource | None = None, test: TextSource | None = None
+) -> Source:
+    parts = [part.digest() for part in (train, validation, test) if part]
+    return Source(name, train, validation, hashlib.sha256("".join(parts).encode()).hexdigest(), test)
 
 
 def _python_docs() -> TextSource:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from qkv.data.batch import Batch
-from qkv.data.corpus import VALIDATION
+from qkv.data.corpus import TEST, VALIDATION
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.linear.precision import autocast
@@ -21,7 +21,7 @@ from qkv.runs.run import Run, task_of
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe
-from qkv.tasks.dataset import OTHER, TEST, Dataset, ExampleDataset
+from qkv.tasks.dataset import OTHER, Dataset, ExampleDataset
 from qkv.tasks.task import Evaluation, Task, Totals
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from qkv.data.vocabulary import FILES
 from qkv.spec.errors import UserError
+from qkv.spec.given import without_folders
 from qkv.spec.recipe import Recipe
 
 MADE_WITH = "made_with"
@@ -23,6 +24,7 @@ _FREE = {"validation", "checkpoints", "sample_every", "tensorboard"}
 def deciding(recipe: Recipe) -> dict[str, Any]:
     """Settings of a recipe, as plain data, that together with the text determine every weight."""
     plain = recipe.to_dict()
+    plain["data"] = without_folders(plain["data"])
     plain["training"] = {name: value for name, value in plain["training"].items() if name not in _FREE}
     return {name: plain[name] for name in _DECIDING}
 
@@ -34,6 +36,8 @@ def essence(recipe: Recipe) -> dict[str, Any]:
     Without defaults, versions of qkv with new fields resume the runs of older versions.
     """
     content = {name: plain for name, plain in recipe.essential().items() if name in _DECIDING}
+    if "data" in content:
+        content["data"] = without_folders(content["data"])
     content["training"] = {
         name: value for name, value in content.get("training", {}).items() if name not in _FREE | {"steps"}
     }

@@ -29,11 +29,19 @@ class Inputs(NamedTuple):
     notes: list[str]
 
 
-def read_inputs(recipe: Recipe, source: str, columns: Mapping[str, str]) -> Inputs:
+def input_kinds(recipe: Recipe) -> dict[str, str]:
+    """Kind of each input that a run of ``recipe`` predicts from; "" for one that its task reads by itself."""
+    task = build_task(recipe.task)
+    known = {role.name: role.kind for role in getattr(task, "roles", ())}
+    return {name: known.get(name) or ("text" if name == "text" else "") for name in task.asks}
+
+
+def read_inputs(recipe: Recipe, source: str, columns: Mapping[str, str], refuse: bool = False) -> Inputs:
     """Read the table in the file ``source`` as inputs for predictions of a run of ``recipe``.
 
-    ``columns``: column of each input (default: as in training, or guessed). Raises ``UserError`` if the task predicts
-    nothing, the file is not a table, a column is missing, or no row is usable.
+    ``columns``: column of each input (default: as in training, or guessed); ``refuse``: refuse bad rows instead of
+    leaving them out. Raises ``UserError`` if the task predicts nothing, the file is not a table, a column is missing,
+    or no row is usable.
     """
     task = build_task(recipe.task)
     if not task.asks:
@@ -49,29 +57,31 @@ def read_inputs(recipe: Recipe, source: str, columns: Mapping[str, str]) -> Inpu
         for role in roles
         if recipe.data.columns.get(role.name) in table.columns
     }
-    choice = choose(table, roles, {**learned, **columns}, "--data")
-    return _read(table, roles, choice.columns, [*table.notes, *([choice.note] if choice.note else [])])
+    # An input that is optional is used in a table in memory if it has its name, as in a mapping of inputs.
+    optional = [role.name for role in roles if role.optional and table.given and role.name in table.columns]
+    choice = choose(table, roles, {**{name: name for name in optional}, **learned, **columns}, "--data")
+    return _read(table, roles, choice.columns, [*table.notes, *([choice.note] if choice.note else [])], refuse)
 
 
-def _read(table: Table, roles: Sequence[Role], columns: Mapping[str, str], notes: list[str]) -> Inputs:
+def _read(table: Table, roles: Sequence[Role], columns: Mapping[str, str], notes: list[str], refuse: bool) -> Inputs:
     values = Values(roles, columns, missing=table.missing)
     found = Inputs([], [], table.columns, notes)
     bad: list[str] = []
     for row in table.rows:
         if not isinstance(row, Row):
-            bad.append(f"line {row.line}: {row.reason}")
+            bad.append(f"{table.place(row.line)}: {row.reason}")
             continue
         try:
             found.rows.append(values(row))
             found.kept.append(row.values)
         except Unusable as error:
-            bad.append(f"line {row.line}: {error}")
+            bad.append(f"{table.place(row.line)}: {error}")
     some = "; ".join(bad[:_QUOTED]) + (f"; and {len(bad) - _QUOTED:,} more" if len(bad) > _QUOTED else "")
     if not found.rows:
         raise UserError(f"no row of {table.name} can be used: {some}" if bad else f"{table.name} has no rows")
+    what = f"{len(bad):,} of {len(bad) + len(found.rows):,} rows of {table.name}"
+    if bad and refuse:
+        raise UserError(f"{what} cannot be used: {some}; correct them, or leave them out")
     if bad:
-        notes.append(
-            f"{len(bad):,} of {len(bad) + len(found.rows):,} rows of {table.name} {'has' if len(bad) == 1 else 'have'} "
-            f"no answer: {some}"
-        )
+        notes.append(f"{what} {'has' if len(bad) == 1 else 'have'} no answer: {some}")
     return found

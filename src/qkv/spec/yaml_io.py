@@ -14,6 +14,7 @@ import yaml
 from qkv.spec.base import Spec
 from qkv.spec.errors import Problem, SpecError, UserError, closest
 from qkv.spec.formats import newer
+from qkv.spec.given import found_in
 from qkv.spec.model import Model
 from qkv.spec.overrides import Assignment, assignments, parsed, quick_form
 from qkv.spec.plain import plain
@@ -37,7 +38,7 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = (), quick: bool = F
     chosen = list(assignments(overrides))
     if quick:
         chosen = [*_quick(data, source, lines), *chosen]
-    return parsed(Recipe, data, chosen, source, lines)
+    return found_in(Path(source).parent, parsed(Recipe, data, chosen, source, lines))
 
 
 def read_model(path: str | Path, overrides: Iterable[str] = ()) -> Model:

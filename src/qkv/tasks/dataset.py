@@ -20,7 +20,6 @@ from qkv.spec.errors import Problem, SpecError, UserError, nearest
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 
-TEST = "test"
 OTHER = "data"
 """Name of the split that holds a whole file other than the run's data."""
 HELD_OUT = 1 << 63

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from qkv.data.batch import Batch
-from qkv.data.corpus import TRAIN, VALIDATION
+from qkv.data.corpus import TEST, TRAIN, VALIDATION
 from qkv.data.rows import random
 from qkv.data.vocabulary import Vocabulary
 from qkv.former.names import renamed
 from qkv.spec.errors import Problem, SpecError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import WordList
-from qkv.tasks.dataset import HELD_OUT, TEST, Dataset, with_vocabulary
+from qkv.tasks.dataset import HELD_OUT, Dataset, with_vocabulary
 from qkv.tasks.task import Task
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -18,6 +19,7 @@ from qkv.data.records.table import Table, head
 from qkv.data.text import TextSource
 from qkv.spec import data as spec
 from qkv.spec.errors import UserError, nearest
+from qkv.spec.given import kept_name
 
 Format = Literal["csv", "tsv", "jsonl", "conll", "squad", "parallel"]
 ENDINGS: dict[str, Format | Literal["json"]] = {
@@ -35,6 +37,8 @@ ENDINGS: dict[str, Format | Literal["json"]] = {
     "iob2": "conll",
 }
 SEPARATOR = "|"
+IN_MEMORY = "the table given (its rows count from 0)"
+"""Name of a table that was given in memory, for messages."""
 SQUAD = re.compile(r'^\s*\{.*"paragraphs"\s*:\s*\[', re.DOTALL)
 
 
@@ -47,6 +51,9 @@ def table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, k
     if SEPARATOR in source and not Path(source).expanduser().exists():
         return _joined(source, data, option)
     text = _text(source, option, known)
+    if kept_name(source):
+        text.name = IN_MEMORY
+        return kept((_identity(source), "jsonl"), lambda: replace(jsonl(text), given=True))
     if not head(text).strip():
         raise UserError(f"{option}: {source!r} is empty")
     kind = data.format or told(text, roles)

@@ -152,7 +152,7 @@ def _judge(table: Table, read: Read, data: spec.Data, where: str) -> None:
 
 def _quoted(bad: Sequence[BadRow], count: int, table: Table) -> tuple[str, str]:
     """(number of bad rows out of ``count``, the first of them with their reasons), as text."""
-    some = "; ".join(f"line {row.line}: {row.reason}" for row in bad[:SHOWN])
+    some = "; ".join(f"{table.place(row.line)}: {row.reason}" for row in bad[:SHOWN])
     some += f"; and {len(bad) - SHOWN:,} more" if len(bad) > SHOWN else ""
     return f"{len(bad):,} of {count:,} rows of {table.name}", some
 
@@ -165,7 +165,7 @@ def _empty(bad: Sequence[BadRow], count: int, table: Table) -> list[str]:
             found.setdefault(row.missing, []).append(row.line)
     return [
         f"{len(lines):,} of {count:,} rows of {table.name} {'has' if len(lines) == 1 else 'have'} no {role} and "
-        f"{'was' if len(lines) == 1 else 'were'} left out (first: line {lines[0]:,})"
+        f"{'was' if len(lines) == 1 else 'were'} left out (first: {table.place(lines[0])})"
         for role, lines in found.items()
     ]
 

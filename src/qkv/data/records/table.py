@@ -36,6 +36,7 @@ class Table:
     - ``digest``: hash of the uncompressed content
     - ``notes``: sentences for the user
     - ``missing``: texts of a cell that mean that it is empty, such as "NaN" in a CSV file
+    - ``given``: True for a table that was given in memory, whose rows count from 0
     """
 
     name: str
@@ -47,6 +48,11 @@ class Table:
     header: bool = False
     notes: tuple[str, ...] = ()
     missing: frozenset[str] = frozenset()
+    given: bool = False
+
+    def place(self, line: int) -> str:
+        """Place of a row for messages: its line in the file, or its number in the table that was given."""
+        return f"row {line - 1:,}" if self.given else f"line {line:,}"
 
     @cached_property
     def rows(self) -> Sequence[Row | BadRow]:

@@ -1,0 +1,120 @@
+"""Data in memory as arguments of the public functions: written to files, which are then used like any other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qkv.data.given.files import kept
+from qkv.data.given.plain import sort
+from qkv.data.given.tables import ALLOWED, are_splits, is_column, is_given, splits_of
+from qkv.spec.errors import UserError
+
+if TYPE_CHECKING:
+    from qkv.runs.run import Run
+
+_SPEC = "spec.yaml"
+_HELD_OUT = ("validation", "test")
+
+
+class Place(NamedTuple):
+    """Default place of a run: the folder ``runs``, and the end of its name; ``out``: folder that was asked for."""
+
+    runs: Path
+    suffix: str
+    out: Path | None
+
+    def folder(self, name: str) -> Path:
+        """Folder of a run called ``name``."""
+        return self.out or self.runs / f"{name}{self.suffix}"
+
+
+@contextmanager
+def training_files(
+    source: Any, task: str | None, place: Place, fields: Mapping[str, Any]
+) -> Iterator[tuple[Any, Path | None, dict[str, Any]]]:
+    """Context manager that writes data in memory into the folder of the run to be trained on it.
+
+    ``source``: the data or its splits, or a name; ``fields``: fields of ``qkv.spec.data.Data``, among which validation
+    and test may be data too. By default, the run's folder is named after the task and the digest of the data. Yields
+    (source, folder, fields) with files in place of data; unchanged if there is none. Unusable rows are refused by
+    default, since they can be corrected in memory.
+
+    If the training fails before it begins, the files are removed again. Raises ``UserError``.
+    """
+    if not isinstance(source, (str, os.PathLike)) and not is_given(source):
+        raise UserError(f"{sort(source)} is given to train on; give a recipe, the name of a file, or {ALLOWED}")
+    splits: dict[str, Any] = splits_of(source) if is_given(source) else {"train": source}
+    for split in _HELD_OUT:
+        if fields.get(split) is not None:
+            if split in splits:
+                raise UserError(f"{split!r} is given twice: as an argument and as a split of the data")
+            splits[split] = fields[split]
+    if not any(map(is_given, splits.values())):
+        yield source, place.out, dict(fields)
+        return
+
+    def folder(name: str) -> Path:
+        return place.folder(f"{task or 'text'}-{name[:8]}" if is_given(source) else Path(source).stem)
+
+    with kept(splits, place.out or place.runs, folder, task is None, _SPEC) as found:
+        others = {split: found.sources[split] for split in _HELD_OUT if split in splits}
+        settings = {**fields, **others} if task is None else {"bad_rows": "refuse", **fields, **others}
+        yield found.sources["train"], found.folder, settings
+
+
+@contextmanager
+def temporary_file(data: Any, running: bool) -> Iterator[str]:
+    """Context manager that writes data in memory to a temporary file and yields its name: a running text, or a table.
+    Raises ``UserError``.
+    """
+    if isinstance(data, Mapping) and are_splits(data):
+        raise UserError(f"the data has the splits {', '.join(map(str, data))}; give one of them")
+    with TemporaryDirectory(prefix="qkv-") as folder:
+        place = Path(folder)
+        with kept({"train": data}, place, lambda _: place, running) as found:
+            yield found.sources["train"]
+
+
+def is_many(inputs: Any, kinds: Mapping[str, str]) -> bool:
+    """True if the only argument ``inputs`` of a prediction holds several inputs: a list, a table or its columns.
+
+    ``kinds``: kind of each input of the task. A mapping whose texts are lists is a table; one of single values is one
+    input.
+    """
+    if not isinstance(inputs, Mapping) or are_splits(inputs):
+        return is_given(inputs)
+    if not all(kinds.values()):  # of a task outside the package, whose inputs may be lists
+        return False
+    parts = [inputs[name] for name in kinds if name in inputs] or list(inputs.values())
+    return bool(parts) and all(is_column(part) and _holds(part, set(kinds.values())) for part in parts)
+
+
+def _holds(column: Any, kinds: set[str]) -> bool:
+    """True if a column holds one value per row, not the words of one sentence."""
+    first = next(iter(column), None)
+    return "words" not in kinds or not isinstance(first, str)
+
+
+def rows_of_inputs(run: Run, inputs: Any, columns: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Inputs of each prediction from a list of inputs or a table in memory; ``columns``: column of each input.
+
+    Raises ``UserError`` for a row that cannot be used, with its number.
+    """
+    from qkv.runs.inputs import input_kinds, read_inputs
+    from qkv.runs.predict import rows_for
+
+    kinds = input_kinds(run.recipe)
+    if isinstance(inputs, (list, tuple)):
+        if not inputs:
+            return []
+        first = next(iter(kinds), "text")
+        inputs = [entry if isinstance(entry, Mapping) else {first: entry} for entry in inputs]
+        if not all(kinds.values()):  # inputs of a task outside the package, which it checks itself
+            return rows_for(run, inputs)
+    with temporary_file(inputs, running=False) as source:
+        return read_inputs(run.recipe, source, columns, refuse=True).rows

@@ -1,0 +1,151 @@
+"""Data in memory as files, each named after the digest of its content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qkv.data.given.tables import Given, is_given, rows_of
+from qkv.spec import given as spec
+from qkv.spec.errors import UserError
+
+
+class Kept(NamedTuple):
+    """Folder of a run, and the sources of its data by split."""
+
+    folder: Path
+    sources: dict[str, str]
+
+
+@contextmanager
+def kept(
+    splits: Mapping[str, Any], place: Path, folder_of: Callable[[str], Path], running: bool, used: str = ""
+) -> Iterator[Kept]:
+    """Context manager that writes the ``splits`` in memory into the folder of a run; those that name a file stay.
+
+    ``place``: folder for unfinished files, on the disk of the run's; ``folder_of``: function from the digest of the
+    first split to the run's folder; ``running``: write a running text, else a table. If an exception leaves the context
+    and the folder has no file ``used``, all that was written is removed.
+
+    Raises ``UserError`` for values that are no plain data, and if the files cannot be written.
+    """
+    files = _Files()
+    home: Path | None = None
+    try:
+        with _clear_errors(place):
+            files.make_folder(place)
+            names = {split: files.write(given, split, place, running) for split, given in splits.items()}
+            home = folder_of(next(name for name in names.values() if name in files.partial))
+            files.make_folder(home / spec.FOLDER)
+            sources = {split: files.finish(name, home / spec.FOLDER) for split, name in names.items()}
+        yield Kept(home, sources)
+    except BaseException:
+        if home is None or not (home / used).is_file():
+            files.remove()
+        raise
+
+
+class _Files:
+    """Files and folders that were written, by which they can be removed again.
+
+    ``partial``: unfinished files by their final names.
+    """
+
+    def __init__(self) -> None:
+        self.partial: dict[str, Path] = {}
+        self._made: list[Path] = []
+
+    def make_folder(self, path: Path) -> None:
+        """Make a folder and its parents."""
+        self._made += reversed([folder for folder in (path, *path.parents) if not folder.exists()])
+        path.mkdir(parents=True, exist_ok=True)
+
+    def write(self, given: Any, split: str, place: Path, running: bool) -> str:
+        """Write one split under a temporary name; return its final name, or ``given`` if it names a file."""
+        if not is_given(given):
+            return str(given)
+        partial = place / f".{secrets.token_hex(8)}"
+        self._made.append(partial)
+        what = "data" if split == "train" else split
+        rows, digest = rows_of(given, what), hashlib.sha256()
+        with partial.open("xb") as file:
+            for block in _text(rows, what) if running else _lines(rows):
+                digest.update(block)
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+        name = digest.hexdigest()[: spec.DIGITS] + (spec.TEXT if running else spec.TABLE)
+        if name in self.partial:  # another split has the same content
+            partial.unlink()
+        else:
+            self.partial[name] = partial
+        return name
+
+    def finish(self, name: str, folder: Path) -> str:
+        """Give the file ``name`` its final name in ``folder``; return its path. Other names are returned unchanged."""
+        if name not in self.partial:
+            return name
+        target, partial = folder / name, self.partial[name]
+        if not target.exists():
+            self._made.append(target)
+        if partial.exists():  # not yet renamed for a split with the same content
+            os.replace(partial, target)
+        return str(target)
+
+    def remove(self) -> None:
+        """Remove the files, and the folders if they are empty."""
+        for path in reversed(self._made):
+            with suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+
+
+@contextmanager
+def _clear_errors(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"the data cannot be written to {place}: {error.strerror or error}; name another folder"
+        ) from None
+
+
+def _lines(given: Given) -> Iterator[bytes]:
+    """JSON objects, one per line."""
+    for row in given.rows:
+        text = json.dumps(row, ensure_ascii=False)
+        try:
+            yield text.encode() + b"\n"
+        except UnicodeEncodeError:  # half a surrogate pair, which the reader of the table reports
+            yield json.dumps(row).encode() + b"\n"
+
+
+def _text(given: Given, what: str) -> Iterator[bytes]:
+    """Texts one after the other, each on a new line; a text of several lines ends with an empty line.
+
+    Raises ``UserError`` for a missing text, for values that are no texts and for more than one column.
+    """
+    if len(given.columns) != 1:
+        raise UserError(
+            f"{what} has the columns {', '.join(given.columns)}; a running text has one column: name the task, such as "
+            "task='classify', or give the texts alone"
+        )
+    (column,) = given.columns
+    between = ""
+    for number, row in enumerate(given.rows):
+        text = row.get(column)
+        if not isinstance(text, str):
+            raise UserError(f"{what}: row {number} (counted from 0) is no text; leave it out")
+        try:
+            yield (between + text).encode()
+        except UnicodeEncodeError:
+            raise UserError(
+                f"{what}: row {number} (counted from 0) holds half a surrogate pair, no character"
+            ) from None
+        ends = len(text) - len(text.rstrip("\n"))
+        between = "\n" * max(0, (2 if "\n" in text.strip("\n") else 1) - ends)

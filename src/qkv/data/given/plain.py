@@ -1,0 +1,63 @@
+"""Values of data in memory as plain data, which JSON can store."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import os
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+_MISSING = ("NAType", "NaTType")
+"""Classes of missing values that do not equal themselves, or raise an error when they are compared."""
+_NAMED = {type(None): "None", bool: "true or false", int: "a number", float: "a number", str: "a text"}
+_NAMED |= {dict: "a dict", bytes: "bytes"}
+
+
+def plain(value: Any) -> Any:
+    """``value`` as text, number, truth value, list or dict of such, or None if it is missing (None, NaN, NA).
+
+    Arrays become lists, dates ISO 8601 texts. Raises ``TypeError`` with the name of a class that is none of these.
+    """
+    if is_missing(value):
+        return None
+    if isinstance(value, (str, bool, int, float)):
+        return value if type(value) in (str, bool, int, float) else _built_in(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, (decimal.Decimal, uuid.UUID, os.PathLike)):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): plain(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    for method in ("to_list", "tolist", "as_py"):
+        if hasattr(value, method):
+            return plain(getattr(value, method)())
+    raise TypeError(sort(value))
+
+
+def is_missing(value: Any) -> bool:
+    """True for None, NaN and the missing values of data frames."""
+    if value is None or type(value).__name__ in _MISSING:
+        return True
+    return isinstance(value, (float, np.floating, np.datetime64)) and bool(value != value)
+
+
+def sort(value: Any) -> str:
+    """Kind of a value, with an article, for messages: "a number", "an array"."""
+    name = _NAMED.get(type(value))
+    if name is None:
+        kind = type(value).__name__
+        name = f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}"
+    return name
+
+
+def _built_in(value: Any) -> Any:
+    """Value of a subclass of a built-in type, such as ``numpy.str_`` or an enumeration, as the built-in type itself."""
+    return next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))

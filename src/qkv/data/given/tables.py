@@ -1,0 +1,225 @@
+"""Data in memory as rows: data frames, columns, dictionaries, texts and ``datasets`` objects, recognised by their
+methods, so that none of their libraries is imported.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qkv.data.given.plain import is_missing, plain, sort
+from qkv.spec.errors import UserError
+
+SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}
+SPLITS |= {"dev": "validation", "test": "test"}
+"""Names of splits, as data sets call them -> the name here."""
+TEXT = "text"
+"""Column of a list of texts."""
+_AT_ONCE = 1000
+"""Number of rows of a ``datasets`` object that are read at once."""
+_NONE = object()
+ALLOWED = "a data frame, a list of dicts, a dict of columns, a list of texts, or a datasets object"
+
+
+class Given(NamedTuple):
+    """Rows of one split, each a mapping of column to plain value; can be iterated over once.
+
+    columns: names of the columns.   texts: True for a list of texts, which have the one column ``TEXT``.
+    """
+
+    columns: tuple[str, ...]
+    rows: Iterator[dict[str, Any]]
+    texts: bool = False
+
+
+def is_given(value: Any) -> bool:
+    """True if ``value`` is data, and not the name of a file or data set."""
+    if isinstance(value, (str, bytes, os.PathLike)):
+        return False
+    return isinstance(value, Iterable) or _is_frame(value) or _is_dataset(value) or is_column(value)
+
+
+def splits_of(value: Any, what: str = "data") -> dict[str, Any]:
+    """Data by split ("train", "validation", "test"): of a mapping of splits, such as a ``DatasetDict``, else the whole
+    as "train". ``what``: name of the data in messages. Raises ``UserError`` for other splits.
+    """
+    if not isinstance(value, Mapping) or not are_splits(value):
+        return {"train": value}
+    found: dict[str, Any] = {}
+    for name, part in value.items():
+        split = SPLITS.get(str(name))
+        if split is None or split in found:
+            raise UserError(
+                f"{what}: there is no split {str(name)!r} beside {', '.join(found) or 'others'}; "
+                "the splits are train, validation and test: leave the others out"
+            )
+        found[split] = part
+    if "train" not in found:
+        raise UserError(f"{what} has the splits {', '.join(found)}, but none called train")
+    return found
+
+
+def are_splits(value: Mapping[Any, Any]) -> bool:
+    """True for a mapping of splits, by its names or since it holds whole tables; False for a mapping of columns."""
+    if any(_is_frame(part) or _is_dataset(part) for part in value.values()):
+        return True
+    return bool(value) and all(str(name) in SPLITS for name in value)
+
+
+def rows_of(value: Any, what: str = "data") -> Given:
+    """Rows of one table or list of texts. ``what``: name of the data in messages.
+
+    Raises ``UserError`` for an object of another kind, columns of different lengths or with the same name, and, when
+    the rows are read, for a row that is no mapping or a value that is not plain data.
+    """
+    if _is_dataset(value):
+        return _of_dataset(value, what)
+    if hasattr(value, "to_pydict"):  # an Arrow table
+        return _of_columns(value.to_pydict(), what)
+    if _is_frame(value):
+        return _of_columns({name: value[name] for name in _unique(value.columns, what)}, what)
+    if isinstance(value, Mapping):
+        return _of_columns(value, what)
+    if is_column(value) and not isinstance(value, (list, tuple)):
+        return _of_items(iter(_listed(value)), what)
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+        return _of_items(iter(value), what)
+    raise UserError(f"{what} is {sort(value)}; give {ALLOWED}")
+
+
+def _is_frame(value: Any) -> bool:
+    """True for a data frame of pandas, polars or the like."""
+    return hasattr(value, "columns") and hasattr(value, "__getitem__") and hasattr(value, "shape")
+
+
+def _is_dataset(value: Any) -> bool:
+    """True for a ``datasets.Dataset`` or ``IterableDataset``."""
+    return hasattr(value, "column_names") and hasattr(value, "features")
+
+
+def is_column(value: Any) -> bool:
+    """True for a list or an array of values, or a column of a data frame."""
+    if isinstance(value, (str, bytes, Mapping)) or _is_frame(value) or _is_dataset(value):
+        return False
+    return isinstance(value, (list, tuple)) or any(hasattr(value, name) for name in ("to_list", "tolist", "to_pylist"))
+
+
+def _listed(column: Any) -> list[Any]:
+    for method in ("to_list", "tolist", "to_pylist"):
+        if hasattr(column, method):
+            return list(getattr(column, method)())
+    return list(column)
+
+
+def _unique(names: Iterable[Any], what: str) -> list[Any]:
+    found = list(names)
+    seen = [str(name) for name in found]
+    twice = next((name for name in seen if seen.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"{what} has two columns {twice!r}; give each column its own name")
+    return found
+
+
+def _of_columns(columns: Mapping[Any, Any], what: str) -> Given:
+    """Rows of a mapping of columns. Raises ``UserError`` if they differ in length."""
+    names = tuple(str(name) for name in _unique(columns, what))
+    if not names:
+        raise UserError(f"{what} is empty; give {ALLOWED}")
+    for name, column in zip(names, columns.values(), strict=True):
+        if not is_column(column):
+            raise UserError(f"{what}: column {name!r} is {sort(column)}; a dict of columns holds one list per column")
+    values = [_listed(column) for column in columns.values()]
+    longest = max(range(len(values)), key=lambda i: len(values[i]), default=0)
+    for name, column in zip(names, values, strict=True):
+        if len(column) < len(values[longest]):
+            raise UserError(
+                f"{what}: column {name!r} has {len(column):,} values and column {names[longest]!r} has "
+                f"{len(values[longest]):,}; row {len(column)} (counted from 0) is incomplete"
+            )
+    return Given(names, _plain((dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)), what))
+
+
+def _of_items(items: Iterator[Any], what: str) -> Given:
+    """Rows of a list of mappings or of texts, told apart by the first one."""
+    first = next(items, _NONE)
+    if first is _NONE:
+        raise UserError(f"{what} is empty; give {ALLOWED}")
+    items = itertools.chain([first], items)
+    if isinstance(first, Mapping):
+        known = list(items)
+        names = dict.fromkeys(str(name) for row in known if isinstance(row, Mapping) for name in row)
+        return Given(tuple(names), _plain(_mappings(known, what), what))
+    if isinstance(first, str) or is_missing(first):
+        return Given((TEXT,), ({TEXT: text} for text in _texts(items, what)), texts=True)
+    raise UserError(f"{what}: row 0 is {sort(first)}, not a text or a dict; give {ALLOWED}")
+
+
+def _mappings(rows: Iterable[Any], what: str) -> Iterator[dict[str, Any]]:
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise UserError(f"{what}: row {number} (counted from 0) is {sort(row)}, and the rows before it are dicts")
+        yield {str(name): value for name, value in row.items()}
+
+
+def _texts(items: Iterable[Any], what: str) -> Iterator[str | None]:
+    for number, text in enumerate(items):
+        if not isinstance(text, str) and not is_missing(text):
+            raise UserError(f"{what}: row {number} (counted from 0) is {sort(text)}, and the rows before it are texts")
+        yield text if isinstance(text, str) else None
+
+
+def _plain(rows: Iterable[Mapping[str, Any]], what: str) -> Iterator[dict[str, Any]]:
+    for number, row in enumerate(rows):
+        found: dict[str, Any] = {}
+        for name, value in row.items():
+            try:
+                found[name] = plain(value)
+            except TypeError as error:
+                raise UserError(
+                    f"{what}: column {name!r} of row {number} (counted from 0) holds {error}, which is no text, number "
+                    "or list; leave the column out"
+                ) from None
+        yield found
+
+
+def _of_dataset(data: Any, what: str) -> Given:
+    """Rows of a ``datasets`` object. Classes stored as numbers (``ClassLabel``) become their names."""
+    names = tuple(data.column_names or (data.features or {}))
+    decode = {name: found for name in names if (found := _decoder((data.features or {}).get(name))) is not None}
+    if not names:
+        return _of_items(iter(data), what)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for row in _read(data, names):
+            yield {name: decode[name](value) if name in decode else value for name, value in row.items()}
+
+    return Given(names, _plain(rows(), what))
+
+
+def _read(data: Any, names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    if not hasattr(data, "__len__"):
+        yield from (dict(row) for row in data)
+        return
+    for begin in range(0, len(data), _AT_ONCE):
+        some = data[begin : begin + _AT_ONCE]
+        yield from (dict(zip(names, row, strict=True)) for row in zip(*(some[name] for name in names), strict=True))
+
+
+def _decoder(feature: Any) -> Callable[[Any], Any] | None:
+    """Function that turns class numbers of a column into names; None if the column has none. -1 is a missing label."""
+    names = getattr(feature, "names", None)
+    if isinstance(names, (list, tuple)) and hasattr(feature, "int2str"):
+        return lambda value: _class(value, names)
+    inner = feature[0] if isinstance(feature, list) and feature else getattr(feature, "feature", None)
+    one = _decoder(inner) if inner is not None and not isinstance(inner, Mapping) else None
+    return None if one is None else lambda values: values if values is None else [one(value) for value in values]
+
+
+def _class(value: Any, names: list[str] | tuple[str, ...]) -> Any:
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        return names[value] if 0 <= value < len(names) else None
+    return value

@@ -1,0 +1,43 @@
+"""Names of files that hold data given in memory: a run's own copy, named after the digest of its content."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qkv.spec.recipe import Recipe
+
+FOLDER = "data"
+"""Folder of these files in a run's folder."""
+DIGITS = 32
+"""Number of hexadecimal digits of the content's SHA-256 in the name."""
+TABLE, TEXT = ".jsonl", ".txt"
+"""Extensions of a table and of a running text."""
+_KEPT = re.compile(rf"(?:^|[/\\]){FOLDER}[/\\]([0-9a-f]{{{DIGITS}}}(?:{re.escape(TABLE)}|{re.escape(TEXT)}))$")
+_SOURCES = ("source", "validation", "test")
+
+
+def kept_name(source: str) -> str | None:
+    """Name, without folders, of a file that holds data given in memory; None for any other source.
+
+    The name determines the content, so that the folder is no part of a run's identity.
+    """
+    found = _KEPT.search(source)
+    return found[1] if found else None
+
+
+def without_folders(data: dict[str, Any]) -> dict[str, Any]:
+    """Copy of the plain fields of ``qkv.spec.data.Data`` in which such files are named without their folder."""
+    return {name: (kept_name(str(value)) or value) if name in _SOURCES else value for name, value in data.items()}
+
+
+def found_in(folder: Path, recipe: Recipe) -> Recipe:
+    """Recipe of the run in ``folder`` with its own copies of data where they lie now, also if the folder was moved."""
+    names = {field: kept_name(getattr(recipe.data, field) or "") for field in _SOURCES}
+    here = {field: folder / FOLDER / name for field, name in names.items() if name}
+    moved = {field: str(path) for field, path in here.items() if path.is_file()}
+    if all(getattr(recipe.data, field) == path for field, path in moved.items()):
+        return recipe
+    return recipe.changed(data=recipe.data.changed(**moved))

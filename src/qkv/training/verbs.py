@@ -1,0 +1,59 @@
+"""Verbs: short names of the tasks on tables, and of the columns that they need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from qkv.spec.data import Data
+from qkv.spec.errors import UserError, nearest
+
+
+class Verb(NamedTuple):
+    """Verb of ``qkv train VERB`` and ``qkv.train(…, task=VERB)``.
+
+    task: kind of the task.   columns: role in the task of the column that each option names.
+    """
+
+    task: str
+    columns: Mapping[str, str]
+
+
+VERBS = {
+    "classify": Verb("classification", {"text": "text", "pair": "pair", "label": "label"}),
+    "regress": Verb("regression", {"text": "text", "pair": "pair", "value": "value"}),
+    "tag": Verb("token_classification", {"words": "words", "tags": "tags"}),
+    "answer": Verb("question_answering", {"question": "question", "context": "context", "answers": "answers"}),
+    "translate": Verb("translation", {"source": "source", "target": "target"}),
+    "summarize": Verb("summarization", {"text": "source", "summary": "target"}),
+}
+
+
+def task_named(task: str) -> str:
+    """Kind of the task that a verb or a kind names; unknown names are returned unchanged."""
+    return VERBS[task].task if task in VERBS else task
+
+
+def data_fields(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``qkv.spec.data.Data`` from arguments that may also name the column of a role, such as
+    ``label="stars"``.
+
+    ``task``: a verb or the kind of a task. Raises ``UserError`` for an argument that is neither.
+    """
+    kind = task_named(task)
+    verb = next((verb for verb in VERBS.values() if verb.task == kind), Verb(kind, {}))
+    fields, columns = {}, dict(given.get("columns") or {})
+    for name, value in given.items():
+        if name in Data.model_fields and name != "source":
+            fields[name] = value
+            continue
+        if verb.columns and name not in verb.columns:
+            known = [*verb.columns, *(field for field in Data.model_fields if field != "source")]
+            raise UserError(f"{name!r} is no argument for the task {task!r}; {nearest(name, known)}")
+        role = verb.columns.get(name, name)
+        if role in columns:
+            raise UserError(
+                f"the column of {role!r} is named twice, by {name!r} and in 'columns'; leave one of them out"
+            )
+        columns[role] = value
+    return {**fields, "columns": columns} if columns else fields
