@@ -37,6 +37,7 @@ NAMES = {
     "predict",
     "read_model",
     "read_recipe",
+    "save",
     "spec",
     "swap",
     "train",

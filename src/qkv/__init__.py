@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from qkv.api.functions import generate as generate
     from qkv.api.functions import load as load
     from qkv.api.functions import predict as predict
+    from qkv.api.functions import save as save
     from qkv.api.functions import swap as swap
     from qkv.api.functions import train as train
     from qkv.layers.signal import Signal as Signal
@@ -73,6 +74,7 @@ _HOMES = {
     "predict": "qkv.api.functions",
     "read_model": "qkv.spec.yaml_io",
     "read_recipe": "qkv.spec.yaml_io",
+    "save": "qkv.api.functions",
     "swap": "qkv.api.functions",
     "train": "qkv.api.functions",
     "write_spec": "qkv.spec.yaml_io",
@@ -100,6 +102,7 @@ __all__ = [
     "predict",
     "read_model",
     "read_recipe",
+    "save",
     "spec",
     "swap",
     "train",

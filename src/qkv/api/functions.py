@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from qkv.api.given import Place, is_many, rows_of_inputs, temporary_file, training_files
+from qkv.api.given import RunPlace, is_many, rows_of_inputs, temporary_file, training_files
 from qkv.data.given.tables import is_given
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.given import kept_name
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from qkv.inspection.cost import Cost
+    from qkv.models.transformer import Transformer
     from qkv.runs.run import Run
     from qkv.training.events import OnEvent
     from qkv.training.swap import Swapped
@@ -104,8 +105,8 @@ def _folder(name: str, quick: bool) -> Path:
     return RUNS / f"{name}-quick" if quick else RUNS / name
 
 
-def _place(out: str | Path | None, quick: bool) -> Place:
-    return Place(RUNS, "-quick" if quick else "", None if out is None else Path(out))
+def _place(out: str | Path | None, quick: bool) -> RunPlace:
+    return RunPlace(RUNS, "-quick" if quick else "", None if out is None else Path(out))
 
 
 def _recipe_of_table(
@@ -184,8 +185,8 @@ def train(
     With ``start="bert-base-uncased"``, or a run, fine-tune that model; ``adapt``: "whole", "head", "last(2)",
     "lora(8)".
 
-    Data in memory takes the place of a file: a data frame, a list of dicts, a dict of columns, a ``datasets`` object, or
-    a list of texts, without a task as running text. A mapping of such by split, and the arguments ``validation`` and
+    Data in memory takes the place of a file: a data frame, a list of dicts, a dict of columns, a ``datasets`` object,
+    or a list of texts, without a task as running text. A mapping of such by split, and the arguments ``validation`` and
     ``test``, give the other splits. It is stored in the run's folder, so that the run can be resumed and evaluated
     later; the default folder is named after the task and the data, and the same call resumes the run. Rows that cannot
     be used are refused; ``bad_rows="skip"`` leaves them out.
@@ -253,23 +254,60 @@ def load(run: str | Path, accept_changes: bool = False, copy: bool = False, **pu
     return load_run(run, accept_changes, copy, **published)
 
 
+def save(
+    model: Transformer,
+    folder: str | Path,
+    tokenizer: Any = None,
+    labels: Sequence[str] = (),
+    task: Any = None,
+    description: str = "",
+    step: int = 0,
+) -> Path:
+    """Save a model that was trained by a loop of one's own as a run, for ``load``, the command line, and as a start of
+    further training; return the folder.
+
+    ``model``: made by ``build`` or ``load``. ``tokenizer``: a tokenizer, also of the libraries tokenizers and
+    transformers, the path of one, or a run; without it, the model is used with ids. ``labels``: names of the classes,
+    by default their numbers. ``task``: task such as "masked_tokens", by default that of the head. ``step``: number of
+    steps trained. The weights of the same model in the folder are replaced; other content is refused.
+
+    Raises ``UserError``.
+    """
+    from qkv.runs.save import save as save_run
+
+    return save_run(model, folder, tokenizer, labels, task, description, step)
+
+
 @overload
 def generate(
-    run: Run | str | Path, prompt: str = "", *, ids: None = None, special: bool = False, **options: Any
+    run: Run | Transformer | str | Path,
+    prompt: str = "",
+    *,
+    ids: None = None,
+    special: bool = False,
+    tokenizer: Any = None,
+    **options: Any,
 ) -> str:
     """Generate text after ``prompt``."""
 
 
 @overload
-def generate(run: Run | str | Path, *, ids: Sequence[int], **options: Any) -> list[int]:
+def generate(run: Run | Transformer | str | Path, *, ids: Sequence[int], **options: Any) -> list[int]:
     """Generate token ids after ``ids``."""
 
 
 def generate(
-    run: Run | str | Path, prompt: str = "", *, ids: Sequence[int] | None = None, special: bool = False, **options: Any
+    run: Run | Transformer | str | Path,
+    prompt: str = "",
+    *,
+    ids: Sequence[int] | None = None,
+    special: bool = False,
+    tokenizer: Any = None,
+    **options: Any,
 ) -> str | list[int]:
     """Generate text after ``prompt``, without the prompt; or generate ids after ``ids``, without any tokenizer.
 
+    ``run``: a run, its folder, or a model made by ``build``, which needs a ``tokenizer`` for text, as for ``save``.
     ``special``: read special tokens in the prompt, such as ``<|im_start|>``, as such; default: as plain text.
     ``options``: fields of ``qkv.spec.generation.Generation``: max_new_tokens, temperature, top_k, top_p, min_p,
     repetition_penalty, stop, seed, overflow; num_beams, length_penalty, early_stopping. Defaults are those of the
@@ -279,16 +317,17 @@ def generate(
     """
     from qkv.generation.ids import write_ids
     from qkv.generation.text import generate_text
+    from qkv.runs.generator import generator_of
 
-    loaded = load(run) if isinstance(run, (str, Path)) else run
-    sample = loaded.recipe.sample if ids is None else loaded.recipe.sample.changed(stop=())
+    found = generator_of(load(run) if isinstance(run, (str, Path)) else run, tokenizer)
+    sample = found.sample if ids is None else found.sample.changed(stop=())
     generation = sample.requested(**{"seed": None, **options})
     if ids is None:
-        tokenizer = loaded.tokenizer.reading_special if special else loaded.tokenizer
-        return generate_text(loaded.model, tokenizer, prompt, generation)
+        text = found.tokenizer.reading_special if special else found.tokenizer
+        return generate_text(found.model, text, prompt, generation)
     if prompt or special:
         raise UserError("'prompt' and 'special' apply to text, but 'ids' are given; leave one of them out")
-    return write_ids(loaded.model, ids, generation)
+    return write_ids(found.model, ids, generation)
 
 
 def evaluate(

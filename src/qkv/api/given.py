@@ -21,7 +21,7 @@ _SPEC = "spec.yaml"
 _HELD_OUT = ("validation", "test")
 
 
-class Place(NamedTuple):
+class RunPlace(NamedTuple):
     """Default place of a run: the folder ``runs``, and the end of its name; ``out``: folder that was asked for."""
 
     runs: Path
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
 @contextmanager
 def training_files(
-    source: Any, task: str | None, place: Place, fields: Mapping[str, Any]
+    source: Any, task: str | None, place: RunPlace, fields: Mapping[str, Any]
 ) -> Iterator[tuple[Any, Path | None, dict[str, Any]]]:
     """Context manager that writes data in memory into the folder of the run to be trained on it.
 

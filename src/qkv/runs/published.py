@@ -8,6 +8,7 @@ from pathlib import Path
 from qkv.interop.load import PublishedModel
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError
+from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import MaskedTokens, NextToken, Task, Translation
 from qkv.spec.tokenizers import TokenizerFile
@@ -30,20 +31,26 @@ def recipe_of(found: PublishedModel) -> Recipe:
 
 
 def _task(found: PublishedModel) -> Task:
-    spec = found.spec
-    if spec.encoder is not None and not spec.head.predicts_tokens:
-        given = f"{found.architecture} ({found.family}) has a head of the kind {spec.head.kind!r} on an encoder–decoder"
-        raise UserError(
-            f"{found.folder}: {given}, which no task of qkv asks; qkv.interop.load.load_published loads the model alone"
-        )
-    if spec.encoder is not None:
+    if found.spec.encoder is not None and found.spec.head.predicts_tokens:
         begin = pieces(found.folder, found.tokenizer, found.begin) if found.tokenizer else ()
         return Translation(begin=begin, framed=True)
-    if spec.head.predicts_tokens:
-        return NextToken() if spec.causal else MaskedTokens()
-    return next(
-        task for task in Task.kinds().values() if task.head == spec.head.serves and task.reads == "examples"
-    )().published()
+    alone = "qkv.interop.load.load_published loads the model alone"
+    return task_of_head(found.spec, f"{found.folder}: {found.architecture} ({found.family})", alone)
+
+
+def task_of_head(model: Model, name: str, advice: str = "name the task") -> Task:
+    """Task of a model whose training is not known, from its head. ``name``: name of the model in messages. Raises
+    ``UserError`` with ``advice`` if no task has such a head.
+    """
+    if model.encoder is not None and not model.head.predicts_tokens:
+        head = f"has a head of the kind {model.head.kind!r} on an encoder–decoder"
+        raise UserError(f"{name} {head}, which no task of qkv asks; {advice}")
+    if model.head.predicts_tokens:
+        return Translation() if model.encoder else NextToken() if model.causal else MaskedTokens()
+    tasks = [task for task in Task.kinds().values() if task.head == model.head.serves and task.reads == "examples"]
+    if not tasks:
+        raise UserError(f"{name} has a head of the kind {model.head.kind!r}, which no task of qkv asks; {advice}")
+    return tasks[0]().published()
 
 
 def pieces(folder: Path, tokenizer: Tokenizer, begin: Sequence[int]) -> tuple[str, ...]:

@@ -32,5 +32,7 @@ class AbsentTokenizer(Tokenizer):
         raise UserError(self.reason)
 
 
-NO_TEXT = AbsentTokenizer("the model neither reads nor writes text, so there is no tokenizer")
+NO_TEXT = AbsentTokenizer(
+    "the run has no tokenizer: its model neither reads nor writes text, or was saved without one; give ids"
+)
 """Tokenizer placeholder of a run without text."""

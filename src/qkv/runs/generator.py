@@ -1,0 +1,33 @@
+"""Model, tokenizer and settings with which text is generated: those of a run, or of a model alone."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from qkv.models.transformer import Transformer
+from qkv.runs.run import Run
+from qkv.spec.errors import UserError
+from qkv.spec.generation import Generation
+from qkv.tokenizers.absent import AbsentTokenizer
+from qkv.tokenizers.adopt import adopted
+from qkv.tokenizers.tokenizer import Tokenizer
+
+
+class Generator(NamedTuple):
+    """Model that generates, with its tokenizer and the default settings ``sample``."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    sample: Generation
+
+
+def generator_of(source: Any, tokenizer: Any = None) -> Generator:
+    """``Generator`` of a run or of a model alone, with another ``tokenizer`` if one is given. Raises ``UserError``."""
+    if isinstance(source, Run):
+        return Generator(
+            source.model, source.tokenizer if tokenizer is None else adopted(tokenizer), source.recipe.sample
+        )
+    if not isinstance(source, Transformer):
+        raise UserError(f"{type(source).__name__} given; allowed: a run, its folder, or a model made by qkv.build")
+    absent = AbsentTokenizer("a model alone has no tokenizer: give it as tokenizer=…, or give ids=[…]")
+    return Generator(source, absent if tokenizer is None else adopted(tokenizer), Generation())

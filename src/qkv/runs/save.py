@@ -1,0 +1,102 @@
+"""Saving of a model, trained by any loop, as a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qkv.data.vocabulary import Vocabulary
+from qkv.models.transformer import Transformer
+from qkv.runs.checkpoint import save_weights, weights
+from qkv.runs.files import clear_errors
+from qkv.runs.folder import SPEC, WEIGHTS, locked
+from qkv.runs.identity import MADE_WITH, difference, essence, made_with
+from qkv.runs.published import NOT_SAID, task_of_head
+from qkv.spec.data import Data
+from qkv.spec.errors import UserError
+from qkv.spec.recipe import Recipe
+from qkv.spec.tokenizers import TokenizerFile
+from qkv.spec.yaml_io import read_recipe, write_spec
+from qkv.tasks.dataset import with_vocabulary
+from qkv.tokenizers.adopt import adopted
+from qkv.tokenizers.tokenizer import Tokenizer
+
+_TRAINED = ("resume", "metrics.jsonl")
+"""Files of a run that ``qkv.train`` trained."""
+
+
+def save(
+    model: Any,
+    folder: str | Path,
+    tokenizer: Any = None,
+    labels: Sequence[str] = (),
+    task: Any = None,
+    description: str = "",
+    step: int = 0,
+) -> Path:
+    """Write ``model`` as a run into ``folder``; see ``qkv.save``. The weights are replaced atomically if the folder
+    holds the same model. Returns the folder. Raises ``UserError``.
+    """
+    folder = Path(folder)
+    if not isinstance(model, Transformer):
+        raise UserError(f"model: {type(model).__name__} given; allowed: a model made by qkv.build or qkv.load")
+    _check_buildable(model)
+    vocabulary = _vocabulary(model, None if tokenizer is None else adopted(tokenizer), labels)
+    recipe = _recipe(model, folder, vocabulary, task, description)
+    _check_place(folder, recipe, vocabulary)
+    with locked(folder), clear_errors(str(folder)):
+        vocabulary.save(folder)
+        save_weights(folder / WEIGHTS, model, {"step": step, MADE_WITH: made_with(recipe, folder)})
+        write_spec(folder / SPEC, recipe)
+    return folder
+
+
+def _check_buildable(model: Transformer) -> None:
+    """Raise ``UserError`` if the spec of ``model`` does not build its parameters, so that it could not be loaded."""
+    with torch.device("meta"):
+        built = {name: tensor.shape for name, tensor in weights(Transformer(model.spec)).items()}
+    own = {name: tensor.shape for name, tensor in weights(model).items()}
+    found = difference(
+        {name: list(shape) for name, shape in built.items()}, {name: list(shape) for name, shape in own.items()}
+    )
+    if found:
+        raise UserError(
+            f"model: its spec does not describe its parameters ({found}, counting the spec as there); adapters must be "
+            "merged and parts of one's own be in the spec"
+        )
+
+
+def _vocabulary(model: Transformer, tokenizer: Tokenizer | None, labels: Sequence[str]) -> Vocabulary:
+    """Tokenizer and labels of the run; classes without labels are numbered."""
+    classes = model.spec.head.classes or 0
+    names = tuple(labels) or tuple(str(i) for i in range(classes))
+    if len(names) != classes or len(set(names)) != classes:
+        raise UserError(f"labels: {len(set(names))} different labels given, and the model has {classes} classes")
+    return Vocabulary.without_text(names) if tokenizer is None else Vocabulary(tokenizer, tokenizer, names)
+
+
+def _recipe(model: Transformer, folder: Path, vocabulary: Vocabulary, task: Any, description: str) -> Recipe:
+    data = Data(source=NOT_SAID)
+    if vocabulary.has_text:
+        data = data.changed(tokenizer=TokenizerFile(path=str(folder)))
+    plain = {"name": folder.name, "description": description, "data": data, "model": model.spec}
+    recipe = Recipe.parse({**plain, "task": task_of_head(model.spec, str(folder)) if task is None else task})
+    return with_vocabulary(recipe, vocabulary) if vocabulary.has_text else recipe
+
+
+def _check_place(folder: Path, recipe: Recipe, vocabulary: Vocabulary) -> None:
+    """Raise ``UserError`` if the folder holds anything else than the same model, saved before."""
+    found = next((name for name in _TRAINED if (folder / name).exists()), None)
+    if found is not None:
+        raise UserError(f"{folder} holds a run that was trained there ({found}); name another folder")
+    if (folder / SPEC).is_file():
+        other = difference(essence(read_recipe(folder)), essence(recipe))
+        if not other and Vocabulary.load(folder).digest() != vocabulary.digest():
+            other = "its tokenizer or its labels differ"
+        if other:
+            raise UserError(f"{folder} holds another model: {other}; name another folder")
+    elif (folder / WEIGHTS).exists():
+        raise UserError(f"{folder} holds a {WEIGHTS} and no {SPEC}: weights of another program; name another folder")
