@@ -5,6 +5,7 @@ The mixer is an exponential moving average with a learned rate per feature:
     s_i = a ⊙ s_{i-1} + (1 - a) ⊙ x_i W        a = σ(rate)        y_i = s_i V
 
     python examples/your_own_mixer.py
+    qkv train recipe.yaml --import examples/your_own_mixer.py        train a recipe that names leaky_mean
 """
 
 import torch
@@ -24,7 +25,7 @@ class LeakyMean(spec.Branch, kind="leaky_mean"):
     """s_i = a ⊙ s_{i-1} + (1 - a) ⊙ x_i W, y_i = s_i V."""
 
     horizon: float = Field(
-        default=8.0, gt=1, description="initial time constant: positions after which about 1/e of an input is left"
+        default=8.0, gt=1, description="positions after which about 1/e of an input is left at first"
     )
 
 
@@ -59,45 +60,40 @@ class LeakyMeanMixer(Branch):
         return batch * self.width * self.rate.element_size()
 
 
-# 3. The new mixer in a stack with attention over the last 16 positions.
-block = qkv.Block.parse(
-    {"branches": ["leaky_mean(horizon=4)", "attention(4, mask='causal & window(16)')", "feed_forward"]}
-)
-model = qkv.build(
-    qkv.Model.parse({"width": 32, "num_layers": 2, "frontend": {"kind": "text", "vocab_size": 50}, "blocks": [block]})
-)
-print("blocks:", [branch.spec.kind for branch in model.branches])
+def main() -> None:
+    """Train a stack with the new mixer for two steps, decode with it in pieces, and count its cost."""
+    # 3. The new mixer in a stack with attention over the last 16 positions.
+    block = {"branches": ["leaky_mean(horizon=4)", "attention(4, mask='causal & window(16)')", "feed_forward"]}
+    text = {"kind": "text", "vocab_size": 50}
+    model = qkv.build(qkv.Model.parse({"width": 32, "num_layers": 2, "frontend": text, "blocks": [block]}))
+    print("blocks:", [branch.spec.kind for branch in model.branches])
 
-# Two steps of training.
-ids = torch.randint(50, (8, 33), generator=torch.Generator().manual_seed(0))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-for step in range(2):
-    logits, _ = model(ids[:, :-1])
-    loss = nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    print(f"step {step + 1}: loss {loss.item():.3f}")
+    ids = torch.randint(50, (8, 33), generator=torch.Generator().manual_seed(0))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(2):
+        logits, _ = model(ids[:, :-1])
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(f"step {step + 1}: loss {loss.item():.3f}")
 
-# The state contract: split a sequence anywhere, pass the state along, and the outputs equal those of one call. The
-# stack counts positions, not the mixer.
-model.eval()
-with torch.no_grad():
-    whole, _ = model(ids[:2])
-    state, outs = model.init_state(batch=2), []
-    for piece in ids[:2].split([20, 1, 1, 11], dim=1):
-        logits, state = model(piece, state)
-        outs.append(logits)
-torch.testing.assert_close(torch.cat(outs, 1), whole, atol=1e-5, rtol=0)
-print(
-    "20 + 1 + 1 + 11 positions give the same outputs as 33 at once; "
-    f"the state takes {model.state_bytes(33, batch=2):,} bytes"
-)
+    # The state contract: split a sequence anywhere, pass the state along, and the outputs equal those of one call.
+    model.eval()
+    with torch.no_grad():
+        whole, _ = model(ids[:2])
+        state, outs = model.init_state(batch=2), []
+        for piece in ids[:2].split([20, 1, 1, 11], dim=1):
+            logits, state = model(piece, state)
+            outs.append(logits)
+    torch.testing.assert_close(torch.cat(outs, 1), whole, atol=1e-5, rtol=0)
+    print("20 + 1 + 1 + 11 positions give the same outputs as 33 at once")
+    print(f"the state takes {model.state_bytes(33, batch=2):,} bytes")
 
-# Its cost is counted on the module itself; nothing has to be declared.
-counted = qkv.cost(model.spec, batch_size=8, length=32)
-part = counted.parts["leaky_mean"]
-print(
-    f"cost of leaky_mean: {part.parameters:,} parameters, {part.flops / 1e6:.1f} MFLOPs, "
-    f"{part.saved / 1e3:.0f} kB for the backward pass"
-)
+    # Its cost is counted on the module itself; nothing has to be declared.
+    part = qkv.cost(model.spec, batch_size=8, length=32).parts["leaky_mean"]
+    print(f"cost of leaky_mean: {part.parameters:,} parameters, {part.flops / 1e6:.1f} MFLOPs")
+
+
+if __name__ == "__main__":
+    main()

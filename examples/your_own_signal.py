@@ -157,22 +157,23 @@ def quiet(event: object) -> None:
     """Show no progress."""
 
 
-counted = qkv.cost(qkv.override(recipe, ["model.head.num_classes=3"]).model, batch_size=32, length=24)
-print(f"{counted.parameters:,} parameters, {counted.forward_flops / 1e6:.1f} MFLOPs for 32 rows of 24 points")
+def main() -> None:
+    """Count the cost of the model, train it, resume it, evaluate it, and predict with it."""
+    counted = qkv.cost(qkv.override(recipe, ["model.head.num_classes=3"]).model, batch_size=32, length=24)
+    print(f"{counted.parameters:,} parameters, {counted.forward_flops / 1e6:.1f} MFLOPs for 32 rows of 24 points")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "run"
+        half, whole = (qkv.override(recipe, [f"training.steps={n}", "training.schedule=constant"]) for n in (30, 60))
+        qkv.train(half, folder, on_event=quiet)
+        run = qkv.train(whole, folder, on_event=quiet)  # resumes the run
+        print("files:", ", ".join(sorted(path.name for path in folder.iterdir() if path.is_file())))
+        steps = len([row for row in run.metrics if row.get("loss") is not None])
+        print(f"{steps} steps, accuracy {qkv.evaluate(run)['accuracy']:.2f}")
+        loaded = qkv.load(folder)
+        for shape in SHAPES:
+            (answer,) = qkv.predict(loaded, {"points": outline(shape, np.linspace(0, 1, 24)).tolist()})
+            print(f"{shape}: {answer['answer']} ({answer['probability']:.2f})")
 
-with tempfile.TemporaryDirectory() as scratch:
-    folder = Path(scratch) / "run"
 
-    qkv.train(qkv.override(recipe, ["training.steps=30", "training.schedule=constant"]), folder, on_event=quiet)
-    run = qkv.train(
-        qkv.override(recipe, ["training.steps=60", "training.schedule=constant"]), folder, on_event=quiet
-    )  # resumes the run
-    print("files:", ", ".join(sorted(path.name for path in folder.iterdir() if path.is_file())))
-    print(
-        f"{len([row for row in run.metrics if row.get('loss') is not None])} steps, "
-        f"accuracy {qkv.evaluate(run)['accuracy']:.2f}"
-    )
-    loaded = qkv.load(folder)
-    for shape in SHAPES:
-        (answer,) = qkv.predict(loaded, {"points": outline(shape, np.linspace(0, 1, 24)).tolist()})
-        print(f"{shape}: {answer['answer']} ({answer['probability']:.2f})")
+if __name__ == "__main__":
+    main()

@@ -38,7 +38,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "your_own_mixer": ("'leaky_mean', 'attention', 'feed_forward'", "step 2: loss", "the same outputs as 33 at once"),
     "your_own_signal": (
         "parameters",
-        "labels.json, metrics.jsonl, model.safetensors, processors.json",
+        "labels.json, metrics.jsonl, model.safetensors, parts.json, processors.json",
         "60 steps, accuracy",
         "line: line",
     ),

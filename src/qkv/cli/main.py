@@ -12,7 +12,7 @@ import sys
 import textwrap
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from qkv.spec.errors import UserError, nearest
+from qkv.spec.imports import VARIABLE, add_to_variable, import_parts, imported_line
 from qkv.training.interrupt import Interrupted
 
 COMMANDS = {
@@ -49,6 +50,7 @@ COMMANDS = {
 Its module is imported when it is called.
 """
 
+_IMPORT = "--import"
 _PACKAGE = Path(__file__).parents[1]
 _LONGEST_WORD = 500
 """Maximum length of a word quoted in full in messages."""
@@ -65,7 +67,7 @@ qkv recipes                           recipes to train by name
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's) and return its exit code."""
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _same_variable():
             warnings.showwarning = _note
             code = _run(list(sys.argv[1:] if args is None else args))
         sys.stdout.flush()
@@ -83,6 +85,19 @@ def main(args: Sequence[str] | None = None) -> int:
         return 141
     except Exception as error:
         return _unexpected(error)
+
+
+@contextlib.contextmanager
+def _same_variable() -> Iterator[None]:
+    """Context manager that restores the variable QKV_IMPORT, which ``--import`` extends for child processes."""
+    before = os.environ.get(VARIABLE)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(VARIABLE, None)
+        else:
+            os.environ[VARIABLE] = before
 
 
 def _note(
@@ -121,10 +136,12 @@ def _unexpected(error: Exception) -> int:
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
         return _say(f"{place}{error.strerror[0].lower()}{error.strerror[1:]}", 2)
+    text = f"{type(error).__name__}: {error}".strip(": ")
+    if line := imported_line(error):
+        return _say(f"{line}: {text}; set QKV_DEBUG=1 for the traceback", 2)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
     where = f"{Path((own or frames)[-1].filename).name}:{(own or frames)[-1].lineno}"
-    text = f"{type(error).__name__}: {error}".strip(": ")
     return _say(f"this is a bug in qkv, not in your input: {text} ({where}); set QKV_DEBUG=1 for the traceback", 1)
 
 
@@ -169,6 +186,10 @@ def _usage(error: Any, complaint: str) -> str:
 class _Commands(TyperGroup):
     """Command group that imports a command only when it is called; the overview needs names and summaries only."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Parse the options before the command; ``--import`` may stand anywhere before a ``--``."""
+        return super().parse_args(ctx, _imports_first(args))
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Replace the placeholder with the real command. Raises UserError for an unknown name."""
         name = args[0]
@@ -177,6 +198,24 @@ class _Commands(TyperGroup):
         elif not ctx.resilient_parsing:
             raise UserError(_no_command(name))
         return super().resolve_command(ctx, args)
+
+
+def _imports_first(args: list[str]) -> list[str]:
+    """Move each ``--import NAME`` and ``--import=NAME`` before the command. Raises ``UserError`` for one without a
+    name.
+    """
+    end = args.index("--") if "--" in args else len(args)
+    first, rest = list[str](), list[str]()
+    found = iter(args[:end])
+    for word in found:
+        if word == _IMPORT:
+            name = next(found, "")
+            if not name or name.startswith("--"):
+                raise UserError(f"{_IMPORT} needs a file or a dotted module, such as {_IMPORT} my_mixer.py")
+            first += [word, name]
+        else:
+            (first if word.startswith(f"{_IMPORT}=") else rest).append(word)
+    return [*first, *rest, *args[end:]]
 
 
 def _no_command(name: str) -> str:
@@ -224,5 +263,13 @@ def _overview(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    imports: Annotated[
+        list[str] | None,
+        typer.Option(
+            _IMPORT,
+            metavar="FILE|MODULE",
+            help="Import a file or module with parts of your own; repeatable, also allowed after the command.",
+        ),
+    ] = None,
 ) -> None:
-    pass
+    add_to_variable([import_parts(name) for name in imports or []])

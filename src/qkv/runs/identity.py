@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from qkv.data.vocabulary import FILES
+from qkv.runs.files import write_file
 from qkv.spec.errors import UserError
 from qkv.spec.given import without_folders
+from qkv.spec.outside import RECORD, outside_parts
 from qkv.spec.recipe import Recipe
 
 MADE_WITH = "made_with"
@@ -54,6 +56,19 @@ def made_with(recipe: Recipe, folder: Path) -> dict[str, Any]:
     weights they produced.
     """
     return {"recipe": json.loads(json.dumps(essence(recipe))), "vocabulary": _vocabulary_digests(folder)}
+
+
+def write_parts(recipe: Recipe, folder: Path) -> bool:
+    """Write the record of the recipe's parts that are defined outside the package, if it is not as in ``folder``.
+
+    Returns True if it was written.
+    """
+    found, file = outside_parts(recipe), folder / RECORD
+    content = (json.dumps(found, indent=2) + "\n").encode()
+    if not found or (file.is_file() and file.read_bytes() == content):
+        return False
+    write_file(file, content)
+    return True
 
 
 def edited(stored: Mapping[str, Any] | None, recipe: Recipe | None, folder: Path) -> str | None:

@@ -19,11 +19,12 @@ from qkv.models.transformer import Transformer
 from qkv.runs.checkpoint import CheckpointStore, save_weights, take_weights
 from qkv.runs.files import map_tensors, read_metadata
 from qkv.runs.folder import SPEC, WEIGHTS, check_kept, had_best, locked
-from qkv.runs.identity import MADE_WITH, check_unedited, edited, made_with
+from qkv.runs.identity import MADE_WITH, check_unedited, edited, made_with, write_parts
 from qkv.runs.metrics import rows_of
 from qkv.runs.published import recipe_of
 from qkv.runs.run import Run
 from qkv.spec.errors import UserError
+from qkv.spec.outside import RECORD
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe
 from qkv.tokenizers.absent import AbsentTokenizer
@@ -101,8 +102,8 @@ def changed(run: Run) -> str | None:
 
 
 def accept(folder: Path) -> str | None:
-    """Accept an edited recipe or vocabulary of the run in ``folder``: store its weights with them, taken from the
-    newest checkpoint if the best are missing.
+    """Accept an edited recipe, vocabulary or file of a part of one's own of the run in ``folder``: store its weights
+    with them, taken from the newest checkpoint if the best are missing.
 
     Returns the description of the change, from ``changed``. Raises UserError if the weights do not fit the spec.
     """
@@ -113,6 +114,8 @@ def accept(folder: Path) -> str | None:
             stored = read_metadata(path) if path.exists() else {"step": run.step}
             stored.pop("sha256", None)
             save_weights(path, run.model, {**stored, MADE_WITH: made_with(run.recipe, folder)})
+        if write_parts(run.recipe, folder):
+            change = change or f"the file of a part of your own, in {folder / RECORD},"
     return change
 
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandle
 from pydantic_core import PydanticCustomError, core_schema
 
 from qkv.spec.errors import Problem, SpecError, nearest, quoted
+from qkv.spec.imports import import_more
 
 T = TypeVar("T")
 
@@ -128,6 +129,15 @@ class Part(Spec):
         return cls._kinds  # type: ignore[return-value]
 
     @classmethod
+    def of_kind(cls, kind: object) -> type[Self] | None:
+        """Part of this slot with that kind, or None. For an unknown kind, ``import_more`` is called first."""
+        if not isinstance(kind, str):
+            return None
+        if kind not in cls._kinds:
+            import_more()
+        return cls.kinds().get(kind)
+
+    @classmethod
     def short_form(cls, text: str) -> Any:
         """Parse a part's text form, such as ``"window(512, sinks=4)"``, to plain data; masks allow ``&``, ``|``."""
         return call_form(cls, text)
@@ -187,12 +197,20 @@ def _fill_slot(slot: type[Part], value: Any) -> Part:
     kind = fields.pop("kind", None)
     if kind is None:
         _refuse(f"{noun} needs a 'kind'; {nearest('', kinds)}")
-    if not isinstance(kind, str) or kind not in kinds:
-        _refuse(f"there is no {words(slot.__name__)} {quoted(kind)}; {nearest(quoted(kind), kinds)}", "kind")
+    part = slot.of_kind(kind)
+    if part is None:
+        _refuse(_no_kind(slot, kind, quoted(kind)), "kind")
     try:
-        return kinds[kind].model_validate(fields)
+        return part.model_validate(fields)
     except ValidationError as error:
-        raise _inside_pydantic(problems_of(error, kinds[kind])) from None
+        raise _inside_pydantic(problems_of(error, part)) from None
+
+
+def _no_kind(slot: type[Part], kind: object, word: str) -> str:
+    """Sentence on an unknown kind; ``word``: the text to compare with known kinds."""
+    clause = nearest(word, slot.kinds())
+    own = "" if clause.startswith("did you mean") else "; a part of your own needs --import FILE.py"
+    return f"there is no {words(slot.__name__)} {quoted(kind)}; {clause}{own}"
 
 
 def read_short_form(slot: type[Part], text: str) -> Any:
@@ -228,9 +246,10 @@ def call_form(slot: type[Part], text: str | ast.expr) -> dict[str, Any]:
             f"{quoted(text)} cannot be read as {with_article(noun)}; write a kind or kind(value, name=value)"
         )
     kind = call.func.id
-    if kind not in slot.kinds():
-        raise ValueError(f"there is no {noun} {quoted(kind)}; {nearest(kind, slot.kinds())}")
-    names = list(slot.kinds()[kind].model_fields)
+    part = slot.of_kind(kind)
+    if part is None:
+        raise ValueError(_no_kind(slot, kind, kind))
+    names = list(part.model_fields)
     if len(call.args) > len(names):
         raise ValueError(f"{kind} takes at most {len(names)} values, not {len(call.args)}")
     fields: dict[str, Any] = {"kind": kind}

@@ -48,6 +48,11 @@ def implementation(part: Part, *packages: str) -> Any:
     return _REGISTER[type(part)]
 
 
+def registered(part: type[Part]) -> Any:
+    """Implementation of the spec class ``part`` if its module is imported; else None."""
+    return _REGISTER.get(part)
+
+
 def implementations(slot: type[P], *packages: str) -> dict[type[P], Any]:
     """Implementation of every part of a slot, by spec class, after the import of all modules of ``packages``."""
     import_all(*packages)

@@ -85,7 +85,7 @@ def _filled(block: Block, i: int, value: Any) -> Any:
     if not isinstance(fields, dict):
         return value
     said = cast("dict[str, Any]", fields)
-    kind = Branch.kinds().get(str(said.get("kind")))
+    kind = Branch.of_kind(said.get("kind"))
     if kind is None:
         return value
     common = {

@@ -16,6 +16,7 @@ from qkv.spec.errors import Problem, SpecError, UserError, closest
 from qkv.spec.formats import newer
 from qkv.spec.given import found_in
 from qkv.spec.model import Model
+from qkv.spec.outside import check_outside_parts
 from qkv.spec.overrides import Assignment, assignments, parsed, quick_form
 from qkv.spec.plain import plain
 from qkv.spec.reader import Lines, read_json, read_yaml, scalar
@@ -106,6 +107,8 @@ def _read(path: str | Path) -> tuple[dict[str, Any], Lines, str]:
         path = path / "spec.yaml"
     source = str(path)
     text = _text(path)
+    if path.name == "spec.yaml":
+        check_outside_parts(path.parent)
     data, lines = read_json(text, source) if path.suffix == ".json" else read_yaml(text, source)
     if data is None:
         raise SpecError(

@@ -17,7 +17,7 @@ from qkv.runs.checkpoint import Checkpoint, CheckpointStore, load_weights
 from qkv.runs.evaluation_file import EVALUATION, FORMER, rename_former
 from qkv.runs.files import clear_errors, remove_partial
 from qkv.runs.folder import SPEC, WEIGHTS, check_kept, had_best
-from qkv.runs.identity import MADE_WITH, deciding, difference, edited, recipe_digest
+from qkv.runs.identity import MADE_WITH, deciding, difference, edited, recipe_digest, write_parts
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.yaml_io import read_recipe, write_spec
@@ -167,9 +167,10 @@ def _write_identity(setup: Setup, known: Recipe | None) -> None:
     """Write recipe and vocabulary, the files that make a folder a run's. The recipe comes last: if it exists, the
     others do.
     """
-    if known == setup.recipe:
-        return
     with clear_errors(f"the run folder {setup.folder}"):
+        write_parts(setup.recipe, setup.folder)
+        if known == setup.recipe:
+            return
         if not known:
             setup.dataset.vocabulary.save(setup.folder)
         write_spec(setup.folder / SPEC, setup.recipe)

@@ -1,0 +1,116 @@
+"""Record of a run's parts that are defined outside the package: kind, file and the file's digest, but not its code."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from qkv.spec.base import Part, Spec, words
+from qkv.spec.errors import UserError
+from qkv.spec.register import registered
+
+RECORD = "parts.json"
+"""File of a run folder that lists these parts; a run of the package's parts alone has none."""
+
+
+def outside_parts(spec: Spec) -> list[dict[str, Any]]:
+    """Kind, slot, module, file and SHA-256 of the file of each part in ``spec`` that is defined outside the package.
+
+    A part that is specified in one file and implemented in another is listed with both.
+    """
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for part in _parts_in(spec):
+        for module in dict.fromkeys((part.__module__, getattr(registered(part), "__module__", part.__module__))):
+            if module.partition(".")[0] != "qkv":
+                slot = _slot_of(part)
+                found[slot, part.kind, module] = {"kind": part.kind, "slot": slot, "module": module, **_file_of(module)}
+    return [found[key] for key in sorted(found)]
+
+
+def check_outside_parts(folder: Path) -> None:
+    """Check that each part in the record of the run in ``folder`` is imported, and warn if its file changed. Raises
+    ``UserError``.
+    """
+    file = folder / RECORD
+    for entry in _read(file) if file.is_file() else ():
+        slots = {words(slot.__name__): slot for slot in Part.__subclasses__()}
+        slot = slots.get(entry["slot"])
+        part = slot.of_kind(entry["kind"]) if slot else None
+        if part is None:
+            raise UserError(_missing(folder, entry))
+        now, then = _file_of(_module_like(part, entry["module"])), entry["sha256"]
+        if then and now["sha256"] and now["sha256"] != then:
+            was = "" if now["path"] == entry["path"] else f", then {entry['path']}"
+            warnings.warn(
+                f"{now['path']}{was}, which defines {entry['kind']!r}, is not as it was when {folder} was trained "
+                f"(SHA-256 {now['sha256'][:12]}… now, {then[:12]}… then)",
+                stacklevel=2,
+            )
+
+
+def _missing(folder: Path, entry: Mapping[str, Any]) -> str:
+    """Sentence on a part of a run that is not imported."""
+    path, module, digest = entry["path"], entry["module"], entry["sha256"]
+    what = f"{folder} was trained with the {entry['slot']} {entry['kind']!r}"
+    if not path:
+        return f"{what} of the module {module!r}, an interactive session; put it in a file, and name that with --import"
+    name = module if "." in module else path if Path(path).is_file() else "FILE"
+    where = f"{path} (SHA-256 {str(digest)[:12]}…)"
+    return f"{what} of {where}, which is not imported; add --import {name} to the command, or import it in Python first"
+
+
+def _parts_in(value: Any) -> Iterator[type[Part]]:
+    """Classes of all parts in a spec, or in a list of specs."""
+    if isinstance(value, Part):
+        yield type(value)
+    if isinstance(value, Spec):
+        for name in type(value).model_fields:
+            yield from _parts_in(getattr(value, name))
+    elif isinstance(value, list | tuple):
+        for item in cast("Sequence[Any]", value):
+            yield from _parts_in(item)
+    elif isinstance(value, Mapping):
+        for item in cast("Mapping[str, Any]", value).values():
+            yield from _parts_in(item)
+
+
+def _slot_of(part: type[Part]) -> str:
+    return next(words(base.__name__) for base in part.__mro__ if base in Part.__subclasses__())
+
+
+def _module_like(part: type[Part], module: str) -> str:
+    """Module of the spec or of the implementation of ``part``, whichever ``module`` was in the record."""
+    other: str = getattr(registered(part), "__module__", part.__module__)
+    return other if module == other else part.__module__
+
+
+def _file_of(module: str) -> dict[str, str | None]:
+    """Path and SHA-256 of a module's file; None if it has no file, as in an interactive session."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    path = Path(file).resolve() if file else None
+    if path is None or not path.is_file():
+        return {"path": None, "sha256": None}
+    import hashlib
+
+    return {"path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    try:
+        found: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} cannot be read: {error}") from None
+    names, may_be_absent = {"kind", "slot", "module"}, {"path", "sha256"}
+    if not isinstance(found, list) or not all(
+        isinstance(entry, dict)
+        and entry.keys() >= names | may_be_absent
+        and all(isinstance(entry[name], str) for name in names)
+        and all(isinstance(entry[name], str | None) for name in may_be_absent)
+        for entry in cast("list[Any]", found)
+    ):
+        raise UserError(f"{file} should hold a list of parts, each with a kind, slot, module, path and sha256")
+    return cast("list[dict[str, Any]]", found)
