@@ -245,3 +245,15 @@ def test_a_damaged_record_is_refused(qkv: Call, here: Path) -> None:
         said = qkv("cost", "run")
         assert said.code == 2
         assert "run/parts.json" in said.err
+
+
+def test_a_model_saved_in_python_has_a_record_too(qkv: Call, here: Path) -> None:
+    forget = _remembered()
+    imports.import_parts("my_mixer.py")
+    text = {"kind": "text", "vocab_size": 9}
+    blocks = [{"branches": ["leaky_mean"]}]
+    model = library.build(library.Model.parse({"width": 8, "num_layers": 1, "frontend": text, "blocks": blocks}))
+    library.save(model, here / "saved")
+    forget()
+    said = qkv("info", "saved")
+    assert (said.code, "leaky_mean" in said.err, "--import" in said.err) == (2, True, True)

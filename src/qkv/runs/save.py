@@ -13,7 +13,7 @@ from qkv.models.transformer import Transformer
 from qkv.runs.checkpoint import save_weights, weights
 from qkv.runs.files import clear_errors
 from qkv.runs.folder import SPEC, WEIGHTS, locked
-from qkv.runs.identity import MADE_WITH, difference, essence, made_with
+from qkv.runs.identity import MADE_WITH, difference, essence, made_with, write_parts
 from qkv.runs.published import NOT_SAID, task_of_head
 from qkv.spec.data import Data
 from qkv.spec.errors import UserError
@@ -50,6 +50,7 @@ def save(
     with locked(folder), clear_errors(str(folder)):
         vocabulary.save(folder)
         save_weights(folder / WEIGHTS, model, {"step": step, MADE_WITH: made_with(recipe, folder)})
+        write_parts(recipe, folder)
         write_spec(folder / SPEC, recipe)
     return folder
 
