@@ -18,7 +18,7 @@ from qkv.spec.recipe import Recipe
 from qkv.tasks.dataset import ExampleDataset
 from qkv.tasks.entities import MostFrequent
 from qkv.tasks.example_task import trained
-from qkv.tasks.token_classification import pieces_of
+from qkv.tasks.sentences import pieces_of
 
 ROWS = rows_of("token_classification", 20)
 TEXT = "The café, in Ötting 1,234 and 東京 too"
@@ -117,7 +117,9 @@ def test_a_chain_runs_over_the_first_pieces_of_words() -> None:
     assert known <= {tuple(answer["tags"]) for answer in answers}
 
 
-def test_a_chain_has_no_label_smoothing() -> None:
+def test_a_chain_has_no_label_smoothing_and_no_class_weights() -> None:
+    with pytest.raises(SpecError, match=r"the loss of the head 'crf' has no class weights; give task\.class_weights=none"):
+        recipe_for("token_classification(class_weights=balanced)", head="crf")
     with pytest.raises(
         SpecError, match=r"the loss of the head 'crf' has no label smoothing; give task\.label_smoothing=0"
     ):

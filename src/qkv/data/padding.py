@@ -18,6 +18,15 @@ def padded(rows: Sequence[Sequence[int] | np.ndarray], filler: int = 0) -> tuple
     return torch.from_numpy(found), torch.from_numpy(lengths)
 
 
+def padded_tables(rows: Sequence[np.ndarray], filler: int) -> tuple[Tensor, Tensor]:
+    """Pad tables (n, f) of different sizes at their ends with ``filler``: (values (B, N, F) int64, lengths n (B))."""
+    most, widest = max(len(row) for row in rows), max(row.shape[1] for row in rows)
+    found = np.full((len(rows), most, widest), filler, np.int64)
+    for place, row in enumerate(rows):
+        found[place, : row.shape[0], : row.shape[1]] = row
+    return torch.from_numpy(found), torch.tensor([len(row) for row in rows])
+
+
 def lengths_or_none(ids: Tensor, lengths: Tensor) -> Tensor | None:
     """``lengths`` (B) if a row of ``ids`` (B, N) is padded, else None, which saves masking."""
     return None if bool((lengths == ids.shape[1]).all()) else lengths

@@ -44,9 +44,22 @@ def check_ids(ids: Tensor, device: torch.device) -> None:
         raise UserError(
             f"ids have the shape {_shape(ids)}, and a model reads rows of them, (B, N); one row is ids[None]"
         )
-    if ids.dtype not in (torch.long, torch.int):
-        raise UserError(f"ids are {_named(ids.dtype)}, and they number tokens; give int64 or int32")
-    _same_device("ids", ids, device)
+    _check_integers("ids", ids, "number tokens", device)
+
+
+def check_features(buckets: Tensor, device: torch.device) -> None:
+    """Raise ``UserError`` unless buckets of features are integers (B, N, F) on the device of the weights."""
+    if buckets.dim() != 3 or not buckets.shape[2]:
+        raise UserError(
+            f"features have the shape {_shape(buckets)}, and the model reads rows of words, (B, N, features of a word)"
+        )
+    _check_integers("features", buckets, "number buckets", device)
+
+
+def _check_integers(name: str, values: Tensor, do: str, device: torch.device) -> None:
+    if values.dtype not in (torch.long, torch.int):
+        raise UserError(f"{name} are {_named(values.dtype)}, and they {do}; give int64 or int32")
+    _same_device(name, values, device)
 
 
 def check_vocabulary(ids: Tensor, size: int, lowest: int = 0) -> None:

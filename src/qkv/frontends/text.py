@@ -7,13 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.frontends.border import check_ids, check_vocabulary
-from qkv.frontends.frontend import Frontend
+from qkv.frontends.placed import PlacedFrontend
 from qkv.layers.context import Context
 from qkv.layers.layout import ROWS, Layouts
-from qkv.layers.norms import build_norm
-from qkv.layers.positions import build_positions
 from qkv.layers.signal import Signal
-from qkv.ops.dropout import dropout
 from qkv.spec.errors import UserError
 from qkv.spec.frontends import Text
 from qkv.spec.model import Stack
@@ -21,7 +18,7 @@ from qkv.spec.register import implements
 
 
 @implements(Text)
-class TextFrontend(Frontend):
+class TextFrontend(PlacedFrontend):
     """Front end for text: token ids (B, N) -> vectors (B, N, D).
 
     E[id], times √D if scaled, plus T[type] if there are types, with position vectors, norm and dropout. D is the
@@ -35,19 +32,17 @@ class TextFrontend(Frontend):
 
     def __init__(self, part: Text, stack: Stack, width: int, table: nn.Parameter | None = None):
         """Create the tables. ``table``: token embeddings shared with another front end; None for its own."""
-        super().__init__(part, stack)
         if part.vocab_size is None:
             raise UserError(
                 "model.frontend.vocab_size is not known: give it, or build the model together with its tokenizer"
             )
         width = part.width or width
+        super().__init__(part, stack, width)
         self.scale, self.typed = width**0.5 if part.scale else 1.0, stack.reads_types or part.types > 0
-        self.norm = build_norm(part.norm, width)
         width = part.vector_width(width)
         self.table = nn.Parameter(torch.empty(part.vocab_size, width)) if table is None else table
         self.types = nn.Parameter(torch.zeros(part.types, width)) if part.types else None
         self.query = nn.Parameter(torch.zeros(1, 1, width)) if part.query else None
-        self.positions = build_positions(part.positions, stack.context_length, width)
 
     @property
     def device(self) -> torch.device:
@@ -76,10 +71,7 @@ class TextFrontend(Frontend):
             self._check(context.types, x)
         if self.types is not None:
             x = x + (self.types[0] if context.types is None else F.embedding(context.types, self.types))
-        if self.positions is not None:
-            vectors = self.positions(context.positions, x.dtype).to(x.dtype)
-            x = x + vectors if self.part.join == "add" else torch.cat((x, vectors.expand_as(x)), -1)
-        return dropout(self.norm(x, context), self.part.dropout, self.training)
+        return self.placed(x, context)
 
     def _vectors(self, ids: Tensor) -> Tensor:
         """Token embeddings E[id], (B, N, width of the table); id -1 gives the query vector."""

@@ -9,6 +9,7 @@ from pydantic import Field
 from qkv.spec.base import Part
 from qkv.spec.errors import Problem, SpecError
 from qkv.spec.parts import Learned, NoNorm, Norm, Positions
+from qkv.spec.processors import WordFeatures
 
 WIDEST, MOST_TOKENS = 1_000_000, 100_000_000
 """Upper bounds of the features of a vector and of the vocabulary size, far beyond any published model."""
@@ -33,6 +34,11 @@ class Frontend(Part, slot=True):
     @property
     def initial_vectors(self) -> str | None:
         """Run folder or text file with initial token embeddings; None if they are initialised at random."""
+        return None
+
+    @property
+    def words(self) -> WordFeatures | None:
+        """Features that it embeds if it reads words; None if it reads tokens or other signals."""
         return None
 
     @property
@@ -77,7 +83,61 @@ class Frontend(Part, slot=True):
         return mask
 
 
-class Text(Frontend, kind="text"):
+class Tokens(Frontend):
+    """Base class of front ends with a table of token embeddings."""
+
+    reads_tokens = True
+    vocab_size: int | None = Field(default=None, gt=0, le=MOST_TOKENS, description="default: the tokenizer's")
+
+    @property
+    def num_tokens(self) -> int | None:
+        return self.vocab_size
+
+    def sized(self, vocab_size: int) -> Self:
+        if self.vocab_size is None:
+            return self.changed(vocab_size=vocab_size)
+        if self.vocab_size < vocab_size:
+            sentence = (
+                f"{self.vocab_size} ids are fewer than the {vocab_size} of the tokenizer; "
+                "leave the key out to take its size"
+            )
+            raise SpecError([Problem(("vocab_size",), sentence)])
+        return self
+
+
+class Placed(Frontend):
+    """Base class of front ends that add position vectors to the vectors of their values, or concatenate both."""
+
+    positions: Positions = Learned()
+    join: Literal["add", "concatenate"] = "add"
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+    def vector_width(self, width: int) -> int:
+        """Features of a token (and of a position) embedding whose sum or concatenation has ``width`` features."""
+        return width if self.join == "add" else width // 2
+
+    @property
+    def limited_by(self) -> str:
+        return self.positions.limited_by
+
+    def limit(self, context_length: int) -> int | None:
+        return self.positions.limit(context_length)
+
+    def width_problems(self, width: int) -> list[Problem]:
+        found = [p.under("frontend", "positions") for p in self.positions.width_problems(self.vector_width(width))]
+        if self.join == "concatenate" and width % 2:
+            found.insert(0, Problem(("width",), f"concatenated positions take half of the width, but {width} is odd"))
+        return found
+
+    def problems(self) -> list[Problem]:
+        if self.join == "concatenate" and self.positions.absent:
+            return [
+                Problem(("join",), "there are no positions to concatenate; use 'add', or other positions than 'none'")
+            ]
+        return []
+
+
+class Text(Placed, Tokens, kind="text"):
     """Token embeddings combined with position embeddings, then an optional norm.
 
     ``types``: number of learned token type embeddings, added to each token's (BERT, Devlin et al. 2019). ``query``: an
@@ -85,11 +145,6 @@ class Text(Frontend, kind="text"):
     2019).
     """
 
-    reads_tokens = True
-    vocab_size: int | None = Field(default=None, gt=0, le=MOST_TOKENS, description="default: the tokenizer's")
-    positions: Positions = Learned()
-    join: Literal["add", "concatenate"] = "add"
-    dropout: float = Field(default=0.0, ge=0, lt=1)
     scale: bool = Field(default=False, description="multiply token embeddings by √width (Vaswani et al. 2017)")
     vectors: str | None = Field(
         default=None,
@@ -103,14 +158,6 @@ class Text(Frontend, kind="text"):
         default=None, gt=0, le=WIDEST, description="width of the embeddings if latents read them; default: the model's"
     )
 
-    def vector_width(self, width: int) -> int:
-        """Features of a token (and of a position) embedding whose sum or concatenation has ``width`` features."""
-        return width if self.join == "add" else width // 2
-
-    @property
-    def num_tokens(self) -> int | None:
-        return self.vocab_size
-
     @property
     def num_types(self) -> int:
         return self.types
@@ -119,35 +166,11 @@ class Text(Frontend, kind="text"):
     def initial_vectors(self) -> str | None:
         return self.vectors
 
-    @property
-    def limited_by(self) -> str:
-        return self.positions.limited_by
-
-    def limit(self, context_length: int) -> int | None:
-        return self.positions.limit(context_length)
-
     def own_width(self, width: int) -> int:
         return self.width or width
 
     def table_width(self, width: int) -> int:
         return self.vector_width(self.own_width(width))
-
-    def width_problems(self, width: int) -> list[Problem]:
-        found = [p.under("frontend", "positions") for p in self.positions.width_problems(self.vector_width(width))]
-        if self.join == "concatenate" and width % 2:
-            found.insert(0, Problem(("width",), f"concatenated positions take half of the width, but {width} is odd"))
-        return found
-
-    def sized(self, vocab_size: int) -> Self:
-        if self.vocab_size is None:
-            return self.changed(vocab_size=vocab_size)
-        if self.vocab_size < vocab_size:
-            sentence = (
-                f"{self.vocab_size} ids are fewer than the {vocab_size} of the tokenizer; "
-                "leave the key out to take its size"
-            )
-            raise SpecError([Problem(("vocab_size",), sentence)])
-        return self
 
     def unsized(self) -> Self:
         return self.changed(vocab_size=None, vectors=None)
@@ -161,9 +184,20 @@ class Text(Frontend, kind="text"):
     def asking(self, mask: int) -> int:
         return -1 if self.query else mask
 
-    def problems(self) -> list[Problem]:
-        if self.join == "concatenate" and self.positions.absent:
-            return [
-                Problem(("join",), "there are no positions to concatenate; use 'add', or other positions than 'none'")
-            ]
-        return []
+
+class Words(Placed, kind="words"):
+    """Sum of the embeddings of a word's hashed features, one position per word, combined with position embeddings.
+
+    No tokenizer is needed, and unknown words have known features. A sum, not a mean: with a linear head it is logistic
+    regression over the features, and a rare feature has the same weight in short and in long words.
+    """
+
+    features: WordFeatures = WordFeatures()
+    norm: Norm = Field(default=NoNorm(), description="norm of the embeddings")
+
+    @property
+    def words(self) -> WordFeatures:
+        return self.features
+
+    def canonical(self, width: int) -> Self:
+        return self.changed(dropout=0.0)

@@ -24,8 +24,8 @@ class Head(Part, slot=True):
     """True if it pools the vectors of a row to one."""
     instead_of: ClassVar[str] = ""
     """Kind of head that it replaces in tasks, with outputs and targets of the same shape; empty for none."""
-    smooths: ClassVar[bool] = True
-    """True if its loss can smooth labels."""
+    weighs: ClassVar[bool] = True
+    """True if its loss is a sum over targets, each of which can have a weight and a smoothed label."""
 
     @property
     def serves(self) -> str:
@@ -176,7 +176,7 @@ class CRFHead(Hidden, Classes, kind="crf"):
     """
 
     per_position = True
-    smooths = False
+    weighs = False
     instead_of = "tokens"
 
 

@@ -45,6 +45,14 @@ class WordFeatures(Processor, kind="word_features"):
     shape: bool = Field(default=True, description="pattern of upper-case letters, lower-case letters and digits")
     neighbours: int = Field(default=1, ge=0, le=100, description="words on each side that are read, with their shapes")
 
+    @property
+    def typical(self) -> int:
+        """Number of features of a word of six letters."""
+        letters = 6
+        ngrams = sum(max(0, letters + 3 - size) for size in range(self.shortest, self.longest + 1))
+        own = 1 + 2 * min(self.affixes, letters) + ngrams + 2 * self.shape
+        return own + 2 * self.neighbours * (1 + self.shape)
+
     def problems(self) -> list[Problem]:
         if 0 < self.longest < self.shortest:
             sentence = f"{self.longest} characters are fewer than the {self.shortest} of the shortest n-grams"

@@ -56,7 +56,7 @@ class Recipe(Spec):
         return reached(self.shown, self.result, self.typed)
 
     def problems(self) -> list[Problem]:
-        found = [*self._data_problems(), *self._decoding_problems()]
+        found = [*self._data_problems(), *self._words_problems(), *self._decoding_problems()]
         if self.start is None or self.model.head != LanguageModelHead():  # the default head is replaced by the task's
             found += self._head_problems()
         # Default blocks are replaced by those of the start.
@@ -81,6 +81,17 @@ class Recipe(Spec):
                 )
             ]
         return []
+
+    def _words_problems(self) -> list[Problem]:
+        stacks = {("model",): self.model, ("model", "encoder"): self.model.encoder}
+        read = [path for path, stack in stacks.items() if stack is not None and stack.frontend.words is not None]
+        if not read or (self.task.reads_words and read == [("model",)]):
+            return []
+        takers = ", ".join(sorted(kind for kind, task in Task.kinds().items() if task.reads_words))
+        sentence = (
+            f"the task {self.task.kind!r} gives its models tokens, not words; use 'text' (tasks on words: {takers})"
+        )
+        return [Problem((*read[-1], "frontend"), sentence)]
 
     def _decoding_problems(self) -> list[Problem]:
         asks = f"the task {self.task.kind!r}"

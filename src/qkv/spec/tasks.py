@@ -25,6 +25,8 @@ class Task(Part, slot=True):
     """True if encoder–decoders are supported."""
     head: ClassVar[str] = "language_model"
     """Required kind of head."""
+    reads_words: ClassVar[bool] = False
+    """True if the front end may read words instead of tokens."""
     sized_by_tokenizer: ClassVar[bool] = False
     """True if the vocabulary is the tokenizer's, without tokens of the task's own."""
 
@@ -108,12 +110,14 @@ class TokenClassification(Task, kind="token_classification"):
 
     reads: ClassVar[Reads] = "examples"
     head: ClassVar[str] = "tokens"
+    reads_words: ClassVar[bool] = True
 
     def model_problems(self, model: Model) -> list[Problem]:
-        if not self.label_smoothing or model.head.smooths:
+        if model.head.weighs or not (self.label_smoothing or self.class_weights != "none"):
             return []
-        sentence = f"the loss of the head {model.head.kind!r} has no label smoothing; give task.label_smoothing=0"
-        return [Problem(("head",), sentence)]
+        name, off = ("class weights", "none") if self.class_weights != "none" else ("label smoothing", "0")
+        sentence = f"the loss of the head {model.head.kind!r} has no {name}"
+        return [Problem(("head",), f"{sentence}; give task.{name.replace(' ', '_')}={off}")]
 
 
 class QuestionAnswering(Task, kind="question_answering"):

@@ -145,12 +145,18 @@ def _spread(rows: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:
 class Truncation:
     """Truncation of token ids to limits by role, which counts truncated inputs for the notes to the user.
 
-    ``types_read`` maps token types (segment ids) to those that the model reads; by default to none.
+    ``types_read`` maps token types (segment ids) to those that the model reads; by default to none. ``unit``: noun for
+    the positions in messages.
     """
 
-    def __init__(self, limits: Mapping[str, int], types_read: Callable[[Sequence[int]], list[int]] = lambda types: []):
+    def __init__(
+        self,
+        limits: Mapping[str, int],
+        types_read: Callable[[Sequence[int]], list[int]] = lambda types: [],
+        unit: str = "tokens",
+    ):
         self.limits, self.counts, self.longest = limits, dict.fromkeys(limits, 0), dict.fromkeys(limits, 0)
-        self._types_read = types_read
+        self._types_read, self._unit = types_read, unit
 
     def __call__(self, ids: np.ndarray | list[int], role: str) -> np.ndarray:
         """Return the first ids, up to the limit of ``role``."""
@@ -176,7 +182,7 @@ class Truncation:
         """Entry of a prediction telling that its input of ``length`` tokens was truncated; empty if it was not."""
         most = self.limits[role]
         return (
-            {"note": f"the input has {length} tokens and the model reads {most}; the rest was not read"}
+            {"note": f"the input has {length} {self._unit} and the model reads {most}; the rest was not read"}
             if length > most
             else {}
         )
@@ -184,8 +190,8 @@ class Truncation:
     def notes(self, examples: int) -> list[str]:
         """One message per role about the truncated inputs, with their number out of ``examples``."""
         return [
-            f"{count:,} of {examples:,} examples were cut: their {role} is longer than the {self.limits[role]} tokens "
-            f"that fit (the longest has {self.longest[role]:,})"
+            f"{count:,} of {examples:,} examples were cut: their {role} is longer than the {self.limits[role]} "
+            f"{self._unit} that fit (the longest has {self.longest[role]:,})"
             for role, count in self.counts.items()
             if count
         ]

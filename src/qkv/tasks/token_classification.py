@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from qkv.data.batch import IGNORED, Batch
 from qkv.data.corpus import TRAIN, VALIDATION
-from qkv.data.padding import lengths_or_none, padded
+from qkv.data.padding import lengths_or_none, padded, padded_tables
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
+from qkv.data.word_features import PADDING
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
@@ -29,35 +30,24 @@ from qkv.tasks.dataset import Dataset, Example, ExampleDataset
 from qkv.tasks.entities import OUTSIDE, entity_f1, entity_scores, marked, marks_entities
 from qkv.tasks.example_task import Collate, ExampleTask, Truncation, trained, types_or_none
 from qkv.tasks.label_metrics import agreement
+from qkv.tasks.sentences import ROLE, WORDS, Sentence, reader
 from qkv.tasks.tag_baseline import Baselines, too_large
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals
-from qkv.tokenizers.tokenizer import Tokenizer
 
 _AT_ONCE = 64
 _SHOWN = 20
-Pieces = Callable[[str, bool], tuple[list[int], int]]
-
-
-class Sentence(NamedTuple):
-    """Encoded sentence.
-
-    ids: truncated token ids.   types: token types, if the model reads them.   heads: position of the first token of
-    each word that fits, at which its tag is predicted.
-    """
-
-    ids: np.ndarray
-    types: np.ndarray
-    heads: list[int]
 
 
 @implements(TokenClassification)
 class TokenClassificationTask(ExampleTask):
     """Tagging of words: -Σ log p(tag of word i | sentence), predicted at the first token of each word.
 
-    Other tokens have no loss. Words are encoded separately, each but the first with its preceding space, so that the
-    ids equal those of the sentence if the tokenizer splits at spaces. A separate space token belongs to the next
-    word; the tag is predicted at the first token with a character of the word. A word without tokens (control
-    characters only, say) becomes the unknown token. Sentences are framed by the tokenizer's template, if any.
+    Other tokens have no loss. With the front end ``words``, each word is one position, and there is no tokenizer.
+
+    With a tokenizer, words are encoded separately, each but the first with its preceding space, so that the ids equal
+    those of the sentence if the tokenizer splits at spaces. A separate space token belongs to the next word; the tag is
+    predicted at the first token with a character of the word. A word without tokens (control characters only, say)
+    becomes the unknown token. Sentences are framed by the tokenizer's template, if any.
     """
 
     loss_unit = "nats a word"
@@ -83,29 +73,34 @@ class TokenClassificationTask(ExampleTask):
         return with_class_weights(recipe, tags, _known(records))
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
-        """Build the tokenizer from the training split, and the list of tags from all splits.
+        """Build the tokenizer from the training split, unless words are read, and the list of tags from all splits.
 
         A tag missing in training cannot be learned, but its errors are counted.
         """
-        tokenizer = trained(recipe.data.tokenizer, (" ".join(row["words"]) for row in records.splits[TRAIN]))
         known = _known(records)
         if len(known) < 2:
             raise UserError(
                 f"data.source: every word of {records.name!r} has the tag {known[0]!r}, "
                 "so there are no tags to distinguish"
             )
+        features = recipe.model.frontend.words
+        if features is not None:
+            return Vocabulary.without_text(tuple(known), **{WORDS: features})
+        tokenizer = trained(recipe.data.tokenizer, (" ".join(row["words"]) for row in records.splits[TRAIN]))
         return Vocabulary(tokenizer, tokenizer, tuple(known))
 
     def limits(self, recipe: Recipe) -> dict[str, int]:
-        return {"sentence": recipe.model.context_length}
+        return {ROLE: recipe.model.context_length}
 
     def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Truncation:
-        most = self.limits(recipe)["sentence"] - vocabulary.tokenizer.frame.size
-        return Truncation({"sentence": max(0, most)}, recipe.model.types_read)
+        limits = self.limits(recipe)
+        if not vocabulary.has_text:
+            return Truncation(limits, unit="words")
+        return Truncation({ROLE: max(0, limits[ROLE] - vocabulary.tokenizer.frame.size)}, recipe.model.types_read)
 
     def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Truncation) -> list[Example]:
-        read, classes = reader(vocabulary.tokenizer, cut), {tag: i for i, tag in enumerate(vocabulary.labels)}
-        return [_example(row, read(row["words"]), classes) for row in rows]
+        read = reader(vocabulary, cut)
+        return [_example(row, read(row["words"]), vocabulary.classes) for row in rows]
 
     def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:
         return next((tag for tag in row["tags"] if tag not in vocabulary.classes), None)
@@ -176,11 +171,13 @@ class TokenClassificationTask(ExampleTask):
     def predict(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        read_words, found = reader(vocabulary.tokenizer, self.cut(recipe, vocabulary)), []
+        read_words, found = reader(vocabulary, self.cut(recipe, vocabulary)), []
         sentences = [_words(row["words"]) for row in rows]
         for begin in range(0, len(rows), _AT_ONCE):
             read = [read_words(words) for words in sentences[begin : begin + _AT_ONCE]]
-            batch = _collated([(ids, types, _at(heads, len(ids)), ()) for ids, types, heads in read]).to(model.device)
+            batch = _collated([(values, types, _at(heads, len(values)), ()) for values, types, heads in read]).to(
+                model.device
+            )
             with torch.inference_mode(), evaluating(model):
                 best = model.head.decode(_logits(model, batch), batch.targets != IGNORED).tolist()
             found += [
@@ -200,53 +197,15 @@ def _named(seen: Totals, labels: tuple[str, ...]) -> tuple[list[list[str]], list
     return truth, [[labels[found] if found >= 0 else OUTSIDE for _, found in row] for row in seen.outcomes]
 
 
-def pieces_of(tokenizer: Tokenizer) -> Pieces:
-    """Return the encoder of a word: (word, space before it) -> (ids, index of the first id with a character of it).
-
-    Raises ``UserError`` for a word without tokens if the tokenizer has no unknown token.
-    """
-
-    @lru_cache(maxsize=1 << 16)
-    def pieces(word: str, spaced: bool) -> tuple[list[int], int]:
-        ids, spans = tokenizer.encode_offsets(f" {word}" if spaced else word)
-        head = next((i for i, (begin, end) in enumerate(spans) if end > max(begin, spaced)), None)
-        if head is not None:
-            return ids, head
-        if tokenizer.unknown_id is None:
-            raise UserError(f"the tokenizer has neither a piece for the word {word!r} nor an unknown token")
-        return [tokenizer.unknown_id], 0
-
-    return pieces
-
-
-def reader(tokenizer: Tokenizer, cut: Truncation) -> Callable[[Sequence[str]], Sentence]:
-    """Return the function that encodes, truncates and frames the words of a sentence; see ``pieces_of``."""
-    pieces, frame = pieces_of(tokenizer), tokenizer.frame
-
-    def read(words: Sequence[str]) -> Sentence:
-        ids: list[int] = []
-        heads = []
-        for i, word in enumerate(words):
-            own, head = pieces(word, i > 0)
-            heads.append(len(ids) + head)
-            ids += own
-        kept = cut(ids, "sentence").tolist()
-        found = cut.framed(frame.around(kept))
-        places = [found.begins[0] + head for head in heads if head < len(kept)]
-        return Sentence(np.array(found.ids, np.int64), np.array(found.types, np.int64), places)
-
-    return read
-
-
 def _example(row: Mapping[str, Any], read: Sentence, classes: Mapping[str, int]) -> Example:
     unknown = next((tag for tag in row["tags"] if tag not in classes), None)
     if unknown is not None:
         raise UserError(
             f"data: the tag {unknown!r} is none of those that the run was trained with: {', '.join(classes)}"
         )
-    tags, (ids, types, heads) = [classes[tag] for tag in row["tags"]], read
-    targets = _at(heads, len(ids), tags[: len(heads)])
-    return Example(len(ids), len(heads), (ids, types, targets, tuple(tags[len(heads) :])))
+    tags, (values, types, heads) = [classes[tag] for tag in row["tags"]], read
+    targets = _at(heads, len(values), tags[: len(heads)])
+    return Example(len(values), len(heads), (values, types, targets, tuple(tags[len(heads) :])))
 
 
 def _at(heads: list[int], length: int, classes: Sequence[int] | int = 0) -> np.ndarray:
@@ -279,10 +238,11 @@ def _answer(words: list[str], tags: list[str], labels: Sequence[str]) -> dict[st
 
 
 def _collated(rows: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, ...]]]) -> Batch:
-    ids, lengths = padded([row[0] for row in rows])
+    read = [row[0] for row in rows]
+    values, lengths = padded(read) if read[0].ndim == 1 else padded_tables(read, PADDING)
     targets, _ = padded([row[2] for row in rows], IGNORED)
     types, unread = types_or_none([row[1] for row in rows]), tuple(row[3] for row in rows)
-    return Batch.of(Signal(ids, lengths_or_none(ids, lengths), types=types), targets, unread=unread)
+    return Batch.of(Signal(values, lengths_or_none(values, lengths), types=types), targets, unread=unread)
 
 
 def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:

@@ -1,0 +1,35 @@
+"""Base class of front ends whose vectors are combined with position vectors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qkv.frontends.frontend import Frontend
+from qkv.layers.context import Context
+from qkv.layers.norms import build_norm
+from qkv.layers.positions import build_positions
+from qkv.ops.dropout import dropout
+from qkv.spec.frontends import Text, Words
+from qkv.spec.model import Stack
+
+
+class PlacedFrontend(Frontend):
+    """Base class of front ends that add or concatenate position vectors, with norm and dropout.
+
+    Subclasses compute the vectors of the values, of ``part.vector_width(width)`` features, and call ``placed``.
+    """
+
+    part: Text | Words
+
+    def __init__(self, part: Text | Words, stack: Stack, width: int):
+        super().__init__(part, stack)
+        self.norm = build_norm(part.norm, width)
+        self.positions = build_positions(part.positions, stack.context_length, part.vector_width(width))
+
+    def placed(self, x: Tensor, context: Context) -> Tensor:
+        """Vectors (B, N, D) of the values x with those of their positions, normalised, with dropout."""
+        if self.positions is not None:
+            vectors = self.positions(context.positions, x.dtype).to(x.dtype)
+            x = x + vectors if self.part.join == "add" else torch.cat((x, vectors.expand_as(x)), -1)
+        return dropout(self.norm(x, context), self.part.dropout, self.training)

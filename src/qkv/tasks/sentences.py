@@ -1,0 +1,94 @@
+"""Sentences given as words, encoded for tagging: by a tokenizer, word by word, or as features of the words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from qkv.data.vocabulary import Vocabulary
+from qkv.data.word_features import hashed_words
+from qkv.spec.errors import UserError
+from qkv.spec.processors import WordFeatures
+from qkv.tasks.example_task import Truncation
+from qkv.tokenizers.tokenizer import Tokenizer
+
+WORDS = "words"
+"""Name of the processor of words in a vocabulary without tokenizer."""
+ROLE = "sentence"
+"""Role of the words in the limits of a ``Truncation``."""
+Pieces = Callable[[str, bool], tuple[list[int], int]]
+
+
+class Sentence(NamedTuple):
+    """Encoded sentence.
+
+    values: truncated token ids (N), or features of the words (N, F).   types: token types, if the model reads them.
+    heads: position of the first token of each word that fits, at which its tag is predicted.
+    """
+
+    values: np.ndarray
+    types: np.ndarray
+    heads: list[int]
+
+
+Reader = Callable[[Sequence[str]], Sentence]
+"""Function that encodes, truncates and, with a tokenizer, frames the words of a sentence."""
+
+
+def reader(vocabulary: Vocabulary, cut: Truncation) -> Reader:
+    """Return the encoder of sentences: by the processor of words if the vocabulary has one, else by its tokenizer."""
+    features = vocabulary.processors.get(WORDS)
+    if features is None:
+        return _by_tokenizer(vocabulary.tokenizer, cut)
+    assert isinstance(features, WordFeatures)
+    return _by_features(features, cut)
+
+
+def _by_features(features: WordFeatures, cut: Truncation) -> Reader:
+    hashed, no_types = hashed_words(features), np.zeros(0, np.int64)
+
+    def read(words: Sequence[str]) -> Sentence:
+        values = cut(hashed(words), ROLE).astype(np.int32)
+        return Sentence(values, no_types, list(range(len(values))))
+
+    return read
+
+
+def pieces_of(tokenizer: Tokenizer) -> Pieces:
+    """Return the encoder of a word: (word, space before it) -> (ids, index of the first id with a character of it).
+
+    Raises ``UserError`` for a word without tokens if the tokenizer has no unknown token.
+    """
+
+    @lru_cache(maxsize=1 << 16)
+    def pieces(word: str, spaced: bool) -> tuple[list[int], int]:
+        ids, spans = tokenizer.encode_offsets(f" {word}" if spaced else word)
+        head = next((i for i, (begin, end) in enumerate(spans) if end > max(begin, spaced)), None)
+        if head is not None:
+            return ids, head
+        if tokenizer.unknown_id is None:
+            raise UserError(f"the tokenizer has neither a piece for the word {word!r} nor an unknown token")
+        return [tokenizer.unknown_id], 0
+
+    return pieces
+
+
+def _by_tokenizer(tokenizer: Tokenizer, cut: Truncation) -> Reader:
+    pieces, frame = pieces_of(tokenizer), tokenizer.frame
+
+    def read(words: Sequence[str]) -> Sentence:
+        ids: list[int] = []
+        heads = []
+        for i, word in enumerate(words):
+            own, head = pieces(word, i > 0)
+            heads.append(len(ids) + head)
+            ids += own
+        kept = cut(ids, ROLE).tolist()
+        found = cut.framed(frame.around(kept))
+        places = [found.begins[0] + head for head in heads if head < len(kept)]
+        return Sentence(np.array(found.ids, np.int64), np.array(found.types, np.int64), places)
+
+    return read
