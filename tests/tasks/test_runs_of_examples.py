@@ -39,9 +39,16 @@ def small_recipe(task: str, folder: Path, count: int = 14, **training: Any) -> R
     )
 
 
-@pytest.mark.parametrize("task", [*TASKS, "translation", "summarization"])
+def tagger_of_words(folder: Path, count: int = 14, **training: Any) -> Recipe:
+    """Tags of words that are read as features, without a tokenizer."""
+    model = {"frontend": "words", "head": "crf(dropout=0.1)", "context_length": 6, "blocks": DROPOUT}
+    source = write_table(folder / "tags.jsonl", rows_of("token_classification", count))
+    return recipe_for("token_classification", source, training=training, **model)
+
+
+@pytest.mark.parametrize("task", [*TASKS, "translation", "summarization", "words"])
 def test_a_run_that_was_cut_goes_on_bit_for_bit(task: str, tmp_path: Path) -> None:
-    recipe = small_recipe(task, tmp_path)
+    recipe = small_recipe(task, tmp_path) if task != "words" else tagger_of_words(tmp_path)
     train(recipe, tmp_path / "straight", on_event=ignore)
     with pytest.raises(Crash):
         train(recipe, tmp_path / "cut", on_event=crash_at(5))
@@ -67,6 +74,28 @@ def test_a_run_learns_and_answers(task: str, figure: str, least: float, tmp_path
         tmp_path / "run", {name: row[name] for name in row if name not in ("label", "tags", "answers")}
     )
     assert isinstance(answer["answer"], str)
+
+
+def test_a_tagger_of_words_has_no_tokenizer(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "optimizer": "adamw(lr=0.02)",
+        "validation": {"every": 60, "batches": None, "best": "f1"},
+    }
+    recipe = tagger_of_words(tmp_path, 80, steps=60, batch_size=16, **settings)
+    run = train(recipe, tmp_path / "run", on_event=ignore)
+    assert sorted(path.name for path in (tmp_path / "run").glob("*.json")) == [
+        "evaluation.json",
+        "labels.json",
+        "processors.json",
+    ]
+    loaded = qkv.load(tmp_path / "run")
+    assert qkv.evaluate(loaded)["f1"] == pytest.approx(100 * run.metrics[-1]["f1"] / 100, abs=1e-6)
+    assert qkv.evaluate(loaded)["f1"] > 60
+    (answer,) = qkv.predict(loaded, "the red cat sat on the mat")
+    assert answer["answer"].startswith("the [red cat](thing) sat")
+    assert answer["note"] == "the last 1 of 7 words were not read: the sentence is longer than what the model reads"
+    with pytest.raises(UserError, match="the model neither reads nor writes text, so there is no tokenizer"):
+        qkv.generate(loaded, "the red")
 
 
 def test_a_run_keeps_the_units_of_its_numbers(tmp_path: Path) -> None:

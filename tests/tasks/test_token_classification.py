@@ -118,7 +118,9 @@ def test_a_chain_runs_over_the_first_pieces_of_words() -> None:
 
 
 def test_a_chain_has_no_label_smoothing_and_no_class_weights() -> None:
-    with pytest.raises(SpecError, match=r"the loss of the head 'crf' has no class weights; give task\.class_weights=none"):
+    with pytest.raises(
+        SpecError, match=r"the loss of the head 'crf' has no class weights; give task\.class_weights=none"
+    ):
         recipe_for("token_classification(class_weights=balanced)", head="crf")
     with pytest.raises(
         SpecError, match=r"the loss of the head 'crf' has no label smoothing; give task\.label_smoothing=0"
