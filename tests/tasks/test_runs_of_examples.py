@@ -89,7 +89,7 @@ def test_a_tagger_of_words_has_no_tokenizer(tmp_path: Path) -> None:
         "processors.json",
     ]
     loaded = qkv.load(tmp_path / "run")
-    assert qkv.evaluate(loaded)["f1"] == pytest.approx(100 * run.metrics[-1]["f1"] / 100, abs=1e-6)
+    assert qkv.evaluate(loaded) | {"seconds": 0} == qkv.evaluate(run) | {"seconds": 0}
     assert qkv.evaluate(loaded)["f1"] > 60
     (answer,) = qkv.predict(loaded, "the red cat sat on the mat")
     assert answer["answer"].startswith("the [red cat](thing) sat")

@@ -88,9 +88,7 @@ class Recipe(Spec):
         if not read or (self.task.reads_words and read == [("model",)]):
             return []
         takers = ", ".join(sorted(kind for kind, task in Task.kinds().items() if task.reads_words))
-        sentence = (
-            f"the task {self.task.kind!r} gives its models tokens, not words; use 'text' (tasks on words: {takers})"
-        )
+        sentence = f"the task {self.task.kind!r} reads tokens, not words; use 'text' (tasks that read words: {takers})"
         return [Problem((*read[-1], "frontend"), sentence)]
 
     def _decoding_problems(self) -> list[Problem]:
