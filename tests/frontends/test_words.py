@@ -15,7 +15,7 @@ from qkv.layers.context import Context
 from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.spec.errors import SpecError, UserError
-from qkv.spec.frontends import Words
+from qkv.spec.frontends import HashedWords
 from qkv.spec.model import Model, Stack
 from qkv.spec.parts import Learned, NoPositions
 from qkv.spec.processors import WordFeatures
@@ -27,7 +27,7 @@ SENTENCES = [["The", "cat", "sat"], ["Un-4"]]
 
 
 def built(**fields: Any) -> WordsFrontend:
-    part = Words(features=FEATURES, **fields)
+    part = HashedWords(features=FEATURES, **fields)
     frontend = WordsFrontend(part, Stack(frontend=part, context_length=4), WIDTH)
     generator = torch.Generator().manual_seed(0)
     for parameter in frontend.parameters():
@@ -87,7 +87,7 @@ def test_other_values_are_refused(values: Tensor, message: str) -> None:
 
 def test_random_words_are_read() -> None:
     """They have as many features as a word of six letters, as measurements of cost assume."""
-    spec = Model(width=WIDTH, frontend=Words(features=FEATURES), head="tokens(3)", blocks=())  # type: ignore[arg-type]
+    spec = Model(width=WIDTH, frontend=HashedWords(features=FEATURES), head="tokens(3)", blocks=())  # type: ignore[arg-type]
     model = build(spec)
     given = model.frontend.random(2, 5, torch.Generator().manual_seed(0))
     assert given.values.shape == (2, 5, FEATURES.typical)

@@ -10,7 +10,7 @@ from qkv.layers.context import Context
 from qkv.layers.norms import build_norm
 from qkv.layers.positions import build_positions
 from qkv.ops.dropout import dropout
-from qkv.spec.frontends import Text, Words
+from qkv.spec.frontends import HashedWords, Text
 from qkv.spec.model import Stack
 
 
@@ -20,9 +20,9 @@ class PlacedFrontend(Frontend):
     Subclasses compute the vectors of the values, of ``part.vector_width(width)`` features, and call ``placed``.
     """
 
-    part: Text | Words
+    part: Text | HashedWords
 
-    def __init__(self, part: Text | Words, stack: Stack, width: int):
+    def __init__(self, part: Text | HashedWords, stack: Stack, width: int):
         super().__init__(part, stack)
         self.norm = build_norm(part.norm, width)
         self.positions = build_positions(part.positions, stack.context_length, part.vector_width(width))

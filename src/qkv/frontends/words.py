@@ -11,21 +11,21 @@ from qkv.frontends.placed import PlacedFrontend
 from qkv.layers.context import Context
 from qkv.layers.layout import WHOLE, Layouts
 from qkv.layers.signal import Signal
-from qkv.spec.frontends import Words
+from qkv.spec.frontends import HashedWords
 from qkv.spec.model import Stack
 from qkv.spec.register import implements
 
 
-@implements(Words)
+@implements(HashedWords)
 class WordsFrontend(PlacedFrontend):
     """Front end for words: buckets (B, N, F) of the features of N words, -1 for none -> vectors (B, N, D).
 
     Σ_f E[bucket f] of the features of a word (Bojanowski et al. 2017), with position vectors, norm and dropout.
     """
 
-    part: Words
+    part: HashedWords
 
-    def __init__(self, part: Words, stack: Stack, width: int, table: object = None):
+    def __init__(self, part: HashedWords, stack: Stack, width: int, table: object = None):
         super().__init__(part, stack, width)
         self.features = nn.Parameter(torch.empty(part.features.buckets, part.vector_width(width)))
 

@@ -185,7 +185,7 @@ class Text(Placed, Tokens, kind="text"):
         return -1 if self.query else mask
 
 
-class Words(Placed, kind="words"):
+class HashedWords(Placed, kind="words"):
     """Sum of the embeddings of a word's hashed features, one position per word, combined with position embeddings.
 
     No tokenizer is needed, and unknown words have known features. A sum, not a mean: with a linear head it is logistic
