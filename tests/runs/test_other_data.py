@@ -17,7 +17,7 @@ from qkv.runs.evaluation import evaluate
 from qkv.runs.load import load
 from qkv.runs.run import Run
 from qkv.spec.errors import UserError
-from qkv.tasks.baselines import bag_of_words_accuracy
+from qkv.tasks.baselines import ngram_accuracy
 from qkv.training.loop import train
 
 RIGHT, WRONG = ("good", "up"), ("bad", "down")
@@ -51,7 +51,7 @@ def test_all_of_the_file_is_measured_and_baselines_know_the_training_part_alone(
     evaluation = evaluate(run, data=str(table(tmp_path / "other.csv", other)))
     assert evaluation.figures["targets"] == 50
     # In the measured rows the words tell the other label: only what was fitted on them could be right.
-    assert evaluation.figures["accuracy_of_bag_of_words"] == 0
+    assert evaluation.figures["accuracy_of_ngrams"] == 0
     usual = 100 * sum(label == "up" for _, label in other) / 50
     assert evaluation.figures["accuracy_of_most_frequent_label"] == pytest.approx(usual)
     answers = [answer["answer"] for answer in qkv.predict(run, *(text for text, _ in other))]
@@ -67,10 +67,10 @@ def test_other_columns_another_format_and_labels_that_the_run_does_not_know(run:
     path.write_text("\n".join(map(json.dumps, known + strange)))
     evaluation = evaluate(run, data=str(path))
     assert evaluation.figures["targets"] == 20
-    assert evaluation.figures["accuracy_of_bag_of_words"] == 100
+    assert evaluation.figures["accuracy_of_ngrams"] == 100
     by_name = qkv.evaluate(run, data=path, overrides=["data.columns={text: sentence, label: stars}"])
     assert by_name["accuracy"] == evaluation.figures["accuracy"]
-    assert by_name["accuracy_of_bag_of_words"] == 100
+    assert by_name["accuracy_of_ngrams"] == 100
     assert any("3 of 23 rows" in note and "'sideways', 'none'" in note for note in evaluation.notes)
     path.write_text("\n".join(map(json.dumps, strange)))
     with pytest.raises(UserError, match="knows none of the labels"):
@@ -137,6 +137,6 @@ def test_a_task_that_draws_its_data_reads_no_file(tmp_path: Path) -> None:
         evaluate(load(tmp_path / "run"), data="other.csv")
 
 
-def test_the_bag_of_words_is_that_of_other_rows() -> None:
+def test_the_baseline_is_that_of_other_rows() -> None:
     texts, labels = zip(*rows(40), strict=True)
-    assert bag_of_words_accuracy(texts, labels, texts, labels) == 100
+    assert ngram_accuracy(texts, labels, texts, labels) == 100

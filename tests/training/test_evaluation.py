@@ -250,7 +250,7 @@ def test_the_evaluation_of_thousands_of_classes_is_small(tmp_path: Path) -> None
     assert sum(map(sum, section["counts"])) == 200
     assert "2,000 classes" in section["note"]
     assert any(
-        "the bag of words is left out: 2,000 classes" in note
+        "the n-gram baseline is left out: 2,000 classes" in note
         for note in run.evaluation["splits"]["validation"]["notes"]
     )
     assert (tmp_path / "run" / EVALUATION).stat().st_size < 200_000

@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 from zlib import crc32
+
+import numpy as np
+
+from qkv.spec.wide import Ngrams
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def hashed(feature: str, buckets: int) -> int:
     """Bucket of a feature: its CRC-32 modulo ``buckets``, equal on every machine and in every process."""
-    return crc32(feature.encode("utf-8", "surrogatepass")) % buckets
+    return crc32(_bytes(feature)) % buckets
 
 
 def words_of(text: str) -> list[str]:
     """Lower-cased words and single punctuation marks of a text, in order."""
     return _WORD.findall(text.lower())
-
-
-def word_ngrams(words: Sequence[str], most: int) -> Iterator[str]:
-    """N-grams of 1 to ``most`` adjacent words, joined by spaces."""
-    for size in range(1, most + 1):
-        for start in range(len(words) - size + 1):
-            yield " ".join(words[start : start + size])
 
 
 def character_ngrams(word: str, least: int, most: int) -> Iterator[str]:
@@ -36,3 +35,56 @@ def character_ngrams(word: str, least: int, most: int) -> Iterator[str]:
     for size in range(least, most + 1):
         for start in range(len(marked) - size + 1):
             yield marked[start : start + size]
+
+
+class Bag(NamedTuple):
+    """Features of one row: ids (F), int64, and the number of times that each occurs (F), float32."""
+
+    ids: np.ndarray
+    counts: np.ndarray
+
+
+def bag_of(texts: Sequence[str], part: Ngrams) -> Bag:
+    """Hashed n-grams of a text, or of several texts of one row.
+
+    Ids of word n-grams are below ``part.buckets``, those of character n-grams follow. Features of the second text are
+    marked as such; words that all texts have are one more feature.
+    """
+    read = [words_of(text) for text in texts]
+    found: list[np.ndarray] = []
+    for mark, words in enumerate(read):
+        found += _word_ngrams(words, mark, part)
+        found += [_character_ids(word, mark, part) for word in words]
+    if len(read) > 1 and part.words:
+        shared = set(read[0]).intersection(*read[1:])
+        found += _word_ngrams(sorted(shared), len(read), part)[:1]
+    ids, counts = np.unique(np.concatenate([_NONE, *found]), return_counts=True)
+    return Bag(ids, counts.astype(np.float32))
+
+
+_NONE = np.zeros(0, np.int64)
+_FACTOR = np.uint64(0x9E3779B1)
+_MARK = 0x85EBCA6B
+
+
+def _word_ngrams(words: Sequence[str], mark: int, part: Ngrams) -> list[np.ndarray]:
+    """Ids of the n-grams of 1 to ``part.words`` adjacent words; h(w_1 … w_n) = h(w_1 … w_{n-1}) · factor + h(w_n)."""
+    own = np.array([crc32(_bytes(word)) for word in words], np.uint64)
+    hashes, found = np.full(len(words) + 1, mark * _MARK, np.uint64), []
+    for size in range(1, min(part.words, len(words)) + 1):
+        hashes = hashes[:-1] * _FACTOR + own[size - 1 :]
+        found.append(((hashes ^ (hashes >> np.uint64(32))) % np.uint64(part.buckets)).astype(np.int64))
+    return found
+
+
+@lru_cache(maxsize=1 << 18)
+def _character_ids(word: str, mark: int, part: Ngrams) -> np.ndarray:
+    if not part.characters:
+        return _NONE
+    ngrams = character_ngrams(word, part.least, part.characters)
+    prefix = chr(mark) if mark else ""
+    return np.array([part.buckets + hashed(prefix + ngram, part.buckets) for ngram in ngrams], np.int64)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

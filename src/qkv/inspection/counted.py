@@ -58,7 +58,7 @@ class Asked:
     @property
     def partly(self) -> bool:
         """True if not all parameters are trained."""
-        return self.training.adapt != Whole() or bool(self.training.frozen)
+        return self.training.adapt != Whole() or bool(self.training.frozen) or self.model.wide is not None
 
 
 @dataclass(frozen=True)
@@ -155,6 +155,8 @@ class _Run:
             yield Key(OWN, "queries"), model.queries
         yield Key(OWN, "final norm"), model.norm
         yield Key(OWN, "head"), model.head
+        if model.wide is not None:
+            yield Key(OWN, "wide"), model.wide
 
     def _watch_block(self, prefix: str, i: int, block: nn.Module) -> None:
         def entered(*_: Any) -> None:
@@ -333,7 +335,7 @@ _ORDER = (
     (ENCODER, ("embedding", None, "final norm")),
     (OWN, ("embedding",)),
     (LATENTS, ("embedding", None, "final norm")),
-    (OWN, ("queries", None, "final norm", "head")),
+    (OWN, ("queries", None, "final norm", "head", "wide")),
 )
 """Parts in order of execution; None: the layers of the stack."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -42,6 +43,9 @@ def random_batch(model: Transformer, sizes: BatchSizes) -> Batch:
     """Random signals for the front ends, targets for the model's head; without padding."""
     generator = torch.Generator().manual_seed(0)
     read = model.frontend.random(sizes.batch_size, sizes.length, generator)
+    if model.wide is not None:
+        bag, counts = model.wide.random(sizes.batch_size, sizes.length, generator)
+        read = replace(read, bag=bag, counts=counts)
     source = model.encoder and model.encoder.frontend.random(sizes.batch_size, sizes.source_length, generator)
     targets = model.head.random(sizes.batch_size, sizes.length, generator)
     return Batch.of(read, targets, source, targets.numel())

@@ -21,7 +21,10 @@ class Signal:
     positions of each row that see each other under a mask with a prefix; must be read in one call. visible (B, N, N):
     True where a query (second axis) may see a key (third axis); combined with every mask by "and".
 
-    All but values and visible are int64 or int32.
+    bag (B, F): features of each whole row for a wide path, such as hashed n-grams; counts (B, F): number of times that
+    each occurs, 0 for padding.
+
+    All but values, visible and counts are int64 or int32.
     """
 
     values: Tensor
@@ -31,6 +34,8 @@ class Signal:
     types: Tensor | None = None
     prefix: Tensor | None = None
     visible: Tensor | None = None
+    bag: Tensor | None = None
+    counts: Tensor | None = None
 
     @classmethod
     def of(cls, values: Self | Tensor) -> Self:

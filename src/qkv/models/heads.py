@@ -34,6 +34,9 @@ class Head(Declared):
     ``table`` (V, D): the model's token embeddings, which a tied head uses; None without tokens.
     """
 
+    num_outputs: int
+    """Number of outputs per row or position, C."""
+
     def initialise(self, std: float) -> None:
         """Initialise the head's own tables from N(0, std²), if it has any."""
 
@@ -68,6 +71,7 @@ class LanguageModelHead(Head):
         super().__init__()
         self.cap, self.scale, self.tied, vocab_size = part.softcap, part.scale, part.tied, table.shape[0]
         self.transform = _Transform(part, part.transform, width) if part.transform else None
+        self.num_outputs = vocab_size
         self.weight = table if part.tied else nn.Parameter(torch.empty(vocab_size, width))
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if part.bias else None
 
@@ -135,6 +139,7 @@ class PredictionHead(Head):
         self.pool, width = pool, pool.width if pool else width
         self.hidden = Linear(width, part.hidden, bias=part.hidden_bias) if part.hidden else None
         self.activation, self.norm = ACTIVATIONS[part.activation], build_norm(part.norm, part.hidden or width)
+        self.num_outputs = outputs
         self.output = Linear(part.hidden or width, outputs, bias=part.bias)
         self.dropout = part.dropout
 

@@ -24,6 +24,7 @@ from qkv.models.block import Block
 from qkv.models.heads import build_head
 from qkv.models.queries import Queries
 from qkv.models.reversible import through_reversible
+from qkv.models.wide import DEEP, build_wide
 from qkv.spec.errors import UserError, dotted
 from qkv.spec.model import Encoder as EncoderSpec
 from qkv.spec.model import Latents as LatentsSpec
@@ -249,6 +250,7 @@ class Transformer(Stack):
         )
         self.queries = Queries(spec.queries, spec.width, spec.context_length) if spec.queries else None
         self.head = build_head(spec.head, spec.leaving(spec.width), table)
+        self.wide = build_wide(spec.wide, self.head.num_outputs) if spec.wide else None
         self.reads_prefix = spec.reads_prefix
 
     @property
@@ -332,14 +334,20 @@ class Transformer(Stack):
         tap: Tap | None = None,
         memory: Memory | Memories | None = None,
     ) -> tuple[Tensor, State | None]:
-        """Return (outputs of the head, next state; None without a state). ``signal``: ids (B, N), or a ``Signal``.
+        """Return (outputs, next state; None without a state). ``signal``: ids (B, N), or a ``Signal``.
+
+        Outputs are those of the head; with a wide path, in evaluation, a · head + b · wide.
 
         ``memory``: the encoder's output, for calls without a state; with a state, pass it to ``init_state``.
         """
-        x, context, state = self._read(Signal.of(signal), state, tap, memory)
-        return tapped(
-            tap, "head", "head", self.head(x, context.lengths if self.spec.num_outputs is None else None)
-        ), state
+        signal = Signal.of(signal)
+        if self.wide is not None and not self.training and not self.wide.reads(DEEP):
+            return tapped(tap, "head", "head", self.wide.joined(None, signal)), None
+        x, context, state = self._read(signal, state, tap, memory)
+        out = self.head(x, context.lengths if self.spec.num_outputs is None else None)
+        if self.wide is not None and not self.training:
+            out = self.wide.joined(out, signal)
+        return tapped(tap, "head", "head", out), state
 
     def features(
         self,

@@ -17,6 +17,7 @@ from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.masks import Full
 from qkv.spec.parts import Add, LayerNorm, Learned, Norm, Positions, Residual
 from qkv.spec.register import import_all
+from qkv.spec.wide import WidePath
 
 import_all("qkv.spec.mixers")  # their kinds join the slot of branches
 
@@ -322,13 +323,13 @@ class Queries(Spec):
         ]
 
 
-class Wide(Spec):
+class WithWidth(Spec):
     """Base class of specs with a model width D."""
 
     width: int = Field(default=128, gt=0, le=WIDEST, description="features per position, D")
 
 
-class Model(Stack, Wide):
+class Model(Stack, WithWidth):
     """Complete model: front end, blocks, final norm and head; with ``encoder`` an encoder–decoder.
 
     With ``latents`` (Perceiver): these read the front end's vectors, and the stack's cross branches read the latents.
@@ -342,6 +343,9 @@ class Model(Stack, Wide):
         default=None, description="queries that read the latents; default: the front end's vectors"
     )
     head: Head = LanguageModelHead()
+    wide: WidePath | None = Field(
+        default=None, description="linear path from features of the whole row to the outputs; default: none"
+    )
     init_std: float = Field(
         default=0.02,
         gt=0,
@@ -399,6 +403,7 @@ class Model(Stack, Wide):
             *self._tied_problems(),
             *(self._latent_problems() if self.latents else self._memory_problems()),
             *self._stream_problems(),
+            *self._wide_problems(),
         ]
 
     def _latent_problems(self) -> list[Problem]:
@@ -493,6 +498,12 @@ class Model(Stack, Wide):
                 )
             )
         return found
+
+    def _wide_problems(self) -> list[Problem]:
+        if self.wide is None or self.head.pools:
+            return []
+        sentence = f"a wide path adds to one output per row, and the head {self.head.kind!r} has others"
+        return [Problem(("wide",), f"{sentence}; leave it out, or give a classification or regression head")]
 
     def _memory_problems(self) -> list[Problem]:
         encoder, reader = self.encoder, self.first_branch(lambda branch: branch.reads_memory)

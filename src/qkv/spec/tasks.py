@@ -90,6 +90,7 @@ _WEIGHTS = (
     "weights of labels in the training loss: none; balanced: n / (k n_c) for a label with n_c of n targets and k "
     "labels; or by label, others 1"
 )
+_WINDOWS = "most windows into which a long text is cut; their outputs are averaged"
 
 
 class Classification(Task, kind="classification"):
@@ -97,6 +98,7 @@ class Classification(Task, kind="classification"):
 
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     class_weights: ClassWeights = Field(default="none", description=_WEIGHTS)
+    windows: int = Field(default=1, gt=0, description=_WINDOWS)
 
     reads: ClassVar[Reads] = "examples"
     head: ClassVar[str] = "classification"
@@ -154,6 +156,7 @@ class Regression(Task, kind="regression"):
     deviation: float | None = Field(
         default=None, gt=0, description="standard deviation of the targets; default: that of the training set"
     )
+    windows: int = Field(default=1, gt=0, description=_WINDOWS)
 
     reads: ClassVar[Reads] = "examples"
     head: ClassVar[str] = "regression"

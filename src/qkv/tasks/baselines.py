@@ -1,56 +1,94 @@
-"""Baselines: scores of a simple method on the same data, which a model should exceed."""
+"""Baselines: linear models over TF-IDF of n-grams, fitted to the same data, which a model should exceed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from qkv.spec.errors import UserError
 from qkv.tasks.text_metrics import metric_library
 
-MOST_ROWS = 100_000
-"""Maximum number of training texts for the baseline."""
+MOST_CHARACTERS = 50_000_000
+"""Maximum number of characters of the training texts of a linear model."""
+MOST_WEIGHTS = 10_000_000
+"""Maximum of classes times features: the solver keeps twenty vectors of that size."""
+NGRAMS_PER_WORD = 10
+"""Distinct n-grams per distinct word, about; measured on film reviews."""
 
 
-MOST_WEIGHTS = 2_000_000
-"""Maximum of classes times words for the baseline."""
+def predicted_labels(texts: Sequence[str], labels: Sequence[str], unseen: Sequence[str]) -> list[str]:
+    """Labels of ``unseen`` by logistic regression with an L2 penalty of 1 over ``ngrams``, trained on ``texts``.
 
-
-def bag_of_words(texts: Sequence[str], labels: Sequence[str], unseen: Sequence[str]) -> list[str]:
-    """Labels of ``unseen`` predicted by logistic regression over words, trained on ``texts``.
-
-    Each text is the set of its lower-cased words; the regression has an L2 penalty of 1. Raises ``UserError`` if
-    scikit-learn is not installed.
+    Raises ``UserError`` if scikit-learn is not installed.
     """
-    features = metric_library("sklearn.feature_extraction.text").CountVectorizer(binary=True, token_pattern=r"(?u)\S+")
-    regression = metric_library("sklearn.linear_model").LogisticRegression(max_iter=1000)
+    features, regression = ngrams(), metric_library("sklearn.linear_model").LogisticRegression(max_iter=1000)
     regression.fit(features.fit_transform(texts), list(labels))
     return [str(label) for label in regression.predict(features.transform(unseen))]
 
 
-def too_large(texts: Sequence[str], labels: Sequence[str]) -> str:
-    """Note for the user that the data is too large for the bag-of-words baseline; "" if it is not."""
-    if len(texts) > MOST_ROWS:
-        return f"the bag of words is left out: {len(texts):,} training texts are more than {MOST_ROWS:,}"
-    words, classes = len({word for text in texts for word in text.lower().split()}), len(set(labels))
-    if classes * words > MOST_WEIGHTS:
+def predicted_values(texts: Sequence[str], values: Sequence[float], unseen: Sequence[str]) -> np.ndarray:
+    """Values of ``unseen`` by ridge regression with a penalty of 1 over ``ngrams``, trained on ``texts``.
+
+    Raises ``UserError`` if scikit-learn is not installed.
+    """
+    features, regression = ngrams(), metric_library("sklearn.linear_model").Ridge(solver="sparse_cg")
+    regression.fit(features.fit_transform(texts), np.array(values, np.float64))
+    return regression.predict(features.transform(unseen))
+
+
+def ngrams() -> Any:
+    """TF-IDF of 1- and 2-grams of words, and of 3- to 5-grams of characters within words, by scikit-learn."""
+    vectorizer = metric_library("sklearn.feature_extraction.text").TfidfVectorizer
+    words = vectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\S+")
+    characters = vectorizer(analyzer="char_wb", ngram_range=(3, 5), sublinear_tf=True)
+    return metric_library("sklearn.pipeline").FeatureUnion([("words", words), ("characters", characters)])
+
+
+def too_large(texts: Sequence[str], classes: int = 1) -> str:
+    """Note for the user that the data is too large for a linear model over n-grams; "" if it is not."""
+    size = sum(map(len, texts))
+    if size > MOST_CHARACTERS:
         return (
-            f"the bag of words is left out: {classes:,} classes times {words:,} words are more than {MOST_WEIGHTS:,} "
-            "weights"
+            f"the n-gram baseline is left out: {size:,} characters of training text are more than {MOST_CHARACTERS:,}"
+        )
+    features = NGRAMS_PER_WORD * len({word for text in texts for word in text.lower().split()})
+    if classes * features > MOST_WEIGHTS:
+        return (
+            f"the n-gram baseline is left out: {classes:,} classes times about {features:,} n-grams are more than "
+            f"{MOST_WEIGHTS:,} weights"
         )
     return ""
 
 
-def bag_of_words_accuracy(
+def ngram_accuracy(
     texts: Sequence[str], labels: Sequence[str], unseen: Sequence[str], truth: Sequence[str]
 ) -> float | None:
-    """Accuracy of ``bag_of_words`` on ``unseen`` texts with labels ``truth``, in per cent.
+    """Accuracy of ``predicted_labels`` on ``unseen`` texts with labels ``truth``, in per cent.
+
+    None without scikit-learn, for fewer than two labels, or if ``too_large``.
+    """
+    if too_large(texts, len(set(labels))) or len(set(labels)) < 2:
+        return None
+    try:
+        found = predicted_labels(texts, labels, unseen)
+    except (UserError, ValueError):  # no text has an n-gram
+        return None
+    return 100 * sum(a == b for a, b in zip(found, truth, strict=True)) / max(1, len(truth))
+
+
+def ngram_rmse(
+    texts: Sequence[str], values: Sequence[float], unseen: Sequence[str], truth: Sequence[float]
+) -> float | None:
+    """Root-mean-square error of ``predicted_values`` on ``unseen`` texts with values ``truth``.
 
     None without scikit-learn, or if ``too_large``.
     """
-    if too_large(texts, labels):
+    if too_large(texts) or not texts:
         return None
     try:
-        found = bag_of_words(texts, labels, unseen)
-    except UserError:
+        found = predicted_values(texts, values, unseen)
+    except (UserError, ValueError):
         return None
-    return 100 * sum(a == b for a, b in zip(found, truth, strict=True)) / max(1, len(truth))
+    return float(np.sqrt(np.mean((found - np.array(truth, np.float64)) ** 2)))

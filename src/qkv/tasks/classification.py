@@ -8,27 +8,25 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from qkv.data.batch import Batch
-from qkv.data.padding import lengths_or_none, padded
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
-from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Classification
-from qkv.tasks.baselines import bag_of_words_accuracy, too_large
+from qkv.tasks.baselines import ngram_accuracy, too_large
 from qkv.tasks.class_weights import label_loss, rare_labels_note, weights_of, with_class_weights
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
-from qkv.tasks.example_task import Collate, Truncation, column, types_or_none
+from qkv.tasks.example_task import Collate, Truncation, column
 from qkv.tasks.label_metrics import agreement, confusion
-from qkv.tasks.pooled import PAIR, TEXT, PooledTask, example_of, outputs, told
+from qkv.tasks.linear import Fitted, fit_labels
+from qkv.tasks.pooled import PAIR, SHORT, TEXT, PooledTask, TextReader, batch_of, outputs, texts_of, told
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals, lowercase
 
 _SHOWN = 12
@@ -40,7 +38,14 @@ class ClassificationTask(PooledTask):
 
     loss_unit = "nats an example"
     unknown = 0
-    automatic = Defaults(("text", "pair"), tokenizer=lowercase, fields={"label_smoothing": 0.1}, best="accuracy")
+    automatic = Defaults(
+        ("text", "pair"),
+        lengths=SHORT,
+        target="label",
+        tokenizer=lowercase,
+        fields={"label_smoothing": 0.1},
+        best="accuracy",
+    )
     roles = (
         TEXT,
         PAIR,
@@ -74,10 +79,14 @@ class ClassificationTask(PooledTask):
                 f"data: the label {row['label']!r} occurs only in held-out data, so it cannot be learned; "
                 "remove such rows"
             )
-        return example_of(row, vocabulary, cut, vocabulary.classes[row["label"]])
+        assert isinstance(cut, TextReader)
+        return cut.example(texts_of(row), vocabulary.classes[row["label"]])
 
     def unknown_label(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> str | None:
         return None if row["label"] in vocabulary.classes else str(row["label"])
+
+    def fit_linear(self, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray, num_outputs: int) -> Fitted:
+        return fit_labels(x, targets, unseen, truth, num_outputs)
 
     def collator(self, recipe: Recipe) -> Collate:
         return _collated
@@ -110,7 +119,7 @@ class ClassificationTask(PooledTask):
         figures = {**self.figures(seen, dataset.scale(split)), **_baselines(dataset, split)}
         rows = dataset.fitted_on or ()
         truth = [row["label"] for row in rows]
-        notes = [*filter(None, [too_large([told(row) for row in rows], truth)])]
+        notes = [*filter(None, [too_large([told(row) for row in rows], len(labels))])]
         notes += rare_labels_note(self.spec, labels, seen.outcomes, Counter(truth))
         return Evaluation(figures, [confusion(labels, seen.outcomes), *([table] if wrong else [])], notes)
 
@@ -133,7 +142,7 @@ class ClassificationTask(PooledTask):
 
 
 def _baselines(dataset: ExampleDataset, split: str) -> dict[str, float]:
-    """Accuracies of baselines on ``split``, in %: most frequent training label, and if possible ``bag_of_words``."""
+    """Accuracies of baselines on ``split``, in %: most frequent training label, and if possible ``ngram_accuracy``."""
     if not dataset.fitted_on:
         return {}
     (texts, labels), (unseen, truth) = (
@@ -142,16 +151,12 @@ def _baselines(dataset: ExampleDataset, split: str) -> dict[str, float]:
     )
     usual = Counter(labels).most_common(1)[0][0]
     found = {"accuracy_of_most_frequent_label": 100 * truth.count(usual) / max(1, len(truth))}
-    words = bag_of_words_accuracy(texts, labels, unseen, truth)
-    return found if words is None else {**found, "accuracy_of_bag_of_words": words}
+    linear = ngram_accuracy(texts, labels, unseen, truth)
+    return found if linear is None else {**found, "accuracy_of_ngrams": linear}
 
 
-def _collated(rows: Sequence[tuple[np.ndarray, np.ndarray, int]]) -> Batch:
-    ids, lengths = padded([ids for ids, _, _ in rows])
-    labels = torch.tensor([label for _, _, label in rows])
-    return Batch.of(
-        Signal(ids, lengths_or_none(ids, lengths), types=types_or_none([types for _, types, _ in rows])), labels
-    )
+def _collated(rows: Sequence[tuple[Any, ...]]) -> Batch:
+    return batch_of(rows, torch.tensor([row[2] for row in rows]))
 
 
 def _natural(label: str) -> tuple[int, float, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,8 +13,11 @@ from torch import Tensor
 
 from qkv.data.batch import Batch
 from qkv.data.corpus import TRAIN, VALIDATION
+from qkv.data.ngrams import Bag, bag_of
+from qkv.data.padding import lengths_or_none, padded
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
+from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
@@ -21,7 +25,9 @@ from qkv.ops.at_least_single import at_least_single
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
-from qkv.tasks.example_task import ExampleTask, Truncation, column, framed_by, text_in, trained
+from qkv.tasks.example_task import ExampleTask, Truncation, column, framed_by, text_in, trained, types_or_none
+from qkv.tasks.linear import Fitted
+from qkv.tokenizers.framing import Framed
 from qkv.tokenizers.tokenizer import Tokenizer
 
 TEXT = Role(
@@ -29,6 +35,8 @@ TEXT = Role(
 )
 PAIR = Role("pair", "text", ("pair", "hypothesis", "sentence2", "question2"), optional=True)
 """Optional second text, for predictions about pairs."""
+SHORT = (32, 64, 128, 256)
+"""Candidate context lengths of automatic recipes; longer texts are read in windows."""
 _AT_ONCE = 64
 _MOST_EXAMINED = 2000
 
@@ -54,6 +62,13 @@ class PooledTask(ExampleTask):
     def shown(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
         """Format the answer beside the true value of ``row`` as a short text."""
 
+    @abstractmethod
+    def fit_linear(self, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray, num_outputs: int) -> Fitted:
+        """Fit a linear model of ``num_outputs`` outputs to sparse features x (rows, F) and the targets of the examples.
+
+        unseen, truth: features and targets of the validation split, which select the penalty.
+        """
+
     def tokenizer(self, recipe: Recipe, records: Records) -> Tokenizer:
         """Tokenizer trained on the texts of the training split, with special tokens added if it has no template."""
         pairs = "pair" in records.splits[TRAIN][0]
@@ -63,11 +78,9 @@ class PooledTask(ExampleTask):
     def limits(self, recipe: Recipe) -> dict[str, int]:
         return {"text": recipe.model.context_length - 1}
 
-    def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> Truncation:
-        """Truncation of single texts (role ``text``) and of both texts of a pair together (role ``pair``)."""
-        most, tokenizer = recipe.model.context_length, vocabulary.tokenizer
-        room = {"text": max(0, most - tokenizer.frame.size), "pair": max(0, most - tokenizer.pair_frame.size)}
-        return Truncation(room, recipe.model.types_read)
+    def cut(self, recipe: Recipe, vocabulary: Vocabulary) -> TextReader:
+        """Reader of single texts (role ``text``) and of both texts of a pair together (role ``pair``)."""
+        return TextReader(recipe, vocabulary.tokenizer)
 
     def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
         return "\n".join(
@@ -94,14 +107,14 @@ class PooledTask(ExampleTask):
         cut, collate = self.cut(recipe, vocabulary), self.collator(recipe)
         found: list[dict[str, Any]] = []
         for begin in range(0, len(rows), _AT_ONCE):
-            texts = [_encoded(row, vocabulary.tokenizer, recipe) for row in rows[begin : begin + _AT_ONCE]]
-            read = [(*marked(some, vocabulary.tokenizer, cut), self.unknown) for some in texts]
-            batch = collate(read).to(model.device)
+            texts = [_checked(row, recipe) for row in rows[begin : begin + _AT_ONCE]]
+            read = [cut.read(some, self.unknown) for some in texts]
+            batch = collate([parts for parts, _ in read]).to(model.device)
             with torch.inference_mode(), evaluating(model):
                 answers = self.answers(at_least_single(outputs(model, batch)), vocabulary, recipe)
             found += [
-                answer | cut.note(sum(map(len, some)), _ROLES[len(some)])
-                for answer, some in zip(answers, texts, strict=True)
+                answer | cut.note(length, _ROLES[len(some)])
+                for answer, some, (_, length) in zip(answers, texts, read, strict=True)
             ]
         return found
 
@@ -110,14 +123,19 @@ _ROLES = {1: "text", 2: "pair"}
 """Roles of one text and of two in messages about truncation."""
 
 
-def _encoded(row: Mapping[str, Any], tokenizer: Tokenizer, recipe: Recipe) -> list[list[int]]:
-    """Token ids of the text of ``row``, and of its second text if present.
+def _checked(row: Mapping[str, Any], recipe: Recipe) -> list[str]:
+    """Text of ``row``, and its second text if present.
 
     Raises ``UserError`` if the model was trained on pairs and the second text is missing.
     """
     if "pair" in recipe.data.columns and row.get("pair") is None:
         raise UserError("the model has learned from pairs of texts, and the second text, 'pair', is missing")
-    return [tokenizer.encode(text_in(row, role)) for role in _parts(row)]
+    return texts_of(row)
+
+
+def texts_of(row: Mapping[str, Any]) -> list[str]:
+    """Text of ``row``, and its second text if present."""
+    return [text_in(row, role) for role in _parts(row)]
 
 
 def _parts(row: Mapping[str, Any]) -> list[str]:
@@ -129,23 +147,99 @@ def told(row: Mapping[str, Any]) -> str:
     return " | ".join(row[role] for role in _parts(row))
 
 
-def example_of(row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation, truth: Any) -> Example:
-    """Encode a row to an example with the target ``truth``; ``cut`` truncates the texts."""
-    tokenizer = vocabulary.tokenizer
-    ids, types = marked([tokenizer.encode(row[role]) for role in _parts(row)], tokenizer, cut)
-    return Example(len(ids), 1, (ids, types, truth))
+class TextReader(Truncation):
+    """Conversion of the text or pair of texts of a row to examples, truncated to the model's context length.
+
+    A text that is longer becomes up to ``task.windows`` windows, each framed, which overlap by an eighth.
+    """
+
+    def __init__(self, recipe: Recipe, tokenizer: Tokenizer):
+        most, self.tokenizer = recipe.model.context_length, tokenizer
+        room = {"text": max(0, most - tokenizer.frame.size), "pair": max(0, most - tokenizer.pair_frame.size)}
+        self.windows, self.wide = recipe.task.windows, recipe.model.wide  # type: ignore[attr-defined]
+        self.room = room["text"]
+        super().__init__({**room, "text": room["text"] + (self.windows - 1) * self._stride}, recipe.model.types_read)
+
+    @property
+    def _stride(self) -> int:
+        return max(1, self.room - self.room // 8)
+
+    def example(self, texts: Sequence[str], truth: Any) -> Example:
+        """Encode the texts of one row, with the target ``truth``, to an example."""
+        parts, _ = self.read(texts, truth)
+        return Example(len(parts[0]), 1, parts)
+
+    def read(self, texts: Sequence[str], truth: Any) -> tuple[tuple[Any, ...], int]:
+        """(parts of the example of one row, number of its tokens before truncation).
+
+        Parts: framed ids and token types (empty if the model reads none) of all windows, truth; then, if there are
+        several windows or a wide path, the length of each window, and ids and counts of the features.
+        """
+        tokens = [self.tokenizer.encode(text) for text in texts]
+        length = sum(map(len, tokens))
+        read = [self.framed(found) for found in self._framed(tokens)]
+        ids, types = (
+            np.concatenate([np.array(part, np.int64) for part in side])
+            for side in zip(*((found.ids, found.types) for found in read), strict=True)
+        )
+        if len(read) == 1 and self.wide is None:
+            return (ids, types, truth), length
+        bag = Bag(*_EMPTY) if self.wide is None else bag_of(texts, self.wide)
+        return (ids, types, truth, np.array([len(found.ids) for found in read]), *bag), length
+
+    def _framed(self, tokens: Sequence[Sequence[int]]) -> list[Framed]:
+        if len(tokens) > 1:
+            return [self.tokenizer.pair_frame.around(*self.together(tokens[0], tokens[1], "pair"))]
+        kept = self(tokens[0], "text").tolist()
+        starts = range(0, max(1, len(kept) - self.room + self._stride), self._stride)
+        return [self.tokenizer.frame.around(kept[start : start + self.room]) for start in starts]
 
 
-def marked(texts: Sequence[list[int]], tokenizer: Tokenizer, cut: Truncation) -> tuple[np.ndarray, np.ndarray]:
-    """(framed ids, token types) of one text or a pair, truncated; types are empty if the model reads none."""
-    if len(texts) == 1:
-        found = tokenizer.frame.around(cut(texts[0], "text").tolist())
-    else:
-        found = tokenizer.pair_frame.around(*cut.together(texts[0], texts[1], "pair"))
-    read = cut.framed(found)
-    return np.array(read.ids, np.int64), np.array(read.types, np.int64)
+_EMPTY = np.zeros(0, np.int64), np.zeros(0, np.float32)
+
+
+def signal_of(rows: Sequence[tuple[Any, ...]]) -> tuple[Signal, Tensor | None]:
+    """(signal of the parts of several examples, index of the row of each window; None if each row is one window)."""
+    counts = [row[3] if len(row) > 3 else np.array([len(row[0])]) for row in rows]
+    ends = [np.cumsum(each)[:-1] for each in counts]
+    pieces = [part for row, end in zip(rows, ends, strict=True) for part in np.split(row[0], end)]
+    ids, lengths = padded(pieces)
+    types = [part for row, end in zip(rows, ends, strict=True) for part in np.split(row[1], end if len(row[1]) else [])]
+    owners = None
+    if len(pieces) > len(rows):
+        owners = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(each) for each in counts]))
+    signal = Signal(ids, lengths_or_none(ids, lengths), types=types_or_none(types))
+    if len(rows[0]) > 3 and any(len(row[4]) for row in rows):
+        bag, occurring = padded([row[4] for row in rows])[0], padded_counts([row[5] for row in rows])
+        signal = replace(signal, bag=bag, counts=occurring)
+        if owners is not None:
+            signal = replace(signal, bag=bag[owners], counts=occurring[owners])
+    return signal, owners
+
+
+def padded_counts(rows: Sequence[np.ndarray]) -> Tensor:
+    """Counts of the features of several rows, (B, longest), padded with 0."""
+    found = torch.zeros(len(rows), max(map(len, rows)))
+    for i, row in enumerate(rows):
+        found[i, : len(row)] = torch.from_numpy(row)
+    return found
+
+
+ROWS = "rows"
+"""Name of the extra of a batch that holds the row of each window."""
+
+
+def batch_of(rows: Sequence[tuple[Any, ...]], targets: Tensor, count: int | None = None) -> Batch:
+    """Batch of the parts of several examples with ``targets`` of the rows."""
+    signal, owners = signal_of(rows)
+    return Batch.of(signal, targets, None, count, **({} if owners is None else {ROWS: owners}))
 
 
 def outputs(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-    """Outputs of the head, (B, C), one row per text."""
-    return model(batch.input, tap=tap)[0]
+    """Outputs of the model, (B, C), one row per text: the mean over its windows."""
+    rows = batch.extras.get(ROWS)
+    if rows is None:
+        return model(batch.input, tap=tap)[0]
+    found = at_least_single(model(batch.input, tap=tap)[0])
+    total = found.new_zeros(len(batch.targets), found.shape[1]).index_add(0, rows, found)
+    return total / torch.bincount(rows, minlength=len(total))[:, None]

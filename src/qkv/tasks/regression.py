@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from qkv.data.batch import Batch
-from qkv.data.padding import lengths_or_none, padded
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
-from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
@@ -22,9 +20,11 @@ from qkv.spec import tasks as spec
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
-from qkv.tasks.dataset import Dataset, Example
-from qkv.tasks.example_task import Collate, Truncation, column, types_or_none
-from qkv.tasks.pooled import PAIR, TEXT, PooledTask, example_of, outputs, told
+from qkv.tasks.baselines import ngram_rmse, too_large
+from qkv.tasks.dataset import Dataset, Example, ExampleDataset
+from qkv.tasks.example_task import Collate, Truncation, column
+from qkv.tasks.linear import Fitted, fit_values
+from qkv.tasks.pooled import PAIR, SHORT, TEXT, PooledTask, TextReader, batch_of, outputs, texts_of, told
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals, lowercase
 
 _SHOWN = 12
@@ -40,7 +40,7 @@ class RegressionTask(PooledTask):
 
     loss_unit = "squared deviations an example"
     unknown = 0.0
-    automatic = Defaults(("text", "pair"), tokenizer=lowercase)
+    automatic = Defaults(("text", "pair"), lengths=SHORT, target="value", tokenizer=lowercase)
     roles = (
         TEXT,
         PAIR,
@@ -64,18 +64,19 @@ class RegressionTask(PooledTask):
         return Vocabulary(tokenizer, tokenizer)
 
     def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation) -> Example:
-        return example_of(row, vocabulary, cut, row["value"])
+        assert isinstance(cut, TextReader)
+        return cut.example(texts_of(row), row["value"])
+
+    def fit_linear(self, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray, num_outputs: int) -> Fitted:
+        mean, deviation = _units(self.spec)
+        return fit_values(x, (targets - mean) / deviation, unseen, (truth - mean) / deviation)
 
     def collator(self, recipe: Recipe) -> Collate:
         mean, deviation = _units(recipe.task)
 
-        def collate(rows: Sequence[tuple[np.ndarray, np.ndarray, float]]) -> Batch:
-            ids, lengths = padded([ids for ids, _, _ in rows])
-            values = torch.from_numpy(
-                ((np.array([value for _, _, value in rows], np.float64) - mean) / deviation).astype(np.float32)
-            )
-            types = types_or_none([types for _, types, _ in rows])
-            return Batch.of(Signal(ids, lengths_or_none(ids, lengths), types=types), values, count=len(values))
+        def collate(rows: Sequence[tuple[Any, ...]]) -> Batch:
+            values = (np.array([row[2] for row in rows], np.float64) - mean) / deviation
+            return batch_of(rows, torch.from_numpy(values.astype(np.float32)), len(values))
 
         return collate
 
@@ -98,7 +99,13 @@ class RegressionTask(PooledTask):
         )
         shown = [[told(row), answer["answer"], f"{row['value']:.4g}"] for row, answer in found[:_SHOWN]]
         table = {"kind": "examples", "title": "Largest errors", "columns": ["text", "answer", "truth"], "rows": shown}
-        return Evaluation(self.figures(seen, dataset.scale(split)), [table])
+        assert isinstance(dataset, ExampleDataset)
+        rows, others = dataset.fitted_on or (), dataset.records[split]
+        texts, values = [told(row) for row in rows], [row["value"] for row in rows]
+        linear = ngram_rmse(texts, values, [told(row) for row in others], [row["value"] for row in others])
+        figures = self.figures(seen, dataset.scale(split)) | ({} if linear is None else {"rmse_of_ngrams": linear})
+        note = too_large(texts)
+        return Evaluation(figures, [table], [note] if note else [])
 
     def shown(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
         return f"{answer['answer']} (truth: {row['value']:.4g})"

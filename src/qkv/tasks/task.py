@@ -36,6 +36,8 @@ class Defaults(NamedTuple):
     """Candidate context lengths."""
     fields: Mapping[str, Any] = MappingProxyType({})
     """Fields of the task that differ from their defaults."""
+    target: str = ""
+    """Role of the target of tasks with one output per row, whose model has a wide path; empty for others."""
     best: str = "loss"
     """Metric that selects the best weights. The loss can rise while accuracy still improves."""
 

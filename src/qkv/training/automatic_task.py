@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.data.ngrams import words_of
 from qkv.data.records.model import Records, Role
 from qkv.data.records.open import open_records
 from qkv.inspection.cost import cost
@@ -25,6 +27,8 @@ from qkv.spec.parts import Learned
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Task as TaskSpec
 from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
+from qkv.spec.wide import Ngrams
+from qkv.tasks.baselines import NGRAMS_PER_WORD, too_large
 from qkv.tasks.registry import build_task, tasks
 from qkv.tasks.task import Defaults
 from qkv.training.automatic import MINUTES, this_machine
@@ -81,8 +85,9 @@ def automatic_task(
     budget of ``MINUTES``, or of ``training.minutes`` in ``overrides``.
 
     The model is a small Transformer: an encoder with the task's head, or an encoder–decoder if text is generated.
-    Vocabulary, width and context length grow with the data. Training stops after ``_EPOCHS`` epochs, or early when the
-    validation loss stops falling.
+    Vocabulary, width and context length grow with the data; longer texts are read in windows. Beside an encoder with
+    one output per row runs a linear path from n-grams (``qkv.training.wide``). Training stops after ``_EPOCHS``
+    epochs, or early when validation stops improving.
 
     With ``start``, a run or a published checkpoint, that model is fine-tuned instead, with ``adapt`` ("whole", "head",
     "lora(8)").
@@ -92,12 +97,16 @@ def automatic_task(
     task = task_of(kind)
     plan = _defaults(type(task))
     given = Data.parse(dict(data))
-    sizes = _sizes(open_records(given, _roles(task)), plan)
+    records = open_records(given, _roles(task))
+    sizes = _sizes(records, plan)
     machine = machine or this_machine()
     ids = next((size for size in reversed(_VOCABULARIES) if 120 * size <= sizes.characters), _VOCABULARIES[0])
     tokenizer = plan.tokenizer(ids)
     width, layers = _width(sizes.examples, bool(plan.writes))
     model = _writer(width, layers, sizes, plan) if plan.writes else _reader(width, layers, sizes, plan, task)
+    if plan.target:
+        model = model.changed(wide=wide_path(records, plan))
+        task = task.changed(windows=_windows(sizes.read[1], model.context_length))
     training, batching = _training(sizes, width, machine, bool(plan.writes))
     training = training.changed(validation=training.validation.changed(best=plan.best))
     recipe = Recipe(
@@ -176,6 +185,37 @@ def _context(longest: float, lengths: tuple[int, ...]) -> int:
     tokens), else the longest.
     """
     return next((length for length in lengths if 1.5 * longest + 4 <= length), lengths[-1])
+
+
+_MOST_WINDOWS = 8
+_UNSEGMENTED = 12
+"""Characters per word beyond which a text is taken as written without spaces, as Chinese and proteins are."""
+_OUTPUTS = 1 << 22
+"""Most hash buckets times outputs."""
+
+
+def _windows(longest: float, context: int) -> int:
+    """Number of windows of ``context`` tokens that hold nearly all texts (``longest``: 99th percentile in tokens)."""
+    return max(1, min(_MOST_WINDOWS, math.ceil(1.2 * longest / (0.8 * context))))
+
+
+def wide_path(records: Records, plan: Defaults) -> Ngrams | None:
+    """Wide path for the texts of the training split; None if a linear model of that size is too large.
+
+    Buckets: about as many as there are distinct n-grams. Texts without spaces are counted by shorter n-grams, too.
+    """
+    rows = records.splits["train"]
+    texts = [" | ".join(row[role] for role in plan.reads if row.get(role)) for row in rows]
+    outputs = len({row[plan.target] for row in rows}) if isinstance(rows[0][plan.target], str) else 1
+    if too_large(texts, outputs):
+        return None
+    found = [words_of(text) for text in texts]
+    words = {word for each in found for word in each}
+    unsegmented = sum(map(len, texts)) > _UNSEGMENTED * sum(map(len, found))
+    features = max(NGRAMS_PER_WORD * len(words), sum(map(len, texts)) // 4 if unsegmented else 0)
+    most = max(1 << 10, min(1 << 17, _OUTPUTS // outputs))
+    buckets = min(1 << max(10, (features - 1).bit_length()), 1 << (most.bit_length() - 1))
+    return Ngrams(least=1 if unsegmented else 3, buckets=buckets)
 
 
 def _width(examples: int, writes: bool) -> tuple[int, int]:

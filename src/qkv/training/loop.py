@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,7 +24,7 @@ from qkv.runs.calibration import calibrate
 from qkv.runs.checkpoint import Checkpoint, load_weights, save_weights, weights
 from qkv.runs.evaluation import evaluate_split, held_out, measure
 from qkv.runs.evaluation_file import read_evaluation, write_evaluation
-from qkv.runs.files import read_tensors
+from qkv.runs.files import read_metadata, read_tensors
 from qkv.runs.folder import WEIGHTS, locked
 from qkv.runs.identity import MADE_WITH, made_with, recipe_digest
 from qkv.runs.load import load
@@ -46,6 +46,7 @@ from qkv.training.setup import Setup, prepare
 from qkv.training.show import Show
 from qkv.training.standing import Standing
 from qkv.training.usage import counted
+from qkv.training.wide import Contestant, join, section
 
 # Checkpoints saved by time, and samples at unset intervals, may take this share of the training time.
 _OVERHEAD = 0.02
@@ -382,6 +383,9 @@ class Trainer:
         setup, evaluations = self.setup, {}
         tensors, step = self._best()
         load_weights(self.model, tensors, setup.folder / WEIGHTS)
+        contestants = self._joined(stop)
+        if contestants is None:
+            return False
         for split in held_out(setup.dataset):
             self.tell(Notice(f"evaluating the weights of step {step:,} on the {split} part"))
             try:
@@ -398,10 +402,27 @@ class Trainer:
                 return True
             if evaluation is None:
                 return False
+            if contestants and split == VALIDATION:
+                table = section(contestants, self.training.validation.best)
+                evaluation = replace(evaluation, sections=[table, *evaluation.sections])
             evaluations[split] = evaluation
             self.tell(Evaluated(step, split, evaluation.figures))
         write_evaluation(setup.folder, step, evaluations)
         return True
+
+    def _joined(self, stop: StopRequest) -> list[Contestant] | None:
+        """Join the paths of a model with a wide path, and save the factors with the best weights; None if stopped."""
+        if self.model.wide is None:
+            return []
+        setup, training, path = self.setup, self.training, self.setup.folder / WEIGHTS
+        best = training.validation.best
+        found = join(self.model, setup.task, setup.dataset, best, training.precision, lambda: bool(stop))
+        if found is not None:
+            metadata = read_metadata(path)
+            metadata.pop("sha256", None)
+            save_weights(path, self.model, metadata)
+            self.tell(Notice(f"chosen on the validation part: {found[0].name}"))
+        return found
 
     def _best(self) -> tuple[dict[str, Tensor], int]:
         """(tensors, step) of the run's best weights."""

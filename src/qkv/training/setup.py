@@ -29,6 +29,7 @@ from qkv.training.schedules import same_so_far
 from qkv.training.start import start_weights, with_start
 from qkv.training.surroundings import Surroundings
 from qkv.training.vectors import start_vectors
+from qkv.training.wide import fit_wide
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ def prepare(recipe: Recipe, folder: Path, resume: bool, tell: OnEvent) -> tuple[
     device = best_device()
     model = build(recipe.model, training.seed)
     if not checkpoint:
-        for note in (*start_weights(model, recipe), *start_vectors(model, recipe.model, dataset.vocabulary)):
+        started = (*start_weights(model, recipe), *start_vectors(model, recipe.model, dataset.vocabulary))
+        for note in (*started, *fit_wide(model, task, dataset)):
             tell(Notice(note))
     adapt(model, training)  # adapters wrap existing weights
     if checkpoint and known:

@@ -1,0 +1,113 @@
+"""Wide path: a linear map from features of the whole row, beside the deep path (Cheng et al. 2016)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qkv.layers.layout import WHOLE, Declared, Layouts
+from qkv.layers.signal import Signal
+from qkv.spec import wide as spec
+from qkv.spec.errors import UserError
+from qkv.spec.register import implementation, implements
+
+DEEP, WIDE = 0, 1
+"""Indices of the weights of both paths in ``share``."""
+
+
+class WidePath(Declared):
+    """Base class of wide paths. Made by ``cls(part, num_outputs)``.
+
+    share (2): factors a and b in outputs = a · deep + b · wide, fitted after training; (1, 0) until then.   used (2): 1
+    for each path that is computed in evaluation; a path with the factor 0 is skipped.
+    """
+
+    share: Tensor
+    used: Tensor
+    table: nn.Parameter
+    """Weights (F, C)."""
+    bias: nn.Parameter
+    idf: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("share", torch.tensor([1.0, 0.0]))
+        self.register_buffer("used", torch.tensor([1, 0]))
+
+    @abstractmethod
+    def forward(self, signal: Signal) -> Tensor:
+        """Outputs (B, C) of the features of each row of the signal. Raises ``UserError`` if it has none."""
+
+    @abstractmethod
+    def random(self, rows: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Random (bag, counts) of ``rows`` rows of ``length`` positions on the CPU, for measurements."""
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs per row, C."""
+        return self.table.shape[1]
+
+    def reads(self, path: int) -> bool:
+        """True if ``path``, DEEP or WIDE, is computed in evaluation."""
+        return bool(self.used[path])
+
+    def set_share(self, deep: float, wide: float) -> None:
+        """Set the factors of both paths."""
+        self.share.copy_(torch.tensor([deep, wide]))
+        self.used.copy_((self.share != 0).long())
+
+    def joined(self, deep: Tensor | None, signal: Signal) -> Tensor:
+        """a · deep + b · wide, (B, C); ``deep`` None if its factor is 0."""
+        if not self.reads(WIDE):
+            assert deep is not None
+            return deep * self.share[DEEP].to(deep.dtype)
+        found = self.share[WIDE] * self(signal)
+        return found if deep is None else found + self.share[DEEP] * deep
+
+
+@implements(spec.Ngrams)
+class Ngrams(WidePath):
+    """Linear map of TF-IDF weights of hashed n-grams: (B, F) ids and counts -> Σ_f t_f W[id_f] + c, (B, C).
+
+    t_f: see the spec. W, idf and c are fitted by ``qkv.training.wide``, not by gradient descent.
+    """
+
+    def __init__(self, part: spec.Ngrams, num_outputs: int):
+        super().__init__()
+        self.buckets = part.buckets
+        self.table = nn.Parameter(torch.zeros(2 * part.buckets, num_outputs), requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(num_outputs), requires_grad=False)
+        self.register_buffer("idf", torch.ones(2 * part.buckets))
+
+    def layouts(self) -> Layouts:
+        return {"table": WHOLE, "bias": WHOLE}
+
+    def forward(self, signal: Signal) -> Tensor:
+        if signal.bag is None or signal.counts is None:
+            raise UserError("the model has a wide path, and the signal has no features; give bag and counts")
+        weights = self.weights(signal.bag, signal.counts)
+        return F.embedding_bag(signal.bag, self.table, per_sample_weights=weights, mode="sum") + self.bias
+
+    def weights(self, bag: Tensor, counts: Tensor) -> Tensor:
+        """TF-IDF weights (B, F) of features; 0 where the count is 0."""
+        found = torch.where(counts > 0, (1 + counts.clamp(min=1).log()) * self.idf[bag], 0)
+        words = bag < self.buckets
+        squares = found.square()
+        norms = [torch.where(group, squares, 0).sum(-1, keepdim=True).sqrt() for group in (words, ~words)]
+        return found / torch.where(words, *norms).clamp(min=1e-12)
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        ids = torch.randint(len(self.table), (rows, _FEATURES * length), generator=generator)
+        return ids, torch.ones(ids.shape)
+
+
+_FEATURES = 8
+"""Approximate number of n-grams per token."""
+
+
+def build_wide(part: spec.WidePath, num_outputs: int) -> WidePath:
+    """Build the module of a wide path with ``num_outputs`` outputs per row."""
+    return implementation(part, "qkv.models")(part, num_outputs)

@@ -1,0 +1,42 @@
+"""Specs of wide paths: linear maps from features of a whole row to the outputs, beside the deep path."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from qkv.spec.base import Part
+from qkv.spec.errors import Problem
+
+LARGEST = 1 << 24
+"""Upper bound of the number of buckets, far beyond any published model."""
+
+
+class WidePath(Part, slot=True):
+    """Base class of wide paths (Wide & Deep Learning, Cheng et al. 2016): outputs = a · deep(x) + b · wide(features).
+
+    The wide path is linear, so it is fitted to the training split in closed form or by convex optimisation before the
+    deep path is trained. a and b are fitted to the validation split after that.
+    """
+
+
+class Ngrams(WidePath, kind="ngrams"):
+    """Linear map of hashed n-grams of words and of characters within words, weighted by TF-IDF.
+
+    Weight of feature f in a row: (1 + ln count) · idf_f, divided by the L2 norm over the row's word features, or its
+    character features. idf_f = ln((1 + n) / (1 + n_f)) + 1, n rows of which n_f have the feature.
+    """
+
+    words: int = Field(default=2, ge=0, le=5, description="longest n-gram of words; 0: none")
+    least: int = Field(default=1, ge=1, le=20, description="shortest n-gram of characters")
+    characters: int = Field(default=5, ge=0, le=20, description="longest n-gram of characters; 0: none")
+    buckets: int = Field(
+        default=1 << 17, ge=2, le=LARGEST, description="hash buckets of word n-grams, and of character n-grams"
+    )
+
+    def problems(self) -> list[Problem]:
+        if not self.words and not self.characters:
+            return [Problem(("characters",), "neither words nor characters are counted; give one of them above 0")]
+        if 0 < self.characters < self.least:
+            sentence = f"n-grams of at most {self.characters} characters are shorter than the shortest, {self.least}"
+            return [Problem(("characters",), sentence + "; give at least as many")]
+        return []

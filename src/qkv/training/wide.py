@@ -1,0 +1,170 @@
+"""Wide path of a run: fitted to the training split before the deep path is trained, joined with it afterwards.
+
+Both paths are trained apart. The joined outputs a · deep + b · wide have the a and b of least loss on the validation
+split (late fusion). Of the contestants, wide, deep and joined, the run keeps that of least validation loss among those
+whose validation figure is at least that of the wide path, the baseline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.data.corpus import TRAIN, VALIDATION
+from qkv.data.ngrams import Bag
+from qkv.models.evaluating import evaluating
+from qkv.models.transformer import Transformer
+from qkv.models.wide import DEEP, WIDE
+from qkv.ops.at_least_single import at_least_single
+from qkv.report.evaluation import ERRORS, words
+from qkv.runs.evaluation import measure
+from qkv.tasks.dataset import Dataset, ExampleDataset
+from qkv.tasks.pooled import PooledTask, outputs
+from qkv.tasks.task import Task
+
+_ROWS = 4096
+"""Rows whose weights are computed at once."""
+_STEPS = 200
+
+
+def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
+    """Fit the wide path of ``model``, if it has one, to the training split; return notices.
+
+    The penalty is that of least loss on the validation split. Raises ``UserError`` if scikit-learn is not installed.
+    """
+    if model.wide is None:
+        return []
+    assert isinstance(dataset, ExampleDataset)
+    assert isinstance(task, PooledTask)
+    counts = {split: _counts(dataset, split, len(model.wide.table)) for split in (TRAIN, VALIDATION)}
+    rows = counts[TRAIN].shape[0]
+    occurring = np.bincount(counts[TRAIN].indices, minlength=len(model.wide.table))
+    model.wide.idf.copy_(torch.from_numpy(np.log((1 + rows) / (1 + occurring)) + 1))
+    used = np.flatnonzero(occurring)
+    x, unseen = (_weighted(model, counts[split])[:, used] for split in (TRAIN, VALIDATION))
+    found = task.fit_linear(x, _targets(dataset, TRAIN), unseen, _targets(dataset, VALIDATION), model.wide.num_outputs)
+    with torch.no_grad():
+        model.wide.table[torch.from_numpy(used)] = torch.from_numpy(found.weights).float()
+        model.wide.bias.copy_(torch.from_numpy(found.intercept))
+    return [f"the wide path is fitted: {len(used):,} n-grams of {rows:,} rows"]
+
+
+def _counts(dataset: ExampleDataset, split: str, columns: int) -> Any:
+    """Counts of the features of all rows of a split, a sparse matrix (rows, columns)."""
+    from scipy.sparse import csr_matrix
+
+    bags = [Bag(*example.parts[4:6]) for example in dataset.examples[split]]
+    ids, counts = (np.concatenate(side) for side in zip(*bags, strict=True))
+    return csr_matrix((counts, ids, np.cumsum([0, *(len(bag.ids) for bag in bags)])), shape=(len(bags), columns))
+
+
+def _weighted(model: Transformer, counts: Any) -> Any:
+    """TF-IDF weights of the features, as ``counts``, by the model's own formula."""
+    assert model.wide is not None
+    found, ends = counts.copy(), counts.indptr
+    for begin in range(0, counts.shape[0], _ROWS):
+        stop = min(begin + _ROWS, counts.shape[0])
+        rows = [torch.from_numpy(counts.indices[ends[i] : ends[i + 1]]).long() for i in range(begin, stop)]
+        amounts = [torch.from_numpy(counts.data[ends[i] : ends[i + 1]]) for i in range(begin, stop)]
+        bag, amount = (torch.nn.utils.rnn.pad_sequence(side, batch_first=True) for side in (rows, amounts))
+        found.data[ends[begin] : ends[stop]] = model.wide.weights(bag, amount)[amount > 0].numpy()
+    return found
+
+
+def _targets(dataset: ExampleDataset, split: str) -> np.ndarray:
+    return np.array([example.parts[2] for example in dataset.examples[split]])
+
+
+class Contestant(NamedTuple):
+    """Factors of both paths, and the validation metrics with them."""
+
+    name: str
+    deep: float
+    wide: float
+    figures: dict[str, float]
+
+
+def join(
+    model: Transformer, task: Task, dataset: Dataset, best: str, precision: str, stop: Callable[[], bool]
+) -> list[Contestant] | None:
+    """Fit the factors of the paths to the validation split, and set those of the winner; return all contestants, the
+    winner first. None if ``stop`` returned True.
+
+    The winner has the least loss of the contestants whose metric ``best`` is not worse than that of the wide path; of
+    equal ones it is the cheaper: wide before deep before joined.
+    """
+    assert model.wide is not None
+    found = _outputs(model, dataset, stop)
+    if found is None:
+        return None
+    deep, wide, targets = found
+    contestants = []
+    for name, reads in (("n-grams", (WIDE,)), ("Transformer", (DEEP,)), ("Transformer and n-grams", (DEEP, WIDE))):
+        factors = _factors(model, deep, wide, targets, reads)
+        model.wide.set_share(*factors)
+        totals = measure(model, task, dataset.rows(VALIDATION), precision, stop)
+        if totals is None:
+            return None
+        contestants.append(Contestant(name, *factors, task.figures(totals, dataset.scale())))
+    sign, wide_figure = (1 if best in ERRORS else -1), contestants[0].figures[best]
+    contestants.sort(key=lambda each: (sign * each.figures[best] > sign * wide_figure, each.figures["loss"]))
+    model.wide.set_share(contestants[0].deep, contestants[0].wide)
+    return contestants
+
+
+@torch.no_grad()
+def _outputs(model: Transformer, dataset: Dataset, stop: Callable[[], bool]) -> tuple[Tensor, Tensor, Tensor] | None:
+    """(deep outputs, wide outputs, targets) of the validation split, in fp64 on the CPU; None if stopped."""
+    assert model.wide is not None
+    found: dict[int, list[Tensor]] = {DEEP: [], WIDE: []}
+    targets = []
+    with evaluating(model):
+        for batch in dataset.rows(VALIDATION):
+            if stop():
+                return None
+            here = batch.to(model.device)
+            targets.append(batch.targets)
+            for path, several in found.items():
+                model.wide.set_share(float(path == DEEP), float(path == WIDE))
+                several.append(at_least_single(outputs(model, here)).double().cpu())
+    return torch.cat(found[DEEP]), torch.cat(found[WIDE]), torch.cat(targets)
+
+
+def _factors(
+    model: Transformer, deep: Tensor, wide: Tensor, targets: Tensor, reads: Sequence[int]
+) -> tuple[float, float]:
+    """Factors (a, b) of least loss of a · deep + b · wide, not negative; that of a path not in ``reads`` is 0."""
+    size = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    on = torch.tensor([float(path in reads) for path in (DEEP, WIDE)], dtype=torch.float64)
+    optimizer = torch.optim.LBFGS([size], max_iter=_STEPS, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        a, b = size.exp() * on
+        found = model.head.loss(a * deep + b * wide, targets) / len(targets)
+        found.backward()
+        return found
+
+    with torch.enable_grad():
+        optimizer.step(loss)  # type: ignore[arg-type]
+    a, b = (size.detach().exp() * on).clamp(max=1e3).tolist()
+    return (a, b) if np.isfinite((a, b)).all() else (on / 1.0).tolist()
+
+
+def section(contestants: Sequence[Contestant], best: str) -> dict[str, Any]:
+    """Table of the contestants for the report."""
+    names = list(contestants[0].figures)
+    rows = [
+        [each.name, f"{each.deep:.2f}", f"{each.wide:.2f}", *(f"{each.figures[name]:.4g}" for name in names)]
+        for each in contestants
+    ]
+    columns = ["model", "factor of the Transformer", "factor of the n-grams", *names]
+    note = (
+        "The first row is the model of this run: of those whose validation "
+        f"{words(best)} is not worse than that of the n-grams, it has the least validation loss."
+    )
+    return {"kind": "examples", "title": "Contestants", "note": note, "columns": columns, "rows": rows}

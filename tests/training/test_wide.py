@@ -1,0 +1,163 @@
+"""Runs with a wide path: fitted before training, joined after it, never worse than the wide path on validation."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression, Ridge
+from tests.training.kill_storm import ignore
+
+from qkv.runs.evaluation import evaluate
+from qkv.runs.load import load
+from qkv.runs.predict import predict, rows_for
+from qkv.spec.recipe import Recipe
+from qkv.tasks.dataset import ExampleDataset
+from qkv.tasks.linear import fit_labels, fit_values
+from qkv.tasks.registry import build_task
+from qkv.training.events import Event, Stepped
+from qkv.training.interrupt import Interrupted
+from qkv.training.loop import train
+
+GOOD, BAD = ["fine", "lovely", "bright", "funny"], ["dull", "awful", "grey", "slow"]
+
+
+def table_of(path: Path, rows: int, numbers: bool) -> Path:
+    """Texts whose label or number follows from their words."""
+    draw = random.Random(0)
+    lines = []
+    for _ in range(rows):
+        good = draw.random() < 0.5
+        words = [*draw.choices(GOOD if good else BAD, k=2), *draw.choices(["film", "plot", "the", "a", "and"], k=4)]
+        draw.shuffle(words)
+        target = sum(word in GOOD for word in words) + 0.1 * draw.random() if numbers else "up" if good else "down"
+        lines.append(json.dumps({"text": " ".join(words), "value" if numbers else "label": target}))
+    path.write_text("\n".join(lines))
+    return path
+
+
+def recipe_of(folder: Path, numbers: bool = False, **changes: Any) -> Recipe:
+    task = "regression" if numbers else "classification"
+    return Recipe.parse(
+        {
+            "data": {"source": str(table_of(folder / "table.jsonl", 60, numbers)), "tokenizer": "word_list"},
+            "task": {"kind": task, **changes},
+            "model": {
+                "width": 8,
+                "context_length": 12,
+                "blocks": [{"branches": ["attention(2, mask=full)"]}],
+                "head": task,
+                "wide": {"kind": "ngrams", "buckets": 256},
+            },
+            "training": {"steps": 4, "batch_size": 8, "validation": {"every": 2, "best": "loss"}},
+        }
+    )
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+def test_a_run_keeps_the_best_contestant(tmp_path: Path, numbers: bool) -> None:
+    run = train(recipe_of(tmp_path, numbers), tmp_path / "run", on_event=ignore)
+    assert run.evaluation is not None
+    validation = run.evaluation["splits"]["validation"]
+    table = next(section for section in validation["sections"] if section["title"] == "Contestants")
+    losses = {row[0]: float(row[3]) for row in table["rows"]}
+    assert set(losses) == {"n-grams", "Transformer", "Transformer and n-grams"}
+    assert min(losses.values()) == next(iter(losses.values()))
+    assert math.isclose(validation["figures"]["loss"], min(losses.values()), rel_tol=1e-3)
+    assert losses["n-grams"] < losses["Transformer"]  # four steps teach nothing
+    loaded = load(tmp_path / "run")
+    assert evaluate(loaded, "validation").figures["loss"] == pytest.approx(validation["figures"]["loss"])
+    (answer,) = predict(loaded, rows_for(loaded, ["a lovely and bright film"]))
+    assert answer["value"] > 1 if numbers else answer["answer"] == "up"
+
+
+def test_the_wide_path_is_that_of_the_library_over_the_same_features(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path)
+    run = train(recipe, tmp_path / "run", on_event=ignore)
+    dataset = build_task(recipe.task).open(run.recipe, run.vocabulary)
+    assert isinstance(dataset, ExampleDataset)
+    assert run.model.wide is not None
+    (train_x, train_y), (x, _) = (features(run.model.wide, dataset, split) for split in ("train", "validation"))
+    fits = [
+        LogisticRegression(C=1 / penalty, max_iter=3000, tol=1e-8).fit(train_x, train_y) for penalty in (1, 0.25, 0.06)
+    ]
+    with torch.no_grad():
+        logits = torch.tensor(x) @ run.model.wide.table + run.model.wide.bias
+    found = logits.softmax(-1).numpy()
+    assert min(np.abs(found - fit.predict_proba(x)).max() for fit in fits) < 2e-2
+
+
+def features(wide: Any, dataset: ExampleDataset, split: str) -> tuple[np.ndarray, np.ndarray]:
+    rows = dataset.examples[split]
+    found = np.zeros((len(rows), len(wide.table)), np.float32)
+    for i, example in enumerate(rows):
+        ids, counts = example.parts[4:6]
+        found[i, ids] = wide.weights(torch.tensor(ids)[None], torch.tensor(counts)[None])[0].numpy()
+    return found, np.array([example.parts[2] for example in rows])
+
+
+def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path).changed()
+    recipe = recipe.changed(training=recipe.training.changed(checkpoints=recipe.training.checkpoints.changed(every=1)))
+    whole = train(recipe, tmp_path / "whole", on_event=ignore)
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Stepped) and event.step == 3:
+            raise Interrupted(15, "stopped")
+
+    with pytest.raises(Interrupted):
+        train(recipe, tmp_path / "killed", on_event=stop)
+    killed = train(recipe, tmp_path / "killed", on_event=ignore)
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, killed.model.state_dict()[name]), name
+
+
+def test_outputs_of_a_long_text_are_the_mean_of_its_windows(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, windows=3)
+    recipe = recipe.changed(model=recipe.model.changed(context_length=5))
+    run = train(recipe, tmp_path / "run", on_event=ignore)
+    task = build_task(run.recipe.task)
+    dataset = task.open(run.recipe, run.vocabulary)
+    assert run.model.wide is not None
+    run.model.wide.set_share(1.0, 0.0)
+    batch = next(dataset.rows("validation"))
+    with torch.no_grad():
+        found = task.observe(run.model, batch)
+        each = [run.model(window[None])[0][0] for window in unpadded(batch.input)]
+    rows = batch.extras["rows"].tolist()
+    assert max(rows.count(row) for row in set(rows)) == 2  # 6 words in windows of 4, which overlap by none
+    means = torch.stack(
+        [
+            torch.stack([y for y, r in zip(each, rows, strict=True) if r == row]).mean(0)
+            for row in range(len(batch.targets))
+        ]
+    )
+    assert [guess for _, guess in found.outcomes] == means.argmax(-1).tolist()
+    torch.testing.assert_close(found.loss, torch.nn.functional.cross_entropy(means, batch.targets, reduction="sum"))
+
+
+def unpadded(signal: Any) -> list[torch.Tensor]:
+    lengths = [signal.values.shape[1]] * len(signal.values) if signal.lengths is None else signal.lengths.tolist()
+    return [row[:length] for row, length in zip(signal.values, lengths, strict=True)]
+
+
+def test_a_class_that_is_missing_in_training_is_improbable() -> None:
+    x = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1], [0.1, 1.0]])
+    found = fit_labels(x, np.array([0, 2, 0, 2]), x, np.array([0, 2, 0, 2]), 3)
+    assert found(x).argmax(1).tolist() == [0, 2, 0, 2]
+
+
+def test_ridge_takes_the_penalty_of_least_error_on_the_other_rows() -> None:
+    draw = np.random.default_rng(0)
+    x, true = draw.normal(size=(40, 5)), np.array([1.0, -2.0, 0.0, 3.0, 0.5])
+    y, unseen = x @ true + 0.1 * draw.normal(size=40), draw.normal(size=(20, 5))
+    found = fit_values(x, y, unseen, unseen @ true)
+    fits = [Ridge(alpha=4 * penalty).fit(x, y).predict(unseen) for penalty in (0.06, 0.25, 1.0)]
+    best = min(fits, key=lambda fit: np.square(fit - unseen @ true).mean())
+    np.testing.assert_allclose(found(unseen)[:, 0], best, atol=1e-2)
