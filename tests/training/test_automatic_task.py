@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from qkv.data.records.model import Records
 from qkv.inspection.machine import Machine
 from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.spec.wide import Ngrams
 from qkv.tasks.registry import tasks
+from qkv.tasks.task import Defaults
 from qkv.training import automatic_task as module
 from qkv.training.automatic import MINUTES
-from qkv.training.automatic_task import automatic_task, name_of
+from qkv.training.automatic_task import automatic_task, name_of, wide_path
 
 SLOW = Machine("a processor", {"fp32": 4e10}, 4.8e9, 6e-5)
 FAST = Machine("ten of them", {"fp32": 4e12, "bf16": 8e12}, 4.8e11, 1e-6)
@@ -72,9 +75,29 @@ def test_a_small_table_is_not_read_for_ever(recipe_for: Callable[..., Recipe]) -
     assert recipe_for("classification", 20).training.steps == 200
 
 
-@pytest.mark.parametrize(("words", "length"), [(4, 32), (30, 128), (1000, 512)])
-def test_nearly_every_text_fits_up_to_a_limit(recipe_for: Callable[..., Recipe], words: int, length: int) -> None:
-    assert recipe_for("classification", 50, words).model.context_length == length
+@pytest.mark.parametrize(
+    ("words", "length", "windows"), [(4, 32, 1), (30, 128, 1), (200, 256, 3), (800, 256, 8), (9000, 256, 8)]
+)
+def test_nearly_every_text_fits_into_windows_up_to_a_limit(
+    recipe_for: Callable[..., Recipe], words: int, length: int, windows: int
+) -> None:
+    recipe = recipe_for("classification", 50, words)
+    assert (recipe.model.context_length, recipe.task.windows) == (length, windows)  # type: ignore[attr-defined]
+
+
+def test_the_wide_path_follows_the_texts_and_the_labels() -> None:
+    def path(texts: list[str], labels: list[str]) -> Ngrams | None:
+        rows = [{"text": text, "label": label} for text, label in zip(texts, labels, strict=True)]
+        return wide_path(Records("mine", {"train": rows}, {}, (), "", ()), Defaults(("text",), target="label"))
+
+    words, draw = [f"w{i}" for i in range(5000)], random.Random(0)
+    english = [" ".join(draw.choices(words, k=20)) for _ in range(500)]
+    proteins = ["".join(draw.choices("ACDEFGHIKLMNPQRSTVWY", k=300)) for _ in range(50)]
+    two, many = ["a", "b"] * 250, [str(i % 400) for i in range(500)]
+    assert path(english, two) == Ngrams(buckets=1 << 16, least=3)
+    assert path(english, many) is None  # 400 labels times 43,000 n-grams
+    assert path(english[:100], many[:100]) == Ngrams(buckets=1 << 15, least=3)
+    assert path(proteins, two[:50]) == Ngrams(buckets=1 << 12, least=1)
 
 
 def test_what_is_said_of_the_data_and_overrides_hold(tmp_path: Path) -> None:

@@ -12,7 +12,14 @@ from qkv.report.sections import add_sections
 BESIDE_THE_POINT = ("loss", "perplexity", "targets", "seconds", "bits_per_token", "bits_per_byte", "bits_per_character")
 """Metrics that are not shown as a task's main metrics."""
 _SHOWN = 3
-_KNOWN_AS = {"f1": "F1", "bleu": "BLEU", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
+_KNOWN_AS = {
+    "f1": "F1",
+    "bleu": "BLEU",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
+    "ngrams": "n-grams",
+}
 
 ERRORS = frozenset({"loss", "perplexity", "rmse", "mae", "bits_per_token", "bits_per_character", "bits_per_byte"}) | {
     "calibration_error",

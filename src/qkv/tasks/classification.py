@@ -86,7 +86,7 @@ class ClassificationTask(PooledTask):
         return None if row["label"] in vocabulary.classes else str(row["label"])
 
     def fit_linear(self, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray, num_outputs: int) -> Fitted:
-        return fit_labels(x, targets, unseen, truth, num_outputs)
+        return fit_labels(x, targets, unseen, truth, num_outputs, self.weights)
 
     def collator(self, recipe: Recipe) -> Collate:
         return _collated

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from qkv.tasks.text_metrics import metric_library
 
@@ -26,20 +27,24 @@ class Fitted(NamedTuple):
         return np.asarray(x @ self.weights) + self.intercept
 
 
-def fit_labels(x: Any, labels: np.ndarray, unseen: Any, truth: np.ndarray, classes: int) -> Fitted:
+def fit_labels(
+    x: Any, labels: np.ndarray, unseen: Any, truth: np.ndarray, classes: int, weights: Tensor | None = None
+) -> Fitted:
     """Multinomial logistic regression: logits of ``classes`` classes, for labels in 0 … classes - 1.
 
-    Minimises Σ -log softmax(x W + c)[label] + penalty / 2 · |W|², with the penalty of least loss on ``unseen``.
+    Minimises Σ -w_label log softmax(x W + c)[label] + penalty / 2 · |W|², with the penalty of least loss on ``unseen``.
+    weights (classes): w; None: 1.
     """
+    of_labels = np.ones(classes) if weights is None else weights.numpy()
 
     def fit(x: Any, labels: np.ndarray, penalty: float) -> Fitted:
         solver = metric_library("sklearn.linear_model").LogisticRegression(C=1 / penalty, max_iter=300)
-        solver.fit(x, labels)
-        weights, intercept = solver.coef_.T, solver.intercept_
+        solver.fit(x, labels, sample_weight=of_labels[labels])
+        found, intercept = solver.coef_.T, solver.intercept_
         if len(solver.classes_) == 2:  # one logit, of the second class
-            weights, intercept = np.concatenate((-weights, weights), 1) / 2, np.append(-intercept, intercept) / 2
+            found, intercept = np.concatenate((-found, found), 1) / 2, np.append(-intercept, intercept) / 2
         whole = np.zeros((x.shape[1], classes)), np.full(classes, intercept.min() - 5.0)
-        whole[0][:, solver.classes_], whole[1][solver.classes_] = weights, intercept
+        whole[0][:, solver.classes_], whole[1][solver.classes_] = found, intercept
         return Fitted(*whole)
 
     return _selected(fit, x, labels, lambda found: _log_loss(found(unseen), truth))

@@ -143,7 +143,7 @@ def _bytes(recipe: Recipe) -> int:
 
     model, training = recipe.model, recipe.training
     encoder = model.encoder and counted(model.encoder)
-    bare = counted(model.changed(encoder=encoder, head=LanguageModelHead(tied=False)))
+    bare = counted(model.changed(encoder=encoder, head=LanguageModelHead(tied=False), wide=None))
     try:
         return cost(bare, training.batch_size, precision=training.precision, training=training).memory.peak
     except UserError:
