@@ -137,7 +137,10 @@ def _outputs(model: Transformer, dataset: Dataset, stop: Callable[[], bool]) -> 
 def _factors(
     model: Transformer, deep: Tensor, wide: Tensor, targets: Tensor, reads: Sequence[int]
 ) -> tuple[float, float]:
-    """Factors (a, b) of least loss of a · deep + b · wide, not negative; that of a path not in ``reads`` is 0."""
+    """Factors (a, b) of least loss of a · deep + b · wide; that of a path not in ``reads`` is 0.
+
+    The loss includes (ln² a + ln² b) / 2, a standard normal prior: rows that are all answered correctly have no minimum.
+    """
     size = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     on = torch.tensor([float(path in reads) for path in (DEEP, WIDE)], dtype=torch.float64)
     optimizer = torch.optim.LBFGS([size], max_iter=_STEPS, line_search_fn="strong_wolfe")
@@ -145,14 +148,14 @@ def _factors(
     def loss() -> Tensor:
         optimizer.zero_grad()
         a, b = size.exp() * on
-        found = model.head.loss(a * deep + b * wide, targets) / len(targets)
+        found = (model.head.loss(a * deep + b * wide, targets) + (size * on).square().sum() / 2) / len(targets)
         found.backward()
         return found
 
     with torch.enable_grad():
         optimizer.step(loss)  # type: ignore[arg-type]
-    a, b = (size.detach().exp() * on).clamp(max=1e3).tolist()
-    return (a, b) if np.isfinite((a, b)).all() else (on / 1.0).tolist()
+    a, b = (size.detach().exp() * on).tolist()
+    return (a, b) if np.isfinite((a, b)).all() else (float(on[DEEP]), float(on[WIDE]))
 
 
 def section(contestants: Sequence[Contestant], best: str) -> dict[str, Any]:
