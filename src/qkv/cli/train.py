@@ -198,6 +198,7 @@ def _set_aside(folder: Path) -> None:
 
 
 def _tell(run: Run) -> None:
+    from qkv.cli.advice import advice
     from qkv.report.evaluation import words
     from qkv.report.figures import duration
     from qkv.report.table import print_table
@@ -218,6 +219,9 @@ def _tell(run: Run) -> None:
     ]
     print_table(str(run.folder), ["quantity", "value"], [row for row in rows if row[1] is not None])
     _tell_evaluation(run)
+    next_step = advice(run)
+    if next_step:
+        typer.echo(f"\n{next_step}")
     _, command = usage(build_task(run.recipe.task), run.folder, "…")
     typer.echo(f"\nreport: {run.folder / 'report.html'}\n{_DOES[command.split()[1]]} {command}")
 
@@ -234,5 +238,9 @@ def _tell_evaluation(run: Run) -> None:
     splits = run.evaluation["splits"]
     typer.echo()
     print_table(f"evaluation at step {run.evaluation['step']:,}", ["metric", *splits], rows(splits))
+    for section in splits["validation"]["sections"] if "validation" in splits else ():
+        if section["kind"] == "contestants":
+            typer.echo()
+            print_table(section["title"].lower(), section["columns"], section["rows"])
     for note in dict.fromkeys(note for evaluation in splits.values() for note in evaluation["notes"]):
         typer.echo(note)

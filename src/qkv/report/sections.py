@@ -159,5 +159,6 @@ DRAWN: dict[str, Callable[[Page, Section], None]] = {
     "alignment": _alignment,
     "curves": _curves,
     "bars": _bars,
+    "contestants": _examples,
     "reliability": _reliability,
 }

@@ -139,7 +139,7 @@ def _factors(
 ) -> tuple[float, float]:
     """Factors (a, b) of least loss of a · deep + b · wide; that of a path not in ``reads`` is 0.
 
-    The loss includes (ln² a + ln² b) / 2, a standard normal prior: rows that are all answered correctly have no minimum.
+    The loss includes (ln² a + ln² b) / 2, a standard normal prior: it has no other minimum if all rows are correct.
     """
     size = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     on = torch.tensor([float(path in reads) for path in (DEEP, WIDE)], dtype=torch.float64)
@@ -165,9 +165,9 @@ def section(contestants: Sequence[Contestant], best: str) -> dict[str, Any]:
         [each.name, f"{each.deep:.2f}", f"{each.wide:.2f}", *(f"{each.figures[name]:.4g}" for name in names)]
         for each in contestants
     ]
-    columns = ["model", "factor of the Transformer", "factor of the n-grams", *names]
+    columns = ["model", "factor deep", "factor wide", *map(words, names)]
     note = (
         "The first row is the model of this run: of those whose validation "
         f"{words(best)} is not worse than that of the n-grams, it has the least validation loss."
     )
-    return {"kind": "examples", "title": "Contestants", "note": note, "columns": columns, "rows": rows}
+    return {"kind": "contestants", "title": "Contestants", "note": note, "columns": columns, "rows": rows}

@@ -1,0 +1,46 @@
+"""Advice after a run on a table: one sentence on what would help next, with the command."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from qkv.cli.verbs import VERBS
+
+if TYPE_CHECKING:
+    from qkv.runs.run import Run
+    from qkv.spec.recipe import Recipe
+
+_LONGER = 3
+"""Factor of the time budget that is advised."""
+
+
+def advice(run: Run) -> str:
+    """Sentence on what would help most next, with the command; "" for runs without a validation figure or a verb.
+
+    A run whose last validation was its best had too little time. Otherwise it has learned what its rows teach.
+    """
+    verb = next((name for name, verb in VERBS.items() if verb.task == run.recipe.task.kind), None)
+    validated = [row for row in run.metrics if "val_loss" in row]
+    if verb is None or not validated or " | " in run.recipe.data.source:
+        return ""
+    recipe, options = run.recipe, _options(run.recipe, verb)
+    start = f" --from {shlex.quote(recipe.start)}" if recipe.start else ""
+    minutes = recipe.training.minutes
+    if minutes is not None and run.step == validated[-1]["step"]:
+        folder = shlex.quote(f"{run.folder}-longer")
+        command = f"qkv train {verb}{start}{options} --minutes {_LONGER * minutes:g} --out {folder}"
+        return f"the last validation was the best, so more time helps: {command}"
+    if recipe.start is None:
+        command = f"qkv train {verb} --from NAME{options}"
+        return f"validation stopped improving: more rows help, or a published encoder, such as a BERT: {command}"
+    return "validation stopped improving: more rows help most"
+
+
+def _options(recipe: Recipe, verb: str) -> str:
+    """Options of the command line that name the recipe's files and columns."""
+    data = recipe.data
+    files = {"data": data.source, "validation": data.validation, "test": data.test}
+    columns = {name: data.columns.get(role) for name, role in VERBS[verb].columns.items()}
+    given = {**files, **columns}
+    return "".join(f" --{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)

@@ -1,0 +1,46 @@
+"""Advice after a run on a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.tasks.tables import recipe_for
+
+from qkv.cli.advice import advice
+from qkv.runs.run import Run
+from qkv.spec.recipe import Recipe
+
+
+def run_of(recipe: Recipe, best: int, steps: int = 30) -> Run:
+    rows: list[dict[str, Any]] = [{"step": step, "val_loss": 1.0} for step in range(10, steps + 1, 10)]
+    return Run(Path("runs/mine"), recipe, None, None, rows, best)  # type: ignore[arg-type]
+
+
+def test_a_run_that_still_improved_needs_time() -> None:
+    named = {"columns": {"text": "review", "label": "stars"}, "test": "other.csv"}
+    recipe = recipe_for("classification", "my table.csv", named, training={"minutes": 2})
+    assert advice(run_of(recipe, 30)) == (
+        "the last validation was the best, so more time helps: "
+        "qkv train classify --data 'my table.csv' --test other.csv --text review --label stars --minutes 6 "
+        "--out runs/mine-longer"
+    )
+
+
+@pytest.mark.parametrize("task", ["regression", "token_classification"])
+def test_a_run_that_stopped_improving_needs_rows_or_a_published_encoder(task: str) -> None:
+    found = advice(run_of(recipe_for(task, training={"minutes": 2}), 20))
+    verb = {"regression": "regress", "token_classification": "tag"}[task]
+    assert found.startswith("validation stopped improving: more rows help, or a published encoder")
+    assert found.endswith(f"qkv train {verb} --from NAME --data table.jsonl")
+
+
+def test_a_fine_tuned_run_needs_rows() -> None:
+    recipe = recipe_for("classification").changed(start="bert-base-uncased")
+    assert advice(run_of(recipe, 20)) == "validation stopped improving: more rows help most"
+
+
+def test_other_runs_get_none() -> None:
+    assert advice(run_of(recipe_for("sorting", head="tokens"), 20)) == ""
+    assert advice(run_of(recipe_for("classification"), 0, steps=0)) == ""
