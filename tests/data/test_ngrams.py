@@ -38,7 +38,7 @@ def counted(text: str, words: int, least: int, most: int) -> Counter[tuple[str, 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize(("words", "least", "most"), [(2, 3, 5), (3, 1, 2), (1, 1, 0), (0, 2, 4)])
 def test_with_plenty_of_buckets_each_ngram_has_one_feature(text: str, words: int, least: int, most: int) -> None:
-    bag = bag_of([text], Ngrams(words=words, least=least, characters=most, buckets=MANY))
+    bag = bag_of(Ngrams(words=words, least=least, characters=most, buckets=MANY), [text])
     there = counted(text, words, least, most)
     assert sorted(bag.counts.tolist()) == sorted(map(float, there.values()))
     assert len(bag.ids) == len(there)
@@ -47,28 +47,28 @@ def test_with_plenty_of_buckets_each_ngram_has_one_feature(text: str, words: int
 
 def test_an_ngram_has_the_same_feature_in_every_text() -> None:
     part = Ngrams(buckets=1 << 20)
-    one, two = bag_of(["red cat"], part), bag_of(["a red cat ran"], part)
+    one, two = bag_of(part, ["red cat"]), bag_of(part, ["a red cat ran"])
     assert set(one.ids) <= set(two.ids)
-    assert set(bag_of(["cat red"], part).ids) != set(one.ids)  # the order of words counts
+    assert set(bag_of(part, ["cat red"]).ids) != set(one.ids)  # the order of words counts
 
 
 def test_features_are_the_same_in_every_process() -> None:
     part = Ngrams(words=2, least=3, characters=3, buckets=1000)
-    assert bag_of(["ab ab"], part).ids.tolist() == [80, 885, 1444, 1843]
+    assert bag_of(part, ["ab ab"]).ids.tolist() == [80, 885, 1444, 1843]
 
 
 def test_features_of_the_second_text_are_others_and_shared_words_are_marked() -> None:
     part = Ngrams(words=1, characters=0, buckets=MANY)
-    first, pair = bag_of(["red cat"], part), bag_of(["red cat", "red dog"], part)
-    swapped = bag_of(["red dog", "red cat"], part)
+    first, pair = bag_of(part, ["red cat"]), bag_of(part, ["red cat", "red dog"])
+    swapped = bag_of(part, ["red dog", "red cat"])
     assert len(pair.ids) == 2 + 2 + 1
     assert set(first.ids) < set(pair.ids)
     assert set(pair.ids) != set(swapped.ids)
-    assert len(bag_of(["red cat", "blue dog"], part).ids) == 4
+    assert len(bag_of(part, ["red cat", "blue dog"]).ids) == 4
 
 
 def test_few_buckets_collide_but_lose_no_count() -> None:
-    plenty, few = (bag_of([TEXTS[0]], Ngrams(buckets=size)) for size in (MANY, 16))
+    plenty, few = (bag_of(Ngrams(buckets=size), [TEXTS[0]]) for size in (MANY, 16))
     assert isinstance(few, Bag)
     assert few.counts.sum() == plenty.counts.sum()
     assert few.ids.max() < 32

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, singledispatch
 from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
 
-from qkv.spec.wide import Ngrams
+from qkv.spec.errors import UserError
+from qkv.spec.wide import Ngrams, WidePath
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -44,7 +45,15 @@ class Bag(NamedTuple):
     counts: np.ndarray
 
 
-def bag_of(texts: Sequence[str], part: Ngrams) -> Bag:
+@singledispatch
+def bag_of(part: WidePath, texts: Sequence[str]) -> Bag:
+    """Features of the texts of one row for the wide path ``part``. Register a function for a wide path of one's own."""
+    kind = part.kind
+    raise UserError(f"the wide path {kind!r} reads no texts; register a function of its texts with bag_of.register")
+
+
+@bag_of.register
+def ngrams_of(part: Ngrams, texts: Sequence[str]) -> Bag:
     """Hashed n-grams of a text, or of several texts of one row.
 
     Ids of word n-grams are below ``part.buckets``, those of character n-grams follow. Features of the second text are
@@ -54,7 +63,7 @@ def bag_of(texts: Sequence[str], part: Ngrams) -> Bag:
     found: list[np.ndarray] = []
     for mark, words in enumerate(read):
         found += _word_ngrams(words, mark, part)
-        found += [_character_ids(word, mark, part) for word in words]
+        found += [_character_ids(word, mark, part.least, part.characters, part.buckets) for word in words]
     if len(read) > 1 and part.words:
         shared = set(read[0]).intersection(*read[1:])
         found += _word_ngrams(sorted(shared), len(read), part)[:1]
@@ -78,12 +87,10 @@ def _word_ngrams(words: Sequence[str], mark: int, part: Ngrams) -> list[np.ndarr
 
 
 @lru_cache(maxsize=1 << 18)
-def _character_ids(word: str, mark: int, part: Ngrams) -> np.ndarray:
-    if not part.characters:
-        return _NONE
-    ngrams = character_ngrams(word, part.least, part.characters)
+def _character_ids(word: str, mark: int, least: int, most: int, buckets: int) -> np.ndarray:
     prefix = chr(mark) if mark else ""
-    return np.array([part.buckets + hashed(prefix + ngram, part.buckets) for ngram in ngrams], np.int64)
+    ngrams = character_ngrams(word, least, most)
+    return np.array([buckets + hashed(prefix + ngram, buckets) for ngram in ngrams], np.int64)
 
 
 def _bytes(text: str) -> bytes:

@@ -42,6 +42,10 @@ class WidePath(Declared):
         """Outputs (B, C) of the features of each row of the signal. Raises ``UserError`` if it has none."""
 
     @abstractmethod
+    def weights(self, bag: Tensor, counts: Tensor) -> Tensor:
+        """Values (B, F) of the features, which the linear map reads; 0 where the count is 0."""
+
+    @abstractmethod
     def random(self, rows: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Random (bag, counts) of ``rows`` rows of ``length`` positions on the CPU, for measurements."""
 

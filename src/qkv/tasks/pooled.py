@@ -184,10 +184,10 @@ class TextReader(Truncation):
         )
         if len(read) == 1 and self.wide is None:
             return (ids, types, truth), length
-        bag = Bag(*_EMPTY) if self.wide is None else bag_of(texts, self.wide)
+        bag = Bag(*_EMPTY) if self.wide is None else bag_of(self.wide, texts)
         return (ids, types, truth, np.array([len(found.ids) for found in read]), *bag), length
 
-    def _framed(self, tokens: Sequence[Sequence[int]]) -> list[Framed]:
+    def _framed(self, tokens: Sequence[list[int]]) -> list[Framed]:
         if len(tokens) > 1:
             return [self.tokenizer.pair_frame.around(*self.together(tokens[0], tokens[1], "pair"))]
         kept = self(tokens[0], "text").tolist()
@@ -200,11 +200,11 @@ _EMPTY = np.zeros(0, np.int64), np.zeros(0, np.float32)
 
 def signal_of(rows: Sequence[tuple[Any, ...]]) -> tuple[Signal, Tensor | None]:
     """(signal of the parts of several examples, index of the row of each window; None if each row is one window)."""
-    counts = [row[3] if len(row) > 3 else np.array([len(row[0])]) for row in rows]
+    counts = [(*row[3:4], np.array([len(row[0])]))[0] for row in rows]
     ends = [np.cumsum(each)[:-1] for each in counts]
     pieces = [part for row, end in zip(rows, ends, strict=True) for part in np.split(row[0], end)]
     ids, lengths = padded(pieces)
-    types = [part for row, end in zip(rows, ends, strict=True) for part in np.split(row[1], end if len(row[1]) else [])]
+    types = [part for row, end in zip(rows, ends, strict=True) for part in _split(row[1], end)]
     owners = None
     if len(pieces) > len(rows):
         owners = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(each) for each in counts]))
@@ -215,6 +215,11 @@ def signal_of(rows: Sequence[tuple[Any, ...]]) -> tuple[Signal, Tensor | None]:
         if owners is not None:
             signal = replace(signal, bag=bag[owners], counts=occurring[owners])
     return signal, owners
+
+
+def _split(types: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
+    """Token types of each window of a row; empty if the model reads none."""
+    return np.split(types, ends) if len(types) else [types] * (len(ends) + 1)
 
 
 def padded_counts(rows: Sequence[np.ndarray]) -> Tensor:

@@ -48,7 +48,7 @@ def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
     x, unseen = (_weighted(model, counts[split])[:, used] for split in (TRAIN, VALIDATION))
     found = task.fit_linear(x, _targets(dataset, TRAIN), unseen, _targets(dataset, VALIDATION), model.wide.num_outputs)
     with torch.no_grad():
-        model.wide.table[torch.from_numpy(used)] = torch.from_numpy(found.weights).float()
+        model.wide.table[torch.from_numpy(used)] = torch.from_numpy(found.weights).to(model.wide.table)
         model.wide.bias.copy_(torch.from_numpy(found.intercept))
     return [f"the wide path is fitted: {len(used):,} n-grams of {rows:,} rows"]
 
